@@ -1,0 +1,17 @@
+//! The leaf vocabulary of spindle: units, the block device, errors, sealing, and the traits of the
+//! outside world.
+//!
+//! Invariants:
+//! - No I/O, no async runtime, no `unsafe`: every other package may depend on this one.
+//! - A word has one meaning here and everywhere (see the glossary in ARCHITECTURE.md).
+#![forbid(unsafe_code)]
+
+pub mod device;
+pub mod env;
+pub mod error;
+pub mod seal;
+pub mod units;
+
+pub use device::{AllocationExtent, BlockDevice, Limits, WriteFlags, ZeroFlags};
+pub use error::{Error, ErrorKind, Result};
+pub use units::{Epoch, Lsn, VolumeId};
