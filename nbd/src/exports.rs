@@ -1,0 +1,157 @@
+//! What the server asks of the rest of the daemon: names, devices, and who may open what.
+//!
+//! Invariants:
+//! - A client sees and opens only what [`Access`] allows it, and is told nothing about the rest:
+//!   the rule is checked before the export is looked up.
+
+use block::{BlockDevice, Limits, Result};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Where a connection comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// A TCP connection.
+    Tcp(SocketAddr),
+    /// A connection to the unix socket, with the user id that the kernel reports.
+    Unix {
+        /// Effective user id of the process that connected, when the kernel knows it.
+        uid: Option<u32>,
+    },
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Peer::Tcp(address) => address.fmt(f),
+            Peer::Unix { uid: Some(uid) } => write!(f, "unix socket, uid {uid}"),
+            Peer::Unix { uid: None } => f.write_str("unix socket"),
+        }
+    }
+}
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// Where from.
+    pub peer: Peer,
+    /// The connection is encrypted.
+    pub is_tls: bool,
+    /// Names of its verified certificate (subject alternative DNS names, then the common name);
+    /// empty without one.
+    pub names: Vec<String>,
+}
+
+impl Client {
+    /// The first verified name, or where the client is.
+    #[must_use]
+    pub fn label(&self) -> String {
+        self.names.first().cloned().unwrap_or_else(|| self.peer.to_string())
+    }
+}
+
+/// One line of LIST, or the answer to INFO.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Unique, at most 4096 bytes.
+    pub name: String,
+    /// Text for a person; may be empty; at most 4096 bytes.
+    pub description: String,
+}
+
+/// The daemon's exports. All methods may be called from any task at any time.
+pub trait Exports: Send + Sync + 'static {
+    /// What an open export is. Dropping the last `Arc` of a connection is the detach.
+    type Device: BlockDevice;
+
+    /// Every export that may be shown to `client`.
+    fn list(&self, client: &Client) -> impl Future<Output = Vec<Export>> + Send;
+
+    /// Attaches `client`. The empty name is the default export, if the implementation has one.
+    ///
+    /// # Errors
+    /// `NotFound` for no such export, `Denied` or `Busy` when this client may not have it,
+    /// `Unavailable` while the daemon stops.
+    fn open(
+        &self,
+        name: &str,
+        client: &Client,
+    ) -> impl Future<Output = Result<Arc<Self::Device>>> + Send;
+
+    /// Describes an export without attaching.
+    ///
+    /// # Errors
+    /// As [`Exports::open`].
+    fn describe(
+        &self,
+        name: &str,
+        client: &Client,
+    ) -> impl Future<Output = Result<(Export, Limits)>> + Send {
+        async move {
+            let device = self.open(name, client).await?;
+            let export = Export { name: name.to_owned(), description: String::new() };
+            Ok((export, device.limits()))
+        }
+    }
+}
+
+/// Which certificate names may open which exports. The default lets every client that got as far
+/// as negotiation open everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    rules: Option<BTreeMap<String, Vec<String>>>,
+}
+
+impl Access {
+    /// `rules`: certificate name -> exports; `*` at the end of an export matches any rest. A
+    /// client without a listed name may open nothing.
+    #[must_use]
+    pub fn by_certificate(rules: impl IntoIterator<Item = (String, Vec<String>)>) -> Self {
+        Access { rules: Some(rules.into_iter().collect()) }
+    }
+
+    /// Whether `client` may see and open `export`. The unix socket is guarded by its file mode and
+    /// owner, not by certificates.
+    #[must_use]
+    pub fn allows(&self, client: &Client, export: &str) -> bool {
+        let Some(rules) = &self.rules else { return true };
+        if matches!(client.peer, Peer::Unix { .. }) && client.names.is_empty() {
+            return true;
+        }
+        let patterns = client.names.iter().filter_map(|name| rules.get(name)).flatten();
+        patterns.into_iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(prefix) => export.starts_with(prefix),
+            None => pattern == export,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(names: &[&str]) -> Client {
+        Client {
+            peer: Peer::Tcp("127.0.0.1:1".parse().unwrap()),
+            is_tls: true,
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_name_opens_what_its_rule_lists_and_nothing_else() {
+        let access = Access::by_certificate([
+            ("db1".to_owned(), vec!["pg".to_owned(), "scratch-*".to_owned()]),
+            ("admin".to_owned(), vec!["*".to_owned()]),
+        ]);
+        assert!(access.allows(&client(&["db1"]), "pg"));
+        assert!(access.allows(&client(&["db1"]), "scratch-7"));
+        assert!(!access.allows(&client(&["db1"]), "pg2"));
+        assert!(access.allows(&client(&["other", "admin"]), "anything"));
+        assert!(!access.allows(&client(&["other"]), "pg"));
+        assert!(!access.allows(&client(&[]), "pg"));
+        assert!(Access::default().allows(&client(&[]), "pg"));
+    }
+}

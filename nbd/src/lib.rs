@@ -1,0 +1,35 @@
+//! NBD front end: a server of the Network Block Device protocol over any [`block::BlockDevice`].
+//!
+//! Invariants:
+//! - Bytes of a client are input: nothing it sends panics the process, makes it reserve memory
+//!   beyond [`ServerOptions::payload_memory_bytes`], or touches data outside the request's range.
+//! - A reply is sent only after the device answered; requests of a connection run concurrently and
+//!   are answered in the order in which they finish.
+//! - The specification is `doc/proto.md` of github.com/NetworkBlockDevice/nbd; "spec" in comments
+//!   means it, with the title of the section.
+//!
+//! ```text
+//! server    listeners, limits, stop
+//! negotiate the handshake's I/O       handshake  the same as a pure state machine
+//! session   requests and replies      request    what a request may do (pure)
+//! wire      bytes <-> types (pure)    errno      ErrorKind -> NBD error
+//! memory    payload bytes, bounded    tls        certificates, names, STARTTLS
+//! ```
+#![forbid(unsafe_code)]
+
+mod errno;
+mod exports;
+pub mod handshake;
+mod memory;
+mod negotiate;
+mod outbox;
+pub mod request;
+mod server;
+mod session;
+mod stream;
+pub mod tls;
+pub mod wire;
+
+pub use exports::{Access, Client, Export, Exports, Peer};
+pub use server::{Listener, Server, ServerOptions, Status, check_listen_address};
+pub use tls::{TlsMode, TlsOptions};

@@ -1,0 +1,274 @@
+//! What one request may do: a header and the terms of the connection in, work or an error out.
+//!
+//! Invariants:
+//! - Pure. Work that comes out lies inside the export and inside the payload limit.
+//! - The order of the checks is fixed: command, flags, permission, range, size.
+
+use crate::errno::{EINVAL, ENOSPC, EPERM};
+use crate::handshake::Terms;
+use crate::wire::{Dialect, RequestHeader, command, command_flag};
+use block::{Limits, WriteFlags, ZeroFlags};
+
+/// A request that may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Answer success at once: a request of no length.
+    Nothing,
+    /// Read; `is_whole`: in one content chunk.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// At most the payload limit.
+        length: u32,
+        /// The client asked for one chunk, or cannot take several.
+        is_whole: bool,
+    },
+    /// Write the payload that follows.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// Bytes of payload, at most the payload limit.
+        length: u32,
+        /// Modifiers.
+        flags: WriteFlags,
+    },
+    /// Make answered writes durable.
+    Flush,
+    /// Drop contents.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// Bytes of effect.
+        length: u64,
+        /// Durable before the answer.
+        fua: bool,
+    },
+    /// Zero a range.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// Bytes of effect.
+        length: u64,
+        /// Modifiers.
+        flags: ZeroFlags,
+    },
+    /// Prefetch.
+    Prefetch {
+        /// First byte.
+        offset: u64,
+        /// Bytes of effect.
+        length: u64,
+    },
+    /// Allocation.
+    BlockStatus {
+        /// First byte.
+        offset: u64,
+        /// Bytes of effect.
+        length: u64,
+        /// The client wants exactly one extent.
+        is_one: bool,
+    },
+    /// The query of an extended BLOCK_STATUS follows as a payload of `payload_bytes`.
+    BlockStatusQuery {
+        /// First byte.
+        offset: u64,
+        /// Bytes of payload: one length and some context ids.
+        payload_bytes: u32,
+        /// The client wants exactly one extent.
+        is_one: bool,
+    },
+    /// Another size for the volume.
+    Resize {
+        /// Bytes.
+        size_bytes: u64,
+    },
+    /// No more requests; no reply.
+    Disconnect,
+}
+
+/// What the header of a request leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Do it.
+    Run(Work),
+    /// Answer `error` after dropping `payload_bytes` that follow.
+    Refuse {
+        /// Value of [`crate::wire`]'s error field.
+        error: u32,
+        /// Bytes to read and drop.
+        payload_bytes: u64,
+    },
+}
+
+/// Largest payload of an extended BLOCK_STATUS: a length and 1024 context ids. Chosen by hand; one
+/// context exists.
+pub const QUERY_BYTES_MAX: u32 = 8 + 4 * 1024;
+
+/// The rules of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// What was negotiated.
+    pub terms: Terms,
+    /// RESIZE was offered.
+    pub can_resize: bool,
+    /// Largest payload, already limited to what the server takes.
+    pub payload_bytes_max: u32,
+}
+
+impl Rules {
+    /// Bytes of payload behind the header, whatever its command is worth. Spec, "Extended request
+    /// message": there the flag decides; in the compact form only WRITE has one.
+    fn payload_bytes(&self, header: &RequestHeader) -> u64 {
+        let has_payload = match self.terms.dialect {
+            Dialect::Extended => header.flags & command_flag::PAYLOAD_LEN != 0,
+            Dialect::Simple | Dialect::Structured => header.command == command::WRITE,
+        };
+        if has_payload { header.length } else { 0 }
+    }
+
+    /// Decides on a request; `limits` are the device's at this moment.
+    #[must_use]
+    pub fn judge(&self, header: &RequestHeader, limits: &Limits) -> Verdict {
+        match self.check(header, limits) {
+            Ok(work) => Verdict::Run(work),
+            Err(error) => Verdict::Refuse { error, payload_bytes: self.payload_bytes(header) },
+        }
+    }
+
+    fn check(&self, header: &RequestHeader, limits: &Limits) -> Result<Work, u32> {
+        let RequestHeader { flags, command, offset, length, .. } = *header;
+        self.check_flags(header)?;
+        let changes = matches!(
+            command,
+            command::WRITE | command::TRIM | command::WRITE_ZEROES | command::RESIZE
+        );
+        if changes && limits.is_read_only {
+            return Err(EPERM);
+        }
+        let fua = flags & command_flag::FUA != 0;
+        let inside = |past_the_end: u32| {
+            let end = offset.checked_add(length).ok_or(past_the_end)?;
+            if end > limits.size_bytes { Err(past_the_end) } else { Ok(()) }
+        };
+        let payload = || match u32::try_from(length) {
+            Ok(length) if length <= self.payload_bytes_max => Ok(length),
+            _ => Err(EINVAL),
+        };
+        match command {
+            command::READ => {
+                inside(EINVAL)?;
+                let is_whole =
+                    self.terms.dialect == Dialect::Simple || flags & command_flag::DF != 0;
+                match payload()? {
+                    0 => Ok(Work::Nothing),
+                    length => Ok(Work::Read { offset, length, is_whole }),
+                }
+            }
+            command::WRITE => {
+                inside(ENOSPC)?;
+                match payload()? {
+                    0 => Ok(Work::Nothing),
+                    length => Ok(Work::Write { offset, length, flags: WriteFlags { fua } }),
+                }
+            }
+            command::DISC => Ok(Work::Disconnect),
+            // Spec, "NBD_CMD_FLUSH": both fields are reserved and must be zero.
+            command::FLUSH if offset != 0 || length != 0 => Err(EINVAL),
+            command::FLUSH => Ok(Work::Flush),
+            command::TRIM => {
+                inside(EINVAL)?;
+                Ok(if length == 0 { Work::Nothing } else { Work::Discard { offset, length, fua } })
+            }
+            command::WRITE_ZEROES => {
+                inside(ENOSPC)?;
+                let flags = ZeroFlags {
+                    fua,
+                    no_hole: flags & command_flag::NO_HOLE != 0,
+                    fast_only: flags & command_flag::FAST_ZERO != 0,
+                };
+                let zeroes = Work::WriteZeroes { offset, length, flags };
+                Ok(if length == 0 { Work::Nothing } else { zeroes })
+            }
+            command::CACHE => {
+                inside(EINVAL)?;
+                Ok(if length == 0 { Work::Nothing } else { Work::Prefetch { offset, length } })
+            }
+            command::BLOCK_STATUS => self.check_block_status(header, limits),
+            command::RESIZE if self.can_resize && length == 0 => {
+                Ok(Work::Resize { size_bytes: offset })
+            }
+            _ => Err(EINVAL),
+        }
+    }
+
+    fn check_block_status(&self, header: &RequestHeader, limits: &Limits) -> Result<Work, u32> {
+        let is_one = header.flags & command_flag::REQ_ONE != 0;
+        let offset = header.offset;
+        if !self.terms.has_allocation {
+            return Err(EINVAL);
+        }
+        if header.flags & command_flag::PAYLOAD_LEN != 0 {
+            return match u32::try_from(header.length) {
+                Ok(payload_bytes) if (8..=QUERY_BYTES_MAX).contains(&payload_bytes) => {
+                    Ok(Work::BlockStatusQuery { offset, payload_bytes, is_one })
+                }
+                _ => Err(EINVAL),
+            };
+        }
+        check_status_range(offset, header.length, limits)?;
+        Ok(Work::BlockStatus { offset, length: header.length, is_one })
+    }
+
+    /// Spec, "Command flags": a flag not documented for the command is EINVAL. FUA is taken on
+    /// every command, as the specification demands where it is advertised.
+    fn check_flags(&self, header: &RequestHeader) -> Result<(), u32> {
+        use command_flag::*;
+        let RequestHeader { command, flags, length, .. } = *header;
+        let is_extended = self.terms.dialect == Dialect::Extended;
+        let allowed = FUA
+            | match command {
+                command::READ if self.terms.dialect != Dialect::Simple => DF,
+                command::WRITE if is_extended => PAYLOAD_LEN,
+                command::WRITE_ZEROES => NO_HOLE | FAST_ZERO,
+                command::BLOCK_STATUS if is_extended => REQ_ONE | PAYLOAD_LEN,
+                command::BLOCK_STATUS => REQ_ONE,
+                _ => 0,
+            };
+        // An extended write without the flag carries no payload: there is nothing to write.
+        let lacks_payload =
+            is_extended && command == command::WRITE && flags & PAYLOAD_LEN == 0 && length > 0;
+        if flags & !allowed != 0 || lacks_payload { Err(EINVAL) } else { Ok(()) }
+    }
+}
+
+fn check_status_range(offset: u64, length: u64, limits: &Limits) -> Result<(), u32> {
+    match offset.checked_add(length) {
+        Some(end) if end <= limits.size_bytes && length > 0 => Ok(()),
+        _ => Err(EINVAL),
+    }
+}
+
+/// Decides on the payload of an extended BLOCK_STATUS: the length of effect and which contexts.
+/// Spec, "NBD_CMD_BLOCK_STATUS". No context at all, or one never negotiated, is EINVAL.
+///
+/// # Errors
+/// The NBD error to answer.
+pub fn judge_status_query(
+    payload: &[u8],
+    offset: u64,
+    is_one: bool,
+    limits: &Limits,
+) -> Result<Work, u32> {
+    let (length, ids) = payload.split_first_chunk::<8>().ok_or(EINVAL)?;
+    let length = u64::from_be_bytes(*length);
+    let (ids, rest) = ids.as_chunks::<4>();
+    let is_known = |id: &[u8; 4]| u32::from_be_bytes(*id) == crate::wire::BASE_ALLOCATION_ID;
+    if !rest.is_empty() || ids.len() != 1 || !ids.iter().all(is_known) {
+        return Err(EINVAL);
+    }
+    check_status_range(offset, length, limits)?;
+    Ok(Work::BlockStatus { offset, length, is_one })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,405 @@
+//! Listeners, limits and the orderly stop.
+//!
+//! Invariants:
+//! - At most `connection_count_max` connections exist; one more is closed at once.
+//! - A listener on an address that others can reach is refused without TLS, unless allowed.
+//! - [`Server::stop`] ends every [`Server::serve`] within its grace: no request is started any
+//!   more, those that run are answered, then connections close.
+
+use crate::exports::{Access, Client, Exports, Peer};
+use crate::handshake::Handshake;
+use crate::memory::PayloadMemory;
+use crate::negotiate::{Negotiator, NoSession};
+use crate::session::{Counters, End, Session, SessionOptions};
+use crate::stream::{Plain, Stream};
+use crate::tls::{self, TlsMode, TlsOptions};
+use block::{Error, ErrorKind, Result};
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+
+/// Everything that can be set.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Payload bytes of all connections together; at least 32 MiB are taken.
+    pub payload_memory_bytes: usize,
+    /// Connections at once, over all listeners.
+    pub connection_count_max: usize,
+    /// Requests of one connection that run at once.
+    pub request_count_max: usize,
+    /// From accept to transmission.
+    pub handshake_timeout: Duration,
+    /// A client that moves no byte for this long, in the middle of a payload or with replies
+    /// unread, is disconnected if another connection waits for payload memory.
+    pub stall_timeout: Duration,
+    /// Certificates; without them STARTTLS is refused whatever a listener's mode.
+    pub tls: Option<TlsOptions>,
+    /// Which certificate names open which exports.
+    pub access: Access,
+    /// Offer RESIZE (an experimental extension of the protocol) on writable exports.
+    pub can_resize: bool,
+}
+
+impl Default for ServerOptions {
+    /// Chosen by hand: memory for eight largest requests at once, clients of a small cluster.
+    fn default() -> Self {
+        ServerOptions {
+            payload_memory_bytes: 256 << 20,
+            connection_count_max: 256,
+            request_count_max: 256,
+            handshake_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(5),
+            tls: None,
+            access: Access::default(),
+            can_resize: false,
+        }
+    }
+}
+
+/// Counts at this moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Open connections, negotiating ones included.
+    pub connection_count: usize,
+    /// Connections closed because there were too many.
+    pub refused_count: usize,
+    /// Requests answered since the start.
+    pub request_count: u64,
+    /// Of them, answered with an error.
+    pub error_count: u64,
+    /// Shared payload memory in use, in bytes.
+    pub payload_bytes: usize,
+}
+
+/// Refuses an address that other machines can reach, unless every connection is encrypted or
+/// `is_plain_allowed`.
+///
+/// # Errors
+/// `Denied`, saying what to do about it.
+pub fn check_listen_address(
+    address: &SocketAddr,
+    tls: TlsMode,
+    is_plain_allowed: bool,
+) -> Result<()> {
+    if address.ip().to_canonical().is_loopback() || tls == TlsMode::Required || is_plain_allowed {
+        return Ok(());
+    }
+    let context = format!(
+        "listen on {address}: other machines can reach it, and NBD without TLS lets anyone read \
+         and write; require TLS, listen on 127.0.0.1, or allow plain connections explicitly"
+    );
+    Err(Error::new(ErrorKind::Denied, context))
+}
+
+/// A bound socket.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Socket,
+    tls: TlsMode,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpListener),
+    Unix { listener: UnixListener, path: PathBuf, inode: u64 },
+}
+
+impl Listener {
+    /// Binds `address`; port 0 takes a free one. The caller has asked [`check_listen_address`].
+    ///
+    /// # Errors
+    /// `Io`, naming the address.
+    pub async fn tcp(address: SocketAddr, tls: TlsMode) -> Result<Self> {
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|error| Error::with_source(ErrorKind::Io, format!("listen on {address}"), error))?;
+        Ok(Listener { socket: Socket::Tcp(listener), tls })
+    }
+
+    /// Binds `path` with `mode` as its permissions. A socket that a dead process left is replaced;
+    /// [`Server::serve`] removes it at the end.
+    ///
+    /// # Errors
+    /// `Busy` when a process answers there, `Invalid` when something else is in the way, `Io`.
+    pub async fn unix(path: &Path, mode: u32, tls: TlsMode) -> Result<Self> {
+        let context = || format!("listen on {}", path.display());
+        let failed = |error: io::Error| Error::with_source(ErrorKind::Io, context(), error);
+        check_free(path).await.map_err(|error| error.context(context()))?;
+        // Bound under another name until its mode is right: nobody connects in between.
+        let mut draft = path.as_os_str().to_owned();
+        draft.push(format!(".{}", std::process::id()));
+        let draft = PathBuf::from(draft);
+        match std::fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&draft).map_err(failed)?;
+        std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
+        let inode = std::fs::symlink_metadata(&draft).map_err(failed)?.ino();
+        std::fs::rename(&draft, path).map_err(failed)?;
+        let socket = Socket::Unix { listener, path: path.to_owned(), inode };
+        Ok(Listener { socket, tls })
+    }
+
+    /// The TCP address, with the port that was taken.
+    #[must_use]
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        match &self.socket {
+            Socket::Tcp(listener) => listener.local_addr().ok(),
+            Socket::Unix { .. } => None,
+        }
+    }
+
+    async fn accept(&self) -> io::Result<(Stream, Peer)> {
+        match &self.socket {
+            Socket::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                keep_alive(&stream)?;
+                Ok((Stream::Plain(Plain::Tcp(stream)), Peer::Tcp(address)))
+            }
+            Socket::Unix { listener, .. } => {
+                let (stream, _) = listener.accept().await?;
+                let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+                Ok((Stream::Plain(Plain::Unix(stream)), Peer::Unix { uid }))
+            }
+        }
+    }
+
+    /// Removes the socket's name, if it still is this socket's.
+    fn remove(self) {
+        if let Socket::Unix { path, inode, .. } = &self.socket
+            && std::fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            tracing::warn!("remove socket {}: {error}", path.display());
+        }
+    }
+}
+
+/// A peer that vanished without a word is noticed after two minutes. Chosen by hand.
+fn keep_alive(stream: &tokio::net::TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(stream, 6)?;
+    Ok(())
+}
+
+async fn check_free(path: &Path) -> Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(_) => Ok(()), // absent, or bind says better what is wrong with it
+        Ok(found) if !found.file_type().is_socket() => {
+            Err(Error::new(ErrorKind::Invalid, "something that is no socket is in the way"))
+        }
+        Ok(_) if tokio::net::UnixStream::connect(path).await.is_ok() => {
+            Err(Error::new(ErrorKind::Busy, "another process serves this socket"))
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// The server. Clones share everything.
+pub struct Server<E> {
+    shared: Arc<Shared<E>>,
+}
+
+impl<E> Clone for Server<E> {
+    fn clone(&self) -> Self {
+        Server { shared: Arc::clone(&self.shared) }
+    }
+}
+
+struct Shared<E> {
+    exports: Arc<E>,
+    options: ServerOptions,
+    acceptor: Option<TlsAcceptor>,
+    memory: Arc<PayloadMemory>,
+    counters: Arc<Counters>,
+    connections: Arc<Semaphore>,
+    refused_count: AtomicUsize,
+    stop: watch::Sender<Option<Instant>>,
+}
+
+impl<E: Exports> Server<E> {
+    /// Reads the certificates. Serves nothing yet.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the TLS file that is wrong.
+    pub fn new(exports: Arc<E>, options: ServerOptions) -> Result<Self> {
+        let acceptor = options.tls.as_ref().map(tls::acceptor).transpose()?;
+        let count_max = options.connection_count_max.clamp(1, Semaphore::MAX_PERMITS);
+        let memory = Arc::new(PayloadMemory::new(options.payload_memory_bytes, count_max));
+        let shared = Shared {
+            exports,
+            acceptor,
+            memory,
+            counters: Arc::default(),
+            connections: Arc::new(Semaphore::new(count_max)),
+            refused_count: AtomicUsize::new(0),
+            stop: watch::Sender::new(None),
+            options: ServerOptions { connection_count_max: count_max, ..options },
+        };
+        Ok(Server { shared: Arc::new(shared) })
+    }
+
+    /// Accepts connections until [`Server::stop`], then waits for those that are open. Call it once
+    /// a listener, each in its own task.
+    ///
+    /// # Errors
+    /// `Invalid` when the listener wants TLS and there are no certificates.
+    pub async fn serve(&self, listener: Listener) -> Result<()> {
+        if listener.tls != TlsMode::Off && self.shared.acceptor.is_none() {
+            return Err(Error::new(ErrorKind::Invalid, "serve with TLS: no certificate is set"));
+        }
+        let mut stop = self.shared.stop.subscribe();
+        let mut connections = JoinSet::new();
+        let deadline = loop {
+            tokio::select! {
+                deadline = stopped(&mut stop) => break deadline,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, peer)) => self.admit(&mut connections, stream, peer, listener.tls),
+                    Err(error) => back_off(&error).await,
+                },
+                Some(ended) = connections.join_next() => report(ended),
+            }
+        };
+        listener.remove();
+        let drain = async {
+            while let Some(ended) = connections.join_next().await {
+                report(ended);
+            }
+        };
+        if tokio::time::timeout_at(deadline, drain).await.is_err() {
+            tracing::warn!(count = connections.len(), "close connections that did not finish");
+            connections.shutdown().await;
+        }
+        Ok(())
+    }
+
+    /// No more connections and requests; what runs has `grace` to finish. Does not wait: the
+    /// futures of [`Server::serve`] end.
+    pub fn stop(&self, grace: Duration) {
+        self.shared.stop.send_replace(Some(Instant::now() + grace));
+    }
+
+    /// Counts at this moment.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let shared = &self.shared;
+        Status {
+            connection_count: shared
+                .options
+                .connection_count_max
+                .saturating_sub(shared.connections.available_permits()),
+            refused_count: shared.refused_count.load(Ordering::Relaxed),
+            request_count: shared.counters.requests.load(Ordering::Relaxed),
+            error_count: shared.counters.errors.load(Ordering::Relaxed),
+            payload_bytes: shared.memory.reserved_bytes(),
+        }
+    }
+
+    fn admit(&self, connections: &mut JoinSet<()>, stream: Stream, peer: Peer, tls: TlsMode) {
+        let Ok(permit) = Arc::clone(&self.shared.connections).try_acquire_owned() else {
+            let count = self.shared.refused_count.fetch_add(1, Ordering::Relaxed) + 1;
+            if count.is_power_of_two() {
+                tracing::warn!(count, %peer, "refuse connection: there are too many");
+            }
+            return;
+        };
+        let server = self.clone();
+        connections.spawn(async move {
+            server.connection(stream, peer, tls).await;
+            drop(permit);
+        });
+    }
+
+    async fn connection(&self, stream: Stream, peer: Peer, tls: TlsMode) {
+        let shared = &*self.shared;
+        let negotiator = Negotiator {
+            exports: &*shared.exports,
+            access: &shared.options.access,
+            tls: shared.acceptor.as_ref(),
+        };
+        let client = Client { peer, is_tls: false, names: Vec::new() };
+        let handshake = Handshake::new(tls, shared.options.can_resize);
+        let negotiation = negotiator.run(stream, client, handshake);
+        let mut stop = shared.stop.subscribe();
+        let opened = tokio::select! {
+            opened = tokio::time::timeout(shared.options.handshake_timeout, negotiation) => opened,
+            _ = stopped(&mut stop) => return,
+        };
+        let opened = match opened {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(NoSession::Left)) => return,
+            Ok(Err(NoSession::Closed(why))) => {
+                tracing::debug!(%peer, "close during negotiation: {why}");
+                return;
+            }
+            Ok(Err(NoSession::Io(error))) => {
+                tracing::info!(%peer, "negotiation failed: {error}");
+                return;
+            }
+            Err(_) => {
+                tracing::info!(%peer, "negotiation took too long");
+                return;
+            }
+        };
+        let (export, client) = (opened.name.clone(), opened.client.label());
+        tracing::info!(export, client, is_tls = opened.client.is_tls, "client attached");
+        let options = SessionOptions {
+            request_count_max: shared.options.request_count_max,
+            stall_timeout: shared.options.stall_timeout,
+            can_resize: shared.options.can_resize,
+            memory: Arc::clone(&shared.memory),
+            counters: Arc::clone(&shared.counters),
+            stop: shared.stop.subscribe(),
+        };
+        match Session::new(opened, options).run().await {
+            End::Orderly => tracing::info!(export, client, "client detached"),
+            End::Protocol(why) => tracing::warn!(export, client, "disconnect client: {why}"),
+            End::Stalled => {
+                tracing::warn!(export, client, "disconnect client: it stalled with memory short");
+            }
+            End::Io(error) => tracing::info!(export, client, "connection lost: {error}"),
+        }
+    }
+}
+
+/// Resolves at the stop, with the moment at which its grace ends.
+pub(crate) async fn stopped(stop: &mut watch::Receiver<Option<Instant>>) -> Instant {
+    match stop.wait_for(Option::is_some).await {
+        Ok(deadline) => deadline.unwrap_or_else(Instant::now),
+        Err(_) => Instant::now(), // the server is gone, which is a stop as well
+    }
+}
+
+/// Out of descriptors or memory: accepting again at once would only spin.
+async fn back_off(error: &io::Error) {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, NotConnected};
+    match error.kind() {
+        ConnectionAborted | ConnectionReset | Interrupted | NotConnected => {}
+        _ => {
+            tracing::warn!("accept connection: {error}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+fn report(ended: std::result::Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!("a connection's task panicked: {error}");
+    }
+}

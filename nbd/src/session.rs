@@ -1,0 +1,783 @@
+//! Transmission: reads requests, runs them, sends replies, in one task a connection.
+//!
+//! Invariants:
+//! - One task polls the socket, all running requests and the outbox, so that there are no locks, no
+//!   channels and no spawn between a request and its reply.
+//! - At most `request_count_max` requests run; nothing is read from the socket beyond that, nor
+//!   while too many reply bytes wait. Payload memory is reserved before it is allocated.
+//! - A write that is larger than [`PIECE_BYTES`] reaches the device in pieces as they arrive, so a
+//!   client that stalls in the middle of one holds one piece, not all of it.
+//! - After DISC, end of file or stop no request is started; those that run are answered first.
+
+use crate::errno::{EIO, to_nbd_error};
+use crate::memory::{Allotment, PAYLOAD_BYTES_MAX, PayloadMemory, Reservation};
+use crate::negotiate::{Opened, advertised};
+use crate::outbox::Outbox;
+use crate::request::{Rules, Verdict, Work, judge_status_query};
+use crate::server::stopped;
+use crate::stream::{Inbox, Stream};
+use crate::wire::{self, ChunkOf, Dialect, RequestHeader, chunk, command};
+use block::{AllocationExtent, BlockDevice, ErrorKind, Limits, Result, WriteFlags};
+use bytes::{BufMut, Bytes};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+use tokio::time::{Instant, Sleep};
+
+/// Requests read by one system call. Chosen by hand: 31 writes of 4 KiB.
+const INBOX_BYTES: usize = 128 << 10;
+/// Largest part of a request that is one call of the device. Chosen by hand: the largest request
+/// that ordinary clients send.
+pub const PIECE_BYTES: u32 = 1 << 20;
+/// Reply bytes that may wait before no more requests are read. Chosen by hand: four pieces, so that
+/// a fast reader never waits for it.
+const OUTBOX_BYTES_MAX: usize = 4 << 20;
+/// Missing payload bytes from which on they are read past the inbox. Chosen by hand.
+const DIRECT_BYTES_MIN: usize = 16 << 10;
+/// Payload of a refused request that is still read and dropped; a longer one ends the connection
+/// (spec, "Size constraints": a server may disconnect). Chosen by hand: four largest payloads.
+const DROP_BYTES_MAX: u64 = 4 * PAYLOAD_BYTES_MAX as u64;
+/// Extents in one answer to BLOCK_STATUS. Chosen by hand: 16 KiB in the extended form.
+const EXTENT_COUNT_MAX: usize = 1024;
+
+/// Sums over all connections, updated once a batch.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Requests answered.
+    pub requests: AtomicU64,
+    /// Of them, answered with an error.
+    pub errors: AtomicU64,
+}
+
+/// What a session takes from the server.
+pub struct SessionOptions {
+    /// Requests that run at once.
+    pub request_count_max: usize,
+    /// Without progress for this long, while others wait for memory, a client is disconnected.
+    pub stall_timeout: Duration,
+    /// RESIZE is served.
+    pub can_resize: bool,
+    /// The budget.
+    pub memory: Arc<PayloadMemory>,
+    /// Sums.
+    pub counters: Arc<Counters>,
+    /// Changes once, when the server stops.
+    pub stop: watch::Receiver<Option<Instant>>,
+}
+
+/// Why a session ended.
+#[derive(Debug)]
+pub enum End {
+    /// DISC, or the client closed, or the server stops.
+    Orderly,
+    /// The client's bytes make no sense.
+    Protocol(&'static str),
+    /// Nothing moved while others waited for memory.
+    Stalled,
+    /// The socket failed.
+    Io(io::Error),
+}
+
+/// Which request an outcome belongs to.
+#[derive(Clone, Copy, Debug)]
+struct Ticket {
+    cookie: u64,
+    offset: u64,
+    command: u16,
+    is_fast_zero: bool,
+    /// Key of the request's entry in `splits` when it runs in pieces.
+    split: Option<u64>,
+}
+
+enum Outcome {
+    Done,
+    Data { offset: u64, bytes: Vec<u8> },
+    Status(Vec<AllocationExtent>),
+}
+
+struct Finished {
+    ticket: Ticket,
+    outcome: Result<Outcome>,
+    reservation: Reservation,
+}
+
+/// A request in pieces.
+#[derive(Default)]
+struct Split {
+    running: usize,
+    is_submitted: bool,
+    /// NBD error and message of the first piece that failed.
+    failure: Option<(u32, String)>,
+}
+
+type Running = Pin<Box<dyn Future<Output = Finished> + Send>>;
+
+/// What the next bytes from the client are.
+enum Receiving {
+    Header,
+    /// Payload of a refused request.
+    Drop { remaining: u64, ticket: Ticket, error: u32 },
+    /// Payload of an extended BLOCK_STATUS.
+    Query { ticket: Ticket, payload_bytes: usize, is_one: bool },
+    Write(Incoming),
+    /// No bytes: memory for the next piece of a read.
+    Read(Outgoing),
+    /// No more requests.
+    Ended,
+}
+
+struct Incoming {
+    ticket: Ticket,
+    offset: u64,
+    /// Bytes that belong to no piece yet.
+    remaining: u32,
+    flags: WriteFlags,
+    piece: Option<(Vec<u8>, usize, Reservation)>,
+}
+
+struct Outgoing {
+    ticket: Ticket,
+    offset: u64,
+    remaining: u32,
+    piece_bytes_max: u32,
+}
+
+/// What a step of receiving came to.
+enum Flow {
+    /// Something was decided: go on.
+    Next,
+    /// Needs bytes from the socket.
+    Hungry,
+    /// Needs something else, whose waker is set.
+    Blocked,
+}
+
+/// One connection in transmission.
+pub struct Session<D: BlockDevice> {
+    device: Arc<D>,
+    rules: Rules,
+    stream: Stream,
+    inbox: Inbox,
+    receiving: Receiving,
+    running: FuturesUnordered<Running>,
+    splits: HashMap<u64, Split>,
+    split_next: u64,
+    outbox: Outbox,
+    needs_flush: bool,
+    allotment: Allotment,
+    request_count_max: usize,
+    counters: Arc<Counters>,
+    answered: u64,
+    failed: u64,
+    failed_total: u64,
+    stop: Pin<Box<dyn Future<Output = ()> + Send>>,
+    is_stopping: bool,
+    stall_timeout: Duration,
+    /// Armed while the client owes bytes or takes none; with the bytes moved when it was armed.
+    stall: Option<(Pin<Box<Sleep>>, u64)>,
+    moved_bytes: u64,
+    label: String,
+}
+
+impl<D: BlockDevice> Session<D> {
+    /// Takes over a negotiated connection.
+    pub fn new(opened: Opened<D>, options: SessionOptions) -> Self {
+        let SessionOptions { request_count_max, stall_timeout, can_resize, memory, counters, stop } =
+            options;
+        let payload_bytes_max = advertised(opened.device.limits()).payload_bytes_max;
+        let mut stop = stop;
+        Session {
+            rules: Rules { terms: opened.terms, can_resize, payload_bytes_max },
+            label: format!("{} from {}", opened.name, opened.client.label()),
+            device: opened.device,
+            stream: opened.stream,
+            inbox: opened.inbox.grown(INBOX_BYTES),
+            receiving: Receiving::Header,
+            running: FuturesUnordered::new(),
+            splits: HashMap::new(),
+            split_next: 0,
+            outbox: Outbox::default(),
+            needs_flush: false,
+            allotment: Allotment::new(memory),
+            request_count_max: request_count_max.max(1),
+            counters,
+            answered: 0,
+            failed: 0,
+            failed_total: 0,
+            stop: Box::pin(async move {
+                stopped(&mut stop).await;
+            }),
+            is_stopping: false,
+            stall_timeout,
+            stall: None,
+            moved_bytes: 0,
+        }
+    }
+
+    /// Serves until the end of the connection.
+    pub async fn run(mut self) -> End {
+        let end = match poll_fn(|cx| self.poll(cx)).await {
+            Ok(()) => End::Orderly,
+            Err(end) => end,
+        };
+        self.publish();
+        self.close().await;
+        end
+    }
+
+    /// Sends the end of the stream, and takes what the client still sends for a moment: closing a
+    /// socket with unread bytes would reset it and could destroy replies on their way.
+    async fn close(&mut self) {
+        let goodbye = async {
+            self.stream.shutdown().await?;
+            if self.is_stopping {
+                let mut buffer = vec![0; 16 << 10];
+                while self.stream.read(&mut buffer).await? > 0 {}
+            }
+            io::Result::Ok(())
+        };
+        let closed = tokio::time::timeout(Duration::from_millis(500), goodbye).await;
+        tracing::trace!(?closed, "close connection");
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+        if !self.is_stopping && self.stop.as_mut().poll(cx).is_ready() {
+            self.is_stopping = true;
+            self.receiving = Receiving::Ended;
+        }
+        loop {
+            let received = self.poll_receive(cx)?;
+            let finished = self.poll_running(cx);
+            let sent = self.poll_send(cx)?;
+            if matches!(self.receiving, Receiving::Ended)
+                && self.running.is_empty()
+                && self.outbox.is_empty()
+                && !self.needs_flush
+            {
+                return Poll::Ready(Ok(()));
+            }
+            if !(received || finished || sent) {
+                self.publish();
+                self.poll_stall(cx)?;
+                return Poll::Pending;
+            }
+        }
+    }
+
+    // ---- requests in ----
+
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Result<bool, End> {
+        if matches!(self.receiving, Receiving::Ended) {
+            return Ok(false);
+        }
+        let limits = self.device.limits();
+        let (mut progressed, mut has_read) = (false, false);
+        loop {
+            let flow = match &self.receiving {
+                Receiving::Header => self.take_header(&limits)?,
+                Receiving::Drop { .. } => self.drop_payload(),
+                Receiving::Query { .. } => self.take_query(&limits),
+                Receiving::Write(_) => self.take_payload(cx),
+                Receiving::Read(_) => self.start_reads(cx),
+                Receiving::Ended => Flow::Blocked,
+            };
+            match flow {
+                Flow::Next => progressed = true,
+                Flow::Blocked => return Ok(progressed),
+                // One read a round: what runs and what is ready to be sent comes first.
+                Flow::Hungry if has_read => return Ok(progressed),
+                Flow::Hungry => match self.poll_read(cx) {
+                    Poll::Pending => return Ok(progressed),
+                    Poll::Ready(Ok(0)) => {
+                        self.receiving = Receiving::Ended;
+                        return Ok(true);
+                    }
+                    Poll::Ready(Ok(count)) => {
+                        self.moved_bytes += count as u64;
+                        (progressed, has_read) = (true, true);
+                    }
+                    Poll::Ready(Err(error)) => return Err(End::Io(error)),
+                },
+            }
+        }
+    }
+
+    /// One read: straight into the payload that is being received where that is worth it.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if let Receiving::Write(Incoming { piece: Some((bytes, wanted, _)), .. }) =
+            &mut self.receiving
+        {
+            let missing = *wanted - bytes.len();
+            if missing >= DIRECT_BYTES_MIN {
+                let mut rest = bytes.limit(missing);
+                return pin!(self.stream.read_buf(&mut rest)).poll(cx);
+            }
+        }
+        self.inbox.poll_fill(cx, &mut self.stream)
+    }
+
+    fn take_header(&mut self, limits: &Limits) -> Result<Flow, End> {
+        if self.running.len() >= self.request_count_max
+            || self.outbox.unsent_bytes() >= OUTBOX_BYTES_MAX
+        {
+            return Ok(Flow::Blocked);
+        }
+        let dialect = self.rules.terms.dialect;
+        let header_bytes = dialect.request_header_bytes();
+        let Some(bytes) = self.inbox.bytes().get(..header_bytes) else { return Ok(Flow::Hungry) };
+        let header = RequestHeader::decode(dialect, bytes)
+            .map_err(|_| End::Protocol("bad request magic"))?;
+        self.inbox.consume(header_bytes);
+        let ticket = Ticket {
+            cookie: header.cookie,
+            offset: header.offset,
+            command: header.command,
+            is_fast_zero: header.flags & wire::command_flag::FAST_ZERO != 0,
+            split: None,
+        };
+        match self.rules.judge(&header, limits) {
+            Verdict::Run(work) => self.start(ticket, work),
+            Verdict::Refuse { payload_bytes, .. } if payload_bytes > DROP_BYTES_MAX => {
+                return Err(End::Protocol("absurd payload length"));
+            }
+            Verdict::Refuse { error, payload_bytes } => {
+                self.receiving = Receiving::Drop { remaining: payload_bytes, ticket, error };
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    fn start(&mut self, ticket: Ticket, work: Work) {
+        match work {
+            Work::Nothing => self.answer_done(ticket),
+            Work::Disconnect => self.receiving = Receiving::Ended,
+            Work::Write { offset, length, flags } => {
+                let ticket = self.split_if(length > PIECE_BYTES, ticket);
+                let incoming = Incoming { ticket, offset, remaining: length, flags, piece: None };
+                self.receiving = Receiving::Write(incoming);
+            }
+            Work::Read { offset, length, is_whole } => {
+                let piece_bytes_max = if is_whole { length } else { PIECE_BYTES };
+                let ticket = self.split_if(length > piece_bytes_max, ticket);
+                let outgoing = Outgoing { ticket, offset, remaining: length, piece_bytes_max };
+                self.receiving = Receiving::Read(outgoing);
+            }
+            Work::BlockStatusQuery { payload_bytes, is_one, .. } => {
+                let payload_bytes = payload_bytes as usize;
+                self.receiving = Receiving::Query { ticket, payload_bytes, is_one };
+            }
+            Work::Flush
+            | Work::Discard { .. }
+            | Work::WriteZeroes { .. }
+            | Work::Prefetch { .. }
+            | Work::BlockStatus { .. }
+            | Work::Resize { .. } => {
+                let device = Arc::clone(&self.device);
+                self.running.push(Box::pin(async move {
+                    let outcome = perform(&*device, work).await;
+                    Finished { ticket, outcome, reservation: Reservation::default() }
+                }));
+            }
+        }
+    }
+
+    fn split_if(&mut self, is_split: bool, ticket: Ticket) -> Ticket {
+        if !is_split {
+            return ticket;
+        }
+        let key = self.split_next;
+        self.split_next += 1;
+        self.splits.insert(key, Split::default());
+        Ticket { split: Some(key), ..ticket }
+    }
+
+    fn drop_payload(&mut self) -> Flow {
+        let Receiving::Drop { remaining, ticket, error } = &mut self.receiving else {
+            unreachable!("the caller matched")
+        };
+        let have = self.inbox.bytes().len();
+        let count = usize::try_from(*remaining).unwrap_or(usize::MAX).min(have);
+        self.inbox.consume(count);
+        *remaining -= count as u64;
+        if *remaining > 0 {
+            return Flow::Hungry;
+        }
+        let (ticket, error) = (*ticket, *error);
+        self.receiving = Receiving::Header;
+        self.answer_error(ticket, error, "the request was refused");
+        Flow::Next
+    }
+
+    fn take_query(&mut self, limits: &Limits) -> Flow {
+        let Receiving::Query { ticket, payload_bytes, is_one } = self.receiving else {
+            unreachable!("the caller matched")
+        };
+        let Some(payload) = self.inbox.bytes().get(..payload_bytes) else { return Flow::Hungry };
+        let verdict = judge_status_query(payload, ticket.offset, is_one, limits);
+        self.inbox.consume(payload_bytes);
+        self.receiving = Receiving::Header;
+        match verdict {
+            Ok(work) => self.start(ticket, work),
+            Err(error) => self.answer_error(ticket, error, "malformed block status query"),
+        }
+        Flow::Next
+    }
+
+    fn take_payload(&mut self, cx: &mut Context<'_>) -> Flow {
+        let Receiving::Write(incoming) = &mut self.receiving else {
+            unreachable!("the caller matched")
+        };
+        let (bytes, wanted, _) = match &mut incoming.piece {
+            Some(piece) => piece,
+            None => {
+                let length = incoming.remaining.min(PIECE_BYTES);
+                let Poll::Ready(reservation) = self.allotment.poll_reserve(cx, length) else {
+                    return Flow::Blocked;
+                };
+                incoming.remaining -= length;
+                let wanted = length as usize;
+                incoming.piece.insert((Vec::with_capacity(wanted), wanted, reservation))
+            }
+        };
+        let have = self.inbox.bytes();
+        let count = have.len().min(*wanted - bytes.len());
+        bytes.extend_from_slice(&have[..count]);
+        self.inbox.consume(count);
+        if bytes.len() < *wanted {
+            return Flow::Hungry;
+        }
+        let (bytes, wanted, reservation) = incoming.piece.take().expect("filled above");
+        let (ticket, offset, flags) = (incoming.ticket, incoming.offset, incoming.flags);
+        incoming.offset += wanted as u64;
+        let is_last = incoming.remaining == 0;
+        if is_last {
+            self.receiving = Receiving::Header;
+        }
+        self.count_piece(ticket, is_last);
+        let device = Arc::clone(&self.device);
+        self.running.push(Box::pin(async move {
+            let written = device.write(offset, Bytes::from(bytes), flags).await;
+            Finished { ticket, outcome: written.map(|()| Outcome::Done), reservation }
+        }));
+        Flow::Next
+    }
+
+    fn start_reads(&mut self, cx: &mut Context<'_>) -> Flow {
+        let Receiving::Read(outgoing) = &mut self.receiving else {
+            unreachable!("the caller matched")
+        };
+        if outgoing.ticket.split.is_some() && self.running.len() >= self.request_count_max {
+            return Flow::Blocked;
+        }
+        let length = outgoing.remaining.min(outgoing.piece_bytes_max);
+        let Poll::Ready(reservation) = self.allotment.poll_reserve(cx, length) else {
+            return Flow::Blocked;
+        };
+        let (ticket, offset) = (outgoing.ticket, outgoing.offset);
+        outgoing.offset += u64::from(length);
+        outgoing.remaining -= length;
+        let is_last = outgoing.remaining == 0;
+        if is_last {
+            self.receiving = Receiving::Header;
+        }
+        self.count_piece(ticket, is_last);
+        let device = Arc::clone(&self.device);
+        self.running.push(Box::pin(async move {
+            let mut bytes = vec![0; length as usize];
+            let read = device.read(offset, &mut bytes).await;
+            Finished { ticket, outcome: read.map(|()| Outcome::Data { offset, bytes }), reservation }
+        }));
+        Flow::Next
+    }
+
+    fn count_piece(&mut self, ticket: Ticket, is_last: bool) {
+        if let Some(key) = ticket.split {
+            let split = self.splits.get_mut(&key).expect("lives until its last piece");
+            split.running += 1;
+            split.is_submitted = is_last;
+        }
+    }
+
+    // ---- replies out ----
+
+    fn poll_running(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut progressed = false;
+        while let Poll::Ready(Some(finished)) = self.running.poll_next_unpin(cx) {
+            progressed = true;
+            self.finish(finished);
+        }
+        progressed
+    }
+
+    fn finish(&mut self, finished: Finished) {
+        let Finished { ticket, outcome, reservation } = finished;
+        let outcome = outcome.map_err(|error| {
+            let number = to_nbd_error(error.kind(), ticket.is_fast_zero);
+            self.log_failure(ticket, &error);
+            (number, error.to_string())
+        });
+        match ticket.split {
+            Some(key) => self.finish_piece(key, ticket, outcome, reservation),
+            None => match outcome {
+                Ok(Outcome::Data { offset, bytes }) => {
+                    self.push_data(ticket, offset, bytes, true, reservation);
+                    self.answered += 1;
+                }
+                Ok(outcome) => {
+                    self.allotment.release(reservation);
+                    match outcome {
+                        Outcome::Status(extents) => self.answer_status(ticket, &extents),
+                        _ => self.answer_done(ticket),
+                    }
+                }
+                Err((error, message)) => {
+                    self.allotment.release(reservation);
+                    self.answer_error(ticket, error, &message);
+                }
+            },
+        }
+    }
+
+    fn finish_piece(
+        &mut self,
+        key: u64,
+        ticket: Ticket,
+        outcome: Result<Outcome, (u32, String)>,
+        reservation: Reservation,
+    ) {
+        let split = self.splits.get_mut(&key).expect("lives until its last piece");
+        split.running -= 1;
+        let is_last = split.running == 0 && split.is_submitted;
+        match outcome {
+            // A read that failed in part sends no more contents: its error voids them all.
+            Ok(Outcome::Data { offset, bytes }) if split.failure.is_none() => {
+                self.push_data(ticket, offset, bytes, is_last, reservation);
+                if is_last {
+                    self.splits.remove(&key);
+                    self.answered += 1;
+                }
+                return;
+            }
+            Ok(_) => {}
+            Err(failure) => {
+                split.failure.get_or_insert(failure);
+            }
+        }
+        self.allotment.release(reservation);
+        if is_last {
+            let split = self.splits.remove(&key).expect("seen above");
+            match split.failure {
+                Some((error, message)) => self.answer_error(ticket, error, &message),
+                None => self.answer_done(ticket),
+            }
+        }
+    }
+
+    fn chunk_of(&self, ticket: Ticket) -> ChunkOf {
+        let dialect = self.rules.terms.dialect;
+        ChunkOf { dialect, cookie: ticket.cookie, offset: ticket.offset }
+    }
+
+    fn push_data(
+        &mut self,
+        ticket: Ticket,
+        offset: u64,
+        bytes: Vec<u8>,
+        is_done: bool,
+        reservation: Reservation,
+    ) {
+        let of = self.chunk_of(ticket);
+        self.outbox.push_with(|out| match of.dialect {
+            Dialect::Simple => wire::put_simple_reply(out, 0, of.cookie),
+            Dialect::Structured | Dialect::Extended => {
+                wire::put_chunk_header(out, of, is_done, chunk::OFFSET_DATA, bytes.len() + 8);
+                out.put_u64(offset);
+            }
+        });
+        self.outbox.push_payload(bytes, reservation);
+    }
+
+    fn answer_done(&mut self, ticket: Ticket) {
+        self.answered += 1;
+        let of = self.chunk_of(ticket);
+        // Spec, "Structured replies": only READ (and BLOCK_STATUS) must be answered by chunks.
+        let is_chunk = match of.dialect {
+            Dialect::Simple => false,
+            Dialect::Structured => ticket.command == command::READ,
+            Dialect::Extended => true,
+        };
+        self.outbox.push_with(|out| {
+            if is_chunk {
+                wire::put_chunk_header(out, of, true, chunk::NONE, 0);
+            } else {
+                wire::put_simple_reply(out, 0, of.cookie);
+            }
+        });
+    }
+
+    fn answer_error(&mut self, ticket: Ticket, error: u32, message: &str) {
+        self.answered += 1;
+        self.failed += 1;
+        let of = self.chunk_of(ticket);
+        self.outbox.push_with(|out| match of.dialect {
+            Dialect::Simple => wire::put_simple_reply(out, error, of.cookie),
+            Dialect::Structured | Dialect::Extended => {
+                wire::put_error_chunk(out, of, error, message);
+            }
+        });
+    }
+
+    fn answer_status(&mut self, ticket: Ticket, extents: &[AllocationExtent]) {
+        let extents: Vec<(u64, u32)> = merged(extents);
+        if extents.is_empty() {
+            self.answer_error(ticket, EIO, "the device reported no extent");
+            return;
+        }
+        self.answered += 1;
+        let of = self.chunk_of(ticket);
+        self.outbox.push_with(|out| wire::put_block_status(out, of, &extents));
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Result<bool, End> {
+        let mut progressed = false;
+        while !self.outbox.is_empty() {
+            let mut parts = Outbox::no_parts();
+            let count = self.outbox.parts(&mut parts);
+            match Pin::new(&mut self.stream).poll_write_vectored(cx, &parts[..count]) {
+                Poll::Pending => return Ok(progressed),
+                Poll::Ready(Ok(0)) => return Err(End::Io(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Ok(bytes)) => {
+                    progressed = true;
+                    self.needs_flush = true;
+                    self.moved_bytes += bytes as u64;
+                    self.outbox.advance(bytes, &mut self.allotment);
+                }
+                Poll::Ready(Err(error)) => return Err(End::Io(error)),
+            }
+        }
+        // TLS keeps records that the socket did not take; on plain sockets this does nothing.
+        if self.needs_flush {
+            match Pin::new(&mut self.stream).poll_flush(cx) {
+                Poll::Pending => return Ok(progressed),
+                Poll::Ready(Ok(())) => self.needs_flush = false,
+                Poll::Ready(Err(error)) => return Err(End::Io(error)),
+            }
+        }
+        Ok(progressed)
+    }
+
+    // ---- around it ----
+
+    /// A client that neither sends what it announced nor takes what it asked for keeps memory from
+    /// others. It may, until others need it.
+    fn poll_stall(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
+        let owes = matches!(&self.receiving, Receiving::Write(Incoming { piece: Some(_), .. }));
+        if !owes && self.outbox.is_empty() {
+            self.stall = None;
+            return Ok(());
+        }
+        loop {
+            let (sleep, armed_at) = self.stall.get_or_insert_with(|| {
+                (Box::pin(tokio::time::sleep(self.stall_timeout)), self.moved_bytes)
+            });
+            if sleep.as_mut().poll(cx).is_pending() {
+                return Ok(());
+            }
+            if *armed_at == self.moved_bytes && self.allotment.memory().is_contended() {
+                return Err(End::Stalled);
+            }
+            self.stall = None;
+        }
+    }
+
+    fn log_failure(&mut self, ticket: Ticket, error: &block::Error) {
+        let (command, offset) = (ticket.command, ticket.offset);
+        match error.kind() {
+            // The client's own doing, and it was told.
+            ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Denied => {}
+            ErrorKind::Full
+            | ErrorKind::NotFound
+            | ErrorKind::Busy
+            | ErrorKind::Fenced
+            | ErrorKind::Unavailable
+            | ErrorKind::Corrupt
+            | ErrorKind::Io => {
+                self.failed_total += 1;
+                // Every request of a broken volume fails: the 1st, 2nd, 4th, 8th… are logged.
+                if self.failed_total.is_power_of_two() {
+                    let count = self.failed_total;
+                    let (client, cause) = (&self.label, error.chain());
+                    tracing::warn!(client, command, offset, count, "request failed: {cause}");
+                }
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        if self.answered > 0 {
+            self.counters.requests.fetch_add(std::mem::take(&mut self.answered), Ordering::Relaxed);
+        }
+        if self.failed > 0 {
+            self.counters.errors.fetch_add(std::mem::take(&mut self.failed), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Runs what has neither a payload nor data in its reply.
+async fn perform<D: BlockDevice>(device: &D, work: Work) -> Result<Outcome> {
+    match work {
+        Work::Flush => device.flush().await?,
+        Work::Discard { offset, length, fua } => device.discard(offset, length, fua).await?,
+        Work::WriteZeroes { offset, length, flags } => {
+            device.write_zeroes(offset, length, flags).await?;
+        }
+        Work::Prefetch { offset, length } => device.prefetch(offset, length).await?,
+        Work::Resize { size_bytes } => device.resize(size_bytes).await?,
+        Work::BlockStatus { offset, length, is_one } => {
+            let extent_count_max = if is_one { 1 } else { EXTENT_COUNT_MAX };
+            let mut extents = device.allocation(offset, length, extent_count_max).await?;
+            clip(&mut extents, length, extent_count_max);
+            return Ok(Outcome::Status(extents));
+        }
+        Work::Nothing
+        | Work::Disconnect
+        | Work::Read { .. }
+        | Work::Write { .. }
+        | Work::BlockStatusQuery { .. } => unreachable!("started elsewhere"),
+    }
+    Ok(Outcome::Done)
+}
+
+/// Holds the device to its word: never more than was asked for.
+fn clip(extents: &mut Vec<AllocationExtent>, length: u64, extent_count_max: usize) {
+    let mut left = length;
+    extents.truncate(extent_count_max);
+    extents.retain_mut(|extent| {
+        extent.length_bytes = extent.length_bytes.min(left);
+        left -= extent.length_bytes;
+        extent.length_bytes > 0
+    });
+}
+
+/// Spec, "The `base:` metadata namespace"; neighbours of one state become one extent.
+fn merged(extents: &[AllocationExtent]) -> Vec<(u64, u32)> {
+    let mut merged: Vec<(u64, u32)> = Vec::with_capacity(extents.len());
+    for extent in extents {
+        let hole = if extent.is_hole { wire::STATE_HOLE } else { 0 };
+        let state = hole | if extent.is_zero { wire::STATE_ZERO } else { 0 };
+        match merged.last_mut() {
+            Some((bytes, last)) if *last == state => *bytes += extent.length_bytes,
+            _ => merged.push((extent.length_bytes, state)),
+        }
+    }
+    merged
+}

@@ -1,0 +1,194 @@
+//! The three kinds of byte streams a client comes on, and the buffer in front of them.
+//!
+//! Invariants:
+//! - [`Inbox`] never grows: its size bounds what one connection buffers of what was not asked for.
+//! - No byte that arrived before encryption is ever interpreted after it.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
+
+/// A connection before or under TLS.
+#[derive(Debug)]
+pub enum Plain {
+    /// TCP.
+    Tcp(TcpStream),
+    /// Unix socket.
+    Unix(UnixStream),
+}
+
+/// A connection as sessions see it.
+#[derive(Debug)]
+pub enum Stream {
+    /// Without encryption.
+    Plain(Plain),
+    /// With.
+    Tls(Box<TlsStream<Plain>>),
+}
+
+macro_rules! each {
+    ($self:expr, $kind:ident, $stream:ident => $call:expr) => {
+        match $self.get_mut() {
+            $kind::Tcp($stream) => $call,
+            $kind::Unix($stream) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Plain {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        each!(self, Plain, stream => Pin::new(stream).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Plain {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        each!(self, Plain, stream => Pin::new(stream).poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        each!(self, Plain, stream => Pin::new(stream).poll_write_vectored(cx, parts))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, Plain, stream => Pin::new(stream).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self, Plain, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_write_vectored(cx, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Stream::Plain(_) => true,
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+        }
+    }
+}
+
+/// Bytes that arrived and were not taken yet, in a buffer of fixed size.
+#[derive(Debug)]
+pub struct Inbox {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Inbox {
+    /// An empty one for `capacity_bytes`.
+    pub fn new(capacity_bytes: usize) -> Self {
+        Inbox { buffer: vec![0; capacity_bytes].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    /// A larger one with the same bytes in it.
+    pub fn grown(&self, capacity_bytes: usize) -> Self {
+        let bytes = self.bytes();
+        let mut grown = Inbox::new(capacity_bytes.max(bytes.len()));
+        grown.buffer[..bytes.len()].copy_from_slice(bytes);
+        grown.end = bytes.len();
+        grown
+    }
+
+    /// What has arrived.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// Drops the first `count` of [`Inbox::bytes`].
+    pub fn consume(&mut self, count: usize) {
+        assert!(count <= self.end - self.start, "consumed bytes that never arrived");
+        self.start += count;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// One read from `stream` into the free space; 0 is its end. There must be free space, which
+    /// there is when less than half of the capacity is waited for.
+    pub fn poll_fill<S: AsyncRead + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut S,
+    ) -> Poll<io::Result<usize>> {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let mut buf = ReadBuf::new(&mut self.buffer[self.end..]);
+        assert!(buf.capacity() > 0, "a full inbox is never filled");
+        ready!(Pin::new(stream).poll_read(cx, &mut buf))?;
+        let count = buf.filled().len();
+        self.end += count;
+        Poll::Ready(Ok(count))
+    }
+}
