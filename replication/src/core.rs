@@ -1,0 +1,665 @@
+//! The log's state machine: takes what is queued, builds batches, places them in the ring, and
+//! turns the disk's completions into acknowledgements. No thread, no clock, no wait.
+//!
+//! Invariants:
+//! - Batches are retired in order: nothing is visible or acknowledged before every earlier batch
+//!   has been written whole.
+//! - One sync at a time; it covers what was retired when it was asked for, and nothing else.
+//! - A file is written over only when all its entries are destaged.
+//! - Before an acknowledgement may run ahead of stable storage, a batch that says so ("loud") is
+//!   on stable storage. So a log whose last batch is not loud ends where its acknowledgements did.
+//! - After the first failed request nothing is submitted any more.
+
+use crate::format::batch::{self, BatchHeader};
+use crate::format::entry::EntryRow;
+use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
+use crate::options::{LogIdentity, LogOptions, RESERVE_BYTES, Wait, batch_bytes};
+use crate::overlay::{Generation, Incoming};
+use crate::planted::Planted;
+use crate::resident::{BatchPlace, LogResident};
+use crate::shared::{Pending, Shared};
+use block::env::{Disk, DiskCompletion, DiskRequest, IoBuffer, Random};
+use block::seal::{PoolKey, SALT_BYTES};
+use block::{Error, ErrorKind, Lsn};
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Batches in flight at once, where the disk does not complete them at once. Source:
+/// `examples/log_bench.rs`.
+const IN_FLIGHT_MAX: usize = 4;
+/// Ring files made ahead of need. Chosen by hand: at 1 GB/s a file lasts 64 ms.
+const FILES_AHEAD: u32 = 2;
+/// Ticks after which what was written is synced though nobody asked and more keeps coming.
+const TICKS_UNSYNCED_MAX: u32 = 5;
+
+/// Where the next batch goes and what it follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) slot: u32,
+    pub(crate) offset: u64,
+    /// Sequence of the next batch.
+    pub(crate) sequence: u64,
+    /// Checksum of the batch before.
+    pub(crate) previous_checksum: u32,
+    /// LSN of the next entry.
+    pub(crate) next_lsn: Lsn,
+    /// Bytes of log over all laps.
+    pub(crate) position: u64,
+}
+
+/// A file from the tail of the log to its head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LiveFile {
+    pub(crate) slot: u32,
+    /// Newest entry in it, or before it.
+    pub(crate) last_lsn: Lsn,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileState {
+    Absent,
+    /// With the token of the request.
+    Creating(u64),
+    /// Could not be made; asked for again at the next tick.
+    Refused,
+    Ready,
+}
+
+/// Whether a batch can be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    Yes,
+    /// A file is being made.
+    Soon,
+    /// Something must be destaged first.
+    Full,
+}
+
+/// What stays the same while the log is open.
+pub(crate) struct Config {
+    pub(crate) identity: LogIdentity,
+    pub(crate) key: PoolKey,
+    pub(crate) options: LogOptions,
+    /// Geometry of the ring, which may differ from the options.
+    pub(crate) ring: [u8; 16],
+    pub(crate) file_count: u32,
+    pub(crate) file_bytes: u64,
+    pub(crate) open: [u8; 16],
+    pub(crate) planted: Planted,
+}
+
+struct InFlight {
+    token: u64,
+    is_written: bool,
+    header: BatchHeader,
+    slot: u32,
+    offset: u64,
+    end_position: u64,
+    entries: Vec<Pending>,
+    rows: Vec<EntryRow>,
+}
+
+struct Syncing {
+    token: u64,
+    sequence: u64,
+    lsn: Lsn,
+}
+
+/// The state machine. One caller at a time steps it.
+pub(crate) struct Core {
+    config: Config,
+    random: Arc<dyn Random>,
+    head: Head,
+    live: VecDeque<LiveFile>,
+    files: Vec<FileState>,
+    in_flight: VecDeque<InFlight>,
+    /// Files with retired batches that no sync covers yet.
+    dirty: BTreeSet<u32>,
+    syncing: Option<Syncing>,
+    retired_sequence: u64,
+    retired_lsn: Lsn,
+    retired_position: u64,
+    durable_sequence: u64,
+    durable_lsn: Lsn,
+    /// Sync until this batch is durable, whoever asks.
+    sync_sequence_wanted: u64,
+    sync_position: u64,
+    /// The batch that announced loudness.
+    loud_sequence: Option<u64>,
+    /// The durable LSN that the newest batch carries.
+    told_durable_lsn: Lsn,
+    /// What an earlier life may have lost has been dealt with.
+    is_settled: bool,
+    is_closing: bool,
+    is_clean_written: bool,
+    tick_sequence: u64,
+    ticks_unsynced: u32,
+    next_token: u64,
+    completions: Vec<DiskCompletion>,
+    buffers: Vec<IoBuffer>,
+}
+
+impl Core {
+    /// A core that goes on behind `head`, where everything before is on stable storage.
+    pub(crate) fn new(
+        config: Config,
+        random: Arc<dyn Random>,
+        head: Head,
+        live: VecDeque<LiveFile>,
+        files: Vec<FileState>,
+        is_settled: bool,
+    ) -> Self {
+        assert_eq!(live.back().map(|file| file.slot), Some(head.slot));
+        let retired_sequence = head.sequence - 1;
+        let retired_lsn = Lsn(head.next_lsn.0 - 1);
+        Core {
+            config,
+            random,
+            head,
+            live,
+            files,
+            in_flight: VecDeque::new(),
+            dirty: BTreeSet::new(),
+            syncing: None,
+            retired_sequence,
+            retired_lsn,
+            retired_position: head.position,
+            durable_sequence: retired_sequence,
+            durable_lsn: retired_lsn,
+            sync_sequence_wanted: 0,
+            sync_position: head.position,
+            loud_sequence: None,
+            told_durable_lsn: retired_lsn,
+            is_settled,
+            is_closing: false,
+            is_clean_written: false,
+            tick_sequence: retired_sequence,
+            ticks_unsynced: 0,
+            next_token: 1 << 32,
+            completions: Vec::new(),
+            buffers: Vec::new(),
+        }
+    }
+
+    /// Does everything that can be done without waiting.
+    pub(crate) fn step(&mut self, disk: &mut dyn Disk, shared: &Shared) {
+        while !shared.is_failed() {
+            let is_reaped = self.reap(disk, shared);
+            let is_retired = self.retire(shared);
+            let is_released = self.free_files(shared);
+            let is_submitted = self.submit_batches(disk, shared);
+            let is_closed = self.go_on_closing(disk, shared);
+            if !(is_reaped || is_retired || is_released || is_submitted || is_closed) {
+                // Last, so that one sync covers all that could be written before it.
+                if !self.start_sync(disk, shared) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// To be called a few times a second: syncs what nobody asked for and, once all is quiet,
+    /// writes a batch without entries that says how far the log is durable.
+    pub(crate) fn tick(&mut self, disk: &mut dyn Disk, shared: &Shared) {
+        self.step(disk, shared);
+        if shared.is_failed() || self.is_closing {
+            return;
+        }
+        for state in &mut self.files {
+            if *state == FileState::Refused {
+                *state = FileState::Absent;
+            }
+        }
+        let is_idle = self.head.sequence - 1 == self.tick_sequence && self.in_flight.is_empty();
+        self.tick_sequence = self.head.sequence - 1;
+        self.ticks_unsynced += 1;
+        if self.retired_sequence > self.durable_sequence {
+            if is_idle || self.ticks_unsynced >= TICKS_UNSYNCED_MAX {
+                self.sync_sequence_wanted = self.retired_sequence;
+            }
+        } else if is_idle && (self.told_durable_lsn < self.durable_lsn || self.is_loud()) {
+            self.write_marker(disk, shared, false);
+            self.tick_sequence = self.head.sequence - 1;
+        }
+        self.step(disk, shared);
+    }
+
+    /// Starts an orderly end; [`Core::is_closed`] tells when it is done. Nothing is queued later.
+    pub(crate) fn close(&mut self) {
+        self.is_closing = true;
+    }
+
+    /// Whoever had to know that acknowledged entries may have been lost knows it durably: batches
+    /// from here on no longer say so.
+    pub(crate) fn settle(&mut self) {
+        self.is_settled = true;
+    }
+
+    /// Everything is durable and, where there was room, the clean mark is.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closing
+            && self.is_clean_written
+            && self.in_flight.is_empty()
+            && self.durable_sequence == self.head.sequence - 1
+    }
+
+    fn is_loud(&self) -> bool {
+        self.loud_sequence.is_some()
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    // --- what the disk says ---
+
+    fn reap(&mut self, disk: &mut dyn Disk, shared: &Shared) -> bool {
+        let mut completions = std::mem::take(&mut self.completions);
+        disk.reap(&mut completions);
+        let is_any = !completions.is_empty();
+        for completion in completions.drain(..) {
+            self.on_completion(completion, shared);
+        }
+        self.completions = completions;
+        is_any
+    }
+
+    fn on_completion(&mut self, completion: DiskCompletion, shared: &Shared) {
+        let DiskCompletion { token, result, buffer } = completion;
+        if let Some(buffer) = buffer {
+            self.keep(buffer);
+        }
+        if let Some(batch) = self.in_flight.iter_mut().find(|batch| batch.token == token) {
+            match result {
+                Ok(()) => batch.is_written = true,
+                Err(e) => {
+                    let at = (batch.slot, batch.offset);
+                    shared
+                        .fail(io_error(&format!("write log batch at file {}, {}", at.0, at.1), e));
+                }
+            }
+        } else if self.syncing.as_ref().is_some_and(|syncing| syncing.token == token) {
+            match result {
+                Ok(()) => self.on_synced(shared),
+                Err(e) => shared.fail(io_error("sync the write log", e)),
+            }
+        } else if let Some(slot) =
+            self.files.iter().position(|state| *state == FileState::Creating(token))
+        {
+            match result {
+                Ok(()) => self.files[slot] = FileState::Ready,
+                Err(e) => self.on_not_created(slot, e),
+            }
+        }
+    }
+
+    /// The log lives on with the files that it has.
+    fn on_not_created(&mut self, slot: usize, error: io::Error) {
+        tracing::warn!(slot, %error, "a log file could not be made");
+        self.files[slot] = FileState::Refused;
+    }
+
+    fn on_synced(&mut self, shared: &Shared) {
+        let syncing = self.syncing.take().expect("a sync was in flight");
+        self.durable_sequence = self.durable_sequence.max(syncing.sequence);
+        self.durable_lsn = self.durable_lsn.max(syncing.lsn);
+        self.ticks_unsynced = 0;
+        self.tell(shared);
+    }
+
+    fn tell(&self, shared: &Shared) {
+        let is_loud_durable =
+            self.loud_sequence.is_some_and(|sequence| sequence <= self.durable_sequence);
+        let acked = if is_loud_durable { self.retired_lsn } else { self.durable_lsn };
+        shared.advance(acked, self.durable_lsn);
+    }
+
+    fn keep(&mut self, buffer: IoBuffer) {
+        // An entry larger than a batch leaves a large buffer, which is not worth keeping.
+        let is_usual = buffer.capacity() <= self.config.options.batch_bytes_max * 2 + (64 << 10);
+        if is_usual && self.buffers.len() < IN_FLIGHT_MAX {
+            self.buffers.push(buffer);
+        }
+    }
+
+    /// Makes the oldest batches visible and answered, as far as they are written without a gap.
+    fn retire(&mut self, shared: &Shared) -> bool {
+        let mut is_any = false;
+        while self.in_flight.front().is_some_and(|b| b.is_written) {
+            let batch = self.in_flight.pop_front().expect("just seen");
+            self.retire_one(batch, shared);
+            is_any = true;
+        }
+        if is_any {
+            self.tell(shared);
+        }
+        is_any
+    }
+
+    fn retire_one(&mut self, batch: InFlight, shared: &Shared) {
+        let InFlight { header, slot, offset, end_position, entries, rows, .. } = batch;
+        self.retired_sequence = header.sequence;
+        self.retired_lsn = header.last_lsn();
+        self.retired_position = end_position;
+        self.dirty.insert(slot);
+        if entries.is_empty() {
+            return;
+        }
+        let payload_at =
+            offset + u64::try_from(header.payload_at().expect("encoded")).expect("u32");
+        let place = Arc::new(BatchPlace {
+            file: slot,
+            payload_at,
+            first_lsn: header.first_lsn,
+            algorithm: header.algorithm,
+            salt: header.salt,
+        });
+        let incoming = entries.into_iter().zip(rows).zip(0u32..).map(|((pending, row), index)| {
+            let resident = LogResident::new(Arc::clone(&place), row, index);
+            Incoming::new(pending.entry, resident)
+        });
+        let (log_bytes, extent_count) =
+            shared.overlay.insert(header.first_lsn, incoming, end_position);
+        let options = &self.config.options;
+        if log_bytes >= options.generation_bytes_max || extent_count >= options.entry_count_max / 4
+        {
+            freeze(shared);
+        }
+    }
+
+    fn free_files(&mut self, shared: &Shared) -> bool {
+        let destaged = shared.destaged();
+        let before = self.live.len();
+        while self.live.len() > 1 && self.live[0].last_lsn <= destaged {
+            self.live.pop_front();
+        }
+        self.live.len() != before
+    }
+
+    // --- batches out ---
+
+    fn submit_batches(&mut self, disk: &mut dyn Disk, shared: &Shared) -> bool {
+        let mut is_any = false;
+        while self.in_flight.len() < IN_FLIGHT_MAX {
+            let Some((entries, room)) = self.take_entries(disk, shared) else { break };
+            self.submit_entries(entries, disk, shared);
+            shared.room.add_permits(room);
+            is_any = true;
+        }
+        is_any
+    }
+
+    /// The entries of the next batch, if there is to be one now and there is a place for it.
+    fn take_entries(
+        &mut self,
+        disk: &mut dyn Disk,
+        shared: &Shared,
+    ) -> Option<(Vec<Pending>, usize)> {
+        let mut queue = shared.queue.lock();
+        let batch_bytes_max = self.config.options.batch_bytes_max;
+        let (mut count, mut bytes, mut sealed) = (0, 0, 0);
+        for pending in &queue.pending {
+            if count > 0 && bytes + pending.entry.batch_bytes() > batch_bytes_max {
+                break;
+            }
+            count += 1;
+            bytes += pending.entry.batch_bytes();
+            sealed += pending.row.sealed_bytes();
+        }
+        if count == 0 {
+            return None;
+        }
+        // The disk is busy: gather, unless what was gathered is worth a write of its own.
+        if !self.in_flight.is_empty() && bytes < batch_bytes_max / 2 {
+            return None;
+        }
+        let extent_limit = self.config.options.entry_count_max;
+        let room = if shared.overlay.extent_count() >= extent_limit {
+            Room::Full
+        } else {
+            self.make_room(batch_bytes(count, sealed) as u64, RESERVE_BYTES, disk)
+        };
+        shared.counters.is_full.store(room == Room::Full, Ordering::Relaxed);
+        if room != Room::Yes {
+            drop(queue);
+            if room == Room::Full {
+                on_full(shared);
+            }
+            return None;
+        }
+        let entries: Vec<Pending> = queue.pending.drain(..count).collect();
+        let room = entries.iter().map(|p| p.room as usize).sum();
+        Some((entries, room))
+    }
+
+    /// Moves the head to a place with `bytes` of room, and `reserve` behind it.
+    fn make_room(&mut self, bytes: u64, reserve: u64, disk: &mut dyn Disk) -> Room {
+        let file_bytes = self.config.file_bytes;
+        if self.head.offset + bytes + reserve <= file_bytes {
+            return Room::Yes;
+        }
+        assert!(FILE_HEADER_BYTES as u64 + bytes + reserve <= file_bytes, "a batch fits a file");
+        let next = match self.next_slot(disk) {
+            Ok(slot) => slot,
+            Err(room) => return room,
+        };
+        self.head.position += file_bytes - self.head.offset;
+        self.head.slot = next;
+        self.head.offset = FILE_HEADER_BYTES as u64;
+        self.live.push_back(LiveFile { slot: next, last_lsn: Lsn(self.head.next_lsn.0 - 1) });
+        self.prepare_files(disk);
+        Room::Yes
+    }
+
+    /// The file after the head's. Where it cannot be made (the disk is full), the ring closes
+    /// before it and goes on in the first file.
+    fn next_slot(&mut self, disk: &mut dyn Disk) -> Result<u32, Room> {
+        let next = (self.head.slot + 1) % self.config.file_count;
+        let is_live = |slot| self.live.iter().any(|file| file.slot == slot);
+        match self.files[next as usize] {
+            FileState::Ready if is_live(next) => Err(Room::Full),
+            FileState::Ready => Ok(next),
+            FileState::Refused if is_live(0) => Err(Room::Full),
+            FileState::Refused => Ok(0),
+            FileState::Creating(_) => Err(Room::Soon),
+            FileState::Absent => {
+                self.create(next, disk);
+                Err(Room::Soon)
+            }
+        }
+    }
+
+    /// Asks for the files that the head comes to next.
+    pub(crate) fn prepare_files(&mut self, disk: &mut dyn Disk) {
+        for ahead in 1..=FILES_AHEAD.min(self.config.file_count - 1) {
+            self.create((self.head.slot + ahead) % self.config.file_count, disk);
+        }
+    }
+
+    fn create(&mut self, slot: u32, disk: &mut dyn Disk) {
+        if self.files[slot as usize] != FileState::Absent {
+            return;
+        }
+        let token = self.token();
+        self.files[slot as usize] = FileState::Creating(token);
+        let len = self.config.file_bytes;
+        disk.submit(DiskRequest::Create { token, file: slot, len, header: self.file_header(slot) });
+    }
+
+    fn file_header(&self, slot: u32) -> Vec<u8> {
+        FileHeader {
+            pool: self.config.identity.pool,
+            ring: self.config.ring,
+            slot,
+            file_count: self.config.file_count,
+            file_bytes: self.config.file_bytes,
+        }
+        .encode()
+    }
+
+    fn submit_entries(&mut self, entries: Vec<Pending>, disk: &mut dyn Disk, shared: &Shared) {
+        if self.loud_sequence.is_none() && entries.iter().any(|p| p.wait == Wait::Written) {
+            self.loud_sequence = Some(self.head.sequence);
+            self.sync_sequence_wanted = self.head.sequence;
+        }
+        let mut rows: Vec<EntryRow> = entries.iter().map(|p| p.row).collect();
+        let mut header = self.next_header(shared.destaged());
+        let counters = &shared.counters;
+        let buffer = self.encode(&mut header, &mut rows, &entries);
+        counters.batch_count.fetch_add(1, Ordering::Relaxed);
+        counters.batch_bytes.fetch_add(u64::from(header.batch_bytes), Ordering::Relaxed);
+        counters.entry_count.fetch_add(u64::from(header.entry_count), Ordering::Relaxed);
+        self.submit(header, rows, entries, buffer, disk);
+        shared.position.store(self.head.position, Ordering::Release);
+    }
+
+    fn next_header(&self, trim_lsn: Lsn) -> BatchHeader {
+        let mut salt = [0; SALT_BYTES];
+        self.random.fill(&mut salt);
+        BatchHeader {
+            algorithm: self.config.options.algorithm,
+            is_opening: false,
+            is_clean: false,
+            is_loud: self.is_loud(),
+            is_settled: self.is_settled,
+            pool: self.config.identity.pool,
+            ring: self.config.ring,
+            open: self.config.open,
+            boot: self.config.identity.boot_id,
+            epoch: self.config.identity.epoch,
+            sequence: self.head.sequence,
+            first_lsn: self.head.next_lsn,
+            durable_lsn: self.durable_lsn,
+            trim_lsn,
+            entry_count: 0,
+            batch_bytes: 0,
+            payload_bytes: 0,
+            previous_checksum: self.head.previous_checksum,
+            salt,
+        }
+    }
+
+    /// Encodes a batch for the head and moves the head's chain, not its place.
+    fn encode(
+        &mut self,
+        header: &mut BatchHeader,
+        rows: &mut [EntryRow],
+        entries: &[Pending],
+    ) -> IoBuffer {
+        let mut buffer = self.buffers.pop().unwrap_or_default();
+        let key = self.config.key.derive(header.algorithm, &header.salt, batch::KEY_PURPOSE);
+        let payloads = entries.iter().map(|p| &p.entry.payload[..]);
+        let checksum = batch::encode(header, rows, payloads, &key, &mut buffer)
+            .expect("a batch is at most a file");
+        self.head.previous_checksum = checksum;
+        buffer
+    }
+
+    fn submit(
+        &mut self,
+        header: BatchHeader,
+        rows: Vec<EntryRow>,
+        entries: Vec<Pending>,
+        buffer: IoBuffer,
+        disk: &mut dyn Disk,
+    ) {
+        let (slot, offset, token) = (self.head.slot, self.head.offset, self.token());
+        let bytes = u64::from(header.batch_bytes);
+        self.head.offset += bytes;
+        self.head.position += bytes;
+        self.head.sequence += 1;
+        self.head.next_lsn = header.next_lsn();
+        self.told_durable_lsn = header.durable_lsn;
+        self.live.back_mut().expect("the head's file is live").last_lsn = header.last_lsn();
+        let end_position = self.head.position;
+        let is_written = self.config.planted.ack_before_write;
+        self.in_flight.push_back(InFlight {
+            token,
+            is_written,
+            header,
+            slot,
+            offset,
+            end_position,
+            entries,
+            rows,
+        });
+        disk.submit(DiskRequest::Write { token, file: slot, offset, buffer });
+    }
+
+    /// A batch without entries. False, and nothing happens, where there is no room for one.
+    fn write_marker(&mut self, disk: &mut dyn Disk, shared: &Shared, is_clean: bool) -> bool {
+        // The last place in a file is for the opening batch that follows a close.
+        let keep = if is_clean { batch_bytes(0, 0) as u64 } else { RESERVE_BYTES / 2 };
+        if self.head.offset + batch_bytes(0, 0) as u64 + keep > self.config.file_bytes {
+            return false;
+        }
+        self.loud_sequence = None;
+        let mut header = self.next_header(shared.destaged());
+        header.is_clean = is_clean;
+        let buffer = self.encode(&mut header, &mut [], &[]);
+        self.sync_sequence_wanted = header.sequence;
+        self.submit(header, Vec::new(), Vec::new(), buffer, disk);
+        true
+    }
+
+    // --- stable storage ---
+
+    fn start_sync(&mut self, disk: &mut dyn Disk, shared: &Shared) -> bool {
+        let is_asked = shared.sync_wanted() > self.durable_lsn
+            || self.sync_sequence_wanted > self.durable_sequence
+            || self.retired_position - self.sync_position >= self.config.options.unsynced_bytes_max;
+        if !is_asked || self.syncing.is_some() || self.retired_sequence == self.durable_sequence {
+            return false;
+        }
+        let token = self.token();
+        self.syncing =
+            Some(Syncing { token, sequence: self.retired_sequence, lsn: self.retired_lsn });
+        self.sync_position = self.retired_position;
+        shared.counters.sync_count.fetch_add(1, Ordering::Relaxed);
+        let files = std::mem::take(&mut self.dirty).into_iter().collect();
+        if self.config.planted.flush_ignored {
+            self.on_synced(shared);
+        } else {
+            disk.submit(DiskRequest::Sync { token, files });
+        }
+        true
+    }
+
+    fn go_on_closing(&mut self, disk: &mut dyn Disk, shared: &Shared) -> bool {
+        if !self.is_closing || self.is_clean_written || !self.in_flight.is_empty() {
+            return false;
+        }
+        // What found no room before the end is not acknowledged, and its waiters are told so.
+        shared.queue.lock().pending.clear();
+        if self.retired_sequence > self.durable_sequence {
+            let is_new = self.sync_sequence_wanted < self.retired_sequence;
+            self.sync_sequence_wanted = self.retired_sequence;
+            return is_new;
+        }
+        self.is_clean_written = true;
+        self.write_marker(disk, shared, true)
+    }
+}
+
+/// Freezes what is visible and tells who destages.
+pub(crate) fn freeze(shared: &Shared) -> Option<Arc<Generation>> {
+    let frozen = shared.overlay.freeze();
+    if frozen.is_some() {
+        shared.tell_changed();
+    }
+    frozen
+}
+
+/// Nothing can be placed until something is released, so there must be something to destage.
+fn on_full(shared: &Shared) {
+    if shared.overlay.next_frozen().is_none() {
+        freeze(shared);
+    }
+}
+
+fn io_error(what: &str, error: io::Error) -> Error {
+    Error::with_source(ErrorKind::Io, what.to_owned(), error)
+}

@@ -1,0 +1,302 @@
+//! The real disk: numbered files in one directory.
+//!
+//! Invariants:
+//! - Buffered writes are done by the caller of [`Disk::submit`]: a copy into the page cache, faster
+//!   than any hand-over. Direct writes, syncs and the making of files have a thread each, so a sync
+//!   never delays a write.
+//! - A file that has its name is whole and on stable storage, header included, and its blocks are
+//!   written: a later sync has no allocation to record.
+//! - One process at a time: the directory is locked.
+
+use crate::options::IoMode;
+use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest};
+use block::{Error, ErrorKind, Result};
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Zeroes written at a time when a file is made. Chosen by hand.
+const ZERO_BYTES: usize = 1 << 20;
+/// Longest sleep of [`Disk::wait`].
+const WAIT: Duration = Duration::from_millis(5);
+
+/// How long a predecessor that is just ending is waited for. Chosen by hand.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
+
+/// Is called from the disk's threads when there is something to reap.
+type Notify = Arc<dyn Fn() + Send + Sync>;
+
+struct Files {
+    dir: PathBuf,
+    io_mode: IoMode,
+    /// By number; written through these.
+    writers: RwLock<Vec<Option<Arc<File>>>>,
+    readers: RwLock<Vec<Option<Arc<File>>>>,
+    completions: Mutex<Vec<DiskCompletion>>,
+    arrived: Condvar,
+    notify: RwLock<Option<Notify>>,
+}
+
+/// Files named `ring-NNNNN.log` in a directory of their own.
+pub(crate) struct FileDisk {
+    files: Arc<Files>,
+    /// Ended by the caller of submit itself; not yet reaped.
+    done: Vec<DiskCompletion>,
+    writer: Option<Worker>,
+    syncer: Option<Worker>,
+    maker: Option<Worker>,
+    _lock: File,
+}
+
+struct Worker {
+    requests: Sender<DiskRequest>,
+    thread: JoinHandle<()>,
+}
+
+impl FileDisk {
+    /// Opens the directory, which is made when missing, and locks it.
+    pub(crate) fn open(dir: &Path, io_mode: IoMode) -> Result<FileDisk> {
+        let io = |what: &str, e| {
+            Error::with_source(ErrorKind::Io, format!("{what} {}", dir.display()), e)
+        };
+        std::fs::create_dir_all(dir).map_err(|e| io("make log directory", e))?;
+        let lock = lock(dir)?;
+        let files = Arc::new(Files {
+            dir: dir.to_owned(),
+            io_mode,
+            writers: RwLock::default(),
+            readers: RwLock::default(),
+            completions: Mutex::default(),
+            arrived: Condvar::new(),
+            notify: RwLock::default(),
+        });
+        files.open_all().map_err(|e| io("open the files of log directory", e))?;
+        let start = |name| Worker::start(name, &files).map_err(|e| io("start threads for", e));
+        let writer = if io_mode == IoMode::Direct { Some(start("spindle-log-wr")?) } else { None };
+        Ok(FileDisk {
+            writer,
+            syncer: Some(start("spindle-log-syn")?),
+            maker: Some(start("spindle-log-mk")?),
+            files,
+            done: Vec::new(),
+            _lock: lock,
+        })
+    }
+
+    /// Sets what is called, from other threads, when a request has ended.
+    pub(crate) fn set_notify(&self, notify: Notify) {
+        *self.files.notify.write() = Some(notify);
+    }
+}
+
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join("lock");
+    let open = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let file =
+        open.map_err(|e| Error::with_source(ErrorKind::Io, format!("open {}", path.display()), e))?;
+    let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+    let until = Instant::now() + LOCK_WAIT;
+    loop {
+        match rustix::fs::flock(&file, operation) {
+            Ok(()) => return Ok(file),
+            Err(e) if Instant::now() >= until => {
+                let what = format!("lock {}: this log is open elsewhere", path.display());
+                return Err(Error::with_source(ErrorKind::Busy, what, e));
+            }
+            Err(_) => std::thread::sleep(LOCK_WAIT / 100),
+        }
+    }
+}
+
+impl Disk for FileDisk {
+    fn submit(&mut self, request: DiskRequest) {
+        let worker = match &request {
+            DiskRequest::Write { .. } => self.writer.as_ref(),
+            DiskRequest::Sync { .. } => self.syncer.as_ref(),
+            DiskRequest::Create { .. } => self.maker.as_ref(),
+        };
+        match worker {
+            Some(worker) => worker.requests.send(request).expect("the thread lives as long as we"),
+            None => self.done.push(self.files.execute(request)),
+        }
+    }
+
+    fn reap(&mut self, completions: &mut Vec<DiskCompletion>) {
+        completions.append(&mut self.done);
+        completions.append(&mut self.files.completions.lock());
+    }
+
+    fn wait(&mut self) {
+        let mut completions = self.files.completions.lock();
+        if self.done.is_empty() && completions.is_empty() {
+            self.files.arrived.wait_for(&mut completions, WAIT);
+        }
+    }
+
+    fn reader(&self) -> Arc<dyn DiskReader> {
+        Arc::clone(&self.files) as Arc<dyn DiskReader>
+    }
+}
+
+impl Drop for FileDisk {
+    fn drop(&mut self) {
+        *self.files.notify.write() = None;
+        for worker in [self.writer.take(), self.syncer.take(), self.maker.take()] {
+            let Some(Worker { requests, thread }) = worker else { continue };
+            drop(requests);
+            // The last owner of the log may be dropped by one of these threads.
+            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+                tracing::error!("a thread of the log's disk has panicked");
+            }
+        }
+    }
+}
+
+impl Worker {
+    fn start(name: &str, files: &Arc<Files>) -> io::Result<Worker> {
+        let (requests, inbox) = channel();
+        let files = Arc::clone(files);
+        let thread =
+            std::thread::Builder::new().name(name.into()).spawn(move || serve(&files, &inbox))?;
+        Ok(Worker { requests, thread })
+    }
+}
+
+/// Ends when the sender is dropped. The number of requests under way is bounded by the core: a few
+/// writes, one sync, a few files.
+fn serve(files: &Files, inbox: &Receiver<DiskRequest>) {
+    for request in inbox {
+        let completion = files.execute(request);
+        files.completions.lock().push(completion);
+        files.arrived.notify_all();
+        let notify = files.notify.read().clone();
+        if let Some(notify) = notify {
+            notify();
+        }
+    }
+}
+
+impl Files {
+    fn path(&self, file: u32) -> PathBuf {
+        self.dir.join(format!("ring-{file:05}.log"))
+    }
+
+    /// Opens what is there and removes what an interrupted making of a file left.
+    fn open_all(&self) -> io::Result<()> {
+        for entry in std::fs::read_dir(&self.dir)? {
+            let name = entry?.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if name.starts_with("ring-") && name.ends_with(".tmp") {
+                std::fs::remove_file(self.dir.join(name))?;
+            }
+            let number = name.strip_prefix("ring-").and_then(|rest| rest.strip_suffix(".log"));
+            if let Some(file) = number.and_then(|number| number.parse().ok()) {
+                self.open_one(file)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn open_one(&self, file: u32) -> io::Result<()> {
+        let path = self.path(file);
+        let mut writing = OpenOptions::new();
+        writing.write(true);
+        if self.io_mode == IoMode::Direct {
+            let flag = rustix::fs::OFlags::DIRECT.bits();
+            writing.custom_flags(i32::try_from(flag).expect("a flag of open"));
+        }
+        put_at(&mut self.writers.write(), file, writing.open(&path)?);
+        put_at(&mut self.readers.write(), file, File::open(&path)?);
+        Ok(())
+    }
+
+    fn execute(&self, request: DiskRequest) -> DiskCompletion {
+        match request {
+            DiskRequest::Write { token, file, offset, buffer } => {
+                let result = writer(&self.writers, file)
+                    .and_then(|handle| handle.write_all_at(buffer.as_slice(), offset));
+                DiskCompletion { token, result, buffer: Some(buffer) }
+            }
+            DiskRequest::Sync { token, files } => {
+                let result = files.into_iter().try_for_each(|file| {
+                    writer(&self.writers, file).and_then(|handle| handle.sync_data())
+                });
+                DiskCompletion { token, result, buffer: None }
+            }
+            DiskRequest::Create { token, file, len, header } => {
+                let result = self.create(file, len, &header);
+                DiskCompletion { token, result, buffer: None }
+            }
+        }
+    }
+
+    fn create(&self, file: u32, len: u64, header: &[u8]) -> io::Result<()> {
+        let path = self.path(file);
+        let making = path.with_extension("tmp");
+        let result = self.create_as(&making, len, header);
+        if result.is_err() {
+            // Half a file is of no use; the space may be needed.
+            if let Err(error) = std::fs::remove_file(&making) {
+                tracing::warn!(path = %making.display(), %error, "cannot remove half a log file");
+            }
+            return result;
+        }
+        std::fs::rename(&making, &path)?;
+        File::open(&self.dir)?.sync_all()?;
+        self.open_one(file)
+    }
+
+    fn create_as(&self, path: &Path, len: u64, header: &[u8]) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        let mut handle = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        handle.write_all(header)?;
+        let zeroes = vec![0; ZERO_BYTES];
+        let mut left = len - header.len() as u64;
+        while left > 0 {
+            let part = usize::try_from(left).unwrap_or(usize::MAX).min(ZERO_BYTES);
+            handle.write_all(&zeroes[..part])?;
+            left -= part as u64;
+        }
+        handle.sync_all()
+    }
+}
+
+fn put_at(files: &mut Vec<Option<Arc<File>>>, index: u32, file: File) {
+    let index = index as usize;
+    if files.len() <= index {
+        files.resize_with(index + 1, || None);
+    }
+    files[index] = Some(Arc::new(file));
+}
+
+fn writer(files: &RwLock<Vec<Option<Arc<File>>>>, file: u32) -> io::Result<Arc<File>> {
+    let found = files.read().get(file as usize).cloned().flatten();
+    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no such log file"))
+}
+
+impl DiskReader for Files {
+    fn files(&self) -> io::Result<Vec<(u32, u64)>> {
+        let readers = self.readers.read();
+        let mut found = Vec::new();
+        for (file, handle) in (0u32..).zip(readers.iter()) {
+            if let Some(handle) = handle {
+                found.push((file, handle.metadata()?.len()));
+            }
+        }
+        Ok(found)
+    }
+
+    fn read_at(&self, file: u32, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        writer(&self.readers, file)?.read_exact_at(buf, offset)
+    }
+
+    fn name(&self, file: u32) -> String {
+        self.path(file).display().to_string()
+    }
+}

@@ -1,0 +1,329 @@
+//! One batch: header, sealed entry table, sealed payloads, zeroes up to the next 4 KiB.
+//!
+//! Invariants:
+//! - The batch's key comes from a fresh random salt, so no nonce repeats after a crash, a copied
+//!   directory or a restored machine image. The table's nonce is one that no entry can have.
+//! - The table's seal binds the first [`AT_HEADER_CRC`] bytes of the header, so a header cannot be
+//!   moved to another table.
+//! - The checksum covers ciphertext: who has no key can verify a batch.
+
+use super::entry::{ENTRY_BYTES, EntryRow};
+use super::{FormatError, part, put};
+use block::env::IoBuffer;
+use block::seal::{Algorithm, SALT_BYTES, SealKey, TAG_BYTES};
+use block::units::{array_at, crc32c, crc32c_parts, u16_at, u32_at, u64_at};
+use block::{Epoch, Lsn};
+
+/// Batches start and end at multiples of this many bytes.
+pub(crate) const BATCH_ALIGN_BYTES: usize = 4096;
+/// Bytes of the header.
+pub(crate) const BATCH_HEADER_BYTES: usize = 192;
+/// Format version that this program writes.
+const VERSION: u16 = 1;
+/// Nonce of the table; entries count from 0 and are fewer than 2^32.
+const TABLE_NONCE: u64 = u64::MAX;
+/// Purpose of the derived key; see [`block::seal::PoolKey::derive`].
+pub(crate) const KEY_PURPOSE: &str = "log batch";
+
+const MAGIC: &[u8; 8] = b"SPDLBTCH";
+const AT_VERSION: usize = 8; //         u16
+const AT_ALGORITHM: usize = 10; //      u8, AEAD of table and payloads
+const AT_FLAGS: usize = 11; //          u8, see FLAG_*
+const AT_COMPATIBLE: usize = 12; //     u32 feature bits
+const AT_READ_ONLY: usize = 16; //      u32 read-only-compatible feature bits
+const AT_INCOMPATIBLE: usize = 20; //   u32 feature bits
+const AT_POOL: usize = 24; //           [u8; 16]
+const AT_RING: usize = 40; //           [u8; 16] as in the file's header
+const AT_OPEN: usize = 56; //           [u8; 16] random, one for each time the log was opened
+const AT_BOOT: usize = 72; //           [u8; 16] the writer's kernel boot id
+const AT_EPOCH: usize = 88; //          u64, never 0
+const AT_SEQUENCE: usize = 96; //       u64, dense over the ring's life, first is 1
+const AT_FIRST_LSN: usize = 104; //     u64, LSN of the first entry, or that the next would have
+const AT_DURABLE_LSN: usize = 112; //   u64, on stable storage when this was written
+const AT_TRIM_LSN: usize = 120; //      u64, destaged when this was written
+const AT_ENTRY_COUNT: usize = 128; //   u32
+const AT_BATCH_BYTES: usize = 132; //   u32, all of it, a multiple of 4096
+const AT_PAYLOAD_BYTES: usize = 136; // u32, sealed payloads
+const AT_PREVIOUS: usize = 140; //      u32, checksum of the batch before, 0 in the first
+const AT_SALT: usize = 144; //          [u8; 16]
+const AT_HEADER_CRC: usize = 160; //    u32, CRC-32C of bytes 0..160
+const AT_CRC: usize = 164; //           u32, CRC-32C of bytes 0..164 and of all after 168
+const AT_ZERO: usize = 168; //          24 zero bytes
+const _: () = assert!(AT_ZERO + 24 == BATCH_HEADER_BYTES);
+
+/// First batch after an open; its open id differs from the batch before.
+const FLAG_OPENING: u8 = 1;
+/// Last batch of an orderly close: everything before it is on stable storage.
+const FLAG_CLEAN: u8 = 2;
+/// Writes may be acknowledged before they are on stable storage from here on.
+const FLAG_LOUD: u8 = 4;
+/// An earlier life may have lost acknowledged entries and the owner has not yet dealt with it.
+const FLAG_UNSETTLED: u8 = 8;
+const FLAGS_KNOWN: u8 = FLAG_OPENING | FLAG_CLEAN | FLAG_LOUD | FLAG_UNSETTLED;
+
+/// The header of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BatchHeader {
+    pub(crate) algorithm: Algorithm,
+    /// First batch of an open log: starts a chain of its own open id.
+    pub(crate) is_opening: bool,
+    /// Last batch of an orderly close.
+    pub(crate) is_clean: bool,
+    /// Acknowledgements may run ahead of stable storage from this batch on.
+    pub(crate) is_loud: bool,
+    /// What an earlier life may have lost has been dealt with.
+    pub(crate) is_settled: bool,
+    pub(crate) pool: [u8; 16],
+    pub(crate) ring: [u8; 16],
+    pub(crate) open: [u8; 16],
+    pub(crate) boot: [u8; 16],
+    pub(crate) epoch: Epoch,
+    pub(crate) sequence: u64,
+    pub(crate) first_lsn: Lsn,
+    pub(crate) durable_lsn: Lsn,
+    pub(crate) trim_lsn: Lsn,
+    pub(crate) entry_count: u32,
+    pub(crate) batch_bytes: u32,
+    pub(crate) payload_bytes: u32,
+    pub(crate) previous_checksum: u32,
+    pub(crate) salt: [u8; SALT_BYTES],
+}
+
+/// Bytes of a batch of `entry_count` entries with `payload_bytes` of sealed payloads; `None` past
+/// what a header can say.
+pub(crate) fn batch_bytes(entry_count: usize, payload_bytes: usize) -> Option<usize> {
+    let table = table_bytes(entry_count)?;
+    let used = BATCH_HEADER_BYTES.checked_add(table)?.checked_add(payload_bytes)?;
+    let padded = used.checked_next_multiple_of(BATCH_ALIGN_BYTES)?;
+    u32::try_from(padded).ok().map(|_| padded)
+}
+
+/// Bytes of the sealed table: nothing when there are no entries.
+fn table_bytes(entry_count: usize) -> Option<usize> {
+    if entry_count == 0 {
+        return Some(0);
+    }
+    entry_count.checked_mul(ENTRY_BYTES)?.checked_add(TAG_BYTES)
+}
+
+impl BatchHeader {
+    /// LSN of the entry after this batch.
+    pub(crate) fn next_lsn(&self) -> Lsn {
+        Lsn(self.first_lsn.0.saturating_add(u64::from(self.entry_count)))
+    }
+
+    /// LSN of the last entry up to and including this batch.
+    pub(crate) fn last_lsn(&self) -> Lsn {
+        Lsn(self.next_lsn().0.saturating_sub(1))
+    }
+
+    /// Offset of the payload area in the batch.
+    pub(crate) fn payload_at(&self) -> Option<usize> {
+        let count = usize::try_from(self.entry_count).ok()?;
+        BATCH_HEADER_BYTES.checked_add(table_bytes(count)?)
+    }
+
+    fn encode(&self) -> [u8; BATCH_HEADER_BYTES] {
+        let mut bytes = [0; BATCH_HEADER_BYTES];
+        let flag = |is_set, bit| if is_set { bit } else { 0 };
+        let flags = flag(self.is_opening, FLAG_OPENING)
+            | flag(self.is_clean, FLAG_CLEAN)
+            | flag(self.is_loud, FLAG_LOUD)
+            | flag(!self.is_settled, FLAG_UNSETTLED);
+        let algorithm = match self.algorithm {
+            Algorithm::ChaCha20Poly1305 => 1,
+            Algorithm::Aes256Gcm => 2,
+        };
+        put(&mut bytes, 0, MAGIC);
+        put(&mut bytes, AT_VERSION, &VERSION.to_le_bytes());
+        put(&mut bytes, AT_ALGORITHM, &[algorithm]);
+        put(&mut bytes, AT_FLAGS, &[flags]);
+        put(&mut bytes, AT_POOL, &self.pool);
+        put(&mut bytes, AT_RING, &self.ring);
+        put(&mut bytes, AT_OPEN, &self.open);
+        put(&mut bytes, AT_BOOT, &self.boot);
+        put(&mut bytes, AT_EPOCH, &self.epoch.0.to_le_bytes());
+        put(&mut bytes, AT_SEQUENCE, &self.sequence.to_le_bytes());
+        put(&mut bytes, AT_FIRST_LSN, &self.first_lsn.0.to_le_bytes());
+        put(&mut bytes, AT_DURABLE_LSN, &self.durable_lsn.0.to_le_bytes());
+        put(&mut bytes, AT_TRIM_LSN, &self.trim_lsn.0.to_le_bytes());
+        put(&mut bytes, AT_ENTRY_COUNT, &self.entry_count.to_le_bytes());
+        put(&mut bytes, AT_BATCH_BYTES, &self.batch_bytes.to_le_bytes());
+        put(&mut bytes, AT_PAYLOAD_BYTES, &self.payload_bytes.to_le_bytes());
+        put(&mut bytes, AT_PREVIOUS, &self.previous_checksum.to_le_bytes());
+        put(&mut bytes, AT_SALT, &self.salt);
+        let crc = crc32c(bytes.get(..AT_HEADER_CRC).unwrap_or_default());
+        put(&mut bytes, AT_HEADER_CRC, &crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header. Its own checksum is verified, the batch's is not.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<BatchHeader, FormatError> {
+        let header = bytes.get(..BATCH_HEADER_BYTES).ok_or(FormatError::Short)?;
+        if !header.starts_with(MAGIC) {
+            return Err(FormatError::NoMagic);
+        }
+        if u32_at(header, AT_HEADER_CRC) != header.get(..AT_HEADER_CRC).map(crc32c) {
+            return Err(FormatError::HeaderChecksum);
+        }
+        let u64_of = |at| u64_at(header, at).ok_or(FormatError::Short);
+        let u32_of = |at| u32_at(header, at).ok_or(FormatError::Short);
+        let id_of = |at| array_at::<16>(header, at).ok_or(FormatError::Short);
+        let version = u16_at(header, AT_VERSION).ok_or(FormatError::Short)?;
+        if version != VERSION {
+            return Err(FormatError::Version(version));
+        }
+        let features = u32_of(AT_READ_ONLY)? | u32_of(AT_INCOMPATIBLE)?;
+        let _compatible = u32_of(AT_COMPATIBLE)?;
+        if features != 0 {
+            return Err(FormatError::Features(features));
+        }
+        let [algorithm, flags] = array_at(header, AT_ALGORITHM).ok_or(FormatError::Short)?;
+        let found = BatchHeader {
+            algorithm: Algorithm::from_u8(algorithm).ok_or(FormatError::Algorithm(algorithm))?,
+            is_opening: flags & FLAG_OPENING != 0,
+            is_clean: flags & FLAG_CLEAN != 0,
+            is_loud: flags & FLAG_LOUD != 0,
+            is_settled: flags & FLAG_UNSETTLED == 0,
+            pool: id_of(AT_POOL)?,
+            ring: id_of(AT_RING)?,
+            open: id_of(AT_OPEN)?,
+            boot: id_of(AT_BOOT)?,
+            epoch: Epoch(u64_of(AT_EPOCH)?),
+            sequence: u64_of(AT_SEQUENCE)?,
+            first_lsn: Lsn(u64_of(AT_FIRST_LSN)?),
+            durable_lsn: Lsn(u64_of(AT_DURABLE_LSN)?),
+            trim_lsn: Lsn(u64_of(AT_TRIM_LSN)?),
+            entry_count: u32_of(AT_ENTRY_COUNT)?,
+            batch_bytes: u32_of(AT_BATCH_BYTES)?,
+            payload_bytes: u32_of(AT_PAYLOAD_BYTES)?,
+            previous_checksum: u32_of(AT_PREVIOUS)?,
+            salt: id_of(AT_SALT)?,
+        };
+        let is_sane = flags & !FLAGS_KNOWN == 0
+            && found.epoch.0 != 0
+            && found.sequence != 0
+            && found.first_lsn.0 != 0
+            && found.durable_lsn < found.first_lsn
+            && found.trim_lsn < found.first_lsn
+            && found.first_lsn.0.checked_add(u64::from(found.entry_count)).is_some()
+            && found.expected_bytes() == usize::try_from(found.batch_bytes).ok();
+        if is_sane { Ok(found) } else { Err(FormatError::Range) }
+    }
+
+    fn expected_bytes(&self) -> Option<usize> {
+        let entry_count = usize::try_from(self.entry_count).ok()?;
+        batch_bytes(entry_count, usize::try_from(self.payload_bytes).ok()?)
+    }
+}
+
+/// Lays out a batch in `buffer` and returns its checksum. `header.batch_bytes`, `payload_bytes` and
+/// `entry_count` are filled in here. `rows` and `payloads` run in parallel; the rows' payload
+/// offsets are filled in here too.
+pub(crate) fn encode<'a>(
+    header: &mut BatchHeader,
+    rows: &mut [EntryRow],
+    payloads: impl Iterator<Item = &'a [u8]>,
+    key: &SealKey,
+    buffer: &mut IoBuffer,
+) -> Option<u32> {
+    let mut payload_bytes = 0usize;
+    for row in rows.iter_mut() {
+        row.payload_offset = u32::try_from(payload_bytes).ok()?;
+        payload_bytes = payload_bytes.checked_add(row.sealed_bytes())?;
+    }
+    let total = batch_bytes(rows.len(), payload_bytes)?;
+    header.entry_count = u32::try_from(rows.len()).ok()?;
+    header.payload_bytes = u32::try_from(payload_bytes).ok()?;
+    header.batch_bytes = u32::try_from(total).ok()?;
+    let head = header.encode();
+    buffer.reset(total);
+    buffer.push(&head);
+    if !rows.is_empty() {
+        for row in rows.iter() {
+            buffer.push(&row.encode());
+        }
+        let table = buffer.as_mut_slice().get_mut(BATCH_HEADER_BYTES..)?;
+        let tag = key.seal(TABLE_NONCE, head.get(..AT_HEADER_CRC)?, table);
+        buffer.push(&tag);
+    }
+    let mut lsn = header.first_lsn;
+    for ((index, row), payload) in (0u64..).zip(rows.iter()).zip(payloads) {
+        if !payload.is_empty() {
+            let at = buffer.len();
+            buffer.push(payload);
+            let sealed = buffer.as_mut_slice().get_mut(at..)?;
+            let tag = key.seal(index, &row.associated(lsn), sealed);
+            buffer.push(&tag);
+        }
+        lsn = lsn.next();
+    }
+    buffer.pad_to(total);
+    let checksum = checksum(buffer.as_slice())?;
+    put(buffer.as_mut_slice(), AT_CRC, &checksum.to_le_bytes());
+    Some(checksum)
+}
+
+fn checksum(batch: &[u8]) -> Option<u32> {
+    Some(crc32c_parts(&[batch.get(..AT_CRC)?, batch.get(AT_ZERO..)?]))
+}
+
+/// Verifies all of a batch whose header was decoded from the same bytes; returns its checksum,
+/// which the next batch names. Needs no key.
+pub(crate) fn verify(header: &BatchHeader, bytes: &[u8]) -> Result<u32, FormatError> {
+    let len = usize::try_from(header.batch_bytes).map_err(|_| FormatError::Range)?;
+    let batch = part(bytes, 0, len)?;
+    let stored = u32_at(batch, AT_CRC).ok_or(FormatError::Short)?;
+    if checksum(batch) == Some(stored) { Ok(stored) } else { Err(FormatError::Checksum) }
+}
+
+/// Opens the entry table of a verified batch.
+pub(crate) fn open_table(
+    header: &BatchHeader,
+    bytes: &[u8],
+    key: &SealKey,
+) -> Result<Vec<EntryRow>, FormatError> {
+    let count = usize::try_from(header.entry_count).map_err(|_| FormatError::Range)?;
+    let len = table_bytes(count).ok_or(FormatError::Range)?;
+    if len == 0 {
+        return Ok(Vec::new());
+    }
+    let mut table = part(bytes, BATCH_HEADER_BYTES, len)?.to_vec();
+    let table = key
+        .open(TABLE_NONCE, part(bytes, 0, AT_HEADER_CRC)?, &mut table)
+        .map_err(|_| FormatError::Seal)?;
+    let mut rows = Vec::with_capacity(count);
+    let mut expected_offset = 0usize;
+    for at in (0..table.len()).step_by(ENTRY_BYTES) {
+        let row = EntryRow::decode(table, at)?;
+        if usize::try_from(row.payload_offset) != Ok(expected_offset) {
+            return Err(FormatError::Range);
+        }
+        expected_offset =
+            expected_offset.checked_add(row.sealed_bytes()).ok_or(FormatError::Range)?;
+        rows.push(row);
+    }
+    if rows.len() != count || u32::try_from(expected_offset) != Ok(header.payload_bytes) {
+        return Err(FormatError::Range);
+    }
+    Ok(rows)
+}
+
+/// Opens one payload, given exactly its sealed bytes, in place.
+pub(crate) fn open_payload<'a>(
+    row: &EntryRow,
+    lsn: Lsn,
+    index: u32,
+    key: &SealKey,
+    sealed: &'a mut [u8],
+) -> Result<&'a mut [u8], FormatError> {
+    if sealed.len() != row.sealed_bytes() {
+        return Err(FormatError::Short);
+    }
+    if sealed.is_empty() {
+        return Ok(sealed);
+    }
+    key.open(u64::from(index), &row.associated(lsn), sealed)
+        .map(|bytes| &mut *bytes)
+        .map_err(|_| FormatError::Seal)
+}

@@ -1,0 +1,75 @@
+//! The bytes of the write log: ring file header, batch header, entry table. Pure: no I/O, no cipher
+//! state beyond a derived key, no clock.
+//!
+//! Invariants:
+//! - Decoders take any bytes and never panic; what they accept, the encoders could have written.
+//! - Every number is little-endian; byte tables are in docs/format.md#write-log, golden bytes in
+//!   `testdata/`.
+//! - Unknown compatible features are ignored, unknown read-only-compatible or incompatible features
+//!   refuse the log, never end it.
+#![deny(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::as_conversions,
+    clippy::unwrap_used
+)]
+
+pub(crate) mod batch;
+pub(crate) mod entry;
+pub(crate) mod file;
+
+/// Why bytes are not what was looked for. The caller knows whether that ends the log or is damage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FormatError {
+    /// Not ours at all: zeroes, or other data.
+    #[error("no header here")]
+    NoMagic,
+    /// The fixed header does not match its checksum.
+    #[error("header checksum differs")]
+    HeaderChecksum,
+    /// The rest does not match its checksum.
+    #[error("checksum differs")]
+    Checksum,
+    /// A later format version.
+    #[error("format version {0} is not known to this program")]
+    Version(u16),
+    /// Features of a later program.
+    #[error("incompatible feature bits {0:#x} are not known to this program")]
+    Features(u32),
+    /// An AEAD that this program does not have.
+    #[error("cipher {0} is not known to this program")]
+    Algorithm(u8),
+    /// A number outside its range.
+    #[error("a field is out of range")]
+    Range,
+    /// Fewer bytes than the header says.
+    #[error("cut short")]
+    Short,
+    /// The authentication tag does not match: another key, or damage that the checksum missed.
+    #[error("authentication failed: damaged, or written with another key")]
+    Seal,
+}
+
+impl FormatError {
+    /// A later program wrote it: the bytes are whole, only not for us.
+    pub(crate) fn is_unsupported(self) -> bool {
+        matches!(
+            self,
+            FormatError::Version(_) | FormatError::Features(_) | FormatError::Algorithm(_)
+        )
+    }
+}
+
+/// Copies `value` to `at`. `bytes` is a header of fixed size that this package lays out, so a miss
+/// is a programmer's error.
+pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    at.checked_add(value.len())
+        .and_then(|end| bytes.get_mut(at..end))
+        .expect("the field lies inside its header")
+        .copy_from_slice(value);
+}
+
+/// The part of `bytes` from `at`, `len` long; `Short` where there is less.
+pub(crate) fn part(bytes: &[u8], at: usize, len: usize) -> Result<&[u8], FormatError> {
+    at.checked_add(len).and_then(|end| bytes.get(at..end)).ok_or(FormatError::Short)
+}

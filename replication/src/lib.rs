@@ -1,0 +1,32 @@
+//! The write log of a pool: one log for all its volumes, and the index of what is only there.
+//!
+//! Invariants:
+//! - What was acknowledged is found again after the process dies; what was flushed, also after the
+//!   machine loses power.
+//! - What the overlay shows is what was acknowledged, in log order, never a part of an entry.
+//! - The state machine ([`core`]) does no I/O itself and is stepped the same way by threads and by
+//!   the simulation in its tests.
+#![forbid(unsafe_code)]
+
+mod core;
+mod disk_file;
+mod extents;
+mod format;
+mod inspect;
+mod log;
+mod options;
+mod overlay;
+mod pace;
+mod planted;
+mod recovery;
+mod resident;
+mod shared;
+
+pub use extents::{Piece, Source};
+pub use format::entry::{EntryKind, RECORD_BYTES_MAX};
+pub use inspect::{LogSummary, summarize};
+pub use log::{Log, LogStatus};
+pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
+pub use overlay::{Generation, Overlay};
+pub use recovery::Recovery;
+pub use resident::LogResident;

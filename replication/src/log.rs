@@ -1,0 +1,560 @@
+//! The write log as the rest of the daemon sees it: append, flush, overlay, generations.
+//!
+//! Invariants:
+//! - Whoever needs the core stepped steps it: the task that appends, a disk thread with a
+//!   completion, or the log thread. Nobody waits for the core's lock; who finds it taken leaves a
+//!   mark that its holder looks at after letting go.
+//! - The log thread ticks a few times a second and does what no task stayed for.
+
+use crate::core::{self, Core};
+use crate::disk_file::FileDisk;
+use crate::options::{LogIdentity, LogOptions, NewEntry, Wait, payload_bytes_max};
+use crate::overlay::{Generation, Overlay};
+use crate::pace::Pace;
+use crate::planted::Planted;
+use crate::recovery::{self, OpenArgs, Recovery};
+use crate::resident::LogResident;
+use crate::shared::{Pending, Shared, closed};
+use block::env::{Clock, Disk, DiskReader, SystemClock, SystemRandom};
+use block::seal::PoolKey;
+use block::{Error, ErrorKind, Lsn, Result};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// Time between two ticks of the log thread. Chosen by hand: it bounds the age of what no flush
+/// covers to a second.
+const TICK: Duration = Duration::from_millis(200);
+/// Rounds of the core that one task does for others before it leaves the rest to the log thread.
+const ROUNDS_MAX: usize = 8;
+/// Log space that an entry takes beside its payload, for pacing.
+const ENTRY_OVERHEAD_BYTES: u64 = 64;
+/// Shorter delays are saved up. Source: the granularity of tokio's timer.
+const SLEEP_NS_MIN: u64 = 1_000_000;
+
+struct Driver {
+    core: Core,
+    disk: FileDisk,
+}
+
+struct Inner {
+    shared: Shared,
+    /// `None` after a close.
+    driver: Mutex<Option<Driver>>,
+    pace: Mutex<Pace>,
+    reader: Arc<dyn DiskReader>,
+    key: PoolKey,
+    options: LogOptions,
+    /// Of the ring as it is, without the file that is being filled.
+    usable_bytes: u64,
+    ring_bytes: u64,
+    payload_bytes_max: usize,
+    is_stopping: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    thread_handle: std::sync::OnceLock<Thread>,
+}
+
+/// The write log of a pool. Clones are handles to the same log.
+#[derive(Clone)]
+pub struct Log {
+    inner: Arc<Inner>,
+}
+
+/// How the log stands. Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogStatus {
+    /// Log space from the oldest entry that is not destaged to the head.
+    pub used_bytes: u64,
+    /// Length of the whole ring.
+    pub ring_bytes: u64,
+    /// Newest entry queued.
+    pub last_lsn: Lsn,
+    /// Newest entry that [`Wait::Written`] answers.
+    pub acked_lsn: Lsn,
+    /// Newest entry on stable storage.
+    pub durable_lsn: Lsn,
+    /// Newest entry in the data tier.
+    pub destaged_lsn: Lsn,
+    /// Age of the oldest entry that is not destaged.
+    pub oldest_undestaged_age: Option<Duration>,
+    /// Data that is only in the log.
+    pub undestaged_bytes: u64,
+    /// Payloads held in memory.
+    pub memory_bytes: u64,
+    /// Extents in the overlay.
+    pub extent_count: u64,
+    /// Frozen generations that wait for destage.
+    pub frozen_count: u64,
+    /// Batches written since the open.
+    pub batch_count: u64,
+    /// Bytes of those batches.
+    pub batch_bytes: u64,
+    /// Entries in those batches.
+    pub entry_count: u64,
+    /// Syncs since the open.
+    pub sync_count: u64,
+    /// Appends wait for space.
+    pub is_full: bool,
+    /// The log has failed for good.
+    pub is_failed: bool,
+}
+
+impl Log {
+    /// Opens the log in `dir`, or makes one. `destaged` is the LSN up to which the data tier holds
+    /// everything. Blocks while the log is read back; starts the log's threads.
+    ///
+    /// # Errors
+    /// `Invalid`: options that cannot work, or the log of another pool. `Busy`: open elsewhere.
+    /// `Fenced`: a higher epoch wrote it. `Corrupt`: damaged below what was on stable storage, or
+    /// it does not fit the data tier (entries missing in between, or the tier rolled back).
+    /// `Unsupported`: a later program wrote it. `Io`: the file system failed. `Full`: no room for
+    /// the opening batch. Nothing is changed then.
+    pub fn open(
+        dir: &Path,
+        identity: LogIdentity,
+        key: PoolKey,
+        options: LogOptions,
+        destaged: Lsn,
+    ) -> Result<(Log, Recovery)> {
+        options.check()?;
+        let mut disk = FileDisk::open(dir, options.io_mode)?;
+        let args = OpenArgs {
+            identity,
+            key: key.clone(),
+            options,
+            destaged,
+            random: &SystemRandom,
+            planted: Planted::from_environment(),
+        };
+        let opened = recovery::open(&mut disk, &args)?;
+        let recovery = opened.recovery.clone();
+        let (file_bytes, file_count) = (opened.config.file_bytes, opened.config.file_count);
+        let shared = Shared::new(
+            opened.overlay,
+            recovery.last_lsn,
+            destaged,
+            options.queue_bytes_max,
+            opened.head.position,
+        );
+        shared.set_destaged(destaged, opened.released_position);
+        let is_settled = recovery.is_tail_proven;
+        let random = Arc::new(SystemRandom);
+        let (head, live, files) = (opened.head, opened.live, opened.files);
+        let mut core = Core::new(opened.config, random, head, live, files, is_settled);
+        core.prepare_files(&mut disk);
+        let ring_bytes = file_bytes * u64::from(file_count);
+        let inner = Arc::new(Inner {
+            shared,
+            reader: disk.reader(),
+            driver: Mutex::new(Some(Driver { core, disk })),
+            pace: Mutex::new(Pace::new(options.slow_from_percent, options.generation_bytes_max)),
+            key,
+            options,
+            usable_bytes: ring_bytes - file_bytes,
+            ring_bytes,
+            payload_bytes_max: payload_bytes_max(file_bytes),
+            is_stopping: AtomicBool::new(false),
+            thread: Mutex::new(None),
+            thread_handle: std::sync::OnceLock::new(),
+        });
+        start_thread(&inner)?;
+        Ok((Log { inner }, recovery))
+    }
+
+    /// Queues an entry, at the call and not at the first poll, so that LSN order is call order
+    /// (except where the queue has no room: then when there is room, first come, first served). The
+    /// future tells the entry's LSN when it is answered as `wait` asks. Dropping the future does not
+    /// take the entry back. Never fails for lack of log space: it waits.
+    ///
+    /// # Errors
+    /// `Invalid`: the entry makes no sense, or its payload is larger than
+    /// [`Log::payload_bytes_max`]. `Io`: the log has failed. `Unavailable`: it is closed.
+    pub fn append(
+        &self,
+        entry: NewEntry,
+        wait: Wait,
+    ) -> impl Future<Output = Result<Lsn>> + Send + use<> {
+        let bytes = entry.payload.len() as u64 + ENTRY_OVERHEAD_BYTES;
+        let queued = self.inner.queue(entry, wait);
+        let guard = Nudge { inner: Arc::clone(&self.inner), is_due: true };
+        async move {
+            let mut guard = guard;
+            let lsn = match queued? {
+                Queued::At(lsn) => lsn,
+                Queued::NoRoom(pending) => guard.inner.queue_when_room(pending).await?,
+            };
+            // Lets the tasks that are ready queue theirs too: a batch of many costs one write.
+            tokio::task::yield_now().await;
+            guard.inner.drive();
+            guard.is_due = false;
+            Reached { inner: &guard.inner, lsn, wait, id: None }.await?;
+            guard.inner.hold_back(bytes).await;
+            Ok(lsn)
+        }
+    }
+
+    /// Resolves when everything that was answered before the call is on stable storage, with the
+    /// LSN up to which that is so. Flushes that wait at the same time share one sync.
+    ///
+    /// # Errors
+    /// `Io`: the log has failed; what was not yet on stable storage may be lost.
+    pub fn flush(&self) -> impl Future<Output = Result<Lsn>> + Send + use<> {
+        let inner = Arc::clone(&self.inner);
+        let target = inner.shared.acked();
+        async move {
+            inner.shared.check()?;
+            if !inner.shared.is_reached(target, Wait::Durable) {
+                inner.shared.want_sync(target);
+                inner.drive();
+                Reached { inner: &inner, lsn: target, wait: Wait::Durable, id: None }.await?;
+            }
+            Ok(inner.shared.durable())
+        }
+    }
+
+    /// What is not yet in the data tier.
+    #[must_use]
+    pub fn overlay(&self) -> &Overlay {
+        &self.inner.shared.overlay
+    }
+
+    /// Reads a payload that is only in a log file: verified and decrypted. `None` when it has been
+    /// destaged and released meanwhile: look the range up again.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming file and offset, when it does not verify; `Io` when it cannot be read.
+    pub async fn read(&self, resident: &LogResident) -> Result<Option<Bytes>> {
+        let inner = Arc::clone(&self.inner);
+        let resident = resident.clone();
+        let lsn = resident.lsn();
+        let read = tokio::task::spawn_blocking(move || {
+            if lsn <= inner.shared.destaged() {
+                return Ok(None);
+            }
+            match resident.read(&*inner.reader, &inner.key) {
+                Ok(bytes) => Ok(Some(bytes)),
+                // Released while it was read, and perhaps written over.
+                Err(_) if lsn <= inner.shared.destaged() => Ok(None),
+                Err(error) => Err(error),
+            }
+        });
+        read.await.map_err(|e| Error::with_source(ErrorKind::Io, "read from the write log", e))?
+    }
+
+    /// Freezes everything that is visible at this moment into a generation of its own, unless
+    /// nothing was added since the last time. The log also freezes by itself when a generation is
+    /// large or the log is full.
+    pub fn freeze(&self) -> Option<Arc<Generation>> {
+        core::freeze(&self.inner.shared)
+    }
+
+    /// The oldest frozen generation: the next one to destage.
+    #[must_use]
+    pub fn next_frozen(&self) -> Option<Arc<Generation>> {
+        self.inner.shared.overlay.next_frozen()
+    }
+
+    /// To be called when all of `generation`, the oldest frozen one, is in the data tier and the
+    /// data tier durably says so: it leaves the overlay, and its log space is written over. Panics
+    /// when it is not the oldest.
+    pub fn release(&self, generation: &Arc<Generation>) {
+        let inner = &self.inner;
+        inner.shared.overlay.release(generation);
+        inner.shared.set_destaged(generation.last_lsn(), generation.end_position);
+        {
+            let mut pace = inner.pace.lock();
+            pace.on_release(SystemClock.now_ns(), generation.log_bytes);
+            if inner.shared.overlay.next_frozen().is_none() {
+                pace.on_idle();
+            }
+        }
+        inner.shared.tell_changed();
+        inner.drive();
+    }
+
+    /// How the log stands.
+    #[must_use]
+    pub fn status(&self) -> LogStatus {
+        self.inner.status()
+    }
+
+    /// A number that changes when a generation was frozen or released, when the log became full,
+    /// failed or closed. Look at the state after each change: changes are not counted.
+    #[must_use]
+    pub fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.inner.shared.changed.subscribe()
+    }
+
+    /// Says that whoever must know that acknowledged entries may have been lost knows it durably
+    /// (see [`Recovery::is_tail_proven`]). Until then every open says it again.
+    pub fn settle_tail(&self) {
+        if let Some(driver) = &mut *self.inner.driver.lock() {
+            driver.core.settle();
+        }
+    }
+
+    /// Stops the log for good, for a reason that only the caller knows (the pool belongs to another
+    /// epoch): every waiter and every later call gets `error`. What was acknowledged stays.
+    pub fn fail(&self, error: Error) {
+        self.inner.shared.fail(error);
+    }
+
+    /// Largest payload of one entry, in bytes.
+    #[must_use]
+    pub fn payload_bytes_max(&self) -> usize {
+        self.inner.payload_bytes_max
+    }
+
+    /// Ends the log in an orderly way: what is queued is written, everything is on stable storage,
+    /// a clean mark says so, the threads have ended. Blocks. Later calls on other handles get
+    /// `Unavailable`; entries that found no room in a full log are not acknowledged and get it too.
+    ///
+    /// # Errors
+    /// `Io` when the log has failed, now or before.
+    pub fn close(self) -> Result<()> {
+        self.inner.close()
+    }
+}
+
+enum Queued {
+    At(Lsn),
+    NoRoom(Pending),
+}
+
+impl Inner {
+    fn queue(&self, entry: NewEntry, wait: Wait) -> Result<Queued> {
+        if entry.payload.len() > self.payload_bytes_max {
+            let what = format!(
+                "append to the write log: {} bytes in one entry, at most {} fit",
+                entry.payload.len(),
+                self.payload_bytes_max
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        let Some(row) = entry.row() else {
+            let what = format!("append to the write log: {:?} entry out of range", entry.kind);
+            return Err(Error::new(ErrorKind::Invalid, what));
+        };
+        let room = (entry.payload.len() as u64 + ENTRY_OVERHEAD_BYTES)
+            .min(self.options.queue_bytes_max)
+            .min(u64::from(u32::MAX));
+        let room = u32::try_from(room).expect("bounded above");
+        let pending = Pending { entry, row, wait, room };
+        match self.shared.room.try_acquire_many(room) {
+            Ok(permit) => {
+                permit.forget();
+                self.shared.push(pending).map(Queued::At)
+            }
+            Err(tokio::sync::TryAcquireError::NoPermits) => Ok(Queued::NoRoom(pending)),
+            Err(tokio::sync::TryAcquireError::Closed) => Err(self.gone()),
+        }
+    }
+
+    async fn queue_when_room(&self, pending: Pending) -> Result<Lsn> {
+        match self.shared.room.acquire_many(pending.room).await {
+            Ok(permit) => {
+                permit.forget();
+                self.shared.push(pending)
+            }
+            Err(_) => Err(self.gone()),
+        }
+    }
+
+    /// Why nothing is queued any more.
+    fn gone(&self) -> Error {
+        self.shared.check().err().unwrap_or_else(closed)
+    }
+
+    /// Steps the core, or makes sure that who is stepping it steps once more.
+    fn drive(&self) {
+        for _ in 0..ROUNDS_MAX {
+            // Orders the caller's mark before the look at the lock; pairs with the fence below.
+            fence(Ordering::SeqCst);
+            let Some(mut driver) = self.driver.try_lock() else { return };
+            let Some(Driver { core, disk }) = &mut *driver else { return };
+            self.shared.is_dirty.store(false, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            core.step(disk, &self.shared);
+            drop(driver);
+            // Orders letting go of the lock before the look at the mark.
+            fence(Ordering::SeqCst);
+            if !self.shared.is_dirty.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+        self.nudge();
+    }
+
+    /// Leaves the rest to the log thread.
+    fn nudge(&self) {
+        if let Some(thread) = self.thread_handle.get() {
+            thread.unpark();
+        }
+    }
+
+    fn tick(&self) {
+        if let Some(Driver { core, disk }) = &mut *self.driver.lock() {
+            core.tick(disk, &self.shared);
+        }
+        self.drive();
+    }
+
+    /// Part of the log in use; the overlay's extents count like space.
+    fn fill(&self) -> f64 {
+        let log = self.shared.used_bytes() as f64 / self.usable_bytes as f64;
+        let extents =
+            self.shared.overlay.extent_count() as f64 / self.options.entry_count_max as f64;
+        log.max(extents)
+    }
+
+    async fn hold_back(&self, bytes: u64) {
+        let fill = self.fill();
+        if fill * 100.0 < f64::from(self.options.slow_from_percent) {
+            return;
+        }
+        let delay_ns = self.pace.lock().delay_ns(SystemClock.now_ns(), bytes, fill);
+        if delay_ns >= SLEEP_NS_MIN && tokio::runtime::Handle::try_current().is_ok() {
+            tokio::time::sleep(Duration::from_nanos(delay_ns)).await;
+        }
+    }
+
+    fn status(&self) -> LogStatus {
+        let overlay = self.shared.overlay.status();
+        let counters = &self.shared.counters;
+        let now = Instant::now();
+        LogStatus {
+            used_bytes: self.shared.used_bytes(),
+            ring_bytes: self.ring_bytes,
+            last_lsn: self.shared.last_lsn(),
+            acked_lsn: self.shared.acked(),
+            durable_lsn: self.shared.durable(),
+            destaged_lsn: self.shared.destaged(),
+            oldest_undestaged_age: overlay.since.map(|since| now.duration_since(since)),
+            undestaged_bytes: overlay.undestaged_bytes,
+            memory_bytes: overlay.memory_bytes,
+            extent_count: overlay.extent_count,
+            frozen_count: overlay.frozen_count,
+            batch_count: counters.batch_count.load(Ordering::Relaxed),
+            batch_bytes: counters.batch_bytes.load(Ordering::Relaxed),
+            entry_count: counters.entry_count.load(Ordering::Relaxed),
+            sync_count: counters.sync_count.load(Ordering::Relaxed),
+            is_full: counters.is_full.load(Ordering::Relaxed),
+            is_failed: self.shared.is_failed(),
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        self.shared.queue.lock().is_closed = true;
+        let driver = {
+            let mut slot = self.driver.lock();
+            let Some(Driver { core, disk }) = &mut *slot else { return Err(closed()) };
+            core.close();
+            while !self.shared.is_failed() {
+                core.step(disk, &self.shared);
+                if core.is_closed() {
+                    break;
+                }
+                disk.wait();
+            }
+            slot.take()
+        };
+        drop(driver); // joins the disk's threads, which may be waiting for the lock
+        let outcome = self.shared.check();
+        self.shared.finish(closed());
+        self.stop_thread();
+        outcome
+    }
+
+    fn stop_thread(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+        self.nudge();
+        let thread = self.thread.lock().take();
+        let Some(thread) = thread else { return };
+        let is_own = thread.thread().id() == std::thread::current().id();
+        if !is_own && thread.join().is_err() {
+            tracing::error!("the log thread has panicked");
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop_thread();
+    }
+}
+
+fn start_thread(inner: &Arc<Inner>) -> Result<()> {
+    let weak = Arc::downgrade(inner);
+    if let Some(Driver { disk, .. }) = &*inner.driver.lock() {
+        let weak = Weak::clone(&weak);
+        disk.set_notify(Arc::new(move || {
+            if let Some(inner) = weak.upgrade() {
+                inner.shared.is_dirty.store(true, Ordering::Release);
+                inner.drive();
+            }
+        }));
+    }
+    let thread = std::thread::Builder::new()
+        .name("spindle-log".into())
+        .spawn(move || {
+            loop {
+                let started = Instant::now();
+                std::thread::park_timeout(TICK);
+                let Some(inner) = weak.upgrade() else { return };
+                if inner.is_stopping.load(Ordering::Acquire) {
+                    return;
+                }
+                if started.elapsed() >= TICK { inner.tick() } else { inner.drive() }
+            }
+        })
+        .map_err(|e| Error::with_source(ErrorKind::Io, "start the log thread", e))?;
+    let _ = inner.thread_handle.set(thread.thread().clone());
+    *inner.thread.lock() = Some(thread);
+    inner.drive();
+    Ok(())
+}
+
+/// Makes sure that an entry is written though nobody waits for it.
+struct Nudge {
+    inner: Arc<Inner>,
+    is_due: bool,
+}
+
+impl Drop for Nudge {
+    fn drop(&mut self) {
+        if self.is_due {
+            self.inner.nudge();
+        }
+    }
+}
+
+/// Ready when the log has come to `lsn`.
+struct Reached<'a> {
+    inner: &'a Inner,
+    lsn: Lsn,
+    wait: Wait,
+    id: Option<u64>,
+}
+
+impl Future for Reached<'_> {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = self.get_mut();
+        this.inner.shared.poll_reached(this.lsn, this.wait, &mut this.id, context)
+    }
+}
+
+impl Drop for Reached<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.inner.shared.forget(self.lsn, self.wait, id);
+        }
+    }
+}

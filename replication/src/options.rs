@@ -1,0 +1,202 @@
+//! What the caller of the log chooses and says.
+//!
+//! Invariants:
+//! - Options that cannot work are refused by [`LogOptions::check`], never bent silently.
+
+use crate::format::entry::{EntryKind, EntryRow};
+use crate::format::{batch, file};
+use block::seal::{Algorithm, TAG_BYTES};
+use block::{Epoch, Error, ErrorKind, Result, VolumeId};
+use bytes::Bytes;
+
+/// How batches reach the log files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoMode {
+    /// `pwrite` into the page cache, made durable by `fdatasync`. An acknowledgement that need not
+    /// be durable costs no device I/O. The default: measured by `examples/log_bench.rs`.
+    #[default]
+    Buffered,
+    /// `O_DIRECT`: each write is a device I/O; memory holds no second copy of the log.
+    Direct,
+}
+
+/// Sizes and limits of a log. All sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogOptions {
+    /// Length of the whole ring, a multiple of `file_bytes`, at least two files. A ring that exists
+    /// keeps its length.
+    pub ring_bytes: u64,
+    /// Length of one file: a multiple of 4096, at most 2 GiB.
+    pub file_bytes: u64,
+    /// How batches are written.
+    pub io_mode: IoMode,
+    /// A batch takes no further entry once it holds this much payload.
+    pub batch_bytes_max: usize,
+    /// AEAD of what is written from here on; what is there keeps its own.
+    pub algorithm: Algorithm,
+    /// The active generation is frozen by itself when it has used this much of the log.
+    pub generation_bytes_max: u64,
+    /// Payloads kept in memory; what comes beyond is read back from the log files.
+    pub payload_memory_bytes: u64,
+    /// Most extents in the overlay over all generations; at half of it writers are slowed.
+    pub entry_count_max: u64,
+    /// Payloads queued and not yet written; `append` waits before it queues more.
+    pub queue_bytes_max: u64,
+    /// Once this much was written since the last sync, one is started though nobody asked.
+    pub unsynced_bytes_max: u64,
+    /// Part of the ring in use, in percent, from which writers are slowed.
+    pub slow_from_percent: u8,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        LogOptions {
+            ring_bytes: 1 << 30,
+            file_bytes: 64 << 20,
+            io_mode: IoMode::default(),
+            batch_bytes_max: 1 << 20,
+            algorithm: Algorithm::default(),
+            generation_bytes_max: 128 << 20,
+            payload_memory_bytes: 256 << 20,
+            entry_count_max: 1 << 20,
+            queue_bytes_max: 64 << 20,
+            unsynced_bytes_max: 8 << 20,
+            slow_from_percent: 50,
+        }
+    }
+}
+
+impl LogOptions {
+    /// Refuses what cannot work.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the option.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |why: &str| Err(Error::new(ErrorKind::Invalid, format!("log options: {why}")));
+        if !self.file_bytes.is_multiple_of(4096) || self.file_bytes < MIN_FILE_BYTES {
+            return refuse("file_bytes must be a multiple of 4096 and at least 256 KiB");
+        }
+        if self.file_bytes > file::FILE_BYTES_MAX {
+            return refuse("file_bytes must be at most 2 GiB");
+        }
+        let file_count = self.ring_bytes / self.file_bytes;
+        if !self.ring_bytes.is_multiple_of(self.file_bytes) || file_count < 2 {
+            return refuse("ring_bytes must be a multiple of file_bytes and at least two files");
+        }
+        if file_count > u64::from(file::FILE_COUNT_MAX) {
+            return refuse("ring_bytes is more than 65536 files");
+        }
+        if self.batch_bytes_max == 0 || self.batch_bytes_max > 64 << 20 {
+            return refuse("batch_bytes_max must be between 1 and 64 MiB");
+        }
+        if self.entry_count_max < 64 || self.queue_bytes_max == 0 || self.unsynced_bytes_max == 0 {
+            return refuse("entry_count_max, queue_bytes_max or unsynced_bytes_max is too small");
+        }
+        if self.slow_from_percent > 99 {
+            return refuse("slow_from_percent must be at most 99");
+        }
+        if self.generation_bytes_max == 0 || self.generation_bytes_max > self.ring_bytes / 2 {
+            return refuse("generation_bytes_max must be at most half of ring_bytes");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn file_count(&self) -> u32 {
+        u32::try_from(self.ring_bytes / self.file_bytes).expect("checked")
+    }
+}
+
+/// Smallest file: the header, the reserve for batches without entries, and room for entries.
+const MIN_FILE_BYTES: u64 = 256 << 10;
+
+/// Room at the end of each file that only batches without entries may use, so that a full log can
+/// still be opened and closed. Chosen by hand: sixteen such batches.
+pub(crate) const RESERVE_BYTES: u64 = 64 << 10;
+
+/// Largest payload of one entry in a ring of such files: half of the room in a file, 32 MiB at
+/// most.
+pub(crate) fn payload_bytes_max(file_bytes: u64) -> usize {
+    usize::try_from(((file_bytes - RESERVE_BYTES - 4096) / 2).min(32 << 20)).expect("32 MiB")
+}
+
+/// Who writes the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogIdentity {
+    /// The pool that owns the log.
+    pub pool: [u8; 16],
+    /// This owner's term; a log that a higher one wrote is refused.
+    pub epoch: Epoch,
+    /// The kernel's boot id: tells a restart from a reboot.
+    pub boot_id: [u8; 16],
+}
+
+impl LogIdentity {
+    /// The boot id of the running kernel.
+    ///
+    /// # Errors
+    /// `Io` when the kernel does not tell.
+    pub fn kernel_boot_id() -> Result<[u8; 16]> {
+        const PATH: &str = "/proc/sys/kernel/random/boot_id";
+        let text = std::fs::read_to_string(PATH)
+            .map_err(|e| Error::with_source(ErrorKind::Io, format!("read {PATH}"), e))?;
+        let digits: Vec<u8> =
+            text.chars().filter_map(|c| c.to_digit(16)).map(|d| d as u8).collect();
+        let mut id = [0; 16];
+        if digits.len() != 32 {
+            return Err(Error::new(ErrorKind::Io, format!("read {PATH}: not a UUID")));
+        }
+        for (byte, pair) in id.iter_mut().zip(digits.chunks(2)) {
+            *byte = pair[0] << 4 | pair[1];
+        }
+        Ok(id)
+    }
+}
+
+/// What is to be logged.
+#[derive(Clone, Debug)]
+pub struct NewEntry {
+    /// Which volume; 0 only for a marker.
+    pub volume: VolumeId,
+    /// What it does.
+    pub kind: EntryKind,
+    /// First sector of the range; 0 where the kind has none.
+    pub start_sector: u64,
+    /// Sectors of the range, with a write as many as the payload has; 0 where the kind has none.
+    pub sector_count: u64,
+    /// Data of a write, or a volume's record. Empty otherwise.
+    pub payload: Bytes,
+}
+
+impl NewEntry {
+    pub(crate) fn row(&self) -> Option<EntryRow> {
+        let row = EntryRow {
+            volume: self.volume,
+            kind: self.kind,
+            start_sector: self.start_sector,
+            sector_count: self.sector_count,
+            payload_offset: 0,
+            payload_bytes: u32::try_from(self.payload.len()).ok()?,
+        };
+        row.is_sane().then_some(row)
+    }
+
+    /// Bytes that the entry adds to a batch, the batch's own header aside.
+    pub(crate) fn batch_bytes(&self) -> usize {
+        crate::format::entry::ENTRY_BYTES + TAG_BYTES + self.payload.len()
+    }
+}
+
+/// Bytes of a batch that holds exactly these entries.
+pub(crate) fn batch_bytes(entry_count: usize, sealed_payload_bytes: usize) -> usize {
+    batch::batch_bytes(entry_count, sealed_payload_bytes).expect("a batch is at most a file")
+}
+
+/// When an append is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The write to the log file has completed, and that of every earlier entry: safe when the
+    /// process dies.
+    Written,
+    /// Also on stable storage: safe when the machine loses power.
+    Durable,
+}

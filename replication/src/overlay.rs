@@ -1,0 +1,326 @@
+//! What the log holds and the data tier does not yet: a stack of generations.
+//!
+//! Invariants:
+//! - Entries enter in LSN order, when their batch has been written and before anybody is told.
+//! - A generation covers a gapless run of LSNs; frozen ones never change and are destaged oldest
+//!   first, so the data tier always holds a prefix of the log.
+//! - A newer generation hides an older one; a generation leaves only when it is destaged durably.
+
+use crate::extents::{ExtentMap, Piece, Source, Weight};
+use crate::format::entry::EntryKind;
+use block::{Lsn, VolumeId};
+use bytes::Bytes;
+use parking_lot::RwLock;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A run of LSNs, folded: per volume only the newest contents of each sector.
+#[derive(Debug)]
+pub struct Generation {
+    first_lsn: Lsn,
+    last_lsn: Lsn,
+    volumes: HashMap<VolumeId, ExtentMap>,
+    records: HashMap<VolumeId, Bytes>,
+    weight: Weight,
+    /// Log position (bytes over all laps) after its last batch.
+    pub(crate) end_position: u64,
+    /// Bytes of log that it used.
+    pub(crate) log_bytes: u64,
+    /// When its first entry came.
+    pub(crate) since: Option<Instant>,
+}
+
+impl Generation {
+    fn new(first_lsn: Lsn, position: u64) -> Self {
+        Generation {
+            first_lsn,
+            last_lsn: Lsn(first_lsn.0 - 1),
+            volumes: HashMap::new(),
+            records: HashMap::new(),
+            weight: Weight::default(),
+            end_position: position,
+            log_bytes: 0,
+            since: None,
+        }
+    }
+
+    /// LSN of its first entry.
+    #[must_use]
+    pub fn first_lsn(&self) -> Lsn {
+        self.first_lsn
+    }
+
+    /// LSN of its last entry; one less than [`Generation::first_lsn`] when it is empty.
+    #[must_use]
+    pub fn last_lsn(&self) -> Lsn {
+        self.last_lsn
+    }
+
+    /// No LSN in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.last_lsn < self.first_lsn
+    }
+
+    /// Each volume with extents, in order of id, with its sorted, disjoint extents. Their source is
+    /// never [`Source::Beneath`].
+    pub fn volumes(&self) -> impl Iterator<Item = (VolumeId, Vec<Piece>)> + '_ {
+        let mut ids: Vec<VolumeId> = self.volumes.keys().copied().collect();
+        ids.sort_unstable();
+        ids.into_iter().map(|id| (id, self.volumes[&id].iter().collect()))
+    }
+
+    /// The newest record of each volume that has one here, in order of id.
+    pub fn volume_records(&self) -> impl Iterator<Item = (VolumeId, Bytes)> + '_ {
+        let mut records: Vec<_> = self.records.iter().map(|(id, r)| (*id, r.clone())).collect();
+        records.sort_unstable_by_key(|(id, _)| *id);
+        records.into_iter()
+    }
+
+    /// Bytes of data that destaging it moves.
+    #[must_use]
+    pub fn payload_bytes(&self) -> u64 {
+        self.weight.payload_bytes
+    }
+
+    /// Extents over all volumes.
+    #[must_use]
+    pub fn extent_count(&self) -> u64 {
+        self.weight.extent_count
+    }
+}
+
+#[derive(Debug)]
+struct Stack {
+    frozen: VecDeque<Arc<Generation>>,
+    active: Generation,
+    /// Sum over the frozen ones.
+    frozen_weight: Weight,
+}
+
+impl Stack {
+    fn memory_bytes(&self) -> u64 {
+        self.frozen_weight.memory_bytes + self.active.weight.memory_bytes
+    }
+
+    fn extent_count(&self) -> u64 {
+        self.frozen_weight.extent_count + self.active.weight.extent_count
+    }
+
+    /// Newest first.
+    fn newest_first(&self, depth: usize) -> Option<&Generation> {
+        match depth {
+            0 => Some(&self.active),
+            _ => self.frozen.len().checked_sub(depth).map(|index| &*self.frozen[index]),
+        }
+    }
+
+    /// The volume's extents in the newest generation at or below `depth` that has any.
+    fn next_with(&self, volume: VolumeId, mut depth: usize) -> Option<(usize, &ExtentMap)> {
+        while let Some(generation) = self.newest_first(depth) {
+            if let Some(extents) = generation.volumes.get(&volume) {
+                return Some((depth, extents));
+            }
+            depth += 1;
+        }
+        None
+    }
+
+    fn collect(
+        &self,
+        volume: VolumeId,
+        start: u64,
+        count: u64,
+        depth: usize,
+        out: &mut Vec<Piece>,
+    ) {
+        let piece =
+            |start_sector, sector_count, source| Piece { start_sector, sector_count, source };
+        let Some((depth, extents)) = self.next_with(volume, depth) else {
+            out.push(piece(start, count, Source::Beneath));
+            return;
+        };
+        extents.walk(start, count, |start, count, source| match source {
+            Some(source) => out.push(piece(start, count, source)),
+            None => self.collect(volume, start, count, depth + 1, out),
+        });
+    }
+}
+
+/// How full the overlay is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OverlayStatus {
+    pub(crate) memory_bytes: u64,
+    pub(crate) extent_count: u64,
+    pub(crate) undestaged_bytes: u64,
+    pub(crate) frozen_count: u64,
+    pub(crate) since: Option<Instant>,
+}
+
+/// An entry on its way into the overlay. The payload has its place in the log beside it.
+pub(crate) struct Incoming {
+    pub(crate) volume: VolumeId,
+    pub(crate) kind: EntryKind,
+    pub(crate) start_sector: u64,
+    pub(crate) sector_count: u64,
+    pub(crate) payload: Bytes,
+    pub(crate) resident: Option<crate::resident::LogResident>,
+}
+
+impl Incoming {
+    pub(crate) fn new(entry: crate::NewEntry, resident: crate::resident::LogResident) -> Self {
+        let resident = (entry.kind == EntryKind::Write).then_some(resident);
+        Incoming {
+            volume: entry.volume,
+            kind: entry.kind,
+            start_sector: entry.start_sector,
+            sector_count: entry.sector_count,
+            payload: entry.payload,
+            resident,
+        }
+    }
+}
+
+/// The stack. Lookups run beside each other and beside the log's I/O.
+#[derive(Debug)]
+pub struct Overlay {
+    stack: RwLock<Stack>,
+    payload_memory_bytes: u64,
+}
+
+impl Overlay {
+    pub(crate) fn new(destaged: Lsn, payload_memory_bytes: u64) -> Self {
+        let active = Generation::new(destaged.next(), 0);
+        let stack = Stack { frozen: VecDeque::new(), active, frozen_weight: Weight::default() };
+        Overlay { stack: RwLock::new(stack), payload_memory_bytes }
+    }
+
+    /// Where each part of the range is found: pieces in order that cover all of it, newest contents
+    /// first. `sector_count` is not 0.
+    #[must_use]
+    pub fn lookup(&self, volume: VolumeId, start_sector: u64, sector_count: u64) -> Vec<Piece> {
+        let mut pieces = Vec::with_capacity(1);
+        self.stack.read().collect(volume, start_sector, sector_count, 0, &mut pieces);
+        pieces
+    }
+
+    /// The newest record of the volume that is not destaged yet.
+    #[must_use]
+    pub fn volume_record(&self, volume: VolumeId) -> Option<Bytes> {
+        let stack = self.stack.read();
+        (0..)
+            .map_while(|depth| stack.newest_first(depth))
+            .find_map(|generation| generation.records.get(&volume).cloned())
+    }
+
+    /// The newest record of each volume that has one here, in order of id.
+    #[must_use]
+    pub fn volume_records(&self) -> Vec<(VolumeId, Bytes)> {
+        let stack = self.stack.read();
+        let mut newest = std::collections::BTreeMap::new();
+        for generation in stack.frozen.iter().map(|g| &**g).chain([&stack.active]) {
+            newest.extend(generation.records.iter().map(|(id, record)| (*id, record.clone())));
+        }
+        newest.into_iter().collect()
+    }
+
+    /// Takes the entries of one batch, `first_lsn` upwards. Returns how much of the log the active
+    /// generation has used, and how many extents it has.
+    pub(crate) fn insert(
+        &self,
+        first_lsn: Lsn,
+        entries: impl Iterator<Item = Incoming>,
+        position: u64,
+    ) -> (u64, u64) {
+        let mut stack = self.stack.write();
+        let mut lsn = first_lsn;
+        let mut memory_left = self.payload_memory_bytes.saturating_sub(stack.memory_bytes());
+        let active = &mut stack.active;
+        for entry in entries {
+            assert_eq!(active.last_lsn.next(), lsn, "entries enter the overlay in order");
+            active.last_lsn = lsn;
+            active.since.get_or_insert_with(Instant::now);
+            lsn = lsn.next();
+            let source = match entry.kind {
+                EntryKind::Write => {
+                    let bytes = u64::try_from(entry.payload.len()).expect("64 bits");
+                    match entry.resident {
+                        Some(resident) if memory_left < bytes => Source::LogResident(resident),
+                        _ => {
+                            memory_left = memory_left.saturating_sub(bytes);
+                            Source::Payload(entry.payload)
+                        }
+                    }
+                }
+                EntryKind::Zero => Source::Zeroes { is_trim: false },
+                EntryKind::Trim => Source::Zeroes { is_trim: true },
+                EntryKind::VolumeRecord => {
+                    active.records.insert(entry.volume, entry.payload);
+                    continue;
+                }
+                EntryKind::Marker => continue,
+            };
+            let extents = active.volumes.entry(entry.volume).or_default();
+            extents.insert(entry.start_sector, entry.sector_count, source, &mut active.weight);
+        }
+        active.log_bytes += position - active.end_position;
+        active.end_position = position;
+        (active.log_bytes, active.weight.extent_count)
+    }
+
+    /// The log position of the first entry to come, while there is none.
+    pub(crate) fn start_at(&self, position: u64) {
+        let mut stack = self.stack.write();
+        assert!(stack.active.is_empty() && stack.frozen.is_empty(), "the overlay has entries");
+        stack.active.end_position = position;
+    }
+
+    /// Freezes the active generation if it has any entry. What it covers is exact: all that is
+    /// visible at this moment.
+    pub(crate) fn freeze(&self) -> Option<Arc<Generation>> {
+        let mut stack = self.stack.write();
+        if stack.active.is_empty() {
+            return None;
+        }
+        let next = Generation::new(stack.active.last_lsn.next(), stack.active.end_position);
+        let frozen = Arc::new(std::mem::replace(&mut stack.active, next));
+        stack.frozen_weight.extent_count += frozen.weight.extent_count;
+        stack.frozen_weight.memory_bytes += frozen.weight.memory_bytes;
+        stack.frozen_weight.payload_bytes += frozen.weight.payload_bytes;
+        stack.frozen.push_back(Arc::clone(&frozen));
+        Some(frozen)
+    }
+
+    pub(crate) fn next_frozen(&self) -> Option<Arc<Generation>> {
+        self.stack.read().frozen.front().cloned()
+    }
+
+    /// Drops the oldest frozen generation, which must be this one.
+    pub(crate) fn release(&self, generation: &Arc<Generation>) {
+        let mut stack = self.stack.write();
+        let oldest = stack.frozen.front().expect("release: nothing is frozen");
+        assert!(Arc::ptr_eq(oldest, generation), "release: generations go oldest first");
+        let oldest = stack.frozen.pop_front();
+        stack.frozen_weight.extent_count -= generation.weight.extent_count;
+        stack.frozen_weight.memory_bytes -= generation.weight.memory_bytes;
+        stack.frozen_weight.payload_bytes -= generation.weight.payload_bytes;
+        drop(stack);
+        drop(oldest); // many small frees, so outside of the lock
+    }
+
+    pub(crate) fn extent_count(&self) -> u64 {
+        self.stack.read().extent_count()
+    }
+
+    pub(crate) fn status(&self) -> OverlayStatus {
+        let stack = self.stack.read();
+        OverlayStatus {
+            memory_bytes: stack.memory_bytes(),
+            extent_count: stack.extent_count(),
+            undestaged_bytes: stack.frozen_weight.payload_bytes + stack.active.weight.payload_bytes,
+            frozen_count: u64::try_from(stack.frozen.len()).expect("64 bits"),
+            since: stack.frozen.front().map_or(stack.active.since, |oldest| oldest.since),
+        }
+    }
+}

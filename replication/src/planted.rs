@@ -1,0 +1,41 @@
+//! Bugs put there on purpose, so that tests can show that they would notice.
+//!
+//! Invariants:
+//! - Without the feature `planted` (or a test build) every switch is off and cannot be turned on.
+
+/// Which bugs are in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Planted {
+    /// A batch counts as written when it was submitted.
+    pub(crate) ack_before_write: bool,
+    /// A flush is answered without a sync.
+    pub(crate) flush_ignored: bool,
+    /// Recovery takes a batch whose checksum differs.
+    pub(crate) torn_accepted: bool,
+    /// Recovery takes a batch that does not follow the one before.
+    pub(crate) stale_accepted: bool,
+    /// Recovery trusts the page cache for what was never synced.
+    pub(crate) tail_not_rewritten: bool,
+}
+
+impl Planted {
+    /// As the environment variable SPINDLE_PLANTED names them, separated by commas.
+    #[cfg(any(test, feature = "planted"))]
+    pub(crate) fn from_environment() -> Self {
+        let names = std::env::var("SPINDLE_PLANTED").unwrap_or_default();
+        let has = |name: &str| names.split(',').any(|one| one == name);
+        Planted {
+            ack_before_write: has("ack-before-write"),
+            flush_ignored: has("flush-ignored"),
+            torn_accepted: has("torn-accepted"),
+            stale_accepted: has("stale-accepted"),
+            tail_not_rewritten: has("tail-not-rewritten"),
+        }
+    }
+
+    /// None.
+    #[cfg(not(any(test, feature = "planted")))]
+    pub(crate) fn from_environment() -> Self {
+        Planted::default()
+    }
+}

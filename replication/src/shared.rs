@@ -1,0 +1,292 @@
+//! What callers and the log's core share: the queue, the marks that acknowledgements wait for, and
+//! who waits.
+//!
+//! Invariants:
+//! - An LSN is given under the queue's lock when the entry is queued, so LSN order is queue order.
+//! - `acked` and `durable` only rise, and rise before their waiters are woken.
+//! - A failure is set once and stays: every waiter and every later call gets it.
+
+use crate::format::entry::EntryRow;
+use crate::options::{NewEntry, Wait};
+use crate::overlay::Overlay;
+use block::{Error, Lsn, Result};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+/// An entry that waits for a batch.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) entry: NewEntry,
+    pub(crate) row: EntryRow,
+    pub(crate) wait: Wait,
+    /// Its part of the queue's room; given back when it leaves the queue.
+    pub(crate) room: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) next_lsn: Lsn,
+    pub(crate) pending: VecDeque<Pending>,
+    pub(crate) is_closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Waiters {
+    /// By LSN, then by a number of their own.
+    acked: BTreeMap<(u64, u64), Waker>,
+    durable: BTreeMap<(u64, u64), Waker>,
+    next_id: u64,
+}
+
+impl Waiters {
+    fn of(&mut self, wait: Wait) -> &mut BTreeMap<(u64, u64), Waker> {
+        match wait {
+            Wait::Written => &mut self.acked,
+            Wait::Durable => &mut self.durable,
+        }
+    }
+}
+
+/// Moves the waiters up to `lsn` to `due`.
+fn take_due(waiters: &mut BTreeMap<(u64, u64), Waker>, lsn: Lsn, due: &mut Vec<Waker>) {
+    if waiters.first_key_value().is_some_and(|((first, _), _)| *first <= lsn.0) {
+        let later = waiters.split_off(&(lsn.0 + 1, 0));
+        due.extend(std::mem::replace(waiters, later).into_values());
+    }
+}
+
+/// Space that batches take and what it was when; see [`crate::pace`].
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) queue: Mutex<Queue>,
+    waiters: Mutex<Waiters>,
+    pub(crate) overlay: Overlay,
+    acked: AtomicU64,
+    durable: AtomicU64,
+    destaged: AtomicU64,
+    sync_wanted: AtomicU64,
+    /// Somebody changed something that the core has not seen.
+    pub(crate) is_dirty: AtomicBool,
+    failure: OnceLock<Error>,
+    /// Log position: bytes written over all laps, with what was skipped at the ends of files.
+    pub(crate) position: AtomicU64,
+    /// Log position up to which everything is destaged.
+    pub(crate) released_position: AtomicU64,
+    pub(crate) counters: Counters,
+    /// Permits are bytes of payload that may be queued.
+    pub(crate) room: tokio::sync::Semaphore,
+    /// Counts up when a generation was frozen or released, when the log became full, failed or
+    /// closed.
+    pub(crate) changed: tokio::sync::watch::Sender<u64>,
+}
+
+/// What the log did since it was opened.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) batch_count: AtomicU64,
+    pub(crate) batch_bytes: AtomicU64,
+    pub(crate) entry_count: AtomicU64,
+    pub(crate) sync_count: AtomicU64,
+    /// The core could not place a batch when it last tried.
+    pub(crate) is_full: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        overlay: Overlay,
+        last_lsn: Lsn,
+        destaged: Lsn,
+        queue_bytes_max: u64,
+        position: u64,
+    ) -> Self {
+        let permits = usize::try_from(queue_bytes_max)
+            .unwrap_or(usize::MAX)
+            .min(tokio::sync::Semaphore::MAX_PERMITS);
+        let queue = Queue { next_lsn: last_lsn.next(), pending: VecDeque::new(), is_closed: false };
+        Shared {
+            queue: Mutex::new(queue),
+            waiters: Mutex::default(),
+            overlay,
+            acked: AtomicU64::new(last_lsn.0),
+            durable: AtomicU64::new(last_lsn.0),
+            destaged: AtomicU64::new(destaged.0),
+            sync_wanted: AtomicU64::new(0),
+            is_dirty: AtomicBool::new(true),
+            failure: OnceLock::new(),
+            position: AtomicU64::new(position),
+            released_position: AtomicU64::new(0),
+            counters: Counters::default(),
+            room: tokio::sync::Semaphore::new(permits),
+            changed: tokio::sync::watch::Sender::new(0),
+        }
+    }
+
+    /// Queues an entry and gives it its LSN.
+    pub(crate) fn push(&self, pending: Pending) -> Result<Lsn> {
+        let wait = pending.wait;
+        let lsn = {
+            let mut queue = self.queue.lock();
+            self.check()?;
+            if queue.is_closed {
+                return Err(closed());
+            }
+            let lsn = queue.next_lsn;
+            queue.next_lsn = lsn.next();
+            queue.pending.push_back(pending);
+            lsn
+        };
+        if wait == Wait::Durable {
+            self.want_sync(lsn);
+        }
+        self.is_dirty.store(true, Ordering::Release);
+        Ok(lsn)
+    }
+
+    /// Asks that everything up to `lsn` be put on stable storage.
+    pub(crate) fn want_sync(&self, lsn: Lsn) {
+        self.sync_wanted.fetch_max(lsn.0, Ordering::AcqRel);
+        self.is_dirty.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn sync_wanted(&self) -> Lsn {
+        Lsn(self.sync_wanted.load(Ordering::Acquire))
+    }
+
+    /// Up to here [`Wait::Written`] is answered.
+    pub(crate) fn acked(&self) -> Lsn {
+        Lsn(self.acked.load(Ordering::Acquire))
+    }
+
+    /// Up to here [`Wait::Durable`] is answered.
+    pub(crate) fn durable(&self) -> Lsn {
+        Lsn(self.durable.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn destaged(&self) -> Lsn {
+        Lsn(self.destaged.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_destaged(&self, lsn: Lsn, position: u64) {
+        self.destaged.fetch_max(lsn.0, Ordering::AcqRel);
+        self.released_position.fetch_max(position, Ordering::AcqRel);
+        self.is_dirty.store(true, Ordering::Release);
+    }
+
+    /// LSN of the newest queued entry.
+    pub(crate) fn last_lsn(&self) -> Lsn {
+        Lsn(self.queue.lock().next_lsn.0 - 1)
+    }
+
+    /// The failure, if there was one.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    pub(crate) fn is_failed(&self) -> bool {
+        self.failure.get().is_some()
+    }
+
+    /// Final. Everybody who waits, now or later, gets the error.
+    pub(crate) fn fail(&self, error: Error) {
+        if self.failure.set(error.clone()).is_err() {
+            return;
+        }
+        tracing::error!(error = %error.chain(), "the write log failed and accepts nothing more");
+        self.queue.lock().pending.clear();
+        self.room.close();
+        self.wake_all();
+    }
+
+    pub(crate) fn wake_all(&self) {
+        let mut waiters = self.waiters.lock();
+        let acked = std::mem::take(&mut waiters.acked);
+        let durable = std::mem::take(&mut waiters.durable);
+        drop(waiters);
+        acked.into_values().chain(durable.into_values()).for_each(Waker::wake);
+        self.tell_changed();
+    }
+
+    pub(crate) fn tell_changed(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    /// As [`Shared::fail`], for an orderly end.
+    pub(crate) fn finish(&self, error: Error) {
+        if self.failure.set(error).is_ok() {
+            self.queue.lock().pending.clear();
+            self.room.close();
+            self.wake_all();
+        }
+    }
+
+    /// Raises the marks and wakes whom that answers.
+    pub(crate) fn advance(&self, acked: Lsn, durable: Lsn) {
+        let acked_before = self.acked.fetch_max(acked.0, Ordering::AcqRel);
+        let durable_before = self.durable.fetch_max(durable.0, Ordering::AcqRel);
+        if acked_before >= acked.0 && durable_before >= durable.0 {
+            return;
+        }
+        let mut due = Vec::new();
+        {
+            let mut waiters = self.waiters.lock();
+            take_due(&mut waiters.acked, acked, &mut due);
+            take_due(&mut waiters.durable, durable, &mut due);
+        }
+        due.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether `lsn` is answered.
+    pub(crate) fn is_reached(&self, lsn: Lsn, wait: Wait) -> bool {
+        lsn <= match wait {
+            Wait::Written => self.acked(),
+            Wait::Durable => self.durable(),
+        }
+    }
+
+    /// Ready when `lsn` is answered or the log failed; otherwise `context` is woken then. `id` is
+    /// the waiter's own, given at the first call.
+    pub(crate) fn poll_reached(
+        &self,
+        lsn: Lsn,
+        wait: Wait,
+        id: &mut Option<u64>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<()>> {
+        if self.is_reached(lsn, wait) {
+            return Poll::Ready(Ok(()));
+        }
+        let mut waiters = self.waiters.lock();
+        // The marks rise before this lock is taken to wake, so a look under the lock misses nothing.
+        if self.is_reached(lsn, wait) {
+            return Poll::Ready(Ok(()));
+        }
+        if let Err(error) = self.check() {
+            return Poll::Ready(Err(error));
+        }
+        let id = *id.get_or_insert_with(|| {
+            waiters.next_id += 1;
+            waiters.next_id
+        });
+        waiters.of(wait).insert((lsn.0, id), context.waker().clone());
+        Poll::Pending
+    }
+
+    /// Takes back the wake-up of a waiter that went away.
+    pub(crate) fn forget(&self, lsn: Lsn, wait: Wait, id: u64) {
+        self.waiters.lock().of(wait).remove(&(lsn.0, id));
+    }
+
+    /// Part of the log in use, 0 to 1, counting extents of the overlay as well.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        let position = self.position.load(Ordering::Acquire);
+        position.saturating_sub(self.released_position.load(Ordering::Acquire))
+    }
+}
+
+/// What calls on a closed log get.
+pub(crate) fn closed() -> Error {
+    Error::new(block::ErrorKind::Unavailable, "append to the write log: it is closed")
+}

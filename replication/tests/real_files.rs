@@ -1,0 +1,330 @@
+//! The log over real files: what survives a dropped process, an orderly close and damage.
+
+use block::seal::{KEY_BYTES, PoolKey};
+use block::{Epoch, ErrorKind, Lsn, VolumeId};
+use bytes::Bytes;
+use replication::{
+    EntryKind, IoMode, Log, LogIdentity, LogOptions, NewEntry, Recovery, Source, Wait,
+};
+use std::path::Path;
+
+const VOLUME: VolumeId = VolumeId(7);
+
+fn options(io_mode: IoMode) -> LogOptions {
+    LogOptions {
+        ring_bytes: 4 << 20,
+        file_bytes: 1 << 20,
+        generation_bytes_max: 1 << 20,
+        unsynced_bytes_max: 256 << 10,
+        io_mode,
+        ..LogOptions::default()
+    }
+}
+
+fn identity(epoch: u64, boot: u8) -> LogIdentity {
+    LogIdentity { pool: [1; 16], epoch: Epoch(epoch), boot_id: [boot; 16] }
+}
+
+fn key() -> PoolKey {
+    PoolKey::new([3; KEY_BYTES])
+}
+
+fn open(dir: &Path, epoch: u64, destaged: u64) -> (Log, Recovery) {
+    open_as(dir, identity(epoch, 1), destaged).expect("the log opens")
+}
+
+fn open_as(dir: &Path, id: LogIdentity, destaged: u64) -> block::Result<(Log, Recovery)> {
+    Log::open(dir, id, key(), options(IoMode::Buffered), Lsn(destaged))
+}
+
+fn write(sector: u64, fill: u8, sectors: usize) -> NewEntry {
+    NewEntry {
+        volume: VOLUME,
+        kind: EntryKind::Write,
+        start_sector: sector,
+        sector_count: sectors as u64,
+        payload: Bytes::from(vec![fill; sectors * 512]),
+    }
+}
+
+async fn contents(log: &Log, sector: u64) -> Option<u8> {
+    let pieces = log.overlay().lookup(VOLUME, sector, 1);
+    assert_eq!(pieces.len(), 1);
+    match &pieces[0].source {
+        Source::Payload(bytes) => Some(bytes[0]),
+        Source::LogResident(resident) => {
+            Some(log.read(resident).await.expect("reads").expect("is not released")[0])
+        }
+        Source::Zeroes { .. } => Some(0),
+        Source::Beneath => None,
+    }
+}
+
+fn files_of(dir: &Path) -> Vec<std::path::PathBuf> {
+    let mut files: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "log"))
+        .collect();
+    files.sort();
+    files
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_is_there_after_a_drop_and_after_a_close() {
+    for io_mode in [IoMode::Buffered, IoMode::Direct] {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let open = |destaged| {
+            Log::open(dir.path(), identity(1, 1), key(), options(io_mode), Lsn(destaged)).unwrap()
+        };
+        let (log, recovery) = open(0);
+        assert!(recovery.is_new && recovery.was_clean && recovery.is_tail_proven);
+        for n in 0..100u64 {
+            let lsn = log.append(write(n * 8, n as u8, 8), Wait::Written).await.unwrap();
+            assert_eq!(lsn, Lsn(n + 1));
+        }
+        drop(log);
+        let (log, recovery) = open(0);
+        assert_eq!((recovery.entry_count, recovery.last_lsn), (100, Lsn(100)));
+        assert!(!recovery.was_clean && recovery.is_tail_proven);
+        for n in 0..100u64 {
+            assert_eq!(contents(&log, n * 8).await, Some(n as u8), "{io_mode:?} {n}");
+        }
+        assert_eq!(log.flush().await.unwrap(), Lsn(100));
+        log.append(write(0, 0xee, 8), Wait::Durable).await.unwrap();
+        assert_eq!(log.status().durable_lsn, Lsn(101));
+        log.clone().close().unwrap();
+        let after = log.append(write(0, 1, 8), Wait::Written).await.unwrap_err();
+        assert_eq!(after.kind(), ErrorKind::Unavailable);
+        drop(log);
+        let (log, recovery) = open(0);
+        assert!(recovery.was_clean && recovery.is_tail_proven);
+        assert_eq!(recovery.last_lsn, Lsn(101));
+        assert_eq!(contents(&log, 0).await, Some(0xee));
+        assert_eq!(contents(&log, 8).await, Some(1));
+        assert_eq!(contents(&log, 4096).await, None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_laps_with_destage_and_a_dropped_process_keep_every_entry() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let mut destaged = 0;
+    let mut expected = std::collections::HashMap::new();
+    let mut fill = 0u8;
+    for life in 1..=6u64 {
+        let (log, recovery) = open(dir.path(), life, destaged);
+        assert_eq!(recovery.entry_count, recovery.last_lsn.0 - destaged);
+        for (&sector, &(lsn, value)) in &expected {
+            if lsn > destaged {
+                assert_eq!(contents(&log, sector).await, Some(value), "life {life} at {sector}");
+            }
+        }
+        for n in 0..1500u64 {
+            fill = fill.wrapping_add(1);
+            let sector = (n * 37 % 256) * 16;
+            let lsn = log.append(write(sector, fill, 16), Wait::Written).await.unwrap();
+            expected.insert(sector, (lsn.0, fill));
+            if log.status().used_bytes > 1 << 20
+                && let Some(generation) = log.next_frozen()
+            {
+                destaged = generation.last_lsn().0;
+                log.release(&generation);
+            }
+        }
+        if life % 2 == 0 {
+            log.close().unwrap();
+        }
+    }
+    assert!(files_of(dir.path()).len() == 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_log_waits_and_goes_on_when_something_is_released() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    let writer = tokio::spawn({
+        let log = log.clone();
+        async move {
+            for n in 0..100u64 {
+                log.append(write(n * 128, n as u8, 128), Wait::Written).await.unwrap();
+            }
+        }
+    });
+    let mut changes = log.changes();
+    while !log.status().is_full {
+        let _ = tokio::time::timeout(std::time::Duration::from_millis(20), changes.changed()).await;
+    }
+    assert!(!writer.is_finished());
+    while !writer.is_finished() {
+        if let Some(generation) = log.next_frozen() {
+            log.release(&generation);
+        }
+        let _ = tokio::time::timeout(std::time::Duration::from_millis(20), changes.changed()).await;
+    }
+    writer.await.unwrap();
+    assert_eq!(log.status().last_lsn, Lsn(100));
+    log.close().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_are_distinct() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 3, 0);
+    for n in 0..50 {
+        log.append(write(n, 1, 1), Wait::Written).await.unwrap();
+    }
+    let busy = open_as(dir.path(), identity(3, 1), 0).err().unwrap();
+    assert_eq!(busy.kind(), ErrorKind::Busy);
+    let generation = log.freeze().unwrap();
+    assert_eq!((generation.first_lsn(), generation.last_lsn()), (Lsn(1), Lsn(50)));
+    log.release(&generation);
+    log.append(write(0, 2, 1), Wait::Durable).await.unwrap();
+    drop(log);
+    let kind = |id, destaged| open_as(dir.path(), id, destaged).err().map(|e| e.kind());
+    assert_eq!(kind(identity(2, 1), 50), Some(ErrorKind::Fenced));
+    assert_eq!(kind(LogIdentity { pool: [9; 16], ..identity(3, 1) }, 50), Some(ErrorKind::Invalid));
+    let rolled_back = open_as(dir.path(), identity(3, 1), 40).err().unwrap();
+    assert_eq!(rolled_back.kind(), ErrorKind::Corrupt);
+    assert!(rolled_back.to_string().contains("rolled back"), "{rolled_back}");
+    assert_eq!(kind(identity(4, 1), 50), None);
+    // The data tier may be ahead of the log: entries that were destaged and not synced.
+    let (log, recovery) = open(dir.path(), 4, 77);
+    assert_eq!((recovery.last_lsn, recovery.entry_count), (Lsn(77), 0));
+    assert_eq!(log.append(write(0, 2, 1), Wait::Durable).await.unwrap(), Lsn(78));
+    drop(log);
+    let other = Log::open(
+        dir.path(),
+        identity(4, 1),
+        PoolKey::new([8; KEY_BYTES]),
+        options(IoMode::Buffered),
+        Lsn(77),
+    );
+    let wrong_key = other.err().unwrap();
+    assert_eq!(wrong_key.kind(), ErrorKind::Corrupt);
+    // A wiped directory begins behind the data tier.
+    std::fs::remove_dir_all(dir.path()).unwrap();
+    let (_, recovery) = open(dir.path(), 5, 500);
+    assert!(recovery.is_new);
+    assert_eq!(recovery.last_lsn, Lsn(500));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_below_what_was_flushed_is_refused_and_names_the_place() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    for n in 0..20 {
+        log.append(write(n * 8, n as u8, 8), Wait::Durable).await.unwrap();
+    }
+    drop(log);
+    let path = &files_of(dir.path())[0];
+    let whole = std::fs::read(path).unwrap();
+    for at in [4096 + 4096 + 10, 8192 + 300, 8192 + 5000, 12288 + 8192 + 4000] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x40;
+        std::fs::write(path, &bytes).unwrap();
+        let error = open_as(dir.path(), identity(1, 1), 0).err().expect("damage is seen");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("ring-00000.log"), "{error}");
+        assert_eq!(std::fs::read(path).unwrap(), bytes, "a refused log was changed");
+    }
+    std::fs::write(path, &whole[..whole.len() - 5]).unwrap();
+    let error = open_as(dir.path(), identity(1, 1), 0).err().expect("a short file is seen");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    std::fs::write(path, &whole).unwrap();
+    assert_eq!(open(dir.path(), 1, 0).1.entry_count, 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reboot_is_told_from_a_restart() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let reopen = |boot| open_as(dir.path(), identity(1, boot), 0).unwrap();
+    let (log, _) = reopen(1);
+    log.append(write(0, 1, 1), Wait::Durable).await.unwrap();
+    drop(log);
+    let (log, recovery) = reopen(2);
+    assert!(recovery.is_tail_proven, "nothing was acknowledged before it was durable");
+    log.append(write(0, 2, 1), Wait::Written).await.unwrap();
+    drop(log);
+    assert!(reopen(2).1.is_tail_proven, "the same boot");
+    let (log, _) = reopen(2);
+    log.append(write(0, 2, 1), Wait::Written).await.unwrap();
+    drop(log);
+    let (log, recovery) = reopen(3);
+    assert!(!recovery.is_tail_proven && recovery.lost_reason.is_some());
+    drop(log);
+    let (log, recovery) = reopen(3);
+    assert!(!recovery.is_tail_proven, "it is said until it is settled");
+    log.settle_tail();
+    log.append(write(0, 2, 1), Wait::Durable).await.unwrap();
+    drop(log);
+    assert!(reopen(3).1.is_tail_proven);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn payloads_beyond_the_memory_budget_are_read_back_from_the_log() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let options = LogOptions { payload_memory_bytes: 8192, ..options(IoMode::Buffered) };
+    let open = || Log::open(dir.path(), identity(1, 1), key(), options, Lsn(0)).unwrap().0;
+    let log = open();
+    for n in 0..60u64 {
+        log.append(write(n * 8, n as u8 + 1, 8), Wait::Written).await.unwrap();
+    }
+    // Cut one that is only in the log.
+    log.append(write(50 * 8 + 2, 0xcc, 3), Wait::Written).await.unwrap();
+    for log in [log.clone(), {
+        drop(log);
+        open()
+    }] {
+        assert!(log.status().memory_bytes <= 8192);
+        for n in 0..60u64 {
+            assert_eq!(contents(&log, n * 8).await, Some(n as u8 + 1));
+            assert_eq!(contents(&log, n * 8 + 7).await, Some(n as u8 + 1));
+        }
+        assert_eq!(contents(&log, 50 * 8 + 2).await, Some(0xcc));
+        let pieces = log.overlay().lookup(VOLUME, 59 * 8, 8);
+        let Source::LogResident(resident) = &pieces[0].source else { panic!("{pieces:?}") };
+        let generation = log.freeze().unwrap();
+        log.release(&generation);
+        assert!(log.read(resident).await.unwrap().is_none(), "released");
+        assert_eq!(contents(&log, 0).await, None);
+        break;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_futures_are_written_all_the_same() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    for n in 0..10 {
+        drop(log.append(write(n, 1, 1), Wait::Written));
+    }
+    let lsn = log.append(write(99, 1, 1), Wait::Durable).await.unwrap();
+    assert_eq!(lsn, Lsn(11));
+    drop(log.append(write(100, 1, 1), Wait::Durable));
+    while log.status().durable_lsn < Lsn(12) {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn nonsense_is_refused() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    let bad = [
+        NewEntry { volume: VolumeId(0), ..write(0, 0, 1) },
+        NewEntry { sector_count: 2, ..write(0, 0, 1) },
+        NewEntry { sector_count: 0, payload: Bytes::new(), ..write(0, 0, 1) },
+        NewEntry { kind: EntryKind::Trim, ..write(0, 0, 1) },
+        write(u64::MAX, 0, 1),
+        write(0, 0, log.payload_bytes_max() / 512 + 1),
+    ];
+    for entry in bad {
+        let error = log.append(entry, Wait::Written).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+    let most = log.payload_bytes_max() / 512;
+    assert_eq!(log.append(write(0, 0, most), Wait::Written).await.unwrap(), Lsn(1));
+    let bad = LogOptions { file_bytes: 1000, ..LogOptions::default() };
+    assert_eq!(bad.check().unwrap_err().kind(), ErrorKind::Invalid);
+}
