@@ -1,0 +1,182 @@
+//! Cost of the map and of destage: `cargo run --release -p tiering --example map_bench [-- BLOCKS]`.
+//!
+//! Prints nanoseconds per lookup and per update of the map, and for destage MiB/s and microseconds
+//! of CPU and of time per 4 KiB block, for random and for sequential data. The store is in memory, so
+//! that only our own cost is counted.
+
+use block::seal::PoolKey;
+use block::{Epoch, Lsn, Result, VolumeId};
+use bytes::Bytes;
+use object_store::memory::InMemory;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tiering::map::pages;
+use tiering::{DestageReport, ExtentContent, LogSource, Tier, TierOptions, Window, WindowExtent};
+
+const BLOCK: usize = 4096;
+
+struct Payloads;
+
+impl LogSource for Payloads {
+    type Handle = Bytes;
+
+    async fn read(&self, handle: &Bytes) -> Result<Bytes> {
+        Ok(handle.clone())
+    }
+}
+
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 20
+    }
+}
+
+/// CPU time of the process, user and system.
+fn cpu() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has /proc");
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("ticks")).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+/// Blocks like those of a database: half of each compresses away.
+fn payload(rng: &mut Rng, bytes: usize) -> Bytes {
+    let mut data = vec![0u8; bytes];
+    for chunk in data.chunks_mut(64) {
+        for word in chunk.chunks_mut(8).take(4) {
+            word.copy_from_slice(&rng.next().to_le_bytes()[..word.len()]);
+        }
+    }
+    data.into()
+}
+
+fn window(lsn: u64, extents: Vec<WindowExtent<Bytes>>) -> Window<Bytes> {
+    Window {
+        last_lsn: Lsn(lsn),
+        volume_records: Vec::new(),
+        volumes: vec![(VolumeId(1), extents)],
+    }
+}
+
+fn random_window(rng: &mut Rng, lsn: u64, count: u64, volume_blocks: u64) -> Window<Bytes> {
+    let mut blocks: Vec<u64> = (0..count).map(|_| rng.next() % volume_blocks).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    let extents = blocks.into_iter().map(|block| WindowExtent {
+        start_sector: block * 8,
+        sector_count: 8,
+        content: ExtentContent::Data(payload(rng, BLOCK)),
+    });
+    window(lsn, extents.collect())
+}
+
+fn sequential_window(rng: &mut Rng, lsn: u64, count: u64) -> Window<Bytes> {
+    let extents = (0..count / 32).map(|index| WindowExtent {
+        start_sector: index * 256,
+        sector_count: 256,
+        content: ExtentContent::Data(payload(rng, 32 * BLOCK)),
+    });
+    window(lsn, extents.collect())
+}
+
+async fn open() -> Tier {
+    let key = PoolKey::new([1; 32]);
+    let options = TierOptions::new(Arc::new(InMemory::new()), [1; 16], key, Epoch(1));
+    Tier::open(options).await.expect("an empty store opens")
+}
+
+async fn destage(name: &str, tier: &Tier, windows: Vec<Window<Bytes>>) {
+    for (index, window) in windows.into_iter().enumerate() {
+        let (started, cpu_started) = (Instant::now(), cpu());
+        let done: DestageReport = tier.destage(window, &Payloads).await.expect("it destages");
+        let (time, used) = (started.elapsed(), cpu() - cpu_started);
+        let blocks = done.stored_block_count as f64;
+        println!(
+            "{name} {index}: {:7.0} MiB/s, {:5.2} us time, {:5.2} us CPU a block \
+             (build {:4.2}, commit {:4.2}); {} operands, {} images, {:.0} metadata bytes a block",
+            blocks / 256.0 / time.as_secs_f64(),
+            time.as_secs_f64() * 1e6 / blocks,
+            used.as_secs_f64() * 1e6 / blocks,
+            done.build_us as f64 / blocks,
+            done.commit_us as f64 / blocks,
+            done.commit.operand_count,
+            done.commit.image_count,
+            done.commit.batch_bytes as f64 / blocks,
+        );
+    }
+}
+
+fn bench_pages(rng: &mut Rng) {
+    let mut page: Vec<pages::Run> = Vec::new();
+    let rounds = 200_000u32;
+    let run = |first: u8, index: u32| pages::Run {
+        segment: 7,
+        frame_index: index,
+        offset: index * 2048,
+        sealed_bytes: 2100,
+        first,
+        last: first,
+        within: 0,
+    };
+    let started = Instant::now();
+    for index in 0..rounds {
+        let new = run(rng.next() as u8, index);
+        page = pages::assign(&page, &[new]);
+    }
+    let update = started.elapsed() / rounds;
+    let whole = pages::Page { runs: page.into_boxed_slice(), ..pages::Page::default() };
+    let started = Instant::now();
+    let mut found = 0;
+    for _ in 0..rounds {
+        let block = rng.next() as u8;
+        found += whole.runs_between(block, block).count();
+    }
+    let lookup = started.elapsed() / rounds;
+    println!("page of {} runs: update {update:?}, lookup {lookup:?} ({found})", whole.runs.len());
+}
+
+async fn bench_lookups(rng: &mut Rng, tier: &Tier, volume_blocks: u64, name: &str) {
+    let count = 20_000u32;
+    let started = Instant::now();
+    for _ in 0..count {
+        let offset = rng.next() % volume_blocks * BLOCK as u64;
+        tier.allocation(VolumeId(1), offset, BLOCK as u64, 1).await.expect("it is mapped");
+    }
+    println!("{name}: {:?} a lookup through the database", started.elapsed() / count);
+    let mut buf = vec![0; BLOCK];
+    let started = Instant::now();
+    for _ in 0..count {
+        let offset = rng.next() % volume_blocks * BLOCK as u64;
+        tier.read(VolumeId(1), offset, &mut buf).await.expect("it reads");
+    }
+    println!("{name}: {:?} a read of 4 KiB through the page cache", started.elapsed() / count);
+}
+
+#[tokio::main]
+async fn main() {
+    let count: u64 = std::env::args().nth(1).map_or(32_768, |text| text.parse().expect("BLOCKS"));
+    let mut rng = Rng(42);
+    bench_pages(&mut rng);
+
+    let small = 10 << 18; // 10 GiB
+    let tier = open().await;
+    let windows = (1..=20).map(|lsn| random_window(&mut rng, lsn, count, small)).collect();
+    destage("random 4 KiB over 10 GiB ", &tier, windows).await;
+    bench_lookups(&mut rng, &tier, small, "10 GiB").await;
+    tier.close().await.expect("it closes");
+
+    let large = 100 << 28; // 100 TiB
+    let tier = open().await;
+    let windows = (1..=6).map(|lsn| random_window(&mut rng, lsn, count, large)).collect();
+    destage("random 4 KiB over 100 TiB", &tier, windows).await;
+    tier.close().await.expect("it closes");
+
+    let tier = open().await;
+    let windows = (1..=4).map(|lsn| sequential_window(&mut rng, lsn, count)).collect();
+    destage("sequential               ", &tier, windows).await;
+    bench_lookups(&mut rng, &tier, count, "sequential").await;
+    tier.close().await.expect("it closes");
+}

@@ -1,0 +1,192 @@
+//! The cache file: opening, reading and writing, with or without the page cache.
+//!
+//! Invariants:
+//! - Mode 0600, held under an exclusive lock for as long as it is open.
+//! - A file of another pool, version or region size is emptied; nothing in it is ever needed.
+//! - Writes are whole aligned blocks, so that they may go past the page cache.
+
+use super::format::{self, ALIGN};
+use super::{CacheIo, CacheOptions};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::io::IoSliceMut;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Name of the file within the cache's directory.
+pub const FILE_NAME: &str = "frames.cache";
+
+/// See the module.
+#[derive(Debug)]
+pub struct CacheFile {
+    /// Through the page cache.
+    buffered: File,
+    /// Past the page cache, where the file system can.
+    direct: Option<File>,
+    /// Reads go past the page cache too.
+    is_read_direct: bool,
+    /// The header was ours: what is in the regions may be used.
+    is_kept: bool,
+}
+
+impl CacheFile {
+    /// Opens or makes the file. Blocking.
+    ///
+    /// # Errors
+    /// Of the file system; `WouldBlock` when another process holds the lock.
+    pub fn open(options: &CacheOptions, pool: &[u8; 16], region_bytes: u32) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&options.dir)?;
+        let path = options.dir.join(FILE_NAME);
+        let buffered = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)?;
+        rustix::fs::flock(&buffered, FlockOperation::NonBlockingLockExclusive)?;
+        rustix::fs::fadvise(&buffered, 0, None, Advice::Random)?;
+        let mut header = vec![0; ALIGN];
+        let is_kept = read_full(&buffered, &mut header, 0)? == ALIGN
+            && format::is_file_header(&header, pool, region_bytes);
+        if !is_kept {
+            buffered.set_len(0)?;
+            buffered.write_all_at(&format::encode_file_header(pool, region_bytes), 0)?;
+            buffered.sync_data()?;
+        }
+        let direct = open_direct(&path);
+        let is_read_direct = options.io == CacheIo::Direct && direct.is_some();
+        Ok(CacheFile { buffered, direct, is_read_direct, is_kept })
+    }
+
+    /// The file had regions of this cache when it was opened.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
+    /// Bytes of the file.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn len(&self) -> io::Result<u64> {
+        Ok(self.buffered.metadata()?.len())
+    }
+
+    /// Gives the file this length at most.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn shrink(&self, bytes: u64) -> io::Result<()> {
+        if self.len()? > bytes { self.buffered.set_len(bytes) } else { Ok(()) }
+    }
+
+    /// Reserves space, so that a full disk shows here and not in the middle of a pack, and so that
+    /// later writes change no file system metadata that others would have to wait for.
+    ///
+    /// # Errors
+    /// `StorageFull` and others of the file system.
+    pub fn reserve(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        match rustix::fs::fallocate(&self.buffered, FallocateFlags::empty(), offset, bytes) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                let end = offset + bytes;
+                if self.len()? < end { self.buffered.set_len(end) } else { Ok(()) }
+            }
+            result => Ok(result?),
+        }
+    }
+
+    /// Writes whole blocks of an aligned buffer. Past the page cache where that is possible: a
+    /// segment's worth of dirty pages would delay every other file's fsync.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn write(&self, aligned: &[u8], offset: u64) -> io::Result<()> {
+        match &self.direct {
+            Some(direct) => direct.write_all_at(aligned, offset),
+            None => self.buffered.write_all_at(aligned, offset),
+        }
+    }
+
+    /// Reads without waiting for the disk. False when that is not possible; `bytes` is then
+    /// undefined.
+    pub fn read_now(&self, bytes: &mut [u8], offset: u64) -> bool {
+        if self.is_read_direct {
+            return false;
+        }
+        let wanted = bytes.len();
+        let mut slices = [IoSliceMut::new(bytes)];
+        let read = rustix::io::preadv2(&self.buffered, &mut slices, offset, ReadWriteFlags::NOWAIT);
+        read == Ok(wanted)
+    }
+
+    /// Reads `count` bytes at `offset` with `buffer` as room and returns where they are in it.
+    /// Blocking.
+    ///
+    /// # Errors
+    /// Of the file system; `UnexpectedEof` past the end.
+    pub fn read<'a>(
+        &self,
+        buffer: &'a mut AlignedBuffer,
+        offset: u64,
+        count: usize,
+    ) -> io::Result<&'a mut [u8]> {
+        let direct = self.direct.as_ref().filter(|_| self.is_read_direct);
+        let align = ALIGN as u64;
+        let (file, start) = match direct {
+            Some(direct) => (direct, offset / align * align),
+            None => (&self.buffered, offset),
+        };
+        let skip = (offset - start) as usize;
+        let end = match direct {
+            Some(_) => (skip + count).next_multiple_of(ALIGN),
+            None => count,
+        };
+        let bytes = buffer.room(end);
+        if read_full(file, bytes, start)? < skip + count {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(&mut bytes[skip..skip + count])
+    }
+}
+
+fn open_direct(path: &Path) -> Option<File> {
+    let flags = OFlags::DIRECT.bits() as i32;
+    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).ok()?;
+    // Some file systems accept the flag and refuse the first read.
+    let mut buffer = AlignedBuffer::default();
+    file.read_at(buffer.room(ALIGN), 0).ok()?;
+    Some(file)
+}
+
+fn read_full(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Reused room for reads and writes whose address is a multiple of [`ALIGN`].
+#[derive(Debug, Default)]
+pub struct AlignedBuffer {
+    bytes: Vec<u8>,
+}
+
+impl AlignedBuffer {
+    /// `count` bytes with undefined contents.
+    pub fn room(&mut self, count: usize) -> &mut [u8] {
+        if self.bytes.len() < count + ALIGN {
+            self.bytes = vec![0; (count + ALIGN).next_power_of_two()];
+        }
+        let skip = self.bytes.as_ptr().align_offset(ALIGN);
+        &mut self.bytes[skip..skip + count]
+    }
+}

@@ -1,0 +1,415 @@
+//! The NVMe read cache: frames as they are stored, on a local disk.
+//!
+//! Owns one file of equal regions, which fill in turn; when all are full, the oldest is emptied and
+//! filled again (frames of it that were read meanwhile move on, within bounds). Frames are kept as
+//! ciphertext, so nothing secret lies there that does not lie in the store, and whoever reads one
+//! verifies it as it would the store's copy.
+//!
+//! Invariants:
+//! - Nobody waits for the cache but for its answer to a read: inserts go through a bounded queue to
+//!   one writer thread, and what does not fit is dropped and counted.
+//! - Memory is bounded: index, waiting frames, and one pack.
+//! - Whatever happens to the file or the disk, the worst is that frames come from the store again.
+//!   The first failing write turns the cache off and warns; nothing tries again until a restart.
+//! - Nothing is ever invalidated: a key names bytes that never change.
+
+pub mod file;
+pub mod format;
+pub mod index;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use file::AlignedBuffer;
+pub use index::key_of;
+
+use crate::segment::{FrameAt, SegmentId, SegmentInfo};
+use bytes::Bytes;
+use file::CacheFile;
+use format::ALIGN;
+use index::Index;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+/// How the cache reads its file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheIo {
+    /// Through the kernel's page cache, which keeps the hottest frames in otherwise idle memory.
+    #[default]
+    Buffered,
+    /// Past it (`O_DIRECT`), where the file system can.
+    Direct,
+}
+
+/// Where the NVMe cache is and how large it may grow.
+#[derive(Clone, Debug)]
+pub struct CacheOptions {
+    /// Directory of the cache; made with mode 0700 when missing.
+    pub dir: PathBuf,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Bytes of memory for the index: 20 a frame. It bounds how many frames are cached.
+    pub index_bytes: u64,
+    /// Bytes of memory that may wait to be written; what comes on top is not cached.
+    pub pending_bytes_max: u64,
+    /// Buffered or direct reads.
+    pub io: CacheIo,
+}
+
+impl CacheOptions {
+    /// A cache of `bytes` in `dir`, the rest as measured best.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>, bytes: u64) -> Self {
+        CacheOptions {
+            dir: dir.into(),
+            bytes,
+            index_bytes: 64 << 20,
+            pending_bytes_max: 96 << 20,
+            io: CacheIo::default(),
+        }
+    }
+}
+
+/// Largest region. Chosen by hand: evicting one costs a thousandth of a 32 GiB cache.
+const REGION_BYTES_MAX: u64 = 32 << 20;
+/// Smallest region: it must hold a pack of one frame with room to spare.
+const REGION_BYTES_MIN: u64 = 512 << 10;
+/// A small cache still has this many regions. Chosen by hand.
+const REGION_COUNT_MIN: u64 = 8;
+/// Inserts that may wait. Chosen by hand; [`CacheOptions::pending_bytes_max`] bounds their bytes.
+const QUEUE_COUNT_MAX: usize = 4096;
+/// Failing reads after which the cache is turned off. Chosen by hand.
+const READ_ERROR_COUNT_MAX: u64 = 16;
+
+/// Counters since the start, and gauges.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheStatus {
+    /// It works. Once false, it stays so until a restart.
+    pub is_on: bool,
+    /// Frames that can be found.
+    pub frame_count: u64,
+    /// Bytes of regions in use.
+    pub used_bytes: u64,
+    /// Bytes of memory that wait to be written.
+    pub pending_bytes: u64,
+    /// Frames that were written.
+    pub insert_count: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+    /// Inserts that were dropped because too much was waiting.
+    pub dropped_count: u64,
+    /// Regions that were emptied to be filled again.
+    pub evicted_region_count: u64,
+    /// Frames that were moved on because they had been read.
+    pub reinserted_count: u64,
+    /// Frames whose copy here did not verify; each was read from the store again.
+    pub bad_count: u64,
+    /// Reads and writes that failed.
+    pub error_count: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    insert_count: AtomicU64,
+    written_bytes: AtomicU64,
+    dropped_count: AtomicU64,
+    evicted_region_count: AtomicU64,
+    reinserted_count: AtomicU64,
+    bad_count: AtomicU64,
+    error_count: AtomicU64,
+    read_error_count: AtomicU64,
+}
+
+/// What waits to be written; read from here meanwhile.
+#[derive(Default)]
+struct Pending {
+    frames: Mutex<HashMap<u64, Bytes>>,
+    segments: Mutex<HashMap<SegmentId, Bytes>>,
+    bytes: AtomicU64,
+}
+
+/// What the readers and the writer share.
+struct Shared {
+    file: CacheFile,
+    index: Index,
+    region_bytes: u64,
+    /// Lap of each region; 0 while it is empty or being emptied.
+    sequences: Vec<AtomicU64>,
+    pending: Pending,
+    pending_bytes_max: u64,
+    is_on: AtomicBool,
+    counters: Counters,
+}
+
+/// What the writer is told.
+enum Work {
+    Frame { key: u64, sealed: Bytes },
+    Segment { id: SegmentId, object: Bytes },
+    Flush(tokio::sync::oneshot::Sender<()>),
+    Stop,
+}
+
+/// See the module. Dropped without [`FrameCache::close`], its thread writes what waits and ends.
+pub struct FrameCache {
+    shared: Arc<Shared>,
+    queue: mpsc::SyncSender<Work>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Where a frame lies in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Byte of the file.
+    pub at: u64,
+    sequence: u64,
+}
+
+impl Place {
+    /// Both lie in the same lap of the same region.
+    #[must_use]
+    pub fn is_same_lap(&self, other: &Place) -> bool {
+        self.sequence == other.sequence
+    }
+}
+
+/// Where a frame was found.
+pub enum Found {
+    /// In memory: it waits to be written.
+    Memory(Bytes),
+    /// In the file.
+    Disk(Place),
+}
+
+impl FrameCache {
+    /// Opens the cache and starts its thread, which finds the frames of the last run in the
+    /// background. Blocking, short.
+    ///
+    /// # Errors
+    /// Of the file system, or `InvalidInput` when the budget is below 4 MiB: go on without it.
+    pub fn open(options: &CacheOptions, pool: [u8; 16]) -> io::Result<Self> {
+        let region_bytes =
+            (options.bytes / REGION_COUNT_MIN / ALIGN as u64 * ALIGN as u64).min(REGION_BYTES_MAX);
+        if region_bytes < REGION_BYTES_MIN {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "less than 4 MiB"));
+        }
+        let region_count = (options.bytes - ALIGN as u64) / region_bytes;
+        let file = CacheFile::open(options, &pool, region_bytes as u32)?;
+        file.shrink(ALIGN as u64 + region_count * region_bytes)?;
+        let shared = Arc::new(Shared {
+            file,
+            index: Index::new(options.index_bytes as usize),
+            region_bytes,
+            sequences: (0..region_count).map(|_| AtomicU64::new(0)).collect(),
+            pending: Pending::default(),
+            pending_bytes_max: options.pending_bytes_max,
+            is_on: AtomicBool::new(true),
+            counters: Counters::default(),
+        });
+        let (queue, work) = mpsc::sync_channel(QUEUE_COUNT_MAX);
+        let writer = writer::Writer::new(shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("cache-writer".into())
+            .spawn(move || writer.run(&work))?;
+        Ok(FrameCache { shared, queue, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Where the frame is, if it is here.
+    #[must_use]
+    pub fn find(&self, id: &SegmentId, at: FrameAt) -> Option<Found> {
+        let shared = &*self.shared;
+        let key = key_of(id, at.offset);
+        if shared.pending.bytes.load(Ordering::Acquire) > 0
+            && let Some(sealed) = shared.find_pending(id, key, at)
+        {
+            return Some(Found::Memory(sealed));
+        }
+        if !shared.is_on.load(Ordering::Relaxed) {
+            return None;
+        }
+        let at = shared.index.get(key)?;
+        let sequence = shared.sequence_at(at);
+        (sequence != 0).then_some(Found::Disk(Place { at, sequence }))
+    }
+
+    /// Reads without waiting for the disk; false when that is not possible.
+    pub fn read_now(&self, place: Place, bytes: &mut [u8]) -> bool {
+        self.shared.file.read_now(bytes, place.at)
+    }
+
+    /// Reads `count` bytes from `place` on. Blocking. `None` when the disk fails, which is counted.
+    pub fn read<'a>(
+        &self,
+        place: Place,
+        buffer: &'a mut AlignedBuffer,
+        count: usize,
+    ) -> Option<&'a mut [u8]> {
+        match self.shared.file.read(buffer, place.at, count) {
+            Ok(bytes) => Some(bytes),
+            Err(error) => {
+                let count = &self.shared.counters.read_error_count;
+                self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
+                if count.fetch_add(1, Ordering::Relaxed) + 1 >= READ_ERROR_COUNT_MAX {
+                    self.shared.turn_off("read the cache file", &error);
+                }
+                None
+            }
+        }
+    }
+
+    /// What was read from `place` did not verify: forgets it. True when it is bad indeed, false
+    /// when the region was being filled anew at the same time.
+    pub fn reject(&self, id: &SegmentId, at: FrameAt, place: Place) -> bool {
+        self.shared.index.remove(key_of(id, at.offset), place.at);
+        let is_bad = self.shared.sequence_at(place.at) == place.sequence;
+        if is_bad {
+            self.shared.counters.bad_count.fetch_add(1, Ordering::Relaxed);
+        }
+        is_bad
+    }
+
+    /// Queues one frame, verified by the caller, as it is stored. Never waits.
+    pub fn insert(&self, id: &SegmentId, at: FrameAt, sealed: Bytes) {
+        let key = key_of(id, at.offset);
+        let shared = &*self.shared;
+        if shared.index.contains(key) || !shared.reserve(sealed.len()) {
+            return;
+        }
+        let replaced = shared.pending.frames.lock().insert(key, sealed.clone());
+        if replaced.is_some() {
+            // It waits already; this copy takes its place and only one of them is written.
+            shared.release(sealed.len());
+            return;
+        }
+        let bytes = sealed.len();
+        if self.queue.try_send(Work::Frame { key, sealed }).is_err() {
+            shared.pending.frames.lock().remove(&key);
+            shared.release(bytes);
+            shared.counters.dropped_count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Queues all frames of a whole object. Never waits.
+    pub fn insert_segment(&self, info: &SegmentInfo, object: Bytes) {
+        let shared = &*self.shared;
+        let bytes = object.len();
+        if !shared.reserve(bytes) {
+            return;
+        }
+        if shared.pending.segments.lock().insert(info.id, object.clone()).is_some() {
+            shared.release(bytes);
+            return;
+        }
+        if self.queue.try_send(Work::Segment { id: info.id, object }).is_err() {
+            shared.pending.segments.lock().remove(&info.id);
+            shared.release(bytes);
+            shared.counters.dropped_count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Resolves when the last run's frames are known and all that was inserted before is written or
+    /// dropped.
+    pub async fn flush(&self) {
+        let (done, wait) = tokio::sync::oneshot::channel();
+        let queue = self.queue.clone();
+        let sent = tokio::task::spawn_blocking(move || queue.send(Work::Flush(done)).is_ok()).await;
+        if sent.is_ok_and(|is_sent| is_sent) {
+            // An error means that the thread is gone, and so is what waited.
+            let _ = wait.await;
+        }
+    }
+
+    /// Writes what waits and ends the thread. Frames are still found afterwards.
+    pub async fn close(&self) {
+        let Some(thread) = self.thread.lock().take() else { return };
+        let queue = self.queue.clone();
+        let joined = tokio::task::spawn_blocking(move || {
+            let _ = queue.send(Work::Stop);
+            thread.join()
+        });
+        if !matches!(joined.await, Ok(Ok(()))) {
+            tracing::error!("the cache's thread panicked");
+        }
+    }
+
+    /// Counters and gauges.
+    #[must_use]
+    pub fn status(&self) -> CacheStatus {
+        let shared = &*self.shared;
+        let counters = &shared.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let used = shared.sequences.iter().filter(|sequence| load(sequence) != 0).count() as u64;
+        CacheStatus {
+            is_on: shared.is_on.load(Ordering::Relaxed),
+            frame_count: shared.index.entry_count() as u64,
+            used_bytes: used * shared.region_bytes,
+            pending_bytes: load(&shared.pending.bytes),
+            insert_count: load(&counters.insert_count),
+            written_bytes: load(&counters.written_bytes),
+            dropped_count: load(&counters.dropped_count),
+            evicted_region_count: load(&counters.evicted_region_count),
+            reinserted_count: load(&counters.reinserted_count),
+            bad_count: load(&counters.bad_count),
+            error_count: load(&counters.error_count),
+        }
+    }
+}
+
+impl std::fmt::Debug for FrameCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FrameCache({:?})", self.status())
+    }
+}
+
+impl Shared {
+    /// Lap of the region that holds byte `at` of the file.
+    fn sequence_at(&self, at: u64) -> u64 {
+        let region = at.saturating_sub(ALIGN as u64) / self.region_bytes;
+        let sequence = usize::try_from(region).ok().and_then(|region| self.sequences.get(region));
+        sequence.map_or(0, |sequence| sequence.load(Ordering::Acquire))
+    }
+
+    fn find_pending(&self, id: &SegmentId, key: u64, at: FrameAt) -> Option<Bytes> {
+        let sealed = self.pending.frames.lock().get(&key).cloned();
+        sealed.or_else(|| {
+            let segments = self.pending.segments.lock();
+            let object = segments.get(id)?;
+            let end = at.offset.checked_add(at.sealed_bytes)? as usize;
+            (end <= object.len()).then(|| object.slice(at.offset as usize..end))
+        })
+    }
+
+    /// Room for bytes that wait, or false: the cache is off, or too much waits.
+    fn reserve(&self, bytes: usize) -> bool {
+        if !self.is_on.load(Ordering::Relaxed) {
+            return false;
+        }
+        let before = self.pending.bytes.fetch_add(bytes as u64, Ordering::AcqRel);
+        let fits = before + bytes as u64 <= self.pending_bytes_max;
+        if !fits {
+            self.release(bytes);
+            self.counters.dropped_count.fetch_add(1, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    fn release(&self, bytes: usize) {
+        self.pending.bytes.fetch_sub(bytes as u64, Ordering::AcqRel);
+    }
+
+    /// Degrades to no cache at all, once.
+    fn turn_off(&self, action: &str, error: &io::Error) {
+        if self.is_on.swap(false, Ordering::AcqRel) {
+            tracing::warn!(
+                error = error as &dyn std::error::Error,
+                "{action}: the read cache is off until the next start; reads take longer"
+            );
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! Promises of the NVMe cache.
+
+use super::file::FILE_NAME;
+use super::*;
+use crate::segment::build::{SegmentBuilder, SegmentSeed};
+use crate::segment::{SegmentNumber, verify_frame};
+use crate::testing::{Rng, seeds};
+use block::Epoch;
+use block::seal::{Algorithm, PoolKey};
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+const POOL: [u8; 16] = [9; 16];
+const MIB: u64 = 1 << 20;
+
+/// A segment of `frames` frames of up to four blocks, mostly incompressible.
+fn segment(rng: &mut Rng, frames: usize) -> (SegmentInfo, Bytes, Vec<FrameAt>) {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&rng.next_u64().to_le_bytes());
+    let seed = SegmentSeed {
+        pool: POOL,
+        epoch: Epoch(1),
+        number: SegmentNumber(rng.below(1 << 40) + 1),
+        id,
+        algorithm: Algorithm::default(),
+    };
+    let mut builder = SegmentBuilder::new(seed, &PoolKey::new([7; 32]), 1, 0);
+    let frames = (0..frames)
+        .map(|n| {
+            let count = (rng.below(4) + 1) as usize * 4096;
+            let plain = rng.bytes(count, 90);
+            builder.push(1, n as u64 * 16, &plain)
+        })
+        .collect();
+    let sealed = builder.finish();
+    (sealed.info, sealed.bytes, frames)
+}
+
+fn options(dir: &Path, bytes: u64) -> CacheOptions {
+    CacheOptions::new(dir, bytes)
+}
+
+fn open(dir: &Path, bytes: u64) -> FrameCache {
+    FrameCache::open(&options(dir, bytes), POOL).unwrap()
+}
+
+fn get(cache: &FrameCache, info: &SegmentInfo, at: FrameAt) -> Option<Vec<u8>> {
+    match cache.find(&info.id, at)? {
+        Found::Memory(sealed) => Some(sealed.to_vec()),
+        Found::Disk(place) => {
+            let mut buffer = AlignedBuffer::default();
+            let count = at.sealed_bytes as usize;
+            let bytes = cache.read(place, &mut buffer, count)?.to_vec();
+            let mut now = vec![0; count];
+            assert!(!cache.read_now(place, &mut now) || now == bytes);
+            Some(bytes)
+        }
+    }
+}
+
+/// The frame's bytes as the object has them.
+fn stored(object: &Bytes, at: FrameAt) -> &[u8] {
+    &object[at.offset as usize..(at.offset + at.sealed_bytes) as usize]
+}
+
+fn hit_count(cache: &FrameCache, info: &SegmentInfo, object: &Bytes, frames: &[FrameAt]) -> usize {
+    let is_right = |at: &&FrameAt| match get(cache, info, **at) {
+        Some(bytes) => {
+            assert!(bytes == stored(object, **at), "{at:?} of {info}");
+            true
+        }
+        None => false,
+    };
+    frames.iter().filter(is_right).count()
+}
+
+#[tokio::test]
+async fn frames_and_segments_are_found_while_they_wait_and_once_they_are_written() {
+    for io in [CacheIo::Buffered, CacheIo::Direct] {
+        for seed in seeds(4) {
+            let mut rng = Rng::new(seed);
+            let dir = tempfile::tempdir().unwrap();
+            let cache =
+                FrameCache::open(&CacheOptions { io, ..options(dir.path(), 64 * MIB) }, POOL)
+                    .unwrap();
+            let mut segments = Vec::new();
+            for n in 0..6 {
+                let count = rng.below(200) as usize + 1;
+                let (info, object, frames) = segment(&mut rng, count);
+                if n % 2 == 0 {
+                    cache.insert_segment(&info, object.clone());
+                } else {
+                    for &at in &frames {
+                        cache.insert(&info.id, at, Bytes::copy_from_slice(stored(&object, at)));
+                    }
+                }
+                assert_eq!(hit_count(&cache, &info, &object, &frames), count, "SEED={seed}");
+                segments.push((info, object, frames));
+            }
+            cache.flush().await;
+            assert_eq!(cache.status().pending_bytes, 0);
+            for (info, object, frames) in &segments {
+                assert_eq!(hit_count(&cache, info, object, frames), frames.len(), "SEED={seed}");
+            }
+            let (other, _, frames) = segment(&mut rng, 3);
+            assert!(get(&cache, &other, frames[0]).is_none());
+        }
+    }
+}
+
+#[tokio::test]
+async fn it_survives_a_restart_and_a_kill() {
+    for seed in seeds(4) {
+        let mut rng = Rng::new(seed);
+        let dir = tempfile::tempdir().unwrap();
+        let (info, object, frames) = segment(&mut rng, 500);
+        let (other, other_object, other_frames) = segment(&mut rng, 40);
+        let cache = open(dir.path(), 64 * MIB);
+        cache.insert_segment(&info, object.clone());
+        cache.flush().await;
+        // A kill: the file as it is in the middle of the cache's life.
+        let killed = tempfile::tempdir().unwrap();
+        std::fs::copy(dir.path().join(FILE_NAME), killed.path().join(FILE_NAME)).unwrap();
+        cache.insert_segment(&other, other_object.clone());
+        cache.close().await;
+        drop(cache);
+        for (dir, other_count) in [(dir.path(), 40), (killed.path(), 0)] {
+            let cache = open(dir, 64 * MIB);
+            cache.flush().await;
+            assert_eq!(hit_count(&cache, &info, &object, &frames), 500, "SEED={seed}");
+            let found = hit_count(&cache, &other, &other_object, &other_frames);
+            assert_eq!(found, other_count, "SEED={seed}");
+            // What comes next does not overwrite what was found.
+            let (third, third_object, third_frames) = segment(&mut rng, 100);
+            cache.insert_segment(&third, third_object.clone());
+            cache.flush().await;
+            assert_eq!(hit_count(&cache, &third, &third_object, &third_frames), 100);
+            assert_eq!(hit_count(&cache, &info, &object, &frames), 500, "SEED={seed}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn files_are_private_and_those_of_another_pool_or_size_are_discarded() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache_dir = dir.path().join("made/by/us");
+    let (info, object, frames) = segment(&mut Rng::new(1), 50);
+    let path = cache_dir.join(FILE_NAME);
+    let cache = open(&cache_dir, 8 * MIB);
+    assert!(FrameCache::open(&options(&cache_dir, 8 * MIB), POOL).is_err(), "it is locked");
+    assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+    assert_eq!(cache_dir.metadata().unwrap().mode() & 0o777, 0o700);
+    cache.insert_segment(&info, object.clone());
+    cache.close().await;
+    drop(cache);
+    let cache = FrameCache::open(&options(&cache_dir, 8 * MIB), [1; 16]).unwrap();
+    cache.flush().await;
+    assert_eq!(cache.status().frame_count, 0, "another pool's");
+    cache.insert_segment(&info, object.clone());
+    cache.close().await;
+    drop(cache);
+    let cache = FrameCache::open(&options(&cache_dir, 16 * MIB), [1; 16]).unwrap();
+    cache.flush().await;
+    assert_eq!(cache.status().frame_count, 0, "another region size");
+    drop(cache);
+    std::fs::write(&path, b"something else altogether").unwrap();
+    // The thread of the last cache may hold its file for a moment longer.
+    let cache = loop {
+        match FrameCache::open(&options(&cache_dir, 8 * MIB), POOL) {
+            Ok(cache) => break cache,
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+    };
+    cache.insert_segment(&info, object.clone());
+    cache.flush().await;
+    assert_eq!(hit_count(&cache, &info, &object, &frames), 50);
+    assert!(FrameCache::open(&options(dir.path(), MIB), POOL).is_err(), "too small");
+}
+
+#[tokio::test]
+async fn it_keeps_to_its_budget_and_keeps_what_is_read() {
+    for seed in seeds(3) {
+        let mut rng = Rng::new(seed);
+        let dir = tempfile::tempdir().unwrap();
+        let cache = open(dir.path(), 8 * MIB);
+        let (hot, hot_object, hot_frames) = segment(&mut rng, 15);
+        cache.insert_segment(&hot, hot_object.clone());
+        let mut last = None;
+        for _ in 0..40 {
+            cache.flush().await;
+            assert_eq!(hit_count(&cache, &hot, &hot_object, &hot_frames), 15, "SEED={seed}");
+            let (info, object, frames) = segment(&mut rng, 100);
+            cache.insert_segment(&info, object.clone());
+            last = Some((info, object, frames));
+        }
+        cache.flush().await;
+        let (info, object, frames) = last.unwrap();
+        assert_eq!(hit_count(&cache, &info, &object, &frames), 100, "the newest is there");
+        let status = cache.status();
+        assert!(status.evicted_region_count >= 20, "SEED={seed} {status:?}");
+        assert!(status.reinserted_count >= 15, "SEED={seed} {status:?}");
+        assert!(status.frame_count * 8192 < 9 * MIB && status.used_bytes <= 8 * MIB, "{status:?}");
+        assert!(dir.path().join(FILE_NAME).metadata().unwrap().len() <= 8 * MIB);
+        // After all that, a restart finds exactly what was there.
+        let before = status.frame_count;
+        cache.close().await;
+        drop(cache);
+        let cache = open(dir.path(), 8 * MIB);
+        cache.flush().await;
+        assert_eq!(hit_count(&cache, &info, &object, &frames), 100, "SEED={seed}");
+        assert_eq!(hit_count(&cache, &hot, &hot_object, &hot_frames), 15, "SEED={seed}");
+        assert_eq!(cache.status().frame_count, before, "SEED={seed}");
+    }
+}
+
+#[tokio::test]
+async fn the_index_bounds_the_frames() {
+    let mut rng = Rng::new(1);
+    let dir = tempfile::tempdir().unwrap();
+    let small = CacheOptions { index_bytes: 16 << 10, ..options(dir.path(), 64 * MIB) };
+    let cache = FrameCache::open(&small, POOL).unwrap();
+    let limit = cache.shared.index.entry_count_max() as u64;
+    assert!((700..900).contains(&limit));
+    let mut last = None;
+    for _ in 0..20 {
+        let (info, object, frames) = segment(&mut rng, 100);
+        cache.insert_segment(&info, object.clone());
+        cache.flush().await;
+        last = Some((info, object, frames));
+        let status = cache.status();
+        assert!(status.frame_count <= limit, "{status:?}");
+    }
+    let (info, object, frames) = last.unwrap();
+    let found = hit_count(&cache, &info, &object, &frames);
+    assert!(found > 50, "a nearly full index loses few: {found}");
+}
+
+#[tokio::test]
+async fn what_exceeds_the_waiting_room_is_dropped_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (info, object, frames) = segment(&mut Rng::new(1), 50);
+    let none = CacheOptions { pending_bytes_max: 20_000, ..options(dir.path(), 8 * MIB) };
+    let cache = FrameCache::open(&none, POOL).unwrap();
+    cache.insert_segment(&info, object.clone());
+    assert_eq!((cache.status().dropped_count, cache.status().pending_bytes), (1, 0));
+    for &at in &frames {
+        cache.insert(&info.id, at, Bytes::copy_from_slice(stored(&object, at)));
+        assert!(cache.status().pending_bytes <= 20_000);
+    }
+    assert!(cache.status().dropped_count > 1);
+    cache.flush().await;
+    let found = hit_count(&cache, &info, &object, &frames);
+    assert!(found > 0 && found < 50, "{found}");
+    assert_eq!(cache.status().pending_bytes, 0);
+}
+
+/// A directory whose cache file is a memory file, so that a test can take its space away.
+fn memory_file(dir: &Path) -> std::os::fd::OwnedFd {
+    let file = rustix::fs::memfd_create("cache", MemfdFlags::ALLOW_SEALING).unwrap();
+    let target = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::os::unix::fs::symlink(target, dir.join(FILE_NAME)).unwrap();
+    file
+}
+
+#[tokio::test]
+async fn a_disk_that_fails_to_write_turns_it_off_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = memory_file(dir.path());
+    let cache = open(dir.path(), 8 * MIB);
+    rustix::fs::fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+    let (info, object, frames) = segment(&mut Rng::new(1), 50);
+    cache.insert_segment(&info, object.clone());
+    cache.flush().await;
+    let status = cache.status();
+    assert!(!status.is_on && status.error_count == 1, "{status:?}");
+    assert_eq!(hit_count(&cache, &info, &object, &frames), 0);
+    cache.insert_segment(&info, object);
+    cache.flush().await;
+    assert_eq!(cache.status().pending_bytes, 0);
+}
+
+#[tokio::test]
+async fn a_disk_that_fills_up_later_stops_its_growth_only() {
+    let mut rng = Rng::new(1);
+    let dir = tempfile::tempdir().unwrap();
+    let file = memory_file(dir.path());
+    let cache = open(dir.path(), 8 * MIB);
+    for round in 0..30 {
+        let (info, object, frames) = segment(&mut rng, 100);
+        cache.insert_segment(&info, object.clone());
+        cache.flush().await;
+        assert_eq!(hit_count(&cache, &info, &object, &frames), 100);
+        if round == 3 {
+            rustix::fs::fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+        }
+    }
+    let status = cache.status();
+    assert!(status.is_on && status.error_count == 1, "{status:?}");
+    assert!(status.used_bytes < 8 * MIB && status.evicted_region_count > 0, "{status:?}");
+}
+
+#[tokio::test]
+async fn a_file_that_is_cut_under_it_costs_misses_and_then_turns_it_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let (info, object, frames) = segment(&mut Rng::new(1), 50);
+    let cache = open(dir.path(), 8 * MIB);
+    cache.insert_segment(&info, object.clone());
+    cache.flush().await;
+    let path = dir.path().join(FILE_NAME);
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    assert_eq!(hit_count(&cache, &info, &object, &frames), 0);
+    assert!(!cache.status().is_on, "after {READ_ERROR_COUNT_MAX} failing reads");
+    drop(cache);
+}
+
+#[tokio::test]
+async fn damage_of_any_kind_never_panics_and_every_frame_can_be_told() {
+    for seed in seeds(30) {
+        let mut rng = Rng::new(seed);
+        let dir = tempfile::tempdir().unwrap();
+        let cache = open(dir.path(), 8 * MIB);
+        let mut segments = Vec::new();
+        for _ in 0..3 {
+            let (info, object, frames) = segment(&mut rng, 60);
+            cache.insert_segment(&info, object.clone());
+            segments.push((info, object, frames));
+        }
+        cache.close().await;
+        drop(cache);
+        let path = dir.path().join(FILE_NAME);
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let length = file.metadata().unwrap().len();
+        for _ in 0..20 {
+            let count = rng.below(8192) as usize;
+            let (at, bytes) = (4096 + rng.below(length - 4096), rng.bytes(count, 60));
+            file.write_all_at(&bytes, at).unwrap();
+        }
+        if rng.below(3) == 0 {
+            file.set_len(rng.below(length)).unwrap();
+        }
+        drop(file);
+        let cache = open(dir.path(), 8 * MIB);
+        cache.flush().await;
+        for (info, object, frames) in &segments {
+            for &at in frames {
+                let Some(bytes) = get(&cache, info, at) else { continue };
+                let is_whole = verify_frame(&info.id, at, &bytes).is_ok();
+                assert_eq!(is_whole, bytes == stored(object, at), "SEED={seed} {at:?}");
+            }
+        }
+        let (info, object, frames) = segment(&mut rng, 60);
+        cache.insert_segment(&info, object.clone());
+        cache.flush().await;
+        assert_eq!(hit_count(&cache, &info, &object, &frames), 60, "SEED={seed}");
+    }
+}

@@ -1,0 +1,447 @@
+//! The thread that fills the cache file: gathers frames into packs, writes them, empties regions.
+//!
+//! Invariants:
+//! - It alone writes the file, and it alone knows which region is open, full or free.
+//! - A region's lap is set to 0 before its first byte is overwritten, and frames are in the index
+//!   only while their bytes are in the file.
+//! - A frame leaves the waiting room only after it is in the index, so a reader misses neither.
+
+use super::file::AlignedBuffer;
+use super::format::{self, ALIGN, PACK_BYTES_MAX, PACK_HEADER_BYTES, PackEntry, PackHeader};
+use super::{Shared, Work};
+use crate::segment::SegmentId;
+use crate::segment::read::walk_frames;
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// Single frames are gathered until they are this many bytes together … Chosen by hand.
+const GATHER_BYTES: usize = 1 << 20;
+/// … or this old. They are read from memory meanwhile, so only a crash would notice.
+const GATHER_TIME: Duration = Duration::from_millis(100);
+/// Of a region that is emptied, at most one part in this many moves on. Chosen by hand: it bounds
+/// write amplification to 4/3.
+const SURVIVOR_PART: u64 = 4;
+
+/// A frame that is to be written: its key, and its bytes.
+type Item = (u64, Bytes);
+
+struct OpenRegion {
+    region: usize,
+    sequence: u64,
+    filled_bytes: u64,
+}
+
+/// See the module.
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    /// Oldest first.
+    full: VecDeque<usize>,
+    free: Vec<usize>,
+    open: Option<OpenRegion>,
+    /// Bytes of packs in each region.
+    filled_bytes: Vec<u64>,
+    /// Space of the region is reserved on the disk.
+    is_reserved: Vec<bool>,
+    sequence_next: u64,
+    buffer: AlignedBuffer,
+}
+
+impl Writer {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let region_count = shared.sequences.len();
+        Writer {
+            shared,
+            full: VecDeque::new(),
+            free: (0..region_count).rev().collect(),
+            open: None,
+            filled_bytes: vec![0; region_count],
+            is_reserved: vec![false; region_count],
+            sequence_next: 1,
+            buffer: AlignedBuffer::default(),
+        }
+    }
+
+    /// The thread. Ends when told to, or when the cache was dropped.
+    pub(super) fn run(mut self, work: &Receiver<Work>) {
+        if let Err(error) = self.load() {
+            self.fail("load the cache file", &error);
+        }
+        let mut gathered: Vec<Item> = Vec::new();
+        let mut gathered_bytes = 0;
+        let mut deadline = Instant::now();
+        loop {
+            let next = if gathered.is_empty() {
+                work.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                work.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            };
+            if let Ok(Work::Frame { key, sealed }) = next {
+                if gathered.is_empty() {
+                    deadline = Instant::now() + GATHER_TIME;
+                }
+                gathered_bytes += sealed.len();
+                gathered.push((key, sealed));
+                if gathered_bytes < GATHER_BYTES {
+                    continue;
+                }
+                self.write_gathered(&mut gathered);
+                gathered_bytes = 0;
+                continue;
+            }
+            self.write_gathered(&mut gathered);
+            gathered_bytes = 0;
+            match next {
+                Ok(Work::Segment { id, object }) => self.write_segment(&id, &object),
+                // The one who waits may have gone.
+                Ok(Work::Flush(done)) => drop(done.send(())),
+                Ok(Work::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(Work::Frame { .. }) | Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        while let Ok(left) = work.try_recv() {
+            self.abandon(left);
+        }
+    }
+
+    fn write_gathered(&mut self, gathered: &mut Vec<Item>) {
+        self.write_items(gathered);
+        let mut pending = self.shared.pending.frames.lock();
+        for (key, sealed) in gathered.drain(..) {
+            pending.remove(&key);
+            self.shared.release(sealed.len());
+        }
+    }
+
+    fn write_segment(&mut self, id: &SegmentId, object: &Bytes) {
+        let items: Vec<Item> = walk_frames(id, object)
+            .map(|(at, sealed)| (super::key_of(id, at.offset), object.slice_ref(sealed)))
+            .collect();
+        self.write_items(&items);
+        self.shared.pending.segments.lock().remove(id);
+        self.shared.release(object.len());
+    }
+
+    fn abandon(&self, work: Work) {
+        match work {
+            Work::Frame { key, sealed } => {
+                self.shared.pending.frames.lock().remove(&key);
+                self.shared.release(sealed.len());
+            }
+            Work::Segment { id, object } => {
+                self.shared.pending.segments.lock().remove(&id);
+                self.shared.release(object.len());
+            }
+            Work::Flush(done) => drop(done.send(())),
+            Work::Stop => {}
+        }
+    }
+
+    fn is_on(&self) -> bool {
+        self.shared.is_on.load(Ordering::Relaxed)
+    }
+
+    fn fail(&self, action: &str, error: &io::Error) {
+        self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
+        self.shared.turn_off(action, error);
+    }
+
+    /// Writes all of them in as few packs as possible; on a failure turns the cache off.
+    fn write_items(&mut self, mut items: &[Item]) {
+        while !items.is_empty() && self.is_on() {
+            match self.write_some(items) {
+                Ok(count) => items = &items[count..],
+                Err(error) => self.fail("write the cache file", &error),
+            }
+        }
+    }
+
+    /// Writes what fits one pack and returns how many that were, at least one.
+    fn write_some(&mut self, items: &[Item]) -> io::Result<usize> {
+        let needed_bytes = format::pack_bytes(1, items[0].1.len()) as u64;
+        let region_bytes = self.shared.region_bytes;
+        let room_bytes = |open: &Option<OpenRegion>| {
+            open.as_ref().map_or(0, |open| region_bytes - open.filled_bytes)
+        };
+        if room_bytes(&self.open) < needed_bytes {
+            self.open_next()?;
+        }
+        let room_bytes = room_bytes(&self.open).min(PACK_BYTES_MAX as u64) as usize;
+        let count = fitting(items, room_bytes);
+        if count == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a frame larger than a region",
+            ));
+        }
+        self.make_index_room(count);
+        self.write_pack(&items[..count])?;
+        Ok(count)
+    }
+
+    /// Closes the open region and opens another one: a free one, or else the oldest full one.
+    fn open_next(&mut self) -> io::Result<()> {
+        if let Some(open) = self.open.take() {
+            self.full.push_back(open.region);
+        }
+        let mut survivors = Vec::new();
+        let region = loop {
+            if let Some(region) = self.free.pop() {
+                match self.reserve(region) {
+                    Ok(()) => break region,
+                    Err(error) if self.full.is_empty() => return Err(error),
+                    Err(error) => {
+                        let used_bytes = self.full.len() as u64 * self.shared.region_bytes;
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            used_bytes,
+                            "reserve space for the read cache: it stays at this size until the next start"
+                        );
+                        self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
+                        let is_reserved = &self.is_reserved;
+                        self.free.retain(|&region| is_reserved[region]);
+                    }
+                }
+                continue;
+            }
+            let Some(oldest) = self.full.pop_front() else {
+                return Err(io::ErrorKind::StorageFull.into());
+            };
+            survivors = self.empty(oldest);
+            self.free.push(oldest);
+        };
+        let sequence = self.sequence_next;
+        self.sequence_next += 1;
+        self.filled_bytes[region] = 0;
+        self.shared.sequences[region].store(sequence, Ordering::Release);
+        self.open = Some(OpenRegion { region, sequence, filled_bytes: 0 });
+        self.reinsert(&survivors)
+    }
+
+    fn reserve(&mut self, region: usize) -> io::Result<()> {
+        if !self.is_reserved[region] {
+            self.shared.file.reserve(self.start_of(region), self.shared.region_bytes)?;
+            self.is_reserved[region] = true;
+        }
+        Ok(())
+    }
+
+    /// Writes frames that survived into the region just opened, of which they take a fraction.
+    fn reinsert(&mut self, mut survivors: &[Item]) -> io::Result<()> {
+        while !survivors.is_empty() {
+            let filled_bytes = self.open.as_ref().map_or(0, |open| open.filled_bytes);
+            let room_bytes = (self.shared.region_bytes - filled_bytes).min(PACK_BYTES_MAX as u64);
+            let count = fitting(survivors, room_bytes as usize);
+            if count == 0 {
+                break;
+            }
+            self.write_pack(&survivors[..count])?;
+            let counter = &self.shared.counters.reinserted_count;
+            counter.fetch_add(count as u64, Ordering::Relaxed);
+            survivors = &survivors[count..];
+        }
+        Ok(())
+    }
+
+    /// Takes a region out of the index and returns frames of it that deserve to stay.
+    fn empty(&mut self, region: usize) -> Vec<Item> {
+        let shared = self.shared.clone();
+        let sequence = shared.sequences[region].swap(0, Ordering::AcqRel);
+        shared.counters.evicted_region_count.fetch_add(1, Ordering::Relaxed);
+        let start = self.start_of(region);
+        let mut survivors = Vec::new();
+        let mut survivor_bytes = 0;
+        let walked = self.walk(region, sequence, |writer, pack_start, entry| {
+            let at = pack_start + u64::from(entry.offset);
+            let was_hit = shared.index.remove(entry.key, at) == Some(true);
+            let bytes = u64::from(entry.sealed_bytes);
+            if was_hit && survivor_bytes + bytes <= shared.region_bytes / SURVIVOR_PART {
+                let read = shared.file.read(&mut writer.buffer, at, entry.sealed_bytes as usize);
+                if let Ok(sealed) = read {
+                    survivor_bytes += bytes;
+                    survivors.push((entry.key, Bytes::copy_from_slice(sealed)));
+                }
+            }
+        });
+        // Whoever damaged the directory: no entry may outlive the bytes that it points to.
+        if !matches!(walked, Ok(filled) if filled >= self.filled_bytes[region]) {
+            shared.index.remove_range(start..start + shared.region_bytes);
+        }
+        survivors
+    }
+
+    /// Empties old regions until `count` more frames may enter the index.
+    fn make_index_room(&mut self, count: usize) {
+        let limit = self.shared.index.entry_count_max();
+        while self.shared.index.entry_count() + count > limit {
+            let Some(oldest) = self.full.pop_front() else { break };
+            drop(self.empty(oldest));
+            self.free.push(oldest);
+        }
+    }
+
+    /// Writes one pack into the open region and its frames into the index.
+    fn write_pack(&mut self, items: &[Item]) -> io::Result<()> {
+        let open = self.open.as_ref().expect("a region is open");
+        let lengths: Vec<(u64, u32)> =
+            items.iter().map(|(key, sealed)| (*key, sealed.len() as u32)).collect();
+        let position = open.filled_bytes as u32;
+        let (directory, entries) = format::encode_directory(open.sequence, position, &lengths)
+            .expect("the caller chose as many as fit");
+        let start = self.start_of(open.region) + open.filled_bytes;
+        let frame_bytes: usize = items.iter().map(|(_, sealed)| sealed.len()).sum();
+        let pack_bytes = format::pack_bytes(items.len(), frame_bytes);
+        let buffer = self.buffer.room(pack_bytes);
+        let (head, mut rest) = buffer.split_at_mut(directory.len());
+        head.copy_from_slice(&directory);
+        for (_, sealed) in items {
+            let (frame, behind) = rest.split_at_mut(sealed.len());
+            frame.copy_from_slice(sealed);
+            rest = behind;
+        }
+        rest.fill(0);
+        self.shared.file.write(buffer, start)?;
+        let open = self.open.as_mut().expect("a region is open");
+        open.filled_bytes += pack_bytes as u64;
+        self.filled_bytes[open.region] = open.filled_bytes;
+        let mut insert_count = 0;
+        for entry in &entries {
+            let is_in = self.shared.index.insert(entry.key, start + u64::from(entry.offset));
+            insert_count += u64::from(is_in);
+        }
+        let counters = &self.shared.counters;
+        counters.insert_count.fetch_add(insert_count, Ordering::Relaxed);
+        counters.dropped_count.fetch_add(entries.len() as u64 - insert_count, Ordering::Relaxed);
+        counters.written_bytes.fetch_add(pack_bytes as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Finds the frames of the last run, newest regions first, as many as the index takes.
+    fn load(&mut self) -> io::Result<()> {
+        if !self.shared.file.is_kept() {
+            return Ok(());
+        }
+        let file_bytes = self.shared.file.len()?;
+        let mut found = Vec::new();
+        for region in 0..self.filled_bytes.len() {
+            if self.start_of(region) >= file_bytes {
+                break;
+            }
+            self.is_reserved[region] =
+                self.start_of(region) + self.shared.region_bytes <= file_bytes;
+            match self.pack_at(region, 0) {
+                Ok(Some(pack)) => found.push((pack.sequence, region)),
+                Ok(None) => {}
+                Err(error) => self.note_unreadable(region, &error),
+            }
+        }
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        self.sequence_next = found.first().map_or(1, |(sequence, _)| sequence.saturating_add(1));
+        let shared = self.shared.clone();
+        for (sequence, region) in found {
+            if shared.index.entry_count() >= shared.index.entry_count_max() {
+                break;
+            }
+            let mut lost_count = 0;
+            let walked = self.walk(region, sequence, |_, pack_start, entry| {
+                // A newer copy may be there already.
+                let is_room = shared.index.entry_count() < shared.index.entry_count_max();
+                let at = pack_start + u64::from(entry.offset);
+                if !is_room || entry.key == 0 {
+                    lost_count += 1;
+                } else if !shared.index.contains(entry.key) {
+                    shared.index.insert(entry.key, at);
+                }
+            });
+            let filled_bytes = match walked {
+                Ok(filled_bytes) => filled_bytes,
+                Err(error) => {
+                    self.note_unreadable(region, &error);
+                    continue;
+                }
+            };
+            self.filled_bytes[region] = filled_bytes;
+            shared.sequences[region].store(sequence, Ordering::Release);
+            self.free.retain(|&free| free != region);
+            self.full.push_front(region);
+            tracing::debug!(region, sequence, filled_bytes, lost_count, "cache region found");
+        }
+        Ok(())
+    }
+
+    /// Leaves a region that cannot be read as if it were empty.
+    fn note_unreadable(&self, region: usize, error: &io::Error) {
+        self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
+        let start = self.start_of(region);
+        self.shared.index.remove_range(start..start + self.shared.region_bytes);
+        let error = error as &dyn std::error::Error;
+        tracing::warn!(error, region, "read a region of the cache file: its frames are lost");
+    }
+
+    /// Calls `each` for every entry of every pack of a region's lap, with the file offset of its
+    /// pack. Returns the bytes of packs whose directories were whole.
+    fn walk(
+        &mut self,
+        region: usize,
+        sequence: u64,
+        mut each: impl FnMut(&mut Self, u64, &PackEntry),
+    ) -> io::Result<u64> {
+        let mut position = 0;
+        while let Some(header) = self.pack_at(region, position)? {
+            if header.sequence != sequence {
+                break;
+            }
+            let pack_start = self.start_of(region) + position;
+            let count = header.directory_bytes();
+            let directory = match self.shared.file.read(&mut self.buffer, pack_start, count) {
+                Ok(directory) => directory,
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
+                Err(error) => return Err(error),
+            };
+            let Some(entries) = header.decode_entries(directory) else { break };
+            for entry in &entries {
+                each(self, pack_start, entry);
+            }
+            position += u64::from(header.pack_bytes);
+        }
+        Ok(position)
+    }
+
+    /// The header of the pack at `position` of a region, if there is one.
+    fn pack_at(&mut self, region: usize, position: u64) -> io::Result<Option<PackHeader>> {
+        if position + ALIGN as u64 > self.shared.region_bytes {
+            return Ok(None);
+        }
+        let start = self.start_of(region) + position;
+        let bytes = match self.shared.file.read(&mut self.buffer, start, PACK_HEADER_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        Ok(PackHeader::decode(bytes).filter(|header| {
+            u64::from(header.position) == position
+                && position + u64::from(header.pack_bytes) <= self.shared.region_bytes
+        }))
+    }
+
+    fn start_of(&self, region: usize) -> u64 {
+        ALIGN as u64 + region as u64 * self.shared.region_bytes
+    }
+}
+
+/// How many of the first items fit a pack of `room_bytes`.
+fn fitting(items: &[Item], room_bytes: usize) -> usize {
+    let mut frame_bytes = 0;
+    items
+        .iter()
+        .enumerate()
+        .take_while(|(before, (_, sealed))| {
+            frame_bytes += sealed.len();
+            format::pack_bytes(before + 1, frame_bytes) <= room_bytes
+        })
+        .count()
+}

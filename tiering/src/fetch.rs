@@ -1,0 +1,540 @@
+//! Reading frames: memory, then the NVMe cache, then the object store.
+//!
+//! Invariants:
+//! - Every frame that is returned was verified by checksum, authentication and size, wherever it
+//!   came from; memory alone holds frames that were verified before.
+//! - A frame is fetched from the store once, however many want it, and the fetch goes on when they
+//!   lose interest: it runs in a task of its own.
+//! - A bad copy in the NVMe cache is dropped and fetched again; a bad copy in the store is a final
+//!   error that names segment, frame and object.
+//! - Everything is bounded: memory by the budgets, store reads by a count, read-ahead by bytes.
+//!
+//! It does not know volumes or maps: who does tells which frames, and whether they are a stream.
+
+pub mod flights;
+mod local;
+pub mod memory;
+pub mod store;
+pub mod streams;
+
+#[cfg(test)]
+mod tests;
+
+use crate::cache::{CacheOptions, CacheStatus, FrameCache};
+use crate::segment::read::{Directory, ObjectReport, check_object, directory_tail_bytes};
+use crate::segment::{
+    DirectoryEntry, FrameAt, FrameRef, SegmentError, SegmentInfo, format, open_directory,
+    open_frame,
+};
+use block::seal::PoolKey;
+use block::{Error, ErrorKind, Result, VolumeId};
+use bytes::Bytes;
+use flights::{Flights, Ticket};
+use memory::{FrameKey, Keys, Memory, key_of};
+use object_store::ObjectStore;
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use store::StoreReader;
+use streams::Streams;
+use tokio::sync::Semaphore;
+
+/// Frames of one segment that lie closer than this are read from the store in one request: it costs
+/// less to transfer the gap than to ask twice. Chosen by hand, from 20 ms a request at 10 MiB/s.
+const STORE_GAP_BYTES: u32 = 64 << 10;
+/// Longest request to the store. Chosen by hand: longer ones gain nothing, several run at once.
+const STORE_RUN_BYTES: u32 = 4 << 20;
+/// More sealed bytes than this are opened on a thread that may block. Chosen by hand: 50 us.
+const INLINE_BYTES_MAX: usize = 64 << 10;
+/// Store reads for read-ahead under way at once. Chosen by hand: most places stay for readers.
+const AHEAD_READ_COUNT_MAX: usize = 16;
+/// First guess at the size of a segment's directory and footer, in bytes. Chosen by hand.
+const TAIL_BYTES_FIRST: u64 = 64 << 10;
+
+/// Budgets and limits of [`Frames`].
+#[derive(Clone, Debug)]
+pub struct FramesOptions {
+    /// Plaintext frames kept in memory, in bytes; 0 = none.
+    pub memory_bytes: u64,
+    /// Plaintext frames of sequential streams and their read-ahead, in bytes; 0 = no read-ahead.
+    pub stream_bytes: u64,
+    /// Largest read-ahead window of one stream, in bytes of the volume; at most a quarter of
+    /// `stream_bytes` is used.
+    pub window_bytes_max: u64,
+    /// The NVMe cache, if any.
+    pub cache: Option<CacheOptions>,
+    /// Reads of the object store under way at once.
+    pub store_read_count_max: usize,
+    /// One attempt of a store read is given up after this long.
+    pub attempt_timeout: Duration,
+    /// A store read that keeps failing for passing reasons fails after this long.
+    pub retry_duration_max: Duration,
+}
+
+impl Default for FramesOptions {
+    fn default() -> Self {
+        FramesOptions {
+            memory_bytes: 256 << 20,
+            stream_bytes: 32 << 20,
+            window_bytes_max: 8 << 20,
+            cache: None,
+            store_read_count_max: 64,
+            attempt_timeout: Duration::from_secs(30),
+            retry_duration_max: Duration::from_secs(120),
+        }
+    }
+}
+
+/// How the caller reads: it decides which cache the frames enter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Frames may be wanted again: they enter the main memory cache.
+    #[default]
+    Random,
+    /// Part of a sequential stream: frames pass through the small stream cache, so that a scan does
+    /// not sweep the main one.
+    Sequential,
+}
+
+/// What [`Frames::on_read`] advises.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Advice {
+    /// To read this range with.
+    pub access: Access,
+    /// Resolve this range of the volume, in bytes, in the background and give its frames to
+    /// [`Frames::read_ahead`]. It may reach past the end of the volume.
+    pub ahead: Option<Range<u64>>,
+}
+
+/// Counters since the start, and gauges.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FramesStatus {
+    /// Frames found in memory.
+    pub memory_hit_count: u64,
+    /// Frames found in the NVMe cache, or waiting to be written to it.
+    pub cache_hit_count: u64,
+    /// Frames read from the object store.
+    pub store_frame_count: u64,
+    /// Requests to the object store.
+    pub store_request_count: u64,
+    /// Requests to the object store that failed for a passing reason.
+    pub store_retry_count: u64,
+    /// Bytes read from the object store.
+    pub store_read_bytes: u64,
+    /// Frames whose copy in the store did not verify.
+    pub store_bad_count: u64,
+    /// Frames read ahead.
+    pub ahead_frame_count: u64,
+    /// Frames that were to be read ahead, but would have exceeded the budget.
+    pub ahead_dropped_count: u64,
+    /// Bytes of plaintext frames in memory.
+    pub memory_used_bytes: u64,
+    /// Frames being fetched.
+    pub flight_count: u64,
+    /// The NVMe cache; `None` when there is none or it could not be opened.
+    pub cache: Option<CacheStatus>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    memory_hit_count: AtomicU64,
+    cache_hit_count: AtomicU64,
+    store_frame_count: AtomicU64,
+    store_bad_count: AtomicU64,
+    ahead_frame_count: AtomicU64,
+    ahead_dropped_count: AtomicU64,
+}
+
+struct Inner {
+    pool: [u8; 16],
+    keys: Keys,
+    memory: Memory,
+    cache: Option<FrameCache>,
+    flights: Arc<Flights>,
+    store: StoreReader,
+    streams: Mutex<Streams>,
+    /// Sealed bytes of read-ahead under way.
+    ahead_bytes: AtomicU64,
+    ahead_bytes_max: u64,
+    ahead_places: Semaphore,
+    /// Blocking reads of the cache file under way.
+    disk_places: Arc<Semaphore>,
+    counters: Counters,
+}
+
+/// Every read of a frame goes through here. Cheap to clone; any method from any task at any time.
+#[derive(Clone)]
+pub struct Frames(Arc<Inner>);
+
+impl std::fmt::Debug for Frames {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Frames({:?})", self.status())
+    }
+}
+
+impl Frames {
+    /// `store` is prefixed to the pool already. Opens the NVMe cache (blocking, short); a cache that
+    /// cannot be opened is reported once and left off, it never fails the caller.
+    #[must_use]
+    pub fn open(
+        store: Arc<dyn ObjectStore>,
+        pool: [u8; 16],
+        pool_key: PoolKey,
+        options: FramesOptions,
+    ) -> Self {
+        let cache = options.cache.as_ref().filter(|cache| cache.bytes > 0).and_then(|cache| {
+            let opened = FrameCache::open(cache, pool);
+            let warn = |error: &std::io::Error| {
+                let error = error as &dyn std::error::Error;
+                let dir = cache.dir.display();
+                tracing::warn!(error, %dir, "open the read cache: going on without it");
+            };
+            opened.inspect_err(warn).ok()
+        });
+        Frames(Arc::new(Inner {
+            pool,
+            keys: Keys::new(pool_key),
+            memory: Memory::new(options.memory_bytes, options.stream_bytes),
+            cache,
+            flights: Arc::default(),
+            store: StoreReader::new(store, &options),
+            streams: Mutex::new(Streams::new(
+                options.window_bytes_max.min(options.stream_bytes / 4),
+            )),
+            ahead_bytes: AtomicU64::new(0),
+            ahead_bytes_max: options.stream_bytes / 2,
+            ahead_places: Semaphore::new(AHEAD_READ_COUNT_MAX),
+            disk_places: Arc::new(Semaphore::new(local::DISK_READ_COUNT_MAX)),
+            counters: Counters::default(),
+        }))
+    }
+
+    /// One frame's blocks. Must be called from a tokio runtime.
+    ///
+    /// # Errors
+    /// `Corrupt` when the store's copy does not verify, `NotFound` when the object is not in the
+    /// store: both final, naming segment, frame and object. `Unavailable` when the store did not
+    /// answer for [`FramesOptions::retry_duration_max`].
+    pub async fn read(&self, info: &SegmentInfo, at: FrameAt) -> Result<Bytes> {
+        let frame = FrameRef { info: *info, at };
+        let mut frames = self.read_many(&[frame], Access::Random).await?;
+        Ok(frames.pop().expect("one frame was asked for"))
+    }
+
+    /// The blocks of several frames, of any segments, in the order asked for. Adjacent ones are
+    /// read from disk or store in one request, and all requests run at once.
+    ///
+    /// # Errors
+    /// As [`Frames::read`]: the first error.
+    pub async fn read_many(&self, frames: &[FrameRef], access: Access) -> Result<Vec<Bytes>> {
+        let inner = &self.0;
+        let mut found: Vec<Option<Bytes>> =
+            frames.iter().map(|frame| inner.memory.get(&key_of(frame))).collect();
+        let mut missing: Vec<usize> = (0..frames.len()).filter(|&n| found[n].is_none()).collect();
+        let hit_count = (frames.len() - missing.len()) as u64;
+        inner.counters.memory_hit_count.fetch_add(hit_count, Ordering::Relaxed);
+        if !missing.is_empty() && inner.cache.is_some() {
+            missing.retain(|&n| !inner.flights.contains(&key_of(&frames[n])));
+            inner.read_local(frames, &missing, &mut found, access, false).await;
+            missing.clear();
+            missing.extend((0..frames.len()).filter(|&n| found[n].is_none()));
+        }
+        if !missing.is_empty() {
+            inner.read_store(frames, &missing, &mut found, access).await?;
+        }
+        Ok(found.into_iter().map(|plain| plain.expect("all were found or failed")).collect())
+    }
+
+    /// Tells of a read of a volume, before it is carried out, and learns how to carry it out.
+    /// Streams are found per volume; offset and length are bytes of the volume.
+    #[must_use]
+    pub fn on_read(&self, volume: VolumeId, offset: u64, length: u64) -> Advice {
+        self.0.streams.lock().on_read(volume, offset, length)
+    }
+
+    /// Reads frames in the background into the stream cache. Never waits and never fails; what
+    /// exceeds the budget is dropped and counted. Must be called from a tokio runtime.
+    pub fn read_ahead(&self, frames: &[FrameRef]) {
+        let inner = &self.0;
+        let mut wanted = Vec::new();
+        let mut bytes = 0;
+        for frame in frames {
+            let key = key_of(frame);
+            if inner.memory.contains(&key) || inner.flights.contains(&key) {
+                continue;
+            }
+            if !inner.reserve_ahead(u64::from(frame.at.sealed_bytes)) {
+                inner.counters.ahead_dropped_count.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            bytes += u64::from(frame.at.sealed_bytes);
+            if let (Some(ticket), _) = inner.flights.join(key) {
+                wanted.push((*frame, ticket));
+            }
+        }
+        if wanted.is_empty() {
+            inner.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return;
+        }
+        let inner = inner.clone();
+        tokio::spawn(async move {
+            inner.counters.ahead_frame_count.fetch_add(wanted.len() as u64, Ordering::Relaxed);
+            inner.clone().fetch_ahead(wanted).await;
+            inner.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        });
+    }
+
+    /// After a segment's upload: its frames enter the NVMe cache in the background, and can be read
+    /// from memory until they are there. Never waits and never fails. `object` is the whole object.
+    pub fn insert_segment(&self, info: &SegmentInfo, object: Bytes) {
+        if let Some(cache) = &self.0.cache {
+            cache.insert_segment(info, object);
+        }
+    }
+
+    /// Reads and opens the directory of a segment from the store: for reclaim and repair.
+    ///
+    /// # Errors
+    /// As [`Frames::read`]; `Corrupt` also when it is another segment's, or another pool's.
+    pub async fn read_directory(&self, info: &SegmentInfo) -> Result<Vec<DirectoryEntry>> {
+        let inner = &self.0;
+        let object_bytes = u64::from(info.object_bytes);
+        let what = || format!("open directory of {info}");
+        let first = object_bytes.saturating_sub(TAIL_BYTES_FIRST);
+        let head = inner.store.get(info, 0..object_bytes.min(format::HEADER_BYTES as u64));
+        let (head, tail) = tokio::join!(head, inner.store.get(info, first..object_bytes));
+        let (head, mut tail) = (head?, tail?);
+        let tail_bytes = directory_tail_bytes(&tail).map_err(|error| error.into_error(what()))?;
+        if tail_bytes > tail.len() {
+            let start = object_bytes.saturating_sub(tail_bytes as u64);
+            tail = inner.store.get(info, start..object_bytes).await?;
+        }
+        let directory = open_directory(inner.keys.pool_key(), &head, &tail)
+            .map_err(|error| error.into_error(what()))?;
+        inner.check_identity(info, &directory)?;
+        Ok(directory.entries)
+    }
+
+    /// Reads a whole segment from the store, past every cache, and opens everything in it: for fsck
+    /// and scrub. Holds the object in memory meanwhile.
+    ///
+    /// # Errors
+    /// `Corrupt` when the directory does not open or is another segment's; `NotFound` and
+    /// `Unavailable` as [`Frames::read`]. Damaged frames are part of the report.
+    pub async fn check_segment(&self, info: &SegmentInfo) -> Result<ObjectReport> {
+        let object = self.0.store.get(info, 0..u64::from(info.object_bytes)).await?;
+        let pool_key = self.0.keys.pool_key().clone();
+        let checked = tokio::task::spawn_blocking(move || check_object(&pool_key, &object)).await;
+        let report = checked
+            .map_err(|error| Error::with_source(ErrorKind::Io, format!("check {info}"), error))?
+            .map_err(|error| error.into_error(format!("check {info}")))?;
+        self.0.check_identity(info, &report.directory)?;
+        Ok(report)
+    }
+
+    /// Counters and gauges.
+    #[must_use]
+    pub fn status(&self) -> FramesStatus {
+        let (inner, counters) = (&self.0, &self.0.counters);
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FramesStatus {
+            memory_hit_count: load(&counters.memory_hit_count),
+            cache_hit_count: load(&counters.cache_hit_count),
+            store_frame_count: load(&counters.store_frame_count),
+            store_request_count: load(&inner.store.request_count),
+            store_retry_count: load(&inner.store.retry_count),
+            store_read_bytes: load(&inner.store.read_bytes),
+            store_bad_count: load(&counters.store_bad_count),
+            ahead_frame_count: load(&counters.ahead_frame_count),
+            ahead_dropped_count: load(&counters.ahead_dropped_count),
+            memory_used_bytes: inner.memory.used_bytes(),
+            flight_count: inner.flights.count() as u64,
+            cache: inner.cache.as_ref().map(FrameCache::status),
+        }
+    }
+
+    /// Resolves when the NVMe cache knows the frames of the last run and has written what was
+    /// inserted before the call.
+    pub async fn flush_cache(&self) {
+        if let Some(cache) = &self.0.cache {
+            cache.flush().await;
+        }
+    }
+
+    /// Writes what waits for the NVMe cache and stops its thread. Reads still work.
+    pub async fn close(&self) {
+        if let Some(cache) = &self.0.cache {
+            cache.close().await;
+        }
+    }
+}
+
+/// Frames of one segment that one request reads, with the duty to land each.
+struct StoreRun {
+    info: SegmentInfo,
+    range: Range<u32>,
+    frames: Vec<(FrameRef, Ticket)>,
+}
+
+impl Inner {
+    /// Fetches frames, or waits for who fetches them already.
+    async fn read_store(
+        self: &Arc<Self>,
+        frames: &[FrameRef],
+        missing: &[usize],
+        found: &mut [Option<Bytes>],
+        access: Access,
+    ) -> Result<()> {
+        let mut waits = Vec::with_capacity(missing.len());
+        let mut leading = Vec::new();
+        for &n in missing {
+            let key = key_of(&frames[n]);
+            let (ticket, wait) = self.flights.join(key);
+            if let Some(ticket) = ticket {
+                // It may have landed between the look into memory and now.
+                if let Some(plain) = self.memory.get(&key) {
+                    found[n] = Some(plain);
+                    continue;
+                }
+                leading.push((frames[n], ticket));
+            }
+            waits.push((n, wait));
+        }
+        for run in store_runs(leading) {
+            tokio::spawn(self.clone().fetch_run(run, access));
+        }
+        for (n, wait) in waits {
+            found[n] = Some(wait.landed().await?);
+        }
+        Ok(())
+    }
+
+    /// One request to the store, and what becomes of it.
+    async fn fetch_run(self: Arc<Self>, run: StoreRun, access: Access) {
+        let range = u64::from(run.range.start)..u64::from(run.range.end);
+        match self.store.get(&run.info, range).await {
+            Err(error) => {
+                for (frame, ticket) in run.frames {
+                    ticket.land(Err(error
+                        .clone()
+                        .context(format!("frame {}", frame.at.frame_index))));
+                }
+            }
+            Ok(bytes) if bytes.len() > INLINE_BYTES_MAX => {
+                // Failing means that it panicked, which its tickets have told to who waits.
+                let opened =
+                    tokio::task::spawn_blocking(move || self.open_run(run, &bytes, access)).await;
+                drop(opened);
+            }
+            Ok(bytes) => self.open_run(run, &bytes, access),
+        }
+    }
+
+    /// Opens what the store gave, fills the caches, and lands the frames.
+    fn open_run(&self, run: StoreRun, bytes: &Bytes, access: Access) {
+        let mut buffer = Vec::new();
+        for (frame, ticket) in run.frames {
+            let start = (frame.at.offset - run.range.start) as usize;
+            let sealed = bytes.slice(start..start + frame.at.sealed_bytes as usize);
+            buffer.clear();
+            buffer.extend_from_slice(&sealed);
+            self.counters.store_frame_count.fetch_add(1, Ordering::Relaxed);
+            match self.open_sealed(&frame, &mut buffer) {
+                Ok(plain) => {
+                    if let Some(cache) = &self.cache {
+                        cache.insert(&frame.info.id, frame.at, sealed);
+                    }
+                    self.remember(ticket.key(), &plain, access);
+                    ticket.land(Ok(plain));
+                }
+                Err(error) => {
+                    self.counters.store_bad_count.fetch_add(1, Ordering::Relaxed);
+                    let what = format!("read {}, frame {}", frame.info, frame.at.frame_index);
+                    ticket.land(Err(error.into_error(what)));
+                }
+            }
+        }
+    }
+
+    fn open_sealed(&self, frame: &FrameRef, sealed: &mut [u8]) -> Result<Bytes, SegmentError> {
+        open_frame(&self.keys.of(&frame.info), &frame.info.id, frame.at, sealed)
+    }
+
+    fn remember(&self, key: FrameKey, plain: &Bytes, access: Access) {
+        match access {
+            Access::Random => self.memory.insert_main(key, plain.clone()),
+            Access::Sequential => self.memory.insert_stream(key, plain.clone()),
+        }
+    }
+
+    fn reserve_ahead(&self, bytes: u64) -> bool {
+        let before = self.ahead_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before + bytes <= self.ahead_bytes_max;
+        if !fits {
+            self.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    /// Reads frames into the stream cache, wherever they are, and lands them.
+    async fn fetch_ahead(self: Arc<Self>, wanted: Vec<(FrameRef, Ticket)>) {
+        let frames: Vec<FrameRef> = wanted.iter().map(|(frame, _)| *frame).collect();
+        let mut found = vec![None; frames.len()];
+        if self.cache.is_some() {
+            let all: Vec<usize> = (0..frames.len()).collect();
+            self.read_local(&frames, &all, &mut found, Access::Sequential, true).await;
+        }
+        let mut missing = Vec::new();
+        for ((frame, ticket), plain) in wanted.into_iter().zip(found) {
+            match plain {
+                Some(plain) => ticket.land(Ok(plain)),
+                None => missing.push((frame, ticket)),
+            }
+        }
+        let fetches = store_runs(missing).into_iter().map(|run| {
+            let inner = self.clone();
+            async move {
+                let _place = inner.ahead_places.acquire().await.expect("never closed");
+                inner.clone().fetch_run(run, Access::Sequential).await;
+            }
+        });
+        futures::future::join_all(fetches).await;
+    }
+
+    fn check_identity(&self, info: &SegmentInfo, directory: &Directory) -> Result<()> {
+        if directory.info == *info && directory.pool == self.pool {
+            return Ok(());
+        }
+        let what = format!("open directory of {info}: the object is {}", directory.info);
+        Err(Error::new(ErrorKind::Corrupt, what))
+    }
+}
+
+/// Frames in as few requests as sensible: sorted, and joined where they lie close to each other.
+fn store_runs(mut frames: Vec<(FrameRef, Ticket)>) -> Vec<StoreRun> {
+    frames.sort_by_key(|(frame, _)| (frame.info.id, frame.at.offset));
+    let mut runs: Vec<StoreRun> = Vec::new();
+    for (frame, ticket) in frames {
+        let start = frame.at.offset;
+        let end = start.saturating_add(frame.at.sealed_bytes);
+        let joins = |run: &&mut StoreRun| {
+            run.info.id == frame.info.id
+                && start >= run.range.end
+                && start - run.range.end <= STORE_GAP_BYTES
+                && end - run.range.start <= STORE_RUN_BYTES
+        };
+        if let Some(run) = runs.last_mut().filter(joins) {
+            run.range.end = end;
+            run.frames.push((frame, ticket));
+        } else {
+            runs.push(StoreRun {
+                info: frame.info,
+                range: start..end,
+                frames: vec![(frame, ticket)],
+            });
+        }
+    }
+    runs
+}

@@ -1,0 +1,131 @@
+//! Single flight: a frame that is being fetched is fetched once, whoever else wants it.
+//!
+//! Invariants:
+//! - Per frame there is at most one [`Ticket`]; all others wait for what it lands.
+//! - A ticket that is dropped without landing wakes its waiters with an error, and the next reader
+//!   starts anew: nobody waits for a task that is gone.
+
+use super::memory::FrameKey;
+use block::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::watch;
+
+type Landed = Option<Result<Bytes>>;
+
+/// What is under way.
+#[derive(Debug, Default)]
+pub struct Flights {
+    waiting: Mutex<HashMap<FrameKey, watch::Receiver<Landed>>>,
+    count: AtomicUsize,
+}
+
+/// The right and the duty to fetch a frame.
+#[derive(Debug)]
+pub struct Ticket {
+    flights: Arc<Flights>,
+    key: FrameKey,
+    landed: watch::Sender<Landed>,
+}
+
+/// A wait for somebody's ticket.
+#[derive(Debug)]
+pub struct Wait(watch::Receiver<Landed>);
+
+impl Flights {
+    /// Whether somebody fetches this frame.
+    #[must_use]
+    pub fn contains(&self, key: &FrameKey) -> bool {
+        self.count.load(Ordering::Acquire) > 0 && self.waiting.lock().contains_key(key)
+    }
+
+    /// Frames under way.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// A wait for the frame, and the ticket when nobody fetches it yet.
+    pub fn join(self: &Arc<Self>, key: FrameKey) -> (Option<Ticket>, Wait) {
+        match self.waiting.lock().entry(key) {
+            Entry::Occupied(flight) => (None, Wait(flight.get().clone())),
+            Entry::Vacant(place) => {
+                let (landed, wait) = watch::channel(None);
+                place.insert(wait.clone());
+                self.count.fetch_add(1, Ordering::Release);
+                (Some(Ticket { flights: self.clone(), key, landed }), Wait(wait))
+            }
+        }
+    }
+}
+
+impl Ticket {
+    /// Hands the result to everybody who waits. The caller has filled the caches before, so that
+    /// who comes later finds it there.
+    pub fn land(self, result: Result<Bytes>) {
+        self.landed.send_replace(Some(result));
+    }
+
+    /// The frame.
+    #[must_use]
+    pub fn key(&self) -> FrameKey {
+        self.key
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.flights.waiting.lock().remove(&self.key);
+        self.flights.count.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Wait {
+    /// What the ticket landed.
+    ///
+    /// # Errors
+    /// The fetch's own; `Unavailable` when it was given up without a result (the runtime stops).
+    pub async fn landed(mut self) -> Result<Bytes> {
+        let landed = match self.0.wait_for(Option::is_some).await {
+            Ok(landed) => landed.clone(),
+            Err(_) => None,
+        };
+        landed.unwrap_or_else(|| {
+            Err(Error::new(
+                ErrorKind::Unavailable,
+                "fetch frame: given up, the process is stopping",
+            ))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_leads_and_all_get_the_result() {
+        let flights = Arc::new(Flights::default());
+        let (ticket, first) = flights.join((1, 2));
+        let (none, second) = flights.join((1, 2));
+        assert!(none.is_none() && flights.contains(&(1, 2)) && !flights.contains(&(1, 3)));
+        ticket.unwrap().land(Ok(Bytes::from_static(b"frame")));
+        assert_eq!(first.landed().await.unwrap(), "frame");
+        assert_eq!(second.landed().await.unwrap(), "frame");
+        assert_eq!(flights.count(), 0);
+        assert!(flights.join((1, 2)).0.is_some(), "a later reader leads again");
+    }
+
+    #[tokio::test]
+    async fn a_ticket_that_is_lost_wakes_those_who_wait() {
+        let flights = Arc::new(Flights::default());
+        let (ticket, wait) = flights.join((1, 2));
+        drop(ticket);
+        assert_eq!(wait.landed().await.unwrap_err().kind(), ErrorKind::Unavailable);
+        assert!(flights.join((1, 2)).0.is_some());
+    }
+}

@@ -1,0 +1,161 @@
+//! Plaintext frames in memory, and the keys of segments.
+//!
+//! Two caches, so that a scan cannot sweep what others need: the *main* one for random reads
+//! (S3-FIFO, which forgets what is read once first), and the *stream* one, small and first in first
+//! out, through which sequential reads and their read-ahead pass.
+//!
+//! Invariants:
+//! - Each keeps to its byte budget, counting what an entry costs beside its bytes.
+//! - A budget of 0 keeps nothing.
+
+use crate::segment::read::segment_key;
+use crate::segment::{FrameRef, SegmentId, SegmentInfo};
+use block::seal::{PoolKey, SealKey};
+use bytes::Bytes;
+use foyer::{Cache, CacheBuilder, EvictionConfig, FifoConfig, S3FifoConfig};
+use parking_lot::RwLock;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+/// Segment id and offset: names bytes that never change.
+pub type FrameKey = (u128, u32);
+
+/// Key of a frame.
+#[must_use]
+pub fn key_of(frame: &FrameRef) -> FrameKey {
+    (u128::from_le_bytes(frame.info.id), frame.at.offset)
+}
+
+/// Memory that an entry takes beside its bytes. Chosen by hand, from the sizes of foyer's record,
+/// its hash table slot and the allocator's rounding.
+const ENTRY_OVERHEAD_BYTES: usize = 192;
+/// Shards of each cache. Chosen by hand: two to four threads read at once.
+const SHARD_COUNT: usize = 8;
+
+/// Ids are random already; mixing in the offset is all that a hash must do.
+#[derive(Debug, Default)]
+pub struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u32(u32::from(byte));
+        }
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        let mixed = (self.0 ^ u64::from(value)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+
+    fn write_u128(&mut self, value: u128) {
+        self.0 ^= (value as u64) ^ ((value >> 64) as u64);
+    }
+}
+
+type FrameCache = Cache<FrameKey, Bytes, BuildHasherDefault<KeyHasher>>;
+
+/// See the module.
+pub struct Memory {
+    main: Option<FrameCache>,
+    stream: Option<FrameCache>,
+}
+
+impl Memory {
+    /// Budgets in bytes; 0 = none.
+    #[must_use]
+    pub fn new(main_bytes: u64, stream_bytes: u64) -> Self {
+        Memory {
+            main: build(main_bytes, S3FifoConfig::default()),
+            stream: build(stream_bytes, FifoConfig::default()),
+        }
+    }
+
+    /// A frame, from either.
+    #[must_use]
+    pub fn get(&self, key: &FrameKey) -> Option<Bytes> {
+        let found = |cache: &FrameCache| cache.get(key).map(|entry| entry.value().clone());
+        self.main.as_ref().and_then(found).or_else(|| self.stream.as_ref().and_then(found))
+    }
+
+    /// Whether a frame is in either, without counting it as wanted.
+    #[must_use]
+    pub fn contains(&self, key: &FrameKey) -> bool {
+        let is_in = |cache: &FrameCache| cache.contains(key);
+        self.main.as_ref().is_some_and(is_in) || self.stream.as_ref().is_some_and(is_in)
+    }
+
+    /// Keeps a frame in the main cache.
+    pub fn insert_main(&self, key: FrameKey, plain: Bytes) {
+        if let Some(cache) = &self.main {
+            cache.insert(key, plain);
+        }
+    }
+
+    /// Keeps a frame in the stream cache.
+    pub fn insert_stream(&self, key: FrameKey, plain: Bytes) {
+        if let Some(cache) = &self.stream {
+            cache.insert(key, plain);
+        }
+    }
+
+    /// Bytes in use, of both.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        let used = |cache: &Option<FrameCache>| cache.as_ref().map_or(0, |cache| cache.usage());
+        (used(&self.main) + used(&self.stream)) as u64
+    }
+}
+
+fn build(bytes: u64, eviction: impl Into<EvictionConfig>) -> Option<FrameCache> {
+    (bytes > 0).then(|| {
+        CacheBuilder::new(usize::try_from(bytes).unwrap_or(usize::MAX))
+            .with_shards(SHARD_COUNT)
+            .with_eviction_config(eviction)
+            .with_hash_builder(BuildHasherDefault::default())
+            .with_weighter(|_: &FrameKey, plain: &Bytes| plain.len() + ENTRY_OVERHEAD_BYTES)
+            .build()
+    })
+}
+
+/// Segment keys, derived once and kept: deriving costs as much as decrypting a small frame.
+pub struct Keys {
+    pool_key: PoolKey,
+    /// Direct-mapped by id: a newcomer takes the place of who was there.
+    slots: Vec<RwLock<Option<(SegmentId, Arc<SealKey>)>>>,
+}
+
+/// Keys that are kept: enough for 32 GiB of segments of 32 MiB; about 1 MiB of memory.
+const KEY_COUNT: usize = 1024;
+
+impl Keys {
+    /// None derived yet.
+    #[must_use]
+    pub fn new(pool_key: PoolKey) -> Self {
+        Keys { pool_key, slots: (0..KEY_COUNT).map(|_| RwLock::new(None)).collect() }
+    }
+
+    /// The pool's key.
+    #[must_use]
+    pub fn pool_key(&self) -> &PoolKey {
+        &self.pool_key
+    }
+
+    /// The key of a segment.
+    #[must_use]
+    pub fn of(&self, info: &SegmentInfo) -> Arc<SealKey> {
+        let slot = &self.slots[u128::from_le_bytes(info.id) as usize % KEY_COUNT];
+        if let Some((id, key)) = &*slot.read()
+            && *id == info.id
+        {
+            return key.clone();
+        }
+        let key = Arc::new(segment_key(&self.pool_key, info));
+        *slot.write() = Some((info.id, key.clone()));
+        key
+    }
+}

@@ -1,0 +1,268 @@
+//! Checks the whole data tier without changing it.
+//!
+//! Invariants:
+//! - Everything that the map names is looked up in the segments' own directories: the frame exists,
+//!   lies where the map says, and was written for the layer and blocks that the map shows it at.
+//! - A difference is named, counted and walked past; only a store that does not answer ends the walk.
+//! - Memory is bounded: pages and segments are walked in steps, directories are kept within a budget.
+
+use crate::map::clock_cache::ClockCache;
+use crate::map::pages::{self, PAGE_BLOCKS, Run};
+use crate::map::records::SegmentRecord;
+use crate::map::{LayerId, StoredPage};
+use crate::segment::DirectoryEntry;
+use crate::tier::Inner;
+use block::{Error, ErrorKind, Lsn, Result};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Pages or segments taken from the database at a time.
+const STEP: usize = 512;
+
+/// Directories kept in memory, in bytes.
+const DIRECTORY_BYTES: usize = 64 << 20;
+
+/// Differences that are described; the others are counted.
+const DIFFERENCES_MAX: usize = 1000;
+
+/// How thorough a check is.
+#[derive(Clone, Copy, Debug)]
+pub struct FsckOptions {
+    /// Read every segment whole and open every frame.
+    pub verify_frames: bool,
+}
+
+impl Default for FsckOptions {
+    fn default() -> Self {
+        FsckOptions { verify_frames: true }
+    }
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FsckReport {
+    /// Segments that have a record.
+    pub segment_count: u64,
+    /// Bytes of their objects.
+    pub object_bytes: u64,
+    /// Frames opened and verified.
+    pub frame_count: u64,
+    /// Map pages.
+    pub page_count: u64,
+    /// Runs of all pages.
+    pub run_count: u64,
+    /// Blocks that readers see as stored.
+    pub block_count: u64,
+    /// Everything that is not as it should be.
+    pub difference_count: u64,
+    /// The first of them, in words.
+    pub differences: Vec<String>,
+}
+
+impl FsckReport {
+    /// Nothing is wrong.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.difference_count == 0
+    }
+
+    fn differs(&mut self, what: impl FnOnce() -> String) {
+        self.difference_count += 1;
+        if self.differences.len() < DIFFERENCES_MAX {
+            self.differences.push(what());
+        }
+    }
+}
+
+/// A segment's directory, or that it has none that could be read.
+type Entries = Option<Arc<Vec<DirectoryEntry>>>;
+
+struct Check<'a> {
+    inner: &'a Inner,
+    report: FsckReport,
+    directories: ClockCache<u64, Entries>,
+    /// Blocks that pages store, by segment.
+    stored: HashMap<u64, u32>,
+}
+
+impl Inner {
+    /// See [`crate::Tier::fsck`].
+    pub(crate) async fn fsck(&self, options: FsckOptions) -> Result<FsckReport> {
+        // The map stands still meanwhile: counts are compared exactly.
+        let _writer = self.writer.lock().await;
+        let mut check = Check {
+            inner: self,
+            report: FsckReport::default(),
+            directories: ClockCache::new(DIRECTORY_BYTES),
+            stored: HashMap::new(),
+        };
+        if options.verify_frames {
+            check.verify_segments().await?;
+        }
+        check.walk_pages().await?;
+        check.compare_live().await?;
+        Ok(check.report)
+    }
+}
+
+impl Check<'_> {
+    /// Reads every segment whole.
+    async fn verify_segments(&mut self) -> Result<()> {
+        let mut after = 0;
+        loop {
+            let segments = self.inner.map.segments_after(after, STEP).await?;
+            let Some((last, _)) = segments.last() else { return Ok(()) };
+            after = last.info.number.0;
+            for (record, _) in segments {
+                let info = record.info;
+                match self.inner.frames.check_segment(&info).await {
+                    Ok(checked) => {
+                        for (at, why) in &checked.damaged {
+                            self.report.differs(|| {
+                                format!("{info}, frame {} at {}: {why}", at.frame_index, at.offset)
+                            });
+                        }
+                        let entries = checked.directory.entries;
+                        self.report.frame_count += (entries.len() - checked.damaged.len()) as u64;
+                        self.keep(info.number.0, Some(entries));
+                    }
+                    Err(error) => self.unreadable(&record, &error)?,
+                }
+            }
+        }
+    }
+
+    fn keep(&self, number: u64, entries: Option<Vec<DirectoryEntry>>) -> Entries {
+        let entries = entries.map(Arc::new);
+        let bytes = entries.as_ref().map_or(0, |list| list.len() * size_of::<DirectoryEntry>());
+        self.directories.insert(number, entries.clone(), bytes);
+        entries
+    }
+
+    /// What is damaged is a difference; what does not answer ends the check.
+    fn unreadable(&mut self, record: &SegmentRecord, error: &Error) -> Result<()> {
+        match error.kind() {
+            ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unsupported => {
+                self.report.differs(|| format!("{}: {}", record.info, error.chain()));
+                self.keep(record.info.number.0, None);
+                Ok(())
+            }
+            _ => Err(error.clone()),
+        }
+    }
+
+    async fn walk_pages(&mut self) -> Result<()> {
+        let mut after = None;
+        let mut layer_seen = None;
+        loop {
+            let pages = self.inner.map.pages_after(after, STEP).await?;
+            let Some(last) = pages.last() else { return Ok(()) };
+            after = Some((last.layer, last.page));
+            for page in pages {
+                if layer_seen != Some(page.layer) {
+                    layer_seen = Some(page.layer);
+                    match self.inner.map.layer(page.layer).await {
+                        Ok(Some(_)) => {}
+                        Ok(None) => {
+                            let layer = page.layer;
+                            self.report.differs(|| format!("layer {layer} has no record"));
+                        }
+                        Err(error) => self.report.differs(|| error.chain()),
+                    }
+                }
+                self.check_page(&page).await?;
+            }
+        }
+    }
+
+    async fn check_page(&mut self, page: &StoredPage) -> Result<()> {
+        self.report.page_count += 1;
+        let operands = match &page.operands {
+            Ok(operands) => operands,
+            Err(error) => {
+                self.report.differs(|| error.chain());
+                return Ok(());
+            }
+        };
+        for run in pages::fold(operands, Lsn::NONE).runs.iter().filter(|run| run.is_mapped()) {
+            *self.stored.entry(run.segment).or_default() += run.count();
+        }
+        for run in page.folded.runs.iter().filter(|run| run.is_mapped()) {
+            self.report.run_count += 1;
+            self.report.block_count += u64::from(run.count());
+            if let Some(wrong) = self.check_run(page.layer, page.page, run).await? {
+                let (layer, number) = (page.layer, page.page);
+                self.report.differs(|| {
+                    format!(
+                        "page {number} of layer {layer}, blocks {} to {}: {wrong}",
+                        run.first, run.last
+                    )
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with a run, if anything.
+    async fn check_run(&mut self, layer: LayerId, page: u32, run: &Run) -> Result<Option<String>> {
+        let number = run.segment;
+        let entries = match self.directories.get(&number) {
+            Some(entries) => entries,
+            None => match self.inner.map.find_segment(number).await? {
+                None => {
+                    self.keep(number, None);
+                    return Ok(Some(format!("segment {number} has no record")));
+                }
+                Some(record) => match self.inner.frames.read_directory(&record.info).await {
+                    Ok(entries) => self.keep(number, Some(entries)),
+                    Err(error) => {
+                        self.unreadable(&record, &error)?;
+                        None
+                    }
+                },
+            },
+        };
+        let Some(entries) = entries else {
+            return Ok(Some(format!("segment {number} cannot be read")));
+        };
+        let entry = usize::try_from(run.frame_index).ok().and_then(|index| entries.get(index));
+        let Some(entry) = entry else {
+            return Ok(Some(format!("segment {number} has no frame {}", run.frame_index)));
+        };
+        if (entry.at.offset, entry.at.sealed_bytes) != (run.offset, run.sealed_bytes) {
+            return Ok(Some(format!("frame {} of segment {number} lies elsewhere", run.frame_index)));
+        }
+        let block = u64::from(page) * PAGE_BLOCKS + u64::from(run.first);
+        let is_same = entry.layer == layer.0
+            && entry.first_block + u64::from(run.within) == block
+            && u32::from(run.within) + run.count() <= u32::from(entry.block_count);
+        Ok((!is_same).then(|| {
+            format!(
+                "frame {} of segment {number} was written for layer {}, block {}",
+                run.frame_index, entry.layer, entry.first_block
+            )
+        }))
+    }
+
+    /// Compares the live-block counts with what the pages store.
+    async fn compare_live(&mut self) -> Result<()> {
+        let mut after = 0;
+        loop {
+            let segments = self.inner.map.segments_after(after, STEP).await?;
+            let Some((last, _)) = segments.last() else { break };
+            after = last.info.number.0;
+            for (record, live) in segments {
+                self.report.segment_count += 1;
+                self.report.object_bytes += u64::from(record.info.object_bytes);
+                let number = record.info.number.0;
+                let stored = self.stored.remove(&number).unwrap_or(0);
+                if stored != live {
+                    self.report.differs(|| {
+                        format!("segment {number}: {live} live blocks recorded, {stored} found")
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}

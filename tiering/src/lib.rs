@@ -1,0 +1,29 @@
+//! The data tier: from the log's windows to segments in an object store, and back to blocks.
+//!
+//! Owns the volume map, the segments, the caches and the background jobs over them. [`Tier`] is what
+//! the daemon uses; the rest is public for tools, tests and benches.
+//!
+//! Invariants:
+//! - What the store holds is a consistent prefix of the pool's history, over all its volumes.
+//! - A crash leaves segments that nothing names, never a map that names what is not there.
+//! - Every byte that comes from a disk or the network is verified before it is used.
+//! - The object store is the only place of truth: local disks only cache.
+
+pub mod cache;
+pub mod destage;
+pub mod failpoint;
+pub mod fetch;
+pub mod fsck;
+pub mod map;
+mod orphans;
+pub mod segment;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod tier;
+
+pub use destage::{
+    DestageError, DestageReport, ExtentContent, LogSource, Window, WindowExtent, WindowVolume,
+};
+pub use fsck::{FsckOptions, FsckReport};
+pub use orphans::SweepReport;
+pub use tier::{Tier, TierOptions, TierStatus};

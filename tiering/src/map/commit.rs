@@ -1,0 +1,621 @@
+//! Changing the map: one batch a window, and the folding of ranges in the background.
+//!
+//! Invariants:
+//! - A commit is one database batch: page operands, range records, segment records, live blocks,
+//!   volume records, destaged LSN. It is all there after a crash, or nothing of it.
+//! - One operand at most is added to a page by a commit. A page gets an image instead when it has
+//!   none yet, is wholly rewritten, or has as many operands as [`OPERANDS_MIN`] and a little more.
+//! - Live blocks change in the batch that changes the pages they count: what a page stores, hidden
+//!   by a range or not, is counted until it is replaced.
+//! - The caches change after the batch is durable, so a crash never has shown what is not there.
+
+use super::keys::{self, ROOT_KEY, Sealer};
+use super::layers::{LayerId, LayerRecord};
+use super::pages::{self, PAGE_BLOCKS, Page, Run};
+use super::ranges::{RANGE_COUNT_MAX, RANGE_PAGES_MIN, Range};
+use super::records::{Root, SegmentRecord, encode_live};
+use super::{Map, database};
+use crate::fail_point;
+use crate::segment::FrameAt;
+use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use slatedb::WriteBatch;
+use slatedb::config::{FlushOptions, FlushType};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Operands of a page before it is folded to an image; each page adds up to as many again by its
+/// number, so that pages written together are not folded together. Chosen by hand: so many operands
+/// of a few blocks take about what the image takes.
+const OPERANDS_MIN: u32 = 12;
+
+/// Pages whose old contents are fetched at the same time. Chosen by hand: hides the store's latency
+/// while the database's block cache is cold.
+const FETCHES_MAX: usize = 32;
+
+/// Pages that are held in memory together while a batch is built.
+const PAGES_AT_ONCE: usize = 256;
+
+/// Layers known to have a record; beyond it they are looked up again.
+const KNOWN_LAYERS_MAX: usize = 65_536;
+
+/// A frame in a segment, from one of its blocks on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Segment number.
+    pub segment: u64,
+    /// The frame.
+    pub at: FrameAt,
+    /// Block within the frame.
+    pub within: u8,
+}
+
+/// What a window does to consecutive blocks of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The layer.
+    pub layer: LayerId,
+    /// First block.
+    pub first_block: u64,
+    /// Blocks, at least 1; with a frame at most 16.
+    pub block_count: u64,
+    /// Where they are, or `None`: they hold nothing.
+    pub placed: Option<Placed>,
+}
+
+/// Everything that one window changes. The changes are disjoint.
+#[derive(Clone, Debug, Default)]
+pub struct Commit {
+    /// LSN of the window's last entry.
+    pub last_lsn: Lsn,
+    /// Newest record of each volume that has one in the window.
+    pub volume_records: Vec<(VolumeId, Bytes)>,
+    /// Segments that are durable and that the changes name.
+    pub segments: Vec<SegmentRecord>,
+    /// In any order.
+    pub changes: Vec<Change>,
+    /// What the next segment will be numbered.
+    pub next_segment: u64,
+}
+
+/// What a commit did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommitReport {
+    /// Pages that got an operand.
+    pub operand_count: u64,
+    /// Pages that got an image.
+    pub image_count: u64,
+    /// Pages that were deleted.
+    pub deleted_count: u64,
+    /// Range records made.
+    pub range_count: u64,
+    /// Bytes of keys and values in the batch.
+    pub batch_bytes: u64,
+}
+
+/// What a step of folding ranges did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FoldReport {
+    /// Pages that were looked at.
+    pub page_count: u64,
+    /// Range records that still wait.
+    pub ranges_left: usize,
+}
+
+/// The right to change the map; there is one.
+#[derive(Debug)]
+pub struct Writer {
+    root: Root,
+    known_layers: HashSet<LayerId>,
+    failed: Option<Error>,
+}
+
+impl Writer {
+    pub(super) fn new(root: Root) -> Writer {
+        Writer { root, known_layers: HashSet::new(), failed: None }
+    }
+
+    /// Where the map stands.
+    #[must_use]
+    pub fn root(&self) -> &Root {
+        &self.root
+    }
+
+    /// After a failure in the middle nobody knows what the database holds until it is opened again.
+    fn check(&self) -> Result<()> {
+        match &self.failed {
+            Some(error) => Err(error.clone().context("the map has failed before")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The runs that a window assigns to one page.
+struct PageChange {
+    layer: LayerId,
+    page: u32,
+    runs: Vec<Run>,
+}
+
+/// The contents of a page that is about to change.
+struct Before {
+    page: Arc<Page>,
+    /// Everything stored, hidden by ranges or not; only where something is hidden.
+    stored: Option<Box<[Run]>>,
+}
+
+/// A batch that is being built.
+struct Draft<'a> {
+    sealer: Sealer<'a>,
+    batch: WriteBatch,
+    bytes: u64,
+    live: HashMap<u64, i64>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(map: &'a Map) -> Draft<'a> {
+        let sealer = map.opener.sealer();
+        Draft { sealer, batch: WriteBatch::new(), bytes: 0, live: HashMap::new() }
+    }
+
+    fn put(&mut self, key: &[u8], plain: &[u8]) {
+        let value = self.sealer.seal(key, plain);
+        self.bytes += (key.len() + value.len()) as u64;
+        self.batch.put_bytes(Bytes::copy_from_slice(key), value.into());
+    }
+
+    fn append(&mut self, key: &[u8], plain: &[u8]) {
+        let value = self.sealer.seal(key, plain);
+        self.bytes += (key.len() + value.len()) as u64;
+        self.batch.merge(key, value);
+    }
+
+    fn delete(&mut self, key: &[u8]) {
+        self.bytes += key.len() as u64;
+        self.batch.delete(key);
+    }
+
+    fn lose(&mut self, segment: u64, blocks: u32) {
+        *self.live.entry(segment).or_default() -= i64::from(blocks);
+    }
+
+    /// Counts out all that a page stored and counts in what of it stays.
+    fn recount(&mut self, stored: &[Run], stays: impl Iterator<Item = Run>) {
+        for run in stored.iter().filter(|run| run.is_mapped()) {
+            self.lose(run.segment, run.count());
+        }
+        for run in stays.filter(Run::is_mapped) {
+            *self.live.entry(run.segment).or_default() += i64::from(run.count());
+        }
+    }
+}
+
+impl Map {
+    /// Commits a window. When it returns, the window is durable and readers see it.
+    ///
+    /// A dropped future may or may not have committed; run it in a task of its own.
+    ///
+    /// # Errors
+    /// `Fenced` when another owner has opened the map; `Corrupt` when what is replaced does not open
+    /// (nothing is written then); what the database says, after which the writer refuses all.
+    pub async fn commit(&self, writer: &mut Writer, commit: Commit) -> Result<CommitReport> {
+        writer.check()?;
+        let (page_changes, new_ranges) = split(&commit);
+        while self.ranges.read().len() + new_ranges.len() > RANGE_COUNT_MAX
+            && self.fold_ranges(writer, 4 * PAGES_AT_ONCE).await?.ranges_left > 0
+        {}
+        let mut draft = Draft::new(self);
+        let mut report = CommitReport { range_count: new_ranges.len() as u64, ..Default::default() };
+        let mut fresh = Fresh { bytes_left: self.page_retain_bytes, pages: Vec::new() };
+        for changes in page_changes.chunks(PAGES_AT_ONCE) {
+            let before = self.pages_before(changes).await?;
+            for (change, before) in changes.iter().zip(before) {
+                let page = draft_page(&mut draft, &mut report, commit.last_lsn, change, &before);
+                fresh.push((change.layer, change.page), page);
+            }
+            tokio::task::yield_now().await;
+        }
+        self.draft_layers(writer, &mut draft, &page_changes, &new_ranges).await?;
+        for (layer, range) in &new_ranges {
+            draft.put(&keys::range_key(*layer, range.lsn, range.ordinal), &range.encode());
+        }
+        for record in &commit.segments {
+            let number = record.info.number.0;
+            draft.put(&keys::segment_key(number), &record.encode());
+            *draft.live.entry(number).or_default() += i64::from(record.block_count);
+        }
+        let live = self.draft_live(&mut draft).await?;
+        for (volume, record) in &commit.volume_records {
+            draft.put(&keys::volume_key(*volume), record);
+        }
+        let root = Root {
+            destaged: commit.last_lsn.max(writer.root.destaged),
+            commit_number: writer.root.commit_number + 1,
+            next_segment: commit.next_segment.max(writer.root.next_segment),
+            ..writer.root
+        };
+        draft.put(ROOT_KEY, &root.encode());
+        report.batch_bytes = draft.bytes;
+
+        fail_point!("commit-before-write");
+        self.write(writer, draft.batch).await?;
+        fail_point!("commit-before-flush");
+        self.flush(writer).await?;
+        fail_point!("commit-after-flush");
+
+        writer.root = root;
+        self.apply(fresh, &new_ranges, live);
+        for record in commit.segments {
+            let bytes = size_of::<SegmentRecord>();
+            self.segments.insert(record.info.number.0, Arc::new(record), bytes);
+        }
+        self.volume_records.write().extend(commit.volume_records);
+        self.commit_number.store(root.commit_number, Ordering::Release);
+        self.destaged.store(root.destaged.0, Ordering::Release);
+        Ok(report)
+    }
+
+    /// Commits `batch` and a new root record: how a map is opened.
+    pub(super) async fn commit_root(&self, writer: &mut Writer, mut batch: WriteBatch) -> Result<()> {
+        let root = Root { commit_number: writer.root.commit_number + 1, ..writer.root };
+        batch.put(ROOT_KEY, self.opener.sealer().seal(ROOT_KEY, &root.encode()));
+        self.write(writer, batch).await?;
+        self.flush(writer).await?;
+        writer.root = root;
+        self.commit_number.store(root.commit_number, Ordering::Release);
+        Ok(())
+    }
+
+    async fn write(&self, writer: &mut Writer, batch: WriteBatch) -> Result<()> {
+        match self.db.write(batch).await {
+            Ok(_handle) => Ok(()),
+            Err(cause) => Err(self.fail(writer, database::error("write metadata batch", cause))),
+        }
+    }
+
+    async fn flush(&self, writer: &mut Writer) -> Result<()> {
+        let options = FlushOptions { flush_type: FlushType::MemTable };
+        match self.db.flush_with_options(options).await {
+            Ok(()) => Ok(()),
+            Err(cause) => Err(self.fail(writer, database::error("flush metadata", cause))),
+        }
+    }
+
+    /// Remembers the first failure, and that it was a fence even where the database only says that
+    /// it is closed.
+    fn fail(&self, writer: &mut Writer, error: Error) -> Error {
+        let is_fenced = matches!(
+            self.db.status().close_reason,
+            Some(slatedb::CloseReason::Fenced)
+        );
+        let error = if is_fenced && error.kind() != ErrorKind::Fenced {
+            Error::with_source(ErrorKind::Fenced, "another owner has opened the metadata", error)
+        } else {
+            error
+        };
+        writer.failed.get_or_insert_with(|| error.clone());
+        error
+    }
+
+    /// What the pages hold before the change, in the order of `changes`.
+    async fn pages_before(&self, changes: &[PageChange]) -> Result<Vec<Before>> {
+        let mut found: Vec<Option<Before>> = Vec::with_capacity(changes.len());
+        let mut missing = Vec::new();
+        for (index, change) in changes.iter().enumerate() {
+            let cached = self.cached_page(change.layer, change.page);
+            let usable = cached.filter(|page| !page.has_hidden);
+            if usable.is_none() {
+                missing.push(index);
+            }
+            found.push(usable.map(|page| Before { page, stored: None }));
+        }
+        let fetched: Vec<(usize, Before)> = futures::stream::iter(missing)
+            .map(|index| async move {
+                let change = &changes[index];
+                Ok::<_, Error>((index, self.page_before(change.layer, change.page).await?))
+            })
+            .buffer_unordered(FETCHES_MAX)
+            .try_collect()
+            .await?;
+        for (index, before) in fetched {
+            found[index] = Some(before);
+        }
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    async fn page_before(&self, layer: LayerId, page: u32) -> Result<Before> {
+        let cut = self.ranges.read().cut(layer, page);
+        let operands = self.operands(layer, page).await?;
+        let folded = pages::fold(&operands, cut);
+        let stored = folded.has_hidden.then(|| pages::fold(&operands, Lsn::NONE).runs);
+        Ok(Before { page: Arc::new(folded), stored })
+    }
+
+    /// Puts the records of layers that are written for the first time.
+    async fn draft_layers(
+        &self,
+        writer: &mut Writer,
+        draft: &mut Draft<'_>,
+        changes: &[PageChange],
+        ranges: &[(LayerId, Range)],
+    ) -> Result<()> {
+        let mut layers: Vec<LayerId> = changes.iter().map(|change| change.layer).collect();
+        layers.extend(ranges.iter().map(|(layer, _)| *layer));
+        layers.sort_unstable();
+        layers.dedup();
+        for layer in layers {
+            if writer.known_layers.contains(&layer) {
+                continue;
+            }
+            if self.layer(layer).await?.is_none() {
+                let volume = u32::try_from(layer.0).map(VolumeId).map_err(|_| {
+                    Error::new(ErrorKind::Invalid, format!("layer {layer} is not of a volume"))
+                })?;
+                let record = LayerRecord { volume, parent: None };
+                draft.put(&keys::layer_key(layer), &record.encode());
+            }
+            if writer.known_layers.len() >= KNOWN_LAYERS_MAX {
+                writer.known_layers.clear();
+            }
+            // Known even if this commit fails: a writer that has failed commits nothing more.
+            writer.known_layers.insert(layer);
+        }
+        Ok(())
+    }
+
+    /// Puts the live-block counts that change, and returns them for the cache.
+    async fn draft_live(&self, draft: &mut Draft<'_>) -> Result<Vec<(u64, u32)>> {
+        let deltas = std::mem::take(&mut draft.live);
+        let mut counts: Vec<(u64, u32)> = futures::stream::iter(deltas)
+            .filter(|(_, delta)| std::future::ready(*delta != 0))
+            .map(|(number, delta)| async move {
+                let blocks = i64::from(self.live_blocks(number).await?) + delta;
+                if blocks < 0 {
+                    tracing::warn!(segment = number, blocks, "live blocks fall below zero");
+                }
+                Ok::<_, Error>((number, u32::try_from(blocks.max(0)).unwrap_or(u32::MAX)))
+            })
+            .buffer_unordered(FETCHES_MAX)
+            .try_collect()
+            .await?;
+        counts.sort_unstable();
+        for (number, blocks) in &counts {
+            draft.put(&keys::live_key(*number), &encode_live(*blocks));
+        }
+        Ok(counts)
+    }
+
+    /// Brings the caches to what the database holds. Ranges first, then the generation, then pages:
+    /// see `Map::page`.
+    fn apply(&self, fresh: Fresh, new_ranges: &[(LayerId, Range)], live: Vec<(u64, u32)>) {
+        if !new_ranges.is_empty() {
+            let with = self.ranges.read().with(new_ranges.iter().copied());
+            *self.ranges.write() = with;
+        }
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        for (key, page) in fresh.pages {
+            match page {
+                Some(page) => {
+                    let bytes = page.memory_bytes();
+                    self.pages.insert(key, page, bytes);
+                }
+                None => self.pages.remove(&key),
+            }
+        }
+        if !new_ranges.is_empty() {
+            let mut by_layer: BTreeMap<LayerId, Vec<Range>> = BTreeMap::new();
+            for (layer, range) in new_ranges {
+                by_layer.entry(*layer).or_default().push(*range);
+            }
+            self.pages.retain(|(layer, page)| {
+                let ranges = by_layer.get(layer).map_or(&[][..], Vec::as_slice);
+                !ranges.iter().any(|range| range.covers(*page))
+            });
+        }
+        for (number, blocks) in live {
+            self.live.insert(number, blocks, size_of::<u32>());
+        }
+    }
+
+    /// Folds the oldest range record a little: rewrites or deletes up to `page_budget` pages that it
+    /// hides, and shortens or drops the record. What it writes becomes durable with the next commit;
+    /// a crash before only repeats the work.
+    ///
+    /// # Errors
+    /// As [`Map::commit`].
+    pub async fn fold_ranges(&self, writer: &mut Writer, page_budget: usize) -> Result<FoldReport> {
+        writer.check()?;
+        let ranges = self.ranges.read().clone();
+        let Some((layer, range)) = ranges.first() else { return Ok(FoldReport::default()) };
+        let from = Bound::Included(keys::page_key(layer, range.first_page).to_vec());
+        let until = Bound::Included(keys::page_key(layer, range.last_page).to_vec());
+        let failed = |cause| database::error(format!("scan pages of layer {layer}"), cause);
+        let mut scan = self.db.scan((from, until)).await.map_err(failed)?;
+        let mut draft = Draft::new(self);
+        let mut touched = Vec::new();
+        let mut page_count = 0u64;
+        let mut next_page = None;
+        while let Some(entry) = scan.next().await.map_err(failed)? {
+            let (_, page) = keys::page_of(&entry.key)
+                .ok_or_else(|| keys::corrupt(&entry.key, "not a page key"))?;
+            if page_count >= page_budget as u64 {
+                next_page = Some(page);
+                break;
+            }
+            page_count += 1;
+            let operands = self.decode_operands(&entry.key, &entry.value)?;
+            let folded = pages::fold(&operands, ranges.cut(layer, page));
+            if folded.has_hidden {
+                let stored = pages::fold(&operands, Lsn::NONE);
+                draft.recount(&stored.runs, folded.runs.iter().copied());
+                let lsn = operands.last().map_or(Lsn::NONE, |last| last.lsn);
+                put_image(&mut draft, &entry.key, lsn, &folded.runs);
+                touched.push((layer, page));
+            }
+            if page_count.is_multiple_of(PAGES_AT_ONCE as u64) {
+                tokio::task::yield_now().await;
+            }
+        }
+        let key = keys::range_key(layer, range.lsn, range.ordinal);
+        let left = if let Some(first_page) = next_page {
+            let shorter = Range { first_page, ..range };
+            draft.put(&key, &shorter.encode());
+            ranges.with([(layer, shorter)])
+        } else {
+            draft.delete(&key);
+            ranges.without(layer, &range)
+        };
+        let live = self.draft_live(&mut draft).await?;
+        self.write(writer, draft.batch).await?;
+        let ranges_left = left.len();
+        *self.ranges.write() = left;
+        let pages = touched.into_iter().map(|key| (key, None)).collect();
+        self.apply(Fresh { bytes_left: 0, pages }, &[], live);
+        Ok(FoldReport { page_count, ranges_left })
+    }
+}
+
+/// Pages as a commit leaves them, to go into the cache; `None`: only what is cached must go.
+struct Fresh {
+    bytes_left: usize,
+    pages: Vec<((LayerId, u32), Option<Arc<Page>>)>,
+}
+
+impl Fresh {
+    fn push(&mut self, key: (LayerId, u32), page: Page) {
+        let bytes = page.memory_bytes();
+        let kept = bytes <= self.bytes_left;
+        if kept {
+            self.bytes_left -= bytes;
+        }
+        self.pages.push((key, kept.then(|| Arc::new(page))));
+    }
+}
+
+/// Adds the change of one page to the batch and returns the page as it is then.
+fn draft_page(
+    draft: &mut Draft<'_>,
+    report: &mut CommitReport,
+    lsn: Lsn,
+    change: &PageChange,
+    before: &Before,
+) -> Page {
+    let old = &before.page;
+    let mut runs = pages::assign(&old.runs, &change.runs);
+    // A layer without a parent need not say that a block is unmapped.
+    runs.retain(Run::is_mapped);
+    match &before.stored {
+        Some(stored) => {
+            let mut stays = pages::assign(&old.runs, &change.runs);
+            stays.retain(|run| !change.runs.iter().any(|new| is_within(run, new)));
+            draft.recount(stored, stays.into_iter());
+        }
+        None => pages::for_each_replaced(&old.runs, &change.runs, |segment, blocks| {
+            draft.lose(segment, blocks);
+        }),
+    }
+    let key = keys::page_key(change.layer, change.page);
+    let has_operands = old.operand_count > 0;
+    let is_whole = change.runs.iter().map(Run::count).sum::<u32>() as u64 == PAGE_BLOCKS;
+    let is_full = old.operand_count >= OPERANDS_MIN + change.page % OPERANDS_MIN;
+    let operand_count = if runs.is_empty() {
+        if has_operands {
+            draft.delete(&key);
+            report.deleted_count += 1;
+        }
+        0
+    } else if !has_operands || is_whole || is_full || old.has_hidden {
+        put_image(draft, &key, lsn, &runs);
+        report.image_count += 1;
+        1
+    } else {
+        let mut plain = Vec::with_capacity(32 + 12 * change.runs.len());
+        pages::encode(lsn, false, &change.runs, &mut plain);
+        draft.append(&key, &plain);
+        report.operand_count += 1;
+        old.operand_count + 1
+    };
+    Page { runs: runs.into_boxed_slice(), operand_count, has_hidden: false }
+}
+
+fn is_within(run: &Run, new: &Run) -> bool {
+    new.first <= run.first && run.last <= new.last
+}
+
+/// Replaces all of a page, or deletes it if nothing is mapped.
+fn put_image(draft: &mut Draft<'_>, key: &[u8], lsn: Lsn, runs: &[Run]) {
+    if runs.iter().any(Run::is_mapped) {
+        let mut plain = Vec::with_capacity(32 + 12 * runs.len());
+        pages::encode(lsn, true, runs, &mut plain);
+        draft.put(key, &plain);
+    } else {
+        draft.delete(key);
+    }
+}
+
+/// Sorts changes into runs of pages, and into ranges for what unmaps many whole pages.
+fn split(commit: &Commit) -> (Vec<PageChange>, Vec<(LayerId, Range)>) {
+    let mut runs: BTreeMap<(LayerId, u32), Vec<Run>> = BTreeMap::new();
+    let mut ranges = Vec::new();
+    for change in &commit.changes {
+        let end = change.first_block + change.block_count;
+        let whole_first = change.first_block.div_ceil(PAGE_BLOCKS);
+        let whole_end = end / PAGE_BLOCKS;
+        let is_range = change.placed.is_none()
+            && whole_end.saturating_sub(whole_first) >= u64::from(RANGE_PAGES_MIN);
+        if is_range {
+            ranges.push((
+                change.layer,
+                Range {
+                    lsn: commit.last_lsn,
+                    ordinal: u32::try_from(ranges.len()).unwrap_or(u32::MAX),
+                    first_page: page_number(whole_first),
+                    last_page: page_number(whole_end - 1),
+                },
+            ));
+            add_runs(&mut runs, change, change.first_block, whole_first * PAGE_BLOCKS);
+            add_runs(&mut runs, change, whole_end * PAGE_BLOCKS, end);
+        } else {
+            add_runs(&mut runs, change, change.first_block, end);
+        }
+    }
+    let pages = runs.into_iter().map(|((layer, page), mut runs)| {
+        pages::normalize(&mut runs);
+        PageChange { layer, page, runs }
+    });
+    (pages.collect(), ranges)
+}
+
+fn page_number(page: u64) -> u32 {
+    u32::try_from(page).expect("a volume of 1 PiB has 2^30 pages")
+}
+
+fn add_runs(
+    runs: &mut BTreeMap<(LayerId, u32), Vec<Run>>,
+    change: &Change,
+    mut block: u64,
+    end: u64,
+) {
+    while block < end {
+        let page = block / PAGE_BLOCKS;
+        let page_end = ((page + 1) * PAGE_BLOCKS).min(end);
+        let (first, last) = ((block % PAGE_BLOCKS) as u8, ((page_end - 1) % PAGE_BLOCKS) as u8);
+        let run = match change.placed {
+            Some(placed) => Run {
+                segment: placed.segment,
+                frame_index: placed.at.frame_index,
+                offset: placed.at.offset,
+                sealed_bytes: placed.at.sealed_bytes,
+                first,
+                last,
+                within: placed.within + (block - change.first_block) as u8,
+            },
+            None => Run::hole(first, last),
+        };
+        runs.entry((change.layer, page_number(page))).or_default().push(run);
+        block = page_end;
+    }
+}

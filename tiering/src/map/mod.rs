@@ -1,0 +1,434 @@
+//! The map: which frame holds each block of each volume, over SlateDB.
+//!
+//! Owns the metadata database, the page cache and the segment records. Reading is here, writing in
+//! `commit`.
+//!
+//! Invariants:
+//! - What is read is what some commit made durable, or is about to: readers never see half a page.
+//! - Every value is opened with its own key as associated data; what does not open is `Corrupt`.
+//! - Memory is bounded by [`MapOptions`] whatever the size of the volumes. Opening reads the root,
+//!   the range records and the volume records, never a page.
+//! - Only the holder of the [`Writer`] changes anything.
+
+pub mod clock_cache;
+pub mod commit;
+pub mod database;
+pub mod keys;
+pub mod layers;
+pub mod pages;
+pub mod ranges;
+pub mod records;
+
+pub use commit::{Change, Commit, CommitReport, FoldReport, Placed, Writer};
+pub use layers::{LayerId, LayerRecord};
+
+use block::seal::{Algorithm, PoolKey};
+use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
+use bytes::Bytes;
+use clock_cache::ClockCache;
+use keys::{HEADER_KEY, Header, Opener, ROOT_KEY, family, number_of, page_of, range_of, volume_of};
+use pages::{Operand, Page};
+use parking_lot::RwLock;
+use ranges::{Range, RangeList};
+use records::{Root, SegmentRecord};
+use slatedb::{Db, WriteBatch};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory of the map, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct MapOptions {
+    /// Decoded pages.
+    pub page_cache_bytes: usize,
+    /// Segment records and live-block counts.
+    pub segment_cache_bytes: usize,
+}
+
+impl Default for MapOptions {
+    fn default() -> Self {
+        MapOptions { page_cache_bytes: 64 << 20, segment_cache_bytes: 8 << 20 }
+    }
+}
+
+/// Counts for status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MapStatus {
+    /// Commits since the pool was made.
+    pub commit_number: u64,
+    /// Everything up to here is in the data tier.
+    pub destaged_lsn: Lsn,
+    /// Range records that wait to be folded.
+    pub range_count: usize,
+    /// Bytes of decoded pages in memory.
+    pub page_cache_bytes: usize,
+    /// Decoded pages in memory.
+    pub page_count: usize,
+}
+
+/// A page as it is stored.
+#[derive(Debug)]
+pub struct StoredPage {
+    /// Its layer.
+    pub layer: LayerId,
+    /// Its number within the layer.
+    pub page: u32,
+    /// What readers see; empty where `operands` is an error.
+    pub folded: Page,
+    /// Everything that is stored, oldest first, also what a range hides.
+    pub operands: Result<Vec<Operand>>,
+}
+
+/// See the module.
+pub struct Map {
+    db: Arc<Db>,
+    opener: Opener,
+    pages: ClockCache<(LayerId, u32), Arc<Page>>,
+    /// Bytes of new pages that a commit may hold back to put into the cache.
+    page_retain_bytes: usize,
+    segments: ClockCache<u64, Arc<SegmentRecord>>,
+    live: ClockCache<u64, u32>,
+    ranges: RwLock<RangeList>,
+    volume_records: RwLock<BTreeMap<VolumeId, Bytes>>,
+    /// Counts commits that changed pages: a page that was read under an older number may be stale
+    /// and is not cached. Raised before the cache is touched.
+    generation: AtomicU64,
+    destaged: AtomicU64,
+    commit_number: AtomicU64,
+}
+
+impl Map {
+    /// Opens the map in `db`, making it if the database is empty, and commits that `epoch` owns it.
+    ///
+    /// # Errors
+    /// `Fenced` if a higher epoch has committed; `Corrupt`, also for a key of another pool.
+    pub async fn open(
+        db: Arc<Db>,
+        pool_key: &PoolKey,
+        algorithm: Algorithm,
+        epoch: Epoch,
+        options: MapOptions,
+    ) -> Result<(Map, Writer)> {
+        let (header, is_new) = match get(&db, HEADER_KEY).await? {
+            Some(bytes) => (Header::decode(&bytes)?, false),
+            None => (Header::new(algorithm), true),
+        };
+        let opener = Opener::new(header, pool_key);
+        let before = get(&db, ROOT_KEY).await?;
+        let root = match (&before, is_new) {
+            (Some(value), false) => Root::decode(&opener.open_one(ROOT_KEY, value)?)?,
+            (None, true) => {
+                Root { epoch, destaged: Lsn::NONE, commit_number: 0, next_segment: 1 }
+            }
+            _ => return Err(keys::corrupt(ROOT_KEY, "header and root do not belong together")),
+        };
+        if root.epoch > epoch {
+            return Err(Error::new(
+                ErrorKind::Fenced,
+                format!("open metadata as epoch {epoch}: epoch {} has committed", root.epoch),
+            ));
+        }
+        let map = Map {
+            opener,
+            pages: ClockCache::new(options.page_cache_bytes),
+            page_retain_bytes: options.page_cache_bytes / 4,
+            segments: ClockCache::new(options.segment_cache_bytes * 3 / 4),
+            live: ClockCache::new(options.segment_cache_bytes / 4),
+            ranges: RwLock::new(RangeList::default()),
+            volume_records: RwLock::new(BTreeMap::new()),
+            generation: AtomicU64::new(0),
+            destaged: AtomicU64::new(root.destaged.0),
+            commit_number: AtomicU64::new(root.commit_number),
+            db,
+        };
+        map.load_ranges().await?;
+        map.load_volume_records().await?;
+        let mut batch = WriteBatch::new();
+        if is_new {
+            batch.put(HEADER_KEY, header.bytes());
+        }
+        let mut writer = Writer::new(Root { epoch, ..root });
+        map.commit_root(&mut writer, batch).await?;
+        Ok((map, writer))
+    }
+
+    async fn load_ranges(&self) -> Result<()> {
+        let mut found: Vec<(LayerId, Range)> = Vec::new();
+        self.scan(&[family::RANGE], |key, value| {
+            let (layer, lsn, ordinal) =
+                range_of(key).ok_or_else(|| keys::corrupt(key, "not a range key"))?;
+            let plain = self.opener.open_one(key, value)?;
+            found.push((layer, Range::decode(layer, lsn, ordinal, &plain)?));
+            Ok(())
+        })
+        .await?;
+        *self.ranges.write() = RangeList::default().with(found);
+        Ok(())
+    }
+
+    async fn load_volume_records(&self) -> Result<()> {
+        let mut found = BTreeMap::new();
+        self.scan(&[family::VOLUME], |key, value| {
+            let volume = volume_of(key).ok_or_else(|| keys::corrupt(key, "not a volume key"))?;
+            found.insert(volume, Bytes::from(self.opener.open_one(key, value)?));
+            Ok(())
+        })
+        .await?;
+        *self.volume_records.write() = found;
+        Ok(())
+    }
+
+    /// Calls `each` for every key and value under `prefix`, in order.
+    async fn scan(
+        &self,
+        prefix: &[u8],
+        mut each: impl FnMut(&[u8], &[u8]) -> Result<()> + Send,
+    ) -> Result<()> {
+        let failed = |cause| database::error("scan metadata", cause);
+        let whole = (Bound::<Vec<u8>>::Unbounded, Bound::<Vec<u8>>::Unbounded);
+        let mut found = self.db.scan_prefix(prefix, whole).await.map_err(failed)?;
+        while let Some(entry) = found.next().await.map_err(failed)? {
+            each(&entry.key, &entry.value)?;
+        }
+        Ok(())
+    }
+
+    /// Everything up to this LSN is durable in the data tier.
+    pub fn destaged_lsn(&self) -> Lsn {
+        Lsn(self.destaged.load(Ordering::Acquire))
+    }
+
+    /// The newest record of every volume, by id.
+    pub fn volume_records(&self) -> Vec<(VolumeId, Bytes)> {
+        self.volume_records.read().iter().map(|(id, record)| (*id, record.clone())).collect()
+    }
+
+    /// Counts for status.
+    pub fn status(&self) -> MapStatus {
+        MapStatus {
+            commit_number: self.commit_number.load(Ordering::Acquire),
+            destaged_lsn: self.destaged_lsn(),
+            range_count: self.ranges.read().len(),
+            page_cache_bytes: self.pages.bytes(),
+            page_count: self.pages.len(),
+        }
+    }
+
+    /// The page if it is in memory. Never waits.
+    pub fn cached_page(&self, layer: LayerId, page: u32) -> Option<Arc<Page>> {
+        self.pages.get(&(layer, page))
+    }
+
+    /// The page, from memory or from the database.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming the page; what the database says.
+    pub async fn page(&self, layer: LayerId, page: u32) -> Result<Arc<Page>> {
+        if let Some(page) = self.cached_page(layer, page) {
+            return Ok(page);
+        }
+        let generation = self.generation.load(Ordering::SeqCst);
+        // The ranges before the page: a range that is folded in between would otherwise be missing
+        // while the page still shows what it hides.
+        let cut = self.ranges.read().cut(layer, page);
+        let operands = self.operands(layer, page).await?;
+        let folded = Arc::new(pages::fold(&operands, cut));
+        let is_current = || self.generation.load(Ordering::SeqCst) == generation;
+        let bytes = folded.memory_bytes();
+        self.pages.insert_if((layer, page), folded.clone(), bytes, is_current);
+        Ok(folded)
+    }
+
+    /// What is stored of a page, oldest operand first.
+    async fn operands(&self, layer: LayerId, page: u32) -> Result<Vec<Operand>> {
+        let key = keys::page_key(layer, page);
+        match get(&self.db, &key).await? {
+            Some(value) => self.decode_operands(&key, &value),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn decode_operands(&self, key: &[u8], value: &[u8]) -> Result<Vec<Operand>> {
+        let mut operands: Vec<Operand> = Vec::new();
+        self.opener.open_all(key, value, |plain| {
+            let operand = pages::decode(plain).map_err(|error| keys::corrupt(key, error))?;
+            if operands.last().is_some_and(|before| before.lsn > operand.lsn) {
+                return Err(keys::corrupt(key, "operands are out of order"));
+            }
+            operands.push(operand);
+            Ok(())
+        })?;
+        Ok(operands)
+    }
+
+    /// The record of a segment that a page names.
+    ///
+    /// # Errors
+    /// `Corrupt` if there is none.
+    pub async fn segment(&self, number: u64) -> Result<Arc<SegmentRecord>> {
+        if let Some(record) = self.segments.get(&number) {
+            return Ok(record);
+        }
+        let record = self.find_segment(number).await?.ok_or_else(|| {
+            keys::corrupt(&keys::segment_key(number), "a page names it, but it has no record")
+        })?;
+        let record = Arc::new(record);
+        self.segments.insert(number, record.clone(), size_of::<SegmentRecord>());
+        Ok(record)
+    }
+
+    /// The record if it is in memory. Never waits.
+    pub fn cached_segment(&self, number: u64) -> Option<Arc<SegmentRecord>> {
+        self.segments.get(&number)
+    }
+
+    /// The record of a segment, from the database, if it has one.
+    ///
+    /// # Errors
+    /// `Corrupt`; what the database says.
+    pub async fn find_segment(&self, number: u64) -> Result<Option<SegmentRecord>> {
+        let key = keys::segment_key(number);
+        match get(&self.db, &key).await? {
+            Some(value) => {
+                let plain = self.opener.open_one(&key, &value)?;
+                Ok(Some(SegmentRecord::decode(number, &plain)?))
+            }
+            None => Ok(None),
+        }
+    }
+
+    async fn live_blocks(&self, number: u64) -> Result<u32> {
+        if let Some(blocks) = self.live.get(&number) {
+            return Ok(blocks);
+        }
+        let key = keys::live_key(number);
+        match get(&self.db, &key).await? {
+            Some(value) => records::decode_live(number, &self.opener.open_one(&key, &value)?),
+            None => Ok(0),
+        }
+    }
+
+    /// Up to `count_max` segments that follow number `last`, in order, each with its live blocks.
+    ///
+    /// # Errors
+    /// `Corrupt`; what the database says.
+    pub async fn segments_after(
+        &self,
+        last: u64,
+        count_max: usize,
+    ) -> Result<Vec<(SegmentRecord, u32)>> {
+        let from = Bound::Excluded(keys::segment_key(last).to_vec());
+        let mut found = Vec::new();
+        for (key, value) in self.entries(from, after(family::SEGMENT), count_max).await? {
+            let number = number_of(&key).ok_or_else(|| keys::corrupt(&key, "not a segment key"))?;
+            let record = SegmentRecord::decode(number, &self.opener.open_one(&key, &value)?)?;
+            found.push((record, self.live_blocks(number).await?));
+        }
+        Ok(found)
+    }
+
+    /// Up to `count_max` pages that follow `last` (from the first one on without it), in order of
+    /// layer and number. A page that does not open is handed on with its error.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn pages_after(
+        &self,
+        last: Option<(LayerId, u32)>,
+        count_max: usize,
+    ) -> Result<Vec<StoredPage>> {
+        let from = match last {
+            Some((layer, page)) => Bound::Excluded(keys::page_key(layer, page).to_vec()),
+            None => Bound::Included(vec![family::PAGE]),
+        };
+        let ranges = self.ranges.read().clone();
+        let mut found = Vec::new();
+        for (key, value) in self.entries(from, after(family::PAGE), count_max).await? {
+            let (layer, page) =
+                page_of(&key).ok_or_else(|| keys::corrupt(&key, "not a page key"))?;
+            let operands = self.decode_operands(&key, &value);
+            let folded = operands.as_ref().map_or_else(
+                |_| Page::default(),
+                |operands| pages::fold(operands, ranges.cut(layer, page)),
+            );
+            found.push(StoredPage { layer, page, folded, operands });
+        }
+        Ok(found)
+    }
+
+    /// Up to `count_max` pages of a layer from `first` to `last` that are stored, as readers see them.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming the page; what the database says.
+    pub async fn pages_between(
+        &self,
+        layer: LayerId,
+        first: u32,
+        last: u32,
+        count_max: usize,
+    ) -> Result<Vec<(u32, Page)>> {
+        let from = Bound::Included(keys::page_key(layer, first).to_vec());
+        let until = Bound::Included(keys::page_key(layer, last).to_vec());
+        let ranges = self.ranges.read().clone();
+        let mut found = Vec::new();
+        for (key, value) in self.entries(from, until, count_max).await? {
+            let (_, page) = page_of(&key).ok_or_else(|| keys::corrupt(&key, "not a page key"))?;
+            let operands = self.decode_operands(&key, &value)?;
+            found.push((page, pages::fold(&operands, ranges.cut(layer, page))));
+        }
+        Ok(found)
+    }
+
+    /// The record of a layer, if it has one.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming the layer; what the database says.
+    pub async fn layer(&self, layer: LayerId) -> Result<Option<LayerRecord>> {
+        let key = keys::layer_key(layer);
+        match get(&self.db, &key).await? {
+            Some(value) => {
+                Ok(Some(LayerRecord::decode(layer, &self.opener.open_one(&key, &value)?)?))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Up to `count_max` entries between two keys, in order.
+    async fn entries(
+        &self,
+        from: Bound<Vec<u8>>,
+        until: Bound<Vec<u8>>,
+        count_max: usize,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
+        let failed = |cause| database::error("scan metadata", cause);
+        let mut scan = self.db.scan((from, until)).await.map_err(failed)?;
+        let mut found = Vec::new();
+        while found.len() < count_max {
+            match scan.next().await.map_err(failed)? {
+                Some(entry) => found.push((entry.key, entry.value)),
+                None => break,
+            }
+        }
+        Ok(found)
+    }
+
+    /// Makes everything written so far durable and ends the database's background tasks.
+    ///
+    /// # Errors
+    /// What the database says; it is closed in any case.
+    pub async fn close(&self) -> Result<()> {
+        self.db.close().await.map_err(|cause| database::error("close metadata database", cause))
+    }
+}
+
+/// Where the keys of a family end.
+fn after(family: u8) -> Bound<Vec<u8>> {
+    Bound::Excluded(vec![family + 1])
+}
+
+async fn get(db: &Db, key: &[u8]) -> Result<Option<Bytes>> {
+    db.get(key)
+        .await
+        .map_err(|cause| database::error(format!("read metadata, {}", keys::name_of(key)), cause))
+}

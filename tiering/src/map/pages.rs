@@ -1,0 +1,407 @@
+//! Map pages: where the blocks of one MiB of a layer are. Pure: bytes and lists in, lists out.
+//!
+//! A page is stored as a list of operands. An operand is what one window assigned to blocks of the
+//! page, or an *image*, which is the whole page. Byte table: docs/format-map.md#page-operand.
+//!
+//! Invariants:
+//! - The runs of an operand and of a [`Page`] are sorted by block and disjoint; none is empty and
+//!   none leaves the page.
+//! - Assignments are absolute: applying an operand twice gives what applying it once gives.
+//! - A page never depends on the order in which blocks were assigned within one window, because
+//!   the extents of a window are disjoint.
+//! - Decoding never panics and never allocates more than a full page needs.
+//!
+//! It does not seal, does no I/O, and knows nothing of ranges but the LSN below which a page is cut.
+
+use block::Lsn;
+
+/// Blocks of 4 KiB in one page: 1 MiB of address space. Chosen by hand: a full page of scattered
+/// 4 KiB writes stays below one 4 KiB block of the database, and an operand costs about 80 bytes.
+pub const PAGE_BLOCKS: u64 = 256;
+
+/// Version of the operand encoding that this build writes; the only one that it reads.
+const OPERAND_VERSION: u8 = 1;
+const KIND_DELTA: u8 = 0;
+const KIND_IMAGE: u8 = 1;
+
+const FLAG_MAPPED: u64 = 1;
+/// The run begins the frame that follows the previous mapped run's frame in the same segment.
+const FLAG_NEXT_FRAME: u64 = 2;
+
+/// Consecutive blocks of one page that lie in one frame, or that hold nothing.
+///
+/// 24 bytes, because a page cache holds millions of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Segment number, or 0: the blocks are unmapped and read as zeroes.
+    pub segment: u64,
+    /// Index of the frame in its segment.
+    pub frame_index: u32,
+    /// Byte offset of the frame in its segment.
+    pub offset: u32,
+    /// Bytes of the frame as stored, header and tag included.
+    pub sealed_bytes: u32,
+    /// First block, within the page.
+    pub first: u8,
+    /// Last block, within the page, inclusive.
+    pub last: u8,
+    /// Block of the frame's plaintext that `first` is.
+    pub within: u8,
+}
+
+impl Run {
+    /// Blocks that hold nothing. `first <= last`.
+    #[must_use]
+    pub fn hole(first: u8, last: u8) -> Run {
+        Run { segment: 0, frame_index: 0, offset: 0, sealed_bytes: 0, first, last, within: 0 }
+    }
+
+    /// The run names a frame.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        self.segment != 0
+    }
+
+    /// Number of blocks, 1 to 256.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        u32::from(self.last) - u32::from(self.first) + 1
+    }
+
+    /// The part of the run from `first` to `last`, which lie inside it.
+    fn part(&self, first: u8, last: u8) -> Run {
+        debug_assert!(self.first <= first && first <= last && last <= self.last);
+        let within = if self.is_mapped() { self.within + (first - self.first) } else { 0 };
+        Run { first, last, within, ..*self }
+    }
+
+    /// `next` starts where this run ends, in the page and in the frame.
+    fn continues_into(&self, next: &Run) -> bool {
+        self.last.checked_add(1) == Some(next.first)
+            && self.segment == next.segment
+            && self.frame_index == next.frame_index
+            && self.offset == next.offset
+            && self.sealed_bytes == next.sealed_bytes
+            && (!self.is_mapped()
+                || u32::from(self.within) + self.count() == u32::from(next.within))
+    }
+}
+
+/// What one window assigned to a page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// LSN of the window.
+    pub lsn: Lsn,
+    /// The runs are the whole page: blocks outside them are unmapped.
+    pub is_image: bool,
+    /// Sorted and disjoint.
+    pub runs: Vec<Run>,
+}
+
+/// A page as a reader sees it: every operand applied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// Sorted and disjoint. Holes that are stated explicitly are kept, because a layer with a
+    /// parent must tell "nothing here" from "look in the parent".
+    pub runs: Box<[Run]>,
+    /// Operands that are stored for it. 0 if the database has no value.
+    pub operand_count: u32,
+    /// Stored operands that a range record hides; the writer counts them out when it replaces them.
+    pub has_hidden: bool,
+}
+
+impl Page {
+    /// Runs that overlap the blocks from `first` to `last`, clipped to them, gaps left out.
+    pub fn runs_between(&self, first: u8, last: u8) -> impl Iterator<Item = Run> + '_ {
+        let start = self.runs.partition_point(|run| run.last < first);
+        self.runs[start..]
+            .iter()
+            .take_while(move |run| run.first <= last)
+            .map(move |run| run.part(run.first.max(first), run.last.min(last)))
+    }
+
+    /// Blocks that name a frame.
+    #[must_use]
+    pub fn mapped_count(&self) -> u32 {
+        self.runs.iter().filter(|run| run.is_mapped()).map(Run::count).sum()
+    }
+
+    /// Bytes of memory it takes, the allocation's overhead estimated.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Page>() + 32 + self.runs.len() * size_of::<Run>()
+    }
+}
+
+/// Applies `newer` over `older`. Both sorted and disjoint, and so is the result.
+#[must_use]
+pub fn assign(older: &[Run], newer: &[Run]) -> Vec<Run> {
+    let mut result = Vec::with_capacity(older.len() + newer.len());
+    let mut rest = older.iter().copied();
+    let mut current = rest.next();
+    for new in newer {
+        // What of the older runs lies before the new one stays.
+        while let Some(old) = current {
+            if old.first >= new.first {
+                break;
+            }
+            if old.last < new.first {
+                push(&mut result, old);
+                current = rest.next();
+            } else {
+                push(&mut result, old.part(old.first, new.first - 1));
+                current = Some(old.part(new.first, old.last));
+            }
+        }
+        // What lies under it goes.
+        while let Some(old) = current {
+            if old.first > new.last {
+                break;
+            }
+            current = if old.last > new.last {
+                Some(old.part(new.last + 1, old.last))
+            } else {
+                rest.next()
+            };
+        }
+        push(&mut result, *new);
+    }
+    for old in current.into_iter().chain(rest) {
+        push(&mut result, old);
+    }
+    result
+}
+
+fn push(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some(before) if before.continues_into(&run) => before.last = run.last,
+        _ => runs.push(run),
+    }
+}
+
+/// Sorts the runs of one window and joins those that touch. They must be disjoint.
+pub fn normalize(runs: &mut Vec<Run>) {
+    runs.sort_unstable_by_key(|run| run.first);
+    let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
+    for run in runs.drain(..) {
+        debug_assert!(joined.last().is_none_or(|before| before.last < run.first));
+        push(&mut joined, run);
+    }
+    *runs = joined;
+}
+
+/// Folds operands, oldest first, into a page. Operands of windows up to `cut` are hidden by a range
+/// record and do not count.
+#[must_use]
+pub fn fold(operands: &[Operand], cut: Lsn) -> Page {
+    let start = operands.iter().rposition(|operand| operand.is_image).unwrap_or(0);
+    let mut runs: Vec<Run> = Vec::new();
+    for operand in &operands[start..] {
+        if operand.lsn > cut {
+            runs = if runs.is_empty() || operand.is_image {
+                operand.runs.clone()
+            } else {
+                assign(&runs, &operand.runs)
+            };
+        }
+    }
+    Page {
+        runs: runs.into_boxed_slice(),
+        operand_count: u32::try_from(operands.len()).unwrap_or(u32::MAX),
+        has_hidden: operands.iter().any(|operand| operand.lsn <= cut),
+    }
+}
+
+/// Calls `lost(segment, blocks)` for the mapped blocks of `older` that `newer` replaces.
+pub fn for_each_replaced(older: &[Run], newer: &[Run], mut lost: impl FnMut(u64, u32)) {
+    let mut at = 0;
+    for new in newer {
+        while at < older.len() && older[at].last < new.first {
+            at += 1;
+        }
+        let mut index = at;
+        while let Some(old) = older.get(index).filter(|old| old.first <= new.last) {
+            if old.is_mapped() {
+                let both = old.part(old.first.max(new.first), old.last.min(new.last));
+                lost(old.segment, both.count());
+            }
+            index += 1;
+        }
+    }
+}
+
+/// Why bytes are not an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PageError {
+    /// Written by a later version.
+    #[error("operand version {0} is not known")]
+    Version(u8),
+    /// Ends too early, or goes on after its end.
+    #[error("operand has the wrong length")]
+    Length,
+    /// A number is outside what the format allows.
+    #[error("operand holds a number out of range")]
+    Range,
+}
+
+/// Encodes an operand; `runs` sorted and disjoint.
+pub fn encode(lsn: Lsn, is_image: bool, runs: &[Run], out: &mut Vec<u8>) {
+    out.push(OPERAND_VERSION);
+    out.push(if is_image { KIND_IMAGE } else { KIND_DELTA });
+    put_varint(out, lsn.0);
+    put_varint(out, runs.len() as u64);
+    let mut end = 0u64;
+    let mut before = Run::hole(0, 0);
+    for run in runs {
+        put_varint(out, u64::from(run.first) - end);
+        let is_next = run.is_mapped() && before.is_mapped() && follows(&before, run);
+        let flags = if run.is_mapped() { FLAG_MAPPED } else { 0 }
+            | if is_next { FLAG_NEXT_FRAME } else { 0 };
+        put_varint(out, u64::from(run.count() - 1) << 2 | flags);
+        if run.is_mapped() {
+            if !is_next {
+                put_varint(out, zigzag(run.segment, before.segment));
+                put_varint(out, zigzag(run.frame_index.into(), before.frame_index.into()));
+                put_varint(out, zigzag(run.offset.into(), before.offset.into()));
+                put_varint(out, run.within.into());
+            }
+            put_varint(out, run.sealed_bytes.into());
+            before = *run;
+        }
+        end = u64::from(run.last) + 1;
+    }
+}
+
+fn follows(before: &Run, run: &Run) -> bool {
+    run.within == 0
+        && run.segment == before.segment
+        && before.frame_index.checked_add(1) == Some(run.frame_index)
+        && before.offset.checked_add(before.sealed_bytes) == Some(run.offset)
+}
+
+/// Decodes an operand that takes all of `bytes`.
+///
+/// # Errors
+/// [`PageError`] for anything that [`encode`] does not write.
+pub fn decode(bytes: &[u8]) -> Result<Operand, PageError> {
+    let mut reader = Reader { bytes };
+    let version = reader.byte()?;
+    if version != OPERAND_VERSION {
+        return Err(PageError::Version(version));
+    }
+    let is_image = match reader.byte()? {
+        KIND_DELTA => false,
+        KIND_IMAGE => true,
+        _ => return Err(PageError::Range),
+    };
+    let lsn = Lsn(reader.varint()?);
+    let count = reader.varint()?;
+    if count > PAGE_BLOCKS {
+        return Err(PageError::Range);
+    }
+    let mut runs = Vec::with_capacity(usize::try_from(count).map_err(|_| PageError::Range)?);
+    let mut end = 0u64;
+    let mut before = Run::hole(0, 0);
+    for _ in 0..count {
+        let run = reader.run(end, &before)?;
+        if run.is_mapped() {
+            before = run;
+        }
+        end = u64::from(run.last) + 1;
+        runs.push(run);
+    }
+    if reader.bytes.is_empty() { Ok(Operand { lsn, is_image, runs }) } else { Err(PageError::Length) }
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl Reader<'_> {
+    fn byte(&mut self) -> Result<u8, PageError> {
+        let (first, rest) = self.bytes.split_first().ok_or(PageError::Length)?;
+        self.bytes = rest;
+        Ok(*first)
+    }
+
+    fn varint(&mut self) -> Result<u64, PageError> {
+        let (value, taken) = get_varint(self.bytes).ok_or(PageError::Length)?;
+        self.bytes = self.bytes.get(taken..).ok_or(PageError::Length)?;
+        Ok(value)
+    }
+
+    fn relative(&mut self, to: u64) -> Result<u64, PageError> {
+        Ok(unzigzag(self.varint()?, to))
+    }
+
+    fn relative_u32(&mut self, to: u32) -> Result<u32, PageError> {
+        u32::try_from(self.relative(to.into())?).map_err(|_| PageError::Range)
+    }
+
+    fn run(&mut self, end: u64, before: &Run) -> Result<Run, PageError> {
+        let first = end.checked_add(self.varint()?).ok_or(PageError::Range)?;
+        let head = self.varint()?;
+        let last = first.checked_add(head >> 2).ok_or(PageError::Range)?;
+        let (Ok(first), Ok(last)) = (u8::try_from(first), u8::try_from(last)) else {
+            return Err(PageError::Range);
+        };
+        let mut run = Run::hole(first, last);
+        if head & FLAG_MAPPED == 0 {
+            return if head & FLAG_NEXT_FRAME == 0 { Ok(run) } else { Err(PageError::Range) };
+        }
+        if head & FLAG_NEXT_FRAME == 0 {
+            run.segment = self.relative(before.segment)?;
+            run.frame_index = self.relative_u32(before.frame_index)?;
+            run.offset = self.relative_u32(before.offset)?;
+            run.within = u8::try_from(self.varint()?).map_err(|_| PageError::Range)?;
+        } else {
+            run.segment = before.segment;
+            run.frame_index = before.frame_index.checked_add(1).ok_or(PageError::Range)?;
+            run.offset = before.offset.checked_add(before.sealed_bytes).ok_or(PageError::Range)?;
+        }
+        run.sealed_bytes = u32::try_from(self.varint()?).map_err(|_| PageError::Range)?;
+        if run.segment == 0 || u32::from(run.within) + run.count() > 256 {
+            return Err(PageError::Range);
+        }
+        Ok(run)
+    }
+}
+
+fn zigzag(value: u64, base: u64) -> u64 {
+    let difference = value.wrapping_sub(base).cast_signed();
+    (difference.wrapping_shl(1) ^ (difference >> 63)).cast_unsigned()
+}
+
+fn unzigzag(coded: u64, base: u64) -> u64 {
+    let difference = (coded >> 1) ^ (coded & 1).wrapping_neg();
+    base.wrapping_add(difference)
+}
+
+/// Appends a number, seven bits a byte, least significant first.
+pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Reads a number and how many bytes it took; `None` past the end or past 64 bits.
+#[must_use]
+pub fn get_varint(bytes: &[u8]) -> Option<(u64, usize)> {
+    let mut value = 0u64;
+    for (index, byte) in bytes.iter().take(10).enumerate() {
+        let bits = u64::from(byte & 0x7f);
+        if index == 9 && bits > 1 {
+            return None;
+        }
+        value |= bits << (7 * index);
+        if byte & 0x80 == 0 {
+            return Some((value, index + 1));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

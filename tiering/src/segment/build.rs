@@ -1,0 +1,246 @@
+//! Building a segment: blocks in, one immutable object out.
+//!
+//! Invariants:
+//! - Frames lie one after the other in the order of [`SegmentBuilder::push`], without gaps.
+//! - A frame is stored raw unless compression saves at least an eighth of it.
+//! - The object is opened again only by who knows the pool's key and finds every byte unchanged.
+//!
+//! It computes and allocates, nothing else: compression of a full frame takes some hundred
+//! microseconds, so an async caller pushes from a thread that may block.
+
+use super::format::{
+    BLOCK_COUNT_MAX, Codec, DIRECTORY_NONCE, DirectoryEntry, ENTRY_BYTES, FOOTER_BYTES,
+    FRAME_BYTES_MAX, FRAME_COUNT_MAX, FRAME_HEADER_BYTES, Footer, FrameHeader, KEY_PURPOSE,
+    SEGMENT_BYTES_MAX, SegmentHeader, frame_aad, frame_crc,
+};
+use super::read::directory_aad;
+use super::{FrameAt, SegmentId, SegmentInfo, SegmentNumber};
+use block::Epoch;
+use block::env::Random;
+use block::seal::{Algorithm, PoolKey, SealKey, TAG_BYTES};
+use block::units::{BLOCK_BYTES, crc32c};
+use bytes::Bytes;
+use std::fmt;
+use zstd_safe::{CCtx, CParameter, CompressionLevel};
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+const FRAME_PLAIN_BYTES_MAX: usize = BLOCK_COUNT_MAX as usize * BLOCK;
+/// A compressed frame that saves less than one part in this many is stored raw: reading it would
+/// cost a decompression for nothing. Chosen by hand.
+const SAVING_MIN: usize = 8;
+/// Level for the directory: small, and read by background jobs only. Chosen by hand.
+const DIRECTORY_LEVEL: CompressionLevel = 1;
+
+/// Identity of a segment that is about to be built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentSeed {
+    /// Identity of the pool.
+    pub pool: [u8; 16],
+    /// Epoch of the owner that writes it, not 0.
+    pub epoch: Epoch,
+    /// Number within the pool, not 0.
+    pub number: SegmentNumber,
+    /// Fresh random identity: see [`SegmentSeed::new`].
+    pub id: SegmentId,
+    /// Cipher of the segment.
+    pub algorithm: Algorithm,
+}
+
+impl SegmentSeed {
+    /// A seed with a fresh id from `random`.
+    #[must_use]
+    pub fn new(
+        pool: [u8; 16],
+        epoch: Epoch,
+        number: SegmentNumber,
+        algorithm: Algorithm,
+        random: &dyn Random,
+    ) -> Self {
+        let mut id = [0; 16];
+        random.fill(&mut id);
+        SegmentSeed { pool, epoch, number, id, algorithm }
+    }
+}
+
+/// A segment under construction. `Send`, so it can be filled from a blocking thread.
+pub struct SegmentBuilder {
+    seed: SegmentSeed,
+    key: SealKey,
+    compressor: CCtx<'static>,
+    /// Compressor output; as large as a frame that is still worth compressing.
+    scratch: Vec<u8>,
+    bytes: Vec<u8>,
+    entries: Vec<DirectoryEntry>,
+}
+
+impl fmt::Debug for SegmentBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (number, frames) = (self.seed.number, self.entries.len());
+        write!(f, "SegmentBuilder({number}, {frames} frames, {} bytes)", self.bytes.len())
+    }
+}
+
+/// A finished segment: put `bytes` at `info.object_path()`.
+#[derive(Clone, Debug)]
+pub struct SealedSegment {
+    /// What the map keeps of it.
+    pub info: SegmentInfo,
+    /// The object.
+    pub bytes: Bytes,
+}
+
+impl SegmentBuilder {
+    /// An empty segment. `zstd_level` is clamped to what zstd knows (negative levels are faster);
+    /// `target_bytes` is a hint of its final size, for the allocation.
+    ///
+    /// Panics when the seed's epoch or number is 0.
+    #[must_use]
+    pub fn new(
+        seed: SegmentSeed,
+        pool_key: &PoolKey,
+        zstd_level: i32,
+        target_bytes: usize,
+    ) -> Self {
+        assert!(seed.epoch.0 != 0 && seed.number.0 != 0, "epochs and segment numbers start at 1");
+        let mut bytes = Vec::with_capacity(target_bytes.min(SEGMENT_BYTES_MAX as usize));
+        bytes.extend_from_slice(&header_of(&seed).encode());
+        SegmentBuilder {
+            key: pool_key.derive(seed.algorithm, &seed.id, KEY_PURPOSE),
+            compressor: compressor(zstd_level),
+            scratch: vec![0; FRAME_PLAIN_BYTES_MAX - FRAME_PLAIN_BYTES_MAX / SAVING_MIN],
+            bytes,
+            entries: Vec::new(),
+            seed,
+        }
+    }
+
+    /// Appends one frame of 1 to [`BLOCK_COUNT_MAX`] whole blocks and says where it lies. `layer` and
+    /// `first_block` are for the directory.
+    ///
+    /// Panics when `plaintext` has another size, or when the segment [is full](Self::is_full).
+    pub fn push(&mut self, layer: u64, first_block: u64, plaintext: &[u8]) -> FrameAt {
+        let is_whole = plaintext.len().is_multiple_of(BLOCK) && !plaintext.is_empty();
+        assert!(is_whole && plaintext.len() <= FRAME_PLAIN_BYTES_MAX, "1 to 16 whole blocks");
+        assert!(!self.is_full(), "the caller finishes a full segment");
+        let block_count = u8::try_from(plaintext.len() / BLOCK).expect("at most 16");
+        let frame_index = u32::try_from(self.entries.len()).expect("at most FRAME_COUNT_MAX");
+        let limit = plaintext.len() - plaintext.len() / SAVING_MIN;
+        let (codec, content) =
+            match self.compressor.compress2(&mut self.scratch[..limit], plaintext) {
+                Ok(bytes) => (Codec::Zstd, &self.scratch[..bytes]),
+                // Any failure means that it did not fit, and raw is always right.
+                Err(_) => (Codec::Raw, plaintext),
+            };
+        let sealed_bytes = FRAME_HEADER_BYTES + content.len() + TAG_BYTES;
+        let sealed_bytes = u32::try_from(sealed_bytes).expect("at most FRAME_BYTES_MAX");
+        let header =
+            FrameHeader { codec: codec as u8, block_count, frame_index, sealed_bytes, crc: 0 };
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&header.encode());
+        self.bytes.extend_from_slice(content);
+        let aad = frame_aad(&self.seed.id, &self.bytes[start..]);
+        let body = &mut self.bytes[start + FRAME_HEADER_BYTES..];
+        let tag = self.key.seal(u64::from(frame_index), &aad, body);
+        self.bytes.extend_from_slice(&tag);
+        let crc = frame_crc(&self.seed.id, &self.bytes[start..]);
+        let header = FrameHeader { crc, ..header };
+        self.bytes[start..start + FRAME_HEADER_BYTES].copy_from_slice(&header.encode());
+        let offset = u32::try_from(start).expect("at most SEGMENT_BYTES_MAX");
+        let at = FrameAt { frame_index, offset, sealed_bytes };
+        self.entries.push(DirectoryEntry { layer, first_block, block_count, at, crc });
+        at
+    }
+
+    /// Bytes of header and frames so far; the finished object is a little larger.
+    #[must_use]
+    pub fn bytes_so_far(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// Frames pushed so far.
+    #[must_use]
+    pub fn frame_count(&self) -> u32 {
+        u32::try_from(self.entries.len()).expect("at most FRAME_COUNT_MAX")
+    }
+
+    /// No frame may be pushed any more. Far above any sensible target size.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let tail_bytes = (self.entries.len() + 1) * ENTRY_BYTES + TAG_BYTES + FOOTER_BYTES + 1024;
+        let after_one_more = self.bytes.len() + FRAME_BYTES_MAX as usize + tail_bytes;
+        self.entries.len() >= FRAME_COUNT_MAX as usize
+            || after_one_more > SEGMENT_BYTES_MAX as usize
+    }
+
+    /// Identity of the segment.
+    #[must_use]
+    pub fn seed(&self) -> &SegmentSeed {
+        &self.seed
+    }
+
+    /// Appends directory and footer. An empty segment is legal, though of no use.
+    #[must_use]
+    pub fn finish(mut self) -> SealedSegment {
+        let plain: Vec<u8> = self.entries.iter().flat_map(DirectoryEntry::encode).collect();
+        let (codec, mut directory) = compress_directory(plain);
+        let directory_offset = self.bytes.len();
+        let directory_bytes = directory.len() + TAG_BYTES;
+        let object_bytes = directory_offset + directory_bytes + FOOTER_BYTES;
+        let object_bytes = u32::try_from(object_bytes).expect("is_full keeps room for the tail");
+        let mut footer = Footer {
+            frame_count: self.frame_count(),
+            directory_offset: u32::try_from(directory_offset).expect("below object_bytes"),
+            directory_bytes: u32::try_from(directory_bytes).expect("below object_bytes"),
+            object_bytes,
+            number: self.seed.number,
+            id: self.seed.id,
+            directory_crc: 0,
+            directory_codec: codec,
+        };
+        let aad = directory_aad(&header_of(&self.seed).encode(), &footer);
+        let tag = self.key.seal(DIRECTORY_NONCE, &aad, &mut directory);
+        directory.extend_from_slice(&tag);
+        footer.directory_crc = crc32c(&directory);
+        self.bytes.extend_from_slice(&directory);
+        self.bytes.extend_from_slice(&footer.encode());
+        let info = SegmentInfo {
+            number: self.seed.number,
+            epoch: self.seed.epoch,
+            id: self.seed.id,
+            algorithm: self.seed.algorithm,
+            object_bytes,
+            frame_count: footer.frame_count,
+        };
+        SealedSegment { info, bytes: Bytes::from(self.bytes) }
+    }
+}
+
+fn header_of(seed: &SegmentSeed) -> SegmentHeader {
+    SegmentHeader {
+        pool: seed.pool,
+        epoch: seed.epoch,
+        number: seed.number,
+        id: seed.id,
+        algorithm: seed.algorithm,
+        erasure_codec: 0,
+        features_compatible: 0,
+        features_read_only: 0,
+    }
+}
+
+fn compressor(level: i32) -> CCtx<'static> {
+    let level = level.clamp(zstd_safe::min_c_level(), zstd_safe::max_c_level());
+    let mut context = CCtx::create();
+    context
+        .set_parameter(CParameter::CompressionLevel(level))
+        .expect("a clamped level is always accepted");
+    context
+}
+
+fn compress_directory(plain: Vec<u8>) -> (Codec, Vec<u8>) {
+    let mut compressed = Vec::with_capacity(zstd_safe::compress_bound(plain.len()));
+    match compressor(DIRECTORY_LEVEL).compress2(&mut compressed, &plain) {
+        Ok(bytes) if bytes < plain.len() => (Codec::Zstd, compressed),
+        _ => (Codec::Raw, plain),
+    }
+}

@@ -1,0 +1,179 @@
+//! Segments: immutable objects that hold destaged blocks as compressed, sealed frames.
+//!
+//! Owns the identities ([`SegmentNumber`], [`SegmentInfo`], [`FrameAt`]) by which the map, the cache
+//! and the store speak of them.
+//!
+//! Invariants:
+//! - A segment never changes once it is finished. Rewriting its blocks makes another segment with
+//!   another random id, hence another key, so no nonce is ever used twice.
+//! - One frame is one contiguous range of the object: reading it is one ranged read of exactly
+//!   [`FrameAt::offset`], [`FrameAt::sealed_bytes`].
+//! - What a frame decodes to is either exactly what was pushed or an error.
+//!
+//! It does no I/O; `fetch` does. The byte tables are in docs/format-segment.md.
+
+pub mod build;
+pub mod format;
+pub mod read;
+
+#[cfg(test)]
+mod tests;
+
+pub use build::{SealedSegment, SegmentBuilder, SegmentSeed};
+pub use format::{BLOCK_COUNT_MAX, DirectoryEntry, FRAME_COUNT_MAX, SEGMENT_BYTES_MAX};
+pub use read::{Directory, open_directory, open_frame, verify_frame};
+
+use block::seal::Algorithm;
+use block::{Epoch, Error, ErrorKind};
+use object_store::path::Path;
+use std::fmt;
+
+/// Folder of all segment objects within the pool's prefix.
+pub const FOLDER: &str = "segments";
+
+/// Number of a segment within its pool: dense, never 0. What the map stores. An upload that was
+/// never committed may have used the same number; the id tells the two apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentNumber(pub u64);
+
+impl fmt::Display for SegmentNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Random 128-bit identity of a segment: the salt of its key and the first half of a cache key.
+pub type SegmentId = [u8; 16];
+
+/// All that a reader must know of a segment to find and open its frames: what the map keeps in the
+/// segment's record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentInfo {
+    /// Number within the pool.
+    pub number: SegmentNumber,
+    /// Epoch of the owner that wrote it.
+    pub epoch: Epoch,
+    /// Random identity.
+    pub id: SegmentId,
+    /// What its frames and its directory are sealed with.
+    pub algorithm: Algorithm,
+    /// Size of the whole object, in bytes: at most [`SEGMENT_BYTES_MAX`].
+    pub object_bytes: u32,
+    /// Frames that it holds: at most [`FRAME_COUNT_MAX`].
+    pub frame_count: u32,
+}
+
+impl SegmentInfo {
+    /// Path of the object within the pool's prefix:
+    /// `segments/<epoch:016x>/<number:016x>-<id as 32 hexadecimal digits>`.
+    #[must_use]
+    pub fn object_path(&self) -> Path {
+        Path::from(format!(
+            "{FOLDER}/{:016x}/{:016x}-{:032x}",
+            self.epoch.0,
+            self.number.0,
+            u128::from_be_bytes(self.id)
+        ))
+    }
+}
+
+/// For messages: "segment 17 (segments/…)".
+impl fmt::Display for SegmentInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "segment {} ({})", self.number, self.object_path())
+    }
+}
+
+/// What [`SegmentInfo::object_path`] made, taken apart again: for sweeps over listings. `None` for a
+/// path that is not exactly of that form.
+#[must_use]
+pub fn parse_object_path(path: &Path) -> Option<(Epoch, SegmentNumber, SegmentId)> {
+    let mut parts = path.as_ref().split('/');
+    if parts.next()? != FOLDER {
+        return None;
+    }
+    let epoch = parse_hex(parts.next()?, 16)?;
+    let (number, id) = parts.next()?.split_once('-')?;
+    if parts.next().is_some() {
+        return None;
+    }
+    let epoch = u64::try_from(epoch).ok()?;
+    let number = u64::try_from(parse_hex(number, 16)?).ok()?;
+    Some((Epoch(epoch), SegmentNumber(number), parse_hex(id, 32)?.to_be_bytes()))
+}
+
+/// Exactly `digit_count` lower-case hexadecimal digits.
+fn parse_hex(text: &str, digit_count: usize) -> Option<u128> {
+    let is_plain = text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    if text.len() != digit_count || !is_plain {
+        return None;
+    }
+    u128::from_str_radix(text, 16).ok()
+}
+
+/// Where one frame lies in its segment: what the map keeps for its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FrameAt {
+    /// Number of the frame within its segment, from 0.
+    pub frame_index: u32,
+    /// First byte of its header in the object.
+    pub offset: u32,
+    /// Bytes of header, ciphertext and tag together.
+    pub sealed_bytes: u32,
+}
+
+/// A frame and the segment that it is in: one thing to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameRef {
+    /// The segment.
+    pub info: SegmentInfo,
+    /// The frame.
+    pub at: FrameAt,
+}
+
+/// Why bytes that claim to be part of a segment are not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SegmentError {
+    /// Fewer bytes than the thing has.
+    #[error("it is cut short")]
+    Short,
+    /// Not one of ours.
+    #[error("the magic bytes differ")]
+    Magic,
+    /// Written by a version that this one does not know.
+    #[error("version {0} is not known to this release")]
+    Version(u16),
+    /// Uses a feature that this version must know in order to read it.
+    #[error("it needs features {0:#x}, which this release does not have")]
+    Features(u64),
+    /// Compressed by something that this version does not know.
+    #[error("codec {0} is not known to this release")]
+    Codec(u8),
+    /// Bytes changed since they were written.
+    #[error("the checksum differs")]
+    Checksum,
+    /// The checksum is right, but a field is not possible or not the expected one.
+    #[error("{0} is not what it should be")]
+    Field(&'static str),
+    /// The cipher refused: another key, another place, or a forgery.
+    #[error("authentication failed")]
+    Authentication,
+    /// The plaintext does not decompress to the size that was promised.
+    #[error("it does not decompress")]
+    Decompress,
+}
+
+impl SegmentError {
+    /// A later release could read it; no byte is wrong.
+    #[must_use]
+    pub fn is_unsupported(self) -> bool {
+        matches!(self, Self::Version(_) | Self::Features(_) | Self::Codec(_))
+    }
+
+    /// As the error that crosses the package's border. `what` is verb + object.
+    #[must_use]
+    pub fn into_error(self, what: String) -> Error {
+        let kind = if self.is_unsupported() { ErrorKind::Unsupported } else { ErrorKind::Corrupt };
+        Error::with_source(kind, what, self)
+    }
+}

@@ -1,0 +1,322 @@
+//! Test doubles: an object store that fails on demand, and seeded randomness.
+//!
+//! Invariants:
+//! - Everything is deterministic from the seed, which a failing test prints (`SEED=17 cargo test`).
+//! - A fault is an error or a delay of the call; it never changes stored bytes by itself. Damage is
+//!   done on purpose, by [`FaultStore::damage`].
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// A small seeded generator (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// The same seed gives the same numbers.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Rng(seed)
+    }
+
+    /// The next 64 random bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `end`, which is not 0.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next_u64() % end
+    }
+
+    /// `count` bytes; of a hundred pieces of 16 bytes, `random_percent` are random and the others
+    /// zero, so that they compress more or less.
+    pub fn bytes(&mut self, count: usize, random_percent: u64) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        for piece in bytes.chunks_mut(16) {
+            if self.below(100) < random_percent {
+                for half in piece.chunks_mut(8) {
+                    half.copy_from_slice(&self.next_u64().to_le_bytes()[..half.len()]);
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// Seeds to run a test with: the one of the environment (`SEED=17`), or the first `count`.
+#[must_use]
+pub fn seeds(count: u64) -> Vec<u64> {
+    match std::env::var("SEED") {
+        Ok(seed) => vec![seed.parse().expect("SEED is a number")],
+        Err(_) => (1..=count).collect(),
+    }
+}
+
+/// Kinds of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Reading an object or a range of it; also asking for its size.
+    Get,
+    /// Writing one, also in parts.
+    Put,
+    /// Deleting one.
+    Delete,
+    /// Listing.
+    List,
+}
+
+/// One call that came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What.
+    pub op: Op,
+    /// Of which object, or which prefix.
+    pub path: Path,
+    /// Bytes asked for, as object_store prints it.
+    pub range: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Faults {
+    is_away: bool,
+    calls_left: Option<u64>,
+    failing: HashMap<Op, u64>,
+    ambiguous: HashMap<Op, u64>,
+    random_percent: u64,
+    delay: Duration,
+    calls: Vec<Call>,
+    rng: Option<Rng>,
+    gets_running: usize,
+    gets_running_max: usize,
+}
+
+/// A store in front of another one (in memory by default) that fails, delays or holds calls back.
+#[derive(Debug)]
+pub struct FaultStore {
+    inner: Arc<dyn ObjectStore>,
+    faults: Mutex<Faults>,
+    held: watch::Sender<bool>,
+}
+
+impl Default for FaultStore {
+    fn default() -> Self {
+        Self::new(Arc::new(InMemory::new()))
+    }
+}
+
+impl FaultStore {
+    /// Without any fault at first.
+    #[must_use]
+    pub fn new(inner: Arc<dyn ObjectStore>) -> Self {
+        FaultStore { inner, faults: Mutex::default(), held: watch::Sender::new(false) }
+    }
+
+    /// Every call fails, or no longer does.
+    pub fn set_away(&self, is_away: bool) {
+        self.faults.lock().is_away = is_away;
+    }
+
+    /// After `count` more calls every call fails: the process has died, as the store sees it.
+    pub fn go_away_after(&self, count: u64) {
+        self.faults.lock().calls_left = Some(count);
+    }
+
+    /// Every call fails.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        self.faults.lock().is_away
+    }
+
+    /// The next `count` calls of `op` fail without effect.
+    pub fn fail_next(&self, op: Op, count: u64) {
+        self.faults.lock().failing.insert(op, count);
+    }
+
+    /// The next `count` calls of `op` take effect and report a failure all the same.
+    pub fn make_ambiguous(&self, op: Op, count: u64) {
+        self.faults.lock().ambiguous.insert(op, count);
+    }
+
+    /// Of a hundred calls, `percent` fail without effect, as `seed` says.
+    pub fn fail_randomly(&self, seed: u64, percent: u64) {
+        let mut faults = self.faults.lock();
+        faults.rng = Some(Rng::new(seed));
+        faults.random_percent = percent;
+    }
+
+    /// Every call takes this long.
+    pub fn set_delay(&self, delay: Duration) {
+        self.faults.lock().delay = delay;
+    }
+
+    /// Gets wait, or go on.
+    pub fn hold_gets(&self, is_held: bool) {
+        self.held.send_replace(is_held);
+    }
+
+    /// The calls so far; forgets them.
+    pub fn take_calls(&self) -> Vec<Call> {
+        std::mem::take(&mut self.faults.lock().calls)
+    }
+
+    /// Calls of `op` since the last [`FaultStore::take_calls`].
+    #[must_use]
+    pub fn call_count(&self, op: Op) -> usize {
+        self.faults.lock().calls.iter().filter(|call| call.op == op).count()
+    }
+
+    /// Most gets that ran at the same time.
+    #[must_use]
+    pub fn gets_running_max(&self) -> usize {
+        self.faults.lock().gets_running_max
+    }
+
+    /// Replaces an object by what `change` makes of it. Panics when it is not there.
+    pub async fn damage(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+        let got = self.inner.get(path).await.expect("the object to damage exists");
+        let mut bytes = got.bytes().await.expect("it can be read").to_vec();
+        change(&mut bytes);
+        self.inner.put(path, bytes.into()).await.expect("it can be written");
+    }
+
+    /// Notes the call; fails when it is its turn.
+    async fn enter(&self, op: Op, path: &Path, range: Option<String>) -> Result<()> {
+        let (delay, fails) = {
+            let mut faults = self.faults.lock();
+            faults.calls.push(Call { op, path: path.clone(), range });
+            faults.is_away |= faults.calls_left == Some(0);
+            faults.calls_left = faults.calls_left.map(|left| left.saturating_sub(1));
+            let percent = faults.random_percent;
+            let is_unlucky = faults.rng.as_mut().is_some_and(|rng| rng.below(100) < percent);
+            (faults.delay, faults.is_away || is_unlucky || take_one(&mut faults.failing, op))
+        };
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        if op == Op::Get {
+            let mut held = self.held.subscribe();
+            let _ = held.wait_for(|is_held| !is_held).await;
+        }
+        if fails { Err(fault(op)) } else { Ok(()) }
+    }
+
+    fn leave<T>(&self, op: Op, result: Result<T>) -> Result<T> {
+        if take_one(&mut self.faults.lock().ambiguous, op) { Err(fault(op)) } else { result }
+    }
+}
+
+/// Counts a get for as long as it runs, also when it is given up.
+struct Running<'a>(&'a Mutex<Faults>);
+
+impl<'a> Running<'a> {
+    fn new(faults: &'a Mutex<Faults>) -> Self {
+        let mut counts = faults.lock();
+        counts.gets_running += 1;
+        counts.gets_running_max = counts.gets_running_max.max(counts.gets_running);
+        Running(faults)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.lock().gets_running -= 1;
+    }
+}
+
+fn take_one(counts: &mut HashMap<Op, u64>, op: Op) -> bool {
+    let count = counts.entry(op).or_default();
+    let is_left = *count > 0;
+    *count = count.saturating_sub(1);
+    is_left
+}
+
+fn fault(op: Op) -> Error {
+    Error::Generic { store: "FaultStore", source: format!("injected fault of {op:?}").into() }
+}
+
+impl std::fmt::Display for FaultStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FaultStore({})", self.inner)
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for FaultStore {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.enter(Op::Put, location, None).await?;
+        let result = self.inner.put_opts(location, payload, options).await;
+        self.leave(Op::Put, result)
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.enter(Op::Put, location, None).await?;
+        self.inner.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let range = options.range.as_ref().map(ToString::to_string);
+        let _running = Running::new(&self.faults);
+        self.enter(Op::Get, location, range).await?;
+        let result = self.inner.get_opts(location, options).await;
+        self.leave(Op::Get, result)
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        if self.faults.lock().is_away {
+            return futures::stream::iter([Err(fault(Op::Delete))]).boxed();
+        }
+        let fails = take_one(&mut self.faults.lock().failing, Op::Delete);
+        if fails {
+            return futures::stream::iter([Err(fault(Op::Delete))]).boxed();
+        }
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let mut faults = self.faults.lock();
+        let path = prefix.cloned().unwrap_or_default();
+        faults.calls.push(Call { op: Op::List, path, range: None });
+        if faults.is_away || take_one(&mut faults.failing, Op::List) {
+            return futures::stream::iter([Err(fault(Op::List))]).boxed();
+        }
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.enter(Op::List, &prefix.cloned().unwrap_or_default(), None).await?;
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.enter(Op::Put, to, None).await?;
+        self.inner.copy_opts(from, to, options).await
+    }
+}

@@ -1,0 +1,556 @@
+//! The data tier of one pool as the daemon sees it.
+//!
+//! Invariants:
+//! - One [`Tier`] is open for writing on a store; opening fences every earlier one, whose next
+//!   commit fails with `Fenced`.
+//! - A read sees every window whose destage has returned. During a destage the caller's overlay still
+//!   shows the window, so it does not matter which of its pages a read finds.
+//! - Bytes that do not verify are an error that names volume, offset, segment and frame, never data.
+
+use crate::destage::{DestageError, DestageReport, LogSource, Window};
+use crate::fetch::{Access, Frames, FramesOptions, FramesStatus};
+use crate::fsck::{FsckOptions, FsckReport};
+use crate::map::database::{self, DatabaseOptions};
+use crate::map::pages::{PAGE_BLOCKS, Page};
+use crate::map::{FoldReport, LayerId, Map, MapOptions, MapStatus, Writer};
+use crate::orphans::{Orphans, SweepReport};
+use crate::segment::{BLOCK_COUNT_MAX, FrameAt, FrameRef};
+use block::seal::{Algorithm, PoolKey};
+use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
+use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
+use bytes::Bytes;
+use object_store::ObjectStore;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// Bytes of address space of one map page.
+const PAGE_BYTES: u64 = PAGE_BLOCKS * BLOCK_BYTES;
+
+/// Frames fetched by one read at the same time: bounds what a large read holds besides its buffer.
+const FRAMES_AT_ONCE: usize = 64;
+
+/// Most that one hint to prefetch asks for, in bytes.
+const PREFETCH_BYTES_MAX: u64 = 32 << 20;
+
+/// Pages that one allocation query looks at; it answers for a shorter range beyond.
+const ALLOCATION_PAGES_MAX: usize = 4096;
+
+/// How a tier is opened.
+#[derive(Clone, Debug)]
+pub struct TierOptions {
+    /// The object store, prefixed to the pool.
+    pub store: Arc<dyn ObjectStore>,
+    /// Identity of the pool.
+    pub pool: [u8; 16],
+    /// Root key of the pool.
+    pub pool_key: PoolKey,
+    /// The owner's epoch, not 0.
+    pub epoch: Epoch,
+    /// Cipher of what is written.
+    pub algorithm: Algorithm,
+    /// Compression level of frames; negative levels are faster.
+    pub zstd_level: i32,
+    /// Blocks before compression that fill a segment, in bytes.
+    pub segment_bytes: usize,
+    /// Blocks of a frame of sequential data, 1 to 16.
+    pub frame_blocks: u8,
+    /// Segments built and uploaded at the same time. Each takes up to twice `segment_bytes`.
+    pub segments_in_flight_max: usize,
+    /// Caches and read-ahead.
+    pub frames: FramesOptions,
+    /// Memory of the map.
+    pub map: MapOptions,
+    /// Memory and pace of the metadata database.
+    pub database: DatabaseOptions,
+    /// Opening fails if the store has not answered for this long.
+    pub open_timeout: Duration,
+    /// Runtime of background work (database, destage); the opener's without it.
+    pub background: Option<Handle>,
+}
+
+impl TierOptions {
+    /// Defaults for a pool.
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn ObjectStore>,
+        pool: [u8; 16],
+        pool_key: PoolKey,
+        epoch: Epoch,
+    ) -> TierOptions {
+        TierOptions {
+            store,
+            pool,
+            pool_key,
+            epoch,
+            algorithm: Algorithm::default(),
+            zstd_level: 1,
+            segment_bytes: 16 << 20,
+            frame_blocks: 8,
+            segments_in_flight_max: 3,
+            frames: FramesOptions::default(),
+            map: MapOptions::default(),
+            database: DatabaseOptions::default(),
+            open_timeout: Duration::from_secs(60),
+            background: None,
+        }
+    }
+}
+
+/// Counts for status.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TierStatus {
+    /// The map.
+    pub map: MapStatus,
+    /// Caches and store reads.
+    pub frames: FramesStatus,
+    /// Uploads that failed and were tried again.
+    pub upload_retry_count: u64,
+}
+
+/// See the module. Cheap to clone; every method may be called from any task at any time.
+#[derive(Clone)]
+pub struct Tier {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) options: TierOptions,
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) pool_key: PoolKey,
+    pub(crate) map: Map,
+    pub(crate) frames: Frames,
+    pub(crate) orphans: Orphans,
+    pub(crate) background: Handle,
+    /// One destage at a time, in the order of the calls.
+    pub(crate) destage_turn: tokio::sync::Mutex<()>,
+    pub(crate) writer: tokio::sync::Mutex<Writer>,
+    pub(crate) next_segment: AtomicU64,
+    pub(crate) upload_retry_count: AtomicU64,
+}
+
+impl Tier {
+    /// Opens the tier, making it in an empty store, and fences every earlier owner.
+    ///
+    /// # Errors
+    /// `Unavailable` when the store does not answer in time, `Denied` when it refuses us, `Fenced`
+    /// when a higher epoch has been here, `Corrupt` when the metadata does not verify (also under
+    /// another pool's key), `Invalid` for options out of range.
+    pub async fn open(options: TierOptions) -> Result<Tier> {
+        check(&options)?;
+        let background = options.background.clone().unwrap_or_else(Handle::current);
+        let opening = options.clone();
+        let open = async move {
+            probe(&opening.store).await?;
+            let db = database::open(opening.store.clone(), &opening.database).await?;
+            let (key, epoch) = (&opening.pool_key, opening.epoch);
+            let opened = Map::open(db.clone(), key, opening.algorithm, epoch, opening.map).await;
+            if opened.is_err()
+                && let Err(error) = db.close().await
+            {
+                tracing::debug!(%error, "close after a failed open");
+            }
+            opened
+        };
+        let timeout = options.open_timeout;
+        let opened = background.spawn(async move { tokio::time::timeout(timeout, open).await });
+        let (map, writer) = match opened.await {
+            Ok(Ok(opened)) => opened?,
+            Ok(Err(_)) => {
+                let what = format!("open data tier: no answer from the store in {timeout:?}");
+                return Err(Error::new(ErrorKind::Unavailable, what));
+            }
+            Err(cause) => return Err(Error::with_source(ErrorKind::Io, "open data tier", cause)),
+        };
+        let (store, key) = (options.store.clone(), options.pool_key.clone());
+        let (pool, frames) = (options.pool, options.frames.clone());
+        let frames = {
+            let (store, key) = (store.clone(), key.clone());
+            tokio::task::spawn_blocking(move || Frames::open(store, pool, key, frames))
+                .await
+                .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?
+        };
+        let next_segment = AtomicU64::new(writer.root().next_segment);
+        Ok(Tier {
+            inner: Arc::new(Inner {
+                options,
+                store,
+                pool_key: key,
+                map,
+                frames,
+                orphans: Orphans::default(),
+                background,
+                destage_turn: tokio::sync::Mutex::new(()),
+                writer: tokio::sync::Mutex::new(writer),
+                next_segment,
+                upload_retry_count: AtomicU64::new(0),
+            }),
+        })
+    }
+
+    /// Every entry of the log up to this LSN is durable in the tier. A log that was trimmed further
+    /// than this belongs to another state of the bucket.
+    #[must_use]
+    pub fn destaged_lsn(&self) -> Lsn {
+        self.inner.map.destaged_lsn()
+    }
+
+    /// The newest destaged record of every volume, by id.
+    #[must_use]
+    pub fn volume_records(&self) -> Vec<(VolumeId, Bytes)> {
+        self.inner.map.volume_records()
+    }
+
+    /// Fills `buf` with the bytes at `offset`; what was never written, or was trimmed, is zero.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming volume, offset, segment and frame; `Unavailable` when the store does not
+    /// answer; `Invalid` beyond the largest volume.
+    pub async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let advice = self.inner.frames.on_read(volume, offset, buf.len() as u64);
+        if let Some(ahead) = advice.ahead {
+            self.read_ahead(volume, ahead);
+        }
+        self.inner.read_with(volume, offset, buf, advice.access).await
+    }
+
+    /// Allocation of a range as consecutive runs from `offset` on: at least one, at most
+    /// `extent_count_max`, together at most `length` bytes, which is not 0.
+    ///
+    /// # Errors
+    /// As [`Tier::read`].
+    pub async fn allocation(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        length: u64,
+        extent_count_max: usize,
+    ) -> Result<Vec<AllocationExtent>> {
+        let found = self.inner.allocation(volume, offset, length, extent_count_max).await;
+        found.map_err(|error| error.context(format!("map volume {volume}, offset {offset}")))
+    }
+
+    /// Hint that a range will be read. Fetches its frames in the background, as far as there is room.
+    pub fn prefetch(&self, volume: VolumeId, offset: u64, length: u64) {
+        self.read_ahead(volume, offset..offset.saturating_add(length));
+    }
+
+    fn read_ahead(&self, volume: VolumeId, range: Range<u64>) {
+        let inner = self.inner.clone();
+        let end = range.end.min(range.start.saturating_add(PREFETCH_BYTES_MAX));
+        let task = async move {
+            match inner.resolve(volume, range.start, end.saturating_sub(range.start)).await {
+                Ok(wanted) => {
+                    let mut frames: Vec<FrameRef> = wanted.iter().map(|part| part.frame).collect();
+                    frames.dedup();
+                    inner.frames.read_ahead(&frames);
+                }
+                // The read itself will say it.
+                Err(error) => tracing::debug!(%error, "read-ahead given up"),
+            }
+        };
+        tokio::spawn(task);
+    }
+
+    /// Moves one window of the log into the tier. When it returns, the window is durable, reads show
+    /// it, and the log may forget it. Windows come in the order of the log; one that is destaged
+    /// already is left alone.
+    ///
+    /// Waits for the store as long as it takes. Dropping the future stops it; the window may then
+    /// be destaged or not, and is given again.
+    ///
+    /// # Errors
+    /// `Fenced` when another owner has opened the tier; `Corrupt` when something that the window
+    /// builds on does not verify (with the volume); what `source` returns. Nothing of the window is
+    /// in the tier then.
+    pub async fn destage<S: LogSource>(
+        &self,
+        window: Window<S::Handle>,
+        source: &S,
+    ) -> Result<DestageReport, DestageError> {
+        self.inner.destage(window, source).await
+    }
+
+    /// One step of background work on the map: folds what large trims hide, up to `page_budget`
+    /// pages. Call it while `ranges_left` is not 0, at the lowest priority.
+    ///
+    /// # Errors
+    /// As [`Tier::destage`].
+    pub async fn step(&self, page_budget: usize) -> Result<FoldReport> {
+        let inner = self.inner.clone();
+        let step = async move {
+            let mut writer = inner.writer.lock().await;
+            inner.map.fold_ranges(&mut writer, page_budget).await
+        };
+        let done = self.inner.background.spawn(step).await;
+        done.map_err(|cause| Error::with_source(ErrorKind::Io, "fold ranges", cause))?
+    }
+
+    /// Deletes segments that nothing names: of earlier epochs, and of this process's own cancelled
+    /// destages.
+    ///
+    /// # Errors
+    /// `Unavailable` when the store does not answer; call again later.
+    pub async fn sweep_orphans(&self) -> Result<SweepReport> {
+        self.inner.sweep_orphans().await
+    }
+
+    /// Checks everything and changes nothing. No window is committed meanwhile.
+    ///
+    /// # Errors
+    /// `Unavailable` when the store does not answer. Damage is part of the report.
+    pub async fn fsck(&self, options: FsckOptions) -> Result<FsckReport> {
+        self.inner.fsck(options).await
+    }
+
+    /// Counts for status.
+    #[must_use]
+    pub fn status(&self) -> TierStatus {
+        TierStatus {
+            map: self.inner.map.status(),
+            frames: self.inner.frames.status(),
+            upload_retry_count: self.inner.upload_retry_count.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends background work. What was destaged is durable with or without it.
+    ///
+    /// # Errors
+    /// `Unavailable` when the store does not answer; nothing is lost then.
+    pub async fn close(&self) -> Result<()> {
+        self.inner.frames.close().await;
+        self.inner.map.close().await
+    }
+}
+
+fn check(options: &TierOptions) -> Result<()> {
+    let wrong = |what: &str| Err(Error::new(ErrorKind::Invalid, format!("open data tier: {what}")));
+    if options.epoch.0 == 0 {
+        return wrong("epochs start at 1");
+    }
+    if options.frame_blocks == 0 || options.frame_blocks > BLOCK_COUNT_MAX {
+        return wrong("a frame has 1 to 16 blocks");
+    }
+    if options.segment_bytes < 1 << 16 || options.segment_bytes > 256 << 20 {
+        return wrong("a segment has 64 KiB to 256 MiB");
+    }
+    Ok(())
+}
+
+/// Asks the store anything, because the database would wait for it forever.
+async fn probe(store: &Arc<dyn ObjectStore>) -> Result<()> {
+    let prefix = object_store::path::Path::from(database::FOLDER);
+    match store.list_with_delimiter(Some(&prefix)).await {
+        Ok(_) => Ok(()),
+        Err(cause) => {
+            let kind = match cause {
+                object_store::Error::PermissionDenied { .. }
+                | object_store::Error::Unauthenticated { .. } => ErrorKind::Denied,
+                _ => ErrorKind::Unavailable,
+            };
+            Err(Error::with_source(kind, "open data tier: list the store", cause))
+        }
+    }
+}
+
+/// A part of a read that one frame holds.
+struct Wanted {
+    frame: FrameRef,
+    /// First byte in the frame's plaintext.
+    skip: usize,
+    /// Bytes of the read, relative to its start.
+    at: Range<usize>,
+}
+
+impl Inner {
+    pub(crate) async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.read_with(volume, offset, buf, Access::Random).await
+    }
+
+    async fn read_with(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        buf: &mut [u8],
+        access: Access,
+    ) -> Result<()> {
+        let read = self.read_inner(volume, offset, buf, access).await;
+        read.map_err(|error| error.context(format!("read volume {volume}, offset {offset}")))
+    }
+
+    async fn read_inner(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        buf: &mut [u8],
+        access: Access,
+    ) -> Result<()> {
+        let wanted = self.resolve(volume, offset, buf.len() as u64).await?;
+        if wanted.iter().map(|part| part.at.len()).sum::<usize>() < buf.len() {
+            buf.fill(0);
+        }
+        if let [only] = &wanted[..] {
+            let bytes = self.frames.read_many(&[only.frame], access).await?;
+            return copy(buf, only, bytes.first());
+        }
+        for parts in wanted.chunks(FRAMES_AT_ONCE) {
+            let mut frames: Vec<FrameRef> = parts.iter().map(|part| part.frame).collect();
+            frames.dedup();
+            let read = self.frames.read_many(&frames, access).await?;
+            let mut index = 0;
+            for part in parts {
+                if frames[index] != part.frame {
+                    index += 1;
+                }
+                copy(buf, part, read.get(index))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The frames of a range, in order of address.
+    async fn resolve(&self, volume: VolumeId, offset: u64, length: u64) -> Result<Vec<Wanted>> {
+        let end = offset.checked_add(length).filter(|end| *end <= VOLUME_BYTES_MAX);
+        let Some(end) = end else {
+            return Err(Error::new(ErrorKind::Invalid, "the range is beyond the largest volume"));
+        };
+        let layer = LayerId::of_volume(volume);
+        let mut wanted = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let number = page_of(at);
+            let page_end = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(end);
+            let page = match self.map.cached_page(layer, number) {
+                Some(page) => page,
+                None => self.map.page(layer, number).await?,
+            };
+            self.resolve_page(&page, offset, at..page_end, &mut wanted).await?;
+            at = page_end;
+        }
+        Ok(wanted)
+    }
+
+    async fn resolve_page(
+        &self,
+        page: &Page,
+        offset: u64,
+        bytes: Range<u64>,
+        wanted: &mut Vec<Wanted>,
+    ) -> Result<()> {
+        let page_start = bytes.start / PAGE_BYTES * PAGE_BYTES;
+        let first = ((bytes.start - page_start) / BLOCK_BYTES) as u8;
+        let last = ((bytes.end - 1 - page_start) / BLOCK_BYTES) as u8;
+        for run in page.runs_between(first, last).filter(|run| run.is_mapped()) {
+            let record = match self.map.cached_segment(run.segment) {
+                Some(record) => record,
+                None => self.map.segment(run.segment).await?,
+            };
+            let run_start = page_start + u64::from(run.first) * BLOCK_BYTES;
+            let run_end = page_start + (u64::from(run.last) + 1) * BLOCK_BYTES;
+            let (from, until) = (run_start.max(bytes.start), run_end.min(bytes.end));
+            let skip = u64::from(run.within) * BLOCK_BYTES + (from - run_start);
+            let at = FrameAt {
+                frame_index: run.frame_index,
+                offset: run.offset,
+                sealed_bytes: run.sealed_bytes,
+            };
+            wanted.push(Wanted {
+                frame: FrameRef { info: record.info, at },
+                skip: skip as usize,
+                at: (from - offset) as usize..(until - offset) as usize,
+            });
+        }
+        Ok(())
+    }
+
+    async fn allocation(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        length: u64,
+        extent_count_max: usize,
+    ) -> Result<Vec<AllocationExtent>> {
+        let end = offset.checked_add(length).filter(|end| *end <= VOLUME_BYTES_MAX);
+        let Some(end) = end.filter(|_| length > 0) else {
+            return Err(Error::new(ErrorKind::Invalid, "the range is empty or too far"));
+        };
+        let layer = LayerId::of_volume(volume);
+        let mut extents = Extents { list: Vec::new(), count_max: extent_count_max.max(1), at: offset };
+        let (mut next, last) = (page_of(offset), page_of(end - 1));
+        let mut looked_at = 0;
+        while next <= last {
+            let pages = self.map.pages_between(layer, next, last, 64).await?;
+            let is_last = pages.len() < 64;
+            for (number, page) in pages {
+                let page_start = u64::from(number) * PAGE_BYTES;
+                for run in page.runs.iter().filter(|run| run.is_mapped()) {
+                    let from = page_start + u64::from(run.first) * BLOCK_BYTES;
+                    let until = page_start + (u64::from(run.last) + 1) * BLOCK_BYTES;
+                    if until <= offset || from >= end {
+                        continue;
+                    }
+                    if !extents.push(from, true) || !extents.push(until.min(end), false) {
+                        return Ok(extents.list);
+                    }
+                }
+                next = number.saturating_add(1);
+                looked_at += 1;
+            }
+            if is_last {
+                break;
+            }
+            if looked_at >= ALLOCATION_PAGES_MAX {
+                extents.push((u64::from(next) * PAGE_BYTES).min(end), true);
+                return Ok(extents.list);
+            }
+        }
+        extents.push(end, true);
+        Ok(extents.list)
+    }
+}
+
+/// Builds the answer to an allocation query.
+struct Extents {
+    list: Vec<AllocationExtent>,
+    count_max: usize,
+    at: u64,
+}
+
+impl Extents {
+    /// What lies between the end so far and `until` is a hole, or data. False: no more fits.
+    fn push(&mut self, until: u64, is_hole: bool) -> bool {
+        let Some(length_bytes) = until.checked_sub(self.at).filter(|length| *length > 0) else {
+            return true;
+        };
+        let is_full = self.list.len() == self.count_max;
+        match self.list.last_mut().filter(|last| last.is_hole == is_hole) {
+            Some(last) => last.length_bytes += length_bytes,
+            None if is_full => return false,
+            None => self.list.push(AllocationExtent { length_bytes, is_hole, is_zero: is_hole }),
+        }
+        self.at = until;
+        true
+    }
+}
+
+fn page_of(offset: u64) -> u32 {
+    u32::try_from(offset / PAGE_BYTES).expect("a volume of 1 PiB has 2^30 pages")
+}
+
+fn copy(buf: &mut [u8], part: &Wanted, frame: Option<&Bytes>) -> Result<()> {
+    let bytes = frame.and_then(|frame| frame.get(part.skip..part.skip + part.at.len()));
+    let Some(bytes) = bytes else {
+        let what = format!(
+            "{}, frame {}: it holds fewer blocks than the map says",
+            part.frame.info, part.frame.at.frame_index
+        );
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    };
+    buf[part.at.clone()].copy_from_slice(bytes);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

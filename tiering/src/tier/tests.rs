@@ -1,0 +1,664 @@
+//! The tier against a model in memory, over stores that fail, die, and are damaged.
+
+use super::*;
+use crate::destage::{ExtentContent, WindowExtent};
+use crate::map::ranges::RANGE_PAGES_MIN;
+use crate::testing::{FaultStore, Op, Rng, seeds};
+use block::units::SECTOR_BYTES;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+use tokio::runtime::Runtime;
+
+const SECTOR: usize = SECTOR_BYTES as usize;
+const PAGE_SECTORS: u64 = PAGE_BYTES / SECTOR_BYTES;
+/// Where the model's volumes have data: near the start, and far out.
+const ZONES: [u64; 2] = [0, 40 << 40];
+const ZONE_BYTES: u64 = 5 << 20;
+
+struct Payloads;
+
+impl LogSource for Payloads {
+    type Handle = Bytes;
+
+    async fn read(&self, handle: &Bytes) -> Result<Bytes> {
+        Ok(handle.clone())
+    }
+}
+
+fn options(store: Arc<dyn ObjectStore>, epoch: u64) -> TierOptions {
+    let key = PoolKey::new([0x42; 32]);
+    let mut options = TierOptions::new(store, [7; 16], key, Epoch(epoch));
+    options.segment_bytes = 256 << 10;
+    options.database.poll_interval = Duration::from_millis(20);
+    options.open_timeout = Duration::from_secs(20);
+    options
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// What a volume must read as: sectors that are not zero.
+type Model = HashMap<(u32, u64), [u8; SECTOR]>;
+
+/// Extents of a window by first sector: end, and payload or zero. A newer one cuts an older one.
+#[derive(Clone, Default)]
+struct Extents(BTreeMap<u64, (u64, Option<Bytes>)>);
+
+impl Extents {
+    fn insert(&mut self, start: u64, end: u64, content: Option<Bytes>) {
+        let touched: Vec<u64> = self
+            .0
+            .range(..end)
+            .filter(|(_, (old_end, _))| *old_end > start)
+            .map(|(old_start, _)| *old_start)
+            .collect();
+        for old_start in touched {
+            let (old_end, old) = self.0.remove(&old_start).unwrap();
+            let part = |from: u64, to: u64| {
+                old.as_ref().map(|bytes| {
+                    let at = |sector: u64| ((sector - old_start) * SECTOR_BYTES) as usize;
+                    bytes.slice(at(from)..at(to))
+                })
+            };
+            if old_start < start {
+                self.0.insert(old_start, (start, part(old_start, start)));
+            }
+            if old_end > end {
+                self.0.insert(end, (old_end, part(end, old_end)));
+            }
+        }
+        self.0.insert(start, (end, content));
+    }
+}
+
+/// Makes windows, and keeps what they mean.
+struct World {
+    rng: Rng,
+    model: Model,
+    lsn: u64,
+}
+
+#[derive(Clone)]
+struct Made {
+    window: Window<Bytes>,
+    after: Model,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        World { rng: Rng::new(seed), model: Model::new(), lsn: 0 }
+    }
+
+    fn window(&mut self, op_count: u64) -> Made {
+        let mut volumes: BTreeMap<u32, Extents> = BTreeMap::new();
+        for _ in 0..op_count {
+            let volume = 1 + self.rng.below(2) as u32;
+            self.lsn += 1;
+            let (start, end, content) = self.any_op();
+            volumes.entry(volume).or_default().insert(start, end, content);
+        }
+        let mut after = self.model.clone();
+        for (volume, extents) in &volumes {
+            for (start, (end, content)) in &extents.0 {
+                apply(&mut after, *volume, *start, *end, content.as_ref());
+            }
+        }
+        let volume_records = (0..self.rng.below(2))
+            .map(|_| (VolumeId(1), Bytes::from(format!("record at {}", self.lsn))))
+            .collect();
+        let volumes = volumes
+            .into_iter()
+            .map(|(volume, extents)| (VolumeId(volume), extents.into_extents()))
+            .collect();
+        let window = Window { last_lsn: Lsn(self.lsn), volume_records, volumes };
+        Made { window, after }
+    }
+
+    fn any_op(&mut self) -> (u64, u64, Option<Bytes>) {
+        let rng = &mut self.rng;
+        let zone = ZONES[rng.below(2) as usize] / SECTOR_BYTES;
+        let zone_sectors = ZONE_BYTES / SECTOR_BYTES;
+        let kind = rng.below(100);
+        if kind < 3 {
+            // Everything between the zones and beyond, from some sector on.
+            let start = zone + rng.below(zone_sectors);
+            return (start, (99 << 40) / SECTOR_BYTES, None);
+        }
+        if kind < 6 {
+            let pages = u64::from(RANGE_PAGES_MIN) + rng.below(40);
+            let start = zone + rng.below(zone_sectors);
+            return (start, start + pages * PAGE_SECTORS, None);
+        }
+        let sectors = match rng.below(4) {
+            0 => 1 + rng.below(15),
+            1 => 8 * (1 + rng.below(4)),
+            2 => 8 * (1 + rng.below(100)),
+            _ => 1 + rng.below(1000),
+        };
+        let mut start = zone + rng.below(zone_sectors - sectors);
+        if rng.below(2) == 0 {
+            start = start / 8 * 8;
+        }
+        let content = match rng.below(10) {
+            0 => None,
+            1 => Some(vec![0; sectors as usize * SECTOR]),
+            _ => Some(rng.bytes(sectors as usize * SECTOR, 40)),
+        };
+        (start, start + sectors, content.map(Bytes::from))
+    }
+}
+
+impl Extents {
+    fn into_extents(self) -> Vec<WindowExtent<Bytes>> {
+        let extents = self.0.into_iter().map(|(start_sector, (end, content))| WindowExtent {
+            start_sector,
+            sector_count: end - start_sector,
+            content: content.map_or(ExtentContent::Zero, ExtentContent::Data),
+        });
+        extents.collect()
+    }
+}
+
+fn apply(model: &mut Model, volume: u32, start: u64, end: u64, content: Option<&Bytes>) {
+    match content {
+        None => model.retain(|(of, sector), _| *of != volume || *sector < start || *sector >= end),
+        Some(bytes) => {
+            for (sector, bytes) in (start..end).zip(bytes.chunks_exact(SECTOR)) {
+                if bytes.iter().all(|byte| *byte == 0) {
+                    model.remove(&(volume, sector));
+                } else {
+                    model.insert((volume, sector), bytes.try_into().unwrap());
+                }
+            }
+        }
+    }
+}
+
+fn expected(model: &Model, volume: u32, offset: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    let end = offset + length as u64;
+    for sector in offset / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES) {
+        let Some(data) = model.get(&(volume, sector)) else { continue };
+        let from = (sector * SECTOR_BYTES).max(offset);
+        let until = ((sector + 1) * SECTOR_BYTES).min(end);
+        let within = (from - sector * SECTOR_BYTES) as usize;
+        bytes[(from - offset) as usize..(until - offset) as usize]
+            .copy_from_slice(&data[within..within + (until - from) as usize]);
+    }
+    bytes
+}
+
+async fn check_random_reads(tier: &Tier, model: &Model, rng: &mut Rng, count: u64) {
+    for _ in 0..count {
+        let volume = 1 + rng.below(2) as u32;
+        let length_max = if rng.below(4) == 0 { 600_000 } else { 9000 };
+        let length = 1 + rng.below(length_max);
+        let offset = ZONES[rng.below(2) as usize] + rng.below(ZONE_BYTES);
+        let mut buf = vec![0xaa; length as usize];
+        tier.read(VolumeId(volume), offset, &mut buf).await.unwrap();
+        assert!(
+            buf == expected(model, volume, offset, buf.len()),
+            "volume {volume}, offset {offset}, length {length}"
+        );
+    }
+}
+
+async fn check_all(tier: &Tier, model: &Model) {
+    for volume in [1, 2] {
+        for zone in ZONES {
+            let mut buf = vec![0xaa; (ZONE_BYTES + 2 * PAGE_BYTES) as usize];
+            tier.read(VolumeId(volume), zone, &mut buf).await.unwrap();
+            let want = expected(model, volume, zone, buf.len());
+            let differs = buf.iter().zip(&want).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "volume {volume}, zone {zone}");
+            check_allocation(tier, volume, zone, &want).await;
+        }
+    }
+}
+
+async fn check_allocation(tier: &Tier, volume: u32, offset: u64, want: &[u8]) {
+    let mut at = 0;
+    while at < want.len() {
+        let rest = (want.len() - at) as u64;
+        let extents =
+            tier.allocation(VolumeId(volume), offset + at as u64, rest, 7).await.unwrap();
+        assert!(!extents.is_empty() && extents.len() <= 7);
+        for extent in extents {
+            let end = at + extent.length_bytes as usize;
+            let is_zero = want[at..end].iter().all(|byte| *byte == 0);
+            assert!(!extent.is_hole || is_zero, "data in a hole at {at}");
+            if !extent.is_hole {
+                // Blocks of zeroes are not stored, so every stored block has something in it.
+                for block in want[at..end].chunks(BLOCK_BYTES as usize) {
+                    assert!(block.iter().any(|byte| *byte != 0), "zeroes stored at {at}");
+                }
+            }
+            at = end;
+        }
+    }
+    assert_eq!(at, want.len());
+}
+
+async fn check_fsck(tier: &Tier) -> FsckReport {
+    let report = tier.fsck(FsckOptions::default()).await.unwrap();
+    assert_eq!(report.differences, Vec::<String>::new());
+    report
+}
+
+async fn fold_all(tier: &Tier) {
+    while tier.step(3).await.unwrap().ranges_left > 0 {}
+}
+
+#[test]
+fn what_was_destaged_is_read_back_after_every_reopen() {
+    for seed in seeds(4) {
+        println!("SEED={seed}");
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut world = World::new(seed);
+        for epoch in 1..=8 {
+            // Nothing local: each life has a runtime and a tier of its own.
+            runtime().block_on(async {
+                let tier = Tier::open(options(store.clone(), epoch)).await.unwrap();
+                assert_eq!(tier.destaged_lsn(), Lsn(world.lsn));
+                check_all(&tier, &world.model).await;
+                for _ in 0..1 + world.rng.below(4) {
+                    let op_count = 1 + world.rng.below(60);
+                    let made = world.window(op_count);
+                    let records = made.window.volume_records.clone();
+                    tier.destage(made.window, &Payloads).await.unwrap();
+                    world.model = made.after;
+                    assert_eq!(tier.destaged_lsn(), Lsn(world.lsn));
+                    for record in records {
+                        assert!(tier.volume_records().contains(&record));
+                    }
+                    check_random_reads(&tier, &world.model, &mut world.rng, 20).await;
+                    if world.rng.below(3) == 0 {
+                        tier.step(2).await.unwrap();
+                    }
+                }
+                check_all(&tier, &world.model).await;
+                check_fsck(&tier).await;
+                if epoch % 2 == 0 {
+                    fold_all(&tier).await;
+                    check_all(&tier, &world.model).await;
+                    check_fsck(&tier).await;
+                }
+                let swept = tier.sweep_orphans().await.unwrap();
+                assert_eq!(swept.deleted_count, 0);
+                tier.close().await.unwrap();
+            });
+        }
+    }
+}
+
+/// One life that ends when the store has seen so many calls, of all or of those after opening.
+/// Returns how many windows came through.
+fn life_until_crash(
+    store: Arc<FaultStore>,
+    epoch: u64,
+    made: &[Made],
+    calls_after_open: Option<u64>,
+) -> usize {
+    let runtime = runtime();
+    let done = Arc::new(AtomicU64::new(0));
+    runtime.block_on(async {
+        let work = async {
+            let tier = Tier::open(options(store.clone(), epoch)).await?;
+            if let Some(count) = calls_after_open {
+                store.go_away_after(count);
+            }
+            for made in made {
+                tier.destage(made.window.clone(), &Payloads).await?;
+                done.fetch_add(1, Ordering::SeqCst);
+                tier.step(2).await?;
+            }
+            tier.close().await
+        };
+        let death = async {
+            while !store.is_away() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::select! {
+            result = work => {
+                assert!(result.is_ok() || store.is_away(), "{result:?}");
+            }
+            () = death => {}
+        }
+    });
+    runtime.shutdown_background();
+    done.load(Ordering::SeqCst) as usize
+}
+
+#[test]
+fn a_crash_at_any_request_leaves_a_prefix_and_no_dangling_frame() {
+    for seed in seeds(3) {
+        println!("SEED={seed}");
+        let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut world = World::new(seed);
+        let mut done = 0;
+        let mut made: Vec<Made> = Vec::new();
+        let mut swept_count = 0;
+        for epoch in 1..=12 {
+            while made.len() < done + 4 {
+                let op_count = 5 + world.rng.below(40);
+                let next = world.window(op_count);
+                world.model = next.after.clone();
+                made.push(next);
+            }
+            let store = Arc::new(FaultStore::new(shared.clone()));
+            let calls_after_open = (epoch % 4 != 0).then(|| world.rng.below(120));
+            if calls_after_open.is_none() {
+                store.go_away_after(world.rng.below(60));
+            }
+            let came_through =
+                life_until_crash(store, 2 * epoch, &made[done..], calls_after_open);
+            // What the store holds is the state after some window that is not older than the last
+            // one that was answered.
+            let runtime = runtime();
+            runtime.block_on(async {
+                let tier = Tier::open(options(shared.clone(), 2 * epoch + 1)).await.unwrap();
+                let lsn = tier.destaged_lsn();
+                let found = made.iter().take_while(|made| made.window.last_lsn <= lsn).count();
+                assert!(found >= done + came_through, "SEED={seed}: {found}, {done}+{came_through}");
+                assert!(found <= done + came_through + 1);
+                assert!(lsn == Lsn::NONE || made[found - 1].window.last_lsn == lsn);
+                let empty = Model::new();
+                let model = found.checked_sub(1).map_or(&empty, |last| &made[last].after);
+                check_all(&tier, model).await;
+                check_fsck(&tier).await;
+                swept_count += tier.sweep_orphans().await.unwrap().deleted_count;
+                check_all(&tier, model).await;
+                check_fsck(&tier).await;
+                tier.close().await.unwrap();
+                done = found;
+            });
+        }
+        assert!(done > 3, "SEED={seed}: hardly anything came through");
+        println!("SEED={seed}: {done} windows, {swept_count} orphans");
+    }
+}
+
+#[test]
+fn transient_and_ambiguous_failures_are_waited_out() {
+    for seed in seeds(1) {
+        println!("SEED={seed}");
+        runtime().block_on(async {
+            let store = Arc::new(FaultStore::default());
+            let mut world = World::new(seed);
+            let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+            for _ in 0..3 {
+                let made = world.window(40);
+                store.make_ambiguous(Op::Put, 2);
+                store.fail_next(Op::Get, 1);
+                tier.destage(made.window, &Payloads).await.unwrap();
+                world.model = made.after;
+                store.fail_next(Op::Put, 2);
+                let made = world.window(40);
+                tier.destage(made.window, &Payloads).await.unwrap();
+                world.model = made.after;
+            }
+            assert!(tier.status().upload_retry_count > 0);
+            check_all(&tier, &world.model).await;
+            check_fsck(&tier).await;
+            tier.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_window_given_twice_or_cancelled_is_destaged_once() {
+    for seed in seeds(2) {
+        println!("SEED={seed}");
+        runtime().block_on(async {
+            let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+            let store = Arc::new(FaultStore::new(shared));
+            let mut world = World::new(seed);
+            let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+            store.set_delay(Duration::from_millis(2));
+            let mut cancelled_count = 0;
+            for round in 0..10u64 {
+                let made = world.window(30);
+                let patience = Duration::from_millis(round * 3);
+                let first = tokio::time::timeout(
+                    patience,
+                    tier.destage(made.window.clone(), &Payloads),
+                );
+                if first.await.is_err() {
+                    cancelled_count += 1;
+                    tier.destage(made.window.clone(), &Payloads).await.unwrap();
+                }
+                let again = tier.destage(made.window, &Payloads).await.unwrap();
+                assert!(again.was_done);
+                world.model = made.after;
+            }
+            assert!(cancelled_count > 2, "{cancelled_count} cancelled");
+            check_all(&tier, &world.model).await;
+            check_fsck(&tier).await;
+            tier.sweep_orphans().await.unwrap();
+            let segments = check_fsck(&tier).await.segment_count;
+            let found = tier.sweep_orphans().await.unwrap();
+            assert_eq!(found.object_count, segments, "nothing but named segments is left");
+            check_all(&tier, &world.model).await;
+            tier.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_earlier_owner_is_fenced_and_a_lower_epoch_cannot_open() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut world = World::new(1);
+        let first = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let made = world.window(20);
+        first.destage(made.window, &Payloads).await.unwrap();
+        world.model = made.after;
+        let second = Tier::open(options(store.clone(), 2)).await.unwrap();
+        let late = world.window(20);
+        let error = Error::from(first.destage(late.window.clone(), &Payloads).await.unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::Fenced, "{}", error.chain());
+        let error = Error::from(first.destage(late.window.clone(), &Payloads).await.unwrap_err());
+        assert_eq!(error.kind(), ErrorKind::Fenced, "{}", error.chain());
+        check_all(&second, &world.model).await;
+        second.destage(late.window, &Payloads).await.unwrap();
+        check_all(&second, &late.after).await;
+        // Whatever a fenced owner uploads late is an orphan of a lower epoch; nothing else is.
+        second.sweep_orphans().await.unwrap();
+        let id = "00112233445566778899aabbccddeeff";
+        let late_upload = |epoch: u64, number: u64| format!("segments/{epoch:016x}/{number:016x}-{id}");
+        let orphan = late_upload(1, 1);
+        for path in [&orphan, &late_upload(2, 1), "segments/0000000000000001/README"] {
+            store.put(&Path::from(path), "late".into()).await.unwrap();
+        }
+        let swept = second.sweep_orphans().await.unwrap();
+        assert_eq!((swept.deleted_count, swept.deleted_bytes, swept.foreign_count), (1, 4, 1));
+        assert!(store.get(&Path::from(orphan)).await.is_err());
+        check_all(&second, &late.after).await;
+        check_fsck(&second).await;
+        second.close().await.unwrap();
+        let error = Tier::open(options(store.clone(), 1)).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Fenced);
+        let third = Tier::open(options(store, 2)).await.unwrap();
+        check_all(&third, &late.after).await;
+        third.close().await.unwrap();
+    });
+}
+
+async fn paths(store: &dyn ObjectStore, folder: &str) -> Vec<Path> {
+    use futures::TryStreamExt;
+    let listing = store.list(Some(&Path::from(folder)));
+    let mut paths: Vec<Path> =
+        listing.map_ok(|meta| meta.location).try_collect().await.unwrap();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn damage_is_an_error_that_names_what_and_never_wrong_data() {
+    for seed in seeds(1) {
+        println!("SEED={seed}");
+        runtime().block_on(async {
+            let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+            let mut world = World::new(seed);
+            let tier = Tier::open(options(shared.clone(), 1)).await.unwrap();
+            for _ in 0..3 {
+                let made = world.window(40);
+                tier.destage(made.window, &Payloads).await.unwrap();
+                world.model = made.after;
+            }
+            tier.close().await.unwrap();
+            let mut epoch = 2;
+            let mut noticed_count = 0;
+            for folder in ["segments", "metadata/compacted"] {
+                let found = paths(&*shared, folder).await;
+                for _ in 0..6 {
+                    let path = &found[world.rng.below(found.len() as u64) as usize];
+                    let whole = shared.get(path).await.unwrap().bytes().await.unwrap();
+                    let store = FaultStore::new(shared.clone());
+                    let (at, bit) = (world.rng.next_u64() as usize % whole.len(), world.rng.below(8));
+                    store.damage(path, |bytes| bytes[at] ^= 1 << bit).await;
+                    noticed_count += u32::from(is_noticed(&shared, epoch, &world.model).await);
+                    epoch += 1;
+                    shared.put(path, whole.into()).await.unwrap();
+                }
+            }
+            // Metadata that compaction has replaced is not read any more; all else is noticed.
+            assert!(noticed_count >= 6, "{noticed_count} noticed");
+            let tier = Tier::open(options(shared, epoch)).await.unwrap();
+            check_all(&tier, &world.model).await;
+            check_fsck(&tier).await;
+            tier.close().await.unwrap();
+        });
+    }
+}
+
+/// Reads everything: what is read is right, or an error of kind `Corrupt`.
+async fn is_noticed(store: &Arc<dyn ObjectStore>, epoch: u64, model: &Model) -> bool {
+    let is_corrupt = |error: &Error| {
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
+        true
+    };
+    let tier = match Tier::open(options(store.clone(), epoch)).await {
+        Ok(tier) => tier,
+        Err(error) => return is_corrupt(&error),
+    };
+    let mut noticed = false;
+    for volume in [1, 2] {
+        for zone in ZONES {
+            for page in 0..ZONE_BYTES / PAGE_BYTES {
+                let mut buf = vec![0; PAGE_BYTES as usize];
+                let offset = zone + page * PAGE_BYTES;
+                match tier.read(VolumeId(volume), offset, &mut buf).await {
+                    Ok(()) => assert!(buf == expected(model, volume, offset, buf.len())),
+                    Err(error) => noticed |= is_corrupt(&error),
+                }
+            }
+        }
+    }
+    match tier.fsck(FsckOptions::default()).await {
+        Ok(report) => noticed |= !report.is_clean(),
+        Err(error) => noticed |= is_corrupt(&error),
+    }
+    let _ = tier.close().await;
+    noticed
+}
+
+#[test]
+fn another_pool_key_opens_nothing() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        Tier::open(options(store.clone(), 1)).await.unwrap().close().await.unwrap();
+        let mut other = options(store, 2);
+        other.pool_key = PoolKey::new([0x43; 32]);
+        let error = Tier::open(other).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("metadata root"), "{error}");
+    });
+}
+
+#[test]
+fn a_store_that_is_away_at_the_start_is_an_error_in_time() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        store.set_away(true);
+        let error = Tier::open(options(store.clone(), 1)).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        store.set_away(false);
+        store.go_away_after(3);
+        let mut impatient = options(store, 1);
+        impatient.open_timeout = Duration::from_millis(300);
+        let error = Tier::open(impatient).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+    });
+}
+
+fn scattered_window(rng: &mut Rng, lsn: u64, block_count: u64, volume_bytes: u64) -> Window<Bytes> {
+    let mut extents = Extents::default();
+    let payload = Bytes::from(rng.bytes(BLOCK_BYTES as usize, 50));
+    for _ in 0..block_count {
+        let start = rng.below(volume_bytes / BLOCK_BYTES) * 8;
+        extents.insert(start, start + 8, Some(payload.clone()));
+    }
+    let volumes = vec![(VolumeId(1), extents.into_extents())];
+    Window { last_lsn: Lsn(lsn), volume_records: Vec::new(), volumes }
+}
+
+#[test]
+fn a_volume_of_100_tib_stays_within_the_budget_and_is_trimmed_at_once() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut small = options(store.clone(), 1);
+        small.segment_bytes = 16 << 20;
+        small.map.page_cache_bytes = 1 << 20;
+        let tier = Tier::open(small.clone()).await.unwrap();
+        let mut rng = Rng::new(5);
+        let volume_bytes = 100 << 40;
+        for lsn in 1..=4 {
+            let window = scattered_window(&mut rng, lsn, 10_000, volume_bytes);
+            tier.destage(window, &Payloads).await.unwrap();
+            assert!(tier.status().map.page_cache_bytes <= 1 << 20);
+        }
+        tier.close().await.unwrap();
+        let started = Instant::now();
+        small.epoch = Epoch(2);
+        let tier = Tier::open(small).await.unwrap();
+        assert!(started.elapsed() < Duration::from_secs(2), "open took {:?}", started.elapsed());
+        assert_eq!(tier.status().map.page_count, 0);
+
+        let extents = vec![WindowExtent {
+            start_sector: 3,
+            sector_count: volume_bytes / SECTOR_BYTES - 7,
+            content: ExtentContent::Zero,
+        }];
+        let trim = Window {
+            last_lsn: Lsn(9),
+            volume_records: Vec::new(),
+            volumes: vec![(VolumeId(1), extents)],
+        };
+        let started = Instant::now();
+        let report = tier.destage(trim, &Payloads).await.unwrap();
+        assert!(started.elapsed() < Duration::from_secs(1), "trim took {:?}", started.elapsed());
+        assert_eq!(report.commit.range_count, 1);
+        let found = tier.allocation(VolumeId(1), 0, volume_bytes, 10).await.unwrap();
+        assert!(found.iter().all(|extent| extent.is_hole), "{found:?}");
+        check_fsck(&tier).await;
+        let mut looked_at = 0;
+        loop {
+            let report = tier.step(1000).await.unwrap();
+            assert!(report.page_count <= 1000);
+            looked_at += report.page_count;
+            if report.ranges_left == 0 {
+                break;
+            }
+        }
+        assert!((39_000..=40_000).contains(&looked_at), "{looked_at} pages");
+        let report = check_fsck(&tier).await;
+        assert_eq!((report.page_count, report.block_count), (0, 0));
+        tier.close().await.unwrap();
+    });
+}
