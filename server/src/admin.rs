@@ -1,0 +1,559 @@
+//! Owns the admin protocol: one JSON request line and one JSON reply line over `DIR/admin.sock`.
+//!
+//! Invariants:
+//! - The socket is of mode 0600 from the moment it can be connected to.
+//! - Every line, every connection count and every wait on the peer is bounded.
+//! - A request that was read is carried to its end, even when its client is gone.
+//! - The reply types are also what `-o json` prints: one home for each shape.
+//! - Requests and replies that hold a secret are never logged.
+
+use crate::keys::{NewKey, Secret, SlotKind};
+use crate::record::Durability;
+use block::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use std::future::Future;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use zeroize::Zeroizing;
+
+/// Longest request line, in bytes.
+pub const REQUEST_BYTES_MAX: u64 = 64 << 10;
+/// Longest reply line, in bytes: 100,000 volumes.
+pub const REPLY_BYTES_MAX: u64 = 32 << 20;
+/// Connections at a time; further ones wait.
+pub const CONNECTION_COUNT_MAX: usize = 32;
+/// Longest that either side waits for the other to read or write a line.
+const LINE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest a client waits for an ordinary reply, and for one that moves data.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Name of the socket in DIR.
+const SOCKET_NAME: &str = "admin.sock";
+
+/// What can be asked of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "request", deny_unknown_fields)]
+pub enum Request {
+    /// Makes a volume. `Busy` when it exists.
+    VolumeCreate {
+        /// Its name.
+        name: String,
+        /// Its size in bytes, a multiple of 512.
+        size_bytes: u64,
+        /// What its answers promise.
+        #[serde(default)]
+        durability: Durability,
+    },
+    /// All volumes, removed ones that can be restored included.
+    VolumeList,
+    /// One volume.
+    VolumeShow {
+        /// Its name.
+        name: String,
+    },
+    /// Gives a volume another size.
+    VolumeResize {
+        /// Its name.
+        name: String,
+        /// The new size in bytes.
+        size_bytes: u64,
+        /// It may become smaller; what lies beyond is gone. Otherwise that is `Invalid`.
+        #[serde(default)]
+        shrink: bool,
+    },
+    /// Removes a volume; it can be restored for the configured time, unless `now`.
+    VolumeRemove {
+        /// Its name.
+        name: String,
+        /// Beyond recovery, at once.
+        #[serde(default)]
+        now: bool,
+    },
+    /// Brings a removed volume back.
+    VolumeRestore {
+        /// Its name.
+        name: String,
+    },
+    /// The state of the pool.
+    Status,
+    /// Copies everything to the store, and answers when it is there.
+    Flush,
+    /// Walks everything that the store holds and verifies it. Changes nothing.
+    Fsck,
+    /// Makes a recovery key.
+    KeyBackup {
+        /// Earlier recovery keys stop working.
+        #[serde(default)]
+        replace: bool,
+    },
+    /// Replaces what opens the pool. Without `new`, the configured key file is replaced in place.
+    KeyRotate {
+        /// What opens it from now on.
+        new: Option<NewKey>,
+    },
+    /// Stops the daemon in order. Answered before it is gone.
+    Stop,
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "reply")]
+pub enum Reply {
+    /// One volume.
+    Volume(VolumeInfo),
+    /// Several.
+    Volumes {
+        /// Sorted by name.
+        volumes: Vec<VolumeInfo>,
+    },
+    /// The state of the pool.
+    Status(Box<StatusInfo>),
+    /// It was done.
+    Done {
+        /// What, in a sentence.
+        message: String,
+    },
+    /// What a walk of the pool found.
+    Fsck(FsckInfo),
+    /// A recovery key, printed this once.
+    RecoveryKey {
+        /// The key.
+        key: Secret,
+    },
+    /// The key was replaced.
+    KeyRotated {
+        /// Kind of what opens the pool now.
+        kind: SlotKind,
+        /// What to do from now on.
+        message: String,
+    },
+}
+
+/// A volume, as the admin sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeInfo {
+    /// Identity within the pool.
+    pub id: u32,
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// As configured; `auto` where it was left to the pool.
+    pub durability: Durability,
+    /// No write is accepted.
+    pub is_read_only: bool,
+    /// Seconds since 1970.
+    pub created_at: u64,
+    /// Seconds since 1970 when it was removed, for a volume that can still be restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removed_at: Option<u64>,
+    /// Seconds since 1970 from which a removed volume is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub purge_at: Option<u64>,
+}
+
+/// The state of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StatusInfo {
+    /// Version of the daemon.
+    pub version: String,
+    /// The pool's identity.
+    pub pool: String,
+    /// Its name.
+    pub name: String,
+    /// Where its data is.
+    pub store: String,
+    /// The owner's term.
+    pub epoch: u64,
+    /// Host of the owner.
+    pub host: String,
+    /// Process of the owner.
+    pub pid: u32,
+    /// Seconds since 1970.
+    pub opened_at: u64,
+    /// No daemon runs: the pool was opened for this request only.
+    pub is_offline: bool,
+    /// Where clients connect.
+    pub endpoints: Vec<String>,
+    /// Volumes that are present.
+    pub volume_count: u64,
+    /// What only this machine has.
+    pub at_risk: AtRisk,
+    /// The write log.
+    pub log: LogInfo,
+    /// The way to the store.
+    pub destage: DestageInfo,
+    /// The data tier.
+    pub tier: TierInfo,
+    /// Memory budget in bytes.
+    pub memory_bytes_max: u64,
+    /// A recovery key was made.
+    pub has_recovery_key: bool,
+    /// What a person should know or do.
+    pub warnings: Vec<String>,
+}
+
+/// What would be lost should this machine never come back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AtRisk {
+    /// Age of the oldest write that is not in the store, in seconds.
+    pub oldest_seconds: f64,
+    /// Bytes of writes that are not in the store.
+    pub bytes: u64,
+}
+
+/// The write log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogInfo {
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Bytes there are.
+    pub ring_bytes: u64,
+    /// Newest entry.
+    pub last_lsn: u64,
+    /// Newest entry on stable storage.
+    pub durable_lsn: u64,
+    /// Newest entry in the store.
+    pub destaged_lsn: u64,
+    /// Why the log serves no more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// The way to the store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DestageInfo {
+    /// Windows made durable since the start.
+    pub window_count: u64,
+    /// Bytes of volumes in them.
+    pub destaged_bytes: u64,
+    /// Bytes of the objects made of them.
+    pub stored_bytes: u64,
+    /// Attempts that failed since the start.
+    pub failure_count: u64,
+    /// Why the latest attempt failed, while that lasts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// The data tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierInfo {
+    /// Metadata commits since the pool was made.
+    pub commit_number: u64,
+    /// Large trims whose pages wait to be deleted.
+    pub range_count: u64,
+    /// Uploads that failed and were tried again since the start.
+    pub upload_retry_count: u64,
+    /// Frames found in memory since the start.
+    pub memory_hit_count: u64,
+    /// Frames found in the NVMe cache.
+    pub cache_hit_count: u64,
+    /// Frames read from the store.
+    pub store_frame_count: u64,
+}
+
+/// What `spindle fsck` found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsckInfo {
+    /// Volumes that are present or can be restored.
+    pub volume_count: u64,
+    /// Segments that the metadata names.
+    pub segment_count: u64,
+    /// Bytes of their objects, all of them read.
+    pub object_bytes: u64,
+    /// Frames verified.
+    pub frame_count: u64,
+    /// Map pages walked.
+    pub page_count: u64,
+    /// Blocks that volumes have stored.
+    pub block_count: u64,
+    /// How many things are wrong. 0: the pool is consistent.
+    pub problem_count: u64,
+    /// The first of them, one sentence each.
+    pub problems: Vec<String>,
+}
+
+/// A pool that answers requests.
+pub trait AdminHandler: Send + Sync + 'static {
+    /// Carries out one request. Several may run at a time.
+    fn handle(&self, request: Request) -> impl Future<Output = Result<Reply>> + Send;
+
+    /// Closes the pool in order, after the last request, where it was opened for requests only.
+    fn close(&self) -> impl Future<Output = Result<()>> + Send {
+        async { Ok(()) }
+    }
+}
+
+/// What goes over the socket.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Ok(Reply),
+    Error(Failure),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Failure {
+    kind: String,
+    message: String,
+}
+
+const KINDS: [ErrorKind; 10] = [
+    ErrorKind::Invalid,
+    ErrorKind::Unsupported,
+    ErrorKind::Denied,
+    ErrorKind::Full,
+    ErrorKind::NotFound,
+    ErrorKind::Busy,
+    ErrorKind::Fenced,
+    ErrorKind::Unavailable,
+    ErrorKind::Corrupt,
+    ErrorKind::Io,
+];
+
+/// The word for a kind, as replies and `-o json` spell it.
+#[must_use]
+pub fn kind_name(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Invalid => "invalid",
+        ErrorKind::Unsupported => "unsupported",
+        ErrorKind::Denied => "denied",
+        ErrorKind::Full => "full",
+        ErrorKind::NotFound => "not_found",
+        ErrorKind::Busy => "busy",
+        ErrorKind::Fenced => "fenced",
+        ErrorKind::Unavailable => "unavailable",
+        ErrorKind::Corrupt => "corrupt",
+        ErrorKind::Io => "io",
+    }
+}
+
+impl From<Result<Reply>> for Answer {
+    fn from(outcome: Result<Reply>) -> Answer {
+        match outcome {
+            Ok(reply) => Answer::Ok(reply),
+            Err(error) => Answer::Error(Failure {
+                kind: kind_name(error.kind()).to_owned(),
+                message: error.chain(),
+            }),
+        }
+    }
+}
+
+impl From<Answer> for Result<Reply> {
+    fn from(answer: Answer) -> Result<Reply> {
+        match answer {
+            Answer::Ok(reply) => Ok(reply),
+            Answer::Error(failure) => {
+                let kind = KINDS.into_iter().find(|kind| kind_name(*kind) == failure.kind);
+                Err(Error::new(kind.unwrap_or(ErrorKind::Io), failure.message))
+            }
+        }
+    }
+}
+
+/// The listening end. The socket is removed when it is dropped.
+#[derive(Debug)]
+pub struct AdminServer {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl AdminServer {
+    /// Listens in `dir`, which the caller has locked: a socket that is there is a leftover.
+    ///
+    /// # Errors
+    /// `Io`, for example when the path is longer than a socket's may be (107 bytes).
+    pub fn bind(dir: &Path) -> Result<AdminServer> {
+        let path = dir.join(SOCKET_NAME);
+        let fresh = dir.join("admin.sock.new");
+        let bind = || -> std::io::Result<UnixListener> {
+            for old in [&fresh, &path] {
+                match std::fs::remove_file(old) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+            // Nobody connects under the first name, so nobody does before the mode is set.
+            let listener = UnixListener::bind(&fresh)?;
+            std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
+            std::fs::rename(&fresh, &path)?;
+            Ok(listener)
+        };
+        let listener = bind().map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("listen on {}", path.display()), error)
+        })?;
+        Ok(AdminServer { listener, path })
+    }
+
+    /// Answers until `stop` resolves; then waits for the requests that are being carried out.
+    pub async fn serve<H: AdminHandler>(self, handler: Arc<H>, stop: impl Future<Output = ()>) {
+        let permits = Arc::new(Semaphore::new(CONNECTION_COUNT_MAX));
+        let mut tasks = tokio::task::JoinSet::new();
+        tokio::pin!(stop);
+        loop {
+            let accept = async {
+                let permit = Arc::clone(&permits).acquire_owned().await;
+                (permit, self.listener.accept().await)
+            };
+            let (permit, accepted) = tokio::select! {
+                () = &mut stop => break,
+                Some(_) = tasks.join_next() => continue,
+                accepted = accept => accepted,
+            };
+            match (permit, accepted) {
+                (Ok(permit), Ok((stream, _))) => {
+                    let handler = Arc::clone(&handler);
+                    tasks.spawn(async move {
+                        if let Err(error) = answer(stream, &*handler).await {
+                            tracing::debug!(%error, "an admin connection ended early");
+                        }
+                        drop(permit);
+                    });
+                }
+                (_, Err(error)) => {
+                    tracing::warn!(%error, "accept an admin connection");
+                    // Out of descriptors, most likely: do not spin.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                (Err(_), _) => break, // the semaphore is never closed
+            }
+        }
+        while tasks.join_next().await.is_some() {}
+    }
+}
+
+impl Drop for AdminServer {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path); // a leftover is removed by the next bind
+    }
+}
+
+async fn answer<H: AdminHandler>(stream: UnixStream, handler: &H) -> std::io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let line = match timeout(LINE_TIMEOUT, read_line(read, REQUEST_BYTES_MAX)).await {
+        Ok(line) => line,
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+            return send(&mut write, &Err(Error::new(ErrorKind::Invalid, error.to_string())).into())
+                .await;
+        }
+        Err(error) => return Err(error),
+    };
+    let outcome = match serde_json::from_str::<Request>(&line) {
+        Ok(request) => {
+            drop(line); // may hold a secret
+            handler.handle(request).await
+        }
+        // Serde's message quotes unknown names, never the values of known ones.
+        Err(error) => Err(Error::new(
+            ErrorKind::Invalid,
+            format!("admin request not understood at column {}", error.column()),
+        )),
+    };
+    send(&mut write, &outcome.into()).await
+}
+
+async fn send(
+    write: &mut (impl tokio::io::AsyncWrite + Unpin),
+    answer: &Answer,
+) -> std::io::Result<()> {
+    let mut line = Zeroizing::new(serde_json::to_vec(answer)?);
+    line.push(b'\n');
+    timeout(LINE_TIMEOUT, async {
+        write.write_all(&line).await?;
+        write.flush().await
+    })
+    .await
+}
+
+async fn timeout<T>(
+    limit: Duration,
+    work: impl Future<Output = std::io::Result<T>>,
+) -> std::io::Result<T> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(std::io::Error::new(
+            std::io::ErrorKind::TimedOut,
+            format!("no progress within {} s", limit.as_secs()),
+        )),
+    }
+}
+
+/// One line, without its end. `InvalidData` when it is too long, cut short or not text.
+async fn read_line(
+    read: impl tokio::io::AsyncRead + Unpin,
+    bytes_max: u64,
+) -> std::io::Result<Zeroizing<String>> {
+    let wrong = |why: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, why.to_owned());
+    let mut line = Zeroizing::new(Vec::new());
+    BufReader::new(read.take(bytes_max)).read_until(b'\n', &mut line).await?;
+    if line.pop() != Some(b'\n') {
+        return Err(wrong("a line is too long or cut short"));
+    }
+    let text = std::str::from_utf8(&line).map_err(|_| wrong("a line is not text"))?;
+    Ok(Zeroizing::new(text.to_owned()))
+}
+
+/// Sends one request to the daemon that runs on `dir`. `None` when none does: the socket is absent
+/// or nobody listens.
+///
+/// # Errors
+/// What the daemon answered, or `Unavailable` when it does not answer.
+pub async fn call(dir: &Path, request: &Request) -> Result<Option<Reply>> {
+    let path = dir.join(SOCKET_NAME);
+    let failed = |error: std::io::Error| {
+        Error::with_source(
+            ErrorKind::Unavailable,
+            format!("ask the daemon at {}", path.display()),
+            error,
+        )
+    };
+    let stream = match timeout(LINE_TIMEOUT, UnixStream::connect(&path)).await {
+        Ok(stream) => stream,
+        Err(error) => {
+            return match error.kind() {
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => Ok(None),
+                std::io::ErrorKind::PermissionDenied => Err(Error::with_source(
+                    ErrorKind::Denied,
+                    format!("ask the daemon at {}: run as the daemon's user", path.display()),
+                    error,
+                )),
+                _ => Err(failed(error)),
+            };
+        }
+    };
+    let (read, mut write) = stream.into_split();
+    let mut line = Zeroizing::new(serde_json::to_vec(request).map_err(|error| failed(error.into()))?);
+    line.push(b'\n');
+    if line.len() as u64 > REQUEST_BYTES_MAX {
+        return Err(Error::new(ErrorKind::Invalid, "the request is too long"));
+    }
+    timeout(LINE_TIMEOUT, async {
+        write.write_all(&line).await?;
+        write.flush().await
+    })
+    .await
+    .map_err(failed)?;
+    let limit = match request {
+        Request::Flush | Request::Stop | Request::Fsck => FLUSH_TIMEOUT,
+        _ => REPLY_TIMEOUT,
+    };
+    let line = timeout(limit, read_line(read, REPLY_BYTES_MAX)).await.map_err(failed)?;
+    let answer: Answer = serde_json::from_str(&line).map_err(|error| {
+        // Without the cause: it could quote a part of the reply.
+        Error::new(
+            ErrorKind::Unavailable,
+            format!("the daemon's reply is not understood (column {})", error.column()),
+        )
+    })?;
+    Result::from(answer).map(Some)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! Tests of the admin socket.
+
+use super::*;
+use crate::keys::Secret;
+
+struct Echo;
+
+impl AdminHandler for Echo {
+    async fn handle(&self, request: Request) -> Result<Reply> {
+        match request {
+            Request::Status => Err(Error::new(ErrorKind::Fenced, "pool p was taken over")),
+            Request::KeyBackup { .. } => {
+                Ok(Reply::RecoveryKey { key: Secret::new("SPINDLE-RECOVERY-1-ABCD".to_owned()) })
+            }
+            Request::VolumeList => Ok(Reply::Volumes { volumes: Vec::new() }),
+            other => Ok(Reply::Done { message: format!("{other:?}") }),
+        }
+    }
+}
+
+/// Runs `body` against a server on a fresh directory.
+async fn with_server<F: Future<Output = ()>>(body: impl FnOnce(PathBuf) -> F) {
+    let dir = tempfile::tempdir().unwrap();
+    let server = AdminServer::bind(dir.path()).unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let serving = tokio::spawn(server.serve(Arc::new(Echo), async {
+        let _ = stopped.await;
+    }));
+    body(dir.path().to_owned()).await;
+    stop.send(()).unwrap();
+    serving.await.unwrap();
+    assert!(!dir.path().join(SOCKET_NAME).exists());
+    assert_eq!(call(dir.path(), &Request::Status).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn requests_are_answered_and_errors_keep_their_kind() {
+    with_server(|dir| async move {
+        let mode = std::fs::metadata(dir.join(SOCKET_NAME)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let reply = call(&dir, &Request::VolumeList).await.unwrap();
+        assert_eq!(reply, Some(Reply::Volumes { volumes: Vec::new() }));
+        let error = call(&dir, &Request::Status).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Fenced);
+        assert_eq!(error.to_string(), "pool p was taken over");
+        let Some(Reply::RecoveryKey { key }) =
+            call(&dir, &Request::KeyBackup { replace: false }).await.unwrap()
+        else {
+            panic!("not a recovery key");
+        };
+        assert_eq!(key.expose(), "SPINDLE-RECOVERY-1-ABCD");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn secrets_are_not_in_debug_texts() {
+    let request = Request::KeyRotate {
+        new: Some(NewKey::Passphrase { secret: Secret::new("hunter2hunter2".to_owned()) }),
+    };
+    assert!(!format!("{request:?}").contains("hunter2"));
+    let reply = Reply::RecoveryKey { key: Secret::new("hunter2hunter2".to_owned()) };
+    assert!(!format!("{reply:?}").contains("hunter2"));
+}
+
+#[tokio::test]
+async fn garbage_and_overlong_lines_are_refused_and_the_next_client_is_served() {
+    with_server(|dir| async move {
+        let mut long = vec![b'x'; usize::try_from(REQUEST_BYTES_MAX).unwrap() + 10];
+        long.push(b'\n');
+        let secret = b"{\"request\":\"key_rotate\",\"new\":{\"to\":\"hunter2\"}}\n".to_vec();
+        for line in [b"\n".to_vec(), b"{}\n".to_vec(), b"\xff\xfe\n".to_vec(), secret, long] {
+            let mut stream = UnixStream::connect(dir.join(SOCKET_NAME)).await.unwrap();
+            // The server may answer and close before it has read all.
+            let _ = stream.write_all(&line).await;
+            let mut reply = String::new();
+            let _ = stream.read_to_string(&mut reply).await;
+            if line.len() < 1000 {
+                assert!(reply.contains("\"kind\":\"invalid\""), "{reply}");
+                assert!(!reply.contains("hunter2"), "{reply}");
+            }
+        }
+        for _ in 0..3 {
+            // Connects, says nothing and leaves.
+            drop(UnixStream::connect(dir.join(SOCKET_NAME)).await.unwrap());
+        }
+        assert!(call(&dir, &Request::VolumeList).await.unwrap().is_some());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn more_clients_than_connections_are_all_served() {
+    with_server(|dir| async move {
+        let mut calls = tokio::task::JoinSet::new();
+        for _ in 0..CONNECTION_COUNT_MAX * 3 {
+            let dir = dir.clone();
+            calls.spawn(async move { call(&dir, &Request::VolumeList).await });
+        }
+        while let Some(outcome) = calls.join_next().await {
+            assert!(outcome.unwrap().unwrap().is_some());
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_leftover_socket_counts_as_no_daemon_and_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(call(dir.path(), &Request::Status).await.unwrap(), None);
+    drop(std::os::unix::net::UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap());
+    assert_eq!(call(dir.path(), &Request::Status).await.unwrap(), None);
+    let server = AdminServer::bind(dir.path()).unwrap();
+    drop(server);
+    assert!(!dir.path().join(SOCKET_NAME).exists());
+}
+
+#[test]
+fn every_kind_survives_the_socket() {
+    for kind in KINDS {
+        let answer = Answer::from(Err(Error::new(kind, "x")));
+        let text = serde_json::to_string(&answer).unwrap();
+        let back: Answer = serde_json::from_str(&text).unwrap();
+        assert_eq!(Result::from(back).unwrap_err().kind(), kind);
+    }
+}

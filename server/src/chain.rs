@@ -1,0 +1,365 @@
+//! Owns chains of numbered objects in the store, `PREFIX/<number, 20 digits>`, and the sealed
+//! documents in them: what the manifest and the key ring are made of.
+//!
+//! Invariants:
+//! - Only create-if-absent is used; an object is never overwritten. Only the highest number counts.
+//! - A create counts only if a listing afterwards shows nothing higher: a paused writer may create
+//!   a number whose successors were made and deleted meanwhile.
+//! - The newest object of a chain is never deleted.
+//! - An ambiguous answer is settled by reading back: every document holds a random nonce, so equal
+//!   bytes are our own.
+//! - A document is one line of JSON and one line that seals it: a checksum, which tells damage from
+//!   a wrong key, and a tag under the pool key, which tells damage from forgery.
+
+use crate::store::{Reason, Store};
+use block::seal::{Algorithm, PoolKey, SALT_BYTES};
+use block::units::crc32c;
+use block::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::path::Path as ObjectPath;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of the largest document. Chosen by hand: a key ring with every slot used is 4 KiB.
+const DOCUMENT_BYTES_MAX: usize = 256 * 1024;
+/// Attempts of a create whose outcome stays unknown, and of a read that races with deletes.
+const ATTEMPT_COUNT_MAX: u32 = 4;
+/// Pause before the second attempt; it doubles each time.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
+
+/// What came of a create.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Created {
+    /// It is ours, and it is the highest.
+    Ours,
+    /// Another writer has this number, or a higher one.
+    Lost,
+}
+
+/// One chain of numbered objects.
+#[derive(Clone, Debug)]
+pub(crate) struct Chain {
+    store: Store,
+    objects: Arc<dyn ObjectStore>,
+    prefix: &'static str,
+}
+
+impl Chain {
+    pub(crate) fn new(store: &Store, prefix: &'static str) -> Chain {
+        Chain { store: store.clone(), objects: store.control(), prefix }
+    }
+
+    /// Name of an object, as errors show it.
+    pub(crate) fn name(&self, number: u64) -> String {
+        format!("{}/{number:020}", self.prefix)
+    }
+
+    fn path(&self, number: u64) -> ObjectPath {
+        ObjectPath::from(self.name(number))
+    }
+
+    /// All numbers that exist, ascending. Other objects below the prefix are not ours to judge.
+    pub(crate) async fn numbers(&self) -> Result<Vec<u64>> {
+        let prefix = ObjectPath::from(self.prefix);
+        let listed: Vec<_> = self
+            .objects
+            .list(Some(&prefix))
+            .try_collect()
+            .await
+            .map_err(|error| self.store.explain(&format!("list {}", self.prefix), error))?;
+        let mut numbers: Vec<u64> = listed
+            .iter()
+            .filter_map(|meta| meta.location.filename())
+            .filter(|name| name.len() == 20 && name.bytes().all(|byte| byte.is_ascii_digit()))
+            .filter_map(|name| name.parse().ok())
+            .collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// The highest number, or `None` for an empty chain.
+    pub(crate) async fn newest_number(&self) -> Result<Option<u64>> {
+        Ok(self.numbers().await?.last().copied())
+    }
+
+    /// The highest object. A newest that is deleted while it is read had a successor: read that.
+    pub(crate) async fn newest(&self) -> Result<Option<(u64, Bytes)>> {
+        for attempt in 0..ATTEMPT_COUNT_MAX {
+            let Some(number) = self.newest_number().await? else { return Ok(None) };
+            if let Some(bytes) = self.read(number).await? {
+                return Ok(Some((number, bytes)));
+            }
+            pause(attempt).await;
+        }
+        Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("read the newest of {}: listed objects are not there", self.prefix),
+        ))
+    }
+
+    /// One object, or `None` where it does not exist.
+    pub(crate) async fn read(&self, number: u64) -> Result<Option<Bytes>> {
+        let name = self.name(number);
+        let got = match self.objects.get(&self.path(number)).await {
+            Ok(got) => got,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(self.store.explain(&format!("read {name}"), error)),
+        };
+        if got.meta.size > DOCUMENT_BYTES_MAX as u64 {
+            return Err(corrupt(&name, "it is far too large"));
+        }
+        match got.bytes().await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.store.explain(&format!("read {name}"), error)),
+        }
+    }
+
+    /// Creates `number`. `bytes` hold a nonce of their own, so that equal bytes mean our object.
+    ///
+    /// # Errors
+    /// When the outcome could not be learned: the object may exist or come to exist.
+    pub(crate) async fn create(&self, number: u64, bytes: &Bytes) -> Result<Created> {
+        if !self.put_absent(number, bytes).await? {
+            return Ok(Created::Lost);
+        }
+        match self.newest_number().await? {
+            Some(highest) if highest == number => Ok(Created::Ours),
+            Some(highest) if highest > number => {
+                // Successors exist, so ours is not the newest and may go.
+                self.delete(number).await?;
+                Ok(Created::Lost)
+            }
+            _ => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("create {}: a listing does not show it afterwards", self.name(number)),
+            )),
+        }
+    }
+
+    /// Whether `number` holds `bytes` afterwards, put there by us.
+    async fn put_absent(&self, number: u64, bytes: &Bytes) -> Result<bool> {
+        let (name, path) = (self.name(number), self.path(number));
+        let mut attempt = 0;
+        loop {
+            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+            let put = self.objects.put_opts(&path, bytes.clone().into(), options);
+            let Err(error) = put.await else { return Ok(true) };
+            let reason = Reason::of(&error);
+            let failure = self.store.explain(&format!("create {name}"), error);
+            if matches!(reason, Reason::Denied | Reason::NoCredentials | Reason::Unsupported) {
+                return Err(failure);
+            }
+            match self.read(number).await {
+                Ok(Some(found)) => return Ok(found == *bytes),
+                // Refused as existing yet absent: it was made and deleted meanwhile.
+                Ok(None) if reason == Reason::Exists => return Ok(false),
+                Ok(None) | Err(_) if attempt + 1 >= ATTEMPT_COUNT_MAX => return Err(failure),
+                Ok(None) | Err(_) => {}
+            }
+            pause(attempt).await;
+            attempt += 1;
+        }
+    }
+
+    /// Deletes all but the newest `keep_count`, which is at least 1.
+    pub(crate) async fn prune(&self, keep_count: usize) -> Result<()> {
+        let numbers = self.numbers().await?;
+        let old_count = numbers.len().saturating_sub(keep_count.max(1));
+        for number in numbers.iter().take(old_count) {
+            self.delete(*number).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, number: u64) -> Result<()> {
+        match self.objects.delete(&self.path(number)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => {
+                Err(self.store.explain(&format!("delete {}", self.name(number)), error))
+            }
+        }
+    }
+}
+
+async fn pause(attempt: u32) {
+    tokio::time::sleep(ATTEMPT_PAUSE * 2u32.saturating_pow(attempt.min(8))).await;
+}
+
+pub(crate) fn corrupt(name: &str, why: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("object {name} is damaged: {why}"))
+}
+
+/// Version and feature bits of a document: every root of a format carries them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Format {
+    /// A reader refuses a version above its own.
+    pub(crate) version: u32,
+    /// Bits a reader may ignore.
+    pub(crate) compatible: u64,
+    /// Bits that a writer must know.
+    pub(crate) read_only_compatible: u64,
+    /// Bits that every reader must know.
+    pub(crate) incompatible: u64,
+}
+
+impl Format {
+    /// Version 1 without features: all this build writes.
+    pub(crate) const CURRENT: Format =
+        Format { version: 1, compatible: 0, read_only_compatible: 0, incompatible: 0 };
+}
+
+/// Only the format of a document, whatever else it holds.
+#[derive(Deserialize)]
+struct FormatOnly {
+    format: Format,
+}
+
+/// The second line of a document.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SealLine {
+    crc32c: String,
+    salt: String,
+    tag: String,
+}
+
+/// Bytes of a document with `body` under `key`.
+pub(crate) fn seal_document<T: Serialize>(key: &PoolKey, purpose: &str, body: &T) -> Result<Bytes> {
+    let mut text = serde_json::to_string(body).map_err(|error| {
+        Error::with_source(ErrorKind::Invalid, format!("encode {purpose}"), error)
+    })?;
+    let salt: [u8; SALT_BYTES] = random_bytes();
+    let tag = key.derive(ALGORITHM, &salt, purpose).seal(0, text.as_bytes(), &mut []);
+    let seal = SealLine {
+        crc32c: format!("{:08x}", crc32c(text.as_bytes())),
+        salt: to_hex(&salt),
+        tag: to_hex(&tag),
+    };
+    let seal = serde_json::to_string(&seal).map_err(|error| {
+        Error::with_source(ErrorKind::Invalid, format!("encode {purpose}"), error)
+    })?;
+    text.push('\n');
+    text.push_str(&seal);
+    text.push('\n');
+    Ok(Bytes::from(text))
+}
+
+/// The cipher of document seals and key slots. Fixed: it does not depend on the pool's choice,
+/// which is not known before they are read.
+pub(crate) const ALGORITHM: Algorithm = Algorithm::ChaCha20Poly1305;
+
+/// A document whose checksum fits; nothing in it is to be trusted before [`Document::verify`].
+#[derive(Debug)]
+pub(crate) struct Document<'a> {
+    name: &'a str,
+    body: &'a str,
+    salt: [u8; SALT_BYTES],
+    tag: [u8; 16],
+}
+
+impl<'a> Document<'a> {
+    /// Splits `bytes`, the contents of the object `name`, and checks checksum and format.
+    pub(crate) fn parse(name: &'a str, bytes: &'a [u8]) -> Result<Document<'a>> {
+        let text = std::str::from_utf8(bytes).map_err(|_| corrupt(name, "it is not text"))?;
+        let (body, rest) = text.split_once('\n').ok_or_else(|| corrupt(name, "it is cut short"))?;
+        let seal = rest.strip_suffix('\n').ok_or_else(|| corrupt(name, "it is cut short"))?;
+        let seal: SealLine =
+            serde_json::from_str(seal).map_err(|_| corrupt(name, "its seal is unreadable"))?;
+        let checksum = from_hex::<4>(&seal.crc32c).map(u32::from_be_bytes);
+        if checksum != Some(crc32c(body.as_bytes())) {
+            return Err(corrupt(name, "its checksum differs"));
+        }
+        let (Some(salt), Some(tag)) = (from_hex(&seal.salt), from_hex(&seal.tag)) else {
+            return Err(corrupt(name, "its seal is unreadable"));
+        };
+        let FormatOnly { format } =
+            serde_json::from_str(body).map_err(|_| corrupt(name, "it has no format version"))?;
+        if format.version > Format::CURRENT.version
+            || format.incompatible != 0
+            || format.read_only_compatible != 0
+        {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "object {name} was written by a newer spindle (format {}, features {:#x}); \
+                     this build reads format {}. Use the newer version",
+                    format.version,
+                    format.incompatible | format.read_only_compatible,
+                    Format::CURRENT.version
+                ),
+            ));
+        }
+        Ok(Document { name, body, salt, tag })
+    }
+
+    /// The contents, not verified yet.
+    pub(crate) fn body<T: DeserializeOwned>(&self) -> Result<T> {
+        serde_json::from_str(self.body).map_err(|error| {
+            Error::with_source(
+                ErrorKind::Corrupt,
+                format!("object {} is damaged: its fields are wrong", self.name),
+                error,
+            )
+        })
+    }
+
+    /// Whether the document was sealed under `key` for `purpose`.
+    pub(crate) fn verify(&self, key: &PoolKey, purpose: &str) -> Result<()> {
+        let mut tag = self.tag;
+        key.derive(ALGORITHM, &self.salt, purpose)
+            .open(0, self.body.as_bytes(), &mut tag)
+            .map(|_| ())
+            .map_err(|_| {
+                corrupt(self.name, "it is not authentic (altered, or of another pool)")
+            })
+    }
+}
+
+/// Fresh bytes from the cipher library's generator.
+pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
+    use block::env::Random;
+    let mut bytes = [0; N];
+    block::env::SystemRandom.fill(&mut bytes);
+    bytes
+}
+
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes all");
+        text
+    })
+}
+
+/// Exactly `N` bytes of lower-case hex: one spelling only, so that a flipped bit is noticed.
+pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let bytes = vec_from_hex(text)?;
+    bytes.try_into().ok()
+}
+
+pub(crate) fn vec_from_hex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let pairs = text.as_bytes().chunks_exact(2);
+    if !pairs.remainder().is_empty() {
+        return None;
+    }
+    pairs
+        .map(|pair| match pair {
+            [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+            _ => None,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

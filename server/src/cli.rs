@@ -1,0 +1,256 @@
+//! Owns the command line: what is asked for, who carries it out, and the exit code.
+//!
+//! Invariants:
+//! - Results go to standard output, everything else to standard error; errors read
+//!   `spindle: …` and say what to do.
+//! - Exit codes: 0 done, 1 failed, 2 the command line or the configuration is wrong.
+//! - A command about a pool asks the daemon that runs on its directory; only when none runs, it
+//!   opens the pool itself.
+//! - No secret is taken from an argument.
+
+pub mod args;
+mod backend;
+mod print;
+
+use crate::admin::{self, AdminHandler, Request};
+use crate::config::{self, Config};
+use crate::keys::{KeySource, NewKey};
+use args::{Cli, Command, ConfigCommand, KeyCommand, NewKeyArgs, Output, VolumeCommand};
+use block::{Error, ErrorKind, Result};
+use clap::Parser;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// Log lines by default. Libraries speak up only when something is odd.
+const FILTER_DAEMON: &str = "warn,server=info,nbd=info,replication=info,tiering=info";
+const FILTER_COMMAND: &str = "warn";
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse(); // exits with 2, or 0 for --help
+    if let Err(error) = start_logging(&cli.command) {
+        return fail(&cli, &Failure::Usage(error));
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let error = Error::with_source(ErrorKind::Io, "start the runtime", error);
+            return fail(&cli, &Failure::Failed(error));
+        }
+    };
+    match runtime.block_on(run(&cli)) {
+        Ok(code) => code,
+        Err(failure) => fail(&cli, &failure),
+    }
+}
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+enum Failure {
+    /// The command line or the configuration is wrong.
+    Usage(Error),
+    /// It was tried.
+    Failed(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Failed(error)
+    }
+}
+
+fn fail(cli: &Cli, failure: &Failure) -> ExitCode {
+    let (error, code) = match failure {
+        Failure::Usage(error) => (error, 2),
+        Failure::Failed(error) => (error, 1),
+    };
+    // Standard error may be closed; the exit code says it all the same.
+    let _ = writeln!(std::io::stderr(), "spindle: {}", error.chain());
+    if cli.output == Output::Json {
+        let kind = admin::kind_name(error.kind());
+        let document = serde_json::json!({"error": {"kind": kind, "message": error.chain()}});
+        let _ = writeln!(std::io::stdout(), "{document}");
+    }
+    ExitCode::from(code)
+}
+
+fn start_logging(command: &Command) -> Result<()> {
+    let filter = match std::env::var("SPINDLE_LOG") {
+        Ok(text) => EnvFilter::try_new(&text).map_err(|error| {
+            let context = format!("SPINDLE_LOG={text} is not a filter, like info or tiering=debug");
+            Error::with_source(ErrorKind::Invalid, context, error)
+        })?,
+        Err(_) if matches!(command, Command::Serve(_)) => EnvFilter::new(FILTER_DAEMON),
+        Err(_) => EnvFilter::new(FILTER_COMMAND),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    Ok(())
+}
+
+async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
+    match &cli.command {
+        Command::Serve(args) => {
+            let config = load(&args.config_path(), &args.overrides())?;
+            backend::serve(config, args.take_over).await?;
+        }
+        Command::Demo(args) => backend::demo(args).await?,
+        Command::Fsck(args) => {
+            let config = load(&args.config, &args.overrides())?;
+            let found = backend::fsck(config).await?;
+            emit(cli.output, &found, print::fsck)?;
+            if !found.problems.is_empty() {
+                return Ok(ExitCode::from(1));
+            }
+        }
+        Command::Volume(command) => {
+            let (args, request) = volume_request(command)?;
+            ask(cli, args, request).await?;
+        }
+        Command::Status(args) => ask(cli, args, Request::Status).await?,
+        Command::Flush(args) => ask(cli, args, Request::Flush).await?,
+        Command::Stop(args) => stop(cli, args).await?,
+        Command::Key(KeyCommand::Backup { pool, replace }) => {
+            ask(cli, pool, Request::KeyBackup { replace: *replace }).await?;
+        }
+        Command::Key(KeyCommand::Rotate { pool, new }) => {
+            let new = new_key(new).map_err(Failure::Usage)?;
+            ask(cli, pool, Request::KeyRotate { new }).await?;
+        }
+        Command::Config(ConfigCommand::Show(args)) => {
+            let config = load(&args.config_path(), &args.overrides())?;
+            emit(cli.output, &print::ConfigRows::of(&config), print::config)?;
+        }
+        Command::Config(ConfigCommand::Example) => {
+            write_out(&config::options::example())?;
+        }
+        Command::Version => emit(cli.output, &print::Version::current(), print::version)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A configuration that does not load is a mistake of the person, not of the pool.
+fn load(
+    file: &Option<std::path::PathBuf>,
+    overrides: &[config::Override],
+) -> Result<Config, Failure> {
+    Config::load(file.as_deref(), overrides).map_err(Failure::Usage)
+}
+
+fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request), Failure> {
+    let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
+    let check = |name: &str| crate::units::check_name("volume", name).map_err(usage);
+    let (pool, name, request) = match command {
+        VolumeCommand::List { pool } => return Ok((pool, Request::VolumeList)),
+        VolumeCommand::Create { pool, name, size, durability } => {
+            config::check_volume_size(name, size.0).map_err(Failure::Usage)?;
+            let durability = (*durability).into();
+            (pool, name, Request::VolumeCreate { name: name.clone(), size_bytes: size.0, durability })
+        }
+        VolumeCommand::Show { pool, name } => {
+            (pool, name, Request::VolumeShow { name: name.clone() })
+        }
+        VolumeCommand::Resize { pool, name, size, shrink } => {
+            config::check_volume_size(name, size.0).map_err(Failure::Usage)?;
+            let (name_copy, size_bytes) = (name.clone(), size.0);
+            (pool, name, Request::VolumeResize { name: name_copy, size_bytes, shrink: *shrink })
+        }
+        VolumeCommand::Rm { pool, name, now } => {
+            (pool, name, Request::VolumeRemove { name: name.clone(), now: *now })
+        }
+        VolumeCommand::Restore { pool, name } => {
+            (pool, name, Request::VolumeRestore { name: name.clone() })
+        }
+    };
+    check(name)?;
+    Ok((pool, request))
+}
+
+/// What the pool is to be opened with. Passphrases are read here, where the descriptors and the
+/// environment are; paths are made absolute, because the daemon has another current directory.
+fn new_key(args: &NewKeyArgs) -> Result<Option<NewKey>> {
+    let passphrase = |source: KeySource| {
+        Ok(Some(NewKey::Passphrase { secret: source.passphrase()? }))
+    };
+    if let Some(path) = &args.new_key_file {
+        let path = std::path::absolute(path).map_err(|error| {
+            Error::with_source(ErrorKind::Invalid, format!("path {}", path.display()), error)
+        })?;
+        return Ok(Some(NewKey::File { path }));
+    }
+    if let Some(path) = &args.new_passphrase_file {
+        return passphrase(KeySource::PassphraseFile(path.clone()));
+    }
+    if let Some(name) = &args.new_passphrase_env {
+        return passphrase(KeySource::PassphraseEnv(name.clone()));
+    }
+    if let Some(number) = args.new_passphrase_fd {
+        return passphrase(KeySource::PassphraseFd(number));
+    }
+    Ok(args.new_command.clone().map(|command| NewKey::Command { command }))
+}
+
+/// Asks the daemon, or the pool itself where no daemon runs, and prints the reply.
+async fn ask(cli: &Cli, args: &args::PoolArgs, request: Request) -> Result<(), Failure> {
+    let config = load(&args.config, &args.overrides())?;
+    let reply = match admin::call(config.dir(), &request).await? {
+        Some(reply) => reply,
+        None => {
+            let pool = backend::offline(config).await?;
+            let outcome = pool.handle(request).await;
+            // Closed whatever the answer was; the first error is the one to hear about.
+            let closed = pool.close().await;
+            let reply = outcome?;
+            closed?;
+            reply
+        }
+    };
+    emit(cli.output, &reply, print::reply)
+}
+
+async fn stop(cli: &Cli, args: &args::PoolArgs) -> Result<(), Failure> {
+    let config = load(&args.config, &args.overrides())?;
+    match admin::call(config.dir(), &Request::Stop).await? {
+        Some(reply) => emit(cli.output, &reply, print::reply),
+        None => Err(Failure::Failed(Error::new(
+            ErrorKind::NotFound,
+            format!("no daemon runs on {}", config.dir().display()),
+        ))),
+    }
+}
+
+fn emit<T: serde::Serialize>(
+    output: Output,
+    value: &T,
+    text: impl FnOnce(&T) -> String,
+) -> Result<(), Failure> {
+    let printed = match output {
+        Output::Text => text(value),
+        Output::Json => {
+            let mut json = serde_json::to_string_pretty(value).map_err(|error| {
+                Error::with_source(ErrorKind::Invalid, "encode the reply", error)
+            })?;
+            json.push('\n');
+            json
+        }
+    };
+    write_out(&printed)
+}
+
+fn write_out(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()), // `| head`
+        outcome => outcome.map_err(|error| {
+            Failure::Failed(Error::with_source(ErrorKind::Io, "write to standard output", error))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,394 @@
+//! Owns the grammar of the command line, and the translation of its flags into configuration.
+
+use crate::config::Override;
+use crate::record::Durability;
+use crate::units::ByteSize;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use toml::Value;
+
+/// Fast, safe virtual disks on an object store.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "spindle", version, about, max_term_width = 100, subcommand_required = true)]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong command line or configuration.\n\
+    Environment: SPINDLE_LOG sets the log filter (info, tiering=debug, …); the store's credentials \
+    come from the variables of its ecosystem (AWS_…, GOOGLE_…, AZURE_…).")]
+pub struct Cli {
+    /// How results are printed.
+    #[arg(short, long, global = true, value_enum, default_value_t = Output::Text)]
+    pub output: Output,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Text,
+    /// One JSON document.
+    Json,
+}
+
+/// What to do.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Open a pool and serve its volumes
+    Serve(Box<ServeArgs>),
+    /// Make a pool in a directory, write, restart, verify, measure, and serve until Ctrl-C
+    Demo(DemoArgs),
+    /// Volumes of a pool
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// State of a pool
+    Status(PoolArgs),
+    /// Copy everything to the store, and wait until it is there
+    Flush(PoolArgs),
+    /// Stop the daemon that runs on a directory, in order
+    Stop(PoolArgs),
+    /// Walk a pool and verify every frame, without changing anything
+    Fsck(PoolArgs),
+    /// Keys of a pool
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Version of the program and of the formats it reads and writes
+    Version,
+}
+
+/// Volumes of a pool.
+#[derive(Clone, Debug, Subcommand)]
+pub enum VolumeCommand {
+    /// Make a volume: `volume create db 100G`
+    Create {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// 1 to 63 characters of A-Z a-z 0-9 . _ -
+        name: String,
+        /// Like 100G; a multiple of 512 bytes, up to 1P
+        size: ByteSize,
+        /// What an answered write has survived
+        #[arg(long, value_enum, default_value_t = DurabilityArg::Auto)]
+        durability: DurabilityArg,
+    },
+    /// List volumes, removed ones that can be restored included
+    List {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+    /// Show one volume
+    Show {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Its name
+        name: String,
+    },
+    /// Give a volume another size, while it is in use
+    Resize {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Its name
+        name: String,
+        /// The new size
+        size: ByteSize,
+        /// Allow it to become smaller; what lies beyond is gone
+        #[arg(long)]
+        shrink: bool,
+    },
+    /// Remove a volume; it can be restored for the time of deleted_retention
+    Rm {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Its name
+        name: String,
+        /// Beyond recovery, at once
+        #[arg(long)]
+        now: bool,
+    },
+    /// Bring a removed volume back
+    Restore {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Its name
+        name: String,
+    },
+}
+
+/// The words of [`Durability`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DurabilityArg {
+    /// write when other machines can reach a listener, else flush
+    Auto,
+    /// A crash of the daemon; a flush also a loss of power
+    Flush,
+    /// Every write also a loss of power
+    Write,
+    /// As flush, and a flush waits for the store
+    Store,
+}
+
+impl From<DurabilityArg> for Durability {
+    fn from(arg: DurabilityArg) -> Durability {
+        match arg {
+            DurabilityArg::Auto => Durability::Auto,
+            DurabilityArg::Flush => Durability::Flush,
+            DurabilityArg::Write => Durability::Write,
+            DurabilityArg::Store => Durability::Store,
+        }
+    }
+}
+
+/// Keys of a pool.
+#[derive(Clone, Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Print a recovery key, which opens the pool when the key is lost. It is shown this once
+    Backup {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Earlier recovery keys stop working
+        #[arg(long)]
+        replace: bool,
+    },
+    /// Replace what opens the pool; the data is not touched. Without a --new flag the key file is
+    /// replaced in place
+    Rotate {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// What opens it from now on.
+        #[command(flatten)]
+        new: NewKeyArgs,
+    },
+}
+
+/// What opens the pool after a rotation.
+#[derive(Clone, Debug, Default, Args)]
+#[group(multiple = false)]
+pub struct NewKeyArgs {
+    /// A key file, made where it is missing
+    #[arg(long, value_name = "PATH")]
+    pub new_key_file: Option<PathBuf>,
+    /// The first line of a file
+    #[arg(long, value_name = "PATH")]
+    pub new_passphrase_file: Option<PathBuf>,
+    /// An environment variable
+    #[arg(long, value_name = "NAME")]
+    pub new_passphrase_env: Option<String>,
+    /// An open file descriptor
+    #[arg(long, value_name = "NUMBER")]
+    pub new_passphrase_fd: Option<u32>,
+    /// The first line of output of a program with its arguments
+    #[arg(long, value_name = "PROGRAM", num_args = 1.., allow_hyphen_values = true)]
+    pub new_command: Option<Vec<String>>,
+}
+
+/// Configuration.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Print the effective configuration and where each value comes from
+    Show(Box<ServeArgs>),
+    /// Print a commented spindle.toml
+    Example,
+}
+
+/// Options of the demonstration.
+#[derive(Clone, Debug, Args)]
+pub struct DemoArgs {
+    /// Directory of the pool; one is made below the temporary directory by default
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// End after the measurements instead of serving
+    #[arg(long)]
+    pub exit: bool,
+}
+
+/// Which pool, and what opens it.
+#[derive(Clone, Debug, Default, Args)]
+pub struct PoolArgs {
+    /// Directory of the pool: log, cache, identity
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Configuration file
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// s3://bucket/prefix, gs://…, az://…, file:///path, or a directory; DIR/store by default
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+    /// What opens it.
+    #[command(flatten)]
+    pub key: KeyArgs,
+}
+
+/// What opens the pool.
+#[derive(Clone, Debug, Default, Args)]
+#[group(multiple = false)]
+pub struct KeyArgs {
+    /// Key file; DIR/spindle.key by default
+    #[arg(long, value_name = "PATH")]
+    pub key_file: Option<PathBuf>,
+    /// File whose first line is the passphrase
+    #[arg(long, value_name = "PATH")]
+    pub passphrase_file: Option<PathBuf>,
+    /// Environment variable that holds the passphrase
+    #[arg(long, value_name = "NAME")]
+    pub passphrase_env: Option<String>,
+    /// Open file descriptor that gives the passphrase
+    #[arg(long, value_name = "NUMBER")]
+    pub passphrase_fd: Option<u32>,
+    /// File with a key that `key backup` printed
+    #[arg(long, value_name = "PATH")]
+    pub recovery_key_file: Option<PathBuf>,
+}
+
+/// Options of the daemon.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ServeArgs {
+    /// Which pool.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+    /// Address of the NBD server, HOST:PORT; port 0 picks a free one. May be repeated
+    #[arg(long, value_name = "ADDR")]
+    pub nbd: Vec<String>,
+    /// Unix socket of the NBD server
+    #[arg(long, value_name = "PATH")]
+    pub nbd_unix: Option<PathBuf>,
+    /// Make this volume when it is missing, and export it. May be repeated
+    #[arg(long, value_name = "NAME=SIZE", value_parser = parse_volume)]
+    pub volume: Vec<(String, ByteSize)>,
+    /// Take the pool from the node that has it open: that node's clients get errors
+    #[arg(long)]
+    pub take_over: bool,
+    /// Serve other machines without TLS
+    #[arg(long)]
+    pub allow_plain_remote: bool,
+    /// Memory of the whole process, like 1G
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<ByteSize>,
+    /// Memory for decrypted data, 0 for none
+    #[arg(long, value_name = "SIZE")]
+    pub memory_cache: Option<ByteSize>,
+    /// Size of a new write log
+    #[arg(long, value_name = "SIZE")]
+    pub log_size: Option<ByteSize>,
+    /// How log files are written: auto, buffered, direct
+    #[arg(long, value_name = "MODE")]
+    pub log_io: Option<String>,
+    /// Directory of the read cache; DIR/cache by default
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// Size of the read cache, 0 for none
+    #[arg(long, value_name = "SIZE")]
+    pub cache_size: Option<ByteSize>,
+    /// Oldest age of data that only this machine has, like 30s
+    #[arg(long, value_name = "DURATION")]
+    pub max_age: Option<String>,
+}
+
+fn parse_volume(text: &str) -> Result<(String, ByteSize), String> {
+    let (name, size) =
+        text.split_once('=').ok_or_else(|| "write NAME=SIZE, like db=100G".to_owned())?;
+    crate::units::check_name("volume", name)?;
+    Ok((name.to_owned(), size.parse()?))
+}
+
+fn path_value(path: &std::path::Path) -> Value {
+    Value::String(path.to_string_lossy().into_owned())
+}
+
+impl PoolArgs {
+    /// What these flags set.
+    #[must_use]
+    pub fn overrides(&self) -> Vec<Override> {
+        let mut set = Overrides::default();
+        set.path("dir", "--dir", self.dir.as_deref());
+        set.text("store", "--store", self.store.as_deref());
+        let key = &self.key;
+        set.source(&key.key_file, "file", "--key-file");
+        set.path("keys.file", "--key-file", key.key_file.as_deref());
+        set.source(&key.passphrase_file, "passphrase", "--passphrase-file");
+        set.path("keys.passphrase_file", "--passphrase-file", key.passphrase_file.as_deref());
+        set.source(&key.passphrase_env, "passphrase", "--passphrase-env");
+        set.text("keys.passphrase_env", "--passphrase-env", key.passphrase_env.as_deref());
+        set.source(&key.passphrase_fd, "passphrase", "--passphrase-fd");
+        let number = key.passphrase_fd.map(|number| Value::Integer(i64::from(number)));
+        set.value("keys.passphrase_fd", "--passphrase-fd", number);
+        set.source(&key.recovery_key_file, "recovery", "--recovery-key-file");
+        set.path("keys.recovery_file", "--recovery-key-file", key.recovery_key_file.as_deref());
+        set.0
+    }
+}
+
+impl ServeArgs {
+    /// The configuration file, if one is named.
+    #[must_use]
+    pub fn config_path(&self) -> Option<PathBuf> {
+        self.pool.config.clone()
+    }
+
+    /// What these flags set.
+    #[must_use]
+    pub fn overrides(&self) -> Vec<Override> {
+        let mut set = Overrides(self.pool.overrides());
+        let listen: Vec<Value> = self.nbd.iter().cloned().map(Value::String).collect();
+        set.value("nbd.listen", "--nbd", (!listen.is_empty()).then_some(Value::Array(listen)));
+        set.path("nbd.unix", "--nbd-unix", self.nbd_unix.as_deref());
+        let allow = self.allow_plain_remote.then_some(Value::Boolean(true));
+        set.value("nbd.allow_plain_remote", "--allow-plain-remote", allow);
+        set.size("memory", "--memory", self.memory);
+        set.size("memory_cache.size", "--memory-cache", self.memory_cache);
+        set.size("log.size", "--log-size", self.log_size);
+        set.text("log.io", "--log-io", self.log_io.as_deref());
+        set.path("cache.dir", "--cache-dir", self.cache_dir.as_deref());
+        set.size("cache.size", "--cache-size", self.cache_size);
+        set.text("destage.max_age", "--max-age", self.max_age.as_deref());
+        let volumes: Vec<Value> = self
+            .volume
+            .iter()
+            .map(|(name, size)| {
+                let mut volume = toml::Table::new();
+                volume.insert("name".to_owned(), Value::String(name.clone()));
+                volume.insert("size".to_owned(), Value::String(size.to_string()));
+                Value::Table(volume)
+            })
+            .collect();
+        set.value("volumes", "--volume", (!volumes.is_empty()).then_some(Value::Array(volumes)));
+        set.0
+    }
+}
+
+/// Collects what flags set.
+#[derive(Default)]
+struct Overrides(Vec<Override>);
+
+impl Overrides {
+    fn value(&mut self, key: &'static str, flag: &'static str, value: Option<Value>) {
+        self.0.extend(value.map(|value| Override { key, flag, value }));
+    }
+
+    fn text(&mut self, key: &'static str, flag: &'static str, value: Option<&str>) {
+        self.value(key, flag, value.map(|text| Value::String(text.to_owned())));
+    }
+
+    fn path(&mut self, key: &'static str, flag: &'static str, value: Option<&std::path::Path>) {
+        self.value(key, flag, value.map(path_value));
+    }
+
+    fn size(&mut self, key: &'static str, flag: &'static str, value: Option<ByteSize>) {
+        self.value(key, flag, value.map(|size| Value::String(size.to_string())));
+    }
+
+    /// A flag that names a secret's place also chooses the source.
+    fn source<T>(&mut self, given: &Option<T>, source: &str, flag: &'static str) {
+        self.text("keys.source", flag, given.as_ref().map(|_| source));
+    }
+}

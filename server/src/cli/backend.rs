@@ -1,0 +1,59 @@
+//! Owns the way from the command line to the pool: the only part of it that knows the daemon.
+
+use super::args::DemoArgs;
+use crate::admin::{self, AdminHandler, FsckInfo, Reply, Request};
+use crate::config::Config;
+use block::{Error, ErrorKind, Result};
+
+/// Serves until it is told to stop.
+pub(super) async fn serve(config: Config, take_over: bool) -> Result<()> {
+    crate::serve::run(&config, take_over).await
+}
+
+/// The demonstration.
+pub(super) async fn demo(args: &DemoArgs) -> Result<()> {
+    let binary = std::env::current_exe()
+        .map_err(|error| Error::with_source(ErrorKind::Io, "find the spindle binary", error))?;
+    let (dir, is_short) = (args.dir.clone(), args.exit);
+    tokio::task::spawn_blocking(move || crate::demo::run(dir.as_deref(), &binary, is_short))
+        .await
+        .map_err(|error| Error::with_source(ErrorKind::Io, "run the demo", error))?
+}
+
+/// Walks the pool: in the daemon that has it open, or by opening it.
+pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
+    let reply = match admin::call(config.dir(), &Request::Fsck).await? {
+        Some(reply) => reply,
+        None => {
+            let pool = offline(config).await?;
+            let outcome = pool.handle(Request::Fsck).await;
+            let closed = pool.close().await;
+            let reply = outcome?;
+            closed?;
+            reply
+        }
+    };
+    match reply {
+        Reply::Fsck(found) => Ok(found),
+        _ => Err(Error::new(ErrorKind::Unavailable, "the daemon's reply is not understood")),
+    }
+}
+
+/// Opens the pool for one request.
+pub(super) async fn offline(config: Config) -> Result<impl AdminHandler> {
+    crate::serve::offline(&config).await
+}
+
+/// Formats and their newest versions that this build reads and writes.
+pub(super) fn formats() -> Vec<(&'static str, u32)> {
+    let document = crate::chain::Format::CURRENT.version;
+    vec![
+        ("write log", 1),
+        ("segment", 1),
+        ("map", 1),
+        ("read cache", 1),
+        ("volume record", crate::record::VERSION),
+        ("manifest", document),
+        ("key ring", document),
+    ]
+}

@@ -1,0 +1,328 @@
+//! Owns the text that people read: tables and sentences made of the admin replies.
+
+use crate::admin::{FsckInfo, Reply, StatusInfo, VolumeInfo};
+use crate::config::Config;
+use crate::units::{ByteSize, utc};
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Columns, left-aligned but for those named in `right`, two spaces apart.
+fn table(rows: &[Vec<String>], right: &[usize]) -> String {
+    let column_count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..column_count)
+        .map(|column| {
+            rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+        })
+        .map(|width| width.unwrap_or(0))
+        .collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            // Writing to a string cannot fail.
+            let _ = if right.contains(&column) {
+                write!(line, "{cell:>width$}  ")
+            } else {
+                write!(line, "{cell:<width$}  ")
+            };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn durability(volume: &VolumeInfo) -> String {
+    format!("{:?}", volume.durability).to_lowercase()
+}
+
+fn state(volume: &VolumeInfo) -> String {
+    match (volume.removed_at, volume.purge_at) {
+        (Some(_), Some(purge_at)) => format!("removed, restorable until {}", utc(purge_at)),
+        (Some(removed_at), None) => format!("removed {}", utc(removed_at)),
+        _ if volume.is_read_only => "read-only".to_owned(),
+        _ => "read-write".to_owned(),
+    }
+}
+
+fn volumes(volumes: &[VolumeInfo]) -> String {
+    if volumes.is_empty() {
+        return "no volumes; make one with: spindle volume create NAME SIZE --dir DIR\n".to_owned();
+    }
+    let mut rows = vec![["NAME", "SIZE", "DURABILITY", "STATE"].map(str::to_owned).to_vec()];
+    rows.extend(volumes.iter().map(|volume| {
+        vec![
+            volume.name.clone(),
+            ByteSize(volume.size_bytes).rounded(),
+            durability(volume),
+            state(volume),
+        ]
+    }));
+    table(&rows, &[1])
+}
+
+fn pairs(pairs: &[(&str, String)]) -> String {
+    let rows: Vec<Vec<String>> =
+        pairs.iter().map(|(key, value)| vec![format!("{key}:"), value.clone()]).collect();
+    table(&rows, &[])
+}
+
+fn volume(volume: &VolumeInfo) -> String {
+    pairs(&[
+        ("name", volume.name.clone()),
+        ("id", volume.id.to_string()),
+        ("size", format!("{} ({} bytes)", ByteSize(volume.size_bytes), volume.size_bytes)),
+        ("durability", durability(volume)),
+        ("state", state(volume)),
+        ("created", utc(volume.created_at)),
+    ])
+}
+
+/// A reply of the daemon.
+pub(super) fn reply(reply: &Reply) -> String {
+    match reply {
+        Reply::Volume(info) => volume(info),
+        Reply::Volumes { volumes: infos } => volumes(infos),
+        Reply::Status(info) => status(info),
+        Reply::Fsck(found) => fsck(found),
+        Reply::Done { message } => format!("{message}\n"),
+        Reply::RecoveryKey { key } => format!(
+            "{}\n\n\
+             This key opens the pool when its key file or passphrase is lost. It is not stored\n\
+             anywhere and not shown again. Print it, or keep it where the pool's directory is not.\n\
+             To use it: put it in a file and start spindle with --recovery-key-file FILE.\n",
+            key.expose()
+        ),
+        Reply::KeyRotated { message, .. } => format!("{message}\n"),
+    }
+}
+
+fn status(info: &StatusInfo) -> String {
+    let percent = |part: u64, whole: u64| match whole {
+        0 => 0,
+        _ => u128::from(part) * 100 / u128::from(whole),
+    };
+    let size = |bytes: u64| ByteSize(bytes).rounded();
+    let log = &info.log;
+    let state = if info.is_offline { "no daemon runs; opened for this report" } else { "serving" };
+    let mut text = pairs(&[
+        ("pool", format!("{} ({})", info.name, info.pool)),
+        ("state", state.to_owned()),
+        ("store", info.store.clone()),
+        (
+            "owner",
+            format!(
+                "{} (pid {}) since {}, epoch {}",
+                info.host,
+                info.pid,
+                utc(info.opened_at),
+                info.epoch
+            ),
+        ),
+        ("volumes", info.volume_count.to_string()),
+        (
+            "at risk",
+            format!(
+                "{:.1} s, {} (only on this machine)",
+                info.at_risk.oldest_seconds,
+                size(info.at_risk.bytes)
+            ),
+        ),
+        (
+            "log",
+            format!(
+                "{} of {} used ({} %), LSN {} written, {} on stable storage, {} in the store",
+                size(log.used_bytes),
+                size(log.ring_bytes),
+                percent(log.used_bytes, log.ring_bytes),
+                log.last_lsn,
+                log.durable_lsn,
+                log.destaged_lsn
+            ),
+        ),
+        (
+            "destage",
+            format!(
+                "{} in {} windows became {}; {} attempts failed",
+                size(info.destage.destaged_bytes),
+                info.destage.window_count,
+                size(info.destage.stored_bytes),
+                info.destage.failure_count
+            ),
+        ),
+        (
+            "reads",
+            format!(
+                "frames from memory {}, from the cache {}, from the store {}",
+                info.tier.memory_hit_count, info.tier.cache_hit_count, info.tier.store_frame_count
+            ),
+        ),
+        (
+            "metadata",
+            format!(
+                "{} commits, {} trims being folded, {} uploads tried again",
+                info.tier.commit_number, info.tier.range_count, info.tier.upload_retry_count
+            ),
+        ),
+        ("memory", size(info.memory_bytes_max)),
+        ("version", info.version.clone()),
+    ]);
+    for endpoint in &info.endpoints {
+        let _ = writeln!(text, "{endpoint}");
+    }
+    let failures = [&log.failure, &info.destage.failure];
+    for failure in failures.into_iter().flatten() {
+        let _ = writeln!(text, "FAILED: {failure}");
+    }
+    for warning in &info.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
+    text
+}
+
+/// The findings of fsck.
+pub(super) fn fsck(found: &FsckInfo) -> String {
+    let mut text = format!(
+        "{} volumes, {} blocks in {} map pages; {} segments of {}, {} frames verified\n",
+        found.volume_count,
+        found.block_count,
+        found.page_count,
+        found.segment_count,
+        ByteSize(found.object_bytes).rounded(),
+        found.frame_count,
+    );
+    for problem in &found.problems {
+        let _ = writeln!(text, "PROBLEM: {problem}");
+    }
+    let more = found.problem_count.saturating_sub(found.problems.len() as u64);
+    if more > 0 {
+        let _ = writeln!(text, "… and {more} more");
+    }
+    text.push_str(if found.problem_count == 0 {
+        "the pool is consistent\n"
+    } else {
+        "the pool is NOT consistent\n"
+    });
+    text
+}
+
+/// The effective configuration.
+#[derive(Debug, Serialize)]
+pub(super) struct ConfigRows {
+    options: Vec<ConfigRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct ConfigRow {
+    key: String,
+    /// As TOML; absent where the option is unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
+    origin: String,
+}
+
+impl ConfigRows {
+    pub(super) fn of(config: &Config) -> ConfigRows {
+        let options = config
+            .rows()
+            .into_iter()
+            .map(|(key, value, origin)| ConfigRow { key, value, origin: origin.to_string() })
+            .collect();
+        ConfigRows { options }
+    }
+}
+
+/// One line an option, valid as TOML; unset ones as comments.
+pub(super) fn config(rows: &ConfigRows) -> String {
+    let rows: Vec<Vec<String>> = rows
+        .options
+        .iter()
+        .map(|row| match &row.value {
+            Some(value) => {
+                vec![format!("{} = {value}", row.key), format!("# {}", row.origin)]
+            }
+            None => vec![format!("# {} is not set", row.key)],
+        })
+        .collect();
+    // Short values line up; a long one (volumes) does not push the others away.
+    let width = rows.iter().filter(|row| row.len() == 2).map(|row| row[0].chars().count());
+    let width = width.filter(|width| *width <= 60).max().unwrap_or(0);
+    let mut text = String::new();
+    for row in &rows {
+        let _ = match row.as_slice() {
+            [value, origin] => writeln!(text, "{value:<width$}  {origin}"),
+            _ => writeln!(text, "{}", row.join("  ")),
+        };
+    }
+    text
+}
+
+/// What `spindle version` prints.
+#[derive(Debug, Serialize)]
+pub(super) struct Version {
+    version: &'static str,
+    /// Format and the newest version of it that is read and written.
+    formats: Vec<(&'static str, u32)>,
+}
+
+impl Version {
+    pub(super) fn current() -> Version {
+        Version { version: env!("CARGO_PKG_VERSION"), formats: super::backend::formats() }
+    }
+}
+
+/// The version, then one line a format.
+pub(super) fn version(version: &Version) -> String {
+    let mut text = format!("spindle {}\n", version.version);
+    for (name, number) in &version.formats {
+        let _ = writeln!(text, "{name} format {number}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Durability;
+
+    fn info(name: &str) -> VolumeInfo {
+        VolumeInfo {
+            id: 1,
+            name: name.to_owned(),
+            size_bytes: 100 << 30,
+            durability: Durability::Flush,
+            is_read_only: false,
+            created_at: 0,
+            removed_at: None,
+            purge_at: None,
+        }
+    }
+
+    #[test]
+    fn tables_line_up() {
+        let text = volumes(&[info("a"), info("a-longer-name")]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "NAME              SIZE  DURABILITY  STATE");
+        assert_eq!(lines[1], "a              100 GiB  flush       read-write");
+        assert_eq!(lines[2], "a-longer-name  100 GiB  flush       read-write");
+    }
+
+    #[test]
+    fn a_removed_volume_says_until_when_it_can_be_restored() {
+        let removed = VolumeInfo { removed_at: Some(0), purge_at: Some(86_400), ..info("a") };
+        assert!(volume(&removed).contains("removed, restorable until 1970-01-02"));
+    }
+
+    #[test]
+    fn status_shows_what_is_at_risk_and_every_warning() {
+        let mut info = StatusInfo { name: "main".to_owned(), ..StatusInfo::default() };
+        info.at_risk.bytes = 3 << 20;
+        info.at_risk.oldest_seconds = 12.34;
+        info.warnings.push("no recovery key was made".to_owned());
+        info.log.failure = Some("disk on fire".to_owned());
+        let text = status(&info);
+        assert!(text.contains("12.3 s, 3.00 MiB"), "{text}");
+        assert!(text.contains("warning: no recovery key was made"), "{text}");
+        assert!(text.contains("FAILED: disk on fire"), "{text}");
+    }
+}

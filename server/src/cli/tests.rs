@@ -1,0 +1,120 @@
+//! Tests of the command line.
+
+use super::*;
+use clap::CommandFactory;
+
+fn parse(line: &str) -> Cli {
+    Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+#[test]
+fn the_grammar_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn the_contracts_command_lines_parse() {
+    for line in [
+        "spindle serve --dir /d",
+        "spindle serve --dir /d --store s3://b/p --nbd 127.0.0.1:0 --nbd-unix /d/s --volume a=1G --volume b=2T -c spindle.toml --take-over",
+        "spindle demo",
+        "spindle volume create db 100G --dir /d -o json",
+        "spindle volume list --dir /d -o json",
+        "spindle -o json volume show db --dir /d",
+        "spindle volume resize db 200G --dir /d",
+        "spindle volume rm db --dir /d --now",
+        "spindle volume restore db --dir /d",
+        "spindle status --dir /d -o json",
+        "spindle fsck --dir /d --store /s",
+        "spindle key backup --dir /d",
+        "spindle key rotate --dir /d --new-passphrase-env P",
+        "spindle key rotate --dir /d --new-command kms --unwrap -x",
+        "spindle config show --dir /d --memory 2G",
+        "spindle config example",
+        "spindle version",
+    ] {
+        parse(line);
+    }
+    for line in [
+        "spindle",
+        "spindle serve --volume db",
+        "spindle serve --volume a/b=1G",
+        "spindle serve --memory 1GB",
+        "spindle volume create db",
+        "spindle volume create db 100X --dir /d",
+        "spindle status --dir /d -o yaml",
+        "spindle status --key-file /k --passphrase-file /p",
+        "spindle status --passphrase hunter2",
+        "spindle key rotate --new-key-file /a --new-passphrase-env P",
+    ] {
+        let error = Cli::try_parse_from(line.split(' ')).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{line}");
+    }
+}
+
+#[test]
+fn flags_become_configuration() {
+    let Command::Serve(args) = parse(
+        "spindle serve --dir /d --nbd 127.0.0.1:0 --nbd [::1]:0 --volume a=1G --memory 2G \
+         --passphrase-env P --log-io direct --max-age 5s --cache-size 0"
+            .replace("  ", " ")
+            .as_str(),
+    )
+    .command
+    else {
+        panic!("not serve");
+    };
+    let config = Config::load(None, &args.overrides()).unwrap();
+    let settings = config.settings();
+    assert_eq!(settings.nbd.listen.as_ref().unwrap().len(), 2);
+    assert_eq!(settings.nbd.unix, None);
+    assert_eq!(settings.volumes[0].size.0, 1 << 30);
+    assert_eq!(settings.memory.0, 2 << 30);
+    assert_eq!(config.key_source(), KeySource::PassphraseEnv("P".to_owned()));
+    assert_eq!(config.cache_dir(), None);
+}
+
+#[test]
+fn volume_requests_are_checked_before_anybody_is_asked() {
+    for line in ["volume create a/b 1G", "volume create a 1000", "volume resize a 2P", "volume rm .."]
+    {
+        let cli = parse(&format!("spindle {line} --dir /d"));
+        let Command::Volume(command) = &cli.command else { panic!("not volume") };
+        assert!(matches!(volume_request(command), Err(Failure::Usage(_))), "{line}");
+    }
+    let cli = parse("spindle volume rm db --now --dir /d");
+    let Command::Volume(command) = &cli.command else { panic!("not volume") };
+    let (_, request) = volume_request(command).unwrap();
+    assert_eq!(request, Request::VolumeRemove { name: "db".to_owned(), now: true });
+}
+
+#[test]
+fn the_text_of_config_show_is_a_configuration() {
+    let Command::Config(ConfigCommand::Show(args)) =
+        parse("spindle config show --dir /d --volume a=1G").command
+    else {
+        panic!("not config show");
+    };
+    let config = Config::load(None, &args.overrides()).unwrap();
+    let text = print::config(&print::ConfigRows::of(&config));
+    assert!(text.contains("# flag --volume"), "{text}");
+    let parsed: config::Settings = toml::from_str(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    assert_eq!(&parsed, config.settings());
+}
+
+#[test]
+fn the_operators_manual_names_every_command_and_flag() {
+    let manual = include_str!("../../../docs/operations.md");
+    let mut commands = vec![(String::from("spindle"), Cli::command())];
+    while let Some((path, command)) = commands.pop() {
+        assert!(manual.contains(&path), "{path}");
+        for flag in command.get_arguments().filter_map(|argument| argument.get_long()) {
+            if !matches!(flag, "help" | "version") {
+                assert!(manual.contains(&format!("`--{flag}")), "{path} --{flag}");
+            }
+        }
+        for sub in command.get_subcommands() {
+            commands.push((format!("{path} {}", sub.get_name()), sub.clone()));
+        }
+    }
+}

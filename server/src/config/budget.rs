@@ -1,0 +1,163 @@
+//! Owns the division of the one memory budget over everything that holds memory.
+//!
+//! Invariants:
+//! - The parts never add up to more than the budget.
+//! - What the user set explicitly is given exactly; the rest is shared in fixed proportions.
+//! - A budget that is too small is an error that says the smallest one that works.
+
+use super::Settings;
+use crate::units::ByteSize;
+use block::{Error, ErrorKind, Result};
+
+/// The process itself: code, stacks, the overlay's and the cache's indexes, connections, buffers
+/// of the store's client. Chosen by hand; the soak test watches the sum.
+const PROCESS_BYTES: u64 = 96 << 20;
+/// Segments in memory at a time: one being built, one being sealed, one being uploaded.
+const SEGMENT_COUNT: u64 = 3;
+/// Smallest share for payloads of the log that are not destaged yet.
+const LOG_BYTES_MIN: u64 = 32 << 20;
+/// Smallest share of the volume map.
+const MAP_BYTES_MIN: u64 = 16 << 20;
+/// Smallest share for payloads of NBD requests: two of the largest requests.
+const NBD_BYTES_MIN: u64 = 64 << 20;
+/// Smallest share of the metadata database.
+const METADATA_BYTES_MIN: u64 = 32 << 20;
+/// Shares of what the minima leave, in percent.
+const LOG_PERCENT: u64 = 25;
+const MEMORY_CACHE_PERCENT: u64 = 30;
+const MAP_PERCENT: u64 = 20;
+const NBD_PERCENT: u64 = 10;
+const METADATA_PERCENT: u64 = 15;
+const _: () = assert!(
+    LOG_PERCENT + MEMORY_CACHE_PERCENT + MAP_PERCENT + NBD_PERCENT + METADATA_PERCENT == 100
+);
+
+/// Bytes that each part may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// The whole.
+    pub total_bytes: u64,
+    /// Payloads of log entries that are not destaged.
+    pub log_payload_bytes: u64,
+    /// Decrypted frames of the data tier; may be 0.
+    pub memory_cache_bytes: u64,
+    /// Pages of the volume map.
+    pub map_cache_bytes: u64,
+    /// Payloads of NBD requests in flight, over all connections.
+    pub nbd_payload_bytes: u64,
+    /// Blocks and write buffers of the metadata database.
+    pub metadata_cache_bytes: u64,
+}
+
+impl Budget {
+    /// Divides `settings.memory`.
+    ///
+    /// # Errors
+    /// `Invalid`, with the minimum, when it is too small.
+    pub fn divide(settings: &Settings) -> Result<Budget> {
+        let total = settings.memory.0;
+        let memory_cache = settings.memory_cache.size.map(|size| size.0);
+        let nbd = settings.nbd.payload_memory.map(|size| size.0);
+        if let Some(nbd) = nbd
+            && nbd < NBD_BYTES_MIN
+        {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!(
+                    "nbd.payload_memory {} is too small: at least {}, two of the largest requests",
+                    ByteSize(nbd),
+                    ByteSize(NBD_BYTES_MIN)
+                ),
+            ));
+        }
+        let segments = settings.destage.segment_size.0.saturating_mul(SEGMENT_COUNT);
+        let minimum = [
+            PROCESS_BYTES,
+            segments,
+            LOG_BYTES_MIN,
+            MAP_BYTES_MIN,
+            METADATA_BYTES_MIN,
+            nbd.unwrap_or(NBD_BYTES_MIN),
+            memory_cache.unwrap_or(0),
+        ]
+        .into_iter()
+        .fold(0u64, u64::saturating_add);
+        let Some(rest) = total.checked_sub(minimum) else {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!(
+                    "memory {} is too small: at least {} with these settings (destage.segment_size \
+                     {}, memory_cache.size {}, nbd.payload_memory {})",
+                    settings.memory,
+                    ByteSize(minimum.next_multiple_of(1 << 20)),
+                    settings.destage.segment_size,
+                    ByteSize(memory_cache.unwrap_or(0)),
+                    ByteSize(nbd.unwrap_or(NBD_BYTES_MIN)),
+                ),
+            ));
+        };
+        // What is set explicitly takes no share; the others keep their proportions.
+        let cache_percent = if memory_cache.is_some() { 0 } else { MEMORY_CACHE_PERCENT };
+        let nbd_percent = if nbd.is_some() { 0 } else { NBD_PERCENT };
+        let all = LOG_PERCENT + MAP_PERCENT + METADATA_PERCENT + cache_percent + nbd_percent;
+        let share = |percent: u64| rest / all * percent;
+        Ok(Budget {
+            total_bytes: total,
+            log_payload_bytes: LOG_BYTES_MIN + share(LOG_PERCENT),
+            memory_cache_bytes: memory_cache.unwrap_or_else(|| share(cache_percent)),
+            map_cache_bytes: MAP_BYTES_MIN + share(MAP_PERCENT),
+            nbd_payload_bytes: nbd.unwrap_or_else(|| NBD_BYTES_MIN + share(nbd_percent)),
+            metadata_cache_bytes: METADATA_BYTES_MIN + share(METADATA_PERCENT),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(memory: u64) -> Settings {
+        Settings { memory: ByteSize(memory), ..Settings::default() }
+    }
+
+    fn sum(budget: &Budget, settings: &Settings) -> u64 {
+        PROCESS_BYTES
+            + settings.destage.segment_size.0 * SEGMENT_COUNT
+            + budget.log_payload_bytes
+            + budget.memory_cache_bytes
+            + budget.map_cache_bytes
+            + budget.nbd_payload_bytes
+            + budget.metadata_cache_bytes
+    }
+
+    #[test]
+    fn the_parts_never_exceed_the_whole() {
+        for memory in [512 << 20, 1 << 30, (1 << 30) + 12_345, 64 << 30] {
+            for cache in [None, Some(0), Some(100 << 20)] {
+                for nbd in [None, Some(64 << 20)] {
+                    let mut settings = settings(memory);
+                    settings.memory_cache.size = cache.map(ByteSize);
+                    settings.nbd.payload_memory = nbd.map(ByteSize);
+                    let budget = Budget::divide(&settings).unwrap();
+                    let used = sum(&budget, &settings);
+                    assert!(used <= memory && memory - used < 200, "{memory} {used}");
+                    if let Some(cache) = cache {
+                        assert_eq!(budget.memory_cache_bytes, cache);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_budget_too_small_names_the_smallest_that_works() {
+        let error = Budget::divide(&settings(100 << 20)).unwrap_err().to_string();
+        let minimum = error.split("at least ").nth(1).unwrap().split(' ').next().unwrap();
+        let minimum: ByteSize = minimum.parse().unwrap();
+        assert!(Budget::divide(&settings(minimum.0)).is_ok());
+        assert!(Budget::divide(&settings(minimum.0 - (1 << 20))).is_err());
+        let mut settings = settings(1 << 30);
+        settings.nbd.payload_memory = Some(ByteSize(1 << 20));
+        assert!(Budget::divide(&settings).unwrap_err().to_string().contains("payload_memory"));
+    }
+}

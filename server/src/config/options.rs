@@ -1,0 +1,147 @@
+//! Owns the words about every option: type and unit, range, default, and what it does.
+//!
+//! Invariants:
+//! - One row an option, in the order of the file. The example file is made of these rows, and the
+//!   tests compare them with the defaults of [`super::Settings`] and with docs/operations.md.
+
+use std::fmt::Write;
+
+/// What there is to know about one option.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionDoc {
+    /// Dotted key.
+    pub key: &'static str,
+    /// Type and unit.
+    pub kind: &'static str,
+    /// Allowed values.
+    pub range: &'static str,
+    /// Default as TOML, or a sentence in parentheses where it depends on others.
+    pub default: &'static str,
+    /// A value for the example file, where the default is not one.
+    pub example: &'static str,
+    /// What it does.
+    pub about: &'static str,
+}
+
+const fn row(
+    key: &'static str,
+    kind: &'static str,
+    range: &'static str,
+    default: &'static str,
+    example: &'static str,
+    about: &'static str,
+) -> OptionDoc {
+    OptionDoc { key, kind, range, default, example, about }
+}
+
+/// Every option.
+pub const OPTIONS: &[OptionDoc] = &[
+    row("dir", "path", "a local directory", "(none: required)", "\"/var/lib/spindle\"",
+        "Directory of the write log, the read cache, the node's identity and the admin socket. On a \
+         disk whose fsync is honest."),
+    row("store", "URL or path", "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///path or a directory",
+        "(DIR/store)", "\"s3://my-bucket/spindle\"",
+        "Where the data goes. Credentials come from the environment or the machine's identity, \
+         never from here."),
+    row("name", "text", "1 to 63 of A-Z a-z 0-9 . _ -", "\"main\"", "", "Name of the pool, for people."),
+    row("memory", "bytes", "from about 336MiB", "\"1GiB\"", "",
+        "Memory of the whole process. It is divided over the caches and buffers."),
+    row("deleted_retention", "duration", "0s to 3650d", "\"7d\"", "",
+        "How long a removed volume can be restored."),
+    row("log.size", "bytes", "16MiB to 1TiB, a multiple of log.file_size, at least four files", "\"2GiB\"", "",
+        "Size of the write log. It absorbs bursts and times without the store. An existing log \
+         keeps its size."),
+    row("log.file_size", "bytes", "1MiB to 2GiB, a multiple of 4096", "\"64MiB\"", "", "Size of one file of the log."),
+    row("log.io", "choice", "auto, buffered, direct", "\"auto\"", "",
+        "How log files are written. auto is what measured faster, buffered."),
+    row("cache.dir", "path", "a local directory", "(DIR/cache)", "\"/mnt/nvme/spindle-cache\"",
+        "Directory of the read cache. Its contents may be lost at any time."),
+    row("cache.size", "bytes", "0 for none, or 64MiB to 1PiB", "\"10GiB\"", "", "Size of the read cache."),
+    row("memory_cache.size", "bytes", "0 for none, up to memory", "(a share of memory)", "\"256MiB\"",
+        "Memory for decrypted data. A database caches better: 0 is a good choice below one."),
+    row("destage.max_age", "duration", "1s to 1h", "\"30s\"", "",
+        "Oldest age of data that only this machine has, while the store answers."),
+    row("destage.segment_size", "bytes", "1MiB to 256MiB", "\"32MiB\"", "", "Size of the objects that hold the data."),
+    row("destage.compression_level", "number", "-7 to 19", "1", "", "zstd level. Higher is smaller and slower."),
+    row("encryption.cipher", "choice", "chacha20-poly1305, aes-256-gcm", "\"chacha20-poly1305\"", "",
+        "Cipher of new data. Data that exists keeps its own."),
+    row("nbd.listen", "list of host:port", "port 0 picks a free one", "([\"127.0.0.1:10809\"], when nbd.unix is not set either)",
+        "[\"127.0.0.1:10809\"]", "Addresses of the NBD server."),
+    row("nbd.unix", "path", "at most 107 bytes", "(DIR/nbd.sock, when nbd.listen is not set either)",
+        "\"/run/spindle/nbd.sock\"", "Unix socket of the NBD server."),
+    row("nbd.allow_plain_remote", "true or false", "", "false", "",
+        "Serve other machines without TLS: anybody who reaches the port reads and writes."),
+    row("nbd.connection_count_max", "number", "1 to 65536", "256", "", "Connections at a time; further ones are refused."),
+    row("nbd.payload_memory", "bytes", "from 64MiB", "(a share of memory)", "\"128MiB\"",
+        "Memory for requests in flight, over all connections."),
+    row("nbd.tls.cert", "path", "PEM", "(none: no TLS)", "\"/etc/spindle/server.crt\"", "Certificate chain of the server."),
+    row("nbd.tls.key", "path", "PEM", "(required with nbd.tls.cert)", "\"/etc/spindle/server.key\"", "Private key of the server."),
+    row("nbd.tls.client_ca", "path", "PEM", "(none: clients need no certificate)", "\"/etc/spindle/clients.crt\"",
+        "Authority that must have signed a client's certificate."),
+    row("nbd.tls.clients", "table: client name -> list of exports", "\"*\" for all exports", "(every verified client opens everything)",
+        "{ \"db1.example\" = [\"db\"], \"backup\" = [\"*\"] }", "Which client may open which exports."),
+    row("keys.source", "choice", "file, passphrase, command, recovery", "\"file\"", "", "What opens the pool."),
+    row("keys.file", "path", "", "(DIR/spindle.key)", "\"/etc/spindle/main.key\"",
+        "Key file. Made with mode 0600 on the first use of a pool; keep a copy elsewhere."),
+    row("keys.passphrase_file", "path", "", "(none)", "\"/run/credentials/spindle/passphrase\"", "File whose first line is the passphrase."),
+    row("keys.passphrase_env", "text", "", "(none)", "\"SPINDLE_PASSPHRASE\"", "Environment variable that holds the passphrase."),
+    row("keys.passphrase_fd", "number", "", "(none)", "3", "Open file descriptor that gives the passphrase."),
+    row("keys.command", "list: program and arguments", "", "(none)", "[\"/usr/local/bin/kms-unwrap\", \"spindle\"]",
+        "Program whose first line of output is the secret."),
+    row("keys.recovery_file", "path", "", "(none)", "\"/root/recovery.txt\"", "File with a key that `spindle key backup` printed."),
+    row("volumes.name", "text", "1 to 63 of A-Z a-z 0-9 . _ -", "(required)", "\"db\"", "Volume that is made when it is missing; also its export's name."),
+    row("volumes.size", "bytes", "a multiple of 512, up to 1PiB", "(required)", "\"100GiB\"", "Size. An existing volume that is smaller grows; none shrinks."),
+    row("volumes.durability", "choice", "auto, flush, write, store", "\"auto\"", "",
+        "What an answered write has survived. flush: a crash of the daemon, and a flush a loss of \
+         power. write: every write also a loss of power. store: a flush waits for the store. auto: \
+         write when other machines can reach a listener, else flush."),
+    row("volumes.read_only", "true or false", "", "false", "", "Refuse writes."),
+];
+
+/// A commented `spindle.toml` with every option and its default.
+#[must_use]
+pub fn example() -> String {
+    let mut text = String::from(
+        "# spindle.toml: every option, with its default where it has one.\n\
+         # Sizes are binary multiples: 512, 64KiB, 1G, 1.5T. Durations: 500ms, 30s, 5m, 2h, 7d.\n",
+    );
+    let mut section = "";
+    for option in OPTIONS {
+        let (prefix, key) = option.key.rsplit_once('.').unwrap_or(("", option.key));
+        if prefix != section {
+            section = prefix;
+            let heading =
+                if prefix == "volumes" { "[[volumes]]".to_owned() } else { format!("[{prefix}]") };
+            // Written to a string: it cannot fail.
+            let _ = write!(text, "\n# {heading}\n");
+        }
+        let has_default = !option.default.starts_with('(');
+        let value = if has_default { option.default } else { option.example };
+        for line in wrap(option.about, 96) {
+            let _ = write!(text, "\n## {line}");
+        }
+        let range = if option.range.is_empty() { "" } else { ": " };
+        let _ = write!(text, "\n## {}{range}{}.", option.kind, option.range);
+        if !has_default {
+            let _ = write!(text, " Default {}.", option.default);
+        }
+        let _ = write!(text, "\n# {key} = {value}\n");
+    }
+    text
+}
+
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let Some(line) = lines.last_mut() else { break };
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.len() + word.len() < width {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}

@@ -1,0 +1,186 @@
+//! Tests of the effective configuration.
+
+use super::options::{OPTIONS, example};
+use super::*;
+
+fn flag(key: &'static str, value: &str) -> Override {
+    Override { key, flag: "--test", value: toml::Value::String(value.to_owned()) }
+}
+
+fn load(text: &str, overrides: &[Override]) -> Result<Config> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("spindle.toml");
+    std::fs::write(&path, text).unwrap();
+    Config::load(Some(&path), overrides)
+}
+
+fn refused(text: &str) -> String {
+    load(&format!("dir = \"/d\"\n{text}"), &[]).unwrap_err().to_string()
+}
+
+#[test]
+fn a_directory_is_all_it_needs() {
+    let config = Config::load(None, &[flag("dir", "/d")]).unwrap();
+    assert_eq!(config.dir(), Path::new("/d"));
+    assert_eq!(config.store_url(), "/d/store");
+    assert_eq!(config.cache_dir(), Some(Path::new("/d/cache")));
+    assert_eq!(config.key_source(), KeySource::File("/d/spindle.key".into()));
+    assert_eq!(config.settings().nbd.listen.as_deref(), Some(&["127.0.0.1:10809".to_owned()][..]));
+    assert_eq!(config.auto_durability(), Durability::Flush);
+    let error = Config::load(None, &[]).unwrap_err().to_string();
+    assert!(error.contains("--dir"), "{error}");
+}
+
+#[test]
+fn flags_win_over_the_file_and_the_file_over_defaults() {
+    let text = "dir = \"/file\"\nmemory = \"2G\"\n[log]\nsize = \"4G\"\n\
+                [[volumes]]\nname = \"a\"\nsize = \"1G\"\nread_only = true\n";
+    let volume = toml::toml! { name = "a"
+    size = "2G" };
+    let volumes = Override {
+        key: "volumes",
+        flag: "--volume",
+        value: toml::Value::Array(vec![toml::Value::Table(volume)]),
+    };
+    let config = load(text, &[flag("dir", "/flag"), flag("log.io", "direct"), volumes]).unwrap();
+    let settings = config.settings();
+    assert_eq!(config.dir(), Path::new("/flag"));
+    assert_eq!(settings.memory, ByteSize(2 << 30));
+    assert_eq!((settings.log.size, settings.log.io), (ByteSize(4 << 30), LogIo::Direct));
+    assert_eq!(settings.volumes.len(), 1);
+    assert_eq!(settings.volumes[0].size, ByteSize(2 << 30));
+    assert!(settings.volumes[0].read_only);
+    let origin = |key: &str| {
+        config.rows().into_iter().find(|row| row.0 == key).map(|row| row.2.to_string()).unwrap()
+    };
+    assert!(origin("memory").ends_with("spindle.toml"));
+    assert_eq!(origin("dir"), "flag --test");
+    assert_eq!(origin("volumes"), "flag --volume");
+    assert_eq!(origin("cache.size"), "default");
+}
+
+#[test]
+fn a_key_flag_replaces_what_the_file_says_about_keys() {
+    let text = "dir = \"/d\"\n[keys]\nsource = \"passphrase\"\npassphrase_file = \"/p\"\n";
+    let config = load(text, &[]).unwrap();
+    assert_eq!(config.key_source(), KeySource::PassphraseFile("/p".into()));
+    let flags = [flag("keys.source", "passphrase"), flag("keys.passphrase_env", "P")];
+    let config = load(text, &flags).unwrap();
+    assert_eq!(config.key_source(), KeySource::PassphraseEnv("P".to_owned()));
+}
+
+#[test]
+fn values_out_of_range_name_the_option_and_the_range() {
+    for (text, word) in [
+        ("memory = \"64MiB\"", "at least"),
+        ("name = \"a b\"", "pool name"),
+        ("[log]\nsize = \"100MiB\"", "multiple of log.file_size"),
+        ("[log]\nsize = \"1K\"", "must be from 16MiB to 1TiB"),
+        ("[cache]\nsize = \"1M\"", "cache.size"),
+        ("[destage]\nmax_age = \"0s\"", "from 1s to 1h"),
+        ("[destage]\ncompression_level = 99", "-7 to 19"),
+        ("[nbd]\nconnection_count_max = 0", "1 to 65536"),
+        ("[nbd]\nlisten = [\"localhost\"]", "HOST:PORT"),
+        ("[nbd]\nlisten = [\"0.0.0.0:10809\"]", "allow_plain_remote"),
+        ("[nbd]\nlisten = [\"db.example:10809\"]", "allow_plain_remote"),
+        ("[nbd.tls]\ncert = \"c\"\nkey = \"k\"\nclients = { a = [\"*\"] }", "client_ca"),
+        ("[keys]\nsource = \"passphrase\"", "exactly one of"),
+        ("[keys]\nsource = \"command\"", "keys.command"),
+        ("[keys]\nsource = \"recovery\"", "keys.recovery_file"),
+        ("[[volumes]]\nname = \"a/b\"\nsize = \"1G\"", "volume name"),
+        ("[[volumes]]\nname = \"a\"\nsize = \"2P\"", "up to 1PiB"),
+        ("[[volumes]]\nname = \"a\"\nsize = 1000", "multiple of 512"),
+        (
+            "[[volumes]]\nname = \"a\"\nsize = \"1G\"\n[[volumes]]\nname = \"a\"\nsize = \"1G\"",
+            "twice",
+        ),
+    ] {
+        let error = refused(text);
+        assert!(error.contains(word), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_listener_for_other_machines_makes_auto_mean_write() {
+    let text = "dir = \"/d\"\n[nbd]\nlisten = [\"0.0.0.0:0\"]\nallow_plain_remote = true\n";
+    assert_eq!(load(text, &[]).unwrap().auto_durability(), Durability::Write);
+    let text = "dir = \"/d\"\n[nbd]\nlisten = [\"[::1]:0\", \"localhost:0\"]\n";
+    assert_eq!(load(text, &[]).unwrap().auto_durability(), Durability::Flush);
+}
+
+#[test]
+fn every_option_is_documented_and_every_documented_option_exists() {
+    let mut settings = Settings {
+        dir: Some("/d".into()),
+        store: Some("/s".into()),
+        volumes: vec![VolumeSettings {
+            name: "a".to_owned(),
+            size: ByteSize(1 << 30),
+            durability: Durability::Auto,
+            read_only: false,
+        }],
+        ..Settings::default()
+    };
+    settings.cache.dir = Some("/c".into());
+    settings.memory_cache.size = Some(ByteSize(0));
+    settings.nbd.listen = Some(Vec::new());
+    settings.nbd.unix = Some("/u".into());
+    settings.nbd.payload_memory = Some(ByteSize(0));
+    settings.nbd.tls = Some(TlsSettings {
+        cert: "/c".into(),
+        key: "/k".into(),
+        client_ca: Some("/a".into()),
+        clients: [("c".to_owned(), vec!["*".to_owned()])].into(),
+    });
+    settings.keys = KeySettings {
+        source: KeyKind::File,
+        file: Some("/k".into()),
+        passphrase_file: Some("/p".into()),
+        passphrase_env: Some("P".to_owned()),
+        passphrase_fd: Some(3),
+        command: Some(Vec::new()),
+        recovery_file: Some("/r".into()),
+    };
+    let table = toml::Table::try_from(&settings).unwrap();
+    let mut real: Vec<String> = flatten(&table).into_keys().filter(|key| key != "volumes").collect();
+    let volume = table["volumes"][0].as_table().unwrap();
+    real.extend(volume.keys().map(|key| format!("volumes.{key}")));
+    real.sort();
+    let mut documented: Vec<&str> = OPTIONS.iter().map(|option| option.key).collect();
+    documented.sort_unstable();
+    assert_eq!(real, documented);
+}
+
+#[test]
+fn the_documented_defaults_are_the_defaults() {
+    let table = toml::Table::try_from(Settings::default()).unwrap();
+    let values = flatten(&table);
+    for option in OPTIONS.iter().filter(|option| !option.key.starts_with("volumes.")) {
+        let real = values.get(option.key).map(ToString::to_string);
+        let documented = Some(option.default.to_owned()).filter(|text| !text.starts_with('('));
+        assert_eq!(real, documented, "{}", option.key);
+    }
+}
+
+#[test]
+fn the_example_file_is_valid_with_and_without_its_comments() {
+    let text = example();
+    assert_eq!(toml::from_str::<Settings>(&text).unwrap(), Settings::default());
+    let all: String = text
+        .lines()
+        .filter(|line| !line.starts_with("##"))
+        .map(|line| format!("{}\n", line.strip_prefix("# ").unwrap_or(line)))
+        .skip(2)
+        .collect();
+    let settings: Settings = toml::from_str(&all).unwrap_or_else(|error| panic!("{error}\n{all}"));
+    assert_eq!(settings.volumes.len(), 1);
+    assert_eq!(settings.memory, Settings::default().memory);
+}
+
+#[test]
+fn the_operators_manual_names_every_option() {
+    let manual = include_str!("../../../docs/operations.md");
+    for option in OPTIONS {
+        assert!(manual.contains(&format!("`{}`", option.key)), "{}", option.key);
+    }
+}

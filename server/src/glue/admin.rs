@@ -1,0 +1,243 @@
+//! The open pool behind the admin socket and the command line.
+//!
+//! Invariants:
+//! - Every request goes through the same pool operations, whether a daemon serves or the command
+//!   line has opened the pool for itself.
+//! - Secrets go back to the client that asked and nowhere else.
+
+use crate::admin::{
+    AdminHandler, AtRisk, DestageInfo, LogInfo, Reply, Request, StatusInfo, TierInfo, VolumeInfo,
+};
+use crate::keys::NewKey;
+use crate::record::{VolumeRecord, VolumeState};
+use crate::serve::OpenPool;
+use block::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use tokio::sync::{Mutex, watch};
+
+/// Age of data that is only in the log, as a multiple of the configured one, from which the status
+/// warns. Chosen by hand: a window that is just being written is not worth a warning.
+const LATE_FACTOR: f64 = 2.0;
+
+/// Answers admin requests.
+pub struct AdminPool {
+    open: Mutex<Option<Arc<OpenPool>>>,
+    endpoints: Vec<String>,
+    is_offline: bool,
+    stop: watch::Sender<bool>,
+}
+
+impl AdminPool {
+    /// For a daemon that serves `endpoints`; a Stop request sets `stop`.
+    #[must_use]
+    pub fn serving(
+        open: Arc<OpenPool>,
+        endpoints: Vec<String>,
+        stop: watch::Sender<bool>,
+    ) -> AdminPool {
+        AdminPool { open: Mutex::new(Some(open)), endpoints, is_offline: false, stop }
+    }
+
+    /// For a command that has opened the pool itself and closes it by [`AdminHandler::close`].
+    #[must_use]
+    pub fn offline(open: OpenPool) -> AdminPool {
+        AdminPool {
+            open: Mutex::new(Some(Arc::new(open))),
+            endpoints: Vec::new(),
+            is_offline: true,
+            stop: watch::Sender::new(false),
+        }
+    }
+
+    async fn open(&self) -> Result<Arc<OpenPool>> {
+        self.open.lock().await.clone().ok_or_else(|| {
+            Error::new(ErrorKind::Unavailable, "answer an admin request: the pool is closing")
+        })
+    }
+}
+
+/// A record as the admin sees it.
+fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
+    let removed_at = match record.state {
+        VolumeState::Removed { removed_at } => Some(removed_at),
+        VolumeState::Present | VolumeState::Purged => None,
+    };
+    let retention = open.config.settings().deleted_retention.duration().as_secs();
+    VolumeInfo {
+        id: record.id,
+        name: record.name.clone(),
+        size_bytes: record.size_bytes,
+        durability: record.durability,
+        is_read_only: record.is_read_only,
+        created_at: record.created_at,
+        removed_at,
+        purge_at: removed_at.map(|at| at.saturating_add(retention)),
+    }
+}
+
+fn list(open: &OpenPool) -> Vec<VolumeInfo> {
+    let mut volumes: Vec<VolumeInfo> =
+        open.pool.records().iter().map(|record| volume_info(open, record)).collect();
+    volumes.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
+    volumes
+}
+
+fn show(open: &OpenPool, name: &str) -> Result<VolumeInfo> {
+    // A present volume comes before a removed one of the same name.
+    let mut found: Vec<VolumeInfo> =
+        list(open).into_iter().filter(|volume| volume.name == name).collect();
+    found.sort_by_key(|volume| volume.removed_at.is_some());
+    found.into_iter().next().ok_or_else(|| {
+        let what = format!("show volume {name}: there is none; `spindle volume list` shows all");
+        Error::new(ErrorKind::NotFound, what)
+    })
+}
+
+impl AdminHandler for AdminPool {
+    async fn handle(&self, request: Request) -> Result<Reply> {
+        let open = self.open().await?;
+        let pool = &open.pool;
+        match request {
+            Request::VolumeCreate { name, size_bytes, durability } => {
+                let volume = pool.create_volume(&name, size_bytes, durability).await?;
+                Ok(Reply::Volume(volume_info(&open, &volume.record())))
+            }
+            Request::VolumeList => Ok(Reply::Volumes { volumes: list(&open) }),
+            Request::VolumeShow { name } => Ok(Reply::Volume(show(&open, &name)?)),
+            Request::VolumeResize { name, size_bytes, shrink } => {
+                let record = pool.resize_volume(&name, size_bytes, shrink).await?;
+                Ok(Reply::Volume(volume_info(&open, &record)))
+            }
+            Request::VolumeRemove { name, now } => {
+                let record = pool.remove_volume(&name, now).await?;
+                Ok(Reply::Volume(volume_info(&open, &record)))
+            }
+            Request::VolumeRestore { name } => {
+                let record = pool.restore_volume(&name).await?;
+                Ok(Reply::Volume(volume_info(&open, &record)))
+            }
+            Request::Status => {
+                Ok(Reply::Status(Box::new(self.status(&open).await)))
+            }
+            Request::Flush => {
+                let lsn = pool.destage_all().await?;
+                Ok(Reply::Done { message: format!("the store holds everything up to LSN {lsn}") })
+            }
+            Request::Fsck => Ok(Reply::Fsck(pool.fsck().await?)),
+            Request::KeyBackup { replace } => {
+                let key = open.keys.lock().await.add_recovery(replace).await?;
+                Ok(Reply::RecoveryKey { key })
+            }
+            Request::KeyRotate { new } => {
+                let new = match new {
+                    Some(new) => new,
+                    None => NewKey::File { path: key_file(&open)? },
+                };
+                let rotated = open.keys.lock().await.rotate(&new).await?;
+                Ok(Reply::KeyRotated { kind: rotated.kind, message: rotated.message })
+            }
+            Request::Stop => {
+                self.stop.send_replace(true);
+                Ok(Reply::Done { message: "stopping".to_owned() })
+            }
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        let Some(open) = self.open.lock().await.take() else { return Ok(()) };
+        match (self.is_offline, Arc::into_inner(open)) {
+            (true, Some(open)) => open.close().await,
+            // The daemon closes its pool itself.
+            (false, _) => Ok(()),
+            (true, None) => {
+                Err(Error::new(ErrorKind::Busy, "close the pool: a request is still running"))
+            }
+        }
+    }
+}
+
+/// The configured key file, for a rotation that names nothing else.
+fn key_file(open: &OpenPool) -> Result<std::path::PathBuf> {
+    open.config.settings().keys.file.clone().ok_or_else(|| {
+        let what = "rotate the key: the pool is not opened by a key file; say what opens it from \
+                    now on (see `spindle key rotate --help`)";
+        Error::new(ErrorKind::Invalid, what)
+    })
+}
+
+impl AdminPool {
+    async fn status(&self, open: &OpenPool) -> StatusInfo {
+        let log = open.pool.log_status();
+        let tier = open.pool.tier_status();
+        let progress = open.pool.destage_progress();
+        let manifest = open.ownership.manifest();
+        let has_recovery_key = open.keys.lock().await.has_recovery();
+        let oldest_seconds = log.oldest_undestaged_age.map_or(0.0, |age| age.as_secs_f64());
+        let failure = open.pool.fatal().map(|error| error.chain());
+        let mut warnings = Vec::new();
+        if let Some(failure) = &failure {
+            warnings.push(format!("the pool has stopped: {failure}; restart spindle"));
+        }
+        if let Some(failure) = &progress.failure {
+            warnings.push(format!("data does not reach the store: {failure}"));
+        }
+        if !has_recovery_key {
+            warnings.push("no recovery key was made: run `spindle key backup`".to_owned());
+        }
+        let max_age = open.config.settings().destage.max_age.duration().as_secs_f64();
+        if oldest_seconds > max_age * LATE_FACTOR {
+            warnings.push(format!(
+                "the oldest write that only this machine has is {oldest_seconds:.0} s old; \
+                 destage.max_age is {max_age:.0} s"
+            ));
+        }
+        if log.is_full {
+            warnings.push("the write log is full: writers wait for the store".to_owned());
+        }
+        if let Some(reason) = &open.recovery.lost_reason
+            && !open.recovery.is_tail_proven
+        {
+            warnings.push(format!("writes may have been lost at the last reboot: {reason}"));
+        }
+        StatusInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pool: manifest.pool.to_string(),
+            name: manifest.name.clone(),
+            store: open.config.store_url().to_owned(),
+            epoch: manifest.epoch,
+            host: manifest.owner.host.clone(),
+            pid: manifest.owner.pid,
+            opened_at: manifest.owner.opened_at,
+            is_offline: self.is_offline,
+            endpoints: self.endpoints.clone(),
+            volume_count: open.pool.volumes().len() as u64,
+            at_risk: AtRisk { oldest_seconds, bytes: log.undestaged_bytes },
+            log: LogInfo {
+                used_bytes: log.used_bytes,
+                ring_bytes: log.ring_bytes,
+                last_lsn: log.last_lsn.0,
+                durable_lsn: log.durable_lsn.0,
+                destaged_lsn: log.destaged_lsn.0,
+                failure,
+            },
+            destage: DestageInfo {
+                window_count: progress.window_count,
+                destaged_bytes: progress.destaged_bytes,
+                stored_bytes: progress.stored_bytes,
+                failure_count: progress.failure_count,
+                failure: progress.failure,
+            },
+            tier: TierInfo {
+                commit_number: tier.map.commit_number,
+                range_count: tier.map.range_count as u64,
+                upload_retry_count: tier.upload_retry_count,
+                memory_hit_count: tier.frames.memory_hit_count,
+                cache_hit_count: tier.frames.cache_hit_count,
+                store_frame_count: tier.frames.store_frame_count,
+            },
+            memory_bytes_max: open.config.budget().total_bytes,
+            has_recovery_key,
+            warnings,
+        }
+    }
+}

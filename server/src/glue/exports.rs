@@ -1,0 +1,132 @@
+//! The volumes of the open pool as NBD exports.
+//!
+//! Invariants:
+//! - The name of an export is the name of its volume; the empty name is the only volume, if there
+//!   is exactly one.
+//! - Over a plain or remote socket a volume is served with at least the durability that its client
+//!   needs: a client on another machine survives a reboot of this one, so what it was answered has
+//!   to survive it as well.
+
+use crate::pool::Pool;
+use crate::record::Durability;
+use crate::volume::Volume;
+use block::{
+    AllocationExtent, BlockDevice, Error, ErrorKind, Limits, Result, WriteFlags, ZeroFlags,
+};
+use bytes::Bytes;
+use nbd::{Client, Export, Exports, Peer};
+use std::sync::Arc;
+
+/// What the NBD server serves.
+pub struct PoolExports {
+    pool: Arc<Pool>,
+}
+
+impl PoolExports {
+    /// Serves every volume of `pool`, also those made later.
+    #[must_use]
+    pub fn new(pool: Arc<Pool>) -> Self {
+        PoolExports { pool }
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<Volume>> {
+        let not_found = || {
+            let what = format!("open export {name:?}: there is no such volume");
+            Error::new(ErrorKind::NotFound, what)
+        };
+        if let Some(error) = self.pool.fatal() {
+            return Err(error);
+        }
+        if name.is_empty() {
+            let mut volumes = self.pool.volumes();
+            return match (volumes.pop(), volumes.len()) {
+                (Some(volume), 0) => Ok(volume),
+                _ => Err(not_found()),
+            };
+        }
+        self.pool.volume(name).ok_or_else(not_found)
+    }
+}
+
+/// True for a client that may go on when this machine reboots.
+fn outlives_this_machine(client: &Client) -> bool {
+    match client.peer {
+        Peer::Unix { .. } => false,
+        Peer::Tcp(address) => !address.ip().is_loopback(),
+    }
+}
+
+impl Exports for PoolExports {
+    type Device = Attachment;
+
+    async fn list(&self, _client: &Client) -> Vec<Export> {
+        let records = self.pool.volumes().into_iter().map(|volume| volume.record());
+        records
+            .map(|record| Export { name: record.name, description: String::new() })
+            .collect()
+    }
+
+    async fn open(&self, name: &str, client: &Client) -> Result<Arc<Attachment>> {
+        let volume = self.find(name)?;
+        Ok(Arc::new(Attachment { volume, is_remote: outlives_this_machine(client) }))
+    }
+}
+
+/// A volume as one connection sees it.
+pub struct Attachment {
+    volume: Arc<Volume>,
+    is_remote: bool,
+}
+
+impl Attachment {
+    /// A remote client's unflushed writes wait for stable storage unless the volume's owner has
+    /// chosen a durability by name.
+    fn must_be_durable(&self) -> bool {
+        self.is_remote && self.volume.record().durability == Durability::Auto
+    }
+}
+
+impl BlockDevice for Attachment {
+    fn limits(&self) -> Limits {
+        self.volume.limits()
+    }
+
+    async fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.volume.read(offset, buf).await
+    }
+
+    async fn write(&self, offset: u64, payload: Bytes, flags: WriteFlags) -> Result<()> {
+        let fua = flags.fua || self.must_be_durable();
+        self.volume.write(offset, payload, WriteFlags { fua }).await
+    }
+
+    async fn flush(&self) -> Result<()> {
+        self.volume.flush().await
+    }
+
+    async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
+        self.volume.discard(offset, length, fua || self.must_be_durable()).await
+    }
+
+    async fn write_zeroes(&self, offset: u64, length: u64, flags: ZeroFlags) -> Result<()> {
+        let fua = flags.fua || self.must_be_durable();
+        self.volume.write_zeroes(offset, length, ZeroFlags { fua, ..flags }).await
+    }
+
+    async fn allocation(
+        &self,
+        offset: u64,
+        length: u64,
+        extent_count_max: usize,
+    ) -> Result<Vec<AllocationExtent>> {
+        self.volume.allocation(offset, length, extent_count_max).await
+    }
+
+    async fn prefetch(&self, offset: u64, length: u64) -> Result<()> {
+        self.volume.prefetch(offset, length).await
+    }
+
+    async fn resize(&self, size_bytes: u64) -> Result<()> {
+        self.volume.resize(size_bytes).await
+    }
+}

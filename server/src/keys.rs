@@ -1,0 +1,616 @@
+//! Owns the key ring of a pool: its data keys, wrapped once for every way to open it.
+//!
+//! Invariants:
+//! - Data keys are random, made once, and leave this process only wrapped. Rotation makes a new
+//!   wrapping; it never touches data.
+//! - A ring is an immutable numbered object (`keyring/<number>`); a change writes the next one,
+//!   which is read back and opened with the new secret before the earlier ones are deleted.
+//! - Every slot binds the pool, its own number, kind and parameters; the whole ring is sealed under
+//!   the newest data key, so that slots can be neither forged, moved nor dropped.
+//! - A wrong secret is told apart from a damaged ring, and changes nothing.
+//! - A pool that has anything in its store never gets a new key ring.
+
+mod printed;
+mod source;
+
+pub use source::{KeySource, Secret, SlotKind};
+
+use crate::chain::{
+    ALGORITHM, Chain, Created, Document, Format, corrupt, from_hex, random_bytes, seal_document,
+    to_hex, vec_from_hex,
+};
+use crate::store::Store;
+use crate::units;
+use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
+use block::units::{array_at, u32_at};
+use block::{Error, ErrorKind, Result};
+use futures::StreamExt;
+use serde::{Deserialize, Serialize};
+use source::{Material, PASSPHRASE_BYTES_MIN, RECOVERY_PREFIX};
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+/// Keeps the seal of a ring apart from every other use of a data key.
+const PURPOSE: &str = "keyring";
+/// Slots in a ring: one to work with and some recovery keys.
+const SLOT_COUNT_MAX: usize = 8;
+/// Recovery keys that are valid at a time.
+const RECOVERY_COUNT_MAX: usize = 4;
+/// Data keys in a ring. Chosen by hand: far above what rotation of data keys would need.
+const DATA_KEY_COUNT_MAX: usize = 64;
+/// Bytes of one data key in a slot: its number and the key.
+const ENTRY_BYTES: usize = 4 + KEY_BYTES;
+/// Rings kept after a change that revokes nothing.
+const KEEP_COUNT: usize = 3;
+/// argon2id of new slots. Source: RFC 9106, section 4, second recommended option.
+const ARGON2: Argon2Cost = Argon2Cost { memory_kib: 64 * 1024, pass_count: 3, lane_count: 4 };
+
+/// Cost of stretching a passphrase, as stored in its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Argon2Cost {
+    memory_kib: u32,
+    pass_count: u32,
+    lane_count: u32,
+}
+
+impl Argon2Cost {
+    /// Bounds what a forged ring can make us spend.
+    fn is_sane(self) -> bool {
+        (8..=1024 * 1024).contains(&self.memory_kib)
+            && (1..=64).contains(&self.pass_count)
+            && (1..=16).contains(&self.lane_count)
+            && self.memory_kib >= 8 * self.lane_count
+    }
+}
+
+/// One way to open the ring.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Slot {
+    id: u32,
+    kind: SlotKind,
+    /// Seconds since 1970, for people.
+    created_at: u64,
+    salt: String,
+    argon2: Option<Argon2Cost>,
+    nonce: String,
+    sealed: String,
+}
+
+/// What a ring object holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RingBody {
+    format: Format,
+    pool: Uuid,
+    number: u64,
+    /// Random: tells our own create from another's after an ambiguous answer.
+    nonce: String,
+    slots: Vec<Slot>,
+}
+
+/// One data key and the number under which the pool's parts name it.
+#[derive(Clone, Debug)]
+pub struct DataKey {
+    /// Never 0, ascending.
+    pub id: u32,
+    /// The key.
+    pub key: PoolKey,
+}
+
+/// An opened key ring.
+#[derive(Debug)]
+pub struct KeyRing {
+    chain: Chain,
+    body: RingBody,
+    data_keys: Vec<DataKey>,
+}
+
+/// What a rotation did, for the person who asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rotated {
+    /// Kind of the new slot.
+    pub kind: SlotKind,
+    /// What to do from now on.
+    pub message: String,
+}
+
+/// What the pool is to be opened with from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "to")]
+pub enum NewKey {
+    /// A key file: made where it is missing. One that opens the pool now is replaced in place.
+    File {
+        /// Path on the machine of the daemon.
+        path: PathBuf,
+    },
+    /// A passphrase.
+    Passphrase {
+        /// The passphrase itself: the request never leaves the machine.
+        secret: Secret,
+    },
+    /// The output of a command.
+    Command {
+        /// Program and arguments.
+        command: Vec<String>,
+    },
+}
+
+impl KeyRing {
+    /// Opens the ring of the pool in `store`, or makes one where the store is empty. A key file is
+    /// made with it where it is missing.
+    ///
+    /// # Errors
+    /// `Denied` for a wrong secret, `NotFound` for a missing one, `Corrupt` for a damaged ring or
+    /// one that is gone while the pool is not.
+    pub async fn open_or_create(store: &Store, source: &KeySource) -> Result<KeyRing> {
+        let chain = Chain::new(store, "keyring");
+        if chain.newest_number().await?.is_some() {
+            return KeyRing::open(store, source).await;
+        }
+        check_empty(store).await?;
+        let material = match source {
+            KeySource::RecoveryFile(_) => {
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!("store {} holds no pool that a recovery key could open", store.url()),
+                ));
+            }
+            KeySource::File(path) if !path.exists() => {
+                let key = source::make_key_file(path)?;
+                tracing::warn!(
+                    path = %path.display(),
+                    "made a new key file; keep a copy elsewhere, or run `spindle key backup`: \
+                     without it nobody can read the volumes"
+                );
+                Material::Key(SlotKind::KeyFile, key)
+            }
+            other => other.load().await?,
+        };
+        check_strength(&material)?;
+        let key = PoolKey::new(random_bytes());
+        let data_keys = vec![DataKey { id: 1, key }];
+        let mut body = RingBody {
+            format: Format::CURRENT,
+            pool: Uuid::new_v4(),
+            number: 1,
+            nonce: fresh_nonce(),
+            slots: Vec::new(),
+        };
+        body.slots.push(make_slot(&body, &material, &data_keys).await?);
+        let ring = KeyRing { chain, body, data_keys };
+        match ring.chain.create(1, &ring.sealed()?).await? {
+            Created::Ours => Ok(ring),
+            // Another node made the pool at the same moment; its ring opens with its secret only.
+            Created::Lost => KeyRing::open(store, source).await,
+        }
+    }
+
+    /// Opens the ring of an existing pool.
+    ///
+    /// # Errors
+    /// As [`KeyRing::open_or_create`]; `NotFound` for a store without a pool.
+    pub async fn open(store: &Store, source: &KeySource) -> Result<KeyRing> {
+        let chain = Chain::new(store, "keyring");
+        let Some((number, bytes)) = chain.newest().await? else {
+            return Err(Error::new(
+                ErrorKind::NotFound,
+                format!("store {} holds no pool", store.url()),
+            ));
+        };
+        let KeySource::File(path) = source else {
+            let material = source.load().await?;
+            return open_bytes(chain, number, &bytes, &material).await;
+        };
+        // A rotation in place that was cut short leaves the new key beside the old one.
+        let next = next_path(path);
+        let current = source.load().await.map_err(|error| missing_key_file(path, error));
+        let outcome = match &current {
+            Ok(material) => open_bytes(chain.clone(), number, &bytes, material).await,
+            Err(error) => Err(error.clone()),
+        };
+        if outcome.is_ok() || !next.exists() {
+            return outcome;
+        }
+        let material = KeySource::File(next.clone()).load().await?;
+        match open_bytes(chain, number, &bytes, &material).await {
+            Ok(ring) => {
+                rename_durably(&next, path)?;
+                tracing::info!(path = %path.display(), "finished a key rotation that was cut short");
+                Ok(ring)
+            }
+            Err(_) => outcome,
+        }
+    }
+
+    /// The pool's identity.
+    #[must_use]
+    pub fn pool(&self) -> Uuid {
+        self.body.pool
+    }
+
+    /// The data key that new data is sealed with.
+    #[must_use]
+    pub fn newest(&self) -> &DataKey {
+        self.data_keys.last().expect("a ring holds at least one data key")
+    }
+
+    /// All data keys, ascending by number.
+    #[must_use]
+    pub fn data_keys(&self) -> &[DataKey] {
+        &self.data_keys
+    }
+
+    /// Whether a recovery key was made. Without one the loss of the secret loses the pool.
+    #[must_use]
+    pub fn has_recovery(&self) -> bool {
+        self.body.slots.iter().any(|slot| slot.kind == SlotKind::Recovery)
+    }
+
+    /// Kinds of the slots and when they were made, for status.
+    #[must_use]
+    pub fn slots(&self) -> Vec<(SlotKind, u64)> {
+        self.body.slots.iter().map(|slot| (slot.kind, slot.created_at)).collect()
+    }
+
+    /// Adds a recovery key and returns its printed form, which is not kept anywhere. With
+    /// `replace`, earlier recovery keys stop working.
+    ///
+    /// # Errors
+    /// `Full` when there are four already; `Busy` when another process changed the ring.
+    pub async fn add_recovery(&mut self, replace: bool) -> Result<Secret> {
+        let key = Zeroizing::new(random_bytes::<KEY_BYTES>());
+        let printed = Secret::from_zeroizing(printed::encode(RECOVERY_PREFIX, &key));
+        let material = Material::Key(SlotKind::Recovery, key);
+        let mut slots = self.body.slots.clone();
+        if replace {
+            slots.retain(|slot| slot.kind != SlotKind::Recovery);
+        }
+        let recovery_count = slots.iter().filter(|slot| slot.kind == SlotKind::Recovery).count();
+        if recovery_count >= RECOVERY_COUNT_MAX {
+            return Err(Error::new(
+                ErrorKind::Full,
+                format!(
+                    "{recovery_count} recovery keys are valid already; use --replace, after which \
+                     only the new one is"
+                ),
+            ));
+        }
+        self.replace(slots, &material, if replace { 1 } else { KEEP_COUNT }).await?;
+        Ok(printed)
+    }
+
+    /// Replaces every slot but the recovery keys by one that `new` opens. What opened the pool
+    /// before does not any more.
+    ///
+    /// # Errors
+    /// `Invalid` for a weak passphrase; `Busy` when another process changed the ring. The old
+    /// secret then still opens it.
+    pub async fn rotate(&mut self, new: &NewKey) -> Result<Rotated> {
+        match new {
+            NewKey::File { path } => self.rotate_to_file(path).await,
+            NewKey::Passphrase { secret } => {
+                self.rotate_to(&KeySource::Passphrase(secret.clone())).await?;
+                Ok(Rotated {
+                    kind: SlotKind::Passphrase,
+                    message: "the pool opens with the new passphrase only: start spindle with \
+                              --passphrase-file, --passphrase-fd or --passphrase-env"
+                        .to_owned(),
+                })
+            }
+            NewKey::Command { command } => {
+                self.rotate_to(&KeySource::Command(command.clone())).await?;
+                Ok(Rotated {
+                    kind: SlotKind::Command,
+                    message: "the pool opens with the output of the new key command only: set \
+                              keys.source = \"command\" and keys.command in the configuration"
+                        .to_owned(),
+                })
+            }
+        }
+    }
+
+    async fn rotate_to_file(&mut self, path: &Path) -> Result<Rotated> {
+        let is_current = match (KeySource::File(path.to_owned())).load().await {
+            Ok(material) => self.is_opened_by(&material).await,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                source::make_key_file(path)?;
+                false
+            }
+            Err(error) => return Err(error),
+        };
+        if is_current {
+            let next = next_path(path);
+            if next.exists() {
+                // Left by a rotation that failed: it opens nothing, or opening would have used it.
+                std::fs::remove_file(&next).map_err(|error| {
+                    let context = format!("remove {}", next.display());
+                    Error::with_source(ErrorKind::Io, context, error)
+                })?;
+            }
+            source::make_key_file(&next)?;
+            self.rotate_to(&KeySource::File(next.clone())).await?;
+            rename_durably(&next, path)?;
+        } else {
+            self.rotate_to(&KeySource::File(path.to_owned())).await?;
+        }
+        Ok(Rotated {
+            kind: SlotKind::KeyFile,
+            message: format!(
+                "the pool opens with the key file {} only; copies of the old key are useless now",
+                path.display()
+            ),
+        })
+    }
+
+    async fn rotate_to(&mut self, source: &KeySource) -> Result<()> {
+        let material = source.load().await?;
+        check_strength(&material)?;
+        let mut slots = self.body.slots.clone();
+        slots.retain(|slot| slot.kind == SlotKind::Recovery);
+        self.replace(slots, &material, 1).await
+    }
+
+    async fn is_opened_by(&self, material: &Material) -> bool {
+        for slot in &self.body.slots {
+            let is_kind = slot.kind == material.kind();
+            if is_kind && open_slot(&self.body, slot, material).await.is_ok() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Writes the next ring: `slots` and one more for `material`.
+    async fn replace(
+        &mut self,
+        slots: Vec<Slot>,
+        material: &Material,
+        keep_count: usize,
+    ) -> Result<()> {
+        let mut body = RingBody {
+            format: Format::CURRENT,
+            pool: self.body.pool,
+            number: self.body.number + 1,
+            nonce: fresh_nonce(),
+            slots,
+        };
+        let slot = make_slot(&body, material, &self.data_keys).await?;
+        body.slots.push(slot);
+        let next = KeyRing { chain: self.chain.clone(), body, data_keys: self.data_keys.clone() };
+        let number = next.body.number;
+        if next.chain.create(number, &next.sealed()?).await? == Created::Lost {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                "change the key ring: another process changed it meanwhile; try again",
+            ));
+        }
+        let Some(bytes) = next.chain.read(number).await? else {
+            return Err(Error::new(ErrorKind::Unavailable, "read back the new key ring"));
+        };
+        let proven = open_bytes(next.chain.clone(), number, &bytes, material).await?;
+        if proven.body != next.body {
+            return Err(corrupt(&next.chain.name(number), "it is not what was written"));
+        }
+        self.body = next.body;
+        self.chain.prune(keep_count).await.map_err(|error| {
+            error.context("the new key is in force, but the old key ring was not deleted")
+        })
+    }
+
+    fn sealed(&self) -> Result<bytes::Bytes> {
+        seal_document(&self.newest().key, PURPOSE, &self.body)
+    }
+}
+
+fn fresh_nonce() -> String {
+    to_hex(&random_bytes::<16>())
+}
+
+/// Where a key file that replaces `path` is until it is in force.
+fn next_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".next");
+    PathBuf::from(name)
+}
+
+fn rename_durably(from: &Path, to: &Path) -> Result<()> {
+    std::fs::rename(from, to).and_then(|()| crate::manifest::sync_parent(to)).map_err(|error| {
+        let context = format!("rename {} to {}", from.display(), to.display());
+        Error::with_source(ErrorKind::Io, context, error)
+    })
+}
+
+fn missing_key_file(path: &Path, error: Error) -> Error {
+    if error.kind() != ErrorKind::NotFound {
+        return error;
+    }
+    error.context(format!(
+        "the pool exists, but its key file {} does not: put it back or name it with --key-file, \
+         or use --recovery-key-file",
+        path.display()
+    ))
+}
+
+/// A pool that lost its ring but has data must not get a new one.
+async fn check_empty(store: &Store) -> Result<()> {
+    for part in ["manifest", "segments", "metadata"] {
+        let prefix = object_store::path::Path::from(part);
+        let objects = store.control();
+        let mut listed = objects.list(Some(&prefix));
+        match listed.next().await {
+            None => {}
+            Some(Ok(_)) => {
+                return Err(Error::new(
+                    ErrorKind::Corrupt,
+                    format!(
+                        "store {}: the key ring is gone, but {part}/ is not empty. Restore the \
+                         objects below keyring/; a new key would open nothing",
+                        store.url()
+                    ),
+                ));
+            }
+            Some(Err(error)) => return Err(store.explain(&format!("list {part}"), error)),
+        }
+    }
+    Ok(())
+}
+
+fn check_strength(material: &Material) -> Result<()> {
+    match material {
+        Material::Phrase(kind, secret) if secret.expose().len() < PASSPHRASE_BYTES_MIN => {
+            Err(Error::new(
+                ErrorKind::Invalid,
+                format!("the {kind} gives fewer than {PASSPHRASE_BYTES_MIN} characters"),
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a slot is bound to. `number` is left out on purpose: slots move to the next ring as they
+/// are, and the seal of the ring says which slots belong to it.
+fn associated(body: &RingBody, slot: &Slot) -> Vec<u8> {
+    let argon2 = slot.argon2.map_or([0; 3], |c| [c.memory_kib, c.pass_count, c.lane_count]);
+    format!(
+        "spindle keyring slot 1 {} {} {} {} {:?}",
+        body.pool, slot.id, slot.kind, slot.salt, argon2
+    )
+    .into_bytes()
+}
+
+async fn make_slot(body: &RingBody, material: &Material, keys: &[DataKey]) -> Result<Slot> {
+    if body.slots.len() >= SLOT_COUNT_MAX {
+        return Err(Error::new(ErrorKind::Full, "the key ring has no free slot"));
+    }
+    let nonce: [u8; 12] = random_bytes();
+    let argon2 = matches!(material, Material::Phrase(..)).then_some(ARGON2);
+    let mut slot = Slot {
+        id: body.slots.iter().map(|slot| slot.id).max().unwrap_or(0) + 1,
+        kind: material.kind(),
+        created_at: units::unix_seconds_now(),
+        salt: to_hex(&random_bytes::<SALT_BYTES>()),
+        argon2,
+        nonce: to_hex(&nonce),
+        sealed: String::new(),
+    };
+    let key = wrapping_key(&slot, material).await?;
+    let mut bytes = Zeroizing::new(Vec::with_capacity(keys.len() * ENTRY_BYTES + 16));
+    for entry in keys {
+        bytes.extend_from_slice(&entry.id.to_le_bytes());
+        bytes.extend_from_slice(entry.key.expose());
+    }
+    let tag = key.seal_with(nonce, &associated(body, &slot), &mut bytes);
+    bytes.extend_from_slice(&tag);
+    slot.sealed = to_hex(&bytes);
+    Ok(slot)
+}
+
+/// The key-wrapping key of a slot: stretched where the secret is a phrase, then bound to the
+/// slot's salt.
+async fn wrapping_key(slot: &Slot, material: &Material) -> Result<block::seal::SealKey> {
+    let wrong = || Error::new(ErrorKind::Corrupt, format!("key slot {} is damaged", slot.id));
+    let salt: [u8; SALT_BYTES] = from_hex(&slot.salt).ok_or_else(wrong)?;
+    let root = match (material, slot.argon2) {
+        (Material::Key(_, key), None) => PoolKey::new(**key),
+        (Material::Phrase(_, secret), Some(cost)) if cost.is_sane() => {
+            stretch(secret.clone(), salt, cost).await?
+        }
+        _ => return Err(wrong()),
+    };
+    Ok(root.derive(ALGORITHM, &salt, "keyring slot"))
+}
+
+/// argon2id, on a thread that may block: it takes a tenth of a second on purpose.
+async fn stretch(secret: Secret, salt: [u8; SALT_BYTES], cost: Argon2Cost) -> Result<PoolKey> {
+    let work = move || {
+        let params = argon2::Params::new(
+            cost.memory_kib,
+            cost.pass_count,
+            cost.lane_count,
+            Some(KEY_BYTES),
+        )?;
+        let argon2 =
+            argon2::Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, params);
+        let mut key = Zeroizing::new([0u8; KEY_BYTES]);
+        argon2.hash_password_into(secret.expose().as_bytes(), &salt, &mut key[..])?;
+        Ok::<_, argon2::Error>(PoolKey::new(*key))
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(Ok(key)) => Ok(key),
+        Ok(Err(error)) => {
+            Err(Error::new(ErrorKind::Invalid, format!("stretch the passphrase: {error}")))
+        }
+        Err(error) => Err(Error::with_source(ErrorKind::Io, "stretch the passphrase", error)),
+    }
+}
+
+async fn open_slot(body: &RingBody, slot: &Slot, material: &Material) -> Result<Vec<DataKey>> {
+    let wrong = || Error::new(ErrorKind::Corrupt, format!("key slot {} is damaged", slot.id));
+    let nonce: [u8; 12] = from_hex(&slot.nonce).ok_or_else(wrong)?;
+    let mut sealed = Zeroizing::new(vec_from_hex(&slot.sealed).ok_or_else(wrong)?);
+    let key = wrapping_key(slot, material).await?;
+    let plain = key.open_with(nonce, &associated(body, slot), &mut sealed)?;
+    let entries = plain.chunks_exact(ENTRY_BYTES);
+    if !entries.remainder().is_empty() || !(1..=DATA_KEY_COUNT_MAX).contains(&entries.len()) {
+        return Err(wrong());
+    }
+    let keys: Option<Vec<DataKey>> = entries
+        .map(|entry| {
+            let key = PoolKey::new(array_at(entry, 4)?);
+            Some(DataKey { id: u32_at(entry, 0)?, key })
+        })
+        .collect();
+    let keys = keys.ok_or_else(wrong)?;
+    if !keys.is_sorted_by(|a, b| a.id < b.id) {
+        return Err(wrong());
+    }
+    Ok(keys)
+}
+
+async fn open_bytes(
+    chain: Chain,
+    number: u64,
+    bytes: &[u8],
+    material: &Material,
+) -> Result<KeyRing> {
+    let name = chain.name(number);
+    let document = Document::parse(&name, bytes)?;
+    let body: RingBody = document.body()?;
+    if body.number != number {
+        return Err(corrupt(&name, "it was written under another number"));
+    }
+    if body.slots.len() > SLOT_COUNT_MAX {
+        return Err(corrupt(&name, "it has too many slots"));
+    }
+    let kind = material.kind();
+    if !body.slots.iter().any(|slot| slot.kind == kind) {
+        let mut kinds: Vec<String> = body.slots.iter().map(|slot| slot.kind.to_string()).collect();
+        kinds.dedup();
+        return Err(Error::new(
+            ErrorKind::Denied,
+            format!("the pool is not opened by a {kind}, but by: {}", kinds.join(", ")),
+        ));
+    }
+    for slot in &body.slots {
+        if slot.kind != kind {
+            continue;
+        }
+        let Ok(data_keys) = open_slot(&body, slot, material).await else { continue };
+        let newest = data_keys.last().ok_or_else(|| corrupt(&name, "it holds no key"))?;
+        document.verify(&newest.key, PURPOSE)?;
+        return Ok(KeyRing { chain, body, data_keys });
+    }
+    Err(Error::new(
+        ErrorKind::Denied,
+        format!(
+            "wrong {kind}: it does not open the key ring of pool {}. Nothing was changed",
+            body.pool
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests;

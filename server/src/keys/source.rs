@@ -1,0 +1,342 @@
+//! Owns where the secret that opens a key ring comes from: a key file, a passphrase, a command, or
+//! a recovery key; and the making of key files.
+//!
+//! Invariants:
+//! - A secret never comes from a command-line argument, and never goes into a log line, a `Debug`
+//!   text or an error.
+//! - Secrets live in buffers that are wiped when dropped.
+//! - A key file is made with mode 0600 and made durable before anything is sealed with it.
+
+use super::printed;
+use crate::chain::random_bytes;
+use crate::manifest::sync_parent;
+use block::seal::KEY_BYTES;
+use block::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use zeroize::Zeroizing;
+
+/// First words of a key file's key.
+pub(super) const KEY_PREFIX: &str = "SPINDLE-KEY-1";
+/// First words of a recovery key.
+pub(super) const RECOVERY_PREFIX: &str = "SPINDLE-RECOVERY-1";
+/// Bytes of the longest secret that is read. Chosen by hand: a KMS blob is below 4 KiB.
+const SECRET_BYTES_MAX: usize = 8192;
+/// Shortest passphrase that may be set, in bytes. Source: NIST SP 800-63B, section 5.1.1.
+pub(super) const PASSPHRASE_BYTES_MIN: usize = 8;
+/// Longest a key command may take.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A text that is wiped when dropped and never printed.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", from = "String")]
+pub struct Secret(Zeroizing<String>);
+
+impl Secret {
+    /// Takes the text.
+    #[must_use]
+    pub fn new(text: String) -> Secret {
+        Secret(Zeroizing::new(text))
+    }
+
+    pub(super) fn from_zeroizing(text: Zeroizing<String>) -> Secret {
+        Secret(text)
+    }
+
+    /// The text itself: for the one place that needs it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Secret {
+        Secret::new(text)
+    }
+}
+
+impl From<Secret> for String {
+    fn from(secret: Secret) -> String {
+        secret.0.as_str().to_owned()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// Where the secret comes from. Holds no secret, except `Passphrase`, which prints as `…`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// A key file, made on first use of a pool.
+    File(PathBuf),
+    /// First line of a file.
+    PassphraseFile(PathBuf),
+    /// First line of what an open file descriptor gives.
+    PassphraseFd(u32),
+    /// An environment variable of this name.
+    PassphraseEnv(String),
+    /// A passphrase that was read already.
+    Passphrase(Secret),
+    /// First line of the output of a command: a KMS client, for example. Program and arguments.
+    Command(Vec<String>),
+    /// A file with the recovery key that `key backup` printed.
+    RecoveryFile(PathBuf),
+}
+
+/// How a slot is opened, as the key ring stores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SlotKind {
+    /// A key file.
+    KeyFile,
+    /// A passphrase.
+    Passphrase,
+    /// The output of a command.
+    Command,
+    /// A printed recovery key.
+    Recovery,
+}
+
+impl fmt::Display for SlotKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SlotKind::KeyFile => "key file",
+            SlotKind::Passphrase => "passphrase",
+            SlotKind::Command => "key command",
+            SlotKind::Recovery => "recovery key",
+        })
+    }
+}
+
+/// A secret, ready to open or make a slot.
+pub(super) enum Material {
+    /// 32 random bytes.
+    Key(SlotKind, Zeroizing<[u8; KEY_BYTES]>),
+    /// A text of unknown strength, stretched by argon2id.
+    Phrase(SlotKind, Secret),
+}
+
+impl fmt::Debug for Material {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Material({})", self.kind())
+    }
+}
+
+impl Material {
+    pub(super) fn kind(&self) -> SlotKind {
+        match self {
+            Material::Key(kind, _) | Material::Phrase(kind, _) => *kind,
+        }
+    }
+}
+
+impl KeySource {
+    /// The kind of slot it opens.
+    #[must_use]
+    pub fn kind(&self) -> SlotKind {
+        match self {
+            KeySource::File(_) => SlotKind::KeyFile,
+            KeySource::PassphraseFile(_)
+            | KeySource::PassphraseFd(_)
+            | KeySource::PassphraseEnv(_)
+            | KeySource::Passphrase(_) => SlotKind::Passphrase,
+            KeySource::Command(_) => SlotKind::Command,
+            KeySource::RecoveryFile(_) => SlotKind::Recovery,
+        }
+    }
+
+    /// Reads the secret.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none, `Invalid` where it is not one; never with any part of it.
+    pub(super) async fn load(&self) -> Result<Material> {
+        match self {
+            KeySource::File(path) => {
+                let text = read_secret_file("key file", path)?;
+                let key = decode_file("key file", path, KEY_PREFIX, &text)?;
+                Ok(Material::Key(SlotKind::KeyFile, key))
+            }
+            KeySource::RecoveryFile(path) => {
+                let text = read_secret_file("recovery key file", path)?;
+                let key = decode_file("recovery key file", path, RECOVERY_PREFIX, &text)?;
+                Ok(Material::Key(SlotKind::Recovery, key))
+            }
+            KeySource::Command(command) => {
+                let output = run(command).await?;
+                Ok(Material::Phrase(SlotKind::Command, first_line("key command", &output)?))
+            }
+            other => Ok(Material::Phrase(SlotKind::Passphrase, other.passphrase()?)),
+        }
+    }
+
+    /// The passphrase of one of the passphrase sources; for handing it to a running daemon.
+    ///
+    /// # Errors
+    /// As reading it; `Invalid` for a source of another kind.
+    pub fn passphrase(&self) -> Result<Secret> {
+        match self {
+            KeySource::PassphraseFile(path) => {
+                first_line("passphrase file", &read_secret_file("passphrase file", path)?)
+            }
+            KeySource::PassphraseFd(number) => {
+                let path = PathBuf::from(format!("/proc/self/fd/{number}"));
+                let text = read_limited(&path).map_err(|error| {
+                    let context = format!("read the passphrase from file descriptor {number}");
+                    Error::with_source(ErrorKind::NotFound, context, error)
+                })?;
+                first_line("passphrase", &text)
+            }
+            KeySource::PassphraseEnv(name) => match std::env::var(name) {
+                Ok(text) => first_line("passphrase", &Zeroizing::new(text)),
+                Err(_) => Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!("the environment variable {name} for the passphrase is not set"),
+                )),
+            },
+            KeySource::Passphrase(secret) => Ok(secret.clone()),
+            other => Err(Error::new(
+                ErrorKind::Invalid,
+                format!("a {} is not a passphrase", other.kind()),
+            )),
+        }
+    }
+}
+
+fn read_secret_file(what: &str, path: &Path) -> Result<Zeroizing<String>> {
+    let text = read_limited(path).map_err(|error| {
+        let kind = match error.kind() {
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            _ => ErrorKind::Denied,
+        };
+        Error::with_source(kind, format!("read {what} {}", path.display()), error)
+    })?;
+    if let Ok(metadata) = std::fs::metadata(path)
+        && metadata.mode() & 0o077 != 0
+    {
+        tracing::warn!(
+            path = %path.display(),
+            "the {what} can be read by others; chmod 600 it"
+        );
+    }
+    Ok(text)
+}
+
+/// A text of at most [`SECRET_BYTES_MAX`], read without copies that stay behind.
+fn read_limited(path: &Path) -> std::io::Result<Zeroizing<String>> {
+    read_all(std::fs::File::open(path)?)
+}
+
+fn read_all(source: impl Read) -> std::io::Result<Zeroizing<String>> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_BYTES_MAX + 1));
+    source.take(SECRET_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > SECRET_BYTES_MAX {
+        return Err(std::io::Error::other(format!("longer than {SECRET_BYTES_MAX} bytes")));
+    }
+    let text = std::str::from_utf8(&bytes).map_err(|_| std::io::Error::other("not text"))?;
+    Ok(Zeroizing::new(text.to_owned()))
+}
+
+fn first_line(what: &str, text: &str) -> Result<Secret> {
+    match text.lines().next() {
+        Some(line) if !line.is_empty() => Ok(Secret::new(line.to_owned())),
+        _ => Err(Error::new(ErrorKind::Invalid, format!("the {what} is empty"))),
+    }
+}
+
+/// The key in a file: the line that is neither empty nor a comment.
+fn decode_file(
+    what: &str,
+    path: &Path,
+    prefix: &str,
+    text: &str,
+) -> Result<Zeroizing<[u8; KEY_BYTES]>> {
+    let mut lines = text.lines().map(str::trim).filter(|line| {
+        !line.is_empty() && !line.starts_with('#')
+    });
+    let decoded = match (lines.next(), lines.next()) {
+        (Some(line), None) => printed::decode(prefix, line),
+        (None, _) => Err("it holds no key".to_owned()),
+        (Some(_), Some(_)) => Err("it holds more than one line".to_owned()),
+    };
+    decoded.map_err(|why| {
+        Error::new(ErrorKind::Invalid, format!("{what} {}: {why}", path.display()))
+    })
+}
+
+/// Output of a key command. What it says on its standard error goes to ours.
+async fn run(command: &[String]) -> Result<Zeroizing<String>> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Err(Error::new(ErrorKind::Invalid, "the key command is empty"));
+    };
+    let failed = |error: std::io::Error| {
+        Error::with_source(ErrorKind::Unavailable, format!("run key command {program}"), error)
+    };
+    let mut child = tokio::process::Command::new(program)
+        .args(arguments)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(failed)?;
+    let stdout = child.stdout.take().expect("standard output is piped");
+    let finish = async {
+        use tokio::io::AsyncReadExt;
+        let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_BYTES_MAX + 1));
+        stdout.take(SECRET_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).await?;
+        let status = child.wait().await?;
+        Ok::<_, std::io::Error>((bytes, status))
+    };
+    let (bytes, status) = tokio::time::timeout(COMMAND_TIMEOUT, finish)
+        .await
+        .map_err(|_| {
+            Error::new(
+                ErrorKind::Unavailable,
+                format!("key command {program} did not end within {COMMAND_TIMEOUT:?}"),
+            )
+        })?
+        .map_err(failed)?;
+    if !status.success() {
+        return Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("key command {program} failed: {status}"),
+        ));
+    }
+    read_all(&bytes[..]).map_err(failed)
+}
+
+/// Makes a key file with a fresh key.
+///
+/// # Errors
+/// `Busy` where the file exists already.
+pub(super) fn make_key_file(path: &Path) -> Result<Zeroizing<[u8; KEY_BYTES]>> {
+    let key = Zeroizing::new(random_bytes::<KEY_BYTES>());
+    let text = printed::encode(KEY_PREFIX, &key);
+    let write = || -> std::io::Result<()> {
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all(
+            b"# Key of a spindle pool. Whoever has it and the store can read the volumes;\n\
+              # without it, or a recovery key (spindle key backup), nobody can.\n",
+        )?;
+        file.write_all(text.as_bytes())?;
+        file.write_all(b"\n")?;
+        file.sync_all()?;
+        sync_parent(path)
+    };
+    write().map_err(|error| {
+        let kind = match error.kind() {
+            std::io::ErrorKind::AlreadyExists => ErrorKind::Busy,
+            _ => ErrorKind::Io,
+        };
+        Error::with_source(kind, format!("make key file {}", path.display()), error)
+    })?;
+    Ok(key)
+}

@@ -1,0 +1,380 @@
+//! Tests of the key ring.
+
+use super::*;
+use crate::store::testing::{Fault, FaultyStore};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const RING_1: &str = "keyring/00000000000000000001";
+const RING_2: &str = "keyring/00000000000000000002";
+
+struct World {
+    memory: Arc<FaultyStore>,
+    store: Store,
+    dir: TempDir,
+}
+
+impl World {
+    fn new() -> World {
+        let memory = FaultyStore::new(Fault::None);
+        let store = memory.store();
+        World { memory, store, dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn file(&self) -> KeySource {
+        KeySource::File(self.path("spindle.key"))
+    }
+
+    async fn create(&self, source: &KeySource) -> KeyRing {
+        KeyRing::open_or_create(&self.store, source).await.unwrap()
+    }
+
+    async fn open(&self, source: &KeySource) -> Result<KeyRing> {
+        KeyRing::open(&self.store, source).await
+    }
+}
+
+fn passphrase(text: &str) -> KeySource {
+    KeySource::Passphrase(Secret::new(text.to_owned()))
+}
+
+fn same_keys(a: &KeyRing, b: &KeyRing) -> bool {
+    a.pool() == b.pool() && a.newest().key.expose() == b.newest().key.expose()
+}
+
+#[tokio::test]
+async fn a_key_file_is_made_on_first_use_and_opens_the_pool_again() {
+    let world = World::new();
+    let ring = world.create(&world.file()).await;
+    let metadata = std::fs::metadata(world.path("spindle.key")).unwrap();
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    assert!(!ring.has_recovery());
+    let again = world.create(&world.file()).await;
+    assert!(same_keys(&ring, &again));
+    assert_eq!(world.memory.names().await, [RING_1]);
+    // The data key is nowhere in the clear.
+    let hex = to_hex(ring.newest().key.expose());
+    let stored = world.memory.bytes(RING_1).await;
+    assert!(!String::from_utf8_lossy(&stored).contains(&hex));
+}
+
+#[tokio::test]
+async fn every_kind_of_secret_opens_what_it_made() {
+    let world = World::new();
+    std::fs::write(world.path("pass"), "correct horse\n").unwrap();
+    let echo = vec!["/bin/echo".to_owned(), "kms secret 1".to_owned()];
+    for (source, equal) in [
+        (KeySource::PassphraseFile(world.path("pass")), passphrase("correct horse")),
+        (KeySource::Command(echo.clone()), KeySource::Command(echo)),
+    ] {
+        let world = World::new();
+        let ring = world.create(&source).await;
+        assert!(same_keys(&ring, &world.open(&equal).await.unwrap()));
+    }
+    let file = std::fs::File::open(world.path("pass")).unwrap();
+    let number = std::os::fd::AsRawFd::as_raw_fd(&file).try_into().unwrap();
+    assert_eq!(KeySource::PassphraseFd(number).passphrase().unwrap().expose(), "correct horse");
+}
+
+#[tokio::test]
+async fn a_wrong_secret_is_an_error_and_changes_nothing() {
+    let world = World::new();
+    world.create(&passphrase("correct horse")).await;
+    let before = world.memory.bytes(RING_1).await;
+    let error = world.open(&passphrase("battery staple")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().contains("wrong passphrase"), "{error}");
+    assert!(!error.chain().contains("battery"), "{}", error.chain());
+    // A secret of another kind, and a key file of another pool.
+    let other = World::new();
+    other.create(&other.file()).await;
+    let error = world.open(&other.file()).await.unwrap_err();
+    assert!(error.to_string().contains("not opened by a key file"), "{error}");
+    let third = World::new();
+    third.create(&third.file()).await;
+    let error = third.open(&other.file()).await.unwrap_err();
+    assert!(error.to_string().contains("wrong key file"), "{error}");
+    let error = KeyRing::open_or_create(&world.store, &passphrase("battery staple")).await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Denied);
+    assert_eq!(world.memory.bytes(RING_1).await, before);
+    assert_eq!(world.memory.names().await, [RING_1]);
+}
+
+#[tokio::test]
+async fn a_missing_key_file_says_what_to_do_and_is_not_made_anew() {
+    let world = World::new();
+    world.create(&world.file()).await;
+    std::fs::remove_file(world.path("spindle.key")).unwrap();
+    let error = KeyRing::open_or_create(&world.store, &world.file()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("--recovery-key-file"), "{error}");
+    assert!(!world.path("spindle.key").exists());
+}
+
+#[tokio::test]
+async fn a_pool_that_lost_its_ring_gets_no_new_one() {
+    let world = World::new();
+    world.memory.set("segments/0/1", "x").await;
+    let error = KeyRing::open_or_create(&world.store, &world.file()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.to_string().contains("key ring is gone"), "{error}");
+    assert!(!world.path("spindle.key").exists());
+}
+
+#[tokio::test]
+async fn the_recovery_key_opens_the_pool_when_all_else_is_lost() {
+    let world = World::new();
+    let mut ring = world.create(&world.file()).await;
+    let printed = ring.add_recovery(false).await.unwrap();
+    assert!(ring.has_recovery());
+    std::fs::remove_file(world.path("spindle.key")).unwrap();
+    std::fs::write(
+        world.path("recovery"),
+        format!("# from the safe\n {} \n", printed.expose().to_lowercase()),
+    )
+    .unwrap();
+    let source = KeySource::RecoveryFile(world.path("recovery"));
+    let mut recovered = world.open(&source).await.unwrap();
+    assert!(same_keys(&ring, &recovered));
+    // And back to a new key file; the recovery key stays valid.
+    let path = world.path("spindle.key");
+    recovered.rotate(&NewKey::File { path }).await.unwrap();
+    assert!(same_keys(&ring, &world.open(&world.file()).await.unwrap()));
+    assert!(same_keys(&ring, &world.open(&source).await.unwrap()));
+    // A typing error is noticed as such.
+    let typo = printed.expose().replacen(&printed.expose()[20..21], "Z", 1);
+    let typo = if typo == printed.expose() { typo.replacen('Z', "Y", 1) } else { typo };
+    std::fs::write(world.path("recovery"), typo).unwrap();
+    let error = world.open(&source).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{}", error.chain());
+    assert!(!error.chain().contains(&printed.expose()[24..40]), "{}", error.chain());
+}
+
+#[tokio::test]
+async fn replacing_the_recovery_key_ends_the_earlier_ones() {
+    let world = World::new();
+    let mut ring = world.create(&world.file()).await;
+    let mut printed = Vec::new();
+    for _ in 0..RECOVERY_COUNT_MAX {
+        printed.push(ring.add_recovery(false).await.unwrap());
+    }
+    let error = ring.add_recovery(false).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Full);
+    assert!(error.to_string().contains("--replace"), "{error}");
+    printed.push(ring.add_recovery(true).await.unwrap());
+    for (index, key) in printed.iter().enumerate() {
+        let path = world.path("recovery");
+        std::fs::write(&path, key.expose()).unwrap();
+        let outcome = world.open(&KeySource::RecoveryFile(path)).await;
+        assert_eq!(outcome.is_ok(), index == RECOVERY_COUNT_MAX, "{index}");
+    }
+    // What an earlier key could open is gone from the store.
+    assert_eq!(world.memory.names().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_rotation_in_place_makes_the_old_key_useless() {
+    let world = World::new();
+    let mut ring = world.create(&world.file()).await;
+    std::fs::copy(world.path("spindle.key"), world.path("old.key")).unwrap();
+    let path = world.path("spindle.key");
+    ring.rotate(&NewKey::File { path: path.clone() }).await.unwrap();
+    assert!(!next_path(&path).exists());
+    assert!(same_keys(&ring, &world.open(&world.file()).await.unwrap()));
+    let old = KeySource::File(world.path("old.key"));
+    assert_eq!(world.open(&old).await.unwrap_err().kind(), ErrorKind::Denied);
+    assert_eq!(world.memory.names().await, [RING_2]);
+}
+
+#[tokio::test]
+async fn a_rotation_cut_short_leaves_a_pool_that_opens() {
+    // After the ring was written, before the file was renamed.
+    let world = World::new();
+    let mut ring = world.create(&world.file()).await;
+    let (path, next) = (world.path("spindle.key"), next_path(&world.path("spindle.key")));
+    source::make_key_file(&next).unwrap();
+    ring.rotate_to(&KeySource::File(next.clone())).await.unwrap();
+    let opened = world.open(&world.file()).await.unwrap();
+    assert!(same_keys(&ring, &opened));
+    assert!(!next.exists() && path.exists());
+    assert!(world.open(&world.file()).await.is_ok());
+    // Before the ring was written: the old key still opens, and the next rotation works.
+    source::make_key_file(&next).unwrap();
+    let mut ring = world.open(&world.file()).await.unwrap();
+    ring.rotate(&NewKey::File { path }).await.unwrap();
+    assert!(world.open(&world.file()).await.is_ok());
+}
+
+#[tokio::test]
+async fn rotation_between_kinds_and_weak_passphrases() {
+    let world = World::new();
+    let mut ring = world.create(&world.file()).await;
+    let weak = NewKey::Passphrase { secret: Secret::new("short".to_owned()) };
+    assert_eq!(ring.rotate(&weak).await.unwrap_err().kind(), ErrorKind::Invalid);
+    assert!(world.open(&world.file()).await.is_ok());
+    let strong = NewKey::Passphrase { secret: Secret::new("correct horse".to_owned()) };
+    let rotated = ring.rotate(&strong).await.unwrap();
+    assert!(rotated.message.contains("--passphrase-file"));
+    assert!(same_keys(&ring, &world.open(&passphrase("correct horse")).await.unwrap()));
+    assert_eq!(world.open(&world.file()).await.unwrap_err().kind(), ErrorKind::Denied);
+    // A key file that exists and is not in use is taken as it is.
+    let path = world.path("spindle.key");
+    let before = std::fs::read(&path).unwrap();
+    ring.rotate(&NewKey::File { path: path.clone() }).await.unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert!(world.open(&world.file()).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_change_by_another_process_is_not_overwritten() {
+    let world = World::new();
+    let mut first = world.create(&world.file()).await;
+    let mut second = world.open(&world.file()).await.unwrap();
+    first.add_recovery(false).await.unwrap();
+    let error = second.add_recovery(false).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(world.open(&world.file()).await.unwrap().has_recovery());
+    assert_eq!(first.slots().len(), 2);
+}
+
+#[tokio::test]
+async fn nodes_that_make_the_pool_at_the_same_moment_agree_on_one_ring() {
+    let world = World::new();
+    let mut tasks = tokio::task::JoinSet::new();
+    for index in 0..8 {
+        let (store, path) = (world.store.clone(), world.path(&format!("{index}.key")));
+        tasks.spawn(async move {
+            KeyRing::open_or_create(&store, &KeySource::File(path)).await
+        });
+    }
+    let outcomes = tasks.join_all().await;
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1);
+    assert_eq!(world.memory.names().await, [RING_1]);
+}
+
+#[tokio::test]
+async fn damage_is_told_from_a_wrong_key() {
+    let world = World::new();
+    world.create(&world.file()).await;
+    let bytes = world.memory.bytes(RING_1).await;
+    for at in (0..bytes.len()).step_by(5) {
+        let mut flipped = bytes.to_vec();
+        flipped[at] ^= 4;
+        world.memory.set(RING_1, flipped).await;
+        let error = world.open(&world.file()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "byte {at}: {error}");
+        assert!(error.to_string().contains(RING_1), "{error}");
+    }
+    for cut in [0, 1, bytes.len() / 2, bytes.len() - 1] {
+        world.memory.set(RING_1, bytes.slice(..cut)).await;
+        assert_eq!(world.open(&world.file()).await.unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+}
+
+#[tokio::test]
+async fn slots_cannot_be_added_dropped_or_moved_by_who_has_no_key() {
+    let world = World::new();
+    let mut ring = world.create(&world.file()).await;
+    ring.add_recovery(false).await.unwrap();
+    let other = World::new();
+    let mut foreign = other.create(&other.file()).await;
+    foreign.add_recovery(false).await.unwrap();
+    let honest = ring.body.clone();
+    let forged_seal_key = PoolKey::new([9; 32]);
+    let mut dropped = honest.clone();
+    dropped.slots.pop();
+    let mut added = honest.clone();
+    added.slots.push(foreign.body.slots[1].clone());
+    let mut cheaper = honest.clone();
+    cheaper.slots[0].created_at += 1;
+    let mut moved = honest.clone();
+    moved.pool = foreign.pool();
+    for (what, body) in
+        [("dropped", dropped), ("added", added), ("cheaper", cheaper), ("moved", moved)]
+    {
+        // A right checksum, and a seal under a key the forger has.
+        let forged = seal_document(&forged_seal_key, PURPOSE, &body).unwrap();
+        world.memory.set(RING_2, forged).await;
+        let error = world.open(&world.file()).await.unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Denied),
+            "{what}: {}",
+            error.chain()
+        );
+    }
+}
+
+#[tokio::test]
+async fn absurd_costs_in_a_forged_ring_are_not_paid() {
+    let world = World::new();
+    let ring = world.create(&passphrase("correct horse")).await;
+    let mut body = ring.body.clone();
+    body.slots[0].argon2 =
+        Some(Argon2Cost { memory_kib: u32::MAX, pass_count: u32::MAX, lane_count: 1 });
+    let forged = seal_document(&ring.newest().key, PURPOSE, &body).unwrap();
+    world.memory.set(RING_1, forged).await;
+    assert!(world.open(&passphrase("correct horse")).await.is_err());
+}
+
+#[tokio::test]
+async fn key_files_and_commands_that_are_wrong_say_so() {
+    let world = World::new();
+    let path = world.path("k");
+    for (text, word) in [
+        ("", "no key"),
+        ("# only a comment\n", "no key"),
+        ("hunter2hunter2", "does not start with"),
+        ("SPINDLE-KEY-1-AAAA", "of 56 characters"),
+        ("a\nb\n", "more than one line"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let error = KeySource::File(path.clone()).load().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(word), "{text}: {error}");
+        assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+    }
+    std::fs::write(&path, vec![b'x'; 10_000]).unwrap();
+    assert!(KeySource::PassphraseFile(path).passphrase().is_err());
+    let command = |words: &[&str]| {
+        KeySource::Command(words.iter().map(|word| (*word).to_owned()).collect())
+    };
+    for (source, word) in [
+        (command(&[]), "empty"),
+        (command(&["/nonexistent/kms"]), "/nonexistent/kms"),
+        (command(&["/bin/sh", "-c", "echo hunter2hunter2; exit 3"]), "failed"),
+        (command(&["/bin/true"]), "empty"),
+    ] {
+        let error = source.load().await.unwrap_err();
+        assert!(error.chain().contains(word), "{}", error.chain());
+        assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+    }
+    let error = KeySource::PassphraseEnv("SPINDLE_TEST_UNSET".to_owned()).passphrase().unwrap_err();
+    assert!(error.to_string().contains("SPINDLE_TEST_UNSET"));
+    assert!(KeySource::PassphraseFd(9999).passphrase().is_err());
+}
+
+#[tokio::test]
+async fn secrets_are_never_printed() {
+    let world = World::new();
+    let mut ring = world.create(&passphrase("correct horse")).await;
+    let printed = ring.add_recovery(false).await.unwrap();
+    let material = passphrase("correct horse").load().await.unwrap();
+    let key_hex = to_hex(ring.newest().key.expose());
+    let key_debug = format!("{:?}", &ring.newest().key.expose()[..4]);
+    for text in [
+        format!("{:?}", passphrase("correct horse")),
+        format!("{:?}", NewKey::Passphrase { secret: Secret::new("correct horse".to_owned()) }),
+        format!("{material:?}"),
+        format!("{printed:?}"),
+        format!("{ring:?}"),
+    ] {
+        for secret in ["correct", "horse", &printed.expose()[19..30], &key_hex, key_debug.trim_matches(['[', ']'])] {
+            assert!(!text.contains(secret), "{text}");
+        }
+    }
+}

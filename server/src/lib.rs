@@ -1,0 +1,18 @@
+//! The daemon: configuration, pools, volumes, the admin socket and the command line. The only
+//! package that knows all others.
+
+pub mod admin;
+pub(crate) mod chain;
+pub mod cli;
+pub mod config;
+pub mod demo;
+pub mod destage;
+pub mod glue;
+pub mod keys;
+pub mod manifest;
+pub mod pool;
+pub mod record;
+pub mod serve;
+pub mod store;
+pub mod units;
+pub mod volume;

@@ -1,0 +1,529 @@
+//! Owns who owns a pool: the manifest chain in the store, and this directory's identity.
+//!
+//! Invariants:
+//! - The owner is whoever made the highest `manifest/<number>`; each acquisition takes the next
+//!   epoch. Of several that try at the same moment exactly one wins.
+//! - A pool that another directory has open is refused unless a take-over is asked for. The same
+//!   directory takes its own pool back after a crash, under the next epoch.
+//! - One process at a time in a directory (`DIR/lock`).
+//! - A manifest is authentic under the pool key, or it is refused as damaged.
+//! - No clock decides anything; times in a manifest are shown to people only.
+
+use crate::chain::{Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex};
+use crate::store::Store;
+use crate::units;
+use block::seal::PoolKey;
+use block::{Epoch, Error, ErrorKind, Result};
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// Manifests kept for people to look at; only the newest counts.
+const KEEP_COUNT: usize = 4;
+/// Keeps the seal of a manifest apart from every other use of the pool key.
+const PURPOSE: &str = "manifest";
+
+/// Who opened a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Owner {
+    /// Identity of the directory, from `DIR/node.json`.
+    pub node_id: Uuid,
+    /// Host name, for people.
+    pub host: String,
+    /// Process id on that host, for people.
+    pub pid: u32,
+    /// Seconds since 1970 by that host's clock, for people.
+    pub opened_at: u64,
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (pid {}) since {}", self.host, self.pid, units::utc(self.opened_at))
+    }
+}
+
+/// A pool's root object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    format: Format,
+    /// The pool's identity.
+    pub pool: Uuid,
+    /// The pool's name, for people.
+    pub name: String,
+    /// Number of this object in the chain.
+    pub number: u64,
+    /// Number of the manifest this one replaces; 0 for the first.
+    pub previous_number: u64,
+    /// The owner's term.
+    pub epoch: u64,
+    /// First epoch since which this owner's directory has held the pool without another between:
+    /// a write log of that directory with an epoch of at least this is not overtaken.
+    pub owner_since_epoch: u64,
+    /// Who.
+    pub owner: Owner,
+    /// The owner closed the pool in order and serves no longer.
+    pub is_released: bool,
+    /// Random: tells our own create from another's after an ambiguous answer.
+    nonce: String,
+}
+
+/// The right to serve a pool. Hold it as long as the pool is open.
+#[derive(Debug)]
+pub struct Ownership {
+    chain: Chain,
+    key: PoolKey,
+    manifest: Manifest,
+    previous: Option<Manifest>,
+}
+
+impl Ownership {
+    /// Takes the pool under the next epoch.
+    ///
+    /// # Errors
+    /// `Busy` when another directory has the pool open and `take_over` is not set, or won at the
+    /// same moment; `Corrupt` for a damaged newest manifest or a store older than this directory.
+    pub async fn acquire(
+        store: &Store,
+        node: &NodeDir,
+        key: &PoolKey,
+        pool: Uuid,
+        name: &str,
+        take_over: bool,
+    ) -> Result<Ownership> {
+        let chain = Chain::new(store, "manifest");
+        let previous = read_newest(&chain, key).await?;
+        node.check_not_rolled_back(pool, previous.as_ref())?;
+        if let Some(previous) = &previous {
+            check_available(node, pool, previous, take_over)?;
+        }
+        let manifest = next_manifest(node, pool, name, previous.as_ref());
+        let bytes = seal_document(key, PURPOSE, &manifest)?;
+        node.record_attempt(&manifest.nonce)?;
+        if chain.create(manifest.number, &bytes).await? == Created::Lost {
+            let who = match read_newest(&chain, key).await {
+                Ok(Some(winner)) => winner.owner.to_string(),
+                _ => "another node".to_owned(),
+            };
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("open pool {name}: it was opened at the same moment by {who}"),
+            ));
+        }
+        node.record(pool, manifest.epoch)?;
+        let ownership = Ownership { chain, key: key.clone(), manifest, previous };
+        if let Err(error) = ownership.chain.prune(KEEP_COUNT).await {
+            tracing::warn!(error = %error.chain(), "old manifests were not deleted");
+        }
+        Ok(ownership)
+    }
+
+    /// This owner's term.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.manifest.epoch)
+    }
+
+    /// The manifest that makes us the owner.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The manifest before ours, if the pool is not new.
+    #[must_use]
+    pub fn previous(&self) -> Option<&Manifest> {
+        self.previous.as_ref()
+    }
+
+    /// Whether a write log of this directory, last written under `log_epoch`, may be replayed: no
+    /// other directory has owned the pool since. Otherwise its tail is to be kept, not replayed.
+    #[must_use]
+    pub fn may_replay(&self, log_epoch: Epoch) -> bool {
+        log_epoch.0 >= self.manifest.owner_since_epoch && log_epoch.0 <= self.manifest.epoch
+    }
+
+    /// Whether we still own the pool. One listing.
+    ///
+    /// # Errors
+    /// `Fenced` when another owner took over: stop at once. `Corrupt` when our manifest is gone.
+    /// `Unavailable` when the store does not answer: nothing is known.
+    pub async fn check(&self) -> Result<()> {
+        match self.chain.newest_number().await? {
+            Some(number) if number == self.manifest.number => Ok(()),
+            Some(number) if number > self.manifest.number => Err(self.fenced().await),
+            _ => Err(Error::new(
+                ErrorKind::Corrupt,
+                format!(
+                    "object {} is gone: the store was rolled back or emptied under the running pool",
+                    self.chain.name(self.manifest.number)
+                ),
+            )),
+        }
+    }
+
+    async fn fenced(&self) -> Error {
+        let who = match read_newest(&self.chain, &self.key).await {
+            Ok(Some(winner)) => winner.owner.to_string(),
+            _ => "another node".to_owned(),
+        };
+        Error::new(
+            ErrorKind::Fenced,
+            format!(
+                "pool {} was taken over by {who}; epoch {} has ended here",
+                self.manifest.name, self.manifest.epoch
+            ),
+        )
+    }
+
+    /// Says that the pool is closed in order, so that any node may open it next. Call it last.
+    ///
+    /// # Errors
+    /// `Fenced` when another owner took over meanwhile.
+    pub async fn release(&self) -> Result<()> {
+        let mut released = self.manifest.clone();
+        released.previous_number = released.number;
+        released.number += 1;
+        released.is_released = true;
+        released.nonce = fresh_nonce();
+        let bytes = seal_document(&self.key, PURPOSE, &released)?;
+        match self.chain.create(released.number, &bytes).await? {
+            Created::Ours => Ok(()),
+            Created::Lost => Err(self.fenced().await),
+        }
+    }
+}
+
+/// The newest manifest of a pool without taking it: for fsck and status of a pool that is open
+/// elsewhere. `None` for a pool that was never opened.
+///
+/// # Errors
+/// As reading the store; `Corrupt` for a damaged manifest.
+pub async fn read(store: &Store, key: &PoolKey) -> Result<Option<Manifest>> {
+    read_newest(&Chain::new(store, "manifest"), key).await
+}
+
+async fn read_newest(chain: &Chain, key: &PoolKey) -> Result<Option<Manifest>> {
+    let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
+    let name = chain.name(number);
+    let document = Document::parse(&name, &bytes)?;
+    document.verify(key, PURPOSE)?;
+    let manifest: Manifest = document.body()?;
+    if manifest.number != number {
+        return Err(corrupt(&name, "it was written under another number"));
+    }
+    if manifest.epoch == 0 || manifest.owner_since_epoch > manifest.epoch {
+        return Err(corrupt(&name, "its epoch is impossible"));
+    }
+    Ok(Some(manifest))
+}
+
+fn check_available(
+    node: &NodeDir,
+    pool: Uuid,
+    previous: &Manifest,
+    take_over: bool,
+) -> Result<()> {
+    if previous.pool != pool {
+        return Err(Error::new(
+            ErrorKind::Corrupt,
+            format!("manifest is of pool {}, the key ring of pool {pool}", previous.pool),
+        ));
+    }
+    if previous.is_released || take_over || (node.has_witnessed(previous) && !node.is_copy()) {
+        return Ok(());
+    }
+    let why = if previous.owner.node_id == node.node_id() {
+        format!(
+            "pool {} was opened from a copy of the directory {}, by {}",
+            previous.name,
+            node.path().display(),
+            previous.owner
+        )
+    } else {
+        format!("pool {} is open on {}", previous.name, previous.owner)
+    };
+    Err(Error::new(
+        ErrorKind::Busy,
+        format!(
+            "{why}; stop it there, or use --take-over, which fences it: its clients get errors, \
+             and writes it had not yet copied to the store stay behind in its write log"
+        ),
+    ))
+}
+
+fn next_manifest(node: &NodeDir, pool: Uuid, name: &str, previous: Option<&Manifest>) -> Manifest {
+    let epoch = previous.map_or(1, |previous| previous.epoch + 1);
+    let is_unbroken = previous.is_some_and(|previous| node.has_witnessed(previous));
+    Manifest {
+        format: Format::CURRENT,
+        pool,
+        name: name.to_owned(),
+        number: previous.map_or(1, |previous| previous.number + 1),
+        previous_number: previous.map_or(0, |previous| previous.number),
+        epoch,
+        owner_since_epoch: match previous {
+            Some(previous) if is_unbroken => previous.owner_since_epoch,
+            _ => epoch,
+        },
+        owner: Owner {
+            node_id: node.node_id(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            opened_at: units::unix_seconds_now(),
+        },
+        is_released: false,
+        nonce: fresh_nonce(),
+    }
+}
+
+fn fresh_nonce() -> String {
+    to_hex(&random_bytes::<16>())
+}
+
+/// `DIR/node.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeFile {
+    format: Format,
+    node_id: Uuid,
+    /// Inode of DIR: another one means that DIR was copied, and the original may be running.
+    directory_inode: u64,
+    /// Pool last opened from here.
+    pool: Option<Uuid>,
+    /// Highest epoch held from here: a store that shows less was rolled back.
+    epoch: u64,
+    /// Nonces of the manifests last tried from here, oldest first: one of them may have been
+    /// created though this process never learned of it.
+    attempts: Vec<String>,
+}
+
+/// Attempts remembered. Chosen by hand: each is forgotten once a later one has succeeded.
+const ATTEMPT_COUNT_MAX: usize = 8;
+
+/// A pool's local directory, locked for this process until dropped.
+#[derive(Debug)]
+pub struct NodeDir {
+    path: PathBuf,
+    _lock: File,
+    file: parking_lot::Mutex<NodeFile>,
+    is_copy: bool,
+}
+
+impl NodeDir {
+    /// Makes the directory where it is missing (mode 0700), locks it and reads or makes its
+    /// identity.
+    ///
+    /// # Errors
+    /// `Busy` with the process id when another process has it; `Corrupt` for a damaged identity.
+    pub fn open(path: &Path) -> Result<NodeDir> {
+        let failed = |error| {
+            Error::with_source(ErrorKind::Io, format!("open directory {}", path.display()), error)
+        };
+        make_private_dir(path).map_err(failed)?;
+        let lock = lock(path)?;
+        let inode = std::fs::metadata(path).map_err(failed)?.ino();
+        let mut file = match read_node_file(path)? {
+            Some(file) => file,
+            None => NodeFile {
+                format: Format::CURRENT,
+                node_id: Uuid::new_v4(),
+                directory_inode: inode,
+                pool: None,
+                epoch: 0,
+                attempts: Vec::new(),
+            },
+        };
+        let is_copy = file.pool.is_some() && file.directory_inode != inode;
+        if file.pool.is_none() {
+            file.directory_inode = inode;
+        }
+        let node =
+            NodeDir { path: path.to_owned(), _lock: lock, file: file.into(), is_copy };
+        node.save()?;
+        Ok(node)
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Identity of the directory.
+    #[must_use]
+    pub fn node_id(&self) -> Uuid {
+        self.file.lock().node_id
+    }
+
+    /// The directory was copied from another place since a pool was last opened from it.
+    #[must_use]
+    pub fn is_copy(&self) -> bool {
+        self.is_copy
+    }
+
+    /// Refuses a store that shows less than this directory has seen.
+    fn check_not_rolled_back(&self, pool: Uuid, newest: Option<&Manifest>) -> Result<()> {
+        let file = self.file.lock();
+        let Some(known) = file.pool else { return Ok(()) };
+        if known != pool {
+            return Err(Error::new(
+                ErrorKind::Denied,
+                format!(
+                    "directory {} belongs to pool {known}, but the store holds pool {pool}; \
+                     use the right --store or another --dir",
+                    self.path.display()
+                ),
+            ));
+        }
+        let epoch = newest.map_or(0, |manifest| manifest.epoch);
+        if epoch < file.epoch {
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                format!(
+                    "the store was rolled back: it shows epoch {epoch}, but {} has held epoch {}. \
+                     Restore the newer state of the store; to open the old state as it is, use an \
+                     empty --dir",
+                    self.path.display(),
+                    file.epoch
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether `manifest` was made from this very directory, not from one that it was copied from
+    /// or to.
+    fn has_witnessed(&self, manifest: &Manifest) -> bool {
+        let file = self.file.lock();
+        manifest.owner.node_id == file.node_id
+            && (manifest.epoch == file.epoch || file.attempts.contains(&manifest.nonce))
+    }
+
+    fn record_attempt(&self, nonce: &str) -> Result<()> {
+        {
+            let mut file = self.file.lock();
+            let old_count = (file.attempts.len() + 1).saturating_sub(ATTEMPT_COUNT_MAX);
+            file.attempts.drain(..old_count);
+            file.attempts.push(nonce.to_owned());
+        }
+        self.save()
+    }
+
+    fn record(&self, pool: Uuid, epoch: u64) -> Result<()> {
+        {
+            let mut file = self.file.lock();
+            file.attempts.clear();
+            file.pool = Some(pool);
+            file.epoch = epoch;
+            if let Ok(metadata) = std::fs::metadata(&self.path) {
+                file.directory_inode = metadata.ino();
+            }
+        }
+        self.save()
+    }
+
+    fn save(&self) -> Result<()> {
+        let text = serde_json::to_string_pretty(&*self.file.lock()).map_err(|error| {
+            Error::with_source(ErrorKind::Invalid, "encode node.json", error)
+        })?;
+        write_durably(&self.path.join("node.json"), text.as_bytes(), 0o600)
+    }
+}
+
+fn read_node_file(dir: &Path) -> Result<Option<NodeFile>> {
+    let path = dir.join("node.json");
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            let context = format!("read {}", path.display());
+            return Err(Error::with_source(ErrorKind::Io, context, error));
+        }
+    };
+    serde_json::from_str(&text).map(Some).map_err(|error| {
+        Error::with_source(
+            ErrorKind::Corrupt,
+            format!(
+                "{} is damaged. If the write log in this directory is not needed, use another \
+                 --dir (with --take-over)",
+                path.display()
+            ),
+            error,
+        )
+    })
+}
+
+fn make_private_dir(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Takes `DIR/lock`, which the kernel frees when the process ends however it ends.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join("lock");
+    let failed = |error: std::io::Error| {
+        Error::with_source(ErrorKind::Io, format!("lock {}", path.display()), error)
+    };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut pid = String::new();
+            let _ = (&file).take(32).read_to_string(&mut pid); // only for the message
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "directory {} is in use by process {}; stop that one first",
+                    dir.display(),
+                    if pid.trim().is_empty() { "(unknown)" } else { pid.trim() }
+                ),
+            ));
+        }
+        Err(error) => return Err(failed(error.into())),
+    }
+    file.set_len(0).map_err(failed)?;
+    file.seek(SeekFrom::Start(0)).map_err(failed)?;
+    writeln!(file, "{}", std::process::id()).map_err(failed)?;
+    Ok(file)
+}
+
+/// Replaces a small file so that a crash leaves the old or the new contents, never a mixture.
+pub(crate) fn write_durably(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+    let write = || -> std::io::Result<()> {
+        let temporary = path.with_extension("tmp");
+        let _ = std::fs::remove_file(&temporary); // a leftover may have another mode
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)?;
+        sync_parent(path)
+    };
+    write().map_err(|error| {
+        Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error)
+    })
+}
+
+/// Makes the directory entry of `path` durable.
+pub(crate) fn sync_parent(path: &Path) -> std::io::Result<()> {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
+        _ => File::open(".")?.sync_all(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

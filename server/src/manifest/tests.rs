@@ -1,0 +1,293 @@
+//! Tests of ownership and of the directory's identity.
+
+use super::*;
+use crate::store::StoreOptions;
+use crate::store::testing::{Fault, FaultyStore};
+use tempfile::TempDir;
+
+const POOL: Uuid = Uuid::from_u128(7);
+
+fn key() -> PoolKey {
+    PoolKey::new([3; 32])
+}
+
+fn node() -> (TempDir, NodeDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let node = NodeDir::open(&dir.path().join("pool")).unwrap();
+    (dir, node)
+}
+
+async fn acquire(store: &Store, node: &NodeDir, take_over: bool) -> Result<Ownership> {
+    Ownership::acquire(store, node, &key(), POOL, "main", take_over).await
+}
+
+#[tokio::test]
+async fn a_released_pool_is_opened_by_anybody_under_the_next_epoch() {
+    let store = FaultyStore::new(Fault::None).store();
+    let ((_a_dir, a), (_b_dir, b)) = (node(), node());
+    let first = acquire(&store, &a, false).await.unwrap();
+    assert_eq!(first.epoch(), Epoch(1));
+    assert!(first.previous().is_none());
+    first.check().await.unwrap();
+    first.release().await.unwrap();
+    let second = acquire(&store, &b, false).await.unwrap();
+    assert_eq!(second.epoch(), Epoch(2));
+    assert!(second.previous().unwrap().is_released);
+    assert!(!second.may_replay(Epoch(1)) && second.may_replay(Epoch(2)));
+    let newest = read(&store, &key()).await.unwrap().unwrap();
+    assert_eq!(newest.owner.node_id, b.node_id());
+}
+
+#[tokio::test]
+async fn a_pool_open_elsewhere_is_refused_and_a_take_over_fences() {
+    let store = FaultyStore::new(Fault::None).store();
+    let ((_a_dir, a), (_b_dir, b)) = (node(), node());
+    let first = acquire(&store, &a, false).await.unwrap();
+    let error = acquire(&store, &b, false).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    for word in ["is open on", "since", "--take-over", &std::process::id().to_string()] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    first.check().await.unwrap();
+    let second = acquire(&store, &b, true).await.unwrap();
+    assert_eq!(second.epoch(), Epoch(2));
+    assert_eq!(first.check().await.unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(first.release().await.unwrap_err().kind(), ErrorKind::Fenced);
+    second.check().await.unwrap();
+    // The old owner's log is overtaken, whoever opens next.
+    second.release().await.unwrap();
+    let third = acquire(&store, &a, false).await.unwrap();
+    assert!(!third.may_replay(Epoch(1)));
+}
+
+#[tokio::test]
+async fn the_same_directory_takes_its_pool_back_after_a_crash() {
+    let store = FaultyStore::new(Fault::None).store();
+    let (dir, a) = node();
+    let path = a.path().to_owned();
+    drop(a);
+    for epoch in 1..=3 {
+        let a = NodeDir::open(&path).unwrap();
+        let owner = acquire(&store, &a, false).await.unwrap();
+        assert_eq!(owner.epoch(), Epoch(epoch));
+        assert!(owner.may_replay(Epoch(1)) && owner.may_replay(Epoch(epoch)));
+        assert!(!owner.may_replay(Epoch(epoch + 1)));
+        // Dropped without a release, as a process that dies.
+    }
+    drop(dir);
+}
+
+#[tokio::test]
+async fn a_crash_between_create_and_record_is_no_obstacle() {
+    for seed in 0..30 {
+        let memory = FaultyStore::new(Fault::Ambiguous(seed));
+        let store = memory.store();
+        let (_dir, a) = node();
+        let mut owners = 0;
+        // Each attempt may have created a manifest without learning of it.
+        for _ in 0..10 {
+            if let Ok(owner) = acquire(&store, &a, false).await {
+                owners += 1;
+                owner.check().await.unwrap();
+                assert!(owner.may_replay(Epoch(1)), "SEED={seed}");
+            }
+        }
+        assert!(owners > 0, "SEED={seed}");
+    }
+}
+
+/// `count` nodes try at the same moment; returns those that won.
+async fn race(store: &Store, count: usize, take_over: bool) -> Vec<Ownership> {
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..count {
+        let store = store.clone();
+        let (dir, node) = node();
+        tasks.spawn(async move {
+            let outcome = acquire(&store, &node, take_over).await;
+            drop(dir);
+            outcome
+        });
+    }
+    let mut winners = Vec::new();
+    for outcome in tasks.join_all().await {
+        match outcome {
+            Ok(ownership) => winners.push(ownership),
+            Err(error) => assert!(
+                matches!(error.kind(), ErrorKind::Busy | ErrorKind::Unavailable),
+                "{}",
+                error.chain()
+            ),
+        }
+    }
+    winners
+}
+
+async fn count_current(winners: &[Ownership]) -> usize {
+    let mut current = 0;
+    for winner in winners {
+        current += usize::from(winner.check().await.is_ok());
+    }
+    current
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_at_the_same_moment_exactly_one_wins() {
+    for _ in 0..10 {
+        let store = FaultyStore::new(Fault::None).store();
+        let winners = race(&store, 24, false).await;
+        assert_eq!(winners.len(), 1);
+        assert_eq!(count_current(&winners).await, 1);
+    }
+    for _ in 0..3 {
+        let dir = tempfile::tempdir().unwrap();
+        let url = dir.path().display().to_string();
+        let store = Store::open(&url, &StoreOptions::default()).unwrap();
+        let winners = race(&store, 16, false).await;
+        assert_eq!(winners.len(), 1);
+        assert_eq!(count_current(&winners).await, 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_take_overs_exactly_one_is_left() {
+    for _ in 0..10 {
+        let store = FaultyStore::new(Fault::None).store();
+        let winners = race(&store, 24, true).await;
+        assert!(!winners.is_empty());
+        assert_eq!(count_current(&winners).await, 1);
+        let mut epochs: Vec<u64> = winners.iter().map(|winner| winner.epoch().0).collect();
+        epochs.sort_unstable();
+        epochs.dedup();
+        assert_eq!(epochs.len(), winners.len(), "an epoch was granted twice");
+    }
+}
+
+#[tokio::test]
+async fn with_ambiguous_answers_at_most_one_wins() {
+    for seed in 0..40 {
+        let store = FaultyStore::new(Fault::Ambiguous(seed)).store();
+        let winners = race(&store, 12, false).await;
+        assert!(winners.len() <= 1, "SEED={seed}");
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_manifest_is_refused_by_name() {
+    let memory = FaultyStore::new(Fault::None);
+    let store = memory.store();
+    let (_dir, a) = node();
+    acquire(&store, &a, false).await.unwrap();
+    let name = "manifest/00000000000000000001";
+    let bytes = memory.bytes(name).await;
+    for at in (0..bytes.len()).step_by(7) {
+        let mut flipped = bytes.to_vec();
+        flipped[at] ^= 0x10;
+        memory.set(name, flipped).await;
+        let error = acquire(&store, &a, true).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "byte {at}");
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    // Another pool's manifest, or an older one under a newer number, does not pass either.
+    memory.set("manifest/00000000000000000002", bytes.clone()).await;
+    assert_eq!(acquire(&store, &a, true).await.unwrap_err().kind(), ErrorKind::Corrupt);
+    memory.remove("manifest/00000000000000000002").await;
+    memory.set(name, bytes).await;
+    let other = PoolKey::new([4; 32]);
+    let error = Ownership::acquire(&store, &a, &other, POOL, "main", true).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    acquire(&store, &a, false).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_store_rolled_back_under_us_is_noticed() {
+    let memory = FaultyStore::new(Fault::None);
+    let store = memory.store();
+    let (_dir, a) = node();
+    let first = acquire(&store, &a, false).await.unwrap();
+    let old = memory.bytes("manifest/00000000000000000001").await;
+    let second = acquire(&store, &a, false).await.unwrap();
+    for name in memory.names().await {
+        memory.remove(&name).await;
+    }
+    assert_eq!(second.check().await.unwrap_err().kind(), ErrorKind::Corrupt);
+    memory.set("manifest/00000000000000000001", old).await;
+    assert_eq!(second.check().await.unwrap_err().kind(), ErrorKind::Corrupt);
+    let error = acquire(&store, &a, true).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.to_string().contains("rolled back"), "{error}");
+    drop(first);
+}
+
+#[tokio::test]
+async fn a_directory_belongs_to_one_pool() {
+    let store = FaultyStore::new(Fault::None).store();
+    let other = FaultyStore::new(Fault::None).store();
+    let (_dir, a) = node();
+    acquire(&store, &a, false).await.unwrap();
+    let pool = Uuid::from_u128(8);
+    let error = Ownership::acquire(&other, &a, &key(), pool, "x", true).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().contains("belongs to pool"), "{error}");
+}
+
+#[tokio::test]
+async fn old_manifests_are_pruned_and_the_newest_stays() {
+    let memory = FaultyStore::new(Fault::None);
+    let store = memory.store();
+    let (_dir, a) = node();
+    for _ in 0..10 {
+        acquire(&store, &a, false).await.unwrap().release().await.unwrap();
+    }
+    let names = memory.names().await;
+    assert!(names.len() <= KEEP_COUNT + 1, "{names:?}");
+    assert!(names.last().unwrap().ends_with("20"));
+}
+
+#[test]
+fn a_second_process_in_a_directory_is_refused_with_the_first_ones_id() {
+    let (_dir, a) = node();
+    let error = NodeDir::open(a.path()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
+    let (path, id) = (a.path().to_owned(), a.node_id());
+    drop(a);
+    let again = NodeDir::open(&path).unwrap();
+    assert_eq!(again.node_id(), id);
+    drop(again);
+    std::fs::write(path.join("node.json"), "{").unwrap();
+    assert_eq!(NodeDir::open(&path).unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[tokio::test]
+async fn a_copied_directory_does_not_pass_for_the_original() {
+    let store = FaultyStore::new(Fault::None).store();
+    let (dir, a) = node();
+    let owner = acquire(&store, &a, false).await.unwrap();
+    let copy = dir.path().join("copy");
+    std::fs::create_dir(&copy).unwrap();
+    std::fs::copy(a.path().join("node.json"), copy.join("node.json")).unwrap();
+    let b = NodeDir::open(&copy).unwrap();
+    assert!(b.is_copy());
+    let error = acquire(&store, &b, false).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.to_string().contains("copy"), "{error}");
+    owner.check().await.unwrap();
+    // By force the copy goes on from the copied log, and the original is out for good.
+    let taken = acquire(&store, &b, true).await.unwrap();
+    assert!(taken.may_replay(Epoch(1)));
+    drop((owner, a));
+    let a = NodeDir::open(&dir.path().join("pool")).unwrap();
+    assert_eq!(acquire(&store, &a, false).await.unwrap_err().kind(), ErrorKind::Busy);
+    assert!(!acquire(&store, &a, true).await.unwrap().may_replay(Epoch(1)));
+}
+
+#[test]
+fn small_files_are_replaced_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.json");
+    write_durably(&path, b"one", 0o600).unwrap();
+    write_durably(&path, b"two", 0o600).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), b"two");
+    assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}

@@ -1,0 +1,468 @@
+//! An open pool: one write log, one data tier, the volumes that share them, and the job that moves
+//! data from the one to the other.
+//!
+//! Invariants:
+//! - The log is opened at the LSN that the metadata says is destaged, and only by the epoch that
+//!   the manifest chain granted.
+//! - A generation leaves the log only after its destage is durable in the object store.
+//! - Once fenced or failed, nothing is acknowledged any more; a restart is the only way back.
+//! - A volume's id is never used twice, and its name by one present volume at a time.
+
+use crate::destage::{self, DestageOptions, DestageProgress};
+use crate::record::{Durability, VolumeRecord, VolumeState};
+use crate::volume::{Volume, check_size};
+use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use parking_lot::Mutex;
+use replication::{EntryKind, Log, NewEntry, Wait};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tiering::Tier;
+use tokio::sync::{Notify, watch};
+
+/// What volumes and the destage job share.
+pub(crate) struct Shared {
+    pub(crate) log: Log,
+    pub(crate) tier: Tier,
+    /// Why nothing is served any more, once something final happened.
+    fatal: Mutex<Option<Error>>,
+    /// Highest LSN that somebody waits for in the store.
+    wanted_lsn: AtomicU64,
+    pub(crate) wanted: Notify,
+    pub(crate) destaged: watch::Sender<Lsn>,
+    pub(crate) progress: Mutex<DestageProgress>,
+}
+
+impl Shared {
+    /// Makes a volume's record durable in the log.
+    pub(crate) async fn log_record(&self, record: &VolumeRecord) -> Result<()> {
+        self.log.append(record_entry(record), Wait::Durable).await.map(drop)
+    }
+
+    /// Fails once the pool is fenced or its log has failed.
+    pub(crate) fn check_serving(&self) -> Result<()> {
+        self.fatal.lock().clone().map_or(Ok(()), Err)
+    }
+
+    /// Resolves when the object store holds everything up to `lsn`.
+    pub(crate) async fn wait_destaged(&self, lsn: Lsn) -> Result<()> {
+        let mut destaged = self.destaged.subscribe();
+        if *destaged.borrow() >= lsn {
+            return self.check_serving();
+        }
+        self.wanted_lsn.fetch_max(lsn.0, Ordering::AcqRel);
+        self.wanted.notify_one();
+        let reached = destaged.wait_for(|destaged| *destaged >= lsn || self.is_stopped()).await;
+        self.check_serving()?;
+        match reached {
+            Ok(destaged) if *destaged >= lsn => Ok(()),
+            _ => Err(Error::new(ErrorKind::Unavailable, "wait for destage: the pool is closing")),
+        }
+    }
+
+    /// Somebody waits for data that is not in the store yet.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted_lsn.load(Ordering::Acquire) > self.destaged.borrow().0
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.fatal.lock().is_some()
+    }
+
+    /// Stops acknowledging: another epoch owns the pool, or the log cannot be trusted.
+    pub(crate) fn fail(&self, error: Error) {
+        tracing::error!(error = %error.chain(), "pool stopped; restart spindle once the cause is gone");
+        self.log.fail(error.clone());
+        self.fatal.lock().get_or_insert(error);
+        // Wakes everybody who waits for progress that will not come.
+        self.destaged.send_modify(|_| ());
+    }
+}
+
+fn record_entry(record: &VolumeRecord) -> NewEntry {
+    NewEntry {
+        volume: VolumeId(record.id),
+        kind: EntryKind::VolumeRecord,
+        start_sector: 0,
+        sector_count: 0,
+        payload: record.encode(),
+    }
+}
+
+/// A pool that this process owns.
+pub struct Pool {
+    shared: Arc<Shared>,
+    volumes: Mutex<Volumes>,
+    /// Creating, renaming and removing volumes: one at a time.
+    changes: tokio::sync::Mutex<()>,
+    stop: watch::Sender<bool>,
+    job: tokio::sync::Mutex<Option<tokio::task::JoinHandle<()>>>,
+    retention: Duration,
+}
+
+#[derive(Default)]
+struct Volumes {
+    records: BTreeMap<u32, VolumeRecord>,
+    present: BTreeMap<String, Arc<Volume>>,
+}
+
+/// Seconds since the Unix epoch. Only for what people read: no safety depends on it.
+#[must_use]
+pub fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Pool {
+    /// Takes over an opened log and tier, finds the volumes and starts the destage job.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Unsupported` when a volume's record cannot be read.
+    pub fn start(
+        log: Log,
+        tier: Tier,
+        options: DestageOptions,
+        retention: Duration,
+    ) -> Result<Arc<Pool>> {
+        let mut records = BTreeMap::new();
+        let in_tier = tier.volume_records();
+        let in_log = log.overlay().volume_records();
+        for (id, bytes) in in_tier.into_iter().chain(in_log) {
+            let record = VolumeRecord::decode(&bytes)
+                .map_err(|error| error.context(format!("open volume {id}")))?;
+            if record.id != id.0 {
+                let what = format!("open volume {id}: its record names volume {}", record.id);
+                return Err(Error::new(ErrorKind::Corrupt, what));
+            }
+            records.insert(record.id, record);
+        }
+        let destaged = watch::Sender::new(tier.destaged_lsn());
+        let shared = Arc::new(Shared {
+            log,
+            tier,
+            fatal: Mutex::new(None),
+            wanted_lsn: AtomicU64::new(0),
+            wanted: Notify::new(),
+            destaged,
+            progress: Mutex::default(),
+        });
+        let mut volumes = Volumes { records, present: BTreeMap::new() };
+        for record in volumes.records.values() {
+            if record.state == VolumeState::Present {
+                let volume = Volume::new(shared.clone(), record.clone());
+                volumes.present.insert(record.name.clone(), volume);
+            }
+        }
+        let stop = watch::Sender::new(false);
+        let job = tokio::spawn(destage::run(shared.clone(), options, stop.subscribe()));
+        Ok(Arc::new(Pool {
+            shared,
+            volumes: Mutex::new(volumes),
+            changes: tokio::sync::Mutex::new(()),
+            stop,
+            job: tokio::sync::Mutex::new(Some(job)),
+            retention,
+        }))
+    }
+
+    /// The volume that is served under `name`.
+    #[must_use]
+    pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {
+        self.volumes.lock().present.get(name).cloned()
+    }
+
+    /// All volumes that are served, by name.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<Arc<Volume>> {
+        self.volumes.lock().present.values().cloned().collect()
+    }
+
+    /// Records of all volumes that are served or can be restored, by id.
+    #[must_use]
+    pub fn records(&self) -> Vec<VolumeRecord> {
+        let volumes = self.volumes.lock();
+        volumes.records.values().filter(|r| r.state != VolumeState::Purged).cloned().collect()
+    }
+
+    /// Creates a thin volume; durable when this returns.
+    ///
+    /// # Errors
+    /// `Invalid` for a bad size, `Busy` when the name is taken.
+    pub async fn create_volume(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        durability: Durability,
+    ) -> Result<Arc<Volume>> {
+        check_size(size_bytes)?;
+        crate::record::check_name(name)?;
+        let _one_at_a_time = self.changes.lock().await;
+        let id = {
+            let volumes = self.volumes.lock();
+            if volumes.present.contains_key(name) {
+                let what = format!("create volume {name}: it exists; choose another name");
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
+            volumes.records.last_key_value().map_or(Some(1), |(id, _)| id.checked_add(1))
+        };
+        let id = id.ok_or_else(|| Error::new(ErrorKind::Full, "create volume: ids exhausted"))?;
+        let record = VolumeRecord::new(id, name, size_bytes, durability, unix_seconds());
+        self.shared.log_record(&record).await?;
+        let volume = Volume::new(self.shared.clone(), record.clone());
+        let mut volumes = self.volumes.lock();
+        volumes.records.insert(id, record);
+        volumes.present.insert(name.to_owned(), volume.clone());
+        Ok(volume)
+    }
+
+    /// Changes the size of a volume in use; shrinking drops what lies past the new end for good.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid`; `Denied` when it would shrink and `may_shrink` is false.
+    pub async fn resize_volume(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        may_shrink: bool,
+    ) -> Result<VolumeRecord> {
+        check_size(size_bytes)?;
+        let _one_at_a_time = self.changes.lock().await;
+        let volume = self.find(name)?;
+        let record = volume
+            .update_record(|record| {
+                if size_bytes < record.size_bytes && !may_shrink {
+                    let what = format!(
+                        "resize volume {name}: {size_bytes} is less than its {} bytes and would \
+                         destroy what lies past it; say --shrink if that is meant",
+                        record.size_bytes
+                    );
+                    return Err(Error::new(ErrorKind::Denied, what));
+                }
+                record.size_bytes = size_bytes;
+                Ok(())
+            })
+            .await?;
+        self.volumes.lock().records.insert(record.id, record.clone());
+        Ok(record)
+    }
+
+    /// Changes durability and read-only of a volume in use.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn configure_volume(
+        &self,
+        name: &str,
+        durability: Durability,
+        is_read_only: bool,
+    ) -> Result<VolumeRecord> {
+        let _one_at_a_time = self.changes.lock().await;
+        let volume = self.find(name)?;
+        let before = volume.record();
+        if (before.durability, before.is_read_only) == (durability, is_read_only) {
+            return Ok(before);
+        }
+        if before.durability != Durability::Write {
+            // A flush under `write` is answered at once because every answer waited; answers of
+            // the time before must be made durable first.
+            self.shared.log.flush().await?;
+        }
+        let record = volume
+            .update_record(|record| {
+                record.durability = durability;
+                record.is_read_only = is_read_only;
+                Ok(())
+            })
+            .await?;
+        self.volumes.lock().records.insert(record.id, record.clone());
+        Ok(record)
+    }
+
+    /// Stops serving a volume. With `now` its contents are dropped at once, otherwise it can be
+    /// restored for the retention time.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn remove_volume(&self, name: &str, now: bool) -> Result<VolumeRecord> {
+        let _one_at_a_time = self.changes.lock().await;
+        if now && let Some(record) = self.removed(name) {
+            return self.purge(record).await;
+        }
+        let volume = self.find(name)?;
+        let mut record = volume.record();
+        record.state = VolumeState::Removed { removed_at: unix_seconds() };
+        volume.retire();
+        if let Err(error) = self.shared.log_record(&record).await {
+            // Nothing says that it is gone, so a restart serves it again; this process does not.
+            return Err(error.context(format!("remove volume {name}")));
+        }
+        {
+            let mut volumes = self.volumes.lock();
+            volumes.present.remove(name);
+            volumes.records.insert(record.id, record.clone());
+        }
+        if now { self.purge(record).await } else { Ok(record) }
+    }
+
+    /// Serves a removed volume again.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none of that name, `Busy` when another volume has the name.
+    pub async fn restore_volume(&self, name: &str) -> Result<VolumeRecord> {
+        let _one_at_a_time = self.changes.lock().await;
+        let Some(mut record) = self.removed(name) else {
+            let what = format!("restore volume {name}: no removed volume has that name");
+            return Err(Error::new(ErrorKind::NotFound, what));
+        };
+        if self.volume(name).is_some() {
+            let what = format!("restore volume {name}: a volume of that name is in use");
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        record.state = VolumeState::Present;
+        self.shared.log_record(&record).await?;
+        let mut volumes = self.volumes.lock();
+        volumes.records.insert(record.id, record.clone());
+        let volume = Volume::new(self.shared.clone(), record.clone());
+        volumes.present.insert(name.to_owned(), volume);
+        Ok(record)
+    }
+
+    /// Drops the contents of volumes that were removed longer ago than the retention time.
+    ///
+    /// # Errors
+    /// Those of the log.
+    pub async fn purge_expired(&self) -> Result<usize> {
+        let _one_at_a_time = self.changes.lock().await;
+        let oldest = unix_seconds().saturating_sub(self.retention.as_secs());
+        let expired: Vec<VolumeRecord> = {
+            let volumes = self.volumes.lock();
+            let is_expired = |record: &&VolumeRecord| {
+                matches!(record.state, VolumeState::Removed { removed_at } if removed_at < oldest)
+            };
+            volumes.records.values().filter(is_expired).cloned().collect()
+        };
+        let count = expired.len();
+        for record in expired {
+            self.purge(record).await?;
+        }
+        Ok(count)
+    }
+
+    /// Latest removed volume of that name.
+    fn removed(&self, name: &str) -> Option<VolumeRecord> {
+        let volumes = self.volumes.lock();
+        let is_it = |record: &&VolumeRecord| {
+            record.name == name && matches!(record.state, VolumeState::Removed { .. })
+        };
+        volumes.records.values().rfind(is_it).cloned()
+    }
+
+    async fn purge(&self, mut record: VolumeRecord) -> Result<VolumeRecord> {
+        let entry = NewEntry {
+            volume: VolumeId(record.id),
+            kind: EntryKind::Trim,
+            start_sector: 0,
+            sector_count: block::units::VOLUME_BYTES_MAX / block::units::SECTOR_BYTES,
+            payload: bytes::Bytes::new(),
+        };
+        // Both are queued at once, the record first: a crash between them leaves space that `fsck`
+        // names, never a volume that can be restored but reads as zeroes.
+        record.state = VolumeState::Purged;
+        let purged = self.shared.log.append(record_entry(&record), Wait::Durable);
+        let dropped = self.shared.log.append(entry, Wait::Durable);
+        purged.await?;
+        dropped.await?;
+        self.volumes.lock().records.insert(record.id, record.clone());
+        Ok(record)
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<Volume>> {
+        self.volume(name).ok_or_else(|| {
+            let what = format!("find volume {name}: there is none; `spindle volume list` shows all");
+            Error::new(ErrorKind::NotFound, what)
+        })
+    }
+
+    /// Resolves when everything that was answered before the call is in the object store.
+    ///
+    /// # Errors
+    /// Those of the log and of the pool's end.
+    pub async fn destage_all(&self) -> Result<Lsn> {
+        let lsn = self.shared.log.flush().await?;
+        self.shared.wait_destaged(lsn).await?;
+        Ok(lsn)
+    }
+
+    /// Walks everything that the store holds and verifies it; changes nothing.
+    ///
+    /// # Errors
+    /// Those that keep the walk from going on. What is wrong with the pool is in the report.
+    pub async fn fsck(&self) -> Result<crate::admin::FsckInfo> {
+        let report = self.shared.tier.fsck(tiering::FsckOptions::default()).await?;
+        Ok(crate::admin::FsckInfo {
+            volume_count: self.records().len() as u64,
+            segment_count: report.segment_count,
+            object_bytes: report.object_bytes,
+            frame_count: report.frame_count,
+            page_count: report.page_count,
+            block_count: report.block_count,
+            problem_count: report.difference_count,
+            problems: report.differences,
+        })
+    }
+
+    /// How the write log stands.
+    #[must_use]
+    pub fn log_status(&self) -> replication::LogStatus {
+        self.shared.log.status()
+    }
+
+    /// How the data tier stands.
+    #[must_use]
+    pub fn tier_status(&self) -> tiering::TierStatus {
+        self.shared.tier.status()
+    }
+
+    /// What the destage job has done.
+    #[must_use]
+    pub fn destage_progress(&self) -> DestageProgress {
+        self.shared.progress.lock().clone()
+    }
+
+    /// Another epoch owns the pool: nothing is acknowledged from here on.
+    pub fn fence(&self, error: Error) {
+        self.shared.fail(error);
+    }
+
+    /// True once nothing is served any more.
+    #[must_use]
+    pub fn fatal(&self) -> Option<Error> {
+        self.shared.check_serving().err()
+    }
+
+    /// Orderly stop. Front ends must have finished their requests. What the store does not hold
+    /// yet stays in the log and is destaged after the next start. Returns the last LSN and the
+    /// last destaged one.
+    ///
+    /// # Errors
+    /// The first failure; the log is then marked unclean and recovery does its work.
+    pub async fn close(&self) -> Result<(Lsn, Lsn)> {
+        let flushed = self.shared.log.flush().await;
+        self.stop.send_replace(true);
+        if let Some(job) = self.job.lock().await.take() {
+            job.await.map_err(|error| {
+                Error::with_source(ErrorKind::Io, "stop the destage job", error)
+            })?;
+        }
+        let destaged_lsn = self.shared.tier.destaged_lsn();
+        let tier_closed = self.shared.tier.close().await;
+        let log = self.shared.log.clone();
+        let log_closed = tokio::task::spawn_blocking(move || log.close())
+            .await
+            .map_err(|error| Error::with_source(ErrorKind::Io, "close the log", error))?;
+        let last_lsn = flushed?;
+        log_closed?;
+        tier_closed?;
+        Ok((last_lsn, destaged_lsn))
+    }
+}

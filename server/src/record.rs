@@ -1,0 +1,171 @@
+//! The volume record: what a pool remembers of a volume besides its contents.
+//!
+//! Invariants:
+//! - A record is an absolute image: the newest one in the log, else the one in the metadata, is
+//!   the truth, so replaying one twice changes nothing.
+//! - Records are never deleted, so an id is never given out twice: a purged volume leaves a
+//!   tombstone of a few bytes.
+//! - Stored as JSON with a version (docs/format.md, "Volume record"): rare, small, and readable by
+//!   a person at 3 a.m. It is sealed like everything else in the log and the metadata.
+
+use block::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// Version written by this release; the only one so far.
+pub const VERSION: u32 = 1;
+
+/// Bytes of an encoded record at most. Chosen by hand: ten times what the longest name needs.
+pub const RECORD_BYTES_MAX: usize = 4096;
+
+/// What an answered request promises. The words are those of the configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// `Flush` for clients on this machine, `Write` for those that reach it over a network,
+    /// because they survive a reboot that the unsynced tail of the log may not.
+    #[default]
+    Auto,
+    /// A write is in the log file when it is answered: safe from a crash of the daemon. A flush or
+    /// FUA makes it safe from a loss of power.
+    Flush,
+    /// Every answer waits for stable storage. For clients that survive a reboot of this machine.
+    Write,
+    /// As `Flush`, and a flush or FUA also waits until the object store holds the data.
+    Store,
+}
+
+/// Where a volume is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "state")]
+pub enum VolumeState {
+    /// It is served.
+    Present,
+    /// It was removed and can be restored until its contents are purged.
+    Removed {
+        /// Seconds since the Unix epoch.
+        removed_at: u64,
+    },
+    /// Its contents are gone; only the id stays.
+    Purged,
+}
+
+/// One volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    version: u32,
+    /// Identity within the pool, never reused, never 0.
+    pub id: u32,
+    /// Name of its exports.
+    pub name: String,
+    /// Size in bytes, a multiple of 512.
+    pub size_bytes: u64,
+    /// What its answers promise.
+    pub durability: Durability,
+    /// No write is accepted.
+    pub is_read_only: bool,
+    /// Seconds since the Unix epoch.
+    pub created_at: u64,
+    /// Where it is in its life.
+    #[serde(flatten)]
+    pub state: VolumeState,
+}
+
+impl VolumeRecord {
+    /// A volume that is present and writable.
+    #[must_use]
+    pub fn new(id: u32, name: &str, size_bytes: u64, durability: Durability, now: u64) -> Self {
+        VolumeRecord {
+            version: VERSION,
+            id,
+            name: name.to_owned(),
+            size_bytes,
+            durability,
+            is_read_only: false,
+            created_at: now,
+            state: VolumeState::Present,
+        }
+    }
+
+    /// The image that goes into the log and the metadata.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("a record has only plain fields").into()
+    }
+
+    /// Reads an image.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is not one, `Unsupported` when a newer release wrote it.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() > RECORD_BYTES_MAX {
+            return Err(Error::new(ErrorKind::Corrupt, "decode volume record: it is too long"));
+        }
+        let record: VolumeRecord = serde_json::from_slice(bytes).map_err(|source| {
+            Error::with_source(ErrorKind::Corrupt, "decode volume record", source)
+        })?;
+        if record.version != VERSION {
+            let what = format!(
+                "decode volume record: version {} was written by a newer spindle; use that one",
+                record.version
+            );
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
+        if record.id == 0 {
+            return Err(Error::new(ErrorKind::Corrupt, "decode volume record: id is 0"));
+        }
+        Ok(record)
+    }
+}
+
+/// Names of volumes, pools and exports: 1 to 63 of letters, digits, `.`, `_` and `-`, not starting
+/// with `.` or `-`, so that they are safe in URIs, paths and command lines.
+///
+/// # Errors
+/// `Invalid` with the rule.
+pub fn check_name(name: &str) -> Result<()> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let is_good = (1..=63).contains(&name.len())
+        && name.chars().all(is_plain)
+        && !name.starts_with(['.', '-']);
+    if is_good {
+        return Ok(());
+    }
+    let what = format!(
+        "check name {name:?}: use 1 to 63 letters, digits, '.', '_' or '-', starting with a letter, \
+         digit or '_'"
+    );
+    Err(Error::new(ErrorKind::Invalid, what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_safe_everywhere() {
+        for name in ["db", "a.b_c-9", "_x", &"n".repeat(63)] {
+            check_name(name).unwrap();
+        }
+        for name in ["", ".", "..", "-rf", "a/b", "a b", "é", "x\n", &"n".repeat(64)] {
+            assert_eq!(check_name(name).unwrap_err().kind(), ErrorKind::Invalid, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn the_stored_form_stays_readable() {
+        let golden = r#"{"version":1,"id":7,"name":"db","size_bytes":1073741824,"durability":"flush","is_read_only":false,"created_at":1700000000,"state":"present"}"#;
+        let record = VolumeRecord::new(7, "db", 1 << 30, Durability::Flush, 1_700_000_000);
+        assert_eq!(record.encode(), golden.as_bytes());
+        assert_eq!(VolumeRecord::decode(golden.as_bytes()).unwrap(), record);
+        let removed = golden.replace(r#""present""#, r#""removed","removed_at":5"#);
+        let record = VolumeRecord::decode(removed.as_bytes()).unwrap();
+        assert_eq!(record.state, VolumeState::Removed { removed_at: 5 });
+        let newer = golden.replace(r#""version":1"#, r#""version":2"#);
+        assert_eq!(
+            VolumeRecord::decode(newer.as_bytes()).unwrap_err().kind(),
+            ErrorKind::Unsupported
+        );
+        assert_eq!(VolumeRecord::decode(b"{}").unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+}

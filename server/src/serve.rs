@@ -1,0 +1,494 @@
+//! Opening and closing a pool, and serving it until told to stop.
+//!
+//! Invariants:
+//! - Order of opening: directory lock, store, keys, ownership, metadata, log. Each step refuses
+//!   before the next one changes anything.
+//! - A log that another owner has overtaken is never replayed: it is set aside, whole.
+//! - Order of closing: front ends, destage, log, metadata, ownership. Only a pool of which the
+//!   store holds everything is released: another machine may then open it without being asked
+//!   whether it wants to lose something.
+
+use crate::config::{Config, LogIo};
+use crate::destage::DestageOptions;
+use crate::admin::{AdminHandler, AdminServer};
+use crate::glue::admin::AdminPool;
+use crate::glue::exports::PoolExports;
+use crate::keys::KeyRing;
+use crate::manifest::{NodeDir, Ownership};
+use crate::pool::Pool;
+use crate::store::{Store, StoreOptions};
+use block::{Error, ErrorKind, Lsn, Result};
+use nbd::{Access, Listener, Server, ServerOptions, TlsMode, TlsOptions};
+use replication::{IoMode, Log, LogIdentity, LogOptions};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tiering::cache::CacheOptions;
+use tiering::{Tier, TierOptions};
+use tokio::sync::watch;
+
+/// Longest time that an orderly stop spends on moving the log's tail to the store. What is left
+/// stays in the log, and the pool stays ours.
+const CLOSE_DESTAGE_MAX: Duration = Duration::from_secs(60);
+/// Time that requests in flight have to finish at an orderly stop.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+/// How often the owner looks whether it still is. Chosen by hand: one listing.
+const OWNERSHIP_CHECK: Duration = Duration::from_secs(5);
+/// How often removed volumes are looked at.
+const PURGE_CHECK: Duration = Duration::from_secs(60);
+
+/// A pool that is open in this process, with what has to be kept while it is.
+pub struct OpenPool {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) keys: tokio::sync::Mutex<KeyRing>,
+    pub(crate) ownership: Ownership,
+    pub(crate) config: Config,
+    pub(crate) recovery: replication::Recovery,
+    _node: NodeDir,
+}
+
+/// Opens the configured pool, making it on first use.
+///
+/// # Errors
+/// Those of each step, saying what to do.
+pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
+    let dir = config.dir();
+    let node = NodeDir::open(dir)?;
+    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    store.probe().await?;
+    let keys = KeyRing::open_or_create(&store, &config.key_source()).await?;
+    let key = keys.newest().key.clone();
+    let name = &config.settings().name;
+    let ownership =
+        Ownership::acquire(&store, &node, &key, keys.pool(), name, take_over).await?;
+    let pool = keys.pool().into_bytes();
+    let tier = Tier::open(tier_options(config, &store, &keys, &ownership)).await?;
+    let log_dir = dir.join("log");
+    set_aside_if_overtaken(&log_dir, &ownership)?;
+    check_log_is_there(dir, &log_dir, &ownership, tier.destaged_lsn())?;
+    let identity = LogIdentity {
+        pool,
+        epoch: ownership.epoch(),
+        boot_id: LogIdentity::kernel_boot_id()?,
+    };
+    let (options, destaged) = (log_options(config), tier.destaged_lsn());
+    let log_key = key.clone();
+    let opened = tokio::task::spawn_blocking(move || {
+        Log::open(&log_dir, identity, log_key, options, destaged)
+    });
+    let (log, recovery) = opened
+        .await
+        .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))??;
+    mark_log_made(dir)?;
+    report_recovery(&recovery);
+    log.settle_tail();
+    let destage = DestageOptions {
+        max_age: config.settings().destage.max_age.duration(),
+        ..DestageOptions::default()
+    };
+    let retention = config.settings().deleted_retention.duration();
+    let pool = Pool::start(log, tier, destage, retention)?;
+    let open = OpenPool {
+        pool,
+        keys: tokio::sync::Mutex::new(keys),
+        ownership,
+        config: config.clone(),
+        recovery,
+        _node: node,
+    };
+    open.make_volumes().await?;
+    Ok(open)
+}
+
+fn log_options(config: &Config) -> LogOptions {
+    let log = &config.settings().log;
+    let default = LogOptions::default();
+    LogOptions {
+        ring_bytes: log.size.0,
+        file_bytes: log.file_size.0,
+        io_mode: match log.io {
+            LogIo::Auto => IoMode::default(),
+            LogIo::Buffered => IoMode::Buffered,
+            LogIo::Direct => IoMode::Direct,
+        },
+        algorithm: config.settings().encryption.cipher.algorithm(),
+        payload_memory_bytes: config.budget().log_payload_bytes,
+        generation_bytes_max: default.generation_bytes_max.min(log.size.0 / 8),
+        ..default
+    }
+}
+
+fn tier_options(
+    config: &Config,
+    store: &Store,
+    keys: &KeyRing,
+    ownership: &Ownership,
+) -> TierOptions {
+    let (settings, budget) = (config.settings(), config.budget());
+    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let key = keys.newest().key.clone();
+    let mut options =
+        TierOptions::new(store.bulk(), keys.pool().into_bytes(), key, ownership.epoch());
+    options.algorithm = settings.encryption.cipher.algorithm();
+    options.zstd_level = settings.destage.compression_level;
+    options.segment_bytes = bytes(settings.destage.segment_size.0);
+    options.frames.memory_bytes = budget.memory_cache_bytes;
+    options.frames.cache =
+        config.cache_dir().map(|dir| CacheOptions::new(dir, settings.cache.size.0));
+    options.map.page_cache_bytes = bytes(budget.map_cache_bytes);
+    options.database.cache_bytes = budget.metadata_cache_bytes;
+    options.database.has_conditional_update = store.local_dir().is_none();
+    options
+}
+
+/// Reports what the log had for us; the numbers are also in the status.
+fn report_recovery(recovery: &replication::Recovery) {
+    tracing::info!(
+        entry_count = recovery.entry_count,
+        last_lsn = recovery.last_lsn.0,
+        was_clean = recovery.was_clean,
+        "write log opened"
+    );
+    if !recovery.is_tail_proven {
+        tracing::warn!(
+            reason = recovery.lost_reason.as_deref().unwrap_or("unknown"),
+            "the machine stopped while writes were answered ahead of stable storage: some that \
+             were answered but never flushed may be gone; clients that stayed up must attach anew"
+        );
+    }
+}
+
+/// Moves a log that this directory may not replay out of the way.
+fn set_aside_if_overtaken(log_dir: &Path, ownership: &Ownership) -> Result<()> {
+    let Some(log) = replication::summarize(log_dir)? else { return Ok(()) };
+    if ownership.may_replay(log.epoch) {
+        return Ok(());
+    }
+    let aside = free_name(log_dir, log.epoch.0);
+    std::fs::rename(log_dir, &aside).map_err(|error| {
+        Error::with_source(ErrorKind::Io, format!("set aside {}", log_dir.display()), error)
+    })?;
+    let only_here_count = log.last_lsn.0.saturating_sub(log.destaged_lsn.0);
+    if only_here_count == 0 {
+        // Everything in it reached the store before the pool moved on.
+        return std::fs::remove_dir_all(&aside).map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("remove {}", aside.display()), error)
+        });
+    }
+    tracing::error!(
+        log_epoch = log.epoch.0,
+        only_here_count,
+        kept_at = %aside.display(),
+        "another node has owned the pool since this directory's log was written; the log is kept \
+         and not replayed: the writes that it alone holds are not part of the pool"
+    );
+    Ok(())
+}
+
+fn free_name(log_dir: &Path, epoch: u64) -> PathBuf {
+    (0..)
+        .map(|count| match count {
+            0 => log_dir.with_file_name(format!("log.overtaken-{epoch}")),
+            _ => log_dir.with_file_name(format!("log.overtaken-{epoch}-{count}")),
+        })
+        .find(|path| !path.exists())
+        .expect("some name is free")
+}
+
+const LOG_MADE: &str = "log.made";
+
+/// A log that was here and is gone held acknowledged writes unless the pool was released.
+fn check_log_is_there(
+    dir: &Path,
+    log_dir: &Path,
+    ownership: &Ownership,
+    destaged: Lsn,
+) -> Result<()> {
+    let was_made = dir.join(LOG_MADE).exists();
+    let is_ours = ownership.previous().is_some_and(|previous| {
+        !previous.is_released && ownership.manifest().owner_since_epoch <= previous.epoch
+    });
+    let is_empty = std::fs::read_dir(log_dir).map_or(true, |mut entries| entries.next().is_none());
+    if was_made && is_ours && is_empty {
+        let what = format!(
+            "open the write log: {} is empty, but this directory had a log when the pool was last \
+             open and the pool was not closed in order; writes after LSN {destaged} are in that \
+             log only. Bring it back; or, to go on without them, delete {}",
+            log_dir.display(),
+            dir.join(LOG_MADE).display()
+        );
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    Ok(())
+}
+
+fn mark_log_made(dir: &Path) -> Result<()> {
+    let path = dir.join(LOG_MADE);
+    let failed = |error| {
+        Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error)
+    };
+    if path.exists() {
+        return Ok(());
+    }
+    let file = std::fs::File::create(&path).map_err(failed)?;
+    file.sync_all().map_err(failed)?;
+    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)
+}
+
+impl OpenPool {
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Creates the configured volumes that are missing, and grows or re-configures those that the
+    /// configuration says so of.
+    async fn make_volumes(&self) -> Result<()> {
+        for wanted in &self.config.settings().volumes {
+            let volume = match self.pool.volume(&wanted.name) {
+                Some(volume) => volume,
+                None => {
+                    self.pool
+                        .create_volume(&wanted.name, wanted.size.0, wanted.durability)
+                        .await?
+                }
+            };
+            let size_bytes = volume.record().size_bytes;
+            if size_bytes < wanted.size.0 {
+                self.pool.resize_volume(&wanted.name, wanted.size.0, false).await?;
+            } else if size_bytes > wanted.size.0 {
+                tracing::warn!(
+                    volume = wanted.name,
+                    size_bytes,
+                    configured_bytes = wanted.size.0,
+                    "the volume is larger than configured and stays so; `spindle volume resize \
+                     --shrink` makes it smaller"
+                );
+            }
+            self.pool
+                .configure_volume(&wanted.name, wanted.durability, wanted.read_only)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Orderly stop: the store gets what it lacks, within a bounded time, and the pool is released
+    /// if it got everything.
+    ///
+    /// # Errors
+    /// The first failure; nothing that was promised is lost by it.
+    pub async fn close(self) -> Result<()> {
+        let everything = tokio::time::timeout(CLOSE_DESTAGE_MAX, self.pool.destage_all()).await;
+        if let Ok(Err(error)) = &everything {
+            tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
+        }
+        let (last_lsn, destaged_lsn) = self.pool.close().await?;
+        if destaged_lsn < last_lsn {
+            tracing::warn!(
+                last_lsn = last_lsn.0,
+                destaged_lsn = destaged_lsn.0,
+                "the store does not hold the newest writes; they are in this directory's log, and \
+                 the pool stays owned by it"
+            );
+            return Ok(());
+        }
+        self.ownership.release().await
+    }
+}
+
+/// Serves the configured pool until SIGTERM or SIGINT, printing the endpoints on stdout, a line
+/// each, and `ready` when everything answers.
+///
+/// # Errors
+/// Whatever keeps the pool from opening, the sockets from listening, or the end from being orderly.
+pub async fn run(config: &Config, take_over: bool) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let open = tokio::select! {
+        open = open(config, take_over) => open?,
+        () = signals.stop() => return Ok(()),
+    };
+    let stop = watch::Sender::new(false);
+    let server = nbd_server(config, &open)?;
+    let (listeners, endpoints) = listen(config, &open).await?;
+    let mut serving = tokio::task::JoinSet::new();
+    for listener in listeners {
+        let server = server.clone();
+        serving.spawn(async move { server.serve(listener).await });
+    }
+    let open = Arc::new(open);
+    let handler = AdminPool::serving(open.clone(), endpoints.clone(), stop.clone());
+    let handler = Arc::new(handler);
+    let admin = tokio::spawn({
+        let (handler, mut stopped) = (handler.clone(), stop.subscribe());
+        let socket = AdminServer::bind(config.dir())?;
+        async move {
+            let stopped = async move {
+                // A sender that is gone means the same.
+                let _ = stopped.wait_for(|stop| *stop).await;
+            };
+            socket.serve(handler, stopped).await;
+        }
+    });
+    let watch = tokio::spawn(watch_ownership(open.clone(), stop.subscribe()));
+    let purge = tokio::spawn(purge_removed(open.clone(), stop.subscribe()));
+    announce(&endpoints);
+    let mut stopped = stop.subscribe();
+    tokio::select! {
+        () = signals.stop() => {}
+        _ = stopped.wait_for(|stop| *stop) => {}
+    }
+    tracing::info!("stopping");
+    stop.send_replace(true);
+    server.stop(STOP_GRACE);
+    while let Some(ended) = serving.join_next().await {
+        ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
+    }
+    for task in [admin, watch, purge] {
+        task.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
+    }
+    handler.close().await?;
+    drop(handler);
+    match Arc::into_inner(open) {
+        Some(open) => open.close().await,
+        None => Err(Error::new(ErrorKind::Io, "close the pool: it is still in use")),
+    }
+}
+
+/// Opens the pool for requests of the command line while no daemon has it.
+///
+/// # Errors
+/// As [`open`].
+pub async fn offline(config: &Config) -> Result<AdminPool> {
+    Ok(AdminPool::offline(open(config, false).await?))
+}
+
+fn announce(endpoints: &[String]) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    for line in endpoints.iter().map(String::as_str).chain(["ready"]) {
+        // Nobody may be reading any more; the daemon serves all the same.
+        let _ = writeln!(out, "{line}");
+    }
+    let _ = out.flush();
+}
+
+fn nbd_server(config: &Config, open: &OpenPool) -> Result<Server<PoolExports>> {
+    let settings = &config.settings().nbd;
+    let tls = settings.tls.as_ref().map(|tls| TlsOptions {
+        certificate: tls.cert.clone(),
+        key: tls.key.clone(),
+        client_ca: tls.client_ca.clone(),
+    });
+    let access = match &settings.tls {
+        Some(tls) if tls.client_ca.is_some() => Access::by_certificate(tls.clients.clone()),
+        _ => Access::default(),
+    };
+    let memory_bytes = usize::try_from(config.budget().nbd_payload_bytes).unwrap_or(usize::MAX);
+    let options = ServerOptions {
+        payload_memory_bytes: memory_bytes,
+        connection_count_max: settings.connection_count_max as usize,
+        tls,
+        access,
+        can_resize: true,
+        ..ServerOptions::default()
+    };
+    Server::new(Arc::new(PoolExports::new(open.pool.clone())), options)
+}
+
+/// Binds every configured socket. Returns them with the URIs of all present volumes.
+async fn listen(config: &Config, open: &OpenPool) -> Result<(Vec<Listener>, Vec<String>)> {
+    let settings = &config.settings().nbd;
+    let (tcp_tls, unix_tls) = match settings.tls {
+        Some(_) => (TlsMode::Required, TlsMode::On),
+        None => (TlsMode::Off, TlsMode::Off),
+    };
+    let names: Vec<String> =
+        open.pool.volumes().iter().map(|volume| volume.record().name).collect();
+    let (mut listeners, mut endpoints) = (Vec::new(), Vec::new());
+    for text in settings.listen.as_deref().unwrap_or_default() {
+        let resolved: Vec<SocketAddr> = text
+            .to_socket_addrs()
+            .map_err(|error| {
+                Error::with_source(ErrorKind::Invalid, format!("listen on {text}"), error)
+            })?
+            .collect();
+        for address in resolved {
+            nbd::check_listen_address(&address, tcp_tls, settings.allow_plain_remote)?;
+            let listener = Listener::tcp(address, tcp_tls).await?;
+            let scheme = if tcp_tls == TlsMode::Off { "nbd" } else { "nbds" };
+            let bound = listener.tcp_address().expect("a TCP listener has an address");
+            endpoints.extend(names.iter().map(|name| format!("{scheme}://{bound}/{name}")));
+            listeners.push(listener);
+        }
+    }
+    if let Some(path) = &settings.unix {
+        listeners.push(Listener::unix(path, 0o600, unix_tls).await?);
+        let socket = path.display();
+        endpoints.extend(names.iter().map(|name| format!("nbd+unix:///{name}?socket={socket}")));
+    }
+    Ok((listeners, endpoints))
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let watch = |kind| {
+            signal(kind)
+                .map_err(|error| Error::with_source(ErrorKind::Io, "watch for signals", error))
+        };
+        Ok(Signals {
+            terminate: watch(SignalKind::terminate())?,
+            interrupt: watch(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn stop(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Looks from time to time whether the pool is still ours, and stops acknowledging if not.
+async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(OWNERSHIP_CHECK) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        match open.ownership.check().await {
+            Ok(()) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Corrupt) => {
+                open.pool.fence(error);
+                return;
+            }
+            // Nothing is known; the store being away must not stop the writers.
+            Err(error) => {
+                tracing::debug!(error = %error.chain(), "ownership could not be checked");
+            }
+        }
+    }
+}
+
+async fn purge_removed(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(PURGE_CHECK) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        match open.pool.purge_expired().await {
+            Ok(0) => {}
+            Ok(count) => tracing::info!(count, "purged removed volumes"),
+            Err(error) => tracing::warn!(error = %error.chain(), "removed volumes were not purged"),
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! A store that misbehaves on request, for the tests of what stands on stores.
+
+use super::Store;
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How it misbehaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Not at all.
+    #[default]
+    None,
+    /// A create overwrites.
+    IgnoresConditions,
+    /// A create is not offered.
+    LacksConditions,
+    /// Listings show nothing.
+    ListsNothing,
+    /// Seeded: a create fails, with or without having had its effect.
+    Ambiguous(u64),
+}
+
+/// A memory store with a fault.
+pub(crate) struct FaultyStore {
+    inner: InMemory,
+    fault: Fault,
+    count: AtomicU64,
+}
+
+impl FaultyStore {
+    pub(crate) fn new(fault: Fault) -> Arc<FaultyStore> {
+        Arc::new(FaultyStore { inner: InMemory::new(), fault, count: AtomicU64::new(0) })
+    }
+
+    /// A store for the code under test.
+    pub(crate) fn store(self: &Arc<Self>) -> Store {
+        Store::from_objects("memory", Arc::clone(self) as Arc<dyn ObjectStore>)
+    }
+
+    /// Names of all objects.
+    pub(crate) async fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> =
+            self.inner.list(None).map(|meta| meta.unwrap().location.to_string()).collect().await;
+        names.sort();
+        names
+    }
+
+    pub(crate) async fn bytes(&self, name: &str) -> Bytes {
+        self.inner.get(&Path::from(name)).await.unwrap().bytes().await.unwrap()
+    }
+
+    /// Puts bytes past every fault.
+    pub(crate) async fn set(&self, name: &str, bytes: impl Into<PutPayload>) {
+        self.inner.put(&Path::from(name), bytes.into()).await.unwrap();
+    }
+
+    pub(crate) async fn remove(&self, name: &str) {
+        self.inner.delete(&Path::from(name)).await.unwrap();
+    }
+
+    /// 0: as it should be; 1: fails without effect; 2: has its effect and fails.
+    fn chance(&self, seed: u64) -> u64 {
+        let count = self.count.fetch_add(1, Ordering::Relaxed);
+        // splitmix64
+        let mut z = (seed << 32 | count).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ z >> 31) % 3
+    }
+}
+
+fn lost_answer() -> object_store::Error {
+    object_store::Error::Generic { store: "faulty", source: "the answer was lost".into() }
+}
+
+impl fmt::Debug for FaultyStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyStore({:?})", self.fault)
+    }
+}
+
+impl fmt::Display for FaultyStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultyStore({:?})", self.fault)
+    }
+}
+
+/// Written without the `async_trait` macro, which is no dependency of this package.
+impl ObjectStore for FaultyStore {
+    fn put_opts<'a, 'b, 'c>(
+        &'a self,
+        location: &'b Path,
+        payload: PutPayload,
+        mut options: PutOptions,
+    ) -> BoxFuture<'c, Result<PutResult>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move {
+            let is_create = options.mode == PutMode::Create;
+            match self.fault {
+                Fault::IgnoresConditions if is_create => options.mode = PutMode::Overwrite,
+                Fault::LacksConditions if is_create => {
+                    return Err(object_store::Error::NotImplemented {
+                        operation: "conditional put".into(),
+                        implementer: "faulty".into(),
+                    });
+                }
+                Fault::Ambiguous(seed) if is_create => match self.chance(seed) {
+                    1 => return Err(lost_answer()),
+                    2 => {
+                        self.inner.put_opts(location, payload, options).await?;
+                        return Err(lost_answer());
+                    }
+                    _ => {}
+                },
+                _ => {}
+            }
+            tokio::task::yield_now().await;
+            self.inner.put_opts(location, payload, options).await
+        })
+    }
+
+    fn put_multipart_opts<'a, 'b, 'c>(
+        &'a self,
+        location: &'b Path,
+        options: PutMultipartOptions,
+    ) -> BoxFuture<'c, Result<Box<dyn MultipartUpload>>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        self.inner.put_multipart_opts(location, options)
+    }
+
+    fn get_opts<'a, 'b, 'c>(
+        &'a self,
+        location: &'b Path,
+        options: GetOptions,
+    ) -> BoxFuture<'c, Result<GetResult>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            self.inner.get_opts(location, options).await
+        })
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        if self.fault == Fault::ListsNothing {
+            return futures::stream::empty().boxed();
+        }
+        self.inner.list(prefix)
+    }
+
+    fn list_with_delimiter<'a, 'b, 'c>(
+        &'a self,
+        prefix: Option<&'b Path>,
+    ) -> BoxFuture<'c, Result<ListResult>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        self.inner.list_with_delimiter(prefix)
+    }
+
+    fn copy_opts<'a, 'b, 'd, 'c>(
+        &'a self,
+        from: &'b Path,
+        to: &'d Path,
+        options: CopyOptions,
+    ) -> BoxFuture<'c, Result<()>>
+    where
+        'a: 'c,
+        'b: 'c,
+        'd: 'c,
+        Self: 'c,
+    {
+        self.inner.copy_opts(from, to, options)
+    }
+}

@@ -1,0 +1,525 @@
+//! One volume of an open pool: the [`BlockDevice`] that every front end serves.
+//!
+//! Invariants:
+//! - A read consults the overlay before the data tier, because data only ever moves that way: what
+//!   the overlay no longer has, the tier has.
+//! - The order of two overlapping writes is the order of their LSNs. A write that is not aligned
+//!   to sectors reads its edge sectors first and excludes every other change of the volume from
+//!   that read until its entry is queued and answered, so it never puts old bytes back.
+//! - Nothing is answered before the log says that it is where `durability` wants it.
+
+use crate::pool::Shared;
+use crate::record::{Durability, VolumeRecord};
+use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
+use block::{
+    AllocationExtent, BlockDevice, Error, ErrorKind, Limits, Lsn, Result, VolumeId, WriteFlags,
+    ZeroFlags,
+};
+use bytes::{Bytes, BytesMut};
+use parking_lot::RwLock as SyncRwLock;
+use replication::{EntryKind, NewEntry, Source, Wait};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tokio::sync::{RwLock, watch};
+
+/// Payload of one log entry at most: larger requests become several entries.
+/// Chosen by hand: one entry is sealed and read back as a whole, and a read of 4 KiB of it that
+/// has left memory should not cost much more than that.
+const ENTRY_PAYLOAD_BYTES_MAX: usize = 128 << 10;
+
+/// Largest payload of one request, as told to clients. Source: NBD protocol, "Block size
+/// constraints": 32 MiB is what every client may send without asking.
+pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
+
+/// Lookups repeated when an entry leaves the log between lookup and read. Each repeat needs a
+/// whole generation to be destaged in between, so this many in a row means a broken index.
+const LOOKUP_COUNT_MAX: usize = 8;
+
+/// A volume that is open for clients. Front ends hold it in an `Arc` and may keep it after the
+/// volume was removed: every call then fails with `NotFound`.
+pub struct Volume {
+    id: VolumeId,
+    shared: Arc<Shared>,
+    record: SyncRwLock<VolumeRecord>,
+    size_bytes: AtomicU64,
+    is_present: AtomicBool,
+    size_changed: watch::Sender<u64>,
+    /// Aligned changes hold it shared until they are answered; unaligned ones and resizes alone.
+    changes: RwLock<()>,
+    /// Highest LSN that this volume has been answered, for `durability = "store"`.
+    answered_lsn: AtomicU64,
+}
+
+/// The sectors that a byte range covers wholly, and the ragged bytes before and after.
+#[derive(Debug, PartialEq, Eq)]
+struct Split {
+    head_bytes: u64,
+    first_sector: u64,
+    sector_count: u64,
+    tail_bytes: u64,
+}
+
+impl Split {
+    fn of(offset: u64, length: u64) -> Split {
+        let end = offset + length;
+        let first_sector = offset.div_ceil(SECTOR_BYTES);
+        let end_sector = end / SECTOR_BYTES;
+        if end_sector < first_sector {
+            // Both ends lie inside one sector.
+            return Split { head_bytes: length, first_sector, sector_count: 0, tail_bytes: 0 };
+        }
+        Split {
+            head_bytes: first_sector * SECTOR_BYTES - offset,
+            first_sector,
+            sector_count: end_sector - first_sector,
+            tail_bytes: end - end_sector * SECTOR_BYTES,
+        }
+    }
+
+    fn is_aligned(&self) -> bool {
+        self.head_bytes == 0 && self.tail_bytes == 0
+    }
+}
+
+impl Volume {
+    pub(crate) fn new(shared: Arc<Shared>, record: VolumeRecord) -> Arc<Volume> {
+        Arc::new(Volume {
+            id: VolumeId(record.id),
+            size_bytes: AtomicU64::new(record.size_bytes),
+            is_present: AtomicBool::new(true),
+            size_changed: watch::Sender::new(record.size_bytes),
+            record: SyncRwLock::new(record),
+            shared,
+            changes: RwLock::new(()),
+            answered_lsn: AtomicU64::new(0),
+        })
+    }
+
+    /// The volume's identity within its pool.
+    #[must_use]
+    pub fn id(&self) -> VolumeId {
+        self.id
+    }
+
+    /// The volume's record as it stands.
+    #[must_use]
+    pub fn record(&self) -> VolumeRecord {
+        self.record.read().clone()
+    }
+
+    /// Reports the size in bytes at every change of it.
+    #[must_use]
+    pub fn size_changes(&self) -> watch::Receiver<u64> {
+        self.size_changed.subscribe()
+    }
+
+    /// From this call on every request fails with `NotFound`.
+    pub(crate) fn retire(&self) {
+        self.is_present.store(false, Ordering::Release);
+    }
+
+    /// Changes the record durably through the log. `change` runs while no write is in flight.
+    pub(crate) async fn update_record(
+        &self,
+        change: impl FnOnce(&mut VolumeRecord) -> Result<()>,
+    ) -> Result<VolumeRecord> {
+        let _alone = self.changes.write().await;
+        let mut record = self.record();
+        let old_bytes = record.size_bytes;
+        change(&mut record)?;
+        if record.size_bytes < old_bytes {
+            // What lies past the new end must read as zeroes if the volume grows again. The trim
+            // goes first: a crash in between leaves the old size with its end zeroed, which is
+            // what the owner asked for, and never a new size with old contents behind it.
+            self.size_bytes.store(record.size_bytes, Ordering::Release);
+            let trimmed = self.trim_sectors(record.size_bytes, old_bytes - record.size_bytes).await;
+            if let Err(error) = trimmed {
+                self.size_bytes.store(old_bytes, Ordering::Release);
+                return Err(error);
+            }
+        }
+        self.shared.log_record(&record).await?;
+        self.size_bytes.store(record.size_bytes, Ordering::Release);
+        *self.record.write() = record.clone();
+        self.size_changed.send_replace(record.size_bytes);
+        Ok(record)
+    }
+
+    async fn trim_sectors(&self, offset: u64, length: u64) -> Result<()> {
+        let entry = NewEntry {
+            volume: self.id,
+            kind: EntryKind::Trim,
+            start_sector: offset / SECTOR_BYTES,
+            sector_count: length.div_ceil(SECTOR_BYTES),
+            payload: Bytes::new(),
+        };
+        self.shared.log.append(entry, Wait::Durable).await.map(drop)
+    }
+
+    fn check_present(&self) -> Result<()> {
+        if self.is_present.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let name = &self.record.read().name;
+        Err(Error::new(ErrorKind::NotFound, format!("access volume {name}: it was removed")))
+    }
+
+    /// `past_end` is the kind that the protocol wants for a range that leaves the volume.
+    fn check_range(&self, offset: u64, length: u64, past_end: ErrorKind) -> Result<()> {
+        self.check_present()?;
+        let size_bytes = self.size_bytes.load(Ordering::Acquire);
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= size_bytes);
+        if is_inside {
+            return Ok(());
+        }
+        let name = &self.record.read().name;
+        let what = format!(
+            "access volume {name}: {length} bytes at {offset} leave its {size_bytes} bytes"
+        );
+        Err(Error::new(past_end, what))
+    }
+
+    fn check_change(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_range(offset, length, ErrorKind::Full)?;
+        let record = self.record.read();
+        if record.is_read_only {
+            let what = format!("change volume {}: it is read-only", record.name);
+            return Err(Error::new(ErrorKind::Denied, what));
+        }
+        Ok(())
+    }
+
+    fn durability(&self) -> Durability {
+        self.record.read().durability
+    }
+
+    fn wait_for(&self, fua: bool) -> Wait {
+        match self.durability() {
+            Durability::Write => Wait::Durable,
+            _ if fua => Wait::Durable,
+            Durability::Auto | Durability::Flush | Durability::Store => Wait::Written,
+        }
+    }
+
+    /// Queues entries for whole sectors at once, in order, and waits for all of them.
+    async fn append_payload(&self, first_sector: u64, payload: Bytes, fua: bool) -> Result<()> {
+        let wait = self.wait_for(fua);
+        let mut rest = payload;
+        let mut start_sector = first_sector;
+        let mut queued = Vec::with_capacity(rest.len().div_ceil(ENTRY_PAYLOAD_BYTES_MAX));
+        while !rest.is_empty() {
+            let part = rest.split_to(rest.len().min(ENTRY_PAYLOAD_BYTES_MAX));
+            let sector_count = part.len() as u64 / SECTOR_BYTES;
+            let entry = NewEntry {
+                volume: self.id,
+                kind: EntryKind::Write,
+                start_sector,
+                sector_count,
+                payload: part,
+            };
+            queued.push(self.shared.log.append(entry, wait));
+            start_sector += sector_count;
+        }
+        let mut last_lsn = Lsn::NONE;
+        for waiter in queued {
+            last_lsn = waiter.await?;
+        }
+        self.answered(last_lsn, fua).await
+    }
+
+    /// Waits for what `durability = "store"` adds to FUA, and remembers what was answered.
+    async fn answered(&self, lsn: Lsn, fua: bool) -> Result<()> {
+        self.answered_lsn.fetch_max(lsn.0, Ordering::AcqRel);
+        if fua && self.durability() == Durability::Store {
+            return self.shared.wait_destaged(lsn).await;
+        }
+        Ok(())
+    }
+
+    /// Fills `buf` with whole sectors from `first_sector`.
+    async fn read_sectors(&self, first_sector: u64, buf: &mut [u8]) -> Result<()> {
+        for _ in 0..LOOKUP_COUNT_MAX {
+            // Otherwise an entry was destaged and its log space given back between lookup and
+            // read: the next lookup finds it in the tier.
+            if self.read_sectors_once(first_sector, buf).await? {
+                return Ok(());
+            }
+        }
+        let what = format!("read volume {} sector {first_sector}: entry keeps moving", self.id);
+        Err(Error::new(ErrorKind::Corrupt, what))
+    }
+
+    /// False when an entry left the log meanwhile; `buf` is then undefined.
+    async fn read_sectors_once(&self, first_sector: u64, buf: &mut [u8]) -> Result<bool> {
+        let sector_count = buf.len() as u64 / SECTOR_BYTES;
+        let pieces = self.shared.log.overlay().lookup(self.id, first_sector, sector_count);
+        let mut rest = buf;
+        for piece in pieces {
+            let offset = piece.start_sector * SECTOR_BYTES;
+            let piece_bytes = usize::try_from(piece.sector_count * SECTOR_BYTES)
+                .expect("a piece is no longer than the buffer");
+            let (part, after) = rest.split_at_mut(piece_bytes);
+            rest = after;
+            match piece.source {
+                Source::Payload(bytes) => part.copy_from_slice(&bytes),
+                Source::Zeroes { .. } => part.fill(0),
+                Source::LogResident(handle) => {
+                    let Some(bytes) = self.shared.log.read(&handle).await? else {
+                        return Ok(false);
+                    };
+                    part.copy_from_slice(&bytes);
+                }
+                Source::Beneath => self.shared.tier.read(self.id, offset, part).await?,
+            }
+        }
+        assert!(rest.is_empty(), "the overlay's pieces cover the range");
+        Ok(true)
+    }
+
+    /// Writes bytes that start or end inside a sector.
+    async fn write_ragged(&self, offset: u64, payload: &[u8], fua: bool) -> Result<()> {
+        let _alone = self.changes.write().await;
+        let first_sector = offset / SECTOR_BYTES;
+        let end_sector = (offset + payload.len() as u64).div_ceil(SECTOR_BYTES);
+        let covered_bytes = usize::try_from((end_sector - first_sector) * SECTOR_BYTES)
+            .expect("a payload fits in memory");
+        let mut sectors = BytesMut::zeroed(covered_bytes);
+        let sector = SECTOR_BYTES as usize;
+        self.read_sectors(first_sector, &mut sectors[..sector]).await?;
+        if covered_bytes > sector {
+            self.read_sectors(end_sector - 1, &mut sectors[covered_bytes - sector..]).await?;
+        }
+        let at = (offset % SECTOR_BYTES) as usize;
+        sectors[at..at + payload.len()].copy_from_slice(payload);
+        self.append_payload(first_sector, sectors.freeze(), fua).await
+    }
+
+    /// Makes a range read as zeroes, by a range entry for whole sectors and writes for the edges.
+    async fn clear(&self, offset: u64, length: u64, kind: EntryKind, fua: bool) -> Result<()> {
+        self.check_change(offset, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let split = Split::of(offset, length);
+        if !split.is_aligned() {
+            let zeroes = [0; SECTOR_BYTES as usize];
+            if split.head_bytes > 0 {
+                self.write_ragged(offset, &zeroes[..split.head_bytes as usize], fua).await?;
+            }
+            if split.tail_bytes > 0 {
+                let at = offset + length - split.tail_bytes;
+                self.write_ragged(at, &zeroes[..split.tail_bytes as usize], fua).await?;
+            }
+        }
+        if split.sector_count == 0 {
+            return Ok(());
+        }
+        let _shared = self.changes.read().await;
+        let entry = NewEntry {
+            volume: self.id,
+            kind,
+            start_sector: split.first_sector,
+            sector_count: split.sector_count,
+            payload: Bytes::new(),
+        };
+        let lsn = self.shared.log.append(entry, self.wait_for(fua)).await?;
+        self.answered(lsn, fua).await
+    }
+}
+
+impl BlockDevice for Volume {
+    fn limits(&self) -> Limits {
+        Limits {
+            size_bytes: self.size_bytes.load(Ordering::Acquire),
+            preferred_block_bytes: 4096,
+            payload_bytes_max: PAYLOAD_BYTES_MAX,
+            is_read_only: self.record.read().is_read_only,
+            is_multi_conn: true,
+        }
+    }
+
+    async fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.check_range(offset, buf.len() as u64, ErrorKind::Invalid)?;
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let split = Split::of(offset, buf.len() as u64);
+        if split.is_aligned() {
+            return self.read_sectors(split.first_sector, buf).await;
+        }
+        let first_sector = offset / SECTOR_BYTES;
+        let end_sector = (offset + buf.len() as u64).div_ceil(SECTOR_BYTES);
+        let covered_bytes = (end_sector - first_sector) * SECTOR_BYTES;
+        let mut sectors = vec![0; usize::try_from(covered_bytes).expect("it fits in memory")];
+        self.read_sectors(first_sector, &mut sectors).await?;
+        let at = (offset % SECTOR_BYTES) as usize;
+        buf.copy_from_slice(&sectors[at..at + buf.len()]);
+        Ok(())
+    }
+
+    async fn write(&self, offset: u64, payload: Bytes, flags: WriteFlags) -> Result<()> {
+        self.check_change(offset, payload.len() as u64)?;
+        if payload.is_empty() {
+            return Ok(());
+        }
+        if !Split::of(offset, payload.len() as u64).is_aligned() {
+            return self.write_ragged(offset, &payload, flags.fua).await;
+        }
+        let _shared = self.changes.read().await;
+        self.append_payload(offset / SECTOR_BYTES, payload, flags.fua).await
+    }
+
+    async fn flush(&self) -> Result<()> {
+        self.check_present()?;
+        match self.durability() {
+            Durability::Auto | Durability::Flush => self.shared.log.flush().await.map(drop),
+            // Every answer so far has waited for stable storage.
+            Durability::Write => self.shared.check_serving(),
+            Durability::Store => {
+                let lsn = Lsn(self.answered_lsn.load(Ordering::Acquire));
+                self.shared.log.flush().await?;
+                self.shared.wait_destaged(lsn).await
+            }
+        }
+    }
+
+    async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
+        self.clear(offset, length, EntryKind::Trim, fua).await
+    }
+
+    async fn write_zeroes(&self, offset: u64, length: u64, flags: ZeroFlags) -> Result<()> {
+        let kind = if flags.no_hole { EntryKind::Zero } else { EntryKind::Trim };
+        self.clear(offset, length, kind, flags.fua).await
+    }
+
+    async fn allocation(
+        &self,
+        offset: u64,
+        length: u64,
+        extent_count_max: usize,
+    ) -> Result<Vec<AllocationExtent>> {
+        self.check_range(offset, length, ErrorKind::Invalid)?;
+        let mut extents = Extents { list: Vec::new(), count_max: extent_count_max.max(1) };
+        let first_sector = offset / SECTOR_BYTES;
+        let end_sector = (offset + length).div_ceil(SECTOR_BYTES);
+        let pieces =
+            self.shared.log.overlay().lookup(self.id, first_sector, end_sector - first_sector);
+        for piece in pieces {
+            let start = (piece.start_sector * SECTOR_BYTES).max(offset);
+            let end = ((piece.start_sector + piece.sector_count) * SECTOR_BYTES).min(offset + length);
+            let is_room = match piece.source {
+                Source::Payload(_) | Source::LogResident(_) => {
+                    extents.push(end - start, false, false)
+                }
+                Source::Zeroes { is_trim } => extents.push(end - start, is_trim, true),
+                Source::Beneath => {
+                    let beneath = self.shared.tier.allocation(self.id, start, end - start, extent_count_max).await?;
+                    let covered: u64 = beneath.iter().map(|run| run.length_bytes).sum();
+                    beneath.iter().all(|run| extents.push(run.length_bytes, run.is_hole, run.is_zero))
+                        && covered == end - start
+                }
+            };
+            if !is_room {
+                break;
+            }
+        }
+        Ok(extents.list)
+    }
+
+    async fn prefetch(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_range(offset, length, ErrorKind::Invalid)?;
+        self.shared.tier.prefetch(self.id, offset, length);
+        Ok(())
+    }
+
+    async fn resize(&self, size_bytes: u64) -> Result<()> {
+        check_size(size_bytes)?;
+        self.update_record(|record| {
+            if size_bytes < record.size_bytes {
+                let what = format!("resize volume {}: a client may not shrink it", record.name);
+                return Err(Error::new(ErrorKind::Denied, what));
+            }
+            record.size_bytes = size_bytes;
+            Ok(())
+        })
+        .await
+        .map(drop)
+    }
+}
+
+/// Sizes are whole sectors, at least one, at most 1 PiB.
+///
+/// # Errors
+/// `Invalid` with the nearest legal size.
+pub fn check_size(size_bytes: u64) -> Result<()> {
+    if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !size_bytes.is_multiple_of(SECTOR_BYTES) {
+        let nearest = (size_bytes.div_ceil(SECTOR_BYTES).max(1) * SECTOR_BYTES).min(VOLUME_BYTES_MAX);
+        let what = format!(
+            "check volume size {size_bytes}: it must be a multiple of 512 bytes, from 512 to 1 PiB; \
+             the nearest is {nearest}"
+        );
+        return Err(Error::new(ErrorKind::Invalid, what));
+    }
+    Ok(())
+}
+
+/// Allocation runs, merged while they are alike and counted against the caller's limit.
+struct Extents {
+    list: Vec<AllocationExtent>,
+    count_max: usize,
+}
+
+impl Extents {
+    /// False once there is no room for another run.
+    fn push(&mut self, length_bytes: u64, is_hole: bool, is_zero: bool) -> bool {
+        if length_bytes == 0 {
+            return true;
+        }
+        let run_count = self.list.len();
+        match self.list.last_mut() {
+            Some(last) if (last.is_hole, last.is_zero) == (is_hole, is_zero) => {
+                last.length_bytes += length_bytes;
+            }
+            _ if run_count == self.count_max => return false,
+            _ => self.list.push(AllocationExtent { length_bytes, is_hole, is_zero }),
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_splits_into_ragged_ends_and_whole_sectors() {
+        let split = |offset, length| {
+            let split = Split::of(offset, length);
+            (split.head_bytes, split.first_sector, split.sector_count, split.tail_bytes)
+        };
+        assert_eq!(split(0, 4096), (0, 0, 8, 0));
+        assert_eq!(split(512, 512), (0, 1, 1, 0));
+        assert_eq!(split(1, 511), (511, 1, 0, 0));
+        assert_eq!(split(1, 512), (511, 1, 0, 1));
+        assert_eq!(split(10, 20), (20, 1, 0, 0));
+        assert_eq!(split(500, 1036), (12, 1, 2, 0));
+        assert_eq!(split(0, 1), (0, 0, 0, 1));
+        for offset in 0..1100u64 {
+            for length in [1, 2, 100, 511, 512, 513, 1024, 1500] {
+                let (head, first, count, tail) = split(offset, length);
+                assert_eq!(head + count * SECTOR_BYTES + tail, length, "{offset}+{length}");
+                assert!(count == 0 || first * SECTOR_BYTES == offset + head);
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_outside_the_limits_name_the_nearest_legal_one() {
+        assert!(check_size(512).is_ok());
+        assert!(check_size(VOLUME_BYTES_MAX).is_ok());
+        for (size_bytes, nearest) in [(0, "512"), (1000, "1024"), (u64::MAX, "1125899906842624")] {
+            let error = check_size(size_bytes).unwrap_err();
+            assert!(error.to_string().ends_with(nearest), "{error}");
+        }
+    }
+}
