@@ -1,0 +1,109 @@
+"""Reads what the kernel counted for a process and for a disk. Pure reading, no state.
+
+Invariants:
+- CPU time covers every thread of a process, those that have ended included.
+- Device counters are those of the whole machine: they mean something only while nothing else
+  writes, which the caller says beside the figures.
+"""
+
+import os
+import time
+
+TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+SECTOR_BYTES = 512  # Source: Documentation/block/stat.rst, whatever the device's block size is
+
+
+def cpu_seconds(pids):
+    """User and system time of processes since they started. Source: proc_pid_stat(5)."""
+    total = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as stat:
+            # The name may hold spaces and parentheses; the fields follow the last one.
+            fields = stat.read().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total * TICK_SECONDS
+
+
+def written_bytes(pids):
+    """Bytes that processes caused to be sent to storage. Source: proc_pid_io(5), write_bytes."""
+    total = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/io") as io:
+            total += next(int(line.split()[1]) for line in io if line.startswith("write_bytes"))
+    return total
+
+
+def disk_of(path):
+    """The whole disk below a directory, as named in /sys/block; `None` where there is none."""
+    device = os.stat(path).st_dev
+    link = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    if not os.path.exists(link):
+        return None
+    found = os.path.realpath(link)
+    if os.path.exists(f"{found}/partition"):
+        found = os.path.dirname(found)
+    return os.path.basename(found)
+
+
+def disk_writes(disk):
+    """Writes completed and bytes written by a disk since boot, flushes not counted."""
+    if disk is None:
+        return None
+    with open(f"/sys/block/{disk}/stat") as stat:
+        fields = stat.read().split()
+    return int(fields[4]), int(fields[6]) * SECTOR_BYTES
+
+
+class Footprint:
+    """What a process holds at one moment."""
+
+    def __init__(self, pid):
+        with open(f"/proc/{pid}/status") as status:
+            lines = dict(line.split(":", 1) for line in status)
+        self.resident_bytes = int(lines["VmRSS"].split()[0]) * 1024
+        self.thread_count = int(lines["Threads"])
+        self.descriptor_count = len(os.listdir(f"/proc/{pid}/fd"))
+        with open(f"/proc/{pid}/maps") as maps:
+            self.mapping_count = sum(1 for _ in maps)
+
+
+def machine():
+    """What a reader needs to judge the figures."""
+    cpu = ""
+    with open("/proc/cpuinfo") as info:
+        cpu = next((l.split(":")[1].strip() for l in info if l.startswith("model name")), "")
+    with open("/proc/meminfo") as info:
+        memory_kib = int(next(info).split()[1])
+    return {
+        "kernel": os.uname().release,
+        "cpu": cpu,
+        "core_count": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory_kib * 1024,
+        "load_average": os.getloadavg(),
+    }
+
+
+def dirty_limit_bytes():
+    """Roughly how much unwritten file data the kernel keeps before it makes writers wait."""
+    with open("/proc/sys/vm/dirty_bytes") as limit:
+        fixed = int(limit.read())
+    if fixed:
+        return fixed
+    with open("/proc/sys/vm/dirty_ratio") as ratio:
+        percent = int(ratio.read())
+    with open("/proc/meminfo") as info:
+        available_kib = next(int(l.split()[1]) for l in info if l.startswith("MemAvailable"))
+    return available_kib * 1024 * percent // 100
+
+
+def runnable_others():
+    """Share of the machine's CPU time that is busy now, from 0 to 1, over 0.3 s."""
+    def busy_and_all():
+        with open("/proc/stat") as stat:
+            fields = [int(field) for field in stat.readline().split()[1:9]]
+        return sum(fields) - fields[3] - fields[4], sum(fields)
+
+    busy, everything = busy_and_all()
+    time.sleep(0.3)
+    busy_after, everything_after = busy_and_all()
+    return (busy_after - busy) / max(1, everything_after - everything)

@@ -1,0 +1,290 @@
+"""The servers that are compared, behind one small interface.
+
+Invariants:
+- Every server offers the same volumes by name: `uri(volume)`; `raw` offers a plain file instead.
+- A server is ready when its constructor returns, and its files are in one directory of its own.
+- Ports are free ones of 127.0.0.1; nothing is shared between two runs of a script.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import time
+
+from . import life, nbd
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+BUCKET = "spindle-bench"
+MIB = 1 << 20
+FILL_BYTES = MIB
+READY_SECONDS_MAX = 60  # Chosen by hand: opening a pool with a full default log takes 5 s at most.
+SENTINEL = "sentinel"  # a volume that only tells when everything is destaged
+MEMORY_BYTES = 1 << 30  # the default budget; a larger memory cache comes on top
+LOG_FILE_COUNT = 8
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def spindle_binary(given=None):
+    """The binary to measure: the one named, or the release build of this repository."""
+    path = pathlib.Path(given) if given else REPOSITORY / "target/release/spindle"
+    if not os.access(path, os.X_OK):
+        raise life.Missing(f"{path} is not there. Build it: cargo build --release")
+    return path
+
+
+def cached_minio():
+    """The MinIO that tests and examples build into the user's cache, if it is there."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    for path in (f"{cache}/spindle-tests/bin/minio", shutil.which("minio")):
+        if path and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+class Server:
+    """`name` stands in the table; `pids` are the processes whose CPU time counts."""
+
+    name = ""
+    pids = ()
+    # Data that was acknowledged may still have to move somewhere.
+    destages = False
+
+    def uri(self, volume):
+        """Where the volume is."""
+        raise NotImplementedError
+
+    def settle(self):
+        """Waits until what was acknowledged is where it is to stay; returns the seconds it took."""
+        return 0.0
+
+    def fio_target(self, volume, is_depth_one=False):
+        """What fio must be told to reach the volume."""
+        return {"ioengine": "nbd", "uri": self.uri(volume)}
+
+
+class Spindle(Server):
+    """`spindle serve` on a directory of its own, configured by a file.
+
+    `volumes` are sizes by name; those in `stored` have `durability = "store"`, so that a flush
+    waits until the object store has everything.
+    """
+
+    destages = True
+
+    def __init__(self, world, name, binary, core, volumes, store=None, env=None, settings=None,
+                 stored=()):
+        self.world, self.name, self.binary, self.core, self.store = world, name, binary, core, store
+        self.dir = os.path.join(world.dir, name.replace(" ", "-"))
+        self.log = f"{self.dir}.log"
+        self.env = {"SPINDLE_LOG": "warn", **(env or {})}
+        os.makedirs(self.dir)
+        listed = dict(volumes, **{SENTINEL: MIB})
+        stored = {SENTINEL, *stored}
+        tables = [{"name": volume, "size": str(size_bytes),
+                   "durability": "store" if volume in stored else "flush"}
+                  for volume, size_bytes in listed.items()]
+        self.config = f"{self.dir}.toml"
+        with open(self.config, "w") as config:
+            config.write(toml({**(settings or {}), "volumes": tables}))
+        self.start()
+
+    def start(self):
+        command = [self.binary, "serve", "--dir", self.dir, "--nbd", "127.0.0.1:0", "-c", self.config]
+        if self.store:
+            command += ["--store", self.store]
+        said = f"{self.dir}.stdout"
+        with open(said, "wb") as stdout:
+            self.child = self.world.start(command, self.log, self.core, self.env, stdout)
+
+        def ready():
+            with open(said) as file:
+                lines = file.read().splitlines()
+            return lines if "ready" in lines else None
+
+        what = f"start {self.name}"
+        lines = life.until(ready, what, READY_SECONDS_MAX, child=self.child)
+        self.uris = {uri.rpartition("/")[2]: uri for uri in lines if uri.startswith("nbd://")}
+        self.pids = (self.child.pid,)
+
+    def uri(self, volume):
+        return self.uris[volume]
+
+    def settle(self):
+        # The log has one order over all volumes and is destaged in it: once the store has the
+        # sentinel's write, it has everything before.
+        started = time.monotonic()
+        client = nbd.Client(self.uri(SENTINEL))
+        client.write(0, os.urandom(4096))
+        client.flush()
+        client.close()
+        return time.monotonic() - started
+
+    def fsck(self):
+        """`spindle fsck` of the stopped pool: exit status and what it said."""
+        command = [str(self.binary), "fsck", "--dir", self.dir]
+        if self.store:
+            command += ["--store", self.store]
+        done = subprocess.run(command, env={**os.environ, **self.env}, capture_output=True, text=True)
+        return done.returncode, (done.stdout + done.stderr).strip()
+
+    def stop(self):
+        return self.world.stop(self.child)
+
+
+def settings(memory_cache_bytes=None, log_bytes=None):
+    """Settings of spindle.toml that a measurement changes; `None` leaves the default."""
+    chosen = {}
+    if memory_cache_bytes is not None:
+        chosen["memory"] = str(MEMORY_BYTES + memory_cache_bytes)
+        chosen["memory_cache"] = {"size": str(memory_cache_bytes)}
+    if log_bytes is not None:
+        chosen["log"] = {"size": str(log_bytes), "file_size": str(log_bytes // LOG_FILE_COUNT)}
+    return chosen
+
+
+def toml(settings):
+    """`{"log": {"size": "1G"}, "volumes": [{…}]}` as TOML; strings, numbers and booleans only."""
+
+    def pairs(values):
+        return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+
+    lines = pairs({k: v for k, v in settings.items() if not isinstance(v, (dict, list))})
+    for section, values in settings.items():
+        if isinstance(values, dict):
+            lines += [f"[{section}]", *pairs(values)]
+        elif isinstance(values, list):
+            for item in values:
+                lines += [f"[[{section}]]", *pairs(item)]
+    return "\n".join(lines) + "\n"
+
+
+class NbdkitFile(Server):
+    """`nbdkit file` on a directory of preallocated files, through the page cache."""
+
+    def __init__(self, world, name, core, files):
+        self.name, self.files = name, files
+        self.port = free_port()
+        command = ["nbdkit", "-f", "-i", "127.0.0.1", "-p", self.port, "file", f"dir={files.dir}"]
+        child = world.start(command, os.path.join(world.dir, "nbdkit-file.log"), core)
+        self.pids = (child.pid,)
+        wait_for(self, files.any_volume(), child)
+
+    def uri(self, volume):
+        return f"nbd://127.0.0.1:{self.port}/{volume}"
+
+
+class NbdkitNull(Server):
+    """`nbdkit null`: it does nothing, so it is what the client itself can do."""
+
+    def __init__(self, world, core, size_bytes):
+        self.name = "nbdkit null"
+        self.port = free_port()
+        command = ["nbdkit", "-f", "-i", "127.0.0.1", "-p", self.port, "null", size_bytes]
+        child = world.start(command, os.path.join(world.dir, "nbdkit-null.log"), core)
+        self.pids = (child.pid,)
+        wait_for(self, "", child)
+
+    def uri(self, _volume):
+        return f"nbd://127.0.0.1:{self.port}/"
+
+
+class QemuNbd(Server):
+    """`qemu-nbd`, one process a volume, on preallocated files."""
+
+    def __init__(self, world, core, files, cache):
+        self.name = "qemu-nbd"
+        self.ports, pids = {}, []
+        for volume, path in files.paths.items():
+            port = self.ports[volume] = free_port()
+            command = ["qemu-nbd", "-t", "-e", "8", "-f", "raw", f"--cache={cache}", "-b",
+                       "127.0.0.1", "-p", port, "-x", volume, path]
+            child = world.start(command, os.path.join(world.dir, f"qemu-nbd-{volume}.log"), core)
+            pids.append(child.pid)
+            wait_for(self, volume, child)
+        self.pids = tuple(pids)
+
+    def uri(self, volume):
+        return f"nbd://127.0.0.1:{self.ports[volume]}/{volume}"
+
+
+class Raw(Server):
+    """No server: the same requests with O_DIRECT on a preallocated file."""
+
+    def __init__(self, files):
+        self.name = "raw direct"
+        self.files = files
+
+    def fio_target(self, volume, is_depth_one=False):
+        # One request at a time needs no ring; a system call is then the shortest way.
+        engine = "psync" if is_depth_one else "io_uring"
+        return {"ioengine": engine, "filename": self.files.paths[volume], "direct": 1}
+
+
+class Files:
+    """One file a volume. `fresh` volumes are sparse, all others written in full."""
+
+    def __init__(self, dir, volumes, fresh=()):
+        self.dir = dir
+        os.makedirs(dir)
+        self.paths = {volume: os.path.join(dir, volume) for volume in volumes}
+        block = os.urandom(FILL_BYTES)
+        for volume, size_bytes in volumes.items():
+            with open(self.paths[volume], "wb", buffering=0) as file:
+                if volume not in fresh:
+                    for at in range(0, size_bytes, FILL_BYTES):
+                        file.write(block[: min(FILL_BYTES, size_bytes - at)])
+                    os.fsync(file.fileno())
+                file.truncate(size_bytes)
+
+    def any_volume(self):
+        return next(iter(self.paths))
+
+
+class Minio:
+    """An S3 server on local disk. `env` is what its clients need."""
+
+    def __init__(self, world, binary):
+        self.dir = os.path.join(world.dir, "minio")
+        # A directory in MinIO's root is a bucket.
+        os.makedirs(os.path.join(self.dir, BUCKET))
+        port = free_port()
+        user, password = "spindle", os.urandom(16).hex()
+        command = [binary, "server", "--quiet", "--address", f"127.0.0.1:{port}",
+                   "--console-address", f"127.0.0.1:{free_port()}", self.dir]
+        env = {"MINIO_ROOT_USER": user, "MINIO_ROOT_PASSWORD": password, "MINIO_UPDATE": "off"}
+        child = world.start(command, os.path.join(world.dir, "minio.log"), None, env)
+        self.url = f"s3://{BUCKET}/pool"
+        self.env = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": user,
+            "AWS_SECRET_ACCESS_KEY": password,
+            "AWS_REGION": "us-east-1",
+        }
+        life.until(lambda: accepts(port), "start MinIO", READY_SECONDS_MAX, child=child)
+
+
+def accepts(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+        return True
+    except OSError:
+        return False
+
+
+def wait_for(server, volume, child):
+    def ready():
+        try:
+            return nbd.size_bytes(server.uri(volume)) > 0
+        except OSError:
+            return False
+
+    life.until(ready, f"start {server.name}", READY_SECONDS_MAX, child=child)

@@ -1,0 +1,196 @@
+//! The dependency arrows between the packages, their licences and sources, and the names of modules.
+//!
+//! Invariants:
+//! - server -> {nbd, ublk, replication, tiering} -> block, and siblings never see each other.
+//! - A new arrow is a decision, made by changing this file.
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+/// What a package of the workspace may depend on, also for its tests. The tests of the whole know
+/// the binary only.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("block", &[]),
+    ("nbd", &["block"]),
+    ("ublk", &["block"]),
+    ("replication", &["block"]),
+    ("tiering", &["block"]),
+    ("server", &["block", "nbd", "replication", "tiering", "ublk"]),
+    ("tests", &[]),
+    ("benches", &["block", "nbd", "replication", "server", "tiering", "ublk"]),
+];
+
+/// Licences that allow the binary to be given away under this project's own. Source: deny.toml.
+const LICENCES: &[&str] = &[
+    "0BSD",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "CDLA-Permissive-2.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "OpenSSL",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
+
+/// Names that say nothing about what a module is for.
+const EMPTY_NAMES: &[&str] = &["utils", "util", "common", "helpers", "misc", "manager"];
+
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
+}
+
+fn metadata() -> Value {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version=1", "--locked", "--offline"])
+        .current_dir(workspace())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("cargo prints JSON")
+}
+
+fn texts(value: &Value) -> impl Iterator<Item = &str> {
+    value.as_array().expect("a list").iter().map(|item| item.as_str().expect("a text"))
+}
+
+fn packages(metadata: &Value) -> &Vec<Value> {
+    metadata["packages"].as_array().expect("a list")
+}
+
+#[test]
+fn dependencies_between_packages_are_those_of_the_design() {
+    let metadata = metadata();
+    let members: BTreeSet<&str> = texts(&metadata["workspace_members"]).collect();
+    let name = |package: &Value| package["name"].as_str().expect("a name").to_owned();
+    let ours: BTreeMap<String, &Value> = packages(&metadata)
+        .iter()
+        .filter(|package| members.contains(package["id"].as_str().expect("an id")))
+        .map(|package| (name(package), package))
+        .collect();
+    for (package, value) in &ours {
+        let arrow = ARROWS.iter().find(|(from, _)| from == package);
+        let (_, allowed) = arrow.unwrap_or_else(|| panic!("{package} has no place in the design"));
+        for dependency in value["dependencies"].as_array().expect("a list") {
+            let to = name(dependency);
+            let is_allowed = !ours.contains_key(&to) || allowed.contains(&to.as_str());
+            assert!(is_allowed, "{package} -> {to} is not an arrow of the design");
+        }
+    }
+    assert!(ours.contains_key("server") && ours.contains_key("block"), "{:?}", ours.keys());
+}
+
+#[test]
+fn every_dependency_comes_from_the_registry_under_a_permissive_licence() {
+    let metadata = metadata();
+    for package in packages(&metadata) {
+        let name = format!("{} {}", package["name"], package["version"]);
+        let Some(source) = package["source"].as_str() else { continue };
+        assert!(source.starts_with("registry+"), "{name} comes from {source}");
+        let Some(licence) = package["license"].as_str() else {
+            assert!(package["license_file"].is_string(), "{name} names no licence");
+            continue;
+        };
+        assert!(is_permissive(licence), "{name} is under {licence:?}");
+    }
+}
+
+/// An SPDX expression of which some choice is made of allowed licences only. Precedence as in
+/// SPDX: AND binds stronger than OR; `/` is an old spelling of OR.
+fn is_permissive(expression: &str) -> bool {
+    let expression = expression.replace('/', " OR ").replace("WITH LLVM-exception", "");
+    let mut words = Vec::new();
+    for word in expression.replace('(', " ( ").replace(')', " ) ").split_whitespace() {
+        words.push(word.to_owned());
+    }
+    let mut words = words.into_iter().peekable();
+    return any(&mut words);
+
+    type Words = std::iter::Peekable<std::vec::IntoIter<String>>;
+    fn any(words: &mut Words) -> bool {
+        let mut is_allowed = all(words);
+        while words.next_if(|word| word == "OR").is_some() {
+            is_allowed |= all(words);
+        }
+        is_allowed
+    }
+    fn all(words: &mut Words) -> bool {
+        let mut is_allowed = one(words);
+        while words.next_if(|word| word == "AND").is_some() {
+            is_allowed &= one(words);
+        }
+        is_allowed
+    }
+    fn one(words: &mut Words) -> bool {
+        match words.next().as_deref() {
+            Some("(") => {
+                let is_allowed = any(words);
+                words.next();
+                is_allowed
+            }
+            Some(licence) => LICENCES.contains(&licence),
+            None => false,
+        }
+    }
+}
+
+#[test]
+fn licence_expressions_are_understood() {
+    assert!(is_permissive("MIT OR GPL-3.0"));
+    assert!(is_permissive("(MIT OR GPL-3.0) AND Unicode-3.0"));
+    assert!(is_permissive("Apache-2.0 WITH LLVM-exception OR GPL-2.0"));
+    assert!(!is_permissive("MIT AND GPL-3.0"));
+    assert!(!is_permissive("AGPL-3.0"));
+}
+
+#[test]
+fn no_module_has_a_name_that_says_nothing() {
+    let mut found = Vec::new();
+    let mut todo = vec![workspace().to_owned()];
+    while let Some(dir) = todo.pop() {
+        for entry in std::fs::read_dir(&dir).expect("a readable directory") {
+            let path = entry.expect("a readable entry").path();
+            let name = path.file_name().expect("it has a name").to_string_lossy().into_owned();
+            if name.starts_with('.') || name == "target" {
+                continue;
+            }
+            let stem = name.strip_suffix(".rs").unwrap_or(&name);
+            if EMPTY_NAMES.contains(&stem) {
+                found.push(path.clone());
+            }
+            if path.is_dir() {
+                todo.push(path);
+            }
+        }
+    }
+    assert!(found.is_empty(), "say what they are for: {found:?}");
+}
+
+#[test]
+fn every_source_file_opens_with_what_it_owns() {
+    let mut bad = Vec::new();
+    let mut todo = vec![workspace().to_owned()];
+    while let Some(dir) = todo.pop() {
+        for entry in std::fs::read_dir(&dir).expect("a readable directory") {
+            let path = entry.expect("a readable entry").path();
+            let name = path.file_name().expect("it has a name").to_string_lossy().into_owned();
+            if path.is_dir() && !name.starts_with('.') && name != "target" {
+                todo.push(path);
+            } else if name.ends_with(".rs") {
+                let text = std::fs::read_to_string(&path).expect("a readable file");
+                if !text.starts_with("//!") {
+                    bad.push(path);
+                }
+            }
+        }
+    }
+    assert!(bad.is_empty(), "no //! at the top of {bad:?}");
+}

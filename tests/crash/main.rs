@@ -1,0 +1,7 @@
+//! Crash tests: a process killed at any moment keeps what it acknowledged.
+//!
+//! Invariants:
+//! - The tester is proved against broken servers before it is believed about spindle.
+
+mod spindle;
+mod toys;

@@ -1,0 +1,78 @@
+//! The crash tester against spindle: killed with -9 at hostile moments, every acknowledged write is
+//! there, flushed or not.
+//!
+//! Invariants:
+//! - The log is small, so that it laps and destages many times in a round.
+//! - `SPINDLE_TEST_ROUNDS` sets the rounds, for long runs at night.
+
+use std::time::Duration;
+use tests::daemon::{Daemon, SMALL};
+use tests::place::{binary, skip};
+use tests::seed::seeds;
+use tests::torture::{Plan, Totals, VolumePlan, torture};
+
+/// Names differ in length by one, so that both kinds of sockets are used.
+const VOLUMES: &[(&str, &str)] = &[("db", "64MiB"), ("log", "8MiB"), ("huge", "1TiB")];
+
+fn plan(seed: u64, round_count: u64) -> Plan {
+    let volume = |name: &str, start_sector, bytes: usize| VolumePlan {
+        name: name.to_owned(),
+        start_sector,
+        sector_count: bytes / 512,
+    };
+    let rounds = std::env::var("SPINDLE_TEST_ROUNDS").ok();
+    let round_count = rounds.map_or(round_count, |text| text.parse().expect("a number"));
+    Plan {
+        seed,
+        round_count,
+        round: Duration::from_millis(400),
+        time: Duration::from_secs(round_count * 10),
+        volumes: vec![
+            volume("db", 0, 24 << 20),
+            volume("log", 0, 8 << 20),
+            // Neither its start nor its end is aligned to anything.
+            volume("huge", (64 << 30) / 512 - 777, 12 << 20),
+        ],
+        fail_point_percent: 60,
+    }
+}
+
+fn survives(mut daemon: Daemon, seed: u64, round_count: u64) -> Totals {
+    println!("SEED={seed}");
+    let totals = torture(&mut daemon, &plan(seed, round_count));
+    let totals = totals.unwrap_or_else(|found| panic!("{found}"));
+    daemon.fsck();
+    println!("{totals:?}");
+    totals
+}
+
+#[test]
+fn every_acknowledged_write_survives_kill_9() {
+    for seed in seeds(1) {
+        survives(Daemon::new(SMALL, VOLUMES), seed, 25);
+    }
+}
+
+#[test]
+fn every_acknowledged_write_survives_kill_9_when_every_write_is_synced() {
+    for seed in seeds(1) {
+        let settings = format!(
+            "{SMALL}[[volumes]]\nname = \"db\"\nsize = \"64MiB\"\ndurability = \"write\"\n\
+             [[volumes]]\nname = \"log\"\nsize = \"8MiB\"\ndurability = \"store\"\n"
+        );
+        survives(Daemon::new(&settings, &[("huge", "1TiB")]), seed, 10);
+    }
+}
+
+#[test]
+fn every_acknowledged_write_survives_a_death_between_two_steps_of_destage() {
+    if !binary("spindle-faulty").exists() {
+        return skip("the build with fail points is missing (tests/run makes it)");
+    }
+    for seed in seeds(1) {
+        let mut daemon = Daemon::new(SMALL, VOLUMES);
+        daemon.use_binary("spindle-faulty");
+        let totals = survives(daemon, seed, 25);
+        assert!(totals.fail_point_count > 0, "no fail point was armed");
+    }
+}

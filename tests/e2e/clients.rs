@@ -1,0 +1,255 @@
+//! The NBD clients that people use, against spindle; and the tests' own client against the NBD
+//! servers that people use.
+//!
+//! Invariants:
+//! - What one client wrote another reads, over both kinds of sockets.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tests::daemon::{Daemon, SMALL};
+use tests::nbd::{Connection, Endpoint, Wanted};
+use tests::needs;
+use tests::place::{Place, run};
+use tests::process::Process;
+use tests::seed::{Random, seeds};
+
+/// Python with the bindings of the distribution.
+const PYTHON: &str = "/usr/bin/python3";
+
+fn daemon() -> Daemon {
+    Daemon::started(SMALL, &[("disk", "96MiB"), ("other", "1TiB")])
+}
+
+/// A file with data, holes and zeroes.
+fn sample(path: &Path, seed: u64, bytes: usize) -> Vec<u8> {
+    let mut random = Random::new(seed, 7);
+    let mut content = vec![0; bytes];
+    for part in content.chunks_mut(1 << 20) {
+        match random.below(3) {
+            0 => random.fill(part),
+            1 => part.fill(0x5a),
+            _ => {}
+        }
+    }
+    std::fs::write(path, &content).expect("write the sample");
+    content
+}
+
+#[test]
+fn nbdinfo_sees_exports_sizes_and_abilities() {
+    needs!("nbdinfo");
+    let daemon = daemon();
+    let list: Value = parse(&run("nbdinfo", &["--list", "--json", &daemon.tcp("").uri()]));
+    let exports = list["exports"].as_array().expect("a list");
+    let mut names: Vec<&str> =
+        exports.iter().map(|export| export["export-name"].as_str().expect("a name")).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["disk", "other"]);
+    for endpoint in [daemon.tcp("other"), daemon.unix("other")] {
+        let info: Value = parse(&run("nbdinfo", &["--json", &endpoint.uri()]));
+        let export = &info["exports"][0];
+        assert_eq!(export["export-size"], 1u64 << 40);
+        assert_eq!(export["block_minimum"], 1, "{export}");
+        for ability in
+            ["can_flush", "can_fua", "can_trim", "can_zero", "can_multi_conn", "can_df", "can_cache"]
+        {
+            assert_eq!(export[ability], true, "{ability}: {export}");
+        }
+        assert_eq!(export["is_read_only"], false);
+        assert_eq!(info["structured"], true);
+    }
+    let map = parse(&run("nbdinfo", &["--map", "--json", &daemon.tcp("other").uri()]));
+    assert_eq!(map[0]["type"], 3, "an empty volume is one hole: {map}");
+}
+
+fn parse(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn nbdcopy_and_qemu_img_agree_about_every_byte() {
+    needs!("nbdcopy", "qemu-img");
+    for seed in seeds(1) {
+        println!("SEED={seed}");
+        let mut daemon = daemon();
+        let place = Place::new();
+        let (source, copy) = (place.join("source"), place.join("copy"));
+        let content = sample(&source, seed, 96 << 20);
+        let (source, copy_name) = (source.display().to_string(), copy.display().to_string());
+        let (tcp, unix) = (daemon.tcp("disk").uri(), daemon.unix("disk").uri());
+        run("nbdcopy", &["--flush", "--connections=4", "--requests=32", &source, &tcp]);
+        run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &source, &unix]);
+        daemon.kill();
+        daemon.restart();
+        let (tcp, unix) = (daemon.tcp("disk").uri(), daemon.unix("disk").uri());
+        run("nbdcopy", &[&unix, &copy_name]);
+        assert!(std::fs::read(&copy).expect("the copy") == content, "nbdcopy read other bytes");
+        // And the other way round, over what is there.
+        let content = sample(Path::new(&source), seed + 1, 96 << 20);
+        run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", "-m", "8", "-W", &source, &tcp]);
+        run("nbdcopy", &[&tcp, &copy_name]);
+        assert!(std::fs::read(&copy).expect("the copy") == content, "qemu-img wrote other bytes");
+        daemon.stop();
+        daemon.fsck();
+    }
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_at_random() {
+    needs!("fio");
+    let daemon = daemon();
+    let engines = String::from_utf8_lossy(&tests::place::output("fio", &["--enghelp"]).stdout)
+        .lines()
+        .any(|line| line.trim() == "nbd");
+    if !engines {
+        return tests::place::skip("this fio has no nbd engine");
+    }
+    for (endpoint, block) in [(daemon.unix("disk"), "4k"), (daemon.tcp("disk"), "512-64k")] {
+        run(
+            "fio",
+            &[
+                "--name=verify",
+                "--ioengine=nbd",
+                &format!("--uri={}", endpoint.uri()),
+                "--rw=randwrite",
+                &format!("--bsrange={}", if block.contains('-') { block } else { "4k-4k" }),
+                "--size=64m",
+                "--iodepth=32",
+                "--verify=crc32c",
+                "--do_verify=1",
+                "--verify_fatal=1",
+                "--randrepeat=0",
+                "--fsync=64",
+            ],
+        );
+    }
+}
+
+#[test]
+fn libnbd_in_python_uses_many_connections_and_reads_the_map() {
+    needs!("/usr/bin/python3");
+    if !tests::place::output(PYTHON, &["-c", "import nbd"]).status.success() {
+        return tests::place::skip("python3-libnbd is not installed");
+    }
+    let daemon = daemon();
+    let script = r#"
+import nbd, os, sys
+uri = sys.argv[1]
+handles = []
+for _ in range(4):
+    h = nbd.NBD(); h.add_meta_context("base:allocation"); h.connect_uri(uri); handles.append(h)
+assert handles[0].can_multi_conn()
+blocks = {i: os.urandom(4096) for i in range(0, 512, 3)}
+pending = []
+for i, b in blocks.items():
+    h = handles[i % 4]
+    pending.append((h, h.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(b)), i * 8192)))
+for h, cookie in pending:
+    while not h.aio_command_completed(cookie): h.poll(-1)
+handles[0].flush()
+for i, b in blocks.items():
+    assert handles[(i + 1) % 4].pread(4096, i * 8192) == b, i
+handles[1].trim(1 << 20, 0)
+assert handles[2].pread(1 << 20, 0) == bytes(1 << 20)
+def extents(h, offset, length):
+    found = []
+    def note(context, at, entries, error):
+        found.extend(zip(entries[::2], entries[1::2])); return 0
+    h.block_status(length, offset, note); return found
+first = extents(handles[3], 0, 1 << 20)[0]
+assert first[1] == 3 and first[0] >= 1 << 20, first
+i = max(blocks)
+assert extents(handles[3], i * 8192, 4096)[0][1] == 0
+handles[0].zero(4096, i * 8192, nbd.CMD_FLAG_NO_HOLE)
+assert handles[1].pread(4096, i * 8192) == bytes(4096)
+assert extents(handles[3], i * 8192, 4096)[0][1] & 1 == 0
+for h in handles: h.shutdown()
+print("ok")
+"#;
+    for endpoint in [daemon.tcp("disk"), daemon.unix("disk")] {
+        assert_eq!(run(PYTHON, &["-c", script, &endpoint.uri()]).trim(), "ok");
+    }
+}
+
+#[test]
+fn a_client_that_reconnects_notices_only_a_pause_when_the_daemon_is_killed() {
+    needs!("nbdkit");
+    let mut daemon = daemon();
+    let place = Place::new();
+    let socket = place.join("retry.sock");
+    let unix = daemon.unix("disk").uri();
+    let mut command = Command::new("nbdkit");
+    command.args(["-f", "-U"]).arg(&socket).args(["--filter=retry-request", "nbd"]);
+    command.args([&format!("uri={unix}"), "retry=60"]);
+    command.args(["retry-request-retries=200", "retry-request-delay=0.1"]);
+    let _proxy = Process::start(&mut command, &place.join("log")).expect("nbdkit starts");
+    let endpoint = Endpoint::parse(&format!("nbd+unix:///?socket={}", socket.display()));
+    let mut connection = connect(&endpoint.expect("well formed"));
+    for round in 0..3u8 {
+        for index in 0..50u64 {
+            connection.write(index * 4096, &[round * 50 + index as u8 % 50; 4096], 0);
+            if index == 25 {
+                daemon.kill();
+                daemon.restart();
+            }
+        }
+        connection.flush();
+        for index in 0..50u64 {
+            let expected = round * 50 + index as u8 % 50;
+            assert!(connection.read(index * 4096, 4096).iter().all(|byte| *byte == expected));
+        }
+    }
+}
+
+fn connect(endpoint: &Endpoint) -> Connection {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        match Connection::open(endpoint, &Wanted::everything()) {
+            Ok(connection) => return connection,
+            Err(error) => assert!(Instant::now() < deadline, "{}: {error}", endpoint.uri()),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn exercise(mut connection: Connection) {
+    let mut random = Random::new(3, 3);
+    let mut bytes = vec![0; 1 << 20];
+    random.fill(&mut bytes);
+    connection.write(4096, &bytes, 0);
+    connection.flush();
+    assert!(connection.read(4096, 1 << 20) == bytes);
+    connection.write_zeroes(4096, 8192, 0);
+    assert_eq!(connection.read(4096, 8192), vec![0; 8192]);
+    connection.disconnect().expect("a goodbye");
+}
+
+#[test]
+fn the_tests_own_client_works_with_nbdkit() {
+    needs!("nbdkit");
+    let place = Place::new();
+    let socket = place.join("socket");
+    let mut command = Command::new("nbdkit");
+    command.args(["-f", "-U"]).arg(&socket).args(["memory", "8M"]);
+    let _server = Process::start(&mut command, &place.join("log")).expect("nbdkit starts");
+    let endpoint = Endpoint::parse(&format!("nbd+unix:///?socket={}", socket.display()));
+    exercise(connect(&endpoint.expect("well formed")));
+}
+
+#[test]
+fn the_tests_own_client_works_with_qemu_nbd() {
+    needs!("qemu-nbd");
+    let place = Place::new();
+    let (socket, image) = (place.join("socket"), place.join("image"));
+    std::fs::write(&image, vec![0; 8 << 20]).expect("write the image");
+    let mut command = Command::new("qemu-nbd");
+    command.args(["-f", "raw", "-t", "-x", "disk", "-k"]).arg(&socket).arg(&image);
+    let _server = Process::start(&mut command, &place.join("log")).expect("qemu-nbd starts");
+    let endpoint = Endpoint::parse(&format!("nbd+unix:///disk?socket={}", socket.display()));
+    let mut connection = connect(&endpoint.expect("well formed"));
+    assert!(connection.has_allocation());
+    connection.trim(0, 4096);
+    exercise(connection);
+}

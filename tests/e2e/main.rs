@@ -1,0 +1,13 @@
+//! End to end: the binary as it ships, real clients, real stores, real damage.
+//!
+//! Invariants:
+//! - What a test needs and the machine lacks makes it say so and be counted as skipped.
+
+mod clients;
+mod conformance;
+mod damage;
+mod filesystem;
+mod operator;
+mod space;
+mod stores;
+mod tls;

@@ -1,0 +1,410 @@
+//! A guard for one spindle daemon: its directory, its configuration, its life and its log.
+//!
+//! Invariants:
+//! - It is gone when the guard is.
+//! - A warning or an error in its log that the test did not announce fails the test.
+//! - It keeps its directory over restarts; nothing but the command line is used.
+
+use crate::nbd::Endpoint;
+use crate::place::{Place, binary};
+use crate::process::Process;
+use crate::torture::target::{Kill, Target};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest time to come up. The promise is 5 s for a full log of the default size.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest time of an orderly stop: it may spend a minute on the log's tail.
+const STOP_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Settings of a pool small enough that its log laps and destages many times a second.
+pub const SMALL: &str = "memory = \"400MiB\"\n\
+    [log]\nsize = \"16MiB\"\nfile_size = \"4MiB\"\n\
+    [cache]\nsize = \"64MiB\"\n\
+    [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";
+
+/// A daemon, running or not.
+pub struct Daemon {
+    place: Place,
+    binary: PathBuf,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+    announced: Vec<String>,
+    process: Option<Process>,
+    endpoints: Vec<String>,
+    checked_bytes: usize,
+    fail_point: Option<String>,
+    is_asked_to_stop: bool,
+}
+
+impl Daemon {
+    /// A daemon on a directory of its own with these settings (TOML) and volumes (`name`, `size`),
+    /// on a free TCP port and a unix socket. Not started.
+    #[must_use]
+    pub fn new(settings: &str, volumes: &[(&str, &str)]) -> Daemon {
+        let place = Place::new();
+        std::fs::write(place.join("spindle.toml"), settings).expect("write the configuration");
+        let mut daemon = Daemon {
+            binary: binary("spindle"),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            // A new pool's key file is announced by the program on purpose.
+            announced: vec!["made a new key file".to_owned()],
+            process: None,
+            endpoints: Vec::new(),
+            checked_bytes: 0,
+            fail_point: None,
+            is_asked_to_stop: false,
+            place,
+        };
+        let socket = daemon.place.join("nbd.sock").display().to_string();
+        daemon.argue(&["--nbd", "127.0.0.1:0", "--nbd-unix", &socket]);
+        for (name, size) in volumes {
+            daemon.argue(&["--volume", &format!("{name}={size}")]);
+        }
+        daemon
+    }
+
+    /// As [`Daemon::new`], started.
+    #[must_use]
+    pub fn started(settings: &str, volumes: &[(&str, &str)]) -> Daemon {
+        let mut daemon = Daemon::new(settings, volumes);
+        daemon.restart();
+        daemon
+    }
+
+    /// Adds arguments to `serve`.
+    pub fn argue(&mut self, arguments: &[&str]) {
+        self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+    }
+
+    /// Adds variables to its environment.
+    pub fn environ(&mut self, variables: &[(&str, &str)]) {
+        let owned = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        self.environment.extend(owned);
+    }
+
+    /// Uses another binary of the build, for example the one with fail points.
+    pub fn use_binary(&mut self, name: &str) {
+        self.binary = binary(name);
+    }
+
+    /// Warnings and errors with this text are expected.
+    pub fn announce(&mut self, text: &str) {
+        self.announced.push(text.to_owned());
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn dir(&self) -> PathBuf {
+        self.place.join("dir")
+    }
+
+    /// The place of its files, for the test's own.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.place.join("spindle.log")
+    }
+
+    /// All it logged so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        let bytes = std::fs::read(self.log_path()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn serve(&self) -> Command {
+        let mut command = Command::new(&self.binary);
+        let config = self.place.join("spindle.toml");
+        command.arg("serve").arg("--dir").arg(self.dir()).arg("--config").arg(config);
+        command.args(&self.arguments).env("SPINDLE_LOG", "info").env("RUST_BACKTRACE", "0");
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        if let Some(point) = &self.fail_point {
+            command.env("SPINDLE_FAILPOINT", point);
+        }
+        command
+    }
+
+    fn spawn(&mut self) -> Result<(), String> {
+        assert!(self.process.is_none(), "it runs already");
+        self.is_asked_to_stop = false;
+        let process = Process::start(&mut self.serve(), &self.log_path());
+        let failed = |error| format!("start {}: {error}", self.binary.display());
+        self.process = Some(process.map_err(failed)?);
+        Ok(())
+    }
+
+    /// Starts it and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it ends before, or is not ready in time; with the end of its log.
+    pub fn try_start(&mut self) -> Result<(), String> {
+        self.spawn()?;
+        self.endpoints.clear();
+        let deadline = Instant::now() + READY_TIMEOUT;
+        while Instant::now() < deadline {
+            let process = self.process.as_mut().expect("started above");
+            match process.line(Duration::from_millis(100)) {
+                Some(line) if line == "ready" => return Ok(()),
+                Some(line) => self.endpoints.push(line),
+                None => {
+                    if let Some(status) = process.ended() {
+                        self.process = None;
+                        return Err(format!("it ended with {status}:\n{}", self.tail()));
+                    }
+                }
+            }
+        }
+        Err(format!("not ready after {READY_TIMEOUT:?}:\n{}", self.tail()))
+    }
+
+    /// Starts it where it is not running, and insists that it comes up.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.try_start().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Runs `serve` to its end, which must be a failure, and returns what it said.
+    #[track_caller]
+    pub fn refuses_to_start(&mut self) -> String {
+        let error = self.try_start().expect_err("it must refuse to start");
+        assert!(self.process.is_none(), "{error}");
+        error
+    }
+
+    /// The end of the log.
+    #[must_use]
+    pub fn tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+
+    /// Where a volume is served over TCP.
+    #[must_use]
+    pub fn tcp(&self, volume: &str) -> Endpoint {
+        self.find(volume, "nbd://").or_else(|| self.find(volume, "nbds://")).expect("over TCP")
+    }
+
+    /// Where a volume is served over the unix socket.
+    #[must_use]
+    pub fn unix(&self, volume: &str) -> Endpoint {
+        self.find(volume, "nbd+unix://").expect("served over a unix socket")
+    }
+
+    fn find(&self, volume: &str, scheme: &str) -> Option<Endpoint> {
+        let uris = self.endpoints.iter().filter(|uri| uri.starts_with(scheme));
+        let mut endpoints = uris.filter_map(|uri| Endpoint::parse(uri));
+        // A volume made later is served at the same addresses.
+        endpoints.next().map(|endpoint| endpoint.with_export(volume))
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill();
+        }
+    }
+
+    /// Sends SIGTERM and insists on an orderly end.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        self.begin_stop();
+        self.finish_stop().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Waits until it ends by itself.
+    #[track_caller]
+    pub fn wait(&mut self, timeout: Duration) -> ExitStatus {
+        let process = self.process.as_mut().expect("it runs");
+        let status = process.wait(timeout).expect("it ends in time");
+        self.process = None;
+        status
+    }
+
+    /// Number of the running process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.process.as_ref().expect("it runs").id()
+    }
+
+    /// Runs another command of the program on the same directory, configuration and environment.
+    #[must_use]
+    pub fn command(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(&self.binary);
+        command.args(arguments).arg("--dir").arg(self.dir());
+        command.arg("--config").arg(self.place.join("spindle.toml")).stdin(Stdio::null());
+        if let Some(store) = self.store() {
+            command.args(["--store", store]);
+        }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        crate::process::dies_with_us(&mut command).output().expect("the program runs")
+    }
+
+    fn store(&self) -> Option<&str> {
+        let at = self.arguments.iter().position(|argument| argument == "--store")?;
+        self.arguments.get(at + 1).map(String::as_str)
+    }
+
+    /// As [`Daemon::command`] with `-o json`, insisting on success.
+    #[track_caller]
+    #[must_use]
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.command(&[arguments, &["-o", "json"]].concat());
+        let (out, err) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{arguments:?}: {}\n{out}\n{err}", output.status);
+        serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
+    }
+
+    /// Walks the stopped pool and insists that it is consistent.
+    #[track_caller]
+    pub fn fsck(&self) -> Value {
+        let found = self.json(&["fsck"]);
+        let problems = found["problems"].as_array().expect("fsck lists problems");
+        assert!(problems.is_empty(), "fsck: {found}");
+        found
+    }
+
+    /// Log lines since the last call that nobody announced.
+    pub fn unannounced(&mut self) -> Vec<String> {
+        let log = self.log();
+        let fresh = log.get(self.checked_bytes..).unwrap_or_default();
+        self.checked_bytes = log.len();
+        fresh
+            .lines()
+            .filter(|line| is_complaint(line, &self.announced))
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+fn is_complaint(line: &str, announced: &[String]) -> bool {
+    let level = line.split_whitespace().nth(1).unwrap_or_default();
+    let is_loud = level == "WARN" || level == "ERROR" || line.contains("panicked at");
+    is_loud && !announced.iter().any(|text| line.contains(text))
+}
+
+impl Target for Daemon {
+    fn start(&mut self) -> Result<(), String> {
+        self.try_start()
+    }
+
+    fn start_and_kill(&mut self, delay: Duration) -> Result<(), String> {
+        self.spawn()?;
+        std::thread::sleep(delay);
+        let mut process = self.process.take().expect("spawned above");
+        if let Some(status) = process.ended() {
+            return Err(format!("it ended by itself with {status}:\n{}", self.tail()));
+        }
+        process.kill();
+        Ok(())
+    }
+
+    fn endpoint(&self, volume: &str) -> Endpoint {
+        // Half of the names go over each kind of socket.
+        if volume.len().is_multiple_of(2) { self.tcp(volume) } else { self.unix(volume) }
+    }
+
+    fn killer(&self) -> Kill {
+        let killer = self.process.as_ref().expect("it runs").killer();
+        Box::new(move || killer.kill())
+    }
+
+    fn reap(&mut self) -> Result<(), String> {
+        use std::os::unix::process::ExitStatusExt;
+        // A start that failed at a fail point has reaped it already.
+        let Some(mut process) = self.process.take() else {
+            return Ok(());
+        };
+        let status = process.wait(Duration::from_secs(60)).ok_or("a killed process ends")?;
+        match status.signal() {
+            Some(9 | 6) => Ok(()),
+            _ if self.is_asked_to_stop && status.success() => Ok(()),
+            _ => Err(format!("it ended by itself with {status}:\n{}", self.tail())),
+        }
+    }
+
+    fn begin_stop(&mut self) {
+        self.is_asked_to_stop = true;
+        self.process.as_ref().expect("it runs").terminate();
+    }
+
+    fn finish_stop(&mut self) -> Result<(), String> {
+        let mut process = self.process.take().expect("it runs");
+        match process.wait(STOP_TIMEOUT) {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(format!("the stop ended with {status}:\n{}", self.tail())),
+            None => Err(format!("no end {STOP_TIMEOUT:?} after SIGTERM:\n{}", self.tail())),
+        }
+    }
+
+    fn fail_points(&self) -> Vec<String> {
+        let is_faulty = self.binary.ends_with("spindle-faulty");
+        if is_faulty { fail_points_of_the_source() } else { Vec::new() }
+    }
+
+    fn arm(&mut self, fail_point: Option<String>) {
+        self.fail_point = fail_point;
+    }
+
+    fn complaints(&mut self) -> Vec<String> {
+        self.unannounced()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
+        if !std::thread::panicking() {
+            let complaints = self.unannounced();
+            assert!(complaints.is_empty(), "log lines that nobody announced: {complaints:#?}");
+        }
+    }
+}
+
+/// Names of the fail points that the source names: the list cannot grow stale.
+fn fail_points_of_the_source() -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace");
+    let mut names = Vec::new();
+    let mut todo: Vec<PathBuf> =
+        ["server/src", "tiering/src", "replication/src"].map(|dir| root.join(dir)).into();
+    while let Some(path) = todo.pop() {
+        if path.is_dir() {
+            let entries = std::fs::read_dir(&path).expect("a readable directory");
+            todo.extend(entries.map(|entry| entry.expect("a readable entry").path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).expect("a readable file");
+            for (_, rest) in
+                text.match_indices("fail_point!(\"").map(|(at, m)| (at, &text[at + m.len()..]))
+            {
+                names.extend(rest.split_once('"').map(|(name, _)| name.to_owned()));
+            }
+        }
+    }
+    names.sort();
+    names.dedup();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loud_lines_are_found_unless_announced() {
+        let announced = vec!["store is away".to_owned()];
+        let is_loud = |line| is_complaint(line, &announced);
+        assert!(is_loud("2026-01-01T00:00:00Z  WARN server::pool: odd"));
+        assert!(is_loud("2026-01-01T00:00:00Z ERROR server::pool: bad"));
+        assert!(is_loud("thread 'main' panicked at src/main.rs:1:1:"));
+        assert!(!is_loud("2026-01-01T00:00:00Z  INFO server::pool: a WARN inside"));
+        assert!(!is_loud("2026-01-01T00:00:00Z  WARN tiering: the store is away"));
+    }
+}

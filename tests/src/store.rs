@@ -1,0 +1,97 @@
+//! A real S3 server for one test: MinIO on a directory of its own.
+//!
+//! Invariants:
+//! - Its data is gone with its guard; its port is free before and after.
+
+use crate::place::Place;
+use crate::process::Process;
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Name of the bucket.
+pub const BUCKET: &str = "disks";
+const USER: &str = "spindletest";
+const PASSWORD: &str = "spindletest-password";
+
+/// A running S3 server.
+pub struct Minio {
+    place: Place,
+    address: String,
+    process: Option<Process>,
+}
+
+impl Minio {
+    /// The server's program, if it was built (see tests/run).
+    #[must_use]
+    pub fn program() -> Option<PathBuf> {
+        let path = PathBuf::from(std::env::var_os("SPINDLE_TEST_MINIO")?);
+        path.exists().then_some(path)
+    }
+
+    /// Starts one with an empty bucket.
+    #[must_use]
+    pub fn start() -> Minio {
+        let place = Place::new();
+        // A bucket of this server is a directory.
+        std::fs::create_dir_all(place.join(&format!("data/{BUCKET}"))).expect("make the bucket");
+        let mut minio = Minio { place, address: free_address(), process: None };
+        minio.up();
+        minio
+    }
+
+    /// Starts it again after [`Minio::down`].
+    pub fn up(&mut self) {
+        let program = Self::program().expect("checked by the test");
+        let mut command = Command::new(program);
+        command.args(["server", "--quiet", "--address", &self.address]);
+        command.arg(self.place.join("data"));
+        command.env("MINIO_ROOT_USER", USER).env("MINIO_ROOT_PASSWORD", PASSWORD);
+        command.env("MINIO_BROWSER", "off").env("HOME", self.place.path());
+        let process = Process::start(&mut command, &self.place.join("log")).expect("it starts");
+        self.process = Some(process);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while TcpStream::connect(&self.address).is_err() {
+            let log = || std::fs::read_to_string(self.place.join("log")).unwrap_or_default();
+            assert!(Instant::now() < deadline, "the S3 server does not come up: {}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Kills it; its data stays.
+    pub fn down(&mut self) {
+        self.process = None;
+    }
+
+    /// `host:port`.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The directory that holds the bucket's objects.
+    #[must_use]
+    pub fn bucket_dir(&self) -> PathBuf {
+        self.place.join("data").join(BUCKET)
+    }
+
+    /// Environment that leads an S3 client here, or to a proxy in front of it.
+    #[must_use]
+    pub fn environment(address: &str) -> Vec<(&'static str, String)> {
+        vec![
+            ("AWS_ACCESS_KEY_ID", USER.to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", PASSWORD.to_owned()),
+            ("AWS_ENDPOINT_URL", format!("http://{address}")),
+            ("AWS_ENDPOINT", format!("http://{address}")),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+        ]
+    }
+}
+
+/// An address that was free a moment ago.
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("a bound socket has an address").to_string()
+}
