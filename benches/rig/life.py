@@ -51,6 +51,7 @@ class Life:
         self.children = []
 
     def __enter__(self):
+        signal.signal(signal.SIGINT, _interrupt)  # also where the shell had it ignored
         signal.signal(signal.SIGTERM, _interrupt)
         signal.signal(signal.SIGHUP, _interrupt)
         return self

@@ -1,4 +1,4 @@
-"""The smallest NBD client that can flush: handshake with GO, WRITE, FLUSH, DISC.
+"""The smallest NBD client that can flush: handshake with GO, FLUSH, DISC.
 
 It exists because fio's nbd engine ends without a flush whatever `end_fsync` says (seen with 3.33),
 and a sequential write is not over before it. Source of all constants: the NBD protocol
@@ -16,7 +16,6 @@ REQUEST_MAGIC = 0x25609513
 SIMPLE_REPLY_MAGIC = 0x67446698
 OPTION_GO = 7
 REPLY_ACK = 1
-COMMAND_WRITE = 1
 COMMAND_DISC = 2
 COMMAND_FLUSH = 3
 ANSWER_SECONDS_MAX = 600  # Chosen by hand: a flush of all that the kernel keeps dirty.
@@ -63,18 +62,10 @@ class Client:
 
     def flush(self):
         """Returns when everything that was answered before is on stable storage."""
-        self._request(COMMAND_FLUSH, 0, b"")
-
-    def write(self, offset, payload):
-        """Returns when the write is acknowledged."""
-        self._request(COMMAND_WRITE, offset, payload)
-
-    def _request(self, command, offset, payload):
-        header = struct.pack(">IHHQQI", REQUEST_MAGIC, 0, command, 1, offset, len(payload))
-        self.socket.sendall(header + payload)
+        self.socket.sendall(struct.pack(">IHHQQI", REQUEST_MAGIC, 0, COMMAND_FLUSH, 1, 0, 0))
         magic, error, _cookie = struct.unpack(">IIQ", self._receive(16))
         if magic != SIMPLE_REPLY_MAGIC or error:
-            raise ConnectionError(f"command {command} failed: magic {magic:#x}, error {error}")
+            raise ConnectionError(f"flush failed: magic {magic:#x}, error {error}")
 
     def close(self):
         self.socket.sendall(struct.pack(">IHHQQI", REQUEST_MAGIC, 0, COMMAND_DISC, 2, 0, 0))

@@ -6,6 +6,7 @@ Invariants:
 - Ports are free ones of 127.0.0.1; nothing is shared between two runs of a script.
 """
 
+import glob
 import json
 import os
 import pathlib
@@ -19,9 +20,7 @@ from . import life, nbd
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 BUCKET = "spindle-bench"
 MIB = 1 << 20
-FILL_BYTES = MIB
 READY_SECONDS_MAX = 60  # Chosen by hand: opening a pool with a full default log takes 5 s at most.
-SENTINEL = "sentinel"  # a volume that only tells when everything is destaged
 MEMORY_BYTES = 1 << 30  # the default budget; a larger memory cache comes on top
 LOG_FILE_COUNT = 8
 
@@ -42,8 +41,9 @@ def spindle_binary(given=None):
 
 def cached_minio():
     """The MinIO that tests and examples build into the user's cache, if it is there."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    for path in (f"{cache}/spindle-tests/bin/minio", shutil.which("minio")):
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = os.environ.get("SPINDLE_TEST_CACHE") or f"{base}/spindle-tests"
+    for path in [*sorted(glob.glob(f"{cache}/minio-*/minio")), shutil.which("minio")]:
         if path and os.access(path, os.X_OK):
             return path
     return None
@@ -86,11 +86,9 @@ class Spindle(Server):
         self.log = f"{self.dir}.log"
         self.env = {"SPINDLE_LOG": "warn", **(env or {})}
         os.makedirs(self.dir)
-        listed = dict(volumes, **{SENTINEL: MIB})
-        stored = {SENTINEL, *stored}
         tables = [{"name": volume, "size": str(size_bytes),
                    "durability": "store" if volume in stored else "flush"}
-                  for volume, size_bytes in listed.items()]
+                  for volume, size_bytes in volumes.items()]
         self.config = f"{self.dir}.toml"
         with open(self.config, "w") as config:
             config.write(toml({**(settings or {}), "volumes": tables}))
@@ -118,22 +116,22 @@ class Spindle(Server):
         return self.uris[volume]
 
     def settle(self):
-        # The log has one order over all volumes and is destaged in it: once the store has the
-        # sentinel's write, it has everything before.
         started = time.monotonic()
-        client = nbd.Client(self.uri(SENTINEL))
-        client.write(0, os.urandom(4096))
-        client.flush()
-        client.close()
+        self.command("flush", check=True)
         return time.monotonic() - started
+
+    def command(self, name, check=False):
+        """A command of the binary on this pool."""
+        command = [str(self.binary), name, "--dir", self.dir]
+        if self.store and name == "fsck":
+            command += ["--store", self.store]
+        return subprocess.run(command, env={**os.environ, **self.env}, check=check,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def fsck(self):
         """`spindle fsck` of the stopped pool: exit status and what it said."""
-        command = [str(self.binary), "fsck", "--dir", self.dir]
-        if self.store:
-            command += ["--store", self.store]
-        done = subprocess.run(command, env={**os.environ, **self.env}, capture_output=True, text=True)
-        return done.returncode, (done.stdout + done.stderr).strip()
+        done = self.command("fsck")
+        return done.returncode, done.stdout.strip()
 
     def stop(self):
         return self.world.stop(self.child)
@@ -167,7 +165,7 @@ def toml(settings):
 
 
 class NbdkitFile(Server):
-    """`nbdkit file` on a directory of preallocated files, through the page cache."""
+    """`nbdkit file` on a directory of files, through the page cache."""
 
     def __init__(self, world, name, core, files):
         self.name, self.files = name, files
@@ -197,7 +195,7 @@ class NbdkitNull(Server):
 
 
 class QemuNbd(Server):
-    """`qemu-nbd`, one process a volume, on preallocated files."""
+    """`qemu-nbd`, one process a volume."""
 
     def __init__(self, world, core, files, cache):
         self.name = "qemu-nbd"
@@ -216,7 +214,7 @@ class QemuNbd(Server):
 
 
 class Raw(Server):
-    """No server: the same requests with O_DIRECT on a preallocated file."""
+    """No server: the same requests with O_DIRECT on a file."""
 
     def __init__(self, files):
         self.name = "raw direct"
@@ -229,19 +227,14 @@ class Raw(Server):
 
 
 class Files:
-    """One file a volume. `fresh` volumes are sparse, all others written in full."""
+    """One sparse file a volume."""
 
-    def __init__(self, dir, volumes, fresh=()):
+    def __init__(self, dir, volumes):
         self.dir = dir
         os.makedirs(dir)
         self.paths = {volume: os.path.join(dir, volume) for volume in volumes}
-        block = os.urandom(FILL_BYTES)
         for volume, size_bytes in volumes.items():
-            with open(self.paths[volume], "wb", buffering=0) as file:
-                if volume not in fresh:
-                    for at in range(0, size_bytes, FILL_BYTES):
-                        file.write(block[: min(FILL_BYTES, size_bytes - at)])
-                    os.fsync(file.fileno())
+            with open(self.paths[volume], "wb") as file:
                 file.truncate(size_bytes)
 
     def any_volume(self):

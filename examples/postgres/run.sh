@@ -72,13 +72,18 @@ cleanup() {
 	trap '' INT TERM HUP
 	trap - EXIT
 	set +e
-	[ -z "$work" ] && exit "$status"
+	[ -n "$work" ] || exit "$status"
 	[ "$status" = 0 ] || show_logs
-	for name in "${!postgres_pid[@]}"; do postgres_stop "$name" immediate; done
-	# Without its server a proxy retries for minutes, and everything above it waits.
-	kill -0 "${spindle_pid:-x}" 2>/dev/null || kill -9 "${proxy_pid[spindle]:-x}" 2>/dev/null
-	for name in "${!fuse_pid[@]}"; do detach "$name" || detach_by_force "$name"; done
-	end "$spindle_pid"
+	# From below: with its disk gone nothing above it waits for an answer any more. After a run
+	# that went well all of this is already done.
+	for name in "${!fuse_pid[@]}"; do force "${proxy_pid[$name]:-}" "${fuse_pid[$name]}"; done
+	for name in "${!proxy_pid[@]}"; do force "${proxy_pid[$name]}"; done
+	for name in "${!postgres_pid[@]}"; do kill -QUIT "${postgres_pid[$name]}"; done 2>/dev/null
+	for name in "${!postgres_pid[@]}"; do
+		timeout 20 tail --pid="${postgres_pid[$name]}" -f /dev/null || force "${postgres_pid[$name]}"
+	done
+	for name in "${!fuse_pid[@]}"; do detach_by_force "$name"; done
+	force "$spindle_pid"
 	end "$minio_pid"
 	# Never through a mount that would not go.
 	if findmnt -rno TARGET | grep -q "^$work/"; then
@@ -91,10 +96,18 @@ cleanup() {
 	exit "$status"
 }
 
+# force PID…: gone when it returns.
+force() {
+	local pid
+	for pid in "$@"; do
+		[ -n "$pid" ] && kill -9 "$pid" 2>/dev/null && timeout 10 tail --pid="$pid" -f /dev/null
+	done
+}
+
 show_logs() {
 	local log
 	for log in "$work"/log/*; do
-		[ -s "$log" ] && { echo "--- ${log##*/}"; tail -n 8 "$log"; } >&2
+		[ ! -s "$log" ] || { echo "--- ${log##*/}"; tail -n 8 "$log"; } >&2
 	done
 }
 
@@ -126,18 +139,20 @@ free_port() {
 	die 'no free port'
 }
 
+# The same place and version that tests/run uses.
+minio_version=v0.0.0-20260212201848-7aac2a2c5b7c
 find_minio() {
-	local cache=${XDG_CACHE_HOME:-$HOME/.cache}/spindle-tests/bin
+	local cache=${SPINDLE_TEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/spindle-tests}/minio-$minio_version
 	minio=$cache/minio
-	[ -x "$minio" ] && return
+	[ ! -x "$minio" ] || return 0
 	minio=$(command -v minio) && return
 	minio=$cache/minio
 	command -v go >/dev/null || die 'no MinIO and no Go to build it with: use --store file, or install one'
 	say 'building MinIO into the cache (some minutes, once)'
 	mkdir -p "$cache"
-	# Someone else may be building it too.
-	(flock 9; [ -x "$minio" ] || GOBIN=$cache go install github.com/minio/minio@latest) \
-		9>"$cache/.minio.lock" >"$work/log/go-install" 2>&1 || die 'MinIO does not build: use --store file'
+	GOBIN=$work/go go install "github.com/minio/minio@$minio_version" >"$work/log/go-install" 2>&1 ||
+		die 'MinIO does not build: use --store file'
+	mv "$work/go/minio" "$minio"
 }
 
 start_store() {
@@ -189,6 +204,7 @@ start_proxy() {
 	nbdkit -f -U "$work/$1-proxy.sock" --filter=retry nbd uri="$2" \
 		retries=300 retry-delay=1 retry-exponential=no >>"$work/log/$1-proxy" 2>&1 &
 	proxy_pid[$1]=$!
+	disown "${proxy_pid[$1]}"
 	wait_for 20 test -S "$work/$1-proxy.sock" || die "the proxy does not start"
 }
 
@@ -203,7 +219,7 @@ attach() {
 	nbdfuse -C 4 "$work/$name.disk" "$uri" </dev/null >>"$work/log/$name-nbdfuse" 2>&1 &
 	fuse_pid[$name]=$!
 	disown "${fuse_pid[$name]}"
-	wait_for 20 mountpoint -q "$work/$name.disk" || die "nbdfuse does not reach $uri"
+	wait_for 20 is_mounted "$work/$name.disk" || die "nbdfuse does not reach $uri"
 	loop[$name]=$(losetup --direct-io=on -f --show "$work/$name.disk")
 }
 
@@ -211,7 +227,7 @@ mount_disk() { mount "${loop[$1]}" "$work/$1"; }
 
 detach() {
 	local name=$1
-	if mountpoint -q "$work/$name"; then
+	if is_mounted "$work/$name"; then
 		# The last process that has a file open may need a moment to end.
 		wait_for 20 umount "$work/$name" || return 1
 	fi
@@ -221,7 +237,7 @@ detach() {
 		wait_for 10 is_loop_free "${loop[$name]}" || return 1
 		unset "loop[$name]"
 	fi
-	if mountpoint -q "$work/$name.disk"; then
+	if is_mounted "$work/$name.disk"; then
 		wait_for 10 umount "$work/$name.disk" || return 1
 	fi
 	# It has sent its disconnect once it is gone.
@@ -234,15 +250,15 @@ detach() {
 	fi
 }
 
+# From the table: asking the mount itself fails once its server is dead.
+is_mounted() { grep -qF " $1 " /proc/self/mountinfo; }
+
 is_loop_free() { ! losetup "$1" 2>/dev/null | grep -q .; }
 
-detach_by_force() {
-	local name=$1
-	kill -9 "${proxy_pid[$name]:-x}" "${fuse_pid[$name]:-x}" 2>/dev/null
-	umount -f "$work/$name.disk" 2>/dev/null
-	umount "$work/$name" 2>/dev/null || umount -l "$work/$name" 2>/dev/null
-	[ -n "${loop[$name]:-}" ] && losetup -d "${loop[$name]}" 2>/dev/null
-	umount -l "$work/$name.disk" 2>/dev/null
+detach_by_force() { # NAME, whose nbdfuse is dead
+	is_mounted "$work/$1" && { wait_for 20 umount "$work/$1" || umount -l "$work/$1"; }
+	[ -z "${loop[$1]:-}" ] || losetup -d "${loop[$1]}"
+	is_mounted "$work/$1.disk" && { wait_for 10 umount "$work/$1.disk" || umount -l "$work/$1.disk"; }
 }
 
 # --- PostgreSQL, one server a name; its socket is in $work/run/NAME ---
@@ -259,6 +275,8 @@ postgres_init() { # NAME DIRECTORY
 	# Only where it listens; everything else is as packaged.
 	printf "listen_addresses = ''\nunix_socket_directories = '%s'\n" "$work/run/$1" \
 		>>"$2/data/postgresql.conf"
+	# initdb synced what it wrote; this line would not survive the loss of the disk without it.
+	sync -f "$2/data/postgresql.conf"
 	data_at[$1]=$2/data
 }
 
@@ -266,7 +284,7 @@ postgres_start() {
 	: >>"$work/log/postgres-$1"
 	chown postgres: "$work/log/postgres-$1"
 	as_postgres "$postgres_bin/pg_ctl" start -w -t 300 -s -D "${data_at[$1]}" -l "$work/log/postgres-$1" \
-		>/dev/null || die "PostgreSQL on $1 does not start"
+		>>"$work/log/pg_ctl" 2>&1 || die "PostgreSQL on $1 does not start"
 	postgres_pid[$1]=$(head -1 "${data_at[$1]}/postmaster.pid")
 }
 
@@ -458,6 +476,7 @@ start_columns() {
 	truncate -s "$size" "$work/nbdkit.img"
 	nbdkit -f -U "$work/nbdkit-proxy.sock" file "$work/nbdkit.img" >"$work/log/nbdkit" 2>&1 &
 	proxy_pid[nbdkit]=$!
+	disown "${proxy_pid[nbdkit]}"
 	wait_for 20 test -S "$work/nbdkit-proxy.sock" || die 'nbdkit does not start'
 	attach spindle "$spindle_uri"
 	attach nbdkit "nbd+unix:///?socket=$work/nbdkit-proxy.sock"

@@ -112,6 +112,12 @@ impl Access {
         Access { rules: Some(rules.into_iter().collect()) }
     }
 
+    /// Not everybody may open everything.
+    #[must_use]
+    pub fn has_rules(&self) -> bool {
+        self.rules.is_some()
+    }
+
     /// Whether `client` may see and open `export`. The unix socket is guarded by its file mode and
     /// owner, not by certificates.
     #[must_use]

@@ -10,8 +10,8 @@
 use crate::tls::TlsMode;
 use crate::wire::{
     self, CLIENT_FLAGS_BYTES, Dialect, EXPORT_NAME_PADDING_BYTES, InfoRequest, MetaRequest,
-    OptionHeader, STRING_BYTES_MAX, handshake_flag, info, option, option_reply,
-    put_option_reply, transmission_flag,
+    OptionHeader, STRING_BYTES_MAX, handshake_flag, info, option, option_reply, put_option_reply,
+    transmission_flag,
 };
 use block::{ErrorKind, Limits};
 
@@ -52,6 +52,14 @@ pub struct Lookup {
     wants_name: bool,
     wants_description: bool,
     wants_block_size: bool,
+}
+
+impl Lookup {
+    /// The client asked for the description.
+    #[must_use]
+    pub fn wants_description(&self) -> bool {
+        self.wants_description
+    }
 }
 
 /// An export whose metadata contexts are asked for.
@@ -146,8 +154,11 @@ impl Handshake {
         if header.data_bytes > OPTION_SKIP_BYTES_MAX || header.option == option::EXPORT_NAME {
             return Admission::Close;
         }
-        let reply =
-            if self.must_encrypt() { option_reply::ERR_TLS_REQD } else { option_reply::ERR_TOO_BIG };
+        let reply = if self.must_encrypt() {
+            option_reply::ERR_TLS_REQD
+        } else {
+            option_reply::ERR_TOO_BIG
+        };
         Admission::Skip(error(header.option, reply, "option data is too long"))
     }
 

@@ -18,9 +18,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Largest payload that the server advertises. Source: spec, "Size constraints": clients without
 /// block size information may assume 32 MiB.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
-/// Bounds of a connection's private share. Chosen by hand: 64 requests of 4 KiB.
+/// Smallest budget: half of it holds one largest request. Chosen by hand.
+pub const BUDGET_BYTES_MIN: usize = 2 * PAYLOAD_BYTES_MAX as usize;
+/// Largest private share of a connection. Chosen by hand: 64 requests of 4 KiB.
 const PRIVATE_BYTES_MAX: usize = 256 << 10;
-const PRIVATE_BYTES_MIN: usize = 16 << 10;
 
 /// The budget.
 #[derive(Debug)]
@@ -34,15 +35,13 @@ pub struct PayloadMemory {
 }
 
 impl PayloadMemory {
-    /// Half of the budget, at most, becomes private shares; the rest is shared and never below
-    /// 32 MiB, so that one largest request always fits.
+    /// At least [`BUDGET_BYTES_MIN`] are taken. Half of the budget, at most, becomes private
+    /// shares; the rest is shared, so that one largest request always fits.
     #[must_use]
     pub fn new(budget_bytes: usize, connection_count_max: usize) -> Self {
-        let private_bytes = (budget_bytes / 2 / connection_count_max.max(1))
-            .clamp(PRIVATE_BYTES_MIN, PRIVATE_BYTES_MAX);
-        let shared_bytes = budget_bytes
-            .saturating_sub(private_bytes.saturating_mul(connection_count_max))
-            .clamp(PAYLOAD_BYTES_MAX as usize, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
+        let budget_bytes = budget_bytes.clamp(BUDGET_BYTES_MIN, Semaphore::MAX_PERMITS);
+        let private_bytes = (budget_bytes / 2 / connection_count_max.max(1)).min(PRIVATE_BYTES_MAX);
+        let shared_bytes = budget_bytes - private_bytes * connection_count_max;
         PayloadMemory {
             shared: Arc::new(Semaphore::new(shared_bytes)),
             shared_bytes,

@@ -61,7 +61,7 @@ impl From<io::Error> for NoSession {
 pub struct Negotiator<'a, E> {
     pub exports: &'a E,
     pub access: &'a Access,
-    pub tls: Option<&'a TlsAcceptor>,
+    pub tls: Option<TlsAcceptor>,
 }
 
 impl<E: Exports> Negotiator<'_, E> {
@@ -89,7 +89,7 @@ impl<E: Exports> Negotiator<'_, E> {
                 }
                 Action::StartTls(reply) => {
                     io.send(&reply).await?;
-                    io.encrypt(self.tls).await?;
+                    io.encrypt(self.tls.as_ref()).await?;
                     handshake.on_tls();
                 }
                 Action::List => {
@@ -148,8 +148,7 @@ impl<E: Exports> Negotiator<'_, E> {
         client: &Client,
     ) -> Vec<u8> {
         let found = self.describe(&lookup.name, client).await;
-        handshake
-            .meta(lookup, found.map(|_| ()).map_err(|error| (error.kind(), error.to_string())))
+        handshake.meta(lookup, found.map(|_| ()).map_err(|error| (error.kind(), error.to_string())))
     }
 
     async fn describe(&self, name: &str, client: &Client) -> Result<(Export, Limits)> {
@@ -160,9 +159,9 @@ impl<E: Exports> Negotiator<'_, E> {
 
     async fn open(&self, lookup: &Lookup, client: &Client) -> Result<(Arc<E::Device>, String)> {
         self.check_access(&lookup.name, client)?;
-        let description = match self.exports.describe(&lookup.name, client).await {
-            Ok((export, _)) => export.description,
-            Err(error) => return Err(error),
+        let description = match lookup.wants_description() {
+            true => self.exports.describe(&lookup.name, client).await?.0.description,
+            false => String::new(),
         };
         Ok((self.exports.open(&lookup.name, client).await?, description))
     }

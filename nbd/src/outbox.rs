@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - Bytes leave in the order in which they were pushed.
-//! - The reservation of a payload is kept until its last byte was handed to the socket.
+//! - The reservation of a payload is kept until its last byte was handed to the socket; bytes
+//!   without one are counted, so that the session can bound them.
 
 use crate::memory::{Allotment, Reservation};
 use std::collections::VecDeque;
@@ -20,6 +21,8 @@ const PARTS_MAX: usize = 16;
 struct Segment {
     bytes: Vec<u8>,
     reservation: Reservation,
+    /// Of `bytes`, those that no reservation covers.
+    unreserved_bytes: usize,
     is_gathering: bool,
 }
 
@@ -30,6 +33,7 @@ pub struct Outbox {
     /// Bytes of the first segment that are sent.
     sent_bytes: usize,
     unsent_bytes: usize,
+    unreserved_bytes: usize,
     /// An empty gathering buffer, kept for its capacity.
     spare: Vec<u8>,
 }
@@ -40,6 +44,11 @@ impl Outbox {
         self.unsent_bytes
     }
 
+    /// Bytes in memory that no reservation covers: headers, messages, extents.
+    pub fn unreserved_bytes(&self) -> usize {
+        self.unreserved_bytes
+    }
+
     /// Nothing waits.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
@@ -47,36 +56,37 @@ impl Outbox {
 
     /// Adds what `encode` appends: headers and small things.
     pub fn push_with(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
-        let bytes = self.gathering();
-        let before = bytes.len();
-        encode(bytes);
-        let after = bytes.len();
-        self.unsent_bytes += after - before;
+        let segment = self.gathering();
+        let before = segment.bytes.len();
+        encode(&mut segment.bytes);
+        let added_bytes = segment.bytes.len() - before;
+        segment.unreserved_bytes += added_bytes;
+        self.unreserved_bytes += added_bytes;
+        self.unsent_bytes += added_bytes;
     }
 
     /// Adds a payload behind what was pushed last; `reservation` is what it holds.
     pub fn push_payload(&mut self, payload: Vec<u8>, reservation: Reservation) {
         self.unsent_bytes += payload.len();
         if payload.len() <= COPY_BYTES_MAX {
-            let bytes = self.gathering();
-            bytes.extend_from_slice(&payload);
-            self.segments.back_mut().expect("gathering").reservation.merge(reservation);
+            let segment = self.gathering();
+            segment.bytes.extend_from_slice(&payload);
+            segment.reservation.merge(reservation);
             return;
         }
-        self.segments.push_back(Segment { bytes: payload, reservation, is_gathering: false });
+        self.segments.push_back(Segment { bytes: payload, reservation, ..Segment::default() });
     }
 
-    fn gathering(&mut self) -> &mut Vec<u8> {
+    fn gathering(&mut self) -> &mut Segment {
         let has_room = self
             .segments
             .back()
             .is_some_and(|last| last.is_gathering && last.bytes.len() < GATHER_BYTES_MAX);
         if !has_room {
             let bytes = std::mem::take(&mut self.spare);
-            let reservation = Reservation::default();
-            self.segments.push_back(Segment { bytes, reservation, is_gathering: true });
+            self.segments.push_back(Segment { bytes, is_gathering: true, ..Segment::default() });
         }
-        &mut self.segments.back_mut().expect("pushed above").bytes
+        self.segments.back_mut().expect("pushed above")
     }
 
     /// The unsent bytes, first ones first, in as many parts as fit; returns how many parts.
@@ -106,6 +116,7 @@ impl Outbox {
             }
             self.sent_bytes -= first.bytes.len();
             let mut segment = self.segments.pop_front().expect("seen above");
+            self.unreserved_bytes -= segment.unreserved_bytes;
             allotment.release(std::mem::take(&mut segment.reservation));
             if segment.is_gathering && segment.bytes.capacity() <= 2 * GATHER_BYTES_MAX {
                 segment.bytes.clear();
@@ -127,7 +138,9 @@ mod tests {
         for step in [61, 4096, 100_000, usize::MAX] {
             let mut outbox = Outbox::default();
             let (mut expected, mut sent) = (Vec::new(), Vec::new());
-            for (index, size) in [0usize, 5, 40_000, 4096, 16_384, 16_385, 70_000].iter().enumerate() {
+            for (index, size) in
+                [0usize, 5, 40_000, 4096, 16_384, 16_385, 70_000].iter().enumerate()
+            {
                 let header = [index as u8; 16];
                 outbox.push_with(|out| out.extend_from_slice(&header));
                 let payload: Vec<u8> = (0..*size).map(|at| (at * 31 + index) as u8).collect();
@@ -143,7 +156,7 @@ mod tests {
                 sent.extend(offered.take(step));
                 outbox.advance(sent.len() - before, &mut allotment);
             }
-            assert_eq!(outbox.unsent_bytes(), 0);
+            assert_eq!((outbox.unsent_bytes(), outbox.unreserved_bytes()), (0, 0));
             assert!(sent == expected, "step {step}");
         }
     }

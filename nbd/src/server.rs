@@ -18,8 +18,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
@@ -30,7 +30,7 @@ use tokio_rustls::TlsAcceptor;
 /// Everything that can be set.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Payload bytes of all connections together; at least 32 MiB are taken.
+    /// Payload bytes of all connections together; at least 64 MiB are taken.
     pub payload_memory_bytes: usize,
     /// Connections at once, over all listeners.
     pub connection_count_max: usize,
@@ -119,9 +119,9 @@ impl Listener {
     /// # Errors
     /// `Io`, naming the address.
     pub async fn tcp(address: SocketAddr, tls: TlsMode) -> Result<Self> {
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|error| Error::with_source(ErrorKind::Io, format!("listen on {address}"), error))?;
+        let listener = TcpListener::bind(address).await.map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("listen on {address}"), error)
+        })?;
         Ok(Listener { socket: Socket::Tcp(listener), tls })
     }
 
@@ -134,10 +134,11 @@ impl Listener {
         let context = || format!("listen on {}", path.display());
         let failed = |error: io::Error| Error::with_source(ErrorKind::Io, context(), error);
         check_free(path).await.map_err(|error| error.context(context()))?;
-        // Bound under another name until its mode is right: nobody connects in between.
-        let mut draft = path.as_os_str().to_owned();
-        draft.push(format!(".{}", std::process::id()));
-        let draft = PathBuf::from(draft);
+        // Bound under another name until its mode is right: nobody connects in between. The name is
+        // short, because the path of a socket has 107 bytes at most (unix(7), `sun_path`).
+        static DRAFT_COUNT: AtomicUsize = AtomicUsize::new(0);
+        let draft_index = DRAFT_COUNT.fetch_add(1, Ordering::Relaxed);
+        let draft = path.with_file_name(format!(".{:x}-{draft_index:x}", std::process::id()));
         match std::fs::remove_file(&draft) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
@@ -223,7 +224,8 @@ impl<E> Clone for Server<E> {
 struct Shared<E> {
     exports: Arc<E>,
     options: ServerOptions,
-    acceptor: Option<TlsAcceptor>,
+    /// Replaced by [`Server::reload_tls`]; each connection takes what is there at its start.
+    acceptor: RwLock<Option<TlsAcceptor>>,
     memory: Arc<PayloadMemory>,
     counters: Arc<Counters>,
     connections: Arc<Semaphore>,
@@ -235,9 +237,15 @@ impl<E: Exports> Server<E> {
     /// Reads the certificates. Serves nothing yet.
     ///
     /// # Errors
-    /// `Invalid`, naming the TLS file that is wrong.
+    /// `Invalid`: a TLS file is wrong (it is named), or there are rules for certificates that no
+    /// client can show because no client CA is set.
     pub fn new(exports: Arc<E>, options: ServerOptions) -> Result<Self> {
-        let acceptor = options.tls.as_ref().map(tls::acceptor).transpose()?;
+        let has_client_ca = options.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        if options.access.has_rules() && !has_client_ca {
+            let context = "set access by certificate: no client CA is set to verify certificates";
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        let acceptor = RwLock::new(options.tls.as_ref().map(tls::acceptor).transpose()?);
         let count_max = options.connection_count_max.clamp(1, Semaphore::MAX_PERMITS);
         let memory = Arc::new(PayloadMemory::new(options.payload_memory_bytes, count_max));
         let shared = Shared {
@@ -253,13 +261,27 @@ impl<E: Exports> Server<E> {
         Ok(Server { shared: Arc::new(shared) })
     }
 
+    /// Reads the certificates anew, for connections from here on.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the file that is wrong; the certificates from before stay in use.
+    pub fn reload_tls(&self) -> Result<()> {
+        let acceptor = self.shared.options.tls.as_ref().map(tls::acceptor).transpose()?;
+        *self.shared.acceptor.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
+        Ok(())
+    }
+
+    fn acceptor(&self) -> Option<TlsAcceptor> {
+        self.shared.acceptor.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Accepts connections until [`Server::stop`], then waits for those that are open. Call it once
     /// a listener, each in its own task.
     ///
     /// # Errors
     /// `Invalid` when the listener wants TLS and there are no certificates.
     pub async fn serve(&self, listener: Listener) -> Result<()> {
-        if listener.tls != TlsMode::Off && self.shared.acceptor.is_none() {
+        if listener.tls != TlsMode::Off && self.acceptor().is_none() {
             return Err(Error::new(ErrorKind::Invalid, "serve with TLS: no certificate is set"));
         }
         let mut stop = self.shared.stop.subscribe();
@@ -329,7 +351,7 @@ impl<E: Exports> Server<E> {
         let negotiator = Negotiator {
             exports: &*shared.exports,
             access: &shared.options.access,
-            tls: shared.acceptor.as_ref(),
+            tls: self.acceptor(),
         };
         let client = Client { peer, is_tls: false, names: Vec::new() };
         let handshake = Handshake::new(tls, shared.options.can_resize);

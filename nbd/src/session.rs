@@ -1,23 +1,24 @@
-//! Transmission: reads requests, runs them, sends replies, in one task a connection.
+//! Transmission: reads requests, runs them, sends replies, in one task a connection. How a reply
+//! looks is in `replies`.
 //!
 //! Invariants:
 //! - One task polls the socket, all running requests and the outbox, so that there are no locks, no
 //!   channels and no spawn between a request and its reply.
 //! - At most `request_count_max` requests run; nothing is read from the socket beyond that, nor
-//!   while too many reply bytes wait. Payload memory is reserved before it is allocated.
+//!   while too many reply bytes wait. Payload memory is reserved before it is allocated; what
+//!   needs no reservation (headers, messages, extents) is bounded a connection.
 //! - A write that is larger than [`PIECE_BYTES`] reaches the device in pieces as they arrive, so a
 //!   client that stalls in the middle of one holds one piece, not all of it.
 //! - After DISC, end of file or stop no request is started; those that run are answered first.
 
-use crate::errno::{EIO, to_nbd_error};
 use crate::memory::{Allotment, PAYLOAD_BYTES_MAX, PayloadMemory, Reservation};
 use crate::negotiate::{Opened, advertised};
 use crate::outbox::Outbox;
 use crate::request::{Rules, Verdict, Work, judge_status_query};
 use crate::server::stopped;
 use crate::stream::{Inbox, Stream};
-use crate::wire::{self, ChunkOf, Dialect, RequestHeader, chunk, command};
-use block::{AllocationExtent, BlockDevice, ErrorKind, Limits, Result, WriteFlags};
+use crate::wire::{self, RequestHeader};
+use block::{AllocationExtent, BlockDevice, Limits, Result, WriteFlags};
 use bytes::{BufMut, Bytes};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -33,6 +34,8 @@ use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep};
 
+mod replies;
+
 /// Requests read by one system call. Chosen by hand: 31 writes of 4 KiB.
 const INBOX_BYTES: usize = 128 << 10;
 /// Largest part of a request that is one call of the device. Chosen by hand: the largest request
@@ -41,13 +44,16 @@ pub const PIECE_BYTES: u32 = 1 << 20;
 /// Reply bytes that may wait before no more requests are read. Chosen by hand: four pieces, so that
 /// a fast reader never waits for it.
 const OUTBOX_BYTES_MAX: usize = 4 << 20;
+/// The same for bytes that no reservation covers. Chosen by hand: thousands of small replies.
+const UNRESERVED_BYTES_MAX: usize = 256 << 10;
 /// Missing payload bytes from which on they are read past the inbox. Chosen by hand.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
 /// Payload of a refused request that is still read and dropped; a longer one ends the connection
 /// (spec, "Size constraints": a server may disconnect). Chosen by hand: four largest payloads.
 const DROP_BYTES_MAX: u64 = 4 * PAYLOAD_BYTES_MAX as u64;
-/// Extents in one answer to BLOCK_STATUS. Chosen by hand: 16 KiB in the extended form.
-const EXTENT_COUNT_MAX: usize = 1024;
+/// Extents in one answer to BLOCK_STATUS. Chosen by hand: 4 KiB in the extended form, which no
+/// reservation covers.
+const EXTENT_COUNT_MAX: usize = 256;
 
 /// Sums over all connections, updated once a batch.
 #[derive(Debug, Default)]
@@ -125,9 +131,17 @@ type Running = Pin<Box<dyn Future<Output = Finished> + Send>>;
 enum Receiving {
     Header,
     /// Payload of a refused request.
-    Drop { remaining: u64, ticket: Ticket, error: u32 },
+    Drop {
+        remaining: u64,
+        ticket: Ticket,
+        error: u32,
+    },
     /// Payload of an extended BLOCK_STATUS.
-    Query { ticket: Ticket, payload_bytes: usize, is_one: bool },
+    Query {
+        ticket: Ticket,
+        payload_bytes: usize,
+        is_one: bool,
+    },
     Write(Incoming),
     /// No bytes: memory for the next piece of a read.
     Read(Outgoing),
@@ -328,6 +342,7 @@ impl<D: BlockDevice> Session<D> {
     fn take_header(&mut self, limits: &Limits) -> Result<Flow, End> {
         if self.running.len() >= self.request_count_max
             || self.outbox.unsent_bytes() >= OUTBOX_BYTES_MAX
+            || self.outbox.unreserved_bytes() >= UNRESERVED_BYTES_MAX
         {
             return Ok(Flow::Blocked);
         }
@@ -494,7 +509,11 @@ impl<D: BlockDevice> Session<D> {
         self.running.push(Box::pin(async move {
             let mut bytes = vec![0; length as usize];
             let read = device.read(offset, &mut bytes).await;
-            Finished { ticket, outcome: read.map(|()| Outcome::Data { offset, bytes }), reservation }
+            Finished {
+                ticket,
+                outcome: read.map(|()| Outcome::Data { offset, bytes }),
+                reservation,
+            }
         }));
         Flow::Next
     }
@@ -516,135 +535,6 @@ impl<D: BlockDevice> Session<D> {
             self.finish(finished);
         }
         progressed
-    }
-
-    fn finish(&mut self, finished: Finished) {
-        let Finished { ticket, outcome, reservation } = finished;
-        let outcome = outcome.map_err(|error| {
-            let number = to_nbd_error(error.kind(), ticket.is_fast_zero);
-            self.log_failure(ticket, &error);
-            (number, error.to_string())
-        });
-        match ticket.split {
-            Some(key) => self.finish_piece(key, ticket, outcome, reservation),
-            None => match outcome {
-                Ok(Outcome::Data { offset, bytes }) => {
-                    self.push_data(ticket, offset, bytes, true, reservation);
-                    self.answered += 1;
-                }
-                Ok(outcome) => {
-                    self.allotment.release(reservation);
-                    match outcome {
-                        Outcome::Status(extents) => self.answer_status(ticket, &extents),
-                        _ => self.answer_done(ticket),
-                    }
-                }
-                Err((error, message)) => {
-                    self.allotment.release(reservation);
-                    self.answer_error(ticket, error, &message);
-                }
-            },
-        }
-    }
-
-    fn finish_piece(
-        &mut self,
-        key: u64,
-        ticket: Ticket,
-        outcome: Result<Outcome, (u32, String)>,
-        reservation: Reservation,
-    ) {
-        let split = self.splits.get_mut(&key).expect("lives until its last piece");
-        split.running -= 1;
-        let is_last = split.running == 0 && split.is_submitted;
-        match outcome {
-            // A read that failed in part sends no more contents: its error voids them all.
-            Ok(Outcome::Data { offset, bytes }) if split.failure.is_none() => {
-                self.push_data(ticket, offset, bytes, is_last, reservation);
-                if is_last {
-                    self.splits.remove(&key);
-                    self.answered += 1;
-                }
-                return;
-            }
-            Ok(_) => {}
-            Err(failure) => {
-                split.failure.get_or_insert(failure);
-            }
-        }
-        self.allotment.release(reservation);
-        if is_last {
-            let split = self.splits.remove(&key).expect("seen above");
-            match split.failure {
-                Some((error, message)) => self.answer_error(ticket, error, &message),
-                None => self.answer_done(ticket),
-            }
-        }
-    }
-
-    fn chunk_of(&self, ticket: Ticket) -> ChunkOf {
-        let dialect = self.rules.terms.dialect;
-        ChunkOf { dialect, cookie: ticket.cookie, offset: ticket.offset }
-    }
-
-    fn push_data(
-        &mut self,
-        ticket: Ticket,
-        offset: u64,
-        bytes: Vec<u8>,
-        is_done: bool,
-        reservation: Reservation,
-    ) {
-        let of = self.chunk_of(ticket);
-        self.outbox.push_with(|out| match of.dialect {
-            Dialect::Simple => wire::put_simple_reply(out, 0, of.cookie),
-            Dialect::Structured | Dialect::Extended => {
-                wire::put_chunk_header(out, of, is_done, chunk::OFFSET_DATA, bytes.len() + 8);
-                out.put_u64(offset);
-            }
-        });
-        self.outbox.push_payload(bytes, reservation);
-    }
-
-    fn answer_done(&mut self, ticket: Ticket) {
-        self.answered += 1;
-        let of = self.chunk_of(ticket);
-        // Spec, "Structured replies": only READ (and BLOCK_STATUS) must be answered by chunks.
-        let is_chunk = match of.dialect {
-            Dialect::Simple => false,
-            Dialect::Structured => ticket.command == command::READ,
-            Dialect::Extended => true,
-        };
-        self.outbox.push_with(|out| {
-            if is_chunk {
-                wire::put_chunk_header(out, of, true, chunk::NONE, 0);
-            } else {
-                wire::put_simple_reply(out, 0, of.cookie);
-            }
-        });
-    }
-
-    fn answer_error(&mut self, ticket: Ticket, error: u32, message: &str) {
-        self.answered += 1;
-        self.failed += 1;
-        let of = self.chunk_of(ticket);
-        self.outbox.push_with(|out| match of.dialect {
-            Dialect::Simple => wire::put_simple_reply(out, error, of.cookie),
-            Dialect::Structured | Dialect::Extended => {
-                wire::put_error_chunk(out, of, error, message);
-            }
-        });
-    }
-
-    fn answer_status(&mut self, ticket: Ticket, extents: &[AllocationExtent]) {
-        let extents: Vec<(u64, u32)> = merged(extents);
-        if extents.is_empty() {
-            self.answer_error(ticket, EIO, "the device reported no extent");
-            return;
-        }
-        self.answered += 1;
-        let of = self.chunk_of(ticket);
-        self.outbox.push_with(|out| wire::put_block_status(out, of, &extents));
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Result<bool, End> {
@@ -699,29 +589,6 @@ impl<D: BlockDevice> Session<D> {
         }
     }
 
-    fn log_failure(&mut self, ticket: Ticket, error: &block::Error) {
-        let (command, offset) = (ticket.command, ticket.offset);
-        match error.kind() {
-            // The client's own doing, and it was told.
-            ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Denied => {}
-            ErrorKind::Full
-            | ErrorKind::NotFound
-            | ErrorKind::Busy
-            | ErrorKind::Fenced
-            | ErrorKind::Unavailable
-            | ErrorKind::Corrupt
-            | ErrorKind::Io => {
-                self.failed_total += 1;
-                // Every request of a broken volume fails: the 1st, 2nd, 4th, 8th… are logged.
-                if self.failed_total.is_power_of_two() {
-                    let count = self.failed_total;
-                    let (client, cause) = (&self.label, error.chain());
-                    tracing::warn!(client, command, offset, count, "request failed: {cause}");
-                }
-            }
-        }
-    }
-
     fn publish(&mut self) {
         if self.answered > 0 {
             self.counters.requests.fetch_add(std::mem::take(&mut self.answered), Ordering::Relaxed);
@@ -766,18 +633,4 @@ fn clip(extents: &mut Vec<AllocationExtent>, length: u64, extent_count_max: usiz
         left -= extent.length_bytes;
         extent.length_bytes > 0
     });
-}
-
-/// Spec, "The `base:` metadata namespace"; neighbours of one state become one extent.
-fn merged(extents: &[AllocationExtent]) -> Vec<(u64, u32)> {
-    let mut merged: Vec<(u64, u32)> = Vec::with_capacity(extents.len());
-    for extent in extents {
-        let hole = if extent.is_hole { wire::STATE_HOLE } else { 0 };
-        let state = hole | if extent.is_zero { wire::STATE_ZERO } else { 0 };
-        match merged.last_mut() {
-            Some((bytes, last)) if *last == state => *bytes += extent.length_bytes,
-            _ => merged.push((extent.length_bytes, state)),
-        }
-    }
-    merged
 }

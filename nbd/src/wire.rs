@@ -317,7 +317,8 @@ impl RequestHeader {
     /// Decodes [`Dialect::request_header_bytes`] bytes; bytes after them are left alone.
     pub fn decode(dialect: Dialect, bytes: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields::new(bytes);
-        let magic = if dialect == Dialect::Extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
+        let magic =
+            if dialect == Dialect::Extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
         if fields.u32()? != magic {
             return Err(WireError::Magic);
         }
@@ -412,7 +413,8 @@ pub fn put_greeting(out: &mut Vec<u8>) {
 /// 2^32 - 1 bytes are a programmer error.
 pub fn put_option_reply(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {
     let data_bytes: usize = parts.iter().map(|part| part.len()).sum();
-    let data_bytes = u32::try_from(data_bytes).expect("option replies are built here, far below 4 GiB");
+    let data_bytes =
+        u32::try_from(data_bytes).expect("option replies are built here, far below 4 GiB");
     out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
     out.extend_from_slice(&option.to_be_bytes());
     out.extend_from_slice(&reply.to_be_bytes());

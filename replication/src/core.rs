@@ -13,7 +13,9 @@
 use crate::format::batch::{self, BatchHeader};
 use crate::format::entry::EntryRow;
 use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
-use crate::options::{LogIdentity, LogOptions, RESERVE_BYTES, Wait, batch_bytes};
+use crate::options::{
+    LogIdentity, LogOptions, RESERVE_BYTES, Wait, batch_bytes, payload_bytes_max,
+};
 use crate::overlay::{Generation, Incoming};
 use crate::planted::Planted;
 use crate::resident::{BatchPlace, LogResident};
@@ -26,11 +28,18 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Batches in flight at once, where the disk does not complete them at once. Source:
-/// `examples/log_bench.rs`.
+/// Batches in flight at once, where the disk does not complete them at once (direct I/O). Chosen by
+/// hand; buffered writes complete at once and never have one in flight.
 const IN_FLIGHT_MAX: usize = 4;
 /// Ring files made ahead of need. Chosen by hand: at 1 GB/s a file lasts 64 ms.
 const FILES_AHEAD: u32 = 2;
+/// Rounds of one step. Chosen by hand: a task that steps for others does not do so for long.
+const ROUNDS_MAX: u32 = 8;
+/// Rounds after which a sync that is wanted starts, though there is more to write.
+const ROUNDS_TO_SYNC: u32 = 4;
+/// Ticks without a batch after which the log goes quiet. Chosen by hand: about five seconds, so that
+/// only a writer that is idle for so long waits for a sync when it comes back.
+const TICKS_QUIET: u32 = 25;
 /// Ticks after which what was written is synced though nobody asked and more keeps coming.
 const TICKS_UNSYNCED_MAX: u32 = 5;
 
@@ -136,6 +145,9 @@ pub(crate) struct Core {
     is_clean_written: bool,
     tick_sequence: u64,
     ticks_unsynced: u32,
+    ticks_idle: u32,
+    /// A file could not be made, and that was logged.
+    is_refusal_told: bool,
     next_token: u64,
     completions: Vec<DiskCompletion>,
     buffers: Vec<IoBuffer>,
@@ -144,13 +156,15 @@ pub(crate) struct Core {
 impl Core {
     /// A core that goes on behind `head`, where everything before is on stable storage.
     pub(crate) fn new(
-        config: Config,
+        mut config: Config,
         random: Arc<dyn Random>,
         head: Head,
         live: VecDeque<LiveFile>,
         files: Vec<FileState>,
         is_settled: bool,
     ) -> Self {
+        let batch_bytes_max = &mut config.options.batch_bytes_max;
+        *batch_bytes_max = (*batch_bytes_max).min(payload_bytes_max(config.file_bytes));
         assert_eq!(live.back().map(|file| file.slot), Some(head.slot));
         let retired_sequence = head.sequence - 1;
         let retired_lsn = Lsn(head.next_lsn.0 - 1);
@@ -177,25 +191,37 @@ impl Core {
             is_clean_written: false,
             tick_sequence: retired_sequence,
             ticks_unsynced: 0,
+            ticks_idle: 0,
+            is_refusal_told: false,
             next_token: 1 << 32,
             completions: Vec::new(),
             buffers: Vec::new(),
         }
     }
 
-    /// Does everything that can be done without waiting.
+    /// Does what can be done without waiting. While others keep adding, it ends after a few rounds
+    /// with [`Shared::is_dirty`] set: the caller is to come back, or to send somebody else.
     pub(crate) fn step(&mut self, disk: &mut dyn Disk, shared: &Shared) {
-        while !shared.is_failed() {
+        for round in 1.. {
+            if shared.is_failed() {
+                return;
+            }
             let is_reaped = self.reap(disk, shared);
             let is_retired = self.retire(shared);
             let is_released = self.free_files(shared);
             let is_submitted = self.submit_batches(disk, shared);
             let is_closed = self.go_on_closing(disk, shared);
-            if !(is_reaped || is_retired || is_released || is_submitted || is_closed) {
-                // Last, so that one sync covers all that could be written before it.
-                if !self.start_sync(disk, shared) {
-                    break;
-                }
+            let is_any = is_reaped || is_retired || is_released || is_submitted || is_closed;
+            // Late, so that one sync covers all that could be written before it; but writers who
+            // keep coming must not keep those who flush waiting.
+            let is_sync_due = !is_any || round % ROUNDS_TO_SYNC == 0;
+            let is_synced = is_sync_due && self.start_sync(disk, shared);
+            if !is_any && !is_synced {
+                return;
+            }
+            if round == ROUNDS_MAX {
+                shared.is_dirty.store(true, Ordering::Release);
+                return;
             }
         }
     }
@@ -212,14 +238,20 @@ impl Core {
                 *state = FileState::Absent;
             }
         }
+        self.prepare_files(disk);
         let is_idle = self.head.sequence - 1 == self.tick_sequence && self.in_flight.is_empty();
         self.tick_sequence = self.head.sequence - 1;
         self.ticks_unsynced += 1;
+        self.ticks_idle = if is_idle { self.ticks_idle.saturating_add(1) } else { 0 };
+        let is_quieting = self.is_loud() && self.ticks_idle >= TICKS_QUIET;
         if self.retired_sequence > self.durable_sequence {
             if is_idle || self.ticks_unsynced >= TICKS_UNSYNCED_MAX {
                 self.sync_sequence_wanted = self.retired_sequence;
             }
-        } else if is_idle && (self.told_durable_lsn < self.durable_lsn || self.is_loud()) {
+        } else if is_idle && (self.told_durable_lsn < self.durable_lsn || is_quieting) {
+            if is_quieting {
+                self.loud_sequence = None;
+            }
             self.write_marker(disk, shared, false);
             self.tick_sequence = self.head.sequence - 1;
         }
@@ -264,6 +296,9 @@ impl Core {
             self.on_completion(completion, shared);
         }
         self.completions = completions;
+        if is_any {
+            self.prepare_files(disk);
+        }
         is_any
     }
 
@@ -290,7 +325,10 @@ impl Core {
             self.files.iter().position(|state| *state == FileState::Creating(token))
         {
             match result {
-                Ok(()) => self.files[slot] = FileState::Ready,
+                Ok(()) => {
+                    self.files[slot] = FileState::Ready;
+                    self.is_refusal_told = false;
+                }
                 Err(e) => self.on_not_created(slot, e),
             }
         }
@@ -298,7 +336,9 @@ impl Core {
 
     /// The log lives on with the files that it has.
     fn on_not_created(&mut self, slot: usize, error: io::Error) {
-        tracing::warn!(slot, %error, "a log file could not be made");
+        if !std::mem::replace(&mut self.is_refusal_told, true) {
+            tracing::warn!(slot, %error, "a log file could not be made; it is tried again");
+        }
         self.files[slot] = FileState::Refused;
     }
 
@@ -431,6 +471,7 @@ impl Core {
             return None;
         }
         let entries: Vec<Pending> = queue.pending.drain(..count).collect();
+        shared.set_taken(Lsn(queue.next_lsn.0 - 1 - queue.pending.len() as u64));
         let room = entries.iter().map(|p| p.room as usize).sum();
         Some((entries, room))
     }
@@ -466,25 +507,22 @@ impl Core {
             FileState::Refused => Ok(0),
             FileState::Creating(_) => Err(Room::Soon),
             FileState::Absent => {
-                self.create(next, disk);
+                self.prepare_files(disk);
                 Err(Room::Soon)
             }
         }
     }
 
-    /// Asks for the files that the head comes to next.
+    /// Asks for the file that the head comes to soon, if it is not there. Files are made in order,
+    /// one after the other: a hole in their numbers is a file that was taken away.
     pub(crate) fn prepare_files(&mut self, disk: &mut dyn Disk) {
-        for ahead in 1..=FILES_AHEAD.min(self.config.file_count - 1) {
-            self.create((self.head.slot + ahead) % self.config.file_count, disk);
-        }
-    }
-
-    fn create(&mut self, slot: u32, disk: &mut dyn Disk) {
-        if self.files[slot as usize] != FileState::Absent {
+        let made = self.files.iter().take_while(|state| **state == FileState::Ready).count();
+        let slot = u32::try_from(made).expect("file count");
+        if self.files.get(made) != Some(&FileState::Absent) || slot > self.head.slot + FILES_AHEAD {
             return;
         }
         let token = self.token();
-        self.files[slot as usize] = FileState::Creating(token);
+        self.files[made] = FileState::Creating(token);
         let len = self.config.file_bytes;
         disk.submit(DiskRequest::Create { token, file: slot, len, header: self.file_header(slot) });
     }
@@ -509,10 +547,15 @@ impl Core {
         let mut header = self.next_header(shared.destaged());
         let counters = &shared.counters;
         let buffer = self.encode(&mut header, &mut rows, &entries);
-        counters.batch_count.fetch_add(1, Ordering::Relaxed);
-        counters.batch_bytes.fetch_add(u64::from(header.batch_bytes), Ordering::Relaxed);
         counters.entry_count.fetch_add(u64::from(header.entry_count), Ordering::Relaxed);
         self.submit(header, rows, entries, buffer, disk);
+        self.count(&header, shared);
+    }
+
+    fn count(&self, header: &BatchHeader, shared: &Shared) {
+        let counters = &shared.counters;
+        counters.batch_count.fetch_add(1, Ordering::Relaxed);
+        counters.batch_bytes.fetch_add(u64::from(header.batch_bytes), Ordering::Relaxed);
         shared.position.store(self.head.position, Ordering::Release);
     }
 
@@ -596,12 +639,12 @@ impl Core {
         if self.head.offset + batch_bytes(0, 0) as u64 + keep > self.config.file_bytes {
             return false;
         }
-        self.loud_sequence = None;
         let mut header = self.next_header(shared.destaged());
         header.is_clean = is_clean;
         let buffer = self.encode(&mut header, &mut [], &[]);
         self.sync_sequence_wanted = header.sequence;
         self.submit(header, Vec::new(), Vec::new(), buffer, disk);
+        self.count(&header, shared);
         true
     }
 

@@ -65,7 +65,7 @@ impl FileDisk {
         let io = |what: &str, e| {
             Error::with_source(ErrorKind::Io, format!("{what} {}", dir.display()), e)
         };
-        std::fs::create_dir_all(dir).map_err(|e| io("make log directory", e))?;
+        make_dir(dir).map_err(|e| io("make log directory", e))?;
         let lock = lock(dir)?;
         let files = Arc::new(Files {
             dir: dir.to_owned(),
@@ -93,6 +93,23 @@ impl FileDisk {
     pub(crate) fn set_notify(&self, notify: Notify) {
         *self.files.notify.write() = Some(notify);
     }
+}
+
+/// Makes the directory, so that it is there after a loss of power too.
+fn make_dir(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    let parent = match dir.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    make_dir(parent)?;
+    match std::fs::create_dir(dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    File::open(parent)?.sync_all()
 }
 
 fn lock(dir: &Path) -> Result<File> {

@@ -191,3 +191,93 @@ fn tail_of(whole: &Extent, skip: u64) -> Extent {
     let sector_count = whole.sector_count - skip;
     Extent { sector_count, source: whole.source.rest(skip, sector_count, whole.sector_count) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECTORS: u64 = 40;
+
+    fn source(tag: u8, count: u64) -> Source {
+        match tag % 5 {
+            0 => Source::Zeroes { is_trim: true },
+            _ => Source::Payload(Bytes::from(vec![tag; bytes_of(count)])),
+        }
+    }
+
+    fn tag_of(source: &Source, count: u64) -> u8 {
+        match source {
+            Source::Zeroes { .. } => 0,
+            Source::Payload(bytes) => {
+                assert_eq!(bytes.len(), bytes_of(count));
+                assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+                bytes[0]
+            }
+            other => panic!("{other:?} was never inserted"),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None,
+            ..ProptestConfig::default() })]
+
+        /// Against one tag a sector.
+        #[test]
+        fn a_newer_extent_hides_what_it_covers_and_nothing_else(
+            inserts in prop::collection::vec((0..SECTORS, 1..SECTORS, 0u8..=255), 1..60),
+            lookups in prop::collection::vec((0..SECTORS, 1..SECTORS), 20),
+        ) {
+            let mut map = ExtentMap::default();
+            let mut weight = Weight::default();
+            let mut naive = vec![None; 2 * SECTORS as usize];
+            for (start, count, tag) in inserts {
+                map.insert(start, count, source(tag, count), &mut weight);
+                let seen = if tag % 5 == 0 { 0 } else { tag };
+                naive[start as usize..(start + count) as usize].fill(Some(seen));
+                let mut counted = Weight::default();
+                map.by_start.values().for_each(|extent| counted.add(extent));
+                prop_assert_eq!(counted, weight);
+            }
+            for (start, count) in lookups {
+                let mut at = start;
+                map.walk(start, count, |piece_start, piece_count, source| {
+                    assert_eq!(piece_start, at, "pieces are in order and without gaps");
+                    assert!(piece_count > 0);
+                    let tag = source.map(|source| tag_of(&source, piece_count));
+                    let sectors = piece_start as usize..(piece_start + piece_count) as usize;
+                    assert!(naive[sectors].iter().all(|expected| *expected == tag));
+                    at += piece_count;
+                });
+                prop_assert_eq!(at, start + count);
+            }
+            let mut last_end = 0;
+            for piece in map.iter() {
+                prop_assert!(piece.start_sector >= last_end);
+                last_end = piece.start_sector + piece.sector_count;
+            }
+        }
+    }
+
+    #[test]
+    fn a_trim_of_100_tib_is_one_extent_and_is_cut_by_one_write() {
+        let mut map = ExtentMap::default();
+        let mut weight = Weight::default();
+        let sectors = (100 << 40) / SECTOR_BYTES;
+        map.insert(0, sectors, Source::Zeroes { is_trim: true }, &mut weight);
+        assert_eq!(weight.extent_count, 1);
+        map.insert(1 << 30, 8, source(7, 8), &mut weight);
+        assert_eq!((weight.extent_count, weight.memory_bytes), (3, 4096));
+    }
+
+    #[test]
+    fn what_is_left_of_a_large_payload_does_not_pin_it() {
+        let mut map = ExtentMap::default();
+        let mut weight = Weight::default();
+        let large = Bytes::from(vec![1; 1 << 20]);
+        map.insert(0, 2048, Source::Payload(large.clone()), &mut weight);
+        map.insert(8, 2048, source(2, 2048), &mut weight);
+        assert_eq!(weight.memory_bytes, (1 << 20) + 8 * 512);
+        assert!(large.is_unique(), "a rest of 4 KiB keeps 1 MiB in memory");
+    }
+}

@@ -4,7 +4,7 @@
 //! - What was acknowledged is found again after the process dies; what was flushed, also after the
 //!   machine loses power.
 //! - What the overlay shows is what was acknowledged, in log order, never a part of an entry.
-//! - The state machine ([`core`]) does no I/O itself and is stepped the same way by threads and by
+//! - The state machine (`core.rs`) does no I/O itself and is stepped the same way by threads and by
 //!   the simulation in its tests.
 #![forbid(unsafe_code)]
 
@@ -20,7 +20,10 @@ mod pace;
 mod planted;
 mod recovery;
 mod resident;
+mod scan;
 mod shared;
+#[cfg(test)]
+mod sim;
 
 pub use extents::{Piece, Source};
 pub use format::entry::{EntryKind, RECORD_BYTES_MAX};

@@ -31,8 +31,8 @@ use std::time::{Duration, Instant};
 /// Time between two ticks of the log thread. Chosen by hand: it bounds the age of what no flush
 /// covers to a second.
 const TICK: Duration = Duration::from_millis(200);
-/// Rounds of the core that one task does for others before it leaves the rest to the log thread.
-const ROUNDS_MAX: usize = 8;
+/// Steps of the core that one task does for others before it leaves the rest to the log thread.
+const ROUNDS_MAX: usize = 2;
 /// Log space that an entry takes beside its payload, for pacing.
 const ENTRY_OVERHEAD_BYTES: u64 = 64;
 /// Shorter delays are saved up. Source: the granularity of tokio's timer.
@@ -191,7 +191,10 @@ impl Log {
             };
             // Lets the tasks that are ready queue theirs too: a batch of many costs one write.
             tokio::task::yield_now().await;
-            guard.inner.drive();
+            // Usually another task's round has taken it along, and the next batch may gather.
+            if !guard.inner.shared.is_taken(lsn) {
+                guard.inner.drive();
+            }
             guard.is_due = false;
             Reached { inner: &guard.inner, lsn, wait, id: None }.await?;
             guard.inner.hold_back(bytes).await;
@@ -297,6 +300,7 @@ impl Log {
         if let Some(driver) = &mut *self.inner.driver.lock() {
             driver.core.settle();
         }
+        self.inner.drive(); // for whoever found the lock taken
     }
 
     /// Stops the log for good, for a reason that only the caller knows (the pool belongs to another
@@ -380,7 +384,9 @@ impl Inner {
             let Some(Driver { core, disk }) = &mut *driver else { return };
             self.shared.is_dirty.store(false, Ordering::Relaxed);
             fence(Ordering::SeqCst);
+            let guard = FailOnPanic(&self.shared);
             core.step(disk, &self.shared);
+            drop(guard);
             drop(driver);
             // Orders letting go of the lock before the look at the mark.
             fence(Ordering::SeqCst);
@@ -400,6 +406,7 @@ impl Inner {
 
     fn tick(&self) {
         if let Some(Driver { core, disk }) = &mut *self.driver.lock() {
+            let _guard = FailOnPanic(&self.shared);
             core.tick(disk, &self.shared);
         }
         self.drive();
@@ -454,6 +461,7 @@ impl Inner {
         let driver = {
             let mut slot = self.driver.lock();
             let Some(Driver { core, disk }) = &mut *slot else { return Err(closed()) };
+            let _guard = FailOnPanic(&self.shared);
             core.close();
             while !self.shared.is_failed() {
                 core.step(disk, &self.shared);
@@ -518,6 +526,18 @@ fn start_thread(inner: &Arc<Inner>) -> Result<()> {
     *inner.thread.lock() = Some(thread);
     inner.drive();
     Ok(())
+}
+
+/// A core whose step did not come to its end is in no known state: nothing more is answered.
+struct FailOnPanic<'a>(&'a Shared);
+
+impl Drop for FailOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let what = "step the write log: a check of its own state failed";
+            self.0.fail(Error::new(ErrorKind::Io, what));
+        }
+    }
 }
 
 /// Makes sure that an entry is written though nobody waits for it.

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use parking_lot::RwLock;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// A run of LSNs, folded: per volume only the newest contents of each sector.
@@ -186,6 +187,8 @@ impl Incoming {
 #[derive(Debug)]
 pub struct Overlay {
     stack: RwLock<Stack>,
+    /// Extents over all generations; written under the stack's lock.
+    extent_count: AtomicU64,
     payload_memory_bytes: u64,
 }
 
@@ -193,7 +196,7 @@ impl Overlay {
     pub(crate) fn new(destaged: Lsn, payload_memory_bytes: u64) -> Self {
         let active = Generation::new(destaged.next(), 0);
         let stack = Stack { frozen: VecDeque::new(), active, frozen_weight: Weight::default() };
-        Overlay { stack: RwLock::new(stack), payload_memory_bytes }
+        Overlay { stack: RwLock::new(stack), extent_count: AtomicU64::new(0), payload_memory_bytes }
     }
 
     /// Where each part of the range is found: pieces in order that cover all of it, newest contents
@@ -266,7 +269,9 @@ impl Overlay {
         }
         active.log_bytes += position - active.end_position;
         active.end_position = position;
-        (active.log_bytes, active.weight.extent_count)
+        let active_used = (active.log_bytes, active.weight.extent_count);
+        self.extent_count.store(stack.extent_count(), Ordering::Release);
+        active_used
     }
 
     /// The log position of the first entry to come, while there is none.
@@ -305,12 +310,13 @@ impl Overlay {
         stack.frozen_weight.extent_count -= generation.weight.extent_count;
         stack.frozen_weight.memory_bytes -= generation.weight.memory_bytes;
         stack.frozen_weight.payload_bytes -= generation.weight.payload_bytes;
+        self.extent_count.store(stack.extent_count(), Ordering::Release);
         drop(stack);
         drop(oldest); // many small frees, so outside of the lock
     }
 
     pub(crate) fn extent_count(&self) -> u64 {
-        self.stack.read().extent_count()
+        self.extent_count.load(Ordering::Acquire)
     }
 
     pub(crate) fn status(&self) -> OverlayStatus {

@@ -58,7 +58,7 @@ fn take_due(waiters: &mut BTreeMap<(u64, u64), Waker>, lsn: Lsn, due: &mut Vec<W
     }
 }
 
-/// Space that batches take and what it was when; see [`crate::pace`].
+/// See the file's head.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) queue: Mutex<Queue>,
@@ -66,6 +66,8 @@ pub(crate) struct Shared {
     pub(crate) overlay: Overlay,
     acked: AtomicU64,
     durable: AtomicU64,
+    /// Newest entry that is in a batch.
+    taken: AtomicU64,
     destaged: AtomicU64,
     sync_wanted: AtomicU64,
     /// Somebody changed something that the core has not seen.
@@ -112,6 +114,7 @@ impl Shared {
             overlay,
             acked: AtomicU64::new(last_lsn.0),
             durable: AtomicU64::new(last_lsn.0),
+            taken: AtomicU64::new(last_lsn.0),
             destaged: AtomicU64::new(destaged.0),
             sync_wanted: AtomicU64::new(0),
             is_dirty: AtomicBool::new(true),
@@ -163,6 +166,15 @@ impl Shared {
     /// Up to here [`Wait::Durable`] is answered.
     pub(crate) fn durable(&self) -> Lsn {
         Lsn(self.durable.load(Ordering::Acquire))
+    }
+
+    /// The entry is in a batch: its driver sees to the rest.
+    pub(crate) fn is_taken(&self, lsn: Lsn) -> bool {
+        lsn.0 <= self.taken.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_taken(&self, lsn: Lsn) {
+        self.taken.store(lsn.0, Ordering::Release);
     }
 
     pub(crate) fn destaged(&self) -> Lsn {
@@ -279,7 +291,7 @@ impl Shared {
         self.waiters.lock().of(wait).remove(&(lsn.0, id));
     }
 
-    /// Part of the log in use, 0 to 1, counting extents of the overlay as well.
+    /// Log space from the oldest entry that is not destaged to the head.
     pub(crate) fn used_bytes(&self) -> u64 {
         let position = self.position.load(Ordering::Acquire);
         position.saturating_sub(self.released_position.load(Ordering::Acquire))
@@ -289,4 +301,64 @@ impl Shared {
 /// What calls on a closed log get.
 pub(crate) fn closed() -> Error {
     Error::new(block::ErrorKind::Unavailable, "append to the write log: it is closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::ErrorKind;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn shared() -> Shared {
+        Shared::new(Overlay::new(Lsn(10), 0), Lsn(10), Lsn(10), 1 << 20, 4096)
+    }
+
+    #[test]
+    fn a_mark_wakes_whom_it_answers_and_nobody_else() {
+        let (shared, count) = (shared(), Arc::new(Count(AtomicUsize::new(0))));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        let mut poll = |lsn, wait, id: &mut Option<u64>| {
+            shared.poll_reached(Lsn(lsn), wait, id, &mut context).is_ready()
+        };
+        let mut ids = [None; 4];
+        assert!(poll(10, Wait::Durable, &mut None));
+        assert!(!poll(11, Wait::Written, &mut ids[0]));
+        assert!(!poll(11, Wait::Durable, &mut ids[1]));
+        assert!(!poll(12, Wait::Written, &mut ids[2]));
+        assert!(!poll(13, Wait::Written, &mut ids[3]));
+        shared.forget(Lsn(13), Wait::Written, ids[3].expect("waits"));
+        shared.advance(Lsn(11), Lsn(10));
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        shared.advance(Lsn(13), Lsn(13));
+        assert_eq!(count.0.load(Ordering::Relaxed), 3, "the one that was forgotten is not woken");
+    }
+
+    #[test]
+    fn a_failure_reaches_who_waits_and_who_comes_later() {
+        let (shared, count) = (shared(), Arc::new(Count(AtomicUsize::new(0))));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        let mut id = None;
+        assert!(shared.poll_reached(Lsn(11), Wait::Written, &mut id, &mut context).is_pending());
+        shared.finish(Error::new(ErrorKind::Io, "sync the write log"));
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        let Poll::Ready(Err(error)) =
+            shared.poll_reached(Lsn(11), Wait::Written, &mut id, &mut context)
+        else {
+            panic!("still waits");
+        };
+        assert_eq!(error.kind(), ErrorKind::Io);
+        assert!(shared.check().is_err() && shared.room.is_closed());
+    }
 }

@@ -266,30 +266,28 @@ async fn payloads_beyond_the_memory_budget_are_read_back_from_the_log() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let options = LogOptions { payload_memory_bytes: 8192, ..options(IoMode::Buffered) };
     let open = || Log::open(dir.path(), identity(1, 1), key(), options, Lsn(0)).unwrap().0;
-    let log = open();
+    let mut log = open();
     for n in 0..60u64 {
         log.append(write(n * 8, n as u8 + 1, 8), Wait::Written).await.unwrap();
     }
     // Cut one that is only in the log.
     log.append(write(50 * 8 + 2, 0xcc, 3), Wait::Written).await.unwrap();
-    for log in [log.clone(), {
-        drop(log);
-        open()
-    }] {
+    for _ in 0..2 {
         assert!(log.status().memory_bytes <= 8192);
         for n in 0..60u64 {
             assert_eq!(contents(&log, n * 8).await, Some(n as u8 + 1));
             assert_eq!(contents(&log, n * 8 + 7).await, Some(n as u8 + 1));
         }
         assert_eq!(contents(&log, 50 * 8 + 2).await, Some(0xcc));
-        let pieces = log.overlay().lookup(VOLUME, 59 * 8, 8);
-        let Source::LogResident(resident) = &pieces[0].source else { panic!("{pieces:?}") };
-        let generation = log.freeze().unwrap();
-        log.release(&generation);
-        assert!(log.read(resident).await.unwrap().is_none(), "released");
-        assert_eq!(contents(&log, 0).await, None);
-        break;
+        drop(log);
+        log = open();
     }
+    let pieces = log.overlay().lookup(VOLUME, 59 * 8, 8);
+    let Source::LogResident(resident) = &pieces[0].source else { panic!("{pieces:?}") };
+    let generation = log.freeze().unwrap();
+    log.release(&generation);
+    assert!(log.read(resident).await.unwrap().is_none(), "released");
+    assert_eq!(contents(&log, 0).await, None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -327,4 +325,114 @@ async fn nonsense_is_refused() {
     assert_eq!(log.append(write(0, 0, most), Wait::Written).await.unwrap(), Lsn(1));
     let bad = LogOptions { file_bytes: 1000, ..LogOptions::default() };
     assert_eq!(bad.check().unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_to_the_last_flushed_batch_is_seen_once_the_log_was_idle() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    log.append(write(0, 1, 8), Wait::Durable).await.unwrap();
+    // The marker that says so comes by itself.
+    while log.status().batch_count < 2 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    drop(log);
+    let path = &files_of(dir.path())[0];
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[8192 + 1000] ^= 1;
+    std::fs::write(path, &bytes).unwrap();
+    let error = open_as(dir.path(), identity(1, 1), 0).err().expect("damage is seen");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_are_slowed_before_the_log_is_full() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    let append = |n: u64| log.append(write(n % 100 * 32, n as u8, 32), Wait::Written);
+    // Nine tenths of what the ring of four files of 1 MiB may hold.
+    while log.status().used_bytes < 2_830_000 {
+        append(1).await.unwrap();
+    }
+    // 16 KiB each, at a quarter of the rate that is assumed before anything was destaged.
+    let begin = std::time::Instant::now();
+    for n in 0..8 {
+        append(n).await.unwrap();
+    }
+    let took = begin.elapsed();
+    assert!(!log.status().is_full);
+    assert!(took >= std::time::Duration::from_micros(2500), "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_queue_makes_writers_wait_and_loses_none() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let options = LogOptions { queue_bytes_max: 8192, ..options(IoMode::Direct) };
+    let (log, _) = Log::open(dir.path(), identity(1, 1), key(), options, Lsn(0)).unwrap();
+    let tasks: Vec<_> = (0..64u64)
+        .map(|n| tokio::spawn(log.append(write(n * 8, n as u8, 8), Wait::Written)))
+        .collect();
+    let mut lsns = Vec::new();
+    for task in tasks {
+        lsns.push(task.await.unwrap().unwrap());
+    }
+    lsns.sort_unstable();
+    assert_eq!(lsns, (1..=64).map(Lsn).collect::<Vec<_>>());
+}
+
+/// Prints each LSN as it is answered; see the test that starts it.
+async fn child(dir: &Path) {
+    let (log, recovery) = open(dir, 1, 0);
+    let mut n = recovery.last_lsn.0;
+    loop {
+        let appends: Vec<_> = (0..4)
+            .map(|_| {
+                n += 1;
+                let wait = if n % 7 == 0 { Wait::Durable } else { Wait::Written };
+                log.append(write(n % 200 * 8, n as u8, 8), wait)
+            })
+            .collect();
+        for append in appends {
+            let lsn = append.await.unwrap();
+            eprintln!("acked {lsn}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_process_acknowledged_is_there() {
+    use std::io::{BufRead, BufReader};
+    if let Ok(dir) = std::env::var("LOG_CHILD_DIR") {
+        return child(Path::new(&dir)).await;
+    }
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let mut acked = 0;
+    for kill_after in [1, 40, 90, 7, 60] {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["what_a_killed_process_acknowledged_is_there", "--exact", "--nocapture"])
+            .env("LOG_CHILD_DIR", dir.path())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let mut count = 0;
+        for line in lines {
+            let Some(lsn) = line.strip_prefix("acked ") else { continue };
+            acked = acked.max(lsn.parse().unwrap());
+            count += 1;
+            if count == kill_after {
+                child.kill().unwrap(); // SIGKILL; the lines still in the pipe are read on
+            }
+        }
+        child.wait().unwrap();
+        let (log, recovery) = open(dir.path(), 1, 0);
+        assert!(recovery.last_lsn.0 >= acked, "{} acked, {recovery:?}", acked);
+        assert!(recovery.is_tail_proven);
+        let last = recovery.last_lsn.0;
+        for n in last.saturating_sub(199).max(1)..=last {
+            assert_eq!(contents(&log, n % 200 * 8).await, Some(n as u8), "entry {n}");
+        }
+        log.close().unwrap();
+    }
 }

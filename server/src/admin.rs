@@ -376,7 +376,9 @@ impl AdminServer {
         let bind = || -> std::io::Result<UnixListener> {
             for old in [&fresh, &path] {
                 match std::fs::remove_file(old) {
-                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        return Err(error);
+                    }
                     _ => {}
                 }
             }
@@ -440,8 +442,11 @@ async fn answer<H: AdminHandler>(stream: UnixStream, handler: &H) -> std::io::Re
     let line = match timeout(LINE_TIMEOUT, read_line(read, REQUEST_BYTES_MAX)).await {
         Ok(line) => line,
         Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-            return send(&mut write, &Err(Error::new(ErrorKind::Invalid, error.to_string())).into())
-                .await;
+            return send(
+                &mut write,
+                &Err(Error::new(ErrorKind::Invalid, error.to_string())).into(),
+            )
+            .await;
         }
         Err(error) => return Err(error),
     };
@@ -529,7 +534,8 @@ pub async fn call(dir: &Path, request: &Request) -> Result<Option<Reply>> {
         }
     };
     let (read, mut write) = stream.into_split();
-    let mut line = Zeroizing::new(serde_json::to_vec(request).map_err(|error| failed(error.into()))?);
+    let mut line =
+        Zeroizing::new(serde_json::to_vec(request).map_err(|error| failed(error.into()))?);
     line.push(b'\n');
     if line.len() as u64 > REQUEST_BYTES_MAX {
         return Err(Error::new(ErrorKind::Invalid, "the request is too long"));

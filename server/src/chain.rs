@@ -179,9 +179,7 @@ impl Chain {
     async fn delete(&self, number: u64) -> Result<()> {
         match self.objects.delete(&self.path(number)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => {
-                Err(self.store.explain(&format!("delete {}", self.name(number)), error))
-            }
+            Err(error) => Err(self.store.explain(&format!("delete {}", self.name(number)), error)),
         }
     }
 }
@@ -315,9 +313,7 @@ impl<'a> Document<'a> {
         key.derive(ALGORITHM, &self.salt, purpose)
             .open(0, self.body.as_bytes(), &mut tag)
             .map(|_| ())
-            .map_err(|_| {
-                corrupt(self.name, "it is not authentic (altered, or of another pool)")
-            })
+            .map_err(|_| corrupt(self.name, "it is not authentic (altered, or of another pool)"))
     }
 }
 

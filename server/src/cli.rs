@@ -150,7 +150,11 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
         VolumeCommand::Create { pool, name, size, durability } => {
             config::check_volume_size(name, size.0).map_err(Failure::Usage)?;
             let durability = (*durability).into();
-            (pool, name, Request::VolumeCreate { name: name.clone(), size_bytes: size.0, durability })
+            (
+                pool,
+                name,
+                Request::VolumeCreate { name: name.clone(), size_bytes: size.0, durability },
+            )
         }
         VolumeCommand::Show { pool, name } => {
             (pool, name, Request::VolumeShow { name: name.clone() })
@@ -174,9 +178,8 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
 /// What the pool is to be opened with. Passphrases are read here, where the descriptors and the
 /// environment are; paths are made absolute, because the daemon has another current directory.
 fn new_key(args: &NewKeyArgs) -> Result<Option<NewKey>> {
-    let passphrase = |source: KeySource| {
-        Ok(Some(NewKey::Passphrase { secret: source.passphrase()? }))
-    };
+    let passphrase =
+        |source: KeySource| Ok(Some(NewKey::Passphrase { secret: source.passphrase()? }));
     if let Some(path) = &args.new_key_file {
         let path = std::path::absolute(path).map_err(|error| {
             Error::with_source(ErrorKind::Invalid, format!("path {}", path.display()), error)

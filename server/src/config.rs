@@ -28,7 +28,10 @@ use std::path::{Path, PathBuf};
 /// Every option, as `spindle.toml` spells it. What each means stands in [`options::OPTIONS`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[allow(missing_docs, reason = "options::OPTIONS documents every field, and a test holds it to that")]
+#[allow(
+    missing_docs,
+    reason = "options::OPTIONS documents every field, and a test holds it to that"
+)]
 pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dir: Option<PathBuf>,
@@ -140,6 +143,7 @@ pub struct NbdSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unix: Option<PathBuf>,
     pub allow_plain_remote: bool,
+    pub allow_resize: bool,
     pub connection_count_max: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload_memory: Option<ByteSize>,
@@ -256,6 +260,7 @@ impl Default for NbdSettings {
             listen: None,
             unix: None,
             allow_plain_remote: false,
+            allow_resize: false,
             connection_count_max: 256,
             payload_memory: None,
             tls: None,
@@ -475,10 +480,8 @@ fn merge(table: &mut toml::Table, change: &Override) {
         let name = |value: &toml::Value| {
             value.get("name").and_then(toml::Value::as_str).map(str::to_owned)
         };
-        let volumes = table
-            .entry("volumes")
-            .or_insert_with(|| toml::Value::Array(Vec::new()))
-            .as_array_mut();
+        let volumes =
+            table.entry("volumes").or_insert_with(|| toml::Value::Array(Vec::new())).as_array_mut();
         if let (Some(volumes), Some(added)) = (volumes, change.value.as_array()) {
             for volume in added {
                 match volumes.iter_mut().find(|known| name(known) == name(volume)) {
@@ -585,9 +588,9 @@ pub fn check_volume_size(name: &str, size_bytes: u64) -> Result<()> {
 
 fn check_listeners(nbd: &NbdSettings) -> Result<()> {
     for address in nbd.listen.as_deref().unwrap_or_default() {
-        let is_host_port = address.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && port.parse::<u16>().is_ok()
-        });
+        let is_host_port = address
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
         if !is_host_port {
             return Err(invalid(format!(
                 "nbd.listen {address:?}: write HOST:PORT, like 127.0.0.1:10809 or [::1]:0"
@@ -631,9 +634,7 @@ fn key_source(keys: &KeySettings) -> Result<KeySource> {
         invalid(format!("keys.source = \"{source}\" needs {key}"))
     };
     match keys.source {
-        KeyKind::File => {
-            keys.file.clone().map(KeySource::File).ok_or_else(|| missing("keys.file"))
-        }
+        KeyKind::File => keys.file.clone().map(KeySource::File).ok_or_else(|| missing("keys.file")),
         KeyKind::Passphrase => {
             match (&keys.passphrase_file, &keys.passphrase_env, keys.passphrase_fd) {
                 (Some(path), None, None) => Ok(KeySource::PassphraseFile(path.clone())),

@@ -4,18 +4,31 @@
 //! - One window at a time, in LSN order: the store is always a consistent prefix of the pool's
 //!   history over all its volumes.
 //! - A generation is released only after its window is durable.
-//! - A failure that may pass is retried for ever, with a pause that is bounded; one that cannot
-//!   pass stops the pool.
+//! - A failure that may pass is retried for ever, with a pause that is bounded; a fence stops the
+//!   pool.
+//! - A volume whose data cannot be destaged does not pin the log for the others: its live entries
+//!   are appended anew, so that the generation can go on without it, and are tried again with the
+//!   next one. Beyond a bound that volume alone refuses writes until it can be destaged again.
 
 use crate::pool::Shared;
 use block::units::BLOCK_BYTES;
-use block::{Error, ErrorKind, Result};
+use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
-use replication::{Generation, Log, Source};
+use replication::{EntryKind, Generation, Log, NewEntry, Piece, Source, Wait};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tiering::{DestageError, ExtentContent, LogSource, Window, WindowExtent};
 use tokio::sync::watch;
+
+/// Sectors of one entry that is appended anew. As volumes cut their own writes.
+const ENTRY_SECTORS_MAX: u64 = 256;
+/// Entries of a volume that is set aside under way at once. Chosen by hand.
+const ASIDE_IN_FLIGHT_MAX: usize = 64;
+/// Pages of the map folded after each window. Chosen by hand: a few milliseconds.
+const FOLD_PAGES: usize = 256;
+/// Pause between two looks for maintenance while nothing is written.
+const MAINTENANCE: Duration = Duration::from_secs(5);
 
 /// How and when data leaves the log.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +62,17 @@ pub struct DestageProgress {
     pub failure: Option<String>,
     /// Attempts that failed.
     pub failure_count: u64,
+    /// Volumes whose data stays in the log, with the reason and their bytes there.
+    pub aside: BTreeMap<u32, Aside>,
+}
+
+/// A volume that could not be destaged at the last attempt.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Aside {
+    /// Bytes of it that were appended to the log anew.
+    pub log_bytes: u64,
+    /// Why.
+    pub reason: String,
 }
 
 /// Runs until `stop` says so (between two windows) or the pool ends.
@@ -72,20 +96,92 @@ pub(crate) async fn run(
             Err(DestageError { error, .. }) if error.kind() == ErrorKind::Fenced => {
                 shared.fail(error);
             }
+            Err(DestageError { volume: Some(volume), error }) if is_of_the_volume(&error) => {
+                if let Err(error) = set_aside(&shared, &generation, volume, &error).await {
+                    report(&shared, &error, pause);
+                    let _ = tokio::time::timeout(pause, stopped(&mut stop)).await;
+                }
+            }
             Err(failed) => {
                 let error = Error::from(failed);
-                tracing::warn!(error = %error.chain(), retry_ms = pause.as_millis() as u64,
-                    "destage failed; writes go on until the log is full");
-                {
-                    let mut progress = shared.progress.lock();
-                    progress.failure = Some(error.chain());
-                    progress.failure_count += 1;
-                }
+                report(&shared, &error, pause);
                 let _ = tokio::time::timeout(pause, stopped(&mut stop)).await;
                 pause = (pause * 2).min(options.retry * 16);
             }
         }
     }
+}
+
+fn report(shared: &Shared, error: &Error, pause: Duration) {
+    let retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+    tracing::warn!(error = %error.chain(), retry_ms,
+        "destage failed; writes go on until the log is full");
+    let mut progress = shared.progress.lock();
+    progress.failure = Some(error.chain());
+    progress.failure_count += 1;
+}
+
+/// The store answers, but what it holds of this volume does not verify or is not there: trying
+/// again does not help, and the other volumes must not wait for it.
+fn is_of_the_volume(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound)
+}
+
+/// Appends the live entries of one volume in the oldest generation anew, and notes that this
+/// generation is destaged without it.
+async fn set_aside(
+    shared: &Shared,
+    generation: &Arc<Generation>,
+    volume: VolumeId,
+    cause: &Error,
+) -> Result<()> {
+    let lock = shared.change_lock(volume);
+    // Nobody else changes the volume meanwhile, so what is appended is what is newest.
+    let _alone = lock.write().await;
+    let extents = generation.volumes().find(|(id, _)| *id == volume).map(|(_, extents)| extents);
+    let mut log_bytes = 0;
+    let mut waiters = VecDeque::new();
+    for extent in extents.unwrap_or_default() {
+        let (mut start, end) = (extent.start_sector, extent.start_sector + extent.sector_count);
+        while start < end {
+            // A range without payload may be of any length; one with payload is cut as written.
+            let count = match extent.source {
+                Source::Zeroes { .. } => end - start,
+                _ => (end - start).min(ENTRY_SECTORS_MAX),
+            };
+            for piece in shared.log.overlay().lookup(volume, start, count) {
+                if let Some(entry) = entry_of(shared, volume, piece).await? {
+                    log_bytes += entry.payload.len() as u64;
+                    waiters.push_back(shared.log.append(entry, Wait::Durable));
+                }
+                while waiters.len() > ASIDE_IN_FLIGHT_MAX {
+                    waiters.pop_front().expect("it is not empty").await?;
+                }
+            }
+            start += count;
+        }
+    }
+    for waiter in waiters {
+        waiter.await?;
+    }
+    shared.set_aside(generation.last_lsn(), volume, log_bytes, cause);
+    Ok(())
+}
+
+/// The entry that says again what a piece of the overlay says.
+async fn entry_of(shared: &Shared, volume: VolumeId, piece: Piece) -> Result<Option<NewEntry>> {
+    let (kind, payload) = match &piece.source {
+        Source::Payload(bytes) => (EntryKind::Write, bytes.clone()),
+        Source::LogResident(resident) => {
+            let bytes = shared.log.read(resident).await?;
+            (EntryKind::Write, bytes.expect("the oldest generation is not released yet"))
+        }
+        Source::Zeroes { is_trim: true } => (EntryKind::Trim, Bytes::new()),
+        Source::Zeroes { is_trim: false } => (EntryKind::Zero, Bytes::new()),
+        Source::Beneath => return Ok(None),
+    };
+    let (start_sector, sector_count) = (piece.start_sector, piece.sector_count);
+    Ok(Some(NewEntry { volume, kind, start_sector, sector_count, payload }))
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {
@@ -134,8 +230,12 @@ async fn destage_one(
 ) -> Result<(), DestageError> {
     let started = Instant::now();
     let source = FromLog { log: shared.log.clone() };
-    let report = shared.tier.destage(window_of(generation), &source).await?;
+    let mut window = window_of(generation);
+    let left_out = shared.left_out(generation.last_lsn());
+    window.volumes.retain(|(volume, _)| !left_out.contains(volume));
+    let report = shared.tier.destage(window, &source).await?;
     shared.log.release(generation);
+    shared.took_in(generation, &left_out);
     shared.destaged.send_replace(generation.last_lsn());
     let mut progress = shared.progress.lock();
     progress.window_count += 1;
@@ -165,6 +265,38 @@ fn window_of(generation: &Generation) -> Window<Source> {
         last_lsn: generation.last_lsn(),
         volume_records: generation.volume_records().collect(),
         volumes: volumes.collect(),
+    }
+}
+
+/// Work on the data tier that no write waits for: segments that a crash left, pages that a large
+/// trim hides. Runs until `stop` says so; failures are tried again.
+pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
+    let mut is_swept = false;
+    while !*stop.borrow() && !shared.is_stopped() {
+        if !is_swept {
+            match shared.tier.sweep_orphans().await {
+                Ok(swept) => {
+                    is_swept = true;
+                    if swept.deleted_count > 0 {
+                        tracing::info!(?swept, "deleted segments that a crash had left");
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(error = %error.chain(), "orphan segments stay for now");
+                }
+            }
+        }
+        let folded = shared.tier.step(FOLD_PAGES).await;
+        match folded {
+            Ok(report) if report.ranges_left > 0 && report.page_count > 0 => {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
+            Err(error) => tracing::debug!(error = %error.chain(), "trims are not folded for now"),
+        }
+        let _ = tokio::time::timeout(MAINTENANCE, stopped(&mut stop)).await;
     }
 }
 

@@ -214,7 +214,7 @@ impl KeyRing {
         if outcome.is_ok() || !next.exists() {
             return outcome;
         }
-        let material = KeySource::File(next.clone()).load().await?;
+        let Ok(material) = KeySource::File(next.clone()).load().await else { return outcome };
         match open_bytes(chain, number, &bytes, &material).await {
             Ok(ring) => {
                 rename_durably(&next, path)?;
@@ -264,6 +264,7 @@ impl KeyRing {
         let key = Zeroizing::new(random_bytes::<KEY_BYTES>());
         let printed = Secret::from_zeroizing(printed::encode(RECOVERY_PREFIX, &key));
         let material = Material::Key(SlotKind::Recovery, key);
+        self.refresh().await?;
         let mut slots = self.body.slots.clone();
         if replace {
             slots.retain(|slot| slot.kind != SlotKind::Recovery);
@@ -278,7 +279,12 @@ impl KeyRing {
                 ),
             ));
         }
-        self.replace(slots, &material, if replace { 1 } else { KEEP_COUNT }).await?;
+        self.replace(slots, &material).await?;
+        if replace {
+            self.revoke().await?;
+        } else if let Err(error) = self.chain.prune(KEEP_COUNT).await {
+            tracing::warn!(error = %error.chain(), "old key rings were not deleted");
+        }
         Ok(printed)
     }
 
@@ -293,6 +299,7 @@ impl KeyRing {
             NewKey::File { path } => self.rotate_to_file(path).await,
             NewKey::Passphrase { secret } => {
                 self.rotate_to(&KeySource::Passphrase(secret.clone())).await?;
+                self.revoke().await?;
                 Ok(Rotated {
                     kind: SlotKind::Passphrase,
                     message: "the pool opens with the new passphrase only: start spindle with \
@@ -302,6 +309,7 @@ impl KeyRing {
             }
             NewKey::Command { command } => {
                 self.rotate_to(&KeySource::Command(command.clone())).await?;
+                self.revoke().await?;
                 Ok(Rotated {
                     kind: SlotKind::Command,
                     message: "the pool opens with the output of the new key command only: set \
@@ -313,6 +321,9 @@ impl KeyRing {
     }
 
     async fn rotate_to_file(&mut self, path: &Path) -> Result<Rotated> {
+        self.refresh().await?;
+        let next = next_path(path);
+        self.finish_rename(path, &next).await?;
         let is_current = match (KeySource::File(path.to_owned())).load().await {
             Ok(material) => self.is_opened_by(&material).await,
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -322,20 +333,17 @@ impl KeyRing {
             Err(error) => return Err(error),
         };
         if is_current {
-            let next = next_path(path);
-            if next.exists() {
-                // Left by a rotation that failed: it opens nothing, or opening would have used it.
-                std::fs::remove_file(&next).map_err(|error| {
-                    let context = format!("remove {}", next.display());
-                    Error::with_source(ErrorKind::Io, context, error)
-                })?;
+            // One that is there already is used, never deleted: an earlier rotation whose outcome
+            // was not learned may yet turn out to have put it in force.
+            if !next.exists() {
+                source::make_key_file(&next)?;
             }
-            source::make_key_file(&next)?;
             self.rotate_to(&KeySource::File(next.clone())).await?;
             rename_durably(&next, path)?;
         } else {
             self.rotate_to(&KeySource::File(path.to_owned())).await?;
         }
+        self.revoke().await?;
         Ok(Rotated {
             kind: SlotKind::KeyFile,
             message: format!(
@@ -345,12 +353,55 @@ impl KeyRing {
         })
     }
 
+    /// Completes a rotation in place that was cut short before its last step, and removes a
+    /// next key file that was itself cut short: it was never used.
+    async fn finish_rename(&self, path: &Path, next: &Path) -> Result<()> {
+        match (KeySource::File(next.to_owned())).load().await {
+            Ok(material) if self.is_opened_by(&material).await => rename_durably(next, path),
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                std::fs::remove_file(next).map_err(|error| {
+                    let context = format!("remove {}", next.display());
+                    Error::with_source(ErrorKind::Io, context, error)
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes a ring with `source` and the recovery keys. The old rings are still there.
     async fn rotate_to(&mut self, source: &KeySource) -> Result<()> {
         let material = source.load().await?;
         check_strength(&material)?;
+        self.refresh().await?;
         let mut slots = self.body.slots.clone();
         slots.retain(|slot| slot.kind == SlotKind::Recovery);
-        self.replace(slots, &material, 1).await
+        self.replace(slots, &material).await
+    }
+
+    /// Deletes the rings that the old secret opens.
+    async fn revoke(&self) -> Result<()> {
+        self.chain.prune(1).await.map_err(|error| {
+            error.context("the new key is in force, but the old key ring was not deleted")
+        })
+    }
+
+    /// Takes in what another process changed: an authentic newer ring of the same data keys.
+    async fn refresh(&mut self) -> Result<()> {
+        let Some((number, bytes)) = self.chain.newest().await? else {
+            return Err(corrupt(&self.chain.name(self.body.number), "it is gone"));
+        };
+        if number == self.body.number {
+            return Ok(());
+        }
+        let name = self.chain.name(number);
+        let document = Document::parse(&name, &bytes)?;
+        document.verify(&self.newest().key, PURPOSE)?;
+        let body: RingBody = document.body()?;
+        if body.number != number || body.pool != self.body.pool || number < self.body.number {
+            return Err(corrupt(&name, "it is not the successor of the ring that was opened"));
+        }
+        self.body = body;
+        Ok(())
     }
 
     async fn is_opened_by(&self, material: &Material) -> bool {
@@ -364,12 +415,7 @@ impl KeyRing {
     }
 
     /// Writes the next ring: `slots` and one more for `material`.
-    async fn replace(
-        &mut self,
-        slots: Vec<Slot>,
-        material: &Material,
-        keep_count: usize,
-    ) -> Result<()> {
+    async fn replace(&mut self, slots: Vec<Slot>, material: &Material) -> Result<()> {
         let mut body = RingBody {
             format: Format::CURRENT,
             pool: self.body.pool,
@@ -381,23 +427,24 @@ impl KeyRing {
         body.slots.push(slot);
         let next = KeyRing { chain: self.chain.clone(), body, data_keys: self.data_keys.clone() };
         let number = next.body.number;
-        if next.chain.create(number, &next.sealed()?).await? == Created::Lost {
+        let unknown = |error: Error| {
+            error.context("it is not known whether the key was changed: the old or the new opens")
+        };
+        if next.chain.create(number, &next.sealed()?).await.map_err(unknown)? == Created::Lost {
             return Err(Error::new(
                 ErrorKind::Busy,
-                "change the key ring: another process changed it meanwhile; try again",
+                "change the key ring: another process changed it at the same moment; try again",
             ));
         }
-        let Some(bytes) = next.chain.read(number).await? else {
-            return Err(Error::new(ErrorKind::Unavailable, "read back the new key ring"));
+        let Some(bytes) = next.chain.read(number).await.map_err(unknown)? else {
+            return Err(unknown(Error::new(ErrorKind::Unavailable, "read back the key ring")));
         };
         let proven = open_bytes(next.chain.clone(), number, &bytes, material).await?;
         if proven.body != next.body {
             return Err(corrupt(&next.chain.name(number), "it is not what was written"));
         }
         self.body = next.body;
-        self.chain.prune(keep_count).await.map_err(|error| {
-            error.context("the new key is in force, but the old key ring was not deleted")
-        })
+        Ok(())
     }
 
     fn sealed(&self) -> Result<bytes::Bytes> {

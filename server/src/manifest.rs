@@ -9,7 +9,9 @@
 //! - A manifest is authentic under the pool key, or it is refused as damaged.
 //! - No clock decides anything; times in a manifest are shown to people only.
 
-use crate::chain::{Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex};
+use crate::chain::{
+    Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
+};
 use crate::store::Store;
 use crate::units;
 use block::seal::PoolKey;
@@ -223,12 +225,7 @@ async fn read_newest(chain: &Chain, key: &PoolKey) -> Result<Option<Manifest>> {
     Ok(Some(manifest))
 }
 
-fn check_available(
-    node: &NodeDir,
-    pool: Uuid,
-    previous: &Manifest,
-    take_over: bool,
-) -> Result<()> {
+fn check_available(node: &NodeDir, pool: Uuid, previous: &Manifest, take_over: bool) -> Result<()> {
     if previous.pool != pool {
         return Err(Error::new(
             ErrorKind::Corrupt,
@@ -328,7 +325,8 @@ impl NodeDir {
         make_private_dir(path).map_err(failed)?;
         let lock = lock(path)?;
         let inode = std::fs::metadata(path).map_err(failed)?.ino();
-        let mut file = match read_node_file(path)? {
+        let known = read_node_file(path)?;
+        let mut file = match known.clone() {
             Some(file) => file,
             None => NodeFile {
                 format: Format::CURRENT,
@@ -343,9 +341,11 @@ impl NodeDir {
         if file.pool.is_none() {
             file.directory_inode = inode;
         }
-        let node =
-            NodeDir { path: path.to_owned(), _lock: lock, file: file.into(), is_copy };
-        node.save()?;
+        let is_new = known.as_ref() != Some(&file);
+        let node = NodeDir { path: path.to_owned(), _lock: lock, file: file.into(), is_copy };
+        if is_new {
+            node.save()?;
+        }
         Ok(node)
     }
 
@@ -429,9 +429,8 @@ impl NodeDir {
     }
 
     fn save(&self) -> Result<()> {
-        let text = serde_json::to_string_pretty(&*self.file.lock()).map_err(|error| {
-            Error::with_source(ErrorKind::Invalid, "encode node.json", error)
-        })?;
+        let text = serde_json::to_string_pretty(&*self.file.lock())
+            .map_err(|error| Error::with_source(ErrorKind::Invalid, "encode node.json", error))?;
         write_durably(&self.path.join("node.json"), text.as_bytes(), 0o600)
     }
 }

@@ -8,18 +8,22 @@
 //! - Once fenced or failed, nothing is acknowledged any more; a restart is the only way back.
 //! - A volume's id is never used twice, and its name by one present volume at a time.
 
-use crate::destage::{self, DestageOptions, DestageProgress};
+use crate::destage::{self, Aside, DestageOptions, DestageProgress};
 use crate::record::{Durability, VolumeRecord, VolumeState};
 use crate::volume::{Volume, check_size};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
-use replication::{EntryKind, Log, NewEntry, Wait};
-use std::collections::BTreeMap;
+use replication::{EntryKind, Generation, Log, NewEntry, Wait};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tiering::Tier;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, RwLock, watch};
+
+/// One volume may have this part of the log set aside. Chosen by hand: with it appended anew each
+/// time, the log still has most of its length for the others.
+const ASIDE_PART: u64 = 8;
 
 /// What volumes and the destage job share.
 pub(crate) struct Shared {
@@ -32,12 +36,105 @@ pub(crate) struct Shared {
     pub(crate) wanted: Notify,
     pub(crate) destaged: watch::Sender<Lsn>,
     pub(crate) progress: Mutex<DestageProgress>,
+    /// One lock a volume, shared by its changes, alone for what must not be interleaved with any.
+    change_locks: Mutex<HashMap<VolumeId, Arc<RwLock<()>>>>,
+    aside: Mutex<AsideVolumes>,
+    /// Some volume refuses writes: only then is the list looked at.
+    is_any_refused: AtomicBool,
+    /// Bytes of one volume that may be set aside in the log.
+    aside_bytes_max: u64,
+}
+
+/// Volumes that the oldest generation is to be destaged without.
+#[derive(Default)]
+struct AsideVolumes {
+    /// Last LSN of that generation.
+    last_lsn: Lsn,
+    left_out: HashSet<VolumeId>,
+    /// Those with too much in the log, and why they cannot be destaged.
+    refused: HashMap<VolumeId, String>,
 }
 
 impl Shared {
     /// Makes a volume's record durable in the log.
     pub(crate) async fn log_record(&self, record: &VolumeRecord) -> Result<()> {
         self.log.append(record_entry(record), Wait::Durable).await.map(drop)
+    }
+
+    /// The volume's lock; the same one for every holder.
+    pub(crate) fn change_lock(&self, volume: VolumeId) -> Arc<RwLock<()>> {
+        self.change_locks.lock().entry(volume).or_default().clone()
+    }
+
+    /// The generation that ends with `last_lsn` goes on without `volume`, of which `log_bytes`
+    /// were appended anew.
+    pub(crate) fn set_aside(
+        &self,
+        last_lsn: Lsn,
+        volume: VolumeId,
+        log_bytes: u64,
+        cause: &Error,
+    ) {
+        let reason = cause.chain();
+        let is_first = {
+            let mut progress = self.progress.lock();
+            let aside = Aside { log_bytes, reason: reason.clone() };
+            progress.aside.insert(volume.0, aside).is_none()
+        };
+        if is_first {
+            tracing::error!(
+                volume = volume.0,
+                log_bytes,
+                error = reason,
+                "a volume cannot be destaged; its newest writes stay in the log, the other \
+                 volumes go on"
+            );
+        }
+        let mut aside = self.aside.lock();
+        if aside.last_lsn != last_lsn {
+            aside.last_lsn = last_lsn;
+            aside.left_out.clear();
+        }
+        aside.left_out.insert(volume);
+        if log_bytes > self.aside_bytes_max {
+            aside.refused.insert(volume, reason);
+            self.is_any_refused.store(true, Ordering::Release);
+        }
+    }
+
+    /// Volumes that the generation that ends with `last_lsn` is to be destaged without.
+    pub(crate) fn left_out(&self, last_lsn: Lsn) -> HashSet<VolumeId> {
+        let aside = self.aside.lock();
+        if aside.last_lsn == last_lsn { aside.left_out.clone() } else { HashSet::new() }
+    }
+
+    /// The generation is destaged: volumes of it that were not left out are well again.
+    pub(crate) fn took_in(&self, generation: &Generation, left_out: &HashSet<VolumeId>) {
+        if self.progress.lock().aside.is_empty() {
+            return;
+        }
+        let mut aside = self.aside.lock();
+        for (volume, _) in generation.volumes().filter(|(volume, _)| !left_out.contains(volume)) {
+            if self.progress.lock().aside.remove(&volume.0).is_some() {
+                tracing::info!(volume = volume.0, "the volume can be destaged again");
+            }
+            aside.refused.remove(&volume);
+        }
+        self.is_any_refused.store(!aside.refused.is_empty(), Ordering::Release);
+    }
+
+    /// Fails for a volume of which the log cannot hold any more.
+    pub(crate) fn check_not_refused(&self, volume: VolumeId) -> Result<()> {
+        if !self.is_any_refused.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        match self.aside.lock().refused.get(&volume) {
+            None => Ok(()),
+            Some(reason) => {
+                let what = format!("change volume {volume}: it cannot be destaged: {reason}");
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+        }
     }
 
     /// Fails once the pool is fenced or its log has failed.
@@ -97,7 +194,7 @@ pub struct Pool {
     /// Creating, renaming and removing volumes: one at a time.
     changes: tokio::sync::Mutex<()>,
     stop: watch::Sender<bool>,
-    job: tokio::sync::Mutex<Option<tokio::task::JoinHandle<()>>>,
+    jobs: Mutex<Vec<tokio::task::JoinHandle<()>>>,
     retention: Duration,
 }
 
@@ -138,6 +235,10 @@ impl Pool {
         }
         let destaged = watch::Sender::new(tier.destaged_lsn());
         let shared = Arc::new(Shared {
+            aside_bytes_max: log.status().ring_bytes / ASIDE_PART,
+            change_locks: Mutex::default(),
+            aside: Mutex::default(),
+            is_any_refused: AtomicBool::new(false),
             log,
             tier,
             fatal: Mutex::new(None),
@@ -154,13 +255,16 @@ impl Pool {
             }
         }
         let stop = watch::Sender::new(false);
-        let job = tokio::spawn(destage::run(shared.clone(), options, stop.subscribe()));
+        let jobs = vec![
+            tokio::spawn(destage::run(shared.clone(), options, stop.subscribe())),
+            tokio::spawn(destage::maintain(shared.clone(), stop.subscribe())),
+        ];
         Ok(Arc::new(Pool {
             shared,
             volumes: Mutex::new(volumes),
             changes: tokio::sync::Mutex::new(()),
             stop,
-            job: tokio::sync::Mutex::new(Some(job)),
+            jobs: Mutex::new(jobs),
             retention,
         }))
     }
@@ -285,7 +389,10 @@ impl Pool {
     /// `NotFound`.
     pub async fn remove_volume(&self, name: &str, now: bool) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
-        if now && let Some(record) = self.removed(name) {
+        if now
+            && self.volume(name).is_none()
+            && let Some(record) = self.removed(name)
+        {
             return self.purge(record).await;
         }
         let volume = self.find(name)?;
@@ -449,9 +556,10 @@ impl Pool {
     pub async fn close(&self) -> Result<(Lsn, Lsn)> {
         let flushed = self.shared.log.flush().await;
         self.stop.send_replace(true);
-        if let Some(job) = self.job.lock().await.take() {
+        let jobs = std::mem::take(&mut *self.jobs.lock());
+        for job in jobs {
             job.await.map_err(|error| {
-                Error::with_source(ErrorKind::Io, "stop the destage job", error)
+                Error::with_source(ErrorKind::Io, "stop a background job", error)
             })?;
         }
         let destaged_lsn = self.shared.tier.destaged_lsn();
@@ -466,3 +574,6 @@ impl Pool {
         Ok((last_lsn, destaged_lsn))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -382,7 +382,7 @@ fn nbd_server(config: &Config, open: &OpenPool) -> Result<Server<PoolExports>> {
         client_ca: tls.client_ca.clone(),
     });
     let access = match &settings.tls {
-        Some(tls) if tls.client_ca.is_some() => Access::by_certificate(tls.clients.clone()),
+        Some(tls) if !tls.clients.is_empty() => Access::by_certificate(tls.clients.clone()),
         _ => Access::default(),
     };
     let memory_bytes = usize::try_from(config.budget().nbd_payload_bytes).unwrap_or(usize::MAX);
@@ -391,7 +391,7 @@ fn nbd_server(config: &Config, open: &OpenPool) -> Result<Server<PoolExports>> {
         connection_count_max: settings.connection_count_max as usize,
         tls,
         access,
-        can_resize: true,
+        can_resize: settings.allow_resize,
         ..ServerOptions::default()
     };
     Server::new(Arc::new(PoolExports::new(open.pool.clone())), options)

@@ -106,12 +106,7 @@ impl Store {
     /// A store that exists already: the memory store of tests, or one wrapped for faults.
     #[must_use]
     pub fn from_objects(url: &str, objects: Arc<dyn ObjectStore>) -> Store {
-        Store {
-            url: url.to_owned(),
-            bulk: Arc::clone(&objects),
-            control: objects,
-            local_dir: None,
-        }
+        Store { url: url.to_owned(), bulk: Arc::clone(&objects), control: objects, local_dir: None }
     }
 
     /// As the user wrote it; it never holds credentials.
@@ -211,10 +206,9 @@ impl Store {
                 "store {url}: {doing}: access denied. Check the credentials and that they allow \
                  get, put, delete and list below this prefix"
             ),
-            Reason::NoCredentials => format!(
-                "store {url}: {doing}: no usable credentials. {}",
-                credential_hint(url)
-            ),
+            Reason::NoCredentials => {
+                format!("store {url}: {doing}: no usable credentials. {}", credential_hint(url))
+            }
             Reason::NotFound if self.local_dir.is_none() => format!(
                 "store {url}: {doing}: not found. Does the bucket or container exist, and is the \
                  region right? spindle does not create buckets"
@@ -268,9 +262,9 @@ impl Reason {
         while let Some(source) = cause {
             if let Some(http) = source.downcast_ref::<HttpError>() {
                 return match http.kind() {
-                    HttpErrorKind::Connect | HttpErrorKind::Timeout | HttpErrorKind::Interrupted => {
-                        Reason::Unreachable
-                    }
+                    HttpErrorKind::Connect
+                    | HttpErrorKind::Timeout
+                    | HttpErrorKind::Interrupted => Reason::Unreachable,
                     _ => Reason::Other,
                 };
             }
@@ -306,8 +300,20 @@ impl fmt::Debug for Cause {
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        f.write_str(&one_line(&self.0.to_string()))
     }
+}
+
+/// A store's answer in one line: of an XML body only its code and message.
+fn one_line(text: &str) -> String {
+    let between = |open: &str, close: &str| {
+        text.split_once(open).and_then(|(_, rest)| rest.split_once(close)).map(|(inner, _)| inner)
+    };
+    let head = text.split("<?xml").next().unwrap_or(text);
+    let head = head.split("<Error").next().unwrap_or(head);
+    let parts = [Some(head), between("<Code>", "</Code>"), between("<Message>", "</Message>")];
+    let words: Vec<&str> = parts.into_iter().flatten().flat_map(str::split_whitespace).collect();
+    words.join(" ")
 }
 
 impl StdError for Cause {}
@@ -322,9 +328,7 @@ fn credential_hint(url: &str) -> &'static str {
             "Set AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or a SAS token, or run \
              on a machine with an identity"
         }
-        _ => {
-            "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run on a machine with a role"
-        }
+        _ => "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run on a machine with a role",
     }
 }
 
@@ -506,7 +510,8 @@ fn plain_http(endpoint: Option<&str>, allowed: Option<&str>) -> Result<bool> {
     let Some(rest) = endpoint.and_then(|endpoint| endpoint.strip_prefix("http://")) else {
         return Ok(false);
     };
-    if allowed.is_some_and(|value| matches!(value, "true" | "1" | "yes" | "on")) || is_loopback(rest)
+    if allowed.is_some_and(|value| matches!(value, "true" | "1" | "yes" | "on"))
+        || is_loopback(rest)
     {
         return Ok(true);
     }

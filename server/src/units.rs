@@ -51,9 +51,8 @@ impl FromStr for ByteSize {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let trimmed = text.trim();
-        let digits_end = trimmed
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(trimmed.len());
+        let digits_end =
+            trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
         let (number, suffix) = trimmed.split_at(digits_end);
         let shift = size_shift(text, suffix.trim())?;
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
@@ -78,7 +77,9 @@ impl FromStr for ByteSize {
 }
 
 fn not_a_size(text: &str) -> String {
-    format!("\"{text}\" is not a size: write a number and K, M, G, T or P (binary multiples), like 100G or 512MiB")
+    format!(
+        "\"{text}\" is not a size: write a number and K, M, G, T or P (binary multiples), like 100G or 512MiB"
+    )
 }
 
 /// Power of two that a suffix stands for.
@@ -174,15 +175,19 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("\"{text}\" is not a duration: write a number and ms, s, m, h or d, like 30s");
+        let wrong = || {
+            format!("\"{text}\" is not a duration: write a number and ms, s, m, h or d, like 30s")
+        };
         let trimmed = text.trim();
         let at = trimmed.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
         let (number, suffix) = trimmed.split_at(at);
         let number: u64 = number.parse().map_err(|_| wrong())?;
         let (_, unit) =
             SPAN_UNITS.iter().find(|(name, _)| *name == suffix.trim()).ok_or_else(wrong)?;
-        number.checked_mul(*unit).map(Span).ok_or_else(|| format!("duration \"{text}\" is too long"))
+        number
+            .checked_mul(*unit)
+            .map(Span)
+            .ok_or_else(|| format!("duration \"{text}\" is too long"))
     }
 }
 
@@ -275,7 +280,8 @@ mod tests {
 
     #[test]
     fn wrong_sizes_say_what_is_expected() {
-        for text in ["", "G", "-1G", "1X", "1GG", "1..5G", ".5G", "5.", "1e9", "١G", "99999999999E"] {
+        for text in ["", "G", "-1G", "1X", "1GG", "1..5G", ".5G", "5.", "1e9", "١G", "99999999999E"]
+        {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
         assert!("1KB".parse::<ByteSize>().unwrap_err().contains("ambiguous"));

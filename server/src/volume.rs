@@ -45,7 +45,7 @@ pub struct Volume {
     is_present: AtomicBool,
     size_changed: watch::Sender<u64>,
     /// Aligned changes hold it shared until they are answered; unaligned ones and resizes alone.
-    changes: RwLock<()>,
+    changes: Arc<RwLock<()>>,
     /// Highest LSN that this volume has been answered, for `durability = "store"`.
     answered_lsn: AtomicU64,
 }
@@ -88,9 +88,9 @@ impl Volume {
             size_bytes: AtomicU64::new(record.size_bytes),
             is_present: AtomicBool::new(true),
             size_changed: watch::Sender::new(record.size_bytes),
+            changes: shared.change_lock(VolumeId(record.id)),
             record: SyncRwLock::new(record),
             shared,
-            changes: RwLock::new(()),
             answered_lsn: AtomicU64::new(0),
         })
     }
@@ -186,7 +186,7 @@ impl Volume {
             let what = format!("change volume {}: it is read-only", record.name);
             return Err(Error::new(ErrorKind::Denied, what));
         }
-        Ok(())
+        self.shared.check_not_refused(self.id)
     }
 
     fn durability(&self) -> Durability {
@@ -453,7 +453,7 @@ impl BlockDevice for Volume {
 /// `Invalid` with the nearest legal size.
 pub fn check_size(size_bytes: u64) -> Result<()> {
     if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !size_bytes.is_multiple_of(SECTOR_BYTES) {
-        let nearest = (size_bytes.div_ceil(SECTOR_BYTES).max(1) * SECTOR_BYTES).min(VOLUME_BYTES_MAX);
+        let nearest = size_bytes.clamp(1, VOLUME_BYTES_MAX).next_multiple_of(SECTOR_BYTES);
         let what = format!(
             "check volume size {size_bytes}: it must be a multiple of 512 bytes, from 512 to 1 PiB; \
              the nearest is {nearest}"

@@ -174,9 +174,8 @@ fn beyond(way: &Way) {
 
 fn unknown(way: &Way) {
     let mut connection = way.connect();
-    let mut error = |command, flags| {
-        connection.call(command, flags, 0, 512, &[]).expect("a reply").error
-    };
+    let mut error =
+        |command, flags| connection.call(command, flags, 0, 512, &[]).expect("a reply").error;
     assert_eq!(error(0x1234, 0), EINVAL);
     assert_eq!(error(CMD_READ, 1 << 14), EINVAL);
     assert_eq!(error(CMD_READ, 0), 0);
@@ -264,7 +263,9 @@ fn large(way: &Way) {
 fn fua_and_cache(way: &Way) {
     let mut connection = way.connect();
     connection.write(512, &[3; 512], CMD_FLAG_FUA);
-    for (command, flags) in [(CMD_TRIM, CMD_FLAG_FUA), (CMD_CACHE, 0), (CMD_WRITE_ZEROES, CMD_FLAG_FUA)] {
+    for (command, flags) in
+        [(CMD_TRIM, CMD_FLAG_FUA), (CMD_CACHE, 0), (CMD_WRITE_ZEROES, CMD_FLAG_FUA)]
+    {
         let reply = connection.call(command, flags, 512, 512, &[]).expect("a reply");
         assert_eq!(reply.error, 0, "command {command}");
     }
@@ -371,11 +372,13 @@ fn over_a_unix_socket() {
 
 #[test]
 fn a_read_only_export_refuses_changes() {
-    let settings = format!("{SMALL}[[volumes]]\nname = \"disk\"\nsize = \"8MiB\"\nread_only = true\n");
+    let settings =
+        format!("{SMALL}[[volumes]]\nname = \"disk\"\nsize = \"8MiB\"\nread_only = true\n");
     let daemon = Daemon::started(&settings, &[]);
     let mut connection = Connection::open(&daemon.tcp("disk"), &Wanted::everything()).unwrap();
     assert_eq!(connection.info().flags & IS_READ_ONLY, IS_READ_ONLY);
-    for (command, payload) in [(CMD_WRITE, &[1; 512][..]), (CMD_TRIM, &[]), (CMD_WRITE_ZEROES, &[])] {
+    for (command, payload) in [(CMD_WRITE, &[1; 512][..]), (CMD_TRIM, &[]), (CMD_WRITE_ZEROES, &[])]
+    {
         assert_eq!(connection.call(command, 0, 0, 512, payload).unwrap().error, EPERM);
     }
     assert_eq!(connection.read(0, 512), [0; 512]);

@@ -8,6 +8,7 @@ mod conformance;
 mod damage;
 mod filesystem;
 mod operator;
+mod soak;
 mod space;
 mod stores;
 mod tls;

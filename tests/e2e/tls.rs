@@ -52,7 +52,8 @@ impl Authority {
 fn daemon(authority: &Authority, clients: &str) -> Daemon {
     let (_, _, certificate, key) = authority.issue("localhost");
     let mut daemon = Daemon::new(SMALL, &[("disk", "96MiB"), ("other", "8MiB")]);
-    let (cert_path, key_path) = (daemon.place().join("server.crt"), daemon.place().join("server.key"));
+    let (cert_path, key_path) =
+        (daemon.place().join("server.crt"), daemon.place().join("server.key"));
     let authority_path = daemon.place().join("ca.crt");
     std::fs::write(&cert_path, certificate).expect("write a certificate");
     std::fs::write(&key_path, key).expect("write a key");
@@ -72,8 +73,7 @@ fn daemon(authority: &Authority, clients: &str) -> Daemon {
 
 fn opens(endpoint: &Endpoint, tls: &TlsClient) -> Result<(), String> {
     let wanted = Wanted { tls: Some(tls.clone()), ..Wanted::everything() };
-    let mut connection =
-        Connection::open(endpoint, &wanted).map_err(|error| error.to_string())?;
+    let mut connection = Connection::open(endpoint, &wanted).map_err(|error| error.to_string())?;
     connection.write(0, b"hello", 0);
     assert_eq!(connection.read(0, 5), b"hello");
     Ok(())

@@ -371,6 +371,17 @@ impl Drop for Daemon {
 
 /// Names of the fail points that the source names: the list cannot grow stale.
 fn fail_points_of_the_source() -> Vec<String> {
+    quoted_after("fail_point!(\"")
+}
+
+/// Names of the planted bugs that the source can be told to have.
+#[must_use]
+pub fn planted_bugs_of_the_source() -> std::collections::BTreeSet<String> {
+    quoted_after("has(\"").into_iter().collect()
+}
+
+/// What stands between `before` and the next quotation mark, all over the packages.
+fn quoted_after(before: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace");
     let mut names = Vec::new();
     let mut todo: Vec<PathBuf> =
@@ -381,11 +392,9 @@ fn fail_points_of_the_source() -> Vec<String> {
             todo.extend(entries.map(|entry| entry.expect("a readable entry").path()));
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = std::fs::read_to_string(&path).expect("a readable file");
-            for (_, rest) in
-                text.match_indices("fail_point!(\"").map(|(at, m)| (at, &text[at + m.len()..]))
-            {
-                names.extend(rest.split_once('"').map(|(name, _)| name.to_owned()));
-            }
+            let rests = text.match_indices(before).map(|(at, found)| &text[at + found.len()..]);
+            let quoted = rests.filter_map(|rest| rest.split_once('"'));
+            names.extend(quoted.map(|(name, _)| name.to_owned()));
         }
     }
     names.sort();

@@ -29,7 +29,8 @@ struct Rng(u64);
 
 impl Rng {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 20
     }
 }
@@ -54,11 +55,7 @@ fn payload(rng: &mut Rng, bytes: usize) -> Bytes {
 }
 
 fn window(lsn: u64, extents: Vec<WindowExtent<Bytes>>) -> Window<Bytes> {
-    Window {
-        last_lsn: Lsn(lsn),
-        volume_records: Vec::new(),
-        volumes: vec![(VolumeId(1), extents)],
-    }
+    Window { last_lsn: Lsn(lsn), volume_records: Vec::new(), volumes: vec![(VolumeId(1), extents)] }
 }
 
 fn random_window(rng: &mut Rng, lsn: u64, count: u64, volume_blocks: u64) -> Window<Bytes> {

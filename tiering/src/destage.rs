@@ -11,6 +11,8 @@
 //!
 //! [`TierOptions::segments_in_flight_max`]: crate::TierOptions::segments_in_flight_max
 
+mod pack;
+
 use crate::fail_point;
 use crate::map::records::SegmentRecord;
 use crate::map::{Change, Commit, CommitReport, LayerId, Placed};
@@ -18,11 +20,13 @@ use crate::segment::{FrameAt, SealedSegment, SegmentBuilder, SegmentNumber, Segm
 use crate::tier::Inner;
 use block::env::SystemRandom;
 use block::units::{BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK};
+
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use pack::{Item, Packer, Partial, Piece, Splitter};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -147,32 +151,11 @@ pub struct DestageReport {
     pub commit: CommitReport,
 }
 
-/// Whole blocks to be stored as one frame.
-struct Piece {
-    layer: LayerId,
-    first_block: u64,
-    plaintext: Bytes,
-}
-
 /// A segment that is durable in the store, and what it means to the map.
 struct Stored {
     record: Option<SegmentRecord>,
     changes: Vec<Change>,
     report: DestageReport,
-}
-
-/// A block of which the window has only some sectors.
-struct Partial {
-    block: u64,
-    bytes: BytesMut,
-    /// One bit a sector.
-    have: u8,
-}
-
-/// What the extents of a volume become, in order of block.
-enum Item {
-    Whole { first_block: u64, bytes: Bytes },
-    Merge(Partial),
 }
 
 impl Inner {
@@ -190,7 +173,10 @@ impl Inner {
         let mut job = Job::new(self);
         for (volume, extents) in &window.volumes {
             let added = job.add_volume(*volume, extents, source).await;
-            added.map_err(|failed| DestageError { volume: failed.volume.or(Some(*volume)), ..failed })?;
+            added.map_err(|failed| DestageError {
+                volume: failed.volume.or(Some(*volume)),
+                ..failed
+            })?;
         }
         let (commit, mut report) = job.finish(window).await?;
         fail_point!("destage-before-commit");
@@ -225,7 +211,10 @@ impl Inner {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             let payload = PutPayload::from_bytes(segment.bytes.clone());
             let failed = match self.store.put_opts(&path, payload, options).await {
-                Ok(_) => return Ok(()),
+                Ok(_) => {
+                    self.is_upload_failing.store(false, Ordering::Relaxed);
+                    return Ok(());
+                }
                 // An earlier attempt of ours may have arrived without our hearing of it.
                 Err(
                     object_store::Error::AlreadyExists { .. }
@@ -251,6 +240,7 @@ impl Inner {
                 Err(failed) => failed,
             };
             self.upload_retry_count.fetch_add(1, Ordering::Relaxed);
+            self.is_upload_failing.store(true, Ordering::Relaxed);
             tracing::warn!(object = %path, error = %failed, "segment not written, trying again");
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);
@@ -258,7 +248,11 @@ impl Inner {
     }
 
     /// Builds, uploads and caches one segment.
-    async fn store_segment(self: Arc<Self>, seed: SegmentSeed, pieces: Vec<Piece>) -> Result<Stored> {
+    async fn store_segment(
+        self: Arc<Self>,
+        seed: SegmentSeed,
+        pieces: Vec<Piece>,
+    ) -> Result<Stored> {
         let inner = self.clone();
         let built = tokio::task::spawn_blocking(move || {
             build(seed, &inner.pool_key, inner.options.zstd_level, &pieces)
@@ -292,8 +286,11 @@ fn build(
     let plain_bytes: usize = pieces.iter().map(|piece| piece.plaintext.len()).sum();
     let number = seed.number.0;
     let mut builder = SegmentBuilder::new(seed, pool_key, zstd_level, plain_bytes / 2);
-    let mut stored =
-        Stored { record: None, changes: Vec::with_capacity(pieces.len()), report: DestageReport::default() };
+    let mut stored = Stored {
+        record: None,
+        changes: Vec::with_capacity(pieces.len()),
+        report: DestageReport::default(),
+    };
     for piece in pieces {
         let mut at = 0;
         while at < piece.plaintext.len() {
@@ -395,10 +392,8 @@ impl<'a> Job<'a> {
             for extent in now {
                 reads.push(payload_of(source, &extent.content));
             }
-            let payloads: Vec<Option<Bytes>> = futures::stream::iter(reads)
-                .buffered(SOURCE_READS_MAX)
-                .try_collect()
-                .await?;
+            let payloads: Vec<Option<Bytes>> =
+                futures::stream::iter(reads).buffered(SOURCE_READS_MAX).try_collect().await?;
             for (extent, payload) in now.iter().zip(payloads) {
                 self.split(&mut splitter, volume, extent, payload)?;
             }
@@ -425,7 +420,10 @@ impl<'a> Job<'a> {
         if payload.as_ref().is_some_and(|payload| payload.len() as u64 != wanted) {
             return Err(Error::new(
                 ErrorKind::Corrupt,
-                format!("read the log for volume {volume}, sector {}: wrong length", extent.start_sector),
+                format!(
+                    "read the log for volume {volume}, sector {}: wrong length",
+                    extent.start_sector
+                ),
             ));
         }
         if let Some((first_block, block_count)) = splitter.add(extent, payload.as_ref()) {
@@ -531,7 +529,15 @@ impl Inner {
     async fn complete(&self, volume: VolumeId, partial: Partial) -> Result<(u64, Bytes)> {
         let Partial { block, mut bytes, have } = partial;
         let mut old = vec![0; BLOCK];
-        self.read(volume, block * BLOCK_BYTES, &mut old).await?;
+        let mut pause = RETRY_PAUSE_MIN;
+        while let Err(error) = self.read(volume, block * BLOCK_BYTES, &mut old).await {
+            if error.kind() != ErrorKind::Unavailable {
+                return Err(error);
+            }
+            tracing::warn!(error = %error.chain(), "block not completed, trying again");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_PAUSE_MAX);
+        }
         for sector in 0..SECTORS_PER_BLOCK as usize {
             if have & (1 << sector) == 0 {
                 let range = sector * SECTOR..(sector + 1) * SECTOR;
@@ -573,122 +579,4 @@ fn check_order<H>(volume: VolumeId, extents: &[WindowExtent<H>]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Cuts sorted extents of sectors into whole blocks and blocks that need completing.
-#[derive(Default)]
-struct Splitter {
-    items: Vec<Item>,
-    partial: Option<Partial>,
-}
-
-impl Splitter {
-    /// Adds one extent; returns the whole blocks that it unmaps.
-    fn add<H>(&mut self, extent: &WindowExtent<H>, payload: Option<&Bytes>) -> Option<(u64, u64)> {
-        let mut unmapped = None;
-        let mut sector = extent.start_sector;
-        let end = extent.start_sector + extent.sector_count;
-        while sector < end {
-            let block = sector / SECTORS_PER_BLOCK;
-            let within = sector % SECTORS_PER_BLOCK;
-            let at = ((sector - extent.start_sector) * SECTOR_BYTES) as usize;
-            let taken;
-            if within == 0 && end - sector >= SECTORS_PER_BLOCK {
-                self.end();
-                let block_count = (end - sector) / SECTORS_PER_BLOCK;
-                taken = block_count * SECTORS_PER_BLOCK;
-                match payload {
-                    Some(payload) => {
-                        let bytes = payload.slice(at..at + (taken * SECTOR_BYTES) as usize);
-                        self.items.push(Item::Whole { first_block: block, bytes });
-                    }
-                    None => unmapped = Some((block, block_count)),
-                }
-            } else {
-                taken = (SECTORS_PER_BLOCK - within).min(end - sector);
-                let part = payload.map(|payload| &payload[at..at + (taken * SECTOR_BYTES) as usize]);
-                self.add_part(block, within as usize, taken as usize, part);
-            }
-            sector += taken;
-        }
-        unmapped
-    }
-
-    fn add_part(&mut self, block: u64, within: usize, sectors: usize, part: Option<&[u8]>) {
-        if self.partial.as_ref().is_some_and(|partial| partial.block != block) {
-            self.end();
-        }
-        let partial = self
-            .partial
-            .get_or_insert_with(|| Partial { block, bytes: BytesMut::zeroed(BLOCK), have: 0 });
-        if let Some(part) = part {
-            partial.bytes[within * SECTOR..][..part.len()].copy_from_slice(part);
-        }
-        for sector in within..within + sectors {
-            partial.have |= 1 << sector;
-        }
-    }
-
-    /// Nothing more comes for the block that is open.
-    fn end(&mut self) {
-        match self.partial.take() {
-            Some(Partial { block, bytes, have: u8::MAX }) => {
-                self.items.push(Item::Whole { first_block: block, bytes: bytes.freeze() });
-            }
-            Some(partial) => self.items.push(Item::Merge(partial)),
-            None => {}
-        }
-    }
-}
-
-/// Packs whole blocks, in order, into frames that end at multiples of the frame size, so that what
-/// was written in sequence is read with few frames and none is read twice.
-struct Packer {
-    layer: LayerId,
-    frame_blocks: u64,
-    first_block: u64,
-    block_count: u64,
-    parts: Vec<Bytes>,
-}
-
-impl Packer {
-    fn new(volume: VolumeId, frame_blocks: u8) -> Packer {
-        Packer {
-            layer: LayerId::of_volume(volume),
-            frame_blocks: frame_blocks.into(),
-            first_block: 0,
-            block_count: 0,
-            parts: Vec::new(),
-        }
-    }
-
-    fn add(&mut self, mut block: u64, mut bytes: Bytes, pieces: &mut Vec<Piece>) {
-        while !bytes.is_empty() {
-            if self.first_block + self.block_count != block {
-                pieces.extend(self.end());
-            }
-            if self.block_count == 0 {
-                self.first_block = block;
-            }
-            let room = self.frame_blocks - block % self.frame_blocks;
-            let taken = room.min((bytes.len() / BLOCK) as u64);
-            self.parts.push(bytes.split_to(taken as usize * BLOCK));
-            self.block_count += taken;
-            block += taken;
-            if taken == room {
-                pieces.extend(self.end());
-            }
-        }
-    }
-
-    fn end(&mut self) -> Option<Piece> {
-        let plaintext = match self.parts.len() {
-            0 => return None,
-            1 => self.parts.pop()?,
-            _ => self.parts.concat().into(),
-        };
-        self.parts.clear();
-        self.block_count = 0;
-        Some(Piece { layer: self.layer, first_block: self.first_block, plaintext })
-    }
 }

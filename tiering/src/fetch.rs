@@ -14,13 +14,16 @@
 pub mod flights;
 mod local;
 pub mod memory;
+mod options;
 pub mod store;
 pub mod streams;
 
 #[cfg(test)]
 mod tests;
 
-use crate::cache::{CacheOptions, CacheStatus, FrameCache};
+pub use options::{Access, Advice, FramesOptions, FramesStatus};
+
+use crate::cache::FrameCache;
 use crate::segment::read::{Directory, ObjectReport, check_object, directory_tail_bytes};
 use crate::segment::{
     DirectoryEntry, FrameAt, FrameRef, SegmentError, SegmentInfo, format, open_directory,
@@ -36,7 +39,6 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 use store::StoreReader;
 use streams::Streams;
 use tokio::sync::Semaphore;
@@ -52,90 +54,6 @@ const INLINE_BYTES_MAX: usize = 64 << 10;
 const AHEAD_READ_COUNT_MAX: usize = 16;
 /// First guess at the size of a segment's directory and footer, in bytes. Chosen by hand.
 const TAIL_BYTES_FIRST: u64 = 64 << 10;
-
-/// Budgets and limits of [`Frames`].
-#[derive(Clone, Debug)]
-pub struct FramesOptions {
-    /// Plaintext frames kept in memory, in bytes; 0 = none.
-    pub memory_bytes: u64,
-    /// Plaintext frames of sequential streams and their read-ahead, in bytes; 0 = no read-ahead.
-    pub stream_bytes: u64,
-    /// Largest read-ahead window of one stream, in bytes of the volume; at most a quarter of
-    /// `stream_bytes` is used.
-    pub window_bytes_max: u64,
-    /// The NVMe cache, if any.
-    pub cache: Option<CacheOptions>,
-    /// Reads of the object store under way at once.
-    pub store_read_count_max: usize,
-    /// One attempt of a store read is given up after this long.
-    pub attempt_timeout: Duration,
-    /// A store read that keeps failing for passing reasons fails after this long.
-    pub retry_duration_max: Duration,
-}
-
-impl Default for FramesOptions {
-    fn default() -> Self {
-        FramesOptions {
-            memory_bytes: 256 << 20,
-            stream_bytes: 32 << 20,
-            window_bytes_max: 8 << 20,
-            cache: None,
-            store_read_count_max: 64,
-            attempt_timeout: Duration::from_secs(30),
-            retry_duration_max: Duration::from_secs(120),
-        }
-    }
-}
-
-/// How the caller reads: it decides which cache the frames enter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Access {
-    /// Frames may be wanted again: they enter the main memory cache.
-    #[default]
-    Random,
-    /// Part of a sequential stream: frames pass through the small stream cache, so that a scan does
-    /// not sweep the main one.
-    Sequential,
-}
-
-/// What [`Frames::on_read`] advises.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Advice {
-    /// To read this range with.
-    pub access: Access,
-    /// Resolve this range of the volume, in bytes, in the background and give its frames to
-    /// [`Frames::read_ahead`]. It may reach past the end of the volume.
-    pub ahead: Option<Range<u64>>,
-}
-
-/// Counters since the start, and gauges.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FramesStatus {
-    /// Frames found in memory.
-    pub memory_hit_count: u64,
-    /// Frames found in the NVMe cache, or waiting to be written to it.
-    pub cache_hit_count: u64,
-    /// Frames read from the object store.
-    pub store_frame_count: u64,
-    /// Requests to the object store.
-    pub store_request_count: u64,
-    /// Requests to the object store that failed for a passing reason.
-    pub store_retry_count: u64,
-    /// Bytes read from the object store.
-    pub store_read_bytes: u64,
-    /// Frames whose copy in the store did not verify.
-    pub store_bad_count: u64,
-    /// Frames read ahead.
-    pub ahead_frame_count: u64,
-    /// Frames that were to be read ahead, but would have exceeded the budget.
-    pub ahead_dropped_count: u64,
-    /// Bytes of plaintext frames in memory.
-    pub memory_used_bytes: u64,
-    /// Frames being fetched.
-    pub flight_count: u64,
-    /// The NVMe cache; `None` when there is none or it could not be opened.
-    pub cache: Option<CacheStatus>,
-}
 
 #[derive(Debug, Default)]
 struct Counters {
@@ -214,7 +132,7 @@ impl Frames {
     /// One frame's blocks. Must be called from a tokio runtime.
     ///
     /// # Errors
-    /// `Corrupt` when the store's copy does not verify, `NotFound` when the object is not in the
+    /// `Corrupt` when the store's copy does not verify (or no frame can be there), `NotFound` when the object is not in the
     /// store: both final, naming segment, frame and object. `Unavailable` when the store did not
     /// answer for [`FramesOptions::retry_duration_max`].
     pub async fn read(&self, info: &SegmentInfo, at: FrameAt) -> Result<Bytes> {
@@ -230,6 +148,10 @@ impl Frames {
     /// As [`Frames::read`]: the first error.
     pub async fn read_many(&self, frames: &[FrameRef], access: Access) -> Result<Vec<Bytes>> {
         let inner = &self.0;
+        if let Some(wrong) = frames.iter().find(|frame| !frame.is_possible()) {
+            let what = format!("read {}: no frame can lie at {:?}", wrong.info, wrong.at);
+            return Err(Error::new(ErrorKind::Corrupt, what));
+        }
         let mut found: Vec<Option<Bytes>> =
             frames.iter().map(|frame| inner.memory.get(&key_of(frame))).collect();
         let mut missing: Vec<usize> = (0..frames.len()).filter(|&n| found[n].is_none()).collect();
@@ -260,7 +182,7 @@ impl Frames {
         let inner = &self.0;
         let mut wanted = Vec::new();
         let mut bytes = 0;
-        for frame in frames {
+        for frame in frames.iter().filter(|frame| frame.is_possible()) {
             let key = key_of(frame);
             if inner.memory.contains(&key) || inner.flights.contains(&key) {
                 continue;
@@ -435,6 +357,10 @@ impl Inner {
     /// Opens what the store gave, fills the caches, and lands the frames.
     fn open_run(&self, run: StoreRun, bytes: &Bytes, access: Access) {
         let mut buffer = Vec::new();
+        let wanted_bytes: usize =
+            run.frames.iter().map(|(frame, _)| frame.at.sealed_bytes as usize).sum();
+        // A slice keeps all of `bytes` in memory while it waits for the cache: not for mere gaps.
+        let is_mostly_wanted = wanted_bytes >= bytes.len() / 2;
         for (frame, ticket) in run.frames {
             let start = (frame.at.offset - run.range.start) as usize;
             let sealed = bytes.slice(start..start + frame.at.sealed_bytes as usize);
@@ -444,6 +370,8 @@ impl Inner {
             match self.open_sealed(&frame, &mut buffer) {
                 Ok(plain) => {
                     if let Some(cache) = &self.cache {
+                        let sealed =
+                            if is_mostly_wanted { sealed } else { Bytes::copy_from_slice(&sealed) };
                         cache.insert(&frame.info.id, frame.at, sealed);
                     }
                     self.remember(ticket.key(), &plain, access);

@@ -230,7 +230,10 @@ impl Check<'_> {
             return Ok(Some(format!("segment {number} has no frame {}", run.frame_index)));
         };
         if (entry.at.offset, entry.at.sealed_bytes) != (run.offset, run.sealed_bytes) {
-            return Ok(Some(format!("frame {} of segment {number} lies elsewhere", run.frame_index)));
+            return Ok(Some(format!(
+                "frame {} of segment {number} lies elsewhere",
+                run.frame_index
+            )));
         }
         let block = u64::from(page) * PAGE_BLOCKS + u64::from(run.first);
         let is_same = entry.layer == layer.0

@@ -7,22 +7,24 @@
 //!   shows the window, so it does not matter which of its pages a read finds.
 //! - Bytes that do not verify are an error that names volume, offset, segment and frame, never data.
 
+mod read;
+
 use crate::destage::{DestageError, DestageReport, LogSource, Window};
-use crate::fetch::{Access, Frames, FramesOptions, FramesStatus};
+use crate::fetch::{Frames, FramesOptions, FramesStatus};
 use crate::fsck::{FsckOptions, FsckReport};
-use crate::map::database::{self, DatabaseOptions};
-use crate::map::pages::{PAGE_BLOCKS, Page};
-use crate::map::{FoldReport, LayerId, Map, MapOptions, MapStatus, Writer};
+use crate::map::database::{self, Database, DatabaseOptions};
+use crate::map::pages::PAGE_BLOCKS;
+use crate::map::{FoldReport, Map, MapOptions, MapStatus, Writer};
 use crate::orphans::{Orphans, SweepReport};
-use crate::segment::{BLOCK_COUNT_MAX, FrameAt, FrameRef};
+use crate::segment::{BLOCK_COUNT_MAX, FrameRef};
 use block::seal::{Algorithm, PoolKey};
-use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
+use block::units::BLOCK_BYTES;
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use object_store::ObjectStore;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -37,6 +39,9 @@ const PREFETCH_BYTES_MAX: u64 = 32 << 20;
 
 /// Pages that one allocation query looks at; it answers for a shorter range beyond.
 const ALLOCATION_PAGES_MAX: usize = 4096;
+
+/// Longest wait for the store when closing. Chosen by hand: nothing is lost by giving up.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How a tier is opened.
 #[derive(Clone, Debug)]
@@ -108,6 +113,8 @@ pub struct TierStatus {
     pub frames: FramesStatus,
     /// Uploads that failed and were tried again.
     pub upload_retry_count: u64,
+    /// The last attempt to upload failed: the store is away, or refuses.
+    pub is_upload_failing: bool,
 }
 
 /// See the module. Cheap to clone; every method may be called from any task at any time.
@@ -127,8 +134,10 @@ pub(crate) struct Inner {
     /// One destage at a time, in the order of the calls.
     pub(crate) destage_turn: tokio::sync::Mutex<()>,
     pub(crate) writer: tokio::sync::Mutex<Writer>,
+    pub(crate) is_read_only: bool,
     pub(crate) next_segment: AtomicU64,
     pub(crate) upload_retry_count: AtomicU64,
+    pub(crate) is_upload_failing: AtomicBool,
 }
 
 impl Tier {
@@ -139,20 +148,25 @@ impl Tier {
     /// when a higher epoch has been here, `Corrupt` when the metadata does not verify (also under
     /// another pool's key), `Invalid` for options out of range.
     pub async fn open(options: TierOptions) -> Result<Tier> {
+        Self::open_as(options, false).await
+    }
+
+    /// Opens the tier as it is, without writing anything to the store and without fencing its owner:
+    /// for checks and for looking. It goes on showing what it found; [`Tier::destage`],
+    /// [`Tier::step`] and [`Tier::sweep_orphans`] are `Denied`.
+    ///
+    /// # Errors
+    /// As [`Tier::open`]; `NotFound` in an empty store.
+    pub async fn open_read_only(options: TierOptions) -> Result<Tier> {
+        Self::open_as(options, true).await
+    }
+
+    async fn open_as(options: TierOptions, is_read_only: bool) -> Result<Tier> {
         check(&options)?;
         let background = options.background.clone().unwrap_or_else(Handle::current);
         let opening = options.clone();
         let open = async move {
-            probe(&opening.store).await?;
-            let db = database::open(opening.store.clone(), &opening.database).await?;
-            let (key, epoch) = (&opening.pool_key, opening.epoch);
-            let opened = Map::open(db.clone(), key, opening.algorithm, epoch, opening.map).await;
-            if opened.is_err()
-                && let Err(error) = db.close().await
-            {
-                tracing::debug!(%error, "close after a failed open");
-            }
-            opened
+            if is_read_only { read_map(&opening).await } else { open_map(&opening).await }
         };
         let timeout = options.open_timeout;
         let opened = background.spawn(async move { tokio::time::timeout(timeout, open).await });
@@ -184,8 +198,10 @@ impl Tier {
                 background,
                 destage_turn: tokio::sync::Mutex::new(()),
                 writer: tokio::sync::Mutex::new(writer),
+                is_read_only,
                 next_segment,
                 upload_retry_count: AtomicU64::new(0),
+                is_upload_failing: AtomicBool::new(false),
             }),
         })
     }
@@ -270,6 +286,7 @@ impl Tier {
         window: Window<S::Handle>,
         source: &S,
     ) -> Result<DestageReport, DestageError> {
+        self.inner.check_writable()?;
         self.inner.destage(window, source).await
     }
 
@@ -279,6 +296,7 @@ impl Tier {
     /// # Errors
     /// As [`Tier::destage`].
     pub async fn step(&self, page_budget: usize) -> Result<FoldReport> {
+        self.inner.check_writable()?;
         let inner = self.inner.clone();
         let step = async move {
             let mut writer = inner.writer.lock().await;
@@ -294,6 +312,7 @@ impl Tier {
     /// # Errors
     /// `Unavailable` when the store does not answer; call again later.
     pub async fn sweep_orphans(&self) -> Result<SweepReport> {
+        self.inner.check_writable()?;
         self.inner.sweep_orphans().await
     }
 
@@ -312,6 +331,7 @@ impl Tier {
             map: self.inner.map.status(),
             frames: self.inner.frames.status(),
             upload_retry_count: self.inner.upload_retry_count.load(Ordering::Relaxed),
+            is_upload_failing: self.inner.is_upload_failing.load(Ordering::Relaxed),
         }
     }
 
@@ -321,7 +341,14 @@ impl Tier {
     /// `Unavailable` when the store does not answer; nothing is lost then.
     pub async fn close(&self) -> Result<()> {
         self.inner.frames.close().await;
-        self.inner.map.close().await
+        match tokio::time::timeout(CLOSE_TIMEOUT, self.inner.map.close()).await {
+            Ok(closed) => closed,
+            Err(_) => {
+                let what =
+                    format!("close data tier: no answer from the store in {CLOSE_TIMEOUT:?}");
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+        }
     }
 }
 
@@ -339,11 +366,46 @@ fn check(options: &TierOptions) -> Result<()> {
     Ok(())
 }
 
-/// Asks the store anything, because the database would wait for it forever.
-async fn probe(store: &Arc<dyn ObjectStore>) -> Result<()> {
+/// Opens the map for writing, unless a later epoch has been here.
+async fn open_map(options: &TierOptions) -> Result<(Map, Writer)> {
+    let (store, key) = (&options.store, &options.pool_key);
+    let mut expected_writer = None;
+    if probe(store).await? {
+        // An owner of the past that wakes up here must not fence the present one, so it looks before
+        // it claims, and claims only if nobody has come in between.
+        let reader = Database::read_only(store.clone(), &options.database).await?;
+        let checked = Map::check_owner(&reader, key, options.epoch).await;
+        expected_writer = Some(reader.writer_count());
+        close_quietly(&reader).await;
+        checked?;
+    }
+    let db = Arc::new(Database::open(store.clone(), &options.database, expected_writer).await?);
+    let opened = Map::open(db.clone(), key, options.algorithm, options.epoch, options.map).await;
+    if opened.is_err() {
+        close_quietly(&db).await;
+    }
+    opened
+}
+
+async fn read_map(options: &TierOptions) -> Result<(Map, Writer)> {
+    if !probe(&options.store).await? {
+        return Err(Error::new(ErrorKind::NotFound, "open data tier: the store holds no pool"));
+    }
+    let db = Database::read_only(options.store.clone(), &options.database).await?;
+    Map::read_only(Arc::new(db), &options.pool_key, options.map).await
+}
+
+async fn close_quietly(db: &Database) {
+    if let Err(error) = db.close().await {
+        tracing::debug!(%error, "a database that is no longer wanted did not close");
+    }
+}
+
+/// Asks the store whether there is a database, because opening one would wait for it forever.
+async fn probe(store: &Arc<dyn ObjectStore>) -> Result<bool> {
     let prefix = object_store::path::Path::from(database::FOLDER);
     match store.list_with_delimiter(Some(&prefix)).await {
-        Ok(_) => Ok(()),
+        Ok(found) => Ok(!found.objects.is_empty() || !found.common_prefixes.is_empty()),
         Err(cause) => {
             let kind = match cause {
                 object_store::Error::PermissionDenied { .. }
@@ -355,201 +417,14 @@ async fn probe(store: &Arc<dyn ObjectStore>) -> Result<()> {
     }
 }
 
-/// A part of a read that one frame holds.
-struct Wanted {
-    frame: FrameRef,
-    /// First byte in the frame's plaintext.
-    skip: usize,
-    /// Bytes of the read, relative to its start.
-    at: Range<usize>,
-}
-
 impl Inner {
-    pub(crate) async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.read_with(volume, offset, buf, Access::Random).await
-    }
-
-    async fn read_with(
-        &self,
-        volume: VolumeId,
-        offset: u64,
-        buf: &mut [u8],
-        access: Access,
-    ) -> Result<()> {
-        let read = self.read_inner(volume, offset, buf, access).await;
-        read.map_err(|error| error.context(format!("read volume {volume}, offset {offset}")))
-    }
-
-    async fn read_inner(
-        &self,
-        volume: VolumeId,
-        offset: u64,
-        buf: &mut [u8],
-        access: Access,
-    ) -> Result<()> {
-        let wanted = self.resolve(volume, offset, buf.len() as u64).await?;
-        if wanted.iter().map(|part| part.at.len()).sum::<usize>() < buf.len() {
-            buf.fill(0);
-        }
-        if let [only] = &wanted[..] {
-            let bytes = self.frames.read_many(&[only.frame], access).await?;
-            return copy(buf, only, bytes.first());
-        }
-        for parts in wanted.chunks(FRAMES_AT_ONCE) {
-            let mut frames: Vec<FrameRef> = parts.iter().map(|part| part.frame).collect();
-            frames.dedup();
-            let read = self.frames.read_many(&frames, access).await?;
-            let mut index = 0;
-            for part in parts {
-                if frames[index] != part.frame {
-                    index += 1;
-                }
-                copy(buf, part, read.get(index))?;
-            }
+    fn check_writable(&self) -> Result<()> {
+        if self.is_read_only {
+            let what = "the data tier is open for reading only";
+            return Err(Error::new(ErrorKind::Denied, what));
         }
         Ok(())
     }
-
-    /// The frames of a range, in order of address.
-    async fn resolve(&self, volume: VolumeId, offset: u64, length: u64) -> Result<Vec<Wanted>> {
-        let end = offset.checked_add(length).filter(|end| *end <= VOLUME_BYTES_MAX);
-        let Some(end) = end else {
-            return Err(Error::new(ErrorKind::Invalid, "the range is beyond the largest volume"));
-        };
-        let layer = LayerId::of_volume(volume);
-        let mut wanted = Vec::new();
-        let mut at = offset;
-        while at < end {
-            let number = page_of(at);
-            let page_end = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(end);
-            let page = match self.map.cached_page(layer, number) {
-                Some(page) => page,
-                None => self.map.page(layer, number).await?,
-            };
-            self.resolve_page(&page, offset, at..page_end, &mut wanted).await?;
-            at = page_end;
-        }
-        Ok(wanted)
-    }
-
-    async fn resolve_page(
-        &self,
-        page: &Page,
-        offset: u64,
-        bytes: Range<u64>,
-        wanted: &mut Vec<Wanted>,
-    ) -> Result<()> {
-        let page_start = bytes.start / PAGE_BYTES * PAGE_BYTES;
-        let first = ((bytes.start - page_start) / BLOCK_BYTES) as u8;
-        let last = ((bytes.end - 1 - page_start) / BLOCK_BYTES) as u8;
-        for run in page.runs_between(first, last).filter(|run| run.is_mapped()) {
-            let record = match self.map.cached_segment(run.segment) {
-                Some(record) => record,
-                None => self.map.segment(run.segment).await?,
-            };
-            let run_start = page_start + u64::from(run.first) * BLOCK_BYTES;
-            let run_end = page_start + (u64::from(run.last) + 1) * BLOCK_BYTES;
-            let (from, until) = (run_start.max(bytes.start), run_end.min(bytes.end));
-            let skip = u64::from(run.within) * BLOCK_BYTES + (from - run_start);
-            let at = FrameAt {
-                frame_index: run.frame_index,
-                offset: run.offset,
-                sealed_bytes: run.sealed_bytes,
-            };
-            wanted.push(Wanted {
-                frame: FrameRef { info: record.info, at },
-                skip: skip as usize,
-                at: (from - offset) as usize..(until - offset) as usize,
-            });
-        }
-        Ok(())
-    }
-
-    async fn allocation(
-        &self,
-        volume: VolumeId,
-        offset: u64,
-        length: u64,
-        extent_count_max: usize,
-    ) -> Result<Vec<AllocationExtent>> {
-        let end = offset.checked_add(length).filter(|end| *end <= VOLUME_BYTES_MAX);
-        let Some(end) = end.filter(|_| length > 0) else {
-            return Err(Error::new(ErrorKind::Invalid, "the range is empty or too far"));
-        };
-        let layer = LayerId::of_volume(volume);
-        let mut extents = Extents { list: Vec::new(), count_max: extent_count_max.max(1), at: offset };
-        let (mut next, last) = (page_of(offset), page_of(end - 1));
-        let mut looked_at = 0;
-        while next <= last {
-            let pages = self.map.pages_between(layer, next, last, 64).await?;
-            let is_last = pages.len() < 64;
-            for (number, page) in pages {
-                let page_start = u64::from(number) * PAGE_BYTES;
-                for run in page.runs.iter().filter(|run| run.is_mapped()) {
-                    let from = page_start + u64::from(run.first) * BLOCK_BYTES;
-                    let until = page_start + (u64::from(run.last) + 1) * BLOCK_BYTES;
-                    if until <= offset || from >= end {
-                        continue;
-                    }
-                    if !extents.push(from, true) || !extents.push(until.min(end), false) {
-                        return Ok(extents.list);
-                    }
-                }
-                next = number.saturating_add(1);
-                looked_at += 1;
-            }
-            if is_last {
-                break;
-            }
-            if looked_at >= ALLOCATION_PAGES_MAX {
-                extents.push((u64::from(next) * PAGE_BYTES).min(end), true);
-                return Ok(extents.list);
-            }
-        }
-        extents.push(end, true);
-        Ok(extents.list)
-    }
-}
-
-/// Builds the answer to an allocation query.
-struct Extents {
-    list: Vec<AllocationExtent>,
-    count_max: usize,
-    at: u64,
-}
-
-impl Extents {
-    /// What lies between the end so far and `until` is a hole, or data. False: no more fits.
-    fn push(&mut self, until: u64, is_hole: bool) -> bool {
-        let Some(length_bytes) = until.checked_sub(self.at).filter(|length| *length > 0) else {
-            return true;
-        };
-        let is_full = self.list.len() == self.count_max;
-        match self.list.last_mut().filter(|last| last.is_hole == is_hole) {
-            Some(last) => last.length_bytes += length_bytes,
-            None if is_full => return false,
-            None => self.list.push(AllocationExtent { length_bytes, is_hole, is_zero: is_hole }),
-        }
-        self.at = until;
-        true
-    }
-}
-
-fn page_of(offset: u64) -> u32 {
-    u32::try_from(offset / PAGE_BYTES).expect("a volume of 1 PiB has 2^30 pages")
-}
-
-fn copy(buf: &mut [u8], part: &Wanted, frame: Option<&Bytes>) -> Result<()> {
-    let bytes = frame.and_then(|frame| frame.get(part.skip..part.skip + part.at.len()));
-    let Some(bytes) = bytes else {
-        let what = format!(
-            "{}, frame {}: it holds fewer blocks than the map says",
-            part.frame.info, part.frame.at.frame_index
-        );
-        return Err(Error::new(ErrorKind::Corrupt, what));
-    };
-    buf[part.at.clone()].copy_from_slice(bytes);
-    Ok(())
 }
 
 #[cfg(test)]

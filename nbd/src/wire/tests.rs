@@ -1,5 +1,7 @@
 //! Bytes by the table of the specification, and decoders against anything.
 
+#![allow(clippy::indexing_slicing, clippy::unwrap_used)] // a test that panics has found something
+
 use super::*;
 use proptest::prelude::*;
 
@@ -80,9 +82,9 @@ fn a_long_message_is_cut_at_a_character() {
 fn lengths_that_lie_are_refused() {
     let lies: [&[u8]; 5] = [
         &[],
-        &[0, 0, 0, 9, b'x', 0, 0],             // the name ends past the data
-        &[0, 0, 0, 1, b'x'],                   // no count
-        &[0, 0, 0, 1, b'x', 0, 2, 0, 3],       // two requests, one there
+        &[0, 0, 0, 9, b'x', 0, 0],       // the name ends past the data
+        &[0, 0, 0, 1, b'x'],             // no count
+        &[0, 0, 0, 1, b'x', 0, 2, 0, 3], // two requests, one there
         &[0, 0, 0, 1, b'x', 0, 0, b'j', b'k'], // something behind
     ];
     for lie in lies {

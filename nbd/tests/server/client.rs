@@ -158,8 +158,7 @@ impl Client {
     /// The bytes of a request's header.
     pub fn header(&self, flags: u16, command: u16, cookie: u64, at: u64, length: u64) -> Vec<u8> {
         let is_extended = self.dialect == Dialect::Extended;
-        let magic =
-            if is_extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
+        let magic = if is_extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
         let mut bytes = magic.to_be_bytes().to_vec();
         bytes.extend_from_slice(&flags.to_be_bytes());
         bytes.extend_from_slice(&command.to_be_bytes());
@@ -281,7 +280,10 @@ impl Client {
             wire::chunk::ERROR => {
                 reply.error = u32_at(0);
                 reply.message = String::from_utf8(payload[6..].to_vec()).unwrap();
-                assert_eq!(usize::from(payload[4]) << 8 | usize::from(payload[5]), payload.len() - 6);
+                assert_eq!(
+                    usize::from(payload[4]) << 8 | usize::from(payload[5]),
+                    payload.len() - 6
+                );
             }
             other => panic!("chunk type {other}"),
         }
@@ -301,9 +303,8 @@ impl Client {
     }
 
     pub async fn write_at(&mut self, offset: u64, payload: &[u8]) -> u32 {
-        let cookie = self
-            .send(wire::command::WRITE, 0, offset, payload.len() as u64, payload)
-            .await;
+        let cookie =
+            self.send(wire::command::WRITE, 0, offset, payload.len() as u64, payload).await;
         self.reply(cookie).await.error
     }
 }

@@ -155,6 +155,36 @@ async fn optional_tls_forgets_what_was_said_before_it() {
 }
 
 #[tokio::test]
+async fn certificates_are_replaced_while_serving() {
+    let pki = Pki::new();
+    let world = world(&pki, TlsMode::Required, false, Access::default()).await;
+    let old = encrypted(&world, pki.connector(None)).await.unwrap();
+    let other = Pki::new();
+    for name in ["server.pem", "server.key"] {
+        std::fs::copy(other.directory.path().join(name), pki.directory.path().join(name)).unwrap();
+    }
+    world.server.reload_tls().unwrap();
+    assert!(encrypted(&world, pki.connector(None)).await.is_err(), "another authority");
+    encrypted(&world, other.connector(None)).await.unwrap().go("disk", Dialect::Simple).await;
+    pki.save("server.key", "no key");
+    let error = world.server.reload_tls().unwrap_err();
+    assert!(error.chain().contains("server.key"), "{}", error.chain());
+    encrypted(&world, other.connector(None)).await.unwrap().go("disk", Dialect::Simple).await;
+    old.go("disk", Dialect::Simple).await;
+}
+
+#[tokio::test]
+async fn rules_that_no_certificate_can_match_are_refused() {
+    let pki = Pki::new();
+    let access = Access::by_certificate([("db1".to_owned(), vec!["*".to_owned()])]);
+    let options =
+        ServerOptions { tls: Some(pki.options(false)), access, ..ServerOptions::default() };
+    let exports = Arc::new(crate::MemoryExports::default());
+    let refused = nbd::Server::new(exports, options).err().unwrap();
+    assert_eq!(refused.kind(), block::ErrorKind::Invalid);
+}
+
+#[tokio::test]
 async fn bytes_behind_starttls_close_the_connection() {
     let pki = Pki::new();
     let world = world(&pki, TlsMode::On, false, Access::default()).await;

@@ -103,10 +103,11 @@ async fn connections_that_vanish_with_requests_running_leave_nothing_behind() {
         }
         drop(client);
     }
-    world.until("all is released", |status| {
-        status.connection_count == 0 && status.payload_bytes == 0
-    })
-    .await;
+    world
+        .until("all is released", |status| {
+            status.connection_count == 0 && status.payload_bytes == 0
+        })
+        .await;
 }
 
 #[tokio::test]

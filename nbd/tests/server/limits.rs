@@ -48,7 +48,7 @@ async fn one_connection_too_many_is_closed_and_the_rest_live() {
 
 #[tokio::test]
 async fn announced_writes_hold_one_piece_each_and_never_more_than_the_budget() {
-    // The smallest budget: 32 MiB shared, private shares of 16 KiB.
+    // The smallest budget: 32 MiB shared, private shares of 128 KiB.
     let stall_timeout = Duration::from_millis(300);
     let options =
         ServerOptions { payload_memory_bytes: 0, stall_timeout, ..ServerOptions::default() };
@@ -101,6 +101,26 @@ async fn a_client_that_reads_no_replies_keeps_others_unharmed() {
     for cookie in cookies {
         assert!(slow.reply(cookie).await.bytes() == data[..1 << 20]);
     }
+}
+
+#[tokio::test]
+async fn replies_without_payload_are_bounded_too() {
+    let world = World::new().await;
+    let mut slow = world.open(Dialect::Extended).await;
+    for block in 0..256 {
+        slow.write_at(block << 17, &[1; 512]).await;
+    }
+    let requests = slow.header(0, command::BLOCK_STATUS, 1, 0, SIZE).repeat(100);
+    // Each answer has 256 extents, 4 KiB. What the server answers beyond its own bound is what the
+    // socket buffers took, some MiB; the rest of the flood must wait in the client.
+    let flood = async {
+        for _ in 0..2500 {
+            slow.socket.write_all(&requests).await.unwrap();
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(2), flood).await.is_err());
+    let count = world.server.status().request_count;
+    assert!((257..20_000).contains(&count), "{count} replies were made that nobody reads");
 }
 
 #[tokio::test]

@@ -82,7 +82,8 @@ const DIALECTS: [Dialect; 3] = [Dialect::Simple, Dialect::Structured, Dialect::E
 /// Bytes that differ at every place, from a seed.
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut random = Random(seed);
-    let mut bytes: Vec<u8> = (0..length.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
+    let mut bytes: Vec<u8> =
+        (0..length.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
     bytes.truncate(length);
     bytes
 }

@@ -20,8 +20,10 @@ async fn list_info_and_go_describe_the_exports() {
     let data = named("disk", &wants_block_size);
     let described = client.option(option::INFO, &data).await;
     let block_size = &described.1[1].1;
-    let sizes: Vec<u32> =
-        block_size[2..].chunks(4).map(|four| u32::from_be_bytes(four.try_into().unwrap())).collect();
+    let sizes: Vec<u32> = block_size[2..]
+        .chunks(4)
+        .map(|four| u32::from_be_bytes(four.try_into().unwrap()))
+        .collect();
     assert_eq!(sizes, [1, 4096, 32 << 20]);
     for missing in [option::INFO, option::GO] {
         let refused = client.option(missing, &named("nothing", &[0, 0])).await.0;

@@ -56,7 +56,8 @@ async fn errors_are_those_of_the_specification() {
         let fast = command_flag::FAST_ZERO;
         assert_eq!(client.call(command::WRITE_ZEROES, fast, 0, 512).await.error, 95, "ENOTSUP");
         world.disk.has_fast_zero.store(true, Ordering::Relaxed);
-        for (kind, error) in [(ErrorKind::Corrupt, 5), (ErrorKind::Full, 28), (ErrorKind::Fenced, 108)]
+        for (kind, error) in
+            [(ErrorKind::Corrupt, 5), (ErrorKind::Full, 28), (ErrorKind::Fenced, 108)]
         {
             *world.disk.failure.lock().unwrap() = Some(kind);
             let reply = client.call(command::READ, 0, 0, 4096).await;
@@ -114,8 +115,7 @@ async fn allocation_is_reported_as_it_is() {
         client.write_at(block, &pattern(3, block as usize)).await;
         client.call(command::WRITE_ZEROES, command_flag::NO_HOLE, 2 * block, block).await;
         let status = client.call(command::BLOCK_STATUS, 0, 0, SIZE).await;
-        let expected =
-            [(block, hole), (block, 0), (block, zero), (SIZE - 3 * block, hole)];
+        let expected = [(block, hole), (block, 0), (block, zero), (SIZE - 3 * block, hole)];
         assert_eq!(status.extents, expected);
         let one = client.call(command::BLOCK_STATUS, command_flag::REQ_ONE, 512, SIZE - 512).await;
         assert_eq!(one.extents, [(block - 512, hole)]);
@@ -221,7 +221,8 @@ async fn contents_follow_the_model_with_many_requests_in_flight() {
                     }
                     1 => {
                         model[range.clone()].fill(0);
-                        let command = [command::TRIM, command::WRITE_ZEROES][random.below(2) as usize];
+                        let command =
+                            [command::TRIM, command::WRITE_ZEROES][random.below(2) as usize];
                         client.send(command, 0, at, length, &[]).await
                     }
                     _ => client.send(command::READ, 0, at, length, &[]).await,

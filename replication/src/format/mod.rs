@@ -17,6 +17,8 @@
 pub(crate) mod batch;
 pub(crate) mod entry;
 pub(crate) mod file;
+#[cfg(test)]
+mod tests;
 
 /// Why bytes are not what was looked for. The caller knows whether that ends the log or is damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -72,8 +72,11 @@ async fn an_ambiguous_answer_is_settled_by_reading_back() {
             Ok(Created::Lost) => panic!("SEED={seed}: nobody else was there"),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "SEED={seed}"),
         }
-        assert_eq!(chain.create(1, &bytes("theirs")).await.is_ok_and(|c| c == Created::Ours),
-            stored.is_empty() && memory.names().await.len() == 1, "SEED={seed}");
+        assert_eq!(
+            chain.create(1, &bytes("theirs")).await.is_ok_and(|c| c == Created::Ours),
+            stored.is_empty() && memory.names().await.len() == 1,
+            "SEED={seed}"
+        );
     }
 }
 

@@ -76,7 +76,8 @@ fn flags_become_configuration() {
 
 #[test]
 fn volume_requests_are_checked_before_anybody_is_asked() {
-    for line in ["volume create a/b 1G", "volume create a 1000", "volume resize a 2P", "volume rm .."]
+    for line in
+        ["volume create a/b 1G", "volume create a 1000", "volume resize a 2P", "volume rm .."]
     {
         let cli = parse(&format!("spindle {line} --dir /d"));
         let Command::Volume(command) = &cli.command else { panic!("not volume") };

@@ -142,7 +142,8 @@ fn every_option_is_documented_and_every_documented_option_exists() {
         recovery_file: Some("/r".into()),
     };
     let table = toml::Table::try_from(&settings).unwrap();
-    let mut real: Vec<String> = flatten(&table).into_keys().filter(|key| key != "volumes").collect();
+    let mut real: Vec<String> =
+        flatten(&table).into_keys().filter(|key| key != "volumes").collect();
     let volume = table["volumes"][0].as_table().unwrap();
     real.extend(volume.keys().map(|key| format!("volumes.{key}")));
     real.sort();

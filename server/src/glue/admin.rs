@@ -181,6 +181,12 @@ impl AdminPool {
         if let Some(failure) = &progress.failure {
             warnings.push(format!("data does not reach the store: {failure}"));
         }
+        for (volume, aside) in &progress.aside {
+            warnings.push(format!(
+                "volume {volume} cannot be destaged, {} bytes of it stay in the log: {}",
+                aside.log_bytes, aside.reason
+            ));
+        }
         if !has_recovery_key {
             warnings.push("no recovery key was made: run `spindle key backup`".to_owned());
         }

@@ -258,17 +258,15 @@ fn decode_file(
     prefix: &str,
     text: &str,
 ) -> Result<Zeroizing<[u8; KEY_BYTES]>> {
-    let mut lines = text.lines().map(str::trim).filter(|line| {
-        !line.is_empty() && !line.starts_with('#')
-    });
+    let mut lines =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let decoded = match (lines.next(), lines.next()) {
         (Some(line), None) => printed::decode(prefix, line),
         (None, _) => Err("it holds no key".to_owned()),
         (Some(_), Some(_)) => Err("it holds more than one line".to_owned()),
     };
-    decoded.map_err(|why| {
-        Error::new(ErrorKind::Invalid, format!("{what} {}: {why}", path.display()))
-    })
+    decoded
+        .map_err(|why| Error::new(ErrorKind::Invalid, format!("{what} {}: {why}", path.display())))
 }
 
 /// Output of a key command. What it says on its standard error goes to ours.

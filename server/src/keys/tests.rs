@@ -206,7 +206,14 @@ async fn a_rotation_cut_short_leaves_a_pool_that_opens() {
     // Before the ring was written: the old key still opens, and the next rotation works.
     source::make_key_file(&next).unwrap();
     let mut ring = world.open(&world.file()).await.unwrap();
+    ring.rotate(&NewKey::File { path: path.clone() }).await.unwrap();
+    assert!(!next.exists());
+    assert!(world.open(&world.file()).await.is_ok());
+    // While the next key file was being made.
+    std::fs::write(&next, "SPINDLE-KEY-1-AB").unwrap();
+    let mut ring = world.open(&world.file()).await.unwrap();
     ring.rotate(&NewKey::File { path }).await.unwrap();
+    assert!(!next.exists());
     assert!(world.open(&world.file()).await.is_ok());
 }
 
@@ -231,15 +238,47 @@ async fn rotation_between_kinds_and_weak_passphrases() {
 }
 
 #[tokio::test]
-async fn a_change_by_another_process_is_not_overwritten() {
+async fn a_change_by_another_process_is_taken_in_and_not_overwritten() {
     let world = World::new();
     let mut first = world.create(&world.file()).await;
     let mut second = world.open(&world.file()).await.unwrap();
-    first.add_recovery(false).await.unwrap();
-    let error = second.add_recovery(false).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Busy);
-    assert!(world.open(&world.file()).await.unwrap().has_recovery());
-    assert_eq!(first.slots().len(), 2);
+    let one = first.add_recovery(false).await.unwrap();
+    let two = second.add_recovery(false).await.unwrap();
+    assert_eq!(second.slots().len(), 3);
+    for key in [one, two] {
+        std::fs::write(world.path("recovery"), key.expose()).unwrap();
+        world.open(&KeySource::RecoveryFile(world.path("recovery"))).await.unwrap();
+    }
+    // One that is not authentic is not taken in.
+    let mut forged = second.body.clone();
+    forged.number += 1;
+    forged.slots.clear();
+    let forged = seal_document(&PoolKey::new([9; 32]), PURPOSE, &forged).unwrap();
+    world.memory.set("keyring/00000000000000000004", forged).await;
+    assert_eq!(first.add_recovery(false).await.unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[tokio::test]
+async fn a_rotation_whose_outcome_is_unknown_never_loses_the_key() {
+    for seed in 0..40 {
+        let memory = FaultyStore::new(Fault::Ambiguous(seed));
+        let store = memory.store();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("spindle.key");
+        let source = KeySource::File(path.clone());
+        let mut ring = loop {
+            if let Ok(ring) = KeyRing::open_or_create(&store, &source).await {
+                break ring;
+            }
+        };
+        for _ in 0..6 {
+            // Whatever it answers, the files that are there open the pool.
+            let _ = ring.rotate(&NewKey::File { path: path.clone() }).await;
+            let opened = KeyRing::open(&store, &source).await;
+            let opened = opened.unwrap_or_else(|error| panic!("SEED={seed}: {}", error.chain()));
+            assert!(same_keys(&ring, &opened), "SEED={seed}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -248,9 +287,7 @@ async fn nodes_that_make_the_pool_at_the_same_moment_agree_on_one_ring() {
     let mut tasks = tokio::task::JoinSet::new();
     for index in 0..8 {
         let (store, path) = (world.store.clone(), world.path(&format!("{index}.key")));
-        tasks.spawn(async move {
-            KeyRing::open_or_create(&store, &KeySource::File(path)).await
-        });
+        tasks.spawn(async move { KeyRing::open_or_create(&store, &KeySource::File(path)).await });
     }
     let outcomes = tasks.join_all().await;
     assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1);
@@ -340,9 +377,8 @@ async fn key_files_and_commands_that_are_wrong_say_so() {
     }
     std::fs::write(&path, vec![b'x'; 10_000]).unwrap();
     assert!(KeySource::PassphraseFile(path).passphrase().is_err());
-    let command = |words: &[&str]| {
-        KeySource::Command(words.iter().map(|word| (*word).to_owned()).collect())
-    };
+    let command =
+        |words: &[&str]| KeySource::Command(words.iter().map(|word| (*word).to_owned()).collect());
     for (source, word) in [
         (command(&[]), "empty"),
         (command(&["/nonexistent/kms"]), "/nonexistent/kms"),
@@ -373,7 +409,13 @@ async fn secrets_are_never_printed() {
         format!("{printed:?}"),
         format!("{ring:?}"),
     ] {
-        for secret in ["correct", "horse", &printed.expose()[19..30], &key_hex, key_debug.trim_matches(['[', ']'])] {
+        for secret in [
+            "correct",
+            "horse",
+            &printed.expose()[19..30],
+            &key_hex,
+            key_debug.trim_matches(['[', ']']),
+        ] {
             assert!(!text.contains(secret), "{text}");
         }
     }

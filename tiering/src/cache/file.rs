@@ -71,7 +71,7 @@ impl CacheFile {
     ///
     /// # Errors
     /// Of the file system.
-    pub fn len(&self) -> io::Result<u64> {
+    pub fn size_bytes(&self) -> io::Result<u64> {
         Ok(self.buffered.metadata()?.len())
     }
 
@@ -80,7 +80,7 @@ impl CacheFile {
     /// # Errors
     /// Of the file system.
     pub fn shrink(&self, bytes: u64) -> io::Result<()> {
-        if self.len()? > bytes { self.buffered.set_len(bytes) } else { Ok(()) }
+        if self.size_bytes()? > bytes { self.buffered.set_len(bytes) } else { Ok(()) }
     }
 
     /// Reserves space, so that a full disk shows here and not in the middle of a pack, and so that
@@ -92,7 +92,7 @@ impl CacheFile {
         match rustix::fs::fallocate(&self.buffered, FallocateFlags::empty(), offset, bytes) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
                 let end = offset + bytes;
-                if self.len()? < end { self.buffered.set_len(end) } else { Ok(()) }
+                if self.size_bytes()? < end { self.buffered.set_len(end) } else { Ok(()) }
             }
             result => Ok(result?),
         }

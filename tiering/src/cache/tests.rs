@@ -353,6 +353,7 @@ async fn damage_of_any_kind_never_panics_and_every_frame_can_be_told() {
         let (info, object, frames) = segment(&mut rng, 60);
         cache.insert_segment(&info, object.clone());
         cache.flush().await;
-        assert_eq!(hit_count(&cache, &info, &object, &frames), 60, "SEED={seed}");
+        let found = hit_count(&cache, &info, &object, &frames);
+        assert_eq!(found, 60, "SEED={seed} {:?}", cache.status());
     }
 }

@@ -325,7 +325,7 @@ impl Writer {
         if !self.shared.file.is_kept() {
             return Ok(());
         }
-        let file_bytes = self.shared.file.len()?;
+        let file_bytes = self.shared.file.size_bytes()?;
         let mut found = Vec::new();
         for region in 0..self.filled_bytes.len() {
             if self.start_of(region) >= file_bytes {
@@ -422,10 +422,12 @@ impl Writer {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
             Err(error) => return Err(error),
         };
-        Ok(PackHeader::decode(bytes).filter(|header| {
-            u64::from(header.position) == position
-                && position + u64::from(header.pack_bytes) <= self.shared.region_bytes
-        }))
+        let Some(header) = PackHeader::decode(bytes) else { return Ok(None) };
+        let end = position + u64::from(header.pack_bytes);
+        let is_here = u64::from(header.position) == position && end <= self.shared.region_bytes;
+        // Of a file that was cut, nothing past its end may be promised to readers.
+        let is_whole = is_here && self.start_of(region) + end <= self.shared.file.size_bytes()?;
+        Ok(is_whole.then_some(header))
     }
 
     fn start_of(&self, region: usize) -> u64 {

@@ -122,11 +122,13 @@ fn build(bytes: u64, eviction: impl Into<EvictionConfig>) -> Option<FrameCache> 
     })
 }
 
+type Slot = Option<(SegmentId, Arc<SealKey>)>;
+
 /// Segment keys, derived once and kept: deriving costs as much as decrypting a small frame.
 pub struct Keys {
     pool_key: PoolKey,
     /// Direct-mapped by id: a newcomer takes the place of who was there.
-    slots: Vec<RwLock<Option<(SegmentId, Arc<SealKey>)>>>,
+    slots: Vec<RwLock<Slot>>,
 }
 
 /// Keys that are kept: enough for 32 GiB of segments of 32 MiB; about 1 MiB of memory.

@@ -90,8 +90,9 @@ impl StoreReader {
         let _place = self.places.acquire().await.expect("never closed");
         self.request_count.fetch_add(1, Ordering::Relaxed);
         let path = info.object_path();
+        let timeout = self.attempt_timeout + Duration::from_secs((range.end - range.start) >> 20);
         let read = self.store.get_range(&path, range);
-        tokio::time::timeout(self.attempt_timeout, read).await.unwrap_or_else(|elapsed| {
+        tokio::time::timeout(timeout, read).await.unwrap_or_else(|elapsed| {
             Err(object_store::Error::Generic { store: "timeout", source: Box::new(elapsed) })
         })
     }

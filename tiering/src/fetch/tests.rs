@@ -1,6 +1,7 @@
 //! Promises of reading frames.
 
 use super::*;
+use crate::cache::CacheOptions;
 use crate::segment::SegmentNumber;
 use crate::segment::build::{SegmentBuilder, SegmentSeed};
 use crate::testing::{FaultStore, Op, Rng, seeds};
@@ -9,6 +10,7 @@ use block::seal::Algorithm;
 use object_store::ObjectStoreExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 const POOL: [u8; 16] = [3; 16];
 const MIB: u64 = 1 << 20;
@@ -232,6 +234,20 @@ async fn a_bad_object_is_a_final_error_that_names_it() {
     let error = frames.read(&world.frames[15].info, world.frames[15].at).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "another segment's bytes");
 
+    for at in [
+        FrameAt { sealed_bytes: 0, ..world.frames[25].at },
+        FrameAt { sealed_bytes: u32::MAX, ..world.frames[25].at },
+        FrameAt { offset: u32::MAX - 5, ..world.frames[25].at },
+        FrameAt { frame_index: 7, ..world.frames[25].at },
+        FrameAt { offset: world.frames[25].at.offset + 1, ..world.frames[25].at },
+    ] {
+        let error = frames.read(&world.frames[25].info, at).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{at:?}");
+    }
+    frames.read_ahead(&[FrameRef {
+        at: FrameAt { sealed_bytes: u32::MAX, ..world.frames[25].at },
+        ..world.frames[25]
+    }]);
     world.store.delete(&path(2)).await.unwrap();
     world.store.take_calls();
     let error = frames.read(&world.frames[25].info, world.frames[25].at).await.unwrap_err();

@@ -43,9 +43,8 @@ impl<K: Hash + Eq + Clone, V: Clone> ClockCache<K, V> {
     /// A cache that keeps at most `bytes_max`; 0 keeps nothing.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
-        let shard = || {
-            Mutex::new(Shard { index: HashMap::new(), slots: Vec::new(), hand: 0, bytes: 0 })
-        };
+        let shard =
+            || Mutex::new(Shard { index: HashMap::new(), slots: Vec::new(), hand: 0, bytes: 0 });
         ClockCache {
             shards: (0..SHARD_COUNT).map(|_| shard()).collect(),
             shard_bytes_max: bytes_max / SHARD_COUNT,
@@ -121,7 +120,7 @@ impl<K: Hash + Eq + Clone, V: Clone> ClockCache<K, V> {
     }
 
     /// Number of entries.
-    pub fn len(&self) -> usize {
+    pub fn entry_count(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().slots.len()).sum()
     }
 }
@@ -176,7 +175,7 @@ mod tests {
                 assert!(cache.bytes() <= 16 * 100 * (ENTRY_OVERHEAD_BYTES + 8));
             }
         }
-        assert!(cache.len() > 1000, "{} entries", cache.len());
+        assert!(cache.entry_count() > 1000, "{} entries", cache.entry_count());
         let kept = (0..50u64).filter(|hot| cache.get(hot).is_some()).count();
         assert_eq!(kept, 50);
     }
@@ -188,14 +187,14 @@ mod tests {
             cache.insert(key, key, 100);
             cache.insert(key, key + 1, 50);
         }
-        assert_eq!(cache.len(), 100);
+        assert_eq!(cache.entry_count(), 100);
         assert_eq!(cache.bytes(), 100 * (50 + ENTRY_OVERHEAD_BYTES));
         cache.retain(|key| key % 2 == 0);
-        assert_eq!((cache.len(), cache.get(&2), cache.get(&3)), (50, Some(3), None));
+        assert_eq!((cache.entry_count(), cache.get(&2), cache.get(&3)), (50, Some(3), None));
         for key in 0..100u32 {
             cache.remove(&key);
         }
-        assert_eq!((cache.len(), cache.bytes()), (0, 0));
+        assert_eq!((cache.entry_count(), cache.bytes()), (0, 0));
         let none = ClockCache::new(0);
         none.insert(1, 1, 1);
         assert_eq!(none.get(&1), None);

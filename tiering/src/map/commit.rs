@@ -21,7 +21,6 @@ use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use slatedb::WriteBatch;
-use slatedb::config::{FlushOptions, FlushType};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -208,7 +207,8 @@ impl Map {
             && self.fold_ranges(writer, 4 * PAGES_AT_ONCE).await?.ranges_left > 0
         {}
         let mut draft = Draft::new(self);
-        let mut report = CommitReport { range_count: new_ranges.len() as u64, ..Default::default() };
+        let mut report =
+            CommitReport { range_count: new_ranges.len() as u64, ..Default::default() };
         let mut fresh = Fresh { bytes_left: self.page_retain_bytes, pages: Vec::new() };
         for changes in page_changes.chunks(PAGES_AT_ONCE) {
             let before = self.pages_before(changes).await?;
@@ -218,7 +218,7 @@ impl Map {
             }
             tokio::task::yield_now().await;
         }
-        self.draft_layers(writer, &mut draft, &page_changes, &new_ranges).await?;
+        let layers = self.draft_layers(writer, &mut draft, &page_changes, &new_ranges).await?;
         for (layer, range) in &new_ranges {
             draft.put(&keys::range_key(*layer, range.lsn, range.ordinal), &range.encode());
         }
@@ -247,6 +247,10 @@ impl Map {
         fail_point!("commit-after-flush");
 
         writer.root = root;
+        if writer.known_layers.len() + layers.len() > KNOWN_LAYERS_MAX {
+            writer.known_layers.clear();
+        }
+        writer.known_layers.extend(layers);
         self.apply(fresh, &new_ranges, live);
         for record in commit.segments {
             let bytes = size_of::<SegmentRecord>();
@@ -259,7 +263,11 @@ impl Map {
     }
 
     /// Commits `batch` and a new root record: how a map is opened.
-    pub(super) async fn commit_root(&self, writer: &mut Writer, mut batch: WriteBatch) -> Result<()> {
+    pub(super) async fn commit_root(
+        &self,
+        writer: &mut Writer,
+        mut batch: WriteBatch,
+    ) -> Result<()> {
         let root = Root { commit_number: writer.root.commit_number + 1, ..writer.root };
         batch.put(ROOT_KEY, self.opener.sealer().seal(ROOT_KEY, &root.encode()));
         self.write(writer, batch).await?;
@@ -270,34 +278,13 @@ impl Map {
     }
 
     async fn write(&self, writer: &mut Writer, batch: WriteBatch) -> Result<()> {
-        match self.db.write(batch).await {
-            Ok(_handle) => Ok(()),
-            Err(cause) => Err(self.fail(writer, database::error("write metadata batch", cause))),
-        }
+        let written = self.db.write(batch).await;
+        written.inspect_err(|error| writer.failed = Some(error.clone()))
     }
 
     async fn flush(&self, writer: &mut Writer) -> Result<()> {
-        let options = FlushOptions { flush_type: FlushType::MemTable };
-        match self.db.flush_with_options(options).await {
-            Ok(()) => Ok(()),
-            Err(cause) => Err(self.fail(writer, database::error("flush metadata", cause))),
-        }
-    }
-
-    /// Remembers the first failure, and that it was a fence even where the database only says that
-    /// it is closed.
-    fn fail(&self, writer: &mut Writer, error: Error) -> Error {
-        let is_fenced = matches!(
-            self.db.status().close_reason,
-            Some(slatedb::CloseReason::Fenced)
-        );
-        let error = if is_fenced && error.kind() != ErrorKind::Fenced {
-            Error::with_source(ErrorKind::Fenced, "another owner has opened the metadata", error)
-        } else {
-            error
-        };
-        writer.failed.get_or_insert_with(|| error.clone());
-        error
+        let flushed = self.db.flush().await;
+        flushed.inspect_err(|error| writer.failed = Some(error.clone()))
     }
 
     /// What the pages hold before the change, in the order of `changes`.
@@ -334,22 +321,21 @@ impl Map {
         Ok(Before { page: Arc::new(folded), stored })
     }
 
-    /// Puts the records of layers that are written for the first time.
+    /// Puts the records of layers that are written for the first time. Returns the layers that have
+    /// one once this is committed.
     async fn draft_layers(
         &self,
-        writer: &mut Writer,
+        writer: &Writer,
         draft: &mut Draft<'_>,
         changes: &[PageChange],
         ranges: &[(LayerId, Range)],
-    ) -> Result<()> {
+    ) -> Result<Vec<LayerId>> {
         let mut layers: Vec<LayerId> = changes.iter().map(|change| change.layer).collect();
         layers.extend(ranges.iter().map(|(layer, _)| *layer));
         layers.sort_unstable();
         layers.dedup();
-        for layer in layers {
-            if writer.known_layers.contains(&layer) {
-                continue;
-            }
+        layers.retain(|layer| !writer.known_layers.contains(layer));
+        for layer in layers.iter().copied() {
             if self.layer(layer).await?.is_none() {
                 let volume = u32::try_from(layer.0).map(VolumeId).map_err(|_| {
                     Error::new(ErrorKind::Invalid, format!("layer {layer} is not of a volume"))
@@ -357,13 +343,8 @@ impl Map {
                 let record = LayerRecord { volume, parent: None };
                 draft.put(&keys::layer_key(layer), &record.encode());
             }
-            if writer.known_layers.len() >= KNOWN_LAYERS_MAX {
-                writer.known_layers.clear();
-            }
-            // Known even if this commit fails: a writer that has failed commits nothing more.
-            writer.known_layers.insert(layer);
         }
-        Ok(())
+        Ok(layers)
     }
 
     /// Puts the live-block counts that change, and returns them for the cache.
@@ -481,11 +462,13 @@ impl Map {
 /// Pages as a commit leaves them, to go into the cache; `None`: only what is cached must go.
 struct Fresh {
     bytes_left: usize,
-    pages: Vec<((LayerId, u32), Option<Arc<Page>>)>,
+    pages: Vec<(PageId, Option<Arc<Page>>)>,
 }
 
+type PageId = (LayerId, u32);
+
 impl Fresh {
-    fn push(&mut self, key: (LayerId, u32), page: Page) {
+    fn push(&mut self, key: PageId, page: Page) {
         let bytes = page.memory_bytes();
         let kept = bytes <= self.bytes_left;
         if kept {

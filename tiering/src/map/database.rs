@@ -10,12 +10,17 @@ use block::{Error, ErrorKind};
 use bytes::Bytes;
 use object_store::ObjectStore;
 use slatedb::config::{
-    CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions,
-    GarbageCollectorOptions, Settings, SizeTieredCompactionSchedulerOptions,
+    CompactionWorkerOptions, CompactorOptions, DbReaderOptions, FlushOptions, FlushType,
+    GarbageCollectorDirectoryOptions, GarbageCollectorOptions, Settings,
+    SizeTieredCompactionSchedulerOptions,
 };
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
-use slatedb::{CloseReason, Db, MergeOperator, MergeOperatorError};
+use slatedb::{
+    CloseReason, Db, DbIterator, DbReader, DbReaderMode, MergeOperator, MergeOperatorError,
+    WriteBatch,
+};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +53,7 @@ impl Default for DatabaseOptions {
     fn default() -> Self {
         DatabaseOptions {
             cache_bytes: 64 << 20,
-            poll_interval: Duration::from_secs(2),
+            poll_interval: Duration::from_secs(5),
             garbage_age: Duration::from_secs(2 * 3600),
             has_conditional_update: true,
         }
@@ -140,15 +145,7 @@ fn settings(options: &DatabaseOptions) -> Settings {
     }
 }
 
-/// Opens the database, creating it if there is none, and fences every earlier writer. Its background
-/// tasks run on the runtime of the caller.
-///
-/// # Errors
-/// As [`error`]. It does not return while the store is away: the caller probes and limits the time.
-pub async fn open(
-    store: Arc<dyn ObjectStore>,
-    options: &DatabaseOptions,
-) -> block::Result<Arc<Db>> {
+fn block_cache(options: &DatabaseOptions) -> Arc<dyn DbCache> {
     let cache = |bytes: u64| -> Arc<dyn DbCache> {
         Arc::new(FoyerCache::new_with_opts(FoyerCacheOptions { max_capacity: bytes, shards: 4 }))
     };
@@ -157,14 +154,155 @@ pub async fn open(
         .with_block_cache(Some(cache(options.cache_bytes / 2)))
         .with_meta_cache(Some(cache(options.cache_bytes / 2)))
         .build();
-    let db = Db::builder(FOLDER, store)
-        .with_settings(settings(options))
-        .with_db_cache(Arc::new(split), 0)
-        .with_merge_operator(Arc::new(Append))
-        .build()
-        .await
-        .map_err(|cause| error("open metadata database", cause))?;
-    Ok(Arc::new(db))
+    Arc::new(split)
+}
+
+/// The metadata database, open for writing or only for reading.
+pub enum Database {
+    /// Its one writer.
+    Owner(Box<Db>),
+    /// A reader of the state that it found; writes nothing at all to the store.
+    Reader(Box<DbReader>),
+}
+
+impl Database {
+    /// Opens the database for writing, creating it if there is none, and fences every earlier writer.
+    /// With `expected_writer` only if no other writer has come after that one; `Fenced` otherwise.
+    /// Background tasks run on the runtime of the caller.
+    ///
+    /// # Errors
+    /// As [`error`]. It does not return while the store is away: the caller probes and limits the
+    /// time.
+    pub async fn open(
+        store: Arc<dyn ObjectStore>,
+        options: &DatabaseOptions,
+        expected_writer: Option<u64>,
+    ) -> block::Result<Database> {
+        let mut builder = Db::builder(FOLDER, store)
+            .with_settings(settings(options))
+            .with_db_cache(block_cache(options), 0)
+            .with_merge_operator(Arc::new(Append));
+        if let Some(expected) = expected_writer {
+            builder = builder.with_expected_epoch(expected);
+        }
+        let db = builder.build().await.map_err(|cause| error("open metadata database", cause))?;
+        Ok(Database::Owner(Box::new(db)))
+    }
+
+    /// Opens an existing database for reading.
+    ///
+    /// # Errors
+    /// As [`Database::open`]; `Corrupt` when there is none.
+    pub async fn read_only(
+        store: Arc<dyn ObjectStore>,
+        options: &DatabaseOptions,
+    ) -> block::Result<Database> {
+        let reader = DbReader::builder(FOLDER, store)
+            // The state that it opens with is the one that it shows; garbage lives for hours.
+            .with_reader_mode(DbReaderMode::FollowLatest)
+            .with_options(DbReaderOptions {
+                manifest_poll_interval: Duration::from_secs(24 * 3600),
+                skip_wal_replay: true,
+                ..DbReaderOptions::default()
+            })
+            .with_db_cache(block_cache(options), 0)
+            .with_merge_operator(Arc::new(Append))
+            .build()
+            .await
+            .map_err(|cause| error("open metadata database for reading", cause))?;
+        Ok(Database::Reader(Box::new(reader)))
+    }
+
+    /// Counts the writers that the database has had.
+    #[must_use]
+    pub fn writer_count(&self) -> u64 {
+        match self {
+            Database::Owner(db) => db.manifest().writer_epoch(),
+            Database::Reader(reader) => reader.manifest().writer_epoch(),
+        }
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, slatedb::Error> {
+        match self {
+            Database::Owner(db) => db.get(key).await,
+            Database::Reader(reader) => reader.get(key).await,
+        }
+    }
+
+    /// Entries between two keys, in order.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn scan(
+        &self,
+        range: (Bound<Vec<u8>>, Bound<Vec<u8>>),
+    ) -> Result<DbIterator, slatedb::Error> {
+        match self {
+            Database::Owner(db) => db.scan(range).await,
+            Database::Reader(reader) => reader.scan(range).await,
+        }
+    }
+
+    /// Adds a batch to the memtable: all of it is durable after the next flush, or nothing.
+    ///
+    /// # Errors
+    /// `Denied` of a reader; what the database says.
+    pub async fn write(&self, batch: WriteBatch) -> block::Result<()> {
+        match self.owner()?.write(batch).await {
+            Ok(_handle) => Ok(()),
+            Err(cause) => Err(self.failed("write metadata batch", cause)),
+        }
+    }
+
+    /// Makes everything written durable.
+    ///
+    /// # Errors
+    /// As [`Database::write`].
+    pub async fn flush(&self) -> block::Result<()> {
+        let options = FlushOptions { flush_type: FlushType::MemTable };
+        let flushed = self.owner()?.flush_with_options(options).await;
+        flushed.map_err(|cause| self.failed("flush metadata", cause))
+    }
+
+    /// Ends the background tasks; the owner's writes are flushed first.
+    ///
+    /// # Errors
+    /// What the database says; it is closed in any case.
+    pub async fn close(&self) -> block::Result<()> {
+        let closed = match self {
+            Database::Owner(db) => db.close().await,
+            Database::Reader(reader) => reader.close().await,
+        };
+        closed.map_err(|cause| error("close metadata database", cause))
+    }
+
+    fn owner(&self) -> block::Result<&Db> {
+        match self {
+            Database::Owner(db) => Ok(db),
+            Database::Reader(_) => {
+                Err(Error::new(ErrorKind::Denied, "the data tier is open for reading only"))
+            }
+        }
+    }
+
+    /// A fence closes the database: what fails afterwards fails because of it.
+    fn failed(&self, doing: &str, cause: slatedb::Error) -> Error {
+        let error = error(doing, cause);
+        match self {
+            Database::Owner(db)
+                if db.status().close_reason == Some(CloseReason::Fenced)
+                    && error.kind() != ErrorKind::Fenced =>
+            {
+                let what = "another owner has opened the metadata";
+                Error::with_source(ErrorKind::Fenced, what, error)
+            }
+            _ => error,
+        }
+    }
 }
 
 /// What an error of the database asks of the caller.
@@ -189,7 +327,8 @@ mod tests {
     fn appending_is_associative() {
         let key = Bytes::from_static(b"k");
         let [a, b, c] = [&b"a"[..], b"bb", b"ccc"].map(Bytes::from_static);
-        let left = Append.merge(&key, Append.merge(&key, Some(a.clone()), b.clone()).ok(), c.clone());
+        let left =
+            Append.merge(&key, Append.merge(&key, Some(a.clone()), b.clone()).ok(), c.clone());
         let right = Append.merge_batch(&key, Some(a), &[Append.merge(&key, Some(b), c).unwrap()]);
         assert_eq!(left.unwrap(), right.unwrap());
         assert!(Append.merge_batch(&key, None, &[]).is_err());

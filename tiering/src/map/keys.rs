@@ -269,10 +269,9 @@ impl Opener {
             let (nonce, sealed, after) = split(rest).map_err(|what| corrupt(key, what))?;
             buffer.clear();
             buffer.extend_from_slice(sealed);
-            let plain = self
-                .key
-                .open_with(nonce, &associated, &mut buffer)
-                .map_err(|_| corrupt(key, "authentication failed: altered, or another pool's key"))?;
+            let plain = self.key.open_with(nonce, &associated, &mut buffer).map_err(|_| {
+                corrupt(key, "authentication failed: altered, or another pool's key")
+            })?;
             each(plain)?;
             rest = after;
         }
@@ -366,7 +365,12 @@ mod tests {
         let mut value = sealer.seal(&key, b"first");
         value.extend(sealer.seal(&key, b"second"));
         let mut plain = Vec::new();
-        opener.open_all(&key, &value, |bytes| { plain.push(bytes.to_vec()); Ok(()) }).unwrap();
+        opener
+            .open_all(&key, &value, |bytes| {
+                plain.push(bytes.to_vec());
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(plain, [b"first".to_vec(), b"second".to_vec()]);
 
         let other = page_key(LayerId(7), 43);

@@ -26,12 +26,13 @@ use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use clock_cache::ClockCache;
+use database::Database;
 use keys::{HEADER_KEY, Header, Opener, ROOT_KEY, family, number_of, page_of, range_of, volume_of};
 use pages::{Operand, Page};
 use parking_lot::RwLock;
 use ranges::{Range, RangeList};
 use records::{Root, SegmentRecord};
-use slatedb::{Db, WriteBatch};
+use slatedb::WriteBatch;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ pub struct StoredPage {
 
 /// See the module.
 pub struct Map {
-    db: Arc<Db>,
+    db: Arc<Database>,
     opener: Opener,
     pages: ClockCache<(LayerId, u32), Arc<Page>>,
     /// Bytes of new pages that a commit may hold back to put into the cache.
@@ -104,32 +105,75 @@ impl Map {
     /// # Errors
     /// `Fenced` if a higher epoch has committed; `Corrupt`, also for a key of another pool.
     pub async fn open(
-        db: Arc<Db>,
+        db: Arc<Database>,
         pool_key: &PoolKey,
         algorithm: Algorithm,
         epoch: Epoch,
         options: MapOptions,
     ) -> Result<(Map, Writer)> {
-        let (header, is_new) = match get(&db, HEADER_KEY).await? {
-            Some(bytes) => (Header::decode(&bytes)?, false),
-            None => (Header::new(algorithm), true),
-        };
-        let opener = Opener::new(header, pool_key);
-        let before = get(&db, ROOT_KEY).await?;
-        let root = match (&before, is_new) {
-            (Some(value), false) => Root::decode(&opener.open_one(ROOT_KEY, value)?)?,
-            (None, true) => {
-                Root { epoch, destaged: Lsn::NONE, commit_number: 0, next_segment: 1 }
+        let mut batch = WriteBatch::new();
+        let (header, root) = match Self::find_root(&db, pool_key).await? {
+            Some((header, root)) => (header, root),
+            None => {
+                let header = Header::new(algorithm);
+                batch.put(HEADER_KEY, header.bytes());
+                let destaged = Lsn::NONE;
+                (header, Root { epoch, destaged, commit_number: 0, next_segment: 1 })
             }
-            _ => return Err(keys::corrupt(ROOT_KEY, "header and root do not belong together")),
         };
-        if root.epoch > epoch {
-            return Err(Error::new(
-                ErrorKind::Fenced,
-                format!("open metadata as epoch {epoch}: epoch {} has committed", root.epoch),
-            ));
+        check_epoch(&root, epoch)?;
+        let map = Map::new(db, Opener::new(header, pool_key), &root, options);
+        map.load().await?;
+        let mut writer = Writer::new(Root { epoch, ..root });
+        map.commit_root(&mut writer, batch).await?;
+        Ok((map, writer))
+    }
+
+    /// Opens the map as it is, without writing anything. The writer refuses every change.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no map; as [`Map::open`].
+    pub async fn read_only(
+        db: Arc<Database>,
+        pool_key: &PoolKey,
+        options: MapOptions,
+    ) -> Result<(Map, Writer)> {
+        let Some((header, root)) = Self::find_root(&db, pool_key).await? else {
+            return Err(Error::new(ErrorKind::NotFound, "open metadata: there is none"));
+        };
+        let map = Map::new(db, Opener::new(header, pool_key), &root, options);
+        map.load().await?;
+        Ok((map, Writer::new(root)))
+    }
+
+    /// Whether `epoch` may open the map for writing.
+    ///
+    /// # Errors
+    /// As [`Map::open`].
+    pub async fn check_owner(db: &Database, pool_key: &PoolKey, epoch: Epoch) -> Result<()> {
+        match Self::find_root(db, pool_key).await? {
+            Some((_, root)) => check_epoch(&root, epoch),
+            None => Ok(()),
         }
-        let map = Map {
+    }
+
+    /// Header and root record; `None` for a new database.
+    async fn find_root(db: &Database, pool_key: &PoolKey) -> Result<Option<(Header, Root)>> {
+        let header = get(db, HEADER_KEY).await?;
+        match (header, get(db, ROOT_KEY).await?) {
+            (Some(header), Some(root)) => {
+                let header = Header::decode(&header)?;
+                let plain = Opener::new(header, pool_key).open_one(ROOT_KEY, &root)?;
+                Ok(Some((header, Root::decode(&plain)?)))
+            }
+            (None, None) => Ok(None),
+            _ => Err(keys::corrupt(ROOT_KEY, "header and root do not belong together")),
+        }
+    }
+
+    fn new(db: Arc<Database>, opener: Opener, root: &Root, options: MapOptions) -> Map {
+        Map {
+            db,
             opener,
             pages: ClockCache::new(options.page_cache_bytes),
             page_retain_bytes: options.page_cache_bytes / 4,
@@ -140,22 +184,17 @@ impl Map {
             generation: AtomicU64::new(0),
             destaged: AtomicU64::new(root.destaged.0),
             commit_number: AtomicU64::new(root.commit_number),
-            db,
-        };
-        map.load_ranges().await?;
-        map.load_volume_records().await?;
-        let mut batch = WriteBatch::new();
-        if is_new {
-            batch.put(HEADER_KEY, header.bytes());
         }
-        let mut writer = Writer::new(Root { epoch, ..root });
-        map.commit_root(&mut writer, batch).await?;
-        Ok((map, writer))
+    }
+
+    async fn load(&self) -> Result<()> {
+        self.load_ranges().await?;
+        self.load_volume_records().await
     }
 
     async fn load_ranges(&self) -> Result<()> {
         let mut found: Vec<(LayerId, Range)> = Vec::new();
-        self.scan(&[family::RANGE], |key, value| {
+        self.scan(family::RANGE, |key, value| {
             let (layer, lsn, ordinal) =
                 range_of(key).ok_or_else(|| keys::corrupt(key, "not a range key"))?;
             let plain = self.opener.open_one(key, value)?;
@@ -169,7 +208,7 @@ impl Map {
 
     async fn load_volume_records(&self) -> Result<()> {
         let mut found = BTreeMap::new();
-        self.scan(&[family::VOLUME], |key, value| {
+        self.scan(family::VOLUME, |key, value| {
             let volume = volume_of(key).ok_or_else(|| keys::corrupt(key, "not a volume key"))?;
             found.insert(volume, Bytes::from(self.opener.open_one(key, value)?));
             Ok(())
@@ -179,15 +218,15 @@ impl Map {
         Ok(())
     }
 
-    /// Calls `each` for every key and value under `prefix`, in order.
+    /// Calls `each` for every key and value of a family, in order.
     async fn scan(
         &self,
-        prefix: &[u8],
+        family: u8,
         mut each: impl FnMut(&[u8], &[u8]) -> Result<()> + Send,
     ) -> Result<()> {
         let failed = |cause| database::error("scan metadata", cause);
-        let whole = (Bound::<Vec<u8>>::Unbounded, Bound::<Vec<u8>>::Unbounded);
-        let mut found = self.db.scan_prefix(prefix, whole).await.map_err(failed)?;
+        let range = (Bound::Included(vec![family]), after(family));
+        let mut found = self.db.scan(range).await.map_err(failed)?;
         while let Some(entry) = found.next().await.map_err(failed)? {
             each(&entry.key, &entry.value)?;
         }
@@ -211,7 +250,7 @@ impl Map {
             destaged_lsn: self.destaged_lsn(),
             range_count: self.ranges.read().len(),
             page_cache_bytes: self.pages.bytes(),
-            page_count: self.pages.len(),
+            page_count: self.pages.entry_count(),
         }
     }
 
@@ -418,7 +457,7 @@ impl Map {
     /// # Errors
     /// What the database says; it is closed in any case.
     pub async fn close(&self) -> Result<()> {
-        self.db.close().await.map_err(|cause| database::error("close metadata database", cause))
+        self.db.close().await
     }
 }
 
@@ -427,7 +466,15 @@ fn after(family: u8) -> Bound<Vec<u8>> {
     Bound::Excluded(vec![family + 1])
 }
 
-async fn get(db: &Db, key: &[u8]) -> Result<Option<Bytes>> {
+fn check_epoch(root: &Root, epoch: Epoch) -> Result<()> {
+    if root.epoch > epoch {
+        let what = format!("open metadata as epoch {epoch}: epoch {} has committed", root.epoch);
+        return Err(Error::new(ErrorKind::Fenced, what));
+    }
+    Ok(())
+}
+
+async fn get(db: &Database, key: &[u8]) -> Result<Option<Bytes>> {
     db.get(key)
         .await
         .map_err(|cause| database::error(format!("read metadata, {}", keys::name_of(key)), cause))

@@ -310,7 +310,11 @@ pub fn decode(bytes: &[u8]) -> Result<Operand, PageError> {
         end = u64::from(run.last) + 1;
         runs.push(run);
     }
-    if reader.bytes.is_empty() { Ok(Operand { lsn, is_image, runs }) } else { Err(PageError::Length) }
+    if reader.bytes.is_empty() {
+        Ok(Operand { lsn, is_image, runs })
+    } else {
+        Err(PageError::Length)
+    }
 }
 
 struct Reader<'a> {

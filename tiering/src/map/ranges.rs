@@ -98,7 +98,12 @@ impl RangeList {
     #[must_use]
     pub fn cut(&self, layer: LayerId, page: u32) -> Lsn {
         let Some(ranges) = self.layers.get(&layer) else { return Lsn::NONE };
-        ranges.iter().filter(|range| range.covers(page)).map(|range| range.lsn).max().unwrap_or_default()
+        ranges
+            .iter()
+            .filter(|range| range.covers(page))
+            .map(|range| range.lsn)
+            .max()
+            .unwrap_or_default()
     }
 
     /// The range to fold next: the oldest one of the first layer that has any.
@@ -158,8 +163,11 @@ mod tests {
     #[test]
     fn the_newest_range_over_a_page_cuts_it() {
         let layer = LayerId(1);
-        let list = RangeList::default()
-            .with([(layer, range(9, 0, 10)), (layer, range(5, 5, 20)), (LayerId(2), range(7, 0, 0))]);
+        let list = RangeList::default().with([
+            (layer, range(9, 0, 10)),
+            (layer, range(5, 5, 20)),
+            (LayerId(2), range(7, 0, 0)),
+        ]);
         assert_eq!(list.len(), 3);
         assert_eq!(list.cut(layer, 4), Lsn(9));
         assert_eq!(list.cut(layer, 7), Lsn(9));

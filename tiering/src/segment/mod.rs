@@ -131,6 +131,16 @@ pub struct FrameRef {
     pub at: FrameAt,
 }
 
+impl FrameRef {
+    /// Such a frame can exist: its size is that of a frame, and it lies within the segment's object.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        let end = u64::from(self.at.offset) + u64::from(self.at.sealed_bytes);
+        (format::FRAME_BYTES_MIN..=format::FRAME_BYTES_MAX).contains(&self.at.sealed_bytes)
+            && end <= u64::from(self.info.object_bytes)
+    }
+}
+
 /// Why bytes that claim to be part of a segment are not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SegmentError {

@@ -224,8 +224,7 @@ async fn check_allocation(tier: &Tier, volume: u32, offset: u64, want: &[u8]) {
     let mut at = 0;
     while at < want.len() {
         let rest = (want.len() - at) as u64;
-        let extents =
-            tier.allocation(VolumeId(volume), offset + at as u64, rest, 7).await.unwrap();
+        let extents = tier.allocation(VolumeId(volume), offset + at as u64, rest, 7).await.unwrap();
         assert!(!extents.is_empty() && extents.len() <= 7);
         for extent in extents {
             let end = at + extent.length_bytes as usize;
@@ -355,8 +354,7 @@ fn a_crash_at_any_request_leaves_a_prefix_and_no_dangling_frame() {
             if calls_after_open.is_none() {
                 store.go_away_after(world.rng.below(60));
             }
-            let came_through =
-                life_until_crash(store, 2 * epoch, &made[done..], calls_after_open);
+            let came_through = life_until_crash(store, 2 * epoch, &made[done..], calls_after_open);
             // What the store holds is the state after some window that is not older than the last
             // one that was answered.
             let runtime = runtime();
@@ -364,7 +362,10 @@ fn a_crash_at_any_request_leaves_a_prefix_and_no_dangling_frame() {
                 let tier = Tier::open(options(shared.clone(), 2 * epoch + 1)).await.unwrap();
                 let lsn = tier.destaged_lsn();
                 let found = made.iter().take_while(|made| made.window.last_lsn <= lsn).count();
-                assert!(found >= done + came_through, "SEED={seed}: {found}, {done}+{came_through}");
+                assert!(
+                    found >= done + came_through,
+                    "SEED={seed}: {found}, {done}+{came_through}"
+                );
                 assert!(found <= done + came_through + 1);
                 assert!(lsn == Lsn::NONE || made[found - 1].window.last_lsn == lsn);
                 let empty = Model::new();
@@ -424,10 +425,8 @@ fn a_window_given_twice_or_cancelled_is_destaged_once() {
             for round in 0..10u64 {
                 let made = world.window(30);
                 let patience = Duration::from_millis(round * 3);
-                let first = tokio::time::timeout(
-                    patience,
-                    tier.destage(made.window.clone(), &Payloads),
-                );
+                let first =
+                    tokio::time::timeout(patience, tier.destage(made.window.clone(), &Payloads));
                 if first.await.is_err() {
                     cancelled_count += 1;
                     tier.destage(made.window.clone(), &Payloads).await.unwrap();
@@ -470,7 +469,8 @@ fn an_earlier_owner_is_fenced_and_a_lower_epoch_cannot_open() {
         // Whatever a fenced owner uploads late is an orphan of a lower epoch; nothing else is.
         second.sweep_orphans().await.unwrap();
         let id = "00112233445566778899aabbccddeeff";
-        let late_upload = |epoch: u64, number: u64| format!("segments/{epoch:016x}/{number:016x}-{id}");
+        let late_upload =
+            |epoch: u64, number: u64| format!("segments/{epoch:016x}/{number:016x}-{id}");
         let orphan = late_upload(1, 1);
         for path in [&orphan, &late_upload(2, 1), "segments/0000000000000001/README"] {
             store.put(&Path::from(path), "late".into()).await.unwrap();
@@ -492,8 +492,7 @@ fn an_earlier_owner_is_fenced_and_a_lower_epoch_cannot_open() {
 async fn paths(store: &dyn ObjectStore, folder: &str) -> Vec<Path> {
     use futures::TryStreamExt;
     let listing = store.list(Some(&Path::from(folder)));
-    let mut paths: Vec<Path> =
-        listing.map_ok(|meta| meta.location).try_collect().await.unwrap();
+    let mut paths: Vec<Path> = listing.map_ok(|meta| meta.location).try_collect().await.unwrap();
     paths.sort();
     paths
 }
@@ -520,7 +519,8 @@ fn damage_is_an_error_that_names_what_and_never_wrong_data() {
                     let path = &found[world.rng.below(found.len() as u64) as usize];
                     let whole = shared.get(path).await.unwrap().bytes().await.unwrap();
                     let store = FaultStore::new(shared.clone());
-                    let (at, bit) = (world.rng.next_u64() as usize % whole.len(), world.rng.below(8));
+                    let (at, bit) =
+                        (world.rng.next_u64() as usize % whole.len(), world.rng.below(8));
                     store.damage(path, |bytes| bytes[at] ^= 1 << bit).await;
                     noticed_count += u32::from(is_noticed(&shared, epoch, &world.model).await);
                     epoch += 1;
@@ -595,6 +595,147 @@ fn a_store_that_is_away_at_the_start_is_an_error_in_time() {
         let error = Tier::open(impatient).await.err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
     });
+}
+
+#[test]
+fn a_crash_while_the_pool_is_made_leaves_a_store_that_opens() {
+    for calls in 0..40 {
+        let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let store = Arc::new(FaultStore::new(shared.clone()));
+        store.go_away_after(calls);
+        life_until_crash(store, 1, &[], None);
+        runtime().block_on(async {
+            let tier = Tier::open(options(shared, 1)).await.unwrap();
+            assert_eq!(tier.destaged_lsn(), Lsn::NONE, "{calls} calls");
+            tier.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_owner_of_the_past_that_opens_late_does_not_disturb_the_present_one() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut world = World::new(2);
+        let present = Tier::open(options(store.clone(), 5)).await.unwrap();
+        let late = Tier::open(options(store.clone(), 4)).await.err().unwrap();
+        assert_eq!(late.kind(), ErrorKind::Fenced);
+        let made = world.window(20);
+        present.destage(made.window, &Payloads).await.unwrap();
+        check_all(&present, &made.after).await;
+        present.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_reader_writes_nothing_and_fences_nobody() {
+    runtime().block_on(async {
+        let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let error = Tier::open_read_only(options(shared.clone(), 1)).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        let mut world = World::new(3);
+        let owner = Tier::open(options(shared.clone(), 1)).await.unwrap();
+        let first = world.window(50);
+        owner.destage(first.window, &Payloads).await.unwrap();
+        world.model = first.after.clone();
+        let store = Arc::new(FaultStore::new(shared));
+        let reader = Tier::open_read_only(options(store.clone(), 1)).await.unwrap();
+        check_all(&reader, &first.after).await;
+        check_fsck(&reader).await;
+        let second = world.window(50);
+        owner.destage(second.window, &Payloads).await.unwrap();
+        check_all(&owner, &second.after).await;
+        check_all(&reader, &first.after).await;
+        let third = world.window(5);
+        let denied = Error::from(reader.destage(third.window, &Payloads).await.unwrap_err());
+        assert_eq!(denied.kind(), ErrorKind::Denied);
+        assert_eq!(reader.step(1).await.unwrap_err().kind(), ErrorKind::Denied);
+        assert_eq!(reader.sweep_orphans().await.unwrap_err().kind(), ErrorKind::Denied);
+        reader.close().await.unwrap();
+        assert_eq!((store.call_count(Op::Put), store.call_count(Op::Delete)), (0, 0));
+        owner.close().await.unwrap();
+    });
+}
+
+/// The windows that have settled, and those that have begun: number and state after them.
+#[derive(Clone)]
+struct Between {
+    settled: (u64, Arc<Model>),
+    begun: (u64, Arc<Model>),
+}
+
+/// Reads at random until told to stop. As with the overlay in front, what a window in flight holds
+/// may come from either side of it. Returns how many reads could be checked.
+async fn read_beside(
+    tier: Tier,
+    between: Arc<parking_lot::Mutex<Between>>,
+    stop: Arc<AtomicBool>,
+    mut rng: Rng,
+) -> u64 {
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let volume = 1 + rng.below(2) as u32;
+        let offset = ZONES[rng.below(2) as usize] + rng.below(ZONE_BYTES);
+        let mut buf = vec![0xaa; 1 + rng.below(40_000) as usize];
+        let before = between.lock().settled.clone();
+        tier.read(VolumeId(volume), offset, &mut buf).await.unwrap();
+        let after = between.lock().begun.clone();
+        if after.0 > before.0 + 1 {
+            tokio::task::yield_now().await;
+            continue; // it lasted longer than a window
+        }
+        let before = expected(&before.1, volume, offset, buf.len());
+        let after = expected(&after.1, volume, offset, buf.len());
+        for at in 0..buf.len() {
+            let is_right = buf[at] == before[at] || buf[at] == after[at];
+            assert!(is_right, "volume {volume}, byte {}", offset + at as u64);
+        }
+        count += 1;
+        tokio::time::sleep(Duration::from_micros(300)).await; // a hit in memory never waits
+    }
+    count
+}
+
+#[test]
+fn reads_beside_a_destage_see_each_block_before_or_after_it() {
+    for seed in seeds(2) {
+        println!("SEED={seed}");
+        runtime().block_on(async {
+            let store = Arc::new(FaultStore::default());
+            let mut small = options(store.clone(), 1);
+            small.map.page_cache_bytes = 48 << 10; // pages come and go
+            let tier = Tier::open(small).await.unwrap();
+            store.set_delay(Duration::from_micros(200));
+            let mut world = World::new(seed);
+            let empty = (0, Arc::new(Model::new()));
+            let between = Between { settled: empty.clone(), begun: empty };
+            let between = Arc::new(parking_lot::Mutex::new(between));
+            let stop = Arc::new(AtomicBool::new(false));
+            let reader = |number: u64| {
+                let rng = Rng::new(seed * 100 + number);
+                tokio::spawn(read_beside(tier.clone(), between.clone(), stop.clone(), rng))
+            };
+            let readers = [reader(0), reader(1), reader(2)];
+            for number in 1..=25 {
+                let made = world.window(6);
+                let after = (number, Arc::new(made.after.clone()));
+                between.lock().begun = after.clone();
+                tier.destage(made.window, &Payloads).await.unwrap();
+                tier.step(1).await.unwrap();
+                between.lock().settled = after;
+                world.model = made.after;
+            }
+            stop.store(true, Ordering::Relaxed);
+            let mut read_count = 0;
+            for reader in readers {
+                read_count += reader.await.unwrap();
+            }
+            assert!(read_count > 50, "{read_count} reads");
+            check_all(&tier, &world.model).await;
+            check_fsck(&tier).await;
+            tier.close().await.unwrap();
+        });
+    }
 }
 
 fn scattered_window(rng: &mut Rng, lsn: u64, block_count: u64, volume_bytes: u64) -> Window<Bytes> {

@@ -149,7 +149,15 @@ fn mapped(first: u8, last: u8, frame_index: u32, offset: u32, within: u8) -> Run
 #[test]
 fn a_sequential_page_takes_few_bytes() {
     let runs: Vec<Run> = (0..32u8)
-        .map(|frame| mapped(frame * 8, frame * 8 + 7, 40 + u32::from(frame), 512 + 1000 * u32::from(frame), 0))
+        .map(|frame| {
+            mapped(
+                frame * 8,
+                frame * 8 + 7,
+                40 + u32::from(frame),
+                512 + 1000 * u32::from(frame),
+                0,
+            )
+        })
         .collect();
     let mut bytes = Vec::new();
     encode(Lsn(1_000_000), true, &runs, &mut bytes);

@@ -1,0 +1,20 @@
+//! What one call costs: log append, overlay lookup, frame seal and open, map lookup and update,
+//! destage.
+//!
+//! `cargo bench -p benches`; `cargo bench -p benches -- --test` runs each once. TMPDIR chooses the
+//! disk of the log. Where the unit is bytes, criterion prints MiB/s or GiB/s of one caller.
+//!
+//! Invariants:
+//! - Data compresses about as that of a database does, and is not the same twice.
+//! - Nothing but the log touches a disk: the store is in memory, so that only our own cost counts.
+
+mod destage;
+mod frames;
+mod log;
+mod map;
+mod plausible;
+
+use criterion::{criterion_group, criterion_main};
+
+criterion_group!(benches, log::bench, frames::bench, map::bench, destage::bench);
+criterion_main!(benches);

@@ -1,0 +1,283 @@
+//! Golden bytes, and decoders under random and flipped bytes.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::as_conversions,
+    clippy::unwrap_used
+)]
+
+use super::FormatError;
+use super::batch::{self, BatchHeader};
+use super::entry::{EntryKind, EntryRow};
+use super::file::FileHeader;
+use block::env::IoBuffer;
+use block::seal::{Algorithm, KEY_BYTES, PoolKey};
+use block::{Epoch, Lsn, VolumeId};
+use proptest::prelude::*;
+use std::fmt::Write;
+
+fn file_header() -> FileHeader {
+    FileHeader {
+        pool: *b"pool-pool-pool-p",
+        ring: *b"ring-ring-ring-r",
+        slot: 2,
+        file_count: 16,
+        file_bytes: 64 << 20,
+    }
+}
+
+fn header() -> BatchHeader {
+    BatchHeader {
+        algorithm: Algorithm::ChaCha20Poly1305,
+        is_opening: false,
+        is_clean: false,
+        is_loud: true,
+        is_settled: true,
+        pool: *b"pool-pool-pool-p",
+        ring: *b"ring-ring-ring-r",
+        open: *b"open-open-open-o",
+        boot: *b"boot-boot-boot-b",
+        epoch: Epoch(3),
+        sequence: 0x0102_0304,
+        first_lsn: Lsn(1000),
+        durable_lsn: Lsn(990),
+        trim_lsn: Lsn(900),
+        entry_count: 0,
+        batch_bytes: 0,
+        payload_bytes: 0,
+        previous_checksum: 0xaabb_ccdd,
+        salt: *b"salt-salt-salt-s",
+    }
+}
+
+fn rows() -> Vec<EntryRow> {
+    let row = |volume, kind, start_sector, sector_count, payload_bytes| EntryRow {
+        volume: VolumeId(volume),
+        kind,
+        start_sector,
+        sector_count,
+        payload_offset: 0,
+        payload_bytes,
+    };
+    vec![
+        row(7, EntryKind::Write, 0x1000, 1, 512),
+        row(8, EntryKind::Trim, 0, 1 << 30, 0),
+        row(7, EntryKind::VolumeRecord, 0, 0, 6),
+    ]
+}
+
+fn payloads() -> Vec<Vec<u8>> {
+    vec![(0..=255).chain(0..=255).collect(), Vec::new(), b"record".to_vec()]
+}
+
+fn key(header: &BatchHeader) -> block::seal::SealKey {
+    PoolKey::new([0x11; KEY_BYTES]).derive(header.algorithm, &header.salt, batch::KEY_PURPOSE)
+}
+
+fn encoded(algorithm: Algorithm) -> (BatchHeader, Vec<u8>, u32) {
+    let mut header = BatchHeader { algorithm, ..header() };
+    let (mut rows, payloads, mut buffer) = (rows(), payloads(), IoBuffer::default());
+    let key = key(&header);
+    let payloads = payloads.iter().map(Vec::as_slice);
+    let checksum = batch::encode(&mut header, &mut rows, payloads, &key, &mut buffer).unwrap();
+    (header, buffer.as_slice().to_vec(), checksum)
+}
+
+/// Fields of the golden batch: name and length; what follows is zero.
+const BATCH_FIELDS: &[(&str, usize)] = &[
+    ("magic", 8),
+    ("version", 2),
+    ("algorithm", 1),
+    ("flags", 1),
+    ("compatible features", 4),
+    ("read-only-compatible features", 4),
+    ("incompatible features", 4),
+    ("pool", 16),
+    ("ring", 16),
+    ("open", 16),
+    ("boot", 16),
+    ("epoch", 8),
+    ("sequence", 8),
+    ("first LSN", 8),
+    ("durable LSN", 8),
+    ("trim LSN", 8),
+    ("entry count", 4),
+    ("batch bytes", 4),
+    ("payload bytes", 4),
+    ("previous checksum", 4),
+    ("salt", 16),
+    ("header checksum", 4),
+    ("checksum", 4),
+    ("zero", 24),
+    ("row 0, sealed", 32),
+    ("row 1, sealed", 32),
+    ("row 2, sealed", 32),
+    ("tag of the table", 16),
+    ("payload 0, sealed", 512),
+    ("tag of payload 0", 16),
+    ("payload 2, sealed", 6),
+    ("tag of payload 2", 16),
+];
+
+const FILE_FIELDS: &[(&str, usize)] = &[
+    ("magic", 8),
+    ("version", 2),
+    ("zero", 2),
+    ("compatible features", 4),
+    ("read-only-compatible features", 4),
+    ("incompatible features", 4),
+    ("pool", 16),
+    ("ring", 16),
+    ("slot", 4),
+    ("file count", 4),
+    ("file bytes", 8),
+    ("checksum", 4),
+];
+
+fn annotate(bytes: &[u8], fields: &[(&str, usize)]) -> String {
+    let mut text = String::new();
+    let mut at = 0;
+    for (name, length) in fields {
+        let hex: String = bytes[at..at + length].iter().map(|b| format!("{b:02x}")).collect();
+        writeln!(text, "{hex} # {at}: {name}").unwrap();
+        at += length;
+    }
+    assert!(bytes[at..].iter().all(|byte| *byte == 0), "a field is not in the table");
+    writeln!(text, "# zeroes up to {}", bytes.len()).unwrap();
+    text
+}
+
+/// `GOLDEN=print cargo test … golden -- --nocapture` prints what to put in a file that is added.
+fn check_golden(name: &str, golden: &str, bytes: &[u8], fields: &[(&str, usize)]) {
+    let text = annotate(bytes, fields);
+    if std::env::var("GOLDEN").is_ok_and(|value| value == "print") {
+        println!("--- {name}\n{text}---");
+    } else {
+        assert_eq!(
+            text, golden,
+            "the bytes of {name} have changed: a new version needs a new file"
+        );
+    }
+}
+
+#[test]
+fn golden_bytes_of_version_1() {
+    let bytes = file_header().encode();
+    check_golden("file-v1.hex", include_str!("../../testdata/file-v1.hex"), &bytes, FILE_FIELDS);
+    assert_eq!(FileHeader::decode(&bytes), Ok(file_header()));
+    let (_, bytes, _) = encoded(Algorithm::ChaCha20Poly1305);
+    let golden = include_str!("../../testdata/batch-v1-chacha20poly1305.hex");
+    check_golden("batch-v1-chacha20poly1305.hex", golden, &bytes, BATCH_FIELDS);
+    let (_, bytes, _) = encoded(Algorithm::Aes256Gcm);
+    let golden = include_str!("../../testdata/batch-v1-aes256gcm.hex");
+    check_golden("batch-v1-aes256gcm.hex", golden, &bytes, BATCH_FIELDS);
+}
+
+/// All that a reader learns from the bytes of a batch.
+type Batch = (BatchHeader, Vec<EntryRow>, Vec<Vec<u8>>);
+
+fn read_all(bytes: &[u8]) -> Result<Batch, FormatError> {
+    let header = BatchHeader::decode(bytes)?;
+    batch::verify(&header, bytes)?;
+    open_all(&header, bytes)
+}
+
+fn open_all(header: &BatchHeader, bytes: &[u8]) -> Result<Batch, FormatError> {
+    let key = key(header);
+    let rows = batch::open_table(header, bytes, &key)?;
+    let mut payloads = Vec::new();
+    for (index, row) in (0u32..).zip(&rows) {
+        let at = header.payload_at().unwrap() + row.payload_offset as usize;
+        let mut sealed = bytes[at..at + row.sealed_bytes()].to_vec();
+        let lsn = Lsn(header.first_lsn.0 + u64::from(index));
+        payloads.push(batch::open_payload(row, lsn, index, &key, &mut sealed)?.to_vec());
+    }
+    Ok((*header, rows, payloads))
+}
+
+#[test]
+fn what_is_encoded_is_decoded() {
+    for algorithm in [Algorithm::ChaCha20Poly1305, Algorithm::Aes256Gcm] {
+        let (header, bytes, checksum) = encoded(algorithm);
+        assert_eq!(batch::verify(&header, &bytes), Ok(checksum));
+        let (found, rows, found_payloads) = read_all(&bytes).unwrap();
+        assert_eq!(found, header);
+        assert_eq!(rows.len(), 3);
+        assert_eq!(found_payloads, payloads());
+        assert_eq!(header.last_lsn(), Lsn(1002));
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_a_batch_is_seen() {
+    let (header, bytes, _) = encoded(Algorithm::ChaCha20Poly1305);
+    for bit in 0..bytes.len() * 8 {
+        let mut flipped = bytes.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        assert!(read_all(&flipped).is_err(), "bit {bit}");
+        // Without the checksum the seals see all that they cover.
+        let (at, used) = (bit / 8, header.payload_at().unwrap() + header.payload_bytes as usize);
+        let is_sealed = at < 160 || (192..used).contains(&at);
+        assert!(!is_sealed || open_all(&header, &flipped).is_err(), "bit {bit} and the seal");
+    }
+}
+
+#[test]
+fn a_later_program_is_told_from_damage() {
+    let reseal = |at: usize, value: u8| {
+        let (_, mut bytes, _) = encoded(Algorithm::ChaCha20Poly1305);
+        bytes[at] = value;
+        let crc = block::units::crc32c(&bytes[..160]);
+        bytes[160..164].copy_from_slice(&crc.to_le_bytes());
+        BatchHeader::decode(&bytes)
+    };
+    assert_eq!(reseal(8, 2), Err(FormatError::Version(2)));
+    assert_eq!(reseal(10, 9), Err(FormatError::Algorithm(9)));
+    assert_eq!(reseal(16, 1), Err(FormatError::Features(1)));
+    assert_eq!(reseal(20, 4), Err(FormatError::Features(4)));
+    assert!(reseal(12, 0xff).is_ok(), "compatible features are ignored");
+    assert_eq!(reseal(11, 0x80), Err(FormatError::Range));
+    assert_eq!(reseal(132, 1), Err(FormatError::Range));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None,
+        ..ProptestConfig::default() })]
+
+    #[test]
+    fn decoders_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..8200), kind in 0..4) {
+        let magic: &[u8] = if kind == 0 { b"SPDLRING" } else { b"SPDLBTCH" };
+        if kind < 3 && bytes.len() >= 200 {
+            bytes[..8].copy_from_slice(magic);
+            let crc_at = if kind == 0 { 72 } else { 160 };
+            let crc = block::units::crc32c(&bytes[..crc_at]);
+            bytes[crc_at..crc_at + 4].copy_from_slice(&crc.to_le_bytes());
+        }
+        let _ = FileHeader::decode(&bytes);
+        let _ = EntryRow::decode(&bytes, kind as usize * 32);
+        if let Ok(header) = BatchHeader::decode(&bytes) {
+            let _ = batch::verify(&header, &bytes);
+            let _ = batch::open_table(&header, &bytes, &key(&header));
+        }
+    }
+
+    /// Fields that pass every check of a header, over bytes that do not fit them.
+    #[test]
+    fn sane_headers_over_other_bytes_never_panic(
+        entry_count in 0u32..=u32::MAX, payload_bytes in 0u32..=u32::MAX, cut in 0usize..5000,
+    ) {
+        let (_, mut bytes, _) = encoded(Algorithm::ChaCha20Poly1305);
+        bytes[128..132].copy_from_slice(&entry_count.to_le_bytes());
+        bytes[136..140].copy_from_slice(&payload_bytes.to_le_bytes());
+        if let Some(total) = batch::batch_bytes(entry_count as usize, payload_bytes as usize) {
+            bytes[132..136].copy_from_slice(&(total as u32).to_le_bytes());
+        }
+        let crc = block::units::crc32c(&bytes[..160]);
+        bytes[160..164].copy_from_slice(&crc.to_le_bytes());
+        bytes.truncate(cut.max(192));
+        if let Ok(header) = BatchHeader::decode(&bytes) {
+            prop_assert!(batch::verify(&header, &bytes).is_err() || cut >= bytes.len());
+            let _ = batch::open_table(&header, &bytes, &key(&header));
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Thousands of seeded crashes. `SEED=17 cargo test --release -p replication sim` replays one run;
+//! `SIM_SEEDS=100000` runs more.
+
+use super::disk::Faults;
+use super::world::{Plan, Stats, World};
+use crate::planted::Planted;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+fn run(seed: u64, plan: Plan) -> Result<Stats, String> {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let mut world = World::new(seed, plan);
+        world.run().map(|()| world.stats)
+    }));
+    outcome.unwrap_or_else(|_| Err("panicked".into()))
+}
+
+fn run_all(plan: Plan, seeds: u64) -> Stats {
+    let (from, to) = match number("SEED") {
+        Some(seed) => (seed, seed + 1),
+        None => (0, number("SIM_SEEDS").unwrap_or(seeds)),
+    };
+    let mut sum = Stats::default();
+    for seed in from..to {
+        let stats = run(seed, plan).unwrap_or_else(|why| panic!("SEED={seed}: {why}"));
+        sum.crashes += stats.crashes;
+        sum.recovery_crashes += stats.recovery_crashes;
+        sum.cuts += stats.cuts;
+        sum.entries += stats.entries;
+        sum.lost_unacked += stats.lost_unacked;
+        sum.failures += stats.failures;
+        sum.full += stats.full;
+        sum.unproven += stats.unproven;
+        sum.clean += stats.clean;
+    }
+    println!("{sum:?}");
+    sum
+}
+
+#[test]
+fn a_crash_at_any_moment_keeps_what_was_promised() {
+    let plan = Plan { lives: 12, ..Plan::default() };
+    let met = run_all(plan, 1500);
+    if number("SEED").is_none() {
+        assert!(met.crashes > 10_000 && met.cuts > 5_000 && met.recovery_crashes > 4_000);
+        assert!(met.lost_unacked > 0 && met.full > 0 && met.unproven > 0 && met.clean > 0);
+    }
+}
+
+#[test]
+fn failing_writes_and_syncs_lose_nothing_that_was_promised() {
+    let faults = Faults { write: 2, sync: 10, create: 20 };
+    let met = run_all(Plan { lives: 12, faults, ..Plan::default() }, 800);
+    assert!(number("SEED").is_some() || met.failures > 1_000);
+}
+
+#[test]
+fn a_flipped_bit_is_refused_or_harmless_and_never_wrong_data() {
+    let (from, to) = number("SEED").map_or((0, 1000), |seed| (seed, seed + 1));
+    let mut refused = 0;
+    for seed in from..to {
+        let mut world = World::new(seed, Plan { lives: 2, ..Plan::default() });
+        let is_refused = world.run_with_damage().unwrap_or_else(|why| panic!("SEED={seed}: {why}"));
+        refused += u64::from(is_refused);
+    }
+    println!("refused {refused} of {}", to - from);
+    assert!(number("SEED").is_some() || refused > 200);
+}
+
+/// Seeds within which a planted bug must be found.
+const FOUND_WITHIN: u64 = 50;
+
+fn finds(name: &str, planted: Planted, faults: Faults) {
+    let plan = Plan { planted, faults, lives: 12 };
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let found = (0..FOUND_WITHIN).find_map(|seed| run(seed, plan).err().map(|why| (seed, why)));
+    std::panic::set_hook(hook);
+    let (seed, why) = found.unwrap_or_else(|| panic!("{name} was not found"));
+    println!("{name}: found by seed {seed}: {why}");
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    let none = Faults::default();
+    let off = Planted::default();
+    finds("ack before write", Planted { ack_before_write: true, ..off }, none);
+    finds("flush ignored", Planted { flush_ignored: true, ..off }, none);
+    finds("torn batch accepted", Planted { torn_accepted: true, ..off }, none);
+    finds("stale lap accepted", Planted { stale_accepted: true, ..off }, none);
+    let failing = Faults { sync: 20, ..none };
+    finds("tail not rewritten", Planted { tail_not_rewritten: true, ..off }, failing);
+}

@@ -1,0 +1,440 @@
+//! One run: a machine with a log, a data tier, and a model of what may be read.
+//!
+//! Invariants of the product that a run checks after each crash:
+//! - Everything answered as durable is there after a power cut; everything answered as written is
+//!   there after the death of the process; and after a power cut too when recovery says that the
+//!   tail is proven.
+//! - What is there is the history up to one LSN: nothing missing before it, nothing after it,
+//!   nothing invented.
+
+use super::disk::{Faults, Platter, SimDisk};
+use super::{Rng, SimRandom};
+use crate::core::{self, Core};
+use crate::extents::Source;
+use crate::format::entry::EntryKind;
+use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
+use crate::planted::Planted;
+use crate::recovery::{self, OpenArgs};
+use crate::resident::LogResident;
+use crate::shared::{Pending, Shared};
+use block::env::{Disk, DiskReader};
+use block::seal::{Algorithm, KEY_BYTES, PoolKey};
+use block::{Epoch, ErrorKind, Lsn, VolumeId};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const VOLUMES: u64 = 3;
+const SECTORS: u64 = 96;
+
+/// (volume, sector) -> what it holds: the tag of the write, or 0 for zeroes. Absent: never touched.
+type Contents = BTreeMap<(u32, u64), u64>;
+
+#[derive(Clone, Debug)]
+struct Entry {
+    volume: u32,
+    kind: EntryKind,
+    start: u64,
+    count: u64,
+    tag: u64,
+}
+
+impl Entry {
+    fn apply(&self, contents: &mut Contents) {
+        let value = match self.kind {
+            EntryKind::Write => self.tag,
+            EntryKind::Zero | EntryKind::Trim => 0,
+            EntryKind::VolumeRecord | EntryKind::Marker => return,
+        };
+        contents.extend((self.start..self.start + self.count).map(|s| ((self.volume, s), value)));
+    }
+}
+
+/// What differs between runs beside the seed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) planted: Planted,
+    pub(crate) faults: Faults,
+    /// Crashes until the run ends.
+    pub(crate) lives: u64,
+}
+
+/// A process that has the log open.
+struct Process {
+    disk: SimDisk,
+    core: Core,
+    shared: Shared,
+    reader: Arc<dyn DiskReader>,
+}
+
+pub(crate) struct World {
+    rng: Rng,
+    plan: Plan,
+    random: Arc<SimRandom>,
+    options: LogOptions,
+    is_immediate: bool,
+    platter: Arc<Mutex<Platter>>,
+    identity: LogIdentity,
+    /// Entry with LSN `n` at index `n - 1`.
+    history: Vec<Entry>,
+    next_tag: u64,
+    /// The data tier.
+    tier: Contents,
+    destaged: Lsn,
+    acked: Lsn,
+    durable: Lsn,
+    /// The owner was told that acknowledged entries may be gone and has not dealt with it.
+    is_settled: bool,
+    pub(crate) stats: Stats,
+}
+
+/// What a run met, so that a test can tell that it met enough.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stats {
+    pub(crate) crashes: u64,
+    pub(crate) recovery_crashes: u64,
+    pub(crate) cuts: u64,
+    pub(crate) entries: u64,
+    pub(crate) lost_unacked: u64,
+    pub(crate) failures: u64,
+    pub(crate) full: u64,
+    pub(crate) unproven: u64,
+    pub(crate) clean: u64,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, plan: Plan) -> Self {
+        let mut rng = Rng::new(seed);
+        let options = LogOptions {
+            ring_bytes: (2 + rng.below(3)) * (256 << 10),
+            file_bytes: 256 << 10,
+            batch_bytes_max: [4096, 16 << 10, 64 << 10][rng.index(3)],
+            algorithm: [Algorithm::ChaCha20Poly1305, Algorithm::Aes256Gcm][rng.index(2)],
+            generation_bytes_max: 64 << 10,
+            payload_memory_bytes: [0, 8 << 10, 1 << 20][rng.index(3)],
+            unsynced_bytes_max: [16 << 10, 256 << 10][rng.index(2)],
+            ..LogOptions::default()
+        };
+        World {
+            random: Arc::new(SimRandom::new(rng.next())),
+            is_immediate: rng.chance(50),
+            options,
+            plan,
+            platter: Arc::default(),
+            identity: LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [0; 16] },
+            history: Vec::new(),
+            next_tag: 1,
+            tier: Contents::new(),
+            destaged: Lsn::NONE,
+            acked: Lsn::NONE,
+            durable: Lsn::NONE,
+            is_settled: true,
+            stats: Stats::default(),
+            rng,
+        }
+    }
+
+    pub(crate) fn run(&mut self) -> Result<(), String> {
+        for _ in 0..self.plan.lives {
+            let mut process = self.open_after_crashes()?;
+            self.live(&mut process)?;
+            self.crash(process);
+        }
+        let process = self.open_after_crashes()?;
+        process.disk.kill();
+        Ok(())
+    }
+
+    fn disk(&mut self) -> SimDisk {
+        SimDisk::new(Arc::clone(&self.platter), self.rng.next(), self.is_immediate)
+    }
+
+    fn try_open(&mut self, mut disk: SimDisk) -> (Result<recovery::Opened, block::Error>, SimDisk) {
+        let args = OpenArgs {
+            identity: self.identity,
+            key: PoolKey::new([5; KEY_BYTES]),
+            options: self.options,
+            destaged: self.destaged,
+            random: &*self.random,
+            planted: self.plan.planted,
+        };
+        (recovery::open(&mut disk, &args), disk)
+    }
+
+    /// Opens the log, with crashes on the way.
+    fn open_after_crashes(&mut self) -> Result<Process, String> {
+        while self.rng.chance(30) {
+            let mut disk = self.disk();
+            disk.stops_after = Some(self.rng.below(6));
+            let (opened, disk) = self.try_open(disk);
+            if opened.is_ok() {
+                self.note_open(&opened)?;
+            }
+            self.stats.recovery_crashes += 1;
+            disk.kill();
+            self.maybe_cut_power();
+        }
+        let disk = self.disk();
+        let (opened, mut disk) = self.try_open(disk);
+        self.note_open(&opened)?;
+        let opened = opened.map_err(|e| e.chain())?;
+        let last_lsn = opened.recovery.last_lsn;
+        disk.faults = self.plan.faults;
+        let shared =
+            Shared::new(opened.overlay, last_lsn, self.destaged, 1 << 20, opened.head.position);
+        shared.set_destaged(self.destaged, opened.released_position);
+        let random = Arc::clone(&self.random);
+        let (head, live, files) = (opened.head, opened.live, opened.files);
+        let is_settled = opened.recovery.is_tail_proven;
+        let mut core = Core::new(opened.config, random, head, live, files, is_settled);
+        core.prepare_files(&mut disk);
+        let reader = disk.reader();
+        let process = Process { disk, core, shared, reader };
+        self.check_contents(&process, last_lsn)?;
+        Ok(process)
+    }
+
+    /// What recovery found must fit what was promised.
+    fn note_open(&mut self, opened: &Result<recovery::Opened, block::Error>) -> Result<(), String> {
+        let recovery = match opened {
+            Ok(opened) => &opened.recovery,
+            Err(error) => return Err(format!("the log does not open: {}", error.chain())),
+        };
+        let found = recovery.last_lsn;
+        if found < self.durable || found.0 > self.history.len() as u64 {
+            return Err(format!(
+                "recovered up to {found}; durable {}, queued {}",
+                self.durable,
+                self.history.len()
+            ));
+        }
+        if recovery.is_tail_proven && found < self.acked {
+            return Err(format!("recovered up to {found}, acked {}, and proven", self.acked));
+        }
+        if recovery.is_tail_proven && !self.is_settled {
+            return Err("what was lost is no longer said".into());
+        }
+        self.stats.unproven += u64::from(!recovery.is_tail_proven);
+        self.stats.clean += u64::from(recovery.was_clean);
+        self.stats.lost_unacked += self.history.len() as u64 - found.0;
+        self.is_settled = recovery.is_tail_proven;
+        self.history.truncate(found.0 as usize);
+        // Recovery made it durable.
+        self.acked = found;
+        self.durable = found;
+        Ok(())
+    }
+
+    fn live(&mut self, process: &mut Process) -> Result<(), String> {
+        for _ in 0..self.rng.below(120) {
+            self.one_action(process)?;
+            if process.shared.is_failed() || process.core.is_closed() {
+                self.stats.failures += u64::from(process.shared.is_failed());
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn one_action(&mut self, process: &mut Process) -> Result<(), String> {
+        let Process { disk, core, shared, .. } = process;
+        match self.rng.below(100) {
+            0..40 => self.append(shared),
+            40..45 => shared.want_sync(shared.acked()),
+            45..70 => {
+                disk.run_one();
+            }
+            70..73 => core.tick(disk, shared),
+            73..76 => {
+                core::freeze(shared);
+            }
+            76..82 => self.destage(process)?,
+            82..83 if self.rng.chance(20) => {
+                shared.queue.lock().is_closed = true;
+                core.close();
+            }
+            83..86 if !self.is_settled => {
+                // The owner has written down that clients must attach anew, and durably so.
+                core.settle();
+                self.is_settled = true;
+            }
+            _ => core.step(disk, shared),
+        }
+        self.observe(process);
+        Ok(())
+    }
+
+    fn observe(&mut self, process: &Process) {
+        if process.shared.is_failed() {
+            return;
+        }
+        self.acked = self.acked.max(process.shared.acked());
+        self.durable = self.durable.max(process.shared.durable());
+        let is_full = &process.shared.counters.is_full;
+        self.stats.full += u64::from(is_full.load(std::sync::atomic::Ordering::Relaxed));
+    }
+
+    fn append(&mut self, shared: &Shared) {
+        for _ in 0..1 + self.rng.below(3) {
+            let kind = match self.rng.below(10) {
+                0 => EntryKind::Trim,
+                1 => EntryKind::Zero,
+                2 => EntryKind::VolumeRecord,
+                3 => EntryKind::Marker,
+                _ => EntryKind::Write,
+            };
+            let start = self.rng.below(SECTORS);
+            let longest = if self.rng.chance(10) { SECTORS } else { 9 };
+            let count = (1 + self.rng.below(longest)).min(SECTORS - start);
+            let volume = 1 + self.rng.below(VOLUMES) as u32;
+            let tag = self.next_tag;
+            self.next_tag += 1;
+            let entry = Entry { volume, kind, start, count, tag };
+            let wait = if self.rng.chance(30) { Wait::Durable } else { Wait::Written };
+            let new = new_entry(&entry);
+            let row = new.row().expect("sane");
+            if shared.push(Pending { entry: new, row, wait, room: 0 }).is_ok() {
+                self.history.push(entry);
+                self.stats.entries += 1;
+            }
+        }
+    }
+
+    /// Moves the oldest frozen generation into the tier.
+    fn destage(&mut self, process: &mut Process) -> Result<(), String> {
+        let Some(generation) = process.shared.overlay.next_frozen() else { return Ok(()) };
+        if generation.first_lsn() != self.destaged.next() {
+            return Err(format!("generation begins at {}", generation.first_lsn()));
+        }
+        for (volume, extents) in generation.volumes() {
+            for piece in extents {
+                let tags = tags_of(&*process.reader, &piece.source, piece.sector_count)?;
+                for (sector, tag) in (piece.start_sector..).zip(tags) {
+                    self.tier.insert((volume.0, sector), tag);
+                }
+            }
+        }
+        self.destaged = generation.last_lsn();
+        if self.tier != self.contents_at(self.destaged) {
+            return Err(format!("the tier is not the history up to {}", self.destaged));
+        }
+        // The process may die here, with the tier ahead of what the log was told.
+        if self.rng.chance(80) {
+            process.shared.overlay.release(&generation);
+            process.shared.set_destaged(generation.last_lsn(), generation.end_position);
+        } else {
+            process.shared.fail(block::Error::new(ErrorKind::Io, "dies after the commit"));
+        }
+        Ok(())
+    }
+
+    fn contents_at(&self, lsn: Lsn) -> Contents {
+        let mut contents = Contents::new();
+        for entry in &self.history[..lsn.0 as usize] {
+            entry.apply(&mut contents);
+        }
+        contents
+    }
+
+    /// The overlay over the tier must read as the history up to `lsn`.
+    fn check_contents(&self, process: &Process, lsn: Lsn) -> Result<(), String> {
+        let expected = self.contents_at(lsn);
+        let mut found = Contents::new();
+        for volume in 1..=VOLUMES as u32 {
+            for piece in process.shared.overlay.lookup(VolumeId(volume), 0, SECTORS) {
+                let sectors = piece.start_sector..piece.start_sector + piece.sector_count;
+                if matches!(piece.source, Source::Beneath) {
+                    found.extend(self.tier.range((volume, sectors.start)..(volume, sectors.end)));
+                    continue;
+                }
+                let tags = tags_of(&*process.reader, &piece.source, piece.sector_count)?;
+                found.extend(sectors.map(|s| (volume, s)).zip(tags));
+            }
+        }
+        if found == expected { Ok(()) } else { Err(format!("contents differ at {lsn}")) }
+    }
+
+    fn crash(&mut self, process: Process) {
+        self.stats.crashes += 1;
+        process.disk.kill();
+        self.maybe_cut_power();
+        if self.rng.chance(30) {
+            self.identity.epoch.0 += 1;
+        }
+    }
+
+    fn maybe_cut_power(&mut self) {
+        if self.rng.chance(50) {
+            self.stats.cuts += 1;
+            self.platter.lock().cut_power(&mut self.rng);
+            let boot = self.rng.next().to_le_bytes();
+            self.identity.boot_id[..8].copy_from_slice(&boot);
+        }
+    }
+
+    /// Lives once, then damages one bit: the log is refused, or what it shows is a true past.
+    pub(crate) fn run_with_damage(&mut self) -> Result<bool, String> {
+        self.run()?;
+        self.platter.lock().flip(&mut self.rng);
+        let disk = self.disk();
+        let (opened, disk) = self.try_open(disk);
+        match opened {
+            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(true),
+            Err(error) => Err(format!("an odd error: {error:?}")),
+            Ok(opened) => {
+                let last_lsn = opened.recovery.last_lsn;
+                let shared = Shared::new(opened.overlay, last_lsn, self.destaged, 1, 0);
+                let (head, live, files) = (opened.head, opened.live, opened.files);
+                let random = Arc::clone(&self.random);
+                let core = Core::new(opened.config, random, head, live, files, true);
+                let reader = disk.reader();
+                let process = Process { disk, core, shared, reader };
+                self.check_contents(&process, last_lsn).map(|()| false)
+            }
+        }
+    }
+}
+
+fn new_entry(entry: &Entry) -> NewEntry {
+    let payload = match entry.kind {
+        EntryKind::Write => {
+            let sector: Vec<u8> = entry.tag.to_le_bytes().repeat(64);
+            Bytes::from(sector.repeat(entry.count as usize))
+        }
+        EntryKind::VolumeRecord => Bytes::copy_from_slice(&entry.tag.to_le_bytes()),
+        EntryKind::Zero | EntryKind::Trim | EntryKind::Marker => Bytes::new(),
+    };
+    let has_range = matches!(entry.kind, EntryKind::Write | EntryKind::Zero | EntryKind::Trim);
+    NewEntry {
+        volume: VolumeId(entry.volume),
+        kind: entry.kind,
+        start_sector: if has_range { entry.start } else { 0 },
+        sector_count: if has_range { entry.count } else { 0 },
+        payload,
+    }
+}
+
+/// The tag of each sector; a sector that is not one tag throughout is an error.
+fn tags_of(reader: &dyn DiskReader, source: &Source, count: u64) -> Result<Vec<u64>, String> {
+    let bytes = match source {
+        Source::Payload(bytes) => bytes.clone(),
+        Source::LogResident(resident) => read_resident(reader, resident)?,
+        Source::Zeroes { .. } => return Ok(vec![0; count as usize]),
+        Source::Beneath => return Err("beneath is not in the overlay".into()),
+    };
+    if bytes.len() as u64 != count * 512 {
+        return Err(format!("{} bytes for {count} sectors", bytes.len()));
+    }
+    let tags = bytes.chunks(512).map(|sector| {
+        let tag = &sector[..8];
+        let is_whole = sector.chunks(8).all(|part| part == tag);
+        is_whole.then(|| u64::from_le_bytes(tag.try_into().expect("8 bytes")))
+    });
+    tags.collect::<Option<Vec<u64>>>().ok_or_else(|| "a torn or invented sector".into())
+}
+
+fn read_resident(reader: &dyn DiskReader, resident: &LogResident) -> Result<Bytes, String> {
+    resident.read(reader, &PoolKey::new([5; KEY_BYTES])).map_err(|e| e.chain())
+}

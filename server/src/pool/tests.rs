@@ -1,0 +1,285 @@
+use super::*;
+use block::seal::PoolKey;
+use block::{BlockDevice, Epoch, WriteFlags, ZeroFlags};
+use bytes::Bytes;
+use object_store::memory::InMemory;
+use object_store::path::Path as ObjectPath;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use futures::TryStreamExt;
+use replication::{LogIdentity, LogOptions};
+use std::path::Path;
+use tiering::TierOptions;
+
+const MIB: u64 = 1 << 20;
+
+fn log_options() -> LogOptions {
+    LogOptions {
+        ring_bytes: 16 * MIB,
+        file_bytes: 2 * MIB,
+        generation_bytes_max: 2 * MIB,
+        ..LogOptions::default()
+    }
+}
+
+/// A pool over `store` with its log in `dir`, nothing cached, so that the store's bytes matter.
+async fn open(dir: &Path, store: &Arc<InMemory>, epoch: u64) -> Arc<Pool> {
+    let key = PoolKey::new([9; 32]);
+    let objects: Arc<dyn ObjectStore> = store.clone();
+    let mut options = TierOptions::new(objects, [7; 16], key.clone(), Epoch(epoch));
+    options.segment_bytes = 1 << 20;
+    options.frames.memory_bytes = 0;
+    options.frames.stream_bytes = 0;
+    options.frames.cache = None;
+    let tier = Tier::open(options).await.unwrap();
+    let identity = LogIdentity { pool: [7; 16], epoch: Epoch(epoch), boot_id: [1; 16] };
+    let (log_dir, destaged) = (dir.join("log"), tier.destaged_lsn());
+    let opened = tokio::task::spawn_blocking(move || {
+        Log::open(&log_dir, identity, key, log_options(), destaged)
+    });
+    let (log, _) = opened.await.unwrap().unwrap();
+    let destage = DestageOptions {
+        max_age: Duration::from_millis(200),
+        retry: Duration::from_millis(20),
+    };
+    Pool::start(log, tier, destage, Duration::from_secs(3600)).unwrap()
+}
+
+/// Ends a pool as a killed process would: nothing is flushed, the files are let go of.
+async fn kill(pool: Arc<Pool>) {
+    pool.fence(Error::new(ErrorKind::Io, "killed by the test"));
+    pool.stop.send_replace(true);
+    let jobs = std::mem::take(&mut *pool.jobs.lock());
+    for job in jobs {
+        job.await.unwrap();
+    }
+    pool.shared.tier.close().await.unwrap();
+    let log = pool.shared.log.clone();
+    // It has failed, so it writes nothing any more; what matters is that its threads have ended.
+    let closed = tokio::task::spawn_blocking(move || log.close()).await.unwrap();
+    closed.unwrap_err();
+}
+
+fn pattern(seed: u64, len: usize) -> Bytes {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = vec![0; len];
+    for byte in &mut bytes {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        *byte = (state >> 56) as u8;
+    }
+    bytes.into()
+}
+
+async fn read(volume: &Volume, offset: u64, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0xee; len];
+    volume.read(offset, &mut bytes).await?;
+    Ok(bytes)
+}
+
+async fn segments(store: &InMemory) -> Vec<ObjectPath> {
+    let listed = store.list(Some(&ObjectPath::from("segments")));
+    let mut names: Vec<ObjectPath> = listed.map_ok(|meta| meta.location).try_collect().await.unwrap();
+    names.sort();
+    names
+}
+
+const NO_FUA: WriteFlags = WriteFlags { fua: false };
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_answered_is_there_after_a_kill_and_after_a_close() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    let volume = pool.create_volume("db", 64 * MIB, Durability::Auto).await.unwrap();
+    let mut model = vec![0; 2 << 20];
+    for step in 0..400u64 {
+        let offset = (step * 7919 * 311) % (model.len() as u64 - 9000);
+        let bytes = pattern(step, 1 + (step as usize * 613) % 9000);
+        volume.write(offset, bytes.clone(), NO_FUA).await.unwrap();
+        model[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+        if step % 40 == 7 {
+            let (from, length) = (offset / 2, 10_000);
+            volume.write_zeroes(from, length, ZeroFlags::default()).await.unwrap();
+            model[from as usize..][..length as usize].fill(0);
+        }
+        if step == 200 {
+            pool.destage_all().await.unwrap();
+        }
+    }
+    assert_eq!(read(&volume, 0, model.len()).await.unwrap(), model);
+    drop(volume);
+    kill(pool).await;
+    let pool = open(dir.path(), &store, 2).await;
+    let volume = pool.volume("db").unwrap();
+    assert_eq!(read(&volume, 0, model.len()).await.unwrap(), model);
+    assert_eq!(read(&volume, 333, 70_001).await.unwrap(), model[333..70_334]);
+    pool.destage_all().await.unwrap();
+    drop(volume);
+    let (last_lsn, destaged_lsn) = pool.close().await.unwrap();
+    assert_eq!(last_lsn, destaged_lsn);
+    // Another machine: an empty directory and the store.
+    let other = tempfile::tempdir().unwrap();
+    let pool = open(other.path(), &store, 3).await;
+    let volume = pool.volume("db").unwrap();
+    assert_eq!(read(&volume, 0, model.len()).await.unwrap(), model);
+    assert_eq!(pool.fsck().await.unwrap().problems, Vec::<String>::new());
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overlapping_ragged_writes_keep_each_others_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    let volume = pool.create_volume("v", MIB, Durability::Flush).await.unwrap();
+    // 64 writers, each its own bytes of the same two sectors, again and again.
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..64u64 {
+        let volume = volume.clone();
+        writers.spawn(async move {
+            for round in 0..20u8 {
+                let bytes = Bytes::from(vec![round.wrapping_add(writer as u8); 16]);
+                volume.write(writer * 16, bytes, NO_FUA).await.unwrap();
+            }
+        });
+    }
+    while let Some(writer) = writers.join_next().await {
+        writer.unwrap();
+    }
+    let found = read(&volume, 0, 1024).await.unwrap();
+    for writer in 0..64 {
+        let wanted = 19u8.wrapping_add(writer as u8);
+        assert_eq!(found[writer * 16..][..16], [wanted; 16], "bytes of writer {writer}");
+    }
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_that_cannot_be_destaged_does_not_pin_the_log_of_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    let bad = pool.create_volume("bad", 8 * MIB, Durability::Flush).await.unwrap();
+    let good = pool.create_volume("good", 64 * MIB, Durability::Flush).await.unwrap();
+    bad.write(0, pattern(1, 65536), NO_FUA).await.unwrap();
+    pool.destage_all().await.unwrap();
+    // Every segment so far holds data of the first volume only; all of them rot.
+    let rotten = segments(&store).await;
+    assert!(!rotten.is_empty());
+    let mut originals = Vec::new();
+    for name in &rotten {
+        let bytes = store.get(name).await.unwrap().bytes().await.unwrap();
+        let mut flipped = bytes.to_vec();
+        for byte in flipped.iter_mut().skip(200).step_by(64) {
+            *byte ^= 1;
+        }
+        store.put(name, PutPayload::from(flipped)).await.unwrap();
+        originals.push(bytes);
+    }
+    // One sector of a block: destaging it needs the seven others, which do not verify.
+    bad.write(4096, pattern(2, 512), NO_FUA).await.unwrap();
+    let mut written = 0;
+    while written < 40 * MIB {
+        // More than twice the log: without a way around, this would wait for ever.
+        let bytes = pattern(written, 65536);
+        let write = good.write(written % (32 * MIB), bytes, NO_FUA);
+        tokio::time::timeout(Duration::from_secs(30), write).await.expect("pinned").unwrap();
+        written += 65536;
+    }
+    let progress = pool.destage_progress();
+    assert_eq!(progress.aside.keys().copied().collect::<Vec<_>>(), [bad.id().0]);
+    assert_eq!(read(&bad, 4096, 512).await.unwrap(), pattern(2, 512));
+    assert_eq!(read(&bad, 0, 512).await.unwrap_err().kind(), ErrorKind::Corrupt);
+    // What was set aside survives a kill like everything else.
+    drop((bad, good));
+    kill(pool).await;
+    let pool = open(dir.path(), &store, 2).await;
+    let (bad, good) = (pool.volume("bad").unwrap(), pool.volume("good").unwrap());
+    assert_eq!(read(&bad, 4096, 512).await.unwrap(), pattern(2, 512));
+    let last = written - 65536;
+    assert_eq!(read(&good, last % (32 * MIB), 65536).await.unwrap(), pattern(last, 65536));
+    // The store heals (a copy was brought back): the volume catches up by itself.
+    for (name, bytes) in rotten.iter().zip(originals) {
+        store.put(name, PutPayload::from(bytes)).await.unwrap();
+    }
+    bad.write(8192, pattern(3, 512), NO_FUA).await.unwrap();
+    pool.destage_all().await.unwrap();
+    assert!(pool.destage_progress().aside.is_empty());
+    assert_eq!(read(&bad, 0, 4096).await.unwrap(), pattern(1, 65536)[..4096]);
+    drop((bad, good));
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn volumes_come_go_and_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    let kind = |result: Result<_>| result.map(drop).unwrap_err().kind();
+    let volume = pool.create_volume("a", MIB, Durability::Auto).await.unwrap();
+    assert_eq!(kind(pool.create_volume("a", MIB, Durability::Auto).await), ErrorKind::Busy);
+    assert_eq!(kind(pool.create_volume("b", 1000, Durability::Auto).await), ErrorKind::Invalid);
+    assert_eq!(kind(pool.create_volume("/", MIB, Durability::Auto).await), ErrorKind::Invalid);
+    volume.write(MIB - 4096, pattern(1, 4096), NO_FUA).await.unwrap();
+    // Shrinking asks for it by name, and what was cut off does not come back.
+    assert_eq!(
+        pool.resize_volume("a", MIB / 2, false).await.unwrap_err().kind(),
+        ErrorKind::Denied
+    );
+    pool.resize_volume("a", MIB / 2, true).await.unwrap();
+    let past_end = volume.write(MIB - 4096, pattern(1, 4096), NO_FUA).await.unwrap_err();
+    assert_eq!(past_end.kind(), ErrorKind::Full);
+    assert_eq!(read(&volume, MIB / 2 - 1, 2).await.unwrap_err().kind(), ErrorKind::Invalid);
+    pool.resize_volume("a", 2 * MIB, false).await.unwrap();
+    assert_eq!(read(&volume, MIB - 4096, 4096).await.unwrap(), [0; 4096]);
+    // Removed, it is gone for clients that still hold it, and comes back whole.
+    volume.write(0, pattern(5, 4096), NO_FUA).await.unwrap();
+    pool.remove_volume("a", false).await.unwrap();
+    assert_eq!(read(&volume, 0, 1).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(pool.volume("a").is_none());
+    let other = pool.create_volume("a", MIB, Durability::Auto).await.unwrap();
+    assert_ne!(other.id(), volume.id());
+    assert_eq!(pool.restore_volume("a").await.unwrap_err().kind(), ErrorKind::Busy);
+    pool.remove_volume("a", true).await.unwrap();
+    pool.restore_volume("a").await.unwrap();
+    let again = pool.volume("a").unwrap();
+    assert_eq!(again.id(), volume.id());
+    assert_eq!(read(&again, 0, 4096).await.unwrap(), pattern(5, 4096));
+    // A read-only volume refuses every change.
+    pool.configure_volume("a", Durability::Write, true).await.unwrap();
+    let denied = again.discard(0, 4096, false).await.unwrap_err();
+    assert_eq!(denied.kind(), ErrorKind::Denied);
+    drop((volume, other, again));
+    kill(pool).await;
+    let pool = open(dir.path(), &store, 2).await;
+    let volume = pool.volume("a").unwrap();
+    assert!(volume.record().is_read_only);
+    assert_eq!(read(&volume, 0, 4096).await.unwrap(), pattern(5, 4096));
+    drop(volume);
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_with_durability_store_waits_for_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    let volume = pool.create_volume("v", MIB, Durability::Store).await.unwrap();
+    volume.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
+    volume.flush().await.unwrap();
+    // The machine vanishes: only the store is left.
+    drop(volume);
+    kill(pool).await;
+    let other = tempfile::tempdir().unwrap();
+    let pool = open(other.path(), &store, 2).await;
+    let volume = pool.volume("v").unwrap();
+    assert_eq!(read(&volume, 0, 4096).await.unwrap(), pattern(1, 4096));
+    volume.write(4096, pattern(2, 4096), WriteFlags { fua: true }).await.unwrap();
+    drop(volume);
+    kill(pool).await;
+    let other = tempfile::tempdir().unwrap();
+    let pool = open(other.path(), &store, 3).await;
+    let volume = pool.volume("v").unwrap();
+    assert_eq!(read(&volume, 4096, 4096).await.unwrap(), pattern(2, 4096));
+    drop(volume);
+    pool.close().await.unwrap();
+}

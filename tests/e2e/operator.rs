@@ -1,0 +1,164 @@
+//! What a person types: volumes, keys, status, mistakes.
+//!
+//! Invariants:
+//! - A mistake gets a sentence that says what to do, and exit code 1 or 2; nothing is changed.
+
+use tests::daemon::{Daemon, SMALL};
+use tests::nbd::{Connection, Wanted};
+use tests::place::{binary, output};
+
+fn connect(daemon: &Daemon, volume: &str) -> std::io::Result<Connection> {
+    Connection::open(&daemon.tcp(volume), &Wanted::everything())
+}
+
+#[track_caller]
+fn fails(daemon: &Daemon, arguments: &[&str], words: &[&str]) {
+    let output = daemon.command(arguments);
+    let said = String::from_utf8_lossy(&output.stderr).to_lowercase();
+    assert!(!output.status.success(), "{arguments:?} must fail");
+    for word in words {
+        assert!(said.contains(word), "{arguments:?} does not say {word:?}: {said}");
+    }
+}
+
+#[test]
+fn the_demonstration_runs_to_its_end() {
+    let path = binary("spindle").display().to_string();
+    let shown = output(&path, &["demo", "--exit"]);
+    let (out, err) =
+        (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
+    assert!(shown.status.success(), "{out}\n{err}");
+    assert!(out.contains("every byte"), "{out}");
+}
+
+#[test]
+fn volumes_come_grow_go_and_come_back_while_the_daemon_serves() {
+    let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
+    let _ = daemon.json(&["volume", "create", "late", "4MiB"]);
+    connect(&daemon, "late").expect("it is exported at once").write(0, b"hello", 0);
+    let _ = daemon.json(&["volume", "resize", "late", "1TiB"]);
+    let mut connection = connect(&daemon, "late").expect("it opens");
+    assert_eq!(connection.info().size_bytes, 1 << 40);
+    connection.write((1 << 40) - 5, b"world", 0);
+    drop(connection);
+    fails(&daemon, &["volume", "resize", "late", "4MiB"], &["shrink"]);
+    fails(&daemon, &["volume", "create", "late", "4MiB"], &["late"]);
+    fails(&daemon, &["volume", "show", "nothing"], &["nothing"]);
+    fails(&daemon, &["volume", "create", "huge", "2PiB"], &["pib"]);
+    fails(&daemon, &["volume", "create", "odd", "1000"], &["512"]);
+    let _ = daemon.json(&["volume", "rm", "late"]);
+    assert!(connect(&daemon, "late").is_err(), "a removed volume is not exported");
+    let _ = daemon.json(&["volume", "restore", "late"]);
+    let mut connection = connect(&daemon, "late").expect("it is back");
+    assert_eq!(connection.read(0, 5), b"hello");
+    drop(connection);
+    daemon.kill();
+    daemon.restart();
+    let mut connection = connect(&daemon, "late").expect("it survives a kill");
+    assert_eq!(connection.read((1 << 40) - 5, 5), b"world");
+    drop(connection);
+    daemon.stop();
+    // Without a daemon the commands open the pool themselves.
+    let listed = daemon.json(&["volume", "list"]);
+    let names: Vec<&str> = listed["volumes"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|volume| volume["name"].as_str().expect("a name"))
+        .collect();
+    assert_eq!(names, ["disk", "late"]);
+}
+
+#[test]
+fn status_shows_what_is_at_risk_and_a_flush_ends_it() {
+    let settings = SMALL.replace("max_age = \"1s\"", "max_age = \"1h\"");
+    let daemon = Daemon::started(&settings, &[("disk", "8MiB")]);
+    connect(&daemon, "disk").expect("it opens").write(0, &[1; 65536], 0);
+    let before = daemon.json(&["status"]);
+    println!("{before}");
+    assert!(before["at_risk"]["bytes"].as_u64().is_some_and(|bytes| bytes >= 65536), "{before}");
+    let _ = daemon.json(&["flush"]);
+    let after = daemon.json(&["status"]);
+    assert_eq!(after["at_risk"]["bytes"], 0, "{after}");
+    let text = daemon.command(&["status"]);
+    let text = String::from_utf8_lossy(&text.stdout).to_lowercase();
+    assert!(text.contains("key backup"), "status warns until a recovery key was made: {text}");
+}
+
+#[test]
+fn a_recovery_key_opens_the_pool_when_the_key_file_is_lost() {
+    let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
+    connect(&daemon, "disk").expect("it opens").write(0, b"precious", 0);
+    let backup = daemon.json(&["key", "backup"]);
+    let recovery = backup["key"].as_str().expect("a recovery key").to_owned();
+    daemon.stop();
+    std::fs::remove_file(daemon.dir().join("spindle.key")).expect("the key file is there");
+    let said = daemon.refuses_to_start().to_lowercase();
+    assert!(said.contains("key"), "{said}");
+    let path = daemon.place().join("recovery");
+    std::fs::write(&path, &recovery).expect("write the recovery key");
+    tests::place::run("chmod", &["600", &path.display().to_string()]);
+    daemon.argue(&["--recovery-key-file", &path.display().to_string()]);
+    daemon.restart();
+    assert_eq!(connect(&daemon, "disk").expect("it opens").read(0, 8), b"precious");
+}
+
+#[test]
+fn a_rotated_key_replaces_the_old_one() {
+    let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
+    connect(&daemon, "disk").expect("it opens").write(0, b"precious", 0);
+    let key = daemon.dir().join("spindle.key");
+    let old = std::fs::read(&key).expect("the key file is there");
+    let _ = daemon.json(&["key", "rotate"]);
+    assert_ne!(std::fs::read(&key).expect("the key file is there"), old);
+    daemon.kill();
+    daemon.restart();
+    assert_eq!(connect(&daemon, "disk").expect("it opens").read(0, 8), b"precious");
+    daemon.stop();
+    std::fs::write(&key, old).expect("write the old key");
+    let said = daemon.refuses_to_start().to_lowercase();
+    assert!(said.contains("key"), "{said}");
+}
+
+#[test]
+fn mistakes_get_a_sentence_and_change_nothing() {
+    let path = binary("spindle").display().to_string();
+    let place = tests::Place::new();
+    let refused = |settings: &str, arguments: &[&str], words: &[&str]| {
+        let config = place.join("spindle.toml");
+        std::fs::write(&config, settings).expect("write the configuration");
+        let dir = place.join("dir").display().to_string();
+        let config = config.display().to_string();
+        let mut all = vec!["serve", "--dir", &dir, "--config", &config];
+        all.extend(arguments);
+        let output = output(&path, &all);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{settings:?} {arguments:?} must be refused");
+        for word in words {
+            assert!(
+                said.contains(word),
+                "{settings:?} {arguments:?} does not say {word:?}: {said}"
+            );
+        }
+    };
+    refused("[log]\nsise = \"1GiB\"\n", &[], &["sise", "size"]);
+    refused("memory = \"lots\"\n", &[], &["line 1", "lots"]);
+    refused("[log]\nsize = \"1MiB\"\n", &[], &["log.size"]);
+    refused("", &["--nbd", "0.0.0.0:0"], &["TLS"]);
+    refused("", &["--nbd", "nonsense"], &["HOST:PORT"]);
+    refused("", &["--volume", "disk"], &["NAME=SIZE"]);
+    refused("", &["--volume", "a/b=1G"], &["a/b"]);
+    assert!(!place.join("dir").exists(), "a refused start made a directory");
+    refused("", &["--store", "s3://key:secret@bucket/p"], &["credentials"]);
+}
+
+#[test]
+fn a_second_daemon_on_the_same_directory_is_refused() {
+    let daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
+    let path = binary("spindle").display().to_string();
+    let dir = daemon.dir().display().to_string();
+    let second = output(&path, &["serve", "--dir", &dir, "--nbd", "127.0.0.1:0"]);
+    let said = String::from_utf8_lossy(&second.stderr).to_lowercase();
+    assert!(!second.status.success() && said.contains("in use"), "{said}");
+    connect(&daemon, "disk").expect("the first is unharmed").write(0, b"x", 0);
+}

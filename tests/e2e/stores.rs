@@ -1,0 +1,329 @@
+//! Object stores: what is in the bucket is enough, and what may go wrong with it.
+//!
+//! Invariants:
+//! - Writes go in one at a time, so the store must hold the state after some whole number of them.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tests::cut::{Line, Proxy};
+use tests::daemon::{Daemon, SMALL};
+use tests::nbd::wire::*;
+use tests::nbd::{Connection, Wanted};
+use tests::place::skip;
+use tests::seed::{Random, seeds};
+use tests::stamp::{Stamp, stamped};
+use tests::store::{BUCKET, Minio};
+use tests::torture::target::Target;
+
+const VOLUMES: &[(&str, &str)] = &[("db", "16MiB"), ("log", "16MiB")];
+const SECTORS: u64 = (16 << 20) / 512;
+
+macro_rules! needs_minio {
+    () => {
+        if Minio::program().is_none() {
+            return skip("no S3 server was built (tests/run does, where Go is installed)");
+        }
+    };
+}
+
+/// A daemon on an S3 server reached at `address`.
+fn on_s3(address: &str) -> Daemon {
+    let mut daemon = Daemon::new(SMALL, VOLUMES);
+    daemon.argue(&["--store", &format!("s3://{BUCKET}/pools/one")]);
+    let environment = Minio::environment(address);
+    let pairs: Vec<(&str, &str)> =
+        environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    daemon.environ(&pairs);
+    daemon
+}
+
+/// Another machine: an empty directory, the same store, the same key.
+fn second(first: &Daemon, address: &str) -> Daemon {
+    let second = on_s3(address);
+    std::fs::create_dir_all(second.dir()).expect("make a directory");
+    copy(&first.dir().join("spindle.key"), &second.dir().join("spindle.key"));
+    second
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::copy(from, to).unwrap_or_else(|error| panic!("copy {}: {error}", from.display()));
+}
+
+/// Numbered writes over two volumes, one after the other.
+struct History {
+    run: u64,
+    random: Random,
+    writes: Vec<(usize, u64, u64)>,
+}
+
+impl History {
+    fn new(seed: u64) -> History {
+        println!("SEED={seed}");
+        History { run: seed, random: Random::new(seed, 11), writes: Vec::new() }
+    }
+
+    /// One more write; false when it was refused.
+    fn write(&mut self, connections: &mut [Connection]) -> bool {
+        let volume = usize::try_from(self.random.below(2)).expect("small");
+        let count = self.random.between(1, 64);
+        let sector = self.random.below(SECTORS - count);
+        let sequence = u64::try_from(self.writes.len()).expect("fits") + 1;
+        let stamp = Stamp { volume: u8::try_from(volume).expect("small"), sector, sequence };
+        let payload = stamped(self.run, stamp, usize::try_from(count).expect("small"));
+        let length = u32::try_from(payload.len()).expect("small");
+        // It may be carried out whatever comes back.
+        self.writes.push((volume, sector, count));
+        let reply = connections[volume].call(CMD_WRITE, 0, sector * 512, length, &payload);
+        reply.is_ok_and(|reply| reply.error == 0)
+    }
+
+    fn run_for(&mut self, connections: &mut [Connection], time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            assert!(self.write(connections), "write {} was refused", self.writes.len());
+        }
+    }
+
+    /// What the volumes hold after the first `count` writes.
+    fn after(&self, count: usize) -> [Vec<u8>; 2] {
+        let bytes = usize::try_from(SECTORS * 512).expect("fits");
+        let mut volumes = [vec![0; bytes], vec![0; bytes]];
+        for (index, (volume, sector, length)) in self.writes.iter().take(count).enumerate() {
+            let sequence = u64::try_from(index).expect("fits") + 1;
+            let number = u8::try_from(*volume).expect("small");
+            let stamp = Stamp { volume: number, sector: *sector, sequence };
+            let payload = stamped(self.run, stamp, usize::try_from(*length).expect("small"));
+            let start = usize::try_from(sector * 512).expect("fits");
+            volumes[*volume][start..start + payload.len()].copy_from_slice(&payload);
+        }
+        volumes
+    }
+
+    /// The number of writes after which the volumes were as they are; fails when there is none.
+    fn prefix(&self, connections: &mut [Connection]) -> usize {
+        let found: Vec<Vec<u8>> = connections.iter_mut().map(read_all).collect();
+        // The newest stamp that is there says how many writes there were.
+        let newest = |bytes: &Vec<u8>| {
+            let tags = bytes.chunks(512).map(|sector| {
+                u64::from_be_bytes(sector[..8].try_into().expect("8 bytes")) & ((1 << 28) - 1)
+            });
+            tags.max().unwrap_or(0)
+        };
+        let count = found.iter().map(newest).max().unwrap_or(0);
+        let count = usize::try_from(count).expect("fits");
+        let expected = self.after(count);
+        for (volume, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let differs = found.chunks(512).zip(expected.chunks(512)).position(|(a, b)| a != b);
+            if let Some(sector) = differs {
+                let at = sector * 512..sector * 512 + 512;
+                let words = tests::stamp::describe(self.run, &found[at]);
+                panic!(
+                    "not a prefix of history: after write {count}, volume {volume} sector {sector} \
+                     holds {words:?}"
+                );
+            }
+        }
+        count
+    }
+}
+
+fn read_all(connection: &mut Connection) -> Vec<u8> {
+    (0..16).flat_map(|index| connection.read(index << 20, 1 << 20)).collect()
+}
+
+fn open(daemon: &Daemon) -> Vec<Connection> {
+    let open = |(name, _): &(&str, &str)| {
+        Connection::open(&daemon.endpoint(name), &Wanted::everything()).expect("it opens")
+    };
+    VOLUMES.iter().map(open).collect()
+}
+
+#[test]
+fn a_bucket_and_a_key_are_enough_for_another_machine() {
+    needs_minio!();
+    for seed in seeds(1) {
+        let minio = Minio::start();
+        let mut first = on_s3(minio.address());
+        first.restart();
+        let mut history = History::new(seed);
+        history.run_for(&mut open(&first), Duration::from_secs(3));
+        first.stop();
+        let mut second = second(&first, minio.address());
+        second.restart();
+        let mut connections = open(&second);
+        let count = history.prefix(&mut connections);
+        assert_eq!(count, history.writes.len(), "an orderly stop leaves nothing behind");
+        history.run_for(&mut connections, Duration::from_secs(1));
+        drop(connections);
+        second.stop();
+        // And back: the first machine's log is of an older time and must not be replayed over it.
+        first.announce("another node has owned the pool");
+        first.restart();
+        assert_eq!(history.prefix(&mut open(&first)), history.writes.len());
+        first.stop();
+        first.fsck();
+    }
+}
+
+#[test]
+fn what_a_dead_machine_leaves_in_the_bucket_is_a_prefix_of_its_history() {
+    needs_minio!();
+    for seed in seeds(1) {
+        let minio = Minio::start();
+        let mut first = on_s3(minio.address());
+        first.restart();
+        let mut history = History::new(seed);
+        history.run_for(&mut open(&first), Duration::from_secs(6));
+        first.kill();
+        let mut second = second(&first, minio.address());
+        let refusal = second.refuses_to_start();
+        assert!(refusal.contains("take-over"), "it says how to go on: {refusal}");
+        second.argue(&["--take-over"]);
+        second.announce("taken");
+        second.announce("take-over");
+        second.restart();
+        let count = history.prefix(&mut open(&second));
+        println!("{count} of {} writes were in the bucket", history.writes.len());
+        assert!(count > 0, "six seconds are longer than destage.max_age");
+        // The first comes back with a log that has been overtaken.
+        let refusal = first.refuses_to_start();
+        assert!(refusal.contains("take-over"), "{refusal}");
+        assert_eq!(history.prefix(&mut open(&second)), count, "the refused one changed nothing");
+    }
+}
+
+#[test]
+fn a_taken_pool_fails_the_writes_of_its_old_owner() {
+    needs_minio!();
+    let minio = Minio::start();
+    let mut first = on_s3(minio.address());
+    first.restart();
+    let mut history = History::new(1);
+    let mut connections = open(&first);
+    history.run_for(&mut connections, Duration::from_secs(1));
+    let _ = first.json(&["flush"]);
+    let stored = history.writes.len();
+    let mut second = second(&first, minio.address());
+    let refusal = second.refuses_to_start();
+    assert!(refusal.contains("take-over"), "it says how to go on: {refusal}");
+    history.run_for(&mut connections, Duration::from_millis(200));
+    second.argue(&["--take-over"]);
+    second.announce("take");
+    second.restart();
+    first.announce("pool stopped");
+    first.announce("");
+    let deadline = Instant::now() + Duration::from_secs(40);
+    while history.write(&mut connections) {
+        assert!(Instant::now() < deadline, "the old owner still acknowledges writes");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let count = history.prefix(&mut open(&second));
+    assert!(count >= stored, "{count} of {stored} flushed writes are there");
+}
+
+#[test]
+fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
+    needs_minio!();
+    for (seed, line) in
+        seeds(1).into_iter().flat_map(|seed| [(seed, Line::Cut), (seed, Line::Silent)])
+    {
+        let mut minio = Minio::start();
+        let proxy = Proxy::start(minio.address()).expect("a proxy");
+        let mut daemon = on_s3(proxy.address());
+        daemon.restart();
+        // What was tried and failed is worth a warning.
+        daemon.announce("destage");
+        daemon.announce("store");
+        daemon.announce("slatedb");
+        daemon.announce("object_store");
+        let mut history = History::new(seed);
+        let mut connections = open(&daemon);
+        history.run_for(&mut connections, Duration::from_secs(1));
+        proxy.set(line);
+        // A few MiB: well below the log's size, so nobody has to wait.
+        for _ in 0..200 {
+            assert!(history.write(&mut connections), "a write failed while the store was away");
+        }
+        connections[0].flush();
+        let status = daemon.json(&["status"]);
+        println!("at risk: {}", status["at_risk"]);
+        std::thread::sleep(Duration::from_secs(5));
+        minio.down();
+        minio.up();
+        assert!(history.write(&mut connections));
+        proxy.set(Line::Open);
+        let flushed = Instant::now();
+        while !daemon.command(&["flush"]).status.success() {
+            assert!(flushed.elapsed() < Duration::from_secs(150), "it does not come back");
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        println!("stored {:?} after the store came back", flushed.elapsed());
+        history.run_for(&mut connections, Duration::from_millis(300));
+        drop(connections);
+        daemon.stop();
+        let mut second = second(&daemon, proxy.address());
+        second.restart();
+        assert_eq!(history.prefix(&mut open(&second)), history.writes.len());
+    }
+}
+
+#[test]
+fn more_than_the_log_holds_waits_for_the_store_and_nothing_fails() {
+    needs_minio!();
+    let minio = Minio::start();
+    let proxy = Proxy::start(minio.address()).expect("a proxy");
+    let mut daemon = on_s3(proxy.address());
+    daemon.announce("destage");
+    daemon.announce("store");
+    daemon.announce("slatedb");
+    daemon.announce("object_store");
+    daemon.announce("full");
+    daemon.restart();
+    let mut history = History::new(1);
+    let mut connections = open(&daemon);
+    proxy.set(Line::Cut);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_secs(8));
+            proxy.set(Line::Open);
+        });
+        // About three times the log.
+        for _ in 0..3000 {
+            assert!(history.write(&mut connections), "write {} failed", history.writes.len());
+        }
+    });
+    let elapsed = begun.elapsed();
+    assert!(elapsed > Duration::from_secs(8), "48 MiB went into a log of 16 MiB in {elapsed:?}");
+    assert_eq!(history.prefix(&mut connections), history.writes.len());
+    drop(connections);
+    daemon.stop();
+    daemon.fsck();
+}
+
+#[test]
+fn a_store_that_cannot_be_used_is_refused_with_the_reason() {
+    needs_minio!();
+    let minio = Minio::start();
+    let refusal = |name: &str, value: &str, store: &str| {
+        let mut daemon = Daemon::new(SMALL, VOLUMES);
+        daemon.argue(&["--store", store]);
+        let mut environment = Minio::environment(minio.address());
+        environment.retain(|(known, _)| *known != name);
+        environment.push(("UNUSED", String::new()));
+        let pairs: Vec<(&str, &str)> =
+            environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        daemon.environ(&pairs);
+        if !value.is_empty() {
+            daemon.environ(&[(name, value)]);
+        }
+        daemon.refuses_to_start().to_lowercase()
+    };
+    let store = format!("s3://{BUCKET}/p");
+    let wrong = refusal("AWS_SECRET_ACCESS_KEY", "not-the-secret", &store);
+    assert!(wrong.contains("credentials") || wrong.contains("denied"), "{wrong}");
+    let missing = refusal("NOTHING", "", "s3://no-such-bucket/p");
+    assert!(missing.contains("not found") && missing.contains("bucket"), "{missing}");
+    let nobody = refusal("AWS_ENDPOINT_URL", "http://127.0.0.1:9", &store);
+    assert!(nobody.contains("no answer") || nobody.contains("endpoint"), "{nobody}");
+}

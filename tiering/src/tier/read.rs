@@ -1,0 +1,220 @@
+//! Reading: from a range of a volume to frames, and from frames to bytes.
+//!
+//! Invariants:
+//! - Frames are asked for in the order of the address, each once where it serves neighbours.
+//! - A frame that holds fewer blocks than the map says is `Corrupt`, never a short read.
+
+use super::{ALLOCATION_PAGES_MAX, FRAMES_AT_ONCE, Inner, PAGE_BYTES};
+use crate::fetch::Access;
+use crate::map::LayerId;
+use crate::map::pages::Page;
+use crate::segment::{FrameAt, FrameRef};
+use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
+use block::{AllocationExtent, Error, ErrorKind, Result, VolumeId};
+use bytes::Bytes;
+use std::ops::Range;
+
+/// A part of a read that one frame holds.
+pub(super) struct Wanted {
+    pub frame: FrameRef,
+    /// First byte in the frame's plaintext.
+    skip: usize,
+    /// Bytes of the read, relative to its start.
+    at: Range<usize>,
+}
+
+impl Inner {
+    /// Reads for destage: nothing about streams is learned from it.
+    pub(crate) async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.read_with(volume, offset, buf, Access::Random).await
+    }
+
+    pub(super) async fn read_with(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        buf: &mut [u8],
+        access: Access,
+    ) -> Result<()> {
+        let read = self.read_inner(volume, offset, buf, access).await;
+        read.map_err(|error| error.context(format!("read volume {volume}, offset {offset}")))
+    }
+
+    async fn read_inner(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        buf: &mut [u8],
+        access: Access,
+    ) -> Result<()> {
+        let wanted = self.resolve(volume, offset, buf.len() as u64).await?;
+        if wanted.iter().map(|part| part.at.len()).sum::<usize>() < buf.len() {
+            buf.fill(0);
+        }
+        if let [only] = &wanted[..] {
+            let bytes = self.frames.read_many(&[only.frame], access).await?;
+            return copy(buf, only, bytes.first());
+        }
+        for parts in wanted.chunks(FRAMES_AT_ONCE) {
+            let mut frames: Vec<FrameRef> = parts.iter().map(|part| part.frame).collect();
+            frames.dedup();
+            let read = self.frames.read_many(&frames, access).await?;
+            let mut index = 0;
+            for part in parts {
+                if frames[index] != part.frame {
+                    index += 1;
+                }
+                copy(buf, part, read.get(index))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The frames of a range, in order of address.
+    pub(super) async fn resolve(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<Wanted>> {
+        let end = offset.checked_add(length).filter(|end| *end <= VOLUME_BYTES_MAX);
+        let Some(end) = end else {
+            return Err(Error::new(ErrorKind::Invalid, "the range is beyond the largest volume"));
+        };
+        let layer = LayerId::of_volume(volume);
+        let mut wanted = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let number = page_of(at);
+            let page_end = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(end);
+            let page = match self.map.cached_page(layer, number) {
+                Some(page) => page,
+                None => self.map.page(layer, number).await?,
+            };
+            self.resolve_page(&page, offset, at..page_end, &mut wanted).await?;
+            at = page_end;
+        }
+        Ok(wanted)
+    }
+
+    async fn resolve_page(
+        &self,
+        page: &Page,
+        offset: u64,
+        bytes: Range<u64>,
+        wanted: &mut Vec<Wanted>,
+    ) -> Result<()> {
+        let page_start = bytes.start / PAGE_BYTES * PAGE_BYTES;
+        let first = ((bytes.start - page_start) / BLOCK_BYTES) as u8;
+        let last = ((bytes.end - 1 - page_start) / BLOCK_BYTES) as u8;
+        for run in page.runs_between(first, last).filter(|run| run.is_mapped()) {
+            let record = match self.map.cached_segment(run.segment) {
+                Some(record) => record,
+                None => self.map.segment(run.segment).await?,
+            };
+            let run_start = page_start + u64::from(run.first) * BLOCK_BYTES;
+            let run_end = page_start + (u64::from(run.last) + 1) * BLOCK_BYTES;
+            let (from, until) = (run_start.max(bytes.start), run_end.min(bytes.end));
+            let skip = u64::from(run.within) * BLOCK_BYTES + (from - run_start);
+            let at = FrameAt {
+                frame_index: run.frame_index,
+                offset: run.offset,
+                sealed_bytes: run.sealed_bytes,
+            };
+            wanted.push(Wanted {
+                frame: FrameRef { info: record.info, at },
+                skip: skip as usize,
+                at: (from - offset) as usize..(until - offset) as usize,
+            });
+        }
+        Ok(())
+    }
+
+    /// See [`crate::Tier::allocation`].
+    pub(super) async fn allocation(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        length: u64,
+        extent_count_max: usize,
+    ) -> Result<Vec<AllocationExtent>> {
+        let end = offset.checked_add(length).filter(|end| *end <= VOLUME_BYTES_MAX);
+        let Some(end) = end.filter(|_| length > 0) else {
+            return Err(Error::new(ErrorKind::Invalid, "the range is empty or too far"));
+        };
+        let layer = LayerId::of_volume(volume);
+        let mut extents =
+            Extents { list: Vec::new(), count_max: extent_count_max.max(1), at: offset };
+        let (mut next, last) = (page_of(offset), page_of(end - 1));
+        let mut looked_at = 0;
+        while next <= last {
+            let pages = self.map.pages_between(layer, next, last, 64).await?;
+            let is_last = pages.len() < 64;
+            for (number, page) in pages {
+                let page_start = u64::from(number) * PAGE_BYTES;
+                for run in page.runs.iter().filter(|run| run.is_mapped()) {
+                    let from = page_start + u64::from(run.first) * BLOCK_BYTES;
+                    let until = page_start + (u64::from(run.last) + 1) * BLOCK_BYTES;
+                    if until <= offset || from >= end {
+                        continue;
+                    }
+                    if !extents.push(from, true) || !extents.push(until.min(end), false) {
+                        return Ok(extents.list);
+                    }
+                }
+                next = number.saturating_add(1);
+                looked_at += 1;
+            }
+            if is_last {
+                break;
+            }
+            if looked_at >= ALLOCATION_PAGES_MAX {
+                extents.push((u64::from(next) * PAGE_BYTES).min(end), true);
+                return Ok(extents.list);
+            }
+        }
+        extents.push(end, true);
+        Ok(extents.list)
+    }
+}
+
+/// Builds the answer to an allocation query.
+struct Extents {
+    list: Vec<AllocationExtent>,
+    count_max: usize,
+    at: u64,
+}
+
+impl Extents {
+    /// What lies between the end so far and `until` is a hole, or data. False: no more fits.
+    fn push(&mut self, until: u64, is_hole: bool) -> bool {
+        let Some(length_bytes) = until.checked_sub(self.at).filter(|length| *length > 0) else {
+            return true;
+        };
+        let is_full = self.list.len() == self.count_max;
+        match self.list.last_mut().filter(|last| last.is_hole == is_hole) {
+            Some(last) => last.length_bytes += length_bytes,
+            None if is_full => return false,
+            None => self.list.push(AllocationExtent { length_bytes, is_hole, is_zero: is_hole }),
+        }
+        self.at = until;
+        true
+    }
+}
+
+fn page_of(offset: u64) -> u32 {
+    u32::try_from(offset / PAGE_BYTES).expect("a volume of 1 PiB has 2^30 pages")
+}
+
+fn copy(buf: &mut [u8], part: &Wanted, frame: Option<&Bytes>) -> Result<()> {
+    let bytes = frame.and_then(|frame| frame.get(part.skip..part.skip + part.at.len()));
+    let Some(bytes) = bytes else {
+        let what = format!(
+            "{}, frame {}: it holds fewer blocks than the map says",
+            part.frame.info, part.frame.at.frame_index
+        );
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    };
+    buf[part.at.clone()].copy_from_slice(bytes);
+    Ok(())
+}
