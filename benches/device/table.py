@@ -7,7 +7,7 @@ from rows import CEILING_SHARE, GOALS, NBDKIT, NULL, RAW
 COLUMNS = (
     # heading, width, measure or function name
     ("system", 20), ("rate", 10), ("", 6), ("p50 us", 9), ("p99 us", 10), ("mean us", 9),
-    ("CPU us", 8), ("+later", 8), ("dev w/w", 8), ("srv B/B", 8), ("x nbdkit", 9), ("x raw", 7), ("% null", 7),
+    ("CPU us", 8), ("+later", 8), ("dev w/w", 8), ("dev B/B", 8), ("x nbdkit", 9), ("x raw", 7), ("% null", 7),
 )
 HEADING = " ".join(f"{title:>{width}}" if at else f"{title:<{width}}"
                    for at, (title, width) in enumerate(COLUMNS))
@@ -43,7 +43,7 @@ def line(system, unit, found, row):
         number(found["value"]), unit, number(found.get("p50_us")), number(found.get("p99_us")),
         number(found.get("mean_us")), number(found.get("cpu_us")),
         number(found.get("cpu_later_us")), number(found.get("device_writes"), 2),
-        number(found.get("server_bytes"), 2),
+        number(found.get("device_bytes"), 2),
         number(share(NBDKIT), 2), number(share(RAW), 2), number(share(NULL, 100), 0),
     )
     text = f"{system:<{COLUMNS[0][1]}}"
@@ -64,7 +64,7 @@ rate     requests or MiB a second, median of the runs; destage and final flush i
 p50, p99 of a request, with the flush that follows it where each has one (p99 is then an upper bound)
 CPU us   server CPU per request while the load ran, all threads; +later: after it, until everything is destaged
 dev w/w  writes of the disk, the whole machine's, per acknowledged write, until all is destaged and synced
-srv B/B  bytes that the server alone gave to the disk, per acknowledged byte (an S3 server's are not in it)
+dev B/B  the same in bytes
 % null   of what the client reaches against a server that does nothing; above 80, CPU per request decides"""
 
 

@@ -2,6 +2,8 @@
 
 Invariants:
 - CPU time covers every thread of a process, those that have ended included.
+- What a process wrote is not read from /proc/PID/io: it counts whole folios of the page cache, up to
+  1 MiB for a write of 4 KiB.
 - Device counters are those of the whole machine: they mean something only while nothing else
   writes, which the caller says beside the figures.
 """
@@ -22,15 +24,6 @@ def cpu_seconds(pids):
             fields = stat.read().rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])
     return total * TICK_SECONDS
-
-
-def written_bytes(pids):
-    """Bytes that processes caused to be sent to storage. Source: proc_pid_io(5), write_bytes."""
-    total = 0
-    for pid in pids:
-        with open(f"/proc/{pid}/io") as io:
-            total += next(int(line.split()[1]) for line in io if line.startswith("write_bytes"))
-    return total
 
 
 def disk_of(path):

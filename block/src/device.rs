@@ -80,8 +80,12 @@ pub trait BlockDevice: Send + Sync + 'static {
     fn flush(&self) -> impl Future<Output = Result<()>> + Send;
 
     /// Drops the contents of the range, which reads as zeroes afterwards.
-    fn discard(&self, offset: u64, length: u64, fua: bool)
-    -> impl Future<Output = Result<()>> + Send;
+    fn discard(
+        &self,
+        offset: u64,
+        length: u64,
+        fua: bool,
+    ) -> impl Future<Output = Result<()>> + Send;
 
     /// Makes the range read as zeroes.
     fn write_zeroes(

@@ -72,7 +72,8 @@ impl PoolKey {
     pub fn derive(&self, algorithm: Algorithm, salt: &[u8], purpose: &str) -> SealKey {
         let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&self.0[..]);
         let info = [purpose.as_bytes()];
-        let okm = prk.expand(&info, algorithm.implementation()).expect("32 bytes is a legal length");
+        let okm =
+            prk.expand(&info, algorithm.implementation()).expect("32 bytes is a legal length");
         SealKey { key: LessSafeKey::new(UnboundKey::from(okm)), algorithm }
     }
 }

@@ -93,8 +93,7 @@ fn stop_on_signals() -> Result<std::sync::mpsc::Receiver<()>> {
         let _inside = runtime.enter();
         (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
     };
-    let (mut interrupt, mut terminate) =
-        (signals.0.map_err(failed)?, signals.1.map_err(failed)?);
+    let (mut interrupt, mut terminate) = (signals.0.map_err(failed)?, signals.1.map_err(failed)?);
     std::thread::spawn(move || {
         runtime.block_on(async {
             tokio::select! {
@@ -181,7 +180,9 @@ impl Daemon {
 
     fn kill(&mut self) -> Result<()> {
         let killed = self.child.kill().and_then(|()| self.child.wait());
-        killed.map(drop).map_err(|error| Error::with_source(ErrorKind::Io, "kill the daemon", error))
+        killed
+            .map(drop)
+            .map_err(|error| Error::with_source(ErrorKind::Io, "kill the daemon", error))
     }
 
     fn check_running(&mut self) -> Result<()> {
@@ -258,7 +259,8 @@ fn prove_read(client: &mut Client) -> Result<()> {
     let mut wanted = vec![0; PROOF_WRITE_BYTES];
     let mut found = vec![0; PROOF_WRITE_BYTES];
     let differs = |offset| {
-        let what = format!("verify the demo volume: the bytes at {offset} are not what was written");
+        let what =
+            format!("verify the demo volume: the bytes at {offset} are not what was written");
         Err(Error::new(ErrorKind::Corrupt, what))
     };
     for index in 0..PROOF_WRITE_COUNT {
@@ -323,7 +325,8 @@ fn broken(what: &str) -> Error {
 
 impl Client {
     fn connect(address: &str) -> Result<Client> {
-        let failed = |error| Error::with_source(ErrorKind::Unavailable, "connect to the daemon", error);
+        let failed =
+            |error| Error::with_source(ErrorKind::Unavailable, "connect to the daemon", error);
         let stream = TcpStream::connect(address).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         stream.set_read_timeout(Some(Duration::from_secs(60))).map_err(failed)?;
@@ -344,9 +347,9 @@ impl Client {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        self.stream
-            .write_all(bytes)
-            .map_err(|error| Error::with_source(ErrorKind::Unavailable, "send to the daemon", error))
+        self.stream.write_all(bytes).map_err(|error| {
+            Error::with_source(ErrorKind::Unavailable, "send to the daemon", error)
+        })
     }
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N]> {

@@ -224,10 +224,7 @@ async fn next_generation(
     None
 }
 
-async fn destage_one(
-    shared: &Shared,
-    generation: &Arc<Generation>,
-) -> Result<(), DestageError> {
+async fn destage_one(shared: &Shared, generation: &Arc<Generation>) -> Result<(), DestageError> {
     let started = Instant::now();
     let source = FromLog { log: shared.log.clone() };
     let mut window = window_of(generation);

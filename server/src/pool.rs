@@ -68,13 +68,7 @@ impl Shared {
 
     /// The generation that ends with `last_lsn` goes on without `volume`, of which `log_bytes`
     /// were appended anew.
-    pub(crate) fn set_aside(
-        &self,
-        last_lsn: Lsn,
-        volume: VolumeId,
-        log_bytes: u64,
-        cause: &Error,
-    ) {
+    pub(crate) fn set_aside(&self, last_lsn: Lsn, volume: VolumeId, log_bytes: u64, cause: &Error) {
         let reason = cause.chain();
         let is_first = {
             let mut progress = self.progress.lock();
@@ -443,9 +437,7 @@ impl Pool {
         let oldest = unix_seconds().saturating_sub(self.retention.as_secs());
         let expired: Vec<VolumeRecord> = {
             let volumes = self.volumes.lock();
-            let is_expired = |record: &&VolumeRecord| {
-                matches!(record.state, VolumeState::Removed { removed_at } if removed_at < oldest)
-            };
+            let is_expired = |record: &&VolumeRecord| matches!(record.state, VolumeState::Removed { removed_at } if removed_at < oldest);
             volumes.records.values().filter(is_expired).cloned().collect()
         };
         let count = expired.len();
@@ -485,7 +477,8 @@ impl Pool {
 
     fn find(&self, name: &str) -> Result<Arc<Volume>> {
         self.volume(name).ok_or_else(|| {
-            let what = format!("find volume {name}: there is none; `spindle volume list` shows all");
+            let what =
+                format!("find volume {name}: there is none; `spindle volume list` shows all");
             Error::new(ErrorKind::NotFound, what)
         })
     }

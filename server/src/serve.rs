@@ -8,9 +8,9 @@
 //!   store holds everything is released: another machine may then open it without being asked
 //!   whether it wants to lose something.
 
+use crate::admin::{AdminHandler, AdminServer};
 use crate::config::{Config, LogIo};
 use crate::destage::DestageOptions;
-use crate::admin::{AdminHandler, AdminServer};
 use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
 use crate::keys::KeyRing;
@@ -60,18 +60,14 @@ pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
     let keys = KeyRing::open_or_create(&store, &config.key_source()).await?;
     let key = keys.newest().key.clone();
     let name = &config.settings().name;
-    let ownership =
-        Ownership::acquire(&store, &node, &key, keys.pool(), name, take_over).await?;
+    let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, take_over).await?;
     let pool = keys.pool().into_bytes();
     let tier = Tier::open(tier_options(config, &store, &keys, &ownership)).await?;
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, &ownership)?;
     check_log_is_there(dir, &log_dir, &ownership, tier.destaged_lsn())?;
-    let identity = LogIdentity {
-        pool,
-        epoch: ownership.epoch(),
-        boot_id: LogIdentity::kernel_boot_id()?,
-    };
+    let identity =
+        LogIdentity { pool, epoch: ownership.epoch(), boot_id: LogIdentity::kernel_boot_id()? };
     let (options, destaged) = (log_options(config), tier.destaged_lsn());
     let log_key = key.clone();
     let opened = tokio::task::spawn_blocking(move || {
@@ -225,9 +221,8 @@ fn check_log_is_there(
 
 fn mark_log_made(dir: &Path) -> Result<()> {
     let path = dir.join(LOG_MADE);
-    let failed = |error| {
-        Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error)
-    };
+    let failed =
+        |error| Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error);
     if path.exists() {
         return Ok(());
     }
@@ -250,9 +245,7 @@ impl OpenPool {
             let volume = match self.pool.volume(&wanted.name) {
                 Some(volume) => volume,
                 None => {
-                    self.pool
-                        .create_volume(&wanted.name, wanted.size.0, wanted.durability)
-                        .await?
+                    self.pool.create_volume(&wanted.name, wanted.size.0, wanted.durability).await?
                 }
             };
             let size_bytes = volume.record().size_bytes;
@@ -267,9 +260,7 @@ impl OpenPool {
                      --shrink` makes it smaller"
                 );
             }
-            self.pool
-                .configure_volume(&wanted.name, wanted.durability, wanted.read_only)
-                .await?;
+            self.pool.configure_volume(&wanted.name, wanted.durability, wanted.read_only).await?;
         }
         Ok(())
     }

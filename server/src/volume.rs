@@ -406,16 +406,23 @@ impl BlockDevice for Volume {
             self.shared.log.overlay().lookup(self.id, first_sector, end_sector - first_sector);
         for piece in pieces {
             let start = (piece.start_sector * SECTOR_BYTES).max(offset);
-            let end = ((piece.start_sector + piece.sector_count) * SECTOR_BYTES).min(offset + length);
+            let end =
+                ((piece.start_sector + piece.sector_count) * SECTOR_BYTES).min(offset + length);
             let is_room = match piece.source {
                 Source::Payload(_) | Source::LogResident(_) => {
                     extents.push(end - start, false, false)
                 }
                 Source::Zeroes { is_trim } => extents.push(end - start, is_trim, true),
                 Source::Beneath => {
-                    let beneath = self.shared.tier.allocation(self.id, start, end - start, extent_count_max).await?;
+                    let beneath = self
+                        .shared
+                        .tier
+                        .allocation(self.id, start, end - start, extent_count_max)
+                        .await?;
                     let covered: u64 = beneath.iter().map(|run| run.length_bytes).sum();
-                    beneath.iter().all(|run| extents.push(run.length_bytes, run.is_hole, run.is_zero))
+                    beneath
+                        .iter()
+                        .all(|run| extents.push(run.length_bytes, run.is_hole, run.is_zero))
                         && covered == end - start
                 }
             };
@@ -452,7 +459,8 @@ impl BlockDevice for Volume {
 /// # Errors
 /// `Invalid` with the nearest legal size.
 pub fn check_size(size_bytes: u64) -> Result<()> {
-    if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !size_bytes.is_multiple_of(SECTOR_BYTES) {
+    if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !size_bytes.is_multiple_of(SECTOR_BYTES)
+    {
         let nearest = size_bytes.clamp(1, VOLUME_BYTES_MAX).next_multiple_of(SECTOR_BYTES);
         let what = format!(
             "check volume size {size_bytes}: it must be a multiple of 512 bytes, from 512 to 1 PiB; \

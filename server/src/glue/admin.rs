@@ -116,9 +116,7 @@ impl AdminHandler for AdminPool {
                 let record = pool.restore_volume(&name).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
-            Request::Status => {
-                Ok(Reply::Status(Box::new(self.status(&open).await)))
-            }
+            Request::Status => Ok(Reply::Status(Box::new(self.status(&open).await))),
             Request::Flush => {
                 let lsn = pool.destage_all().await?;
                 Ok(Reply::Done { message: format!("the store holds everything up to LSN {lsn}") })

@@ -61,9 +61,7 @@ impl Exports for PoolExports {
 
     async fn list(&self, _client: &Client) -> Vec<Export> {
         let records = self.pool.volumes().into_iter().map(|volume| volume.record());
-        records
-            .map(|record| Export { name: record.name, description: String::new() })
-            .collect()
+        records.map(|record| Export { name: record.name, description: String::new() }).collect()
     }
 
     async fn open(&self, name: &str, client: &Client) -> Result<Arc<Attachment>> {

@@ -2,10 +2,10 @@ use super::*;
 use block::seal::PoolKey;
 use block::{BlockDevice, Epoch, WriteFlags, ZeroFlags};
 use bytes::Bytes;
+use futures::TryStreamExt;
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
-use futures::TryStreamExt;
 use replication::{LogIdentity, LogOptions};
 use std::path::Path;
 use tiering::TierOptions;
@@ -37,10 +37,8 @@ async fn open(dir: &Path, store: &Arc<InMemory>, epoch: u64) -> Arc<Pool> {
         Log::open(&log_dir, identity, key, log_options(), destaged)
     });
     let (log, _) = opened.await.unwrap().unwrap();
-    let destage = DestageOptions {
-        max_age: Duration::from_millis(200),
-        retry: Duration::from_millis(20),
-    };
+    let destage =
+        DestageOptions { max_age: Duration::from_millis(200), retry: Duration::from_millis(20) };
     Pool::start(log, tier, destage, Duration::from_secs(3600)).unwrap()
 }
 
@@ -77,7 +75,8 @@ async fn read(volume: &Volume, offset: u64, len: usize) -> Result<Vec<u8>> {
 
 async fn segments(store: &InMemory) -> Vec<ObjectPath> {
     let listed = store.list(Some(&ObjectPath::from("segments")));
-    let mut names: Vec<ObjectPath> = listed.map_ok(|meta| meta.location).try_collect().await.unwrap();
+    let mut names: Vec<ObjectPath> =
+        listed.map_ok(|meta| meta.location).try_collect().await.unwrap();
     names.sort();
     names
 }
