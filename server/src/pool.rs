@@ -499,16 +499,7 @@ impl Pool {
     /// Those that keep the walk from going on. What is wrong with the pool is in the report.
     pub async fn fsck(&self) -> Result<crate::admin::FsckInfo> {
         let report = self.shared.tier.fsck(tiering::FsckOptions::default()).await?;
-        Ok(crate::admin::FsckInfo {
-            volume_count: self.records().len() as u64,
-            segment_count: report.segment_count,
-            object_bytes: report.object_bytes,
-            frame_count: report.frame_count,
-            page_count: report.page_count,
-            block_count: report.block_count,
-            problem_count: report.difference_count,
-            problems: report.differences,
-        })
+        Ok(crate::serve::fsck_info(self.records().len(), report))
     }
 
     /// How the write log stands.

@@ -8,7 +8,7 @@
 //!   store holds everything is released: another machine may then open it without being asked
 //!   whether it wants to lose something.
 
-use crate::admin::{AdminHandler, AdminServer};
+use crate::admin::{AdminHandler, AdminServer, FsckInfo};
 use crate::config::{Config, LogIo};
 use crate::destage::DestageOptions;
 use crate::glue::admin::AdminPool;
@@ -17,7 +17,7 @@ use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership};
 use crate::pool::Pool;
 use crate::store::{Store, StoreOptions};
-use block::{Error, ErrorKind, Lsn, Result};
+use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use nbd::{Access, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use replication::{IoMode, Log, LogIdentity, LogOptions};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::cache::CacheOptions;
-use tiering::{Tier, TierOptions};
+use tiering::{FsckOptions, FsckReport, Tier, TierOptions};
 use tokio::sync::watch;
 
 /// Longest time that an orderly stop spends on moving the log's tail to the store. What is left
@@ -62,7 +62,7 @@ pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
     let name = &config.settings().name;
     let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, take_over).await?;
     let pool = keys.pool().into_bytes();
-    let tier = Tier::open(tier_options(config, &store, &keys, &ownership)).await?;
+    let tier = Tier::open(tier_options(config, &store, &keys, ownership.epoch())).await?;
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, &ownership)?;
     check_log_is_there(dir, &log_dir, &ownership, tier.destaged_lsn())?;
@@ -119,13 +119,13 @@ fn tier_options(
     config: &Config,
     store: &Store,
     keys: &KeyRing,
-    ownership: &Ownership,
+    epoch: Epoch,
 ) -> TierOptions {
     let (settings, budget) = (config.settings(), config.budget());
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let key = keys.newest().key.clone();
     let mut options =
-        TierOptions::new(store.bulk(), keys.pool().into_bytes(), key, ownership.epoch());
+        TierOptions::new(store.bulk(), keys.pool().into_bytes(), key, epoch);
     options.algorithm = settings.encryption.cipher.algorithm();
     options.zstd_level = settings.destage.compression_level;
     options.segment_bytes = bytes(settings.destage.segment_size.0);
@@ -353,6 +353,45 @@ pub async fn run(config: &Config, take_over: bool) -> Result<()> {
 /// As [`open`].
 pub async fn offline(config: &Config) -> Result<AdminPool> {
     Ok(AdminPool::offline(open(config, false).await?))
+}
+
+/// Walks what the store holds without opening the pool: whoever owns it is not disturbed, and
+/// nothing is changed. What is only in a write log is not looked at.
+///
+/// # Errors
+/// `NotFound` for a store without a pool; those of reading the store and the key.
+pub async fn fsck(config: &Config) -> Result<FsckInfo> {
+    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    let keys = KeyRing::open(&store, &config.key_source()).await?;
+    let key = &keys.newest().key;
+    let Some(manifest) = crate::manifest::read(&store, key).await? else {
+        let what = format!("check the pool in {}: it was never opened", store.url());
+        return Err(Error::new(ErrorKind::NotFound, what));
+    };
+    let epoch = Epoch(manifest.epoch);
+    let mut options = tier_options(config, &store, &keys, epoch);
+    // The cache belongs to the daemon of this directory.
+    options.frames.cache = None;
+    let tier = Tier::open_read_only(options).await?;
+    let report = tier.fsck(FsckOptions::default()).await?;
+    let volume_count = tier.volume_records().len();
+    tier.close().await?;
+    Ok(fsck_info(volume_count, report))
+}
+
+/// The report of the data tier as the command line prints it.
+#[must_use]
+pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
+    FsckInfo {
+        volume_count: volume_count as u64,
+        segment_count: report.segment_count,
+        object_bytes: report.object_bytes,
+        frame_count: report.frame_count,
+        page_count: report.page_count,
+        block_count: report.block_count,
+        problem_count: report.difference_count,
+        problems: report.differences,
+    }
 }
 
 fn announce(endpoints: &[String]) {

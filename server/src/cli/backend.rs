@@ -20,22 +20,12 @@ pub(super) async fn demo(args: &DemoArgs) -> Result<()> {
         .map_err(|error| Error::with_source(ErrorKind::Io, "run the demo", error))?
 }
 
-/// Walks the pool: in the daemon that has it open, or by opening it.
+/// Walks the pool: in the daemon that has it open, or from the store alone.
 pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
-    let reply = match admin::call(config.dir(), &Request::Fsck).await? {
-        Some(reply) => reply,
-        None => {
-            let pool = offline(config).await?;
-            let outcome = pool.handle(Request::Fsck).await;
-            let closed = pool.close().await;
-            let reply = outcome?;
-            closed?;
-            reply
-        }
-    };
-    match reply {
-        Reply::Fsck(found) => Ok(found),
-        _ => Err(Error::new(ErrorKind::Unavailable, "the daemon's reply is not understood")),
+    match admin::call(config.dir(), &Request::Fsck).await? {
+        Some(Reply::Fsck(found)) => Ok(found),
+        Some(_) => Err(Error::new(ErrorKind::Unavailable, "the daemon's reply is not understood")),
+        None => crate::serve::fsck(&config).await,
     }
 }
 
