@@ -208,6 +208,19 @@ impl Overlay {
         pieces
     }
 
+    /// Payload bytes of one volume over all generations. Walks its extents: not for hot paths.
+    #[must_use]
+    pub fn payload_bytes_of(&self, volume: VolumeId) -> u64 {
+        let stack = self.stack.read();
+        (0..)
+            .map_while(|depth| stack.newest_first(depth))
+            .filter_map(|generation| generation.volumes.get(&volume))
+            .flat_map(|extents| extents.iter())
+            .filter(|piece| matches!(piece.source, Source::Payload(_) | Source::LogResident(_)))
+            .map(|piece| piece.sector_count * block::units::SECTOR_BYTES)
+            .sum()
+    }
+
     /// The newest record of the volume that is not destaged yet.
     #[must_use]
     pub fn volume_record(&self, volume: VolumeId) -> Option<Bytes> {

@@ -15,8 +15,8 @@ use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use replication::{EntryKind, Generation, Log, NewEntry, Wait};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tiering::Tier;
 use tokio::sync::{Notify, RwLock, watch};
@@ -30,7 +30,7 @@ pub(crate) struct Shared {
     pub(crate) log: Log,
     pub(crate) tier: Tier,
     /// Why nothing is served any more, once something final happened.
-    fatal: Mutex<Option<Error>>,
+    fatal: OnceLock<Error>,
     /// Highest LSN that somebody waits for in the store.
     wanted_lsn: AtomicU64,
     pub(crate) wanted: Notify,
@@ -51,6 +51,9 @@ struct AsideVolumes {
     /// Last LSN of that generation.
     last_lsn: Lsn,
     left_out: HashSet<VolumeId>,
+    /// Newest LSN under which entries of a volume were appended anew: up to there the store does
+    /// not hold all of it before the log is destaged up to here.
+    restated: HashMap<VolumeId, Lsn>,
     /// Those with too much in the log, and why they cannot be destaged.
     refused: HashMap<VolumeId, String>,
 }
@@ -66,9 +69,10 @@ impl Shared {
         self.change_locks.lock().entry(volume).or_default().clone()
     }
 
-    /// The generation that ends with `last_lsn` goes on without `volume`, of which `log_bytes`
-    /// were appended anew.
-    pub(crate) fn set_aside(&self, last_lsn: Lsn, volume: VolumeId, log_bytes: u64, cause: &Error) {
+    /// The generation that ends with `last_lsn` goes on without `volume`, whose entries were
+    /// appended anew up to `restated`.
+    pub(crate) fn set_aside(&self, last_lsn: Lsn, volume: VolumeId, restated: Lsn, cause: &Error) {
+        let log_bytes = self.log.overlay().payload_bytes_of(volume);
         let reason = cause.chain();
         let is_first = {
             let mut progress = self.progress.lock();
@@ -90,6 +94,7 @@ impl Shared {
             aside.left_out.clear();
         }
         aside.left_out.insert(volume);
+        aside.restated.insert(volume, restated);
         if log_bytes > self.aside_bytes_max {
             aside.refused.insert(volume, reason);
             self.is_any_refused.store(true, Ordering::Release);
@@ -109,6 +114,10 @@ impl Shared {
         }
         let mut aside = self.aside.lock();
         for (volume, _) in generation.volumes().filter(|(volume, _)| !left_out.contains(volume)) {
+            if aside.restated.get(&volume).is_some_and(|lsn| *lsn > generation.last_lsn()) {
+                continue;
+            }
+            aside.restated.remove(&volume);
             if self.progress.lock().aside.remove(&volume.0).is_some() {
                 tracing::info!(volume = volume.0, "the volume can be destaged again");
             }
@@ -133,7 +142,7 @@ impl Shared {
 
     /// Fails once the pool is fenced or its log has failed.
     pub(crate) fn check_serving(&self) -> Result<()> {
-        self.fatal.lock().clone().map_or(Ok(()), Err)
+        self.fatal.get().cloned().map_or(Ok(()), Err)
     }
 
     /// Resolves when the object store holds everything up to `lsn`.
@@ -157,15 +166,31 @@ impl Shared {
         self.wanted_lsn.load(Ordering::Acquire) > self.destaged.borrow().0
     }
 
+    /// As [`Shared::wait_destaged`], for what one volume was answered: also when its entries had to
+    /// be appended anew.
+    pub(crate) async fn wait_destaged_of(&self, volume: VolumeId, lsn: Lsn) -> Result<()> {
+        let mut wanted = lsn;
+        loop {
+            self.wait_destaged(wanted).await?;
+            self.check_not_refused(volume)?;
+            let restated = self.aside.lock().restated.get(&volume).copied();
+            match restated {
+                Some(restated) if restated > *self.destaged.borrow() => wanted = restated,
+                _ => return Ok(()),
+            }
+        }
+    }
+
     pub(crate) fn is_stopped(&self) -> bool {
-        self.fatal.lock().is_some()
+        self.fatal.get().is_some()
     }
 
     /// Stops acknowledging: another epoch owns the pool, or the log cannot be trusted.
     pub(crate) fn fail(&self, error: Error) {
         tracing::error!(error = %error.chain(), "pool stopped; restart spindle once the cause is gone");
-        self.log.fail(error.clone());
-        self.fatal.lock().get_or_insert(error);
+        // First, so that no read starts any more; a second reason changes nothing.
+        let _ = self.fatal.set(error.clone());
+        self.log.fail(error);
         // Wakes everybody who waits for progress that will not come.
         self.destaged.send_modify(|_| ());
     }
@@ -235,7 +260,7 @@ impl Pool {
             is_any_refused: AtomicBool::new(false),
             log,
             tier,
-            fatal: Mutex::new(None),
+            fatal: OnceLock::new(),
             wanted_lsn: AtomicU64::new(0),
             wanted: Notify::new(),
             destaged,
@@ -390,13 +415,19 @@ impl Pool {
             return self.purge(record).await;
         }
         let volume = self.find(name)?;
-        let mut record = volume.record();
-        record.state = VolumeState::Removed { removed_at: unix_seconds() };
-        volume.retire();
-        if let Err(error) = self.shared.log_record(&record).await {
-            // Nothing says that it is gone, so a restart serves it again; this process does not.
-            return Err(error.context(format!("remove volume {name}")));
-        }
+        let lock = self.shared.change_lock(volume.id());
+        let record = {
+            // No write or resize is under way, and none that waits gets past `retire`.
+            let _alone = lock.write().await;
+            let mut record = volume.record();
+            record.state = VolumeState::Removed { removed_at: unix_seconds() };
+            volume.retire();
+            // If this fails nothing says that it is gone, so a restart serves it again; this
+            // process does not.
+            let logged = self.shared.log_record(&record).await;
+            logged.map_err(|error| error.context(format!("remove volume {name}")))?;
+            record
+        };
         {
             let mut volumes = self.volumes.lock();
             volumes.present.remove(name);
@@ -447,6 +478,12 @@ impl Pool {
         Ok(count)
     }
 
+    /// A volume of that name was removed and can be restored.
+    #[must_use]
+    pub fn is_removed(&self, name: &str) -> bool {
+        self.removed(name).is_some()
+    }
+
     /// Latest removed volume of that name.
     fn removed(&self, name: &str) -> Option<VolumeRecord> {
         let volumes = self.volumes.lock();
@@ -464,13 +501,11 @@ impl Pool {
             sector_count: block::units::VOLUME_BYTES_MAX / block::units::SECTOR_BYTES,
             payload: bytes::Bytes::new(),
         };
-        // Both are queued at once, the record first: a crash between them leaves space that `fsck`
-        // names, never a volume that can be restored but reads as zeroes.
+        // The record first: a crash between them leaves space in use that nobody can reach, never a
+        // volume that can be restored but reads as zeroes.
         record.state = VolumeState::Purged;
-        let purged = self.shared.log.append(record_entry(&record), Wait::Durable);
-        let dropped = self.shared.log.append(entry, Wait::Durable);
-        purged.await?;
-        dropped.await?;
+        self.shared.log_record(&record).await?;
+        self.shared.log.append(entry, Wait::Durable).await?;
         self.volumes.lock().records.insert(record.id, record.clone());
         Ok(record)
     }
@@ -490,7 +525,17 @@ impl Pool {
     pub async fn destage_all(&self) -> Result<Lsn> {
         let lsn = self.shared.log.flush().await?;
         self.shared.wait_destaged(lsn).await?;
-        Ok(lsn)
+        match self.shared.progress.lock().aside.iter().next() {
+            None => Ok(lsn),
+            Some((volume, aside)) => {
+                let what = format!(
+                    "move everything to the store: volume {volume} cannot be destaged, the others \
+                     are there: {}",
+                    aside.reason
+                );
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+        }
     }
 
     /// Walks everything that the store holds and verifies it; changes nothing.
@@ -528,7 +573,10 @@ impl Pool {
     /// True once nothing is served any more.
     #[must_use]
     pub fn fatal(&self) -> Option<Error> {
-        self.shared.check_serving().err()
+        self.shared.check_serving().err().or_else(|| {
+            let is_failed = self.shared.log.status().is_failed;
+            is_failed.then(|| Error::new(ErrorKind::Io, "serve the pool: its write log has failed"))
+        })
     }
 
     /// Orderly stop. Front ends must have finished their requests. What the store does not hold

@@ -115,17 +115,11 @@ fn log_options(config: &Config) -> LogOptions {
     }
 }
 
-fn tier_options(
-    config: &Config,
-    store: &Store,
-    keys: &KeyRing,
-    epoch: Epoch,
-) -> TierOptions {
+fn tier_options(config: &Config, store: &Store, keys: &KeyRing, epoch: Epoch) -> TierOptions {
     let (settings, budget) = (config.settings(), config.budget());
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let key = keys.newest().key.clone();
-    let mut options =
-        TierOptions::new(store.bulk(), keys.pool().into_bytes(), key, epoch);
+    let mut options = TierOptions::new(store.bulk(), keys.pool().into_bytes(), key, epoch);
     options.algorithm = settings.encryption.cipher.algorithm();
     options.zstd_level = settings.destage.compression_level;
     options.segment_bytes = bytes(settings.destage.segment_size.0);
@@ -160,6 +154,15 @@ fn set_aside_if_overtaken(log_dir: &Path, ownership: &Ownership) -> Result<()> {
     let Some(log) = replication::summarize(log_dir)? else { return Ok(()) };
     if ownership.may_replay(log.epoch) {
         return Ok(());
+    }
+    // Before the log goes, so that a crash in between is not taken for a lost log.
+    let mark = log_dir.with_file_name(LOG_MADE);
+    match std::fs::remove_file(&mark) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            let what = format!("remove {}", mark.display());
+            return Err(Error::with_source(ErrorKind::Io, what, error));
+        }
+        _ => {}
     }
     let aside = free_name(log_dir, log.epoch.0);
     std::fs::rename(log_dir, &aside).map_err(|error| {
@@ -205,10 +208,13 @@ fn check_log_is_there(
     let is_ours = ownership.previous().is_some_and(|previous| {
         !previous.is_released && ownership.manifest().owner_since_epoch <= previous.epoch
     });
-    let is_empty = std::fs::read_dir(log_dir).map_or(true, |mut entries| entries.next().is_none());
-    if was_made && is_ours && is_empty {
+    // Whatever else lies there (a lock, a lost+found): without a ring file there is no log.
+    let has_ring = std::fs::read_dir(log_dir).is_ok_and(|entries| {
+        entries.flatten().any(|entry| entry.path().extension().is_some_and(|kind| kind == "log"))
+    });
+    if was_made && is_ours && !has_ring {
         let what = format!(
-            "open the write log: {} is empty, but this directory had a log when the pool was last \
+            "open the write log: {} holds no log, but this directory had a log when the pool was last \
              open and the pool was not closed in order; writes after LSN {destaged} are in that \
              log only. Bring it back; or, to go on without them, delete {}",
             log_dir.display(),
@@ -244,6 +250,15 @@ impl OpenPool {
         for wanted in &self.config.settings().volumes {
             let volume = match self.pool.volume(&wanted.name) {
                 Some(volume) => volume,
+                None if self.pool.is_removed(&wanted.name) => {
+                    // An empty volume in its place would look like lost data to its clients.
+                    tracing::warn!(
+                        volume = wanted.name,
+                        "the volume is configured but was removed, and is not made anew: bring it \
+                         back with `spindle volume restore`, or take it out of the configuration"
+                    );
+                    continue;
+                }
                 None => {
                     self.pool.create_volume(&wanted.name, wanted.size.0, wanted.durability).await?
                 }

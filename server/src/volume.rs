@@ -90,8 +90,10 @@ impl Volume {
             size_changed: watch::Sender::new(record.size_bytes),
             changes: shared.change_lock(VolumeId(record.id)),
             record: SyncRwLock::new(record),
+            // What the log already holds was answered by an earlier life, to clients that may
+            // still be there.
+            answered_lsn: AtomicU64::new(shared.log.status().acked_lsn.0),
             shared,
-            answered_lsn: AtomicU64::new(0),
         })
     }
 
@@ -124,6 +126,7 @@ impl Volume {
         change: impl FnOnce(&mut VolumeRecord) -> Result<()>,
     ) -> Result<VolumeRecord> {
         let _alone = self.changes.write().await;
+        self.check_present()?;
         let mut record = self.record();
         let old_bytes = record.size_bytes;
         change(&mut record)?;
@@ -157,6 +160,8 @@ impl Volume {
     }
 
     fn check_present(&self) -> Result<()> {
+        // Also for reads: a fenced owner does not know what the next one has written.
+        self.shared.check_serving()?;
         if self.is_present.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -222,7 +227,8 @@ impl Volume {
         }
         let mut last_lsn = Lsn::NONE;
         for waiter in queued {
-            last_lsn = waiter.await?;
+            // A part that found the queue full has its LSN after a later part's.
+            last_lsn = last_lsn.max(waiter.await?);
         }
         self.answered(last_lsn, fua).await
     }
@@ -231,7 +237,7 @@ impl Volume {
     async fn answered(&self, lsn: Lsn, fua: bool) -> Result<()> {
         self.answered_lsn.fetch_max(lsn.0, Ordering::AcqRel);
         if fua && self.durability() == Durability::Store {
-            return self.shared.wait_destaged(lsn).await;
+            return self.shared.wait_destaged_of(self.id, lsn).await;
         }
         Ok(())
     }
@@ -279,6 +285,8 @@ impl Volume {
     /// Writes bytes that start or end inside a sector.
     async fn write_ragged(&self, offset: u64, payload: &[u8], fua: bool) -> Result<()> {
         let _alone = self.changes.write().await;
+        // Again: the volume may have shrunk or gone while this waited.
+        self.check_change(offset, payload.len() as u64)?;
         let first_sector = offset / SECTOR_BYTES;
         let end_sector = (offset + payload.len() as u64).div_ceil(SECTOR_BYTES);
         let covered_bytes = usize::try_from((end_sector - first_sector) * SECTOR_BYTES)
@@ -315,6 +323,7 @@ impl Volume {
             return Ok(());
         }
         let _shared = self.changes.read().await;
+        self.check_change(offset, length)?;
         let entry = NewEntry {
             volume: self.id,
             kind,
@@ -366,6 +375,7 @@ impl BlockDevice for Volume {
             return self.write_ragged(offset, &payload, flags.fua).await;
         }
         let _shared = self.changes.read().await;
+        self.check_change(offset, payload.len() as u64)?;
         self.append_payload(offset / SECTOR_BYTES, payload, flags.fua).await
     }
 
@@ -378,7 +388,7 @@ impl BlockDevice for Volume {
             Durability::Store => {
                 let lsn = Lsn(self.answered_lsn.load(Ordering::Acquire));
                 self.shared.log.flush().await?;
-                self.shared.wait_destaged(lsn).await
+                self.shared.wait_destaged_of(self.id, lsn).await
             }
         }
     }
