@@ -207,7 +207,7 @@ impl Volume {
     }
 
     /// Queues entries for whole sectors at once, in order, and waits for all of them.
-    async fn append_payload(&self, first_sector: u64, payload: Bytes, fua: bool) -> Result<()> {
+    async fn append_payload(&self, first_sector: u64, payload: Bytes, fua: bool) -> Result<Lsn> {
         let wait = self.wait_for(fua);
         let mut rest = payload;
         let mut start_sector = first_sector;
@@ -230,12 +230,13 @@ impl Volume {
             // A part that found the queue full has its LSN after a later part's.
             last_lsn = last_lsn.max(waiter.await?);
         }
-        self.answered(last_lsn, fua).await
+        self.answered_lsn.fetch_max(last_lsn.0, Ordering::AcqRel);
+        Ok(last_lsn)
     }
 
-    /// Waits for what `durability = "store"` adds to FUA, and remembers what was answered.
-    async fn answered(&self, lsn: Lsn, fua: bool) -> Result<()> {
-        self.answered_lsn.fetch_max(lsn.0, Ordering::AcqRel);
+    /// Waits for what `durability = "store"` adds to FUA. Not to be called with the lock of the
+    /// changes held: destage may need it to get on.
+    async fn wait_stored(&self, lsn: Lsn, fua: bool) -> Result<()> {
         if fua && self.durability() == Durability::Store {
             return self.shared.wait_destaged_of(self.id, lsn).await;
         }
@@ -284,7 +285,7 @@ impl Volume {
 
     /// Writes bytes that start or end inside a sector.
     async fn write_ragged(&self, offset: u64, payload: &[u8], fua: bool) -> Result<()> {
-        let _alone = self.changes.write().await;
+        let alone = self.changes.write().await;
         // Again: the volume may have shrunk or gone while this waited.
         self.check_change(offset, payload.len() as u64)?;
         let first_sector = offset / SECTOR_BYTES;
@@ -299,7 +300,9 @@ impl Volume {
         }
         let at = (offset % SECTOR_BYTES) as usize;
         sectors[at..at + payload.len()].copy_from_slice(payload);
-        self.append_payload(first_sector, sectors.freeze(), fua).await
+        let lsn = self.append_payload(first_sector, sectors.freeze(), fua).await?;
+        drop(alone);
+        self.wait_stored(lsn, fua).await
     }
 
     /// Makes a range read as zeroes, by a range entry for whole sectors and writes for the edges.
@@ -322,7 +325,7 @@ impl Volume {
         if split.sector_count == 0 {
             return Ok(());
         }
-        let _shared = self.changes.read().await;
+        let shared = self.changes.read().await;
         self.check_change(offset, length)?;
         let entry = NewEntry {
             volume: self.id,
@@ -332,7 +335,9 @@ impl Volume {
             payload: Bytes::new(),
         };
         let lsn = self.shared.log.append(entry, self.wait_for(fua)).await?;
-        self.answered(lsn, fua).await
+        self.answered_lsn.fetch_max(lsn.0, Ordering::AcqRel);
+        drop(shared);
+        self.wait_stored(lsn, fua).await
     }
 }
 
@@ -374,9 +379,11 @@ impl BlockDevice for Volume {
         if !Split::of(offset, payload.len() as u64).is_aligned() {
             return self.write_ragged(offset, &payload, flags.fua).await;
         }
-        let _shared = self.changes.read().await;
+        let shared = self.changes.read().await;
         self.check_change(offset, payload.len() as u64)?;
-        self.append_payload(offset / SECTOR_BYTES, payload, flags.fua).await
+        let lsn = self.append_payload(offset / SECTOR_BYTES, payload, flags.fua).await?;
+        drop(shared);
+        self.wait_stored(lsn, flags.fua).await
     }
 
     async fn flush(&self) -> Result<()> {

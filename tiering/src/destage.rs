@@ -166,6 +166,8 @@ impl Inner {
         source: &S,
     ) -> Result<DestageReport, DestageError> {
         let _turn = self.destage_turn.lock().await;
+        // Before anything is uploaded in vain.
+        self.writer.lock().await.check()?;
         if window.last_lsn <= self.map.destaged_lsn() {
             return Ok(DestageReport { was_done: true, ..DestageReport::default() });
         }
@@ -198,7 +200,12 @@ impl Inner {
                 inner.orphans.abandon(names);
                 return Ok(CommitReport::default());
             }
-            inner.map.commit(&mut writer, commit).await
+            let committed = inner.map.commit(&mut writer, commit).await;
+            if committed.is_err() {
+                // Deleted only if the map turns out not to name them.
+                inner.orphans.abandon(names);
+            }
+            committed
         });
         task.await.map_err(|cause| Error::with_source(ErrorKind::Io, "commit map", cause))?
     }
@@ -379,6 +386,8 @@ impl<'a> Job<'a> {
             let mut bytes = 0;
             let count = rest.iter().take_while(|extent| {
                 let takes = bytes < GATHER_BYTES;
+                // At each end there may be a block that has to be completed.
+                bytes += 2 * BLOCK_BYTES;
                 if let ExtentContent::Data(_) = extent.content {
                     bytes += extent.sector_count * SECTOR_BYTES;
                 }

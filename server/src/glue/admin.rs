@@ -121,7 +121,8 @@ impl AdminHandler for AdminPool {
                 let lsn = pool.destage_all().await?;
                 Ok(Reply::Done { message: format!("the store holds everything up to LSN {lsn}") })
             }
-            Request::Fsck => Ok(Reply::Fsck(pool.fsck().await?)),
+            // Beside the open pool, not through it: a walk of hours must not hold up destage.
+            Request::Fsck => Ok(Reply::Fsck(crate::serve::fsck(&open.config).await?)),
             Request::KeyBackup { replace } => {
                 let key = open.keys.lock().await.add_recovery(replace).await?;
                 Ok(Reply::RecoveryKey { key })

@@ -124,9 +124,10 @@ impl Writer {
     }
 
     /// After a failure in the middle nobody knows what the database holds until it is opened again.
-    fn check(&self) -> Result<()> {
+    /// Fails for good once a commit may have been written in part.
+    pub(crate) fn check(&self) -> Result<()> {
         match &self.failed {
-            Some(error) => Err(error.clone().context("the map has failed before")),
+            Some(error) => Err(error.clone().context("the map has failed before; restart spindle")),
             None => Ok(()),
         }
     }
