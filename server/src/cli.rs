@@ -24,6 +24,9 @@ use tracing_subscriber::EnvFilter;
 
 /// Log lines by default. Libraries speak up only when something is odd.
 const FILTER_DAEMON: &str = "warn,server=info,nbd=info,replication=info,tiering=info";
+/// Threads for compression, sealing and files. Chosen by hand: a queue of 32 reads of a cold cache,
+/// and segments under construction beside it.
+const BLOCKING_THREAD_COUNT_MAX: usize = 40;
 const FILTER_COMMAND: &str = "warn";
 
 /// Runs the command line of this process.
@@ -33,7 +36,11 @@ pub fn main() -> ExitCode {
     if let Err(error) = start_logging(&cli.command) {
         return fail(&cli, &Failure::Usage(error));
     }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREAD_COUNT_MAX)
+        .build();
+    let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
             let error = Error::with_source(ErrorKind::Io, "start the runtime", error);

@@ -34,6 +34,12 @@ const MEMTABLE_BYTES: usize = 16 << 20;
 /// Tables of level 0 before a commit waits for compaction. Chosen by hand: a minute of commits.
 const LEVEL_0_COUNT_MAX: usize = 64;
 
+/// How often the compactor's worker says that it lives, and how long it may be silent before its
+/// work is taken over. A killed daemon leaves work claimed; until that is taken over, the one that
+/// starts after it may wait for room in level 0, and it is to serve within seconds.
+const WORKER_HEARTBEAT: Duration = Duration::from_millis(500);
+const WORKER_SILENCE_MAX: Duration = Duration::from_secs(3);
+
 /// Memory and pace of the database.
 #[derive(Clone, Debug)]
 pub struct DatabaseOptions {
@@ -119,7 +125,9 @@ fn settings(options: &DatabaseOptions) -> Settings {
             max_concurrent_compactions: 2,
             scheduler_options: scheduler.into(),
             // 16 sources of 2 x 256 KiB: 8 MiB a compaction.
+            worker_heartbeat_timeout: WORKER_SILENCE_MAX,
             worker: Some(CompactionWorkerOptions {
+                heartbeat_interval: WORKER_HEARTBEAT,
                 max_concurrent_compactions: 2,
                 compactions_poll_interval: options.poll_interval,
                 max_sst_size: 64 << 20,

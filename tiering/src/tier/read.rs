@@ -37,7 +37,15 @@ impl Inner {
         access: Access,
     ) -> Result<()> {
         let read = self.read_inner(volume, offset, buf, access).await;
-        read.map_err(|error| error.context(format!("read volume {volume}, offset {offset}")))
+        read.map_err(|error| {
+            let place = format!("read volume {volume}, offset {offset}");
+            match error.kind() {
+                // The map names an object that is not there: to the reader the data is damaged,
+                // whatever the store calls it.
+                ErrorKind::NotFound => Error::with_source(ErrorKind::Corrupt, place, error),
+                _ => error.context(place),
+            }
+        })
     }
 
     async fn read_inner(
