@@ -292,7 +292,7 @@ pub const OPTIONS: &[OptionDoc] = &[
         "path",
         "",
         "(none)",
-        "\"/root/recovery.txt\"",
+        "\"/media/safe/recovery.txt\"",
         "File with a key that `spindle key backup` printed.",
     ),
     row(
