@@ -41,6 +41,12 @@ def cores():
     return allowed[0], allowed[-1]
 
 
+def kill_group(child):
+    """Kills a child and what it forked: its group is its own, and lives while it is not reaped."""
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
 class Life:
     """Everything that ends with the `with` block."""
 
@@ -62,8 +68,7 @@ class Life:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for child in reversed(self.children):
             if child.poll() is None:
-                child.kill()
-                child.wait()
+                kill_group(child)
         if self.keep:
             print(f"kept: {self.dir}", file=sys.stderr)
         else:
@@ -103,8 +108,7 @@ class Life:
             child.wait(seconds_max)
         finally:
             if child.poll() is None:
-                child.kill()
-                child.wait()
+                kill_group(child)
             self.children.remove(child)
         if child.returncode != 0:
             name = os.path.basename(str(command[0]))
@@ -117,8 +121,7 @@ class Life:
             try:
                 child.wait(seconds_max)
             except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+                kill_group(child)
         if child in self.children:
             self.children.remove(child)
         return child.returncode

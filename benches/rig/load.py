@@ -14,6 +14,7 @@ import statistics
 import time
 
 from . import nbd
+from .life import kill_group
 
 COMPRESS_PERCENT = 50  # Chosen by hand: PostgreSQL pages compress to a quarter, media not at all.
 
@@ -58,7 +59,8 @@ def arguments(target, job):
         "buffer_compress_chunk": 4096,
     }
     options = {**fixed, **target, **job}
-    return ["fio"] + [f"--{name}={value}" for name, value in options.items()]
+    # --thread: a job in a process of its own would outlive fio, and fill the disk with complaints.
+    return ["fio", "--thread"] + [f"--{name}={value}" for name, value in options.items()]
 
 
 class Running:
@@ -75,8 +77,7 @@ class Running:
             self.child.wait(seconds_max)
         finally:
             if self.child.poll() is None:
-                self.child.kill()
-                self.child.wait()
+                kill_group(self.child)
             self.world.children.remove(self.child)
         with open(f"{self.out}.json") as report:
             text = report.read()
