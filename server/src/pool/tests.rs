@@ -1,3 +1,5 @@
+//! Promises of an open pool, over a real log and a store in memory.
+
 use super::*;
 use block::seal::PoolKey;
 use block::{BlockDevice, Epoch, WriteFlags, ZeroFlags};
