@@ -32,7 +32,7 @@ pub const FOLDER: &str = "metadata";
 const MEMTABLE_BYTES: usize = 16 << 20;
 
 /// Tables of level 0 before a commit waits for compaction. Chosen by hand: a minute of commits.
-const LEVEL_0_COUNT_MAX: usize = 256;
+const LEVEL_0_COUNT_MAX: usize = 64;
 
 /// How often the compactor's worker says that it lives, and how long it may be silent before its
 /// work is taken over. A killed daemon leaves work claimed; until that is taken over, the one that
