@@ -125,6 +125,8 @@ pub enum DiskRequest {
         offset: u64,
         /// Returned with the completion.
         buffer: IoBuffer,
+        /// Hint: a sync of it follows at once, so that its way to the device is best begun now.
+        is_sync_next: bool,
     },
     /// Puts on stable storage what writes that completed before this call wrote to these files.
     /// An error is final: a later success proves nothing about what this one was to cover.

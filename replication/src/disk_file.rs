@@ -9,11 +9,14 @@
 //! - One process at a time: the directory is locked.
 
 use crate::options::IoMode;
-use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest};
+use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
 use block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -225,7 +228,7 @@ impl Files {
         let mut writing = OpenOptions::new();
         writing.write(true);
         if self.io_mode == IoMode::Direct {
-            let flag = rustix::fs::OFlags::DIRECT.bits();
+            let flag = OFlags::DIRECT.bits();
             writing.custom_flags(i32::try_from(flag).expect("a flag of open"));
         }
         put_at(&mut self.writers.write(), file, writing.open(&path)?);
@@ -235,9 +238,12 @@ impl Files {
 
     fn execute(&self, request: DiskRequest) -> DiskCompletion {
         match request {
-            DiskRequest::Write { token, file, offset, buffer } => {
-                let result = writer(&self.writers, file)
-                    .and_then(|handle| handle.write_all_at(buffer.as_slice(), offset));
+            DiskRequest::Write { token, file, offset, buffer, is_sync_next } => {
+                let is_early = is_sync_next && self.io_mode == IoMode::Buffered;
+                let result = writer(&self.writers, file).and_then(|handle| {
+                    handle.write_all_at(buffer.as_slice(), offset)?;
+                    if is_early { start_writeback(&handle, offset, buffer.len()) } else { Ok(()) }
+                });
                 DiskCompletion { token, result, buffer: Some(buffer) }
             }
             DiskRequest::Sync { token, files } => {
@@ -269,19 +275,51 @@ impl Files {
         self.open_one(file)
     }
 
+    /// Past the page cache where the file system can: the zeroes are of no use to anybody.
     fn create_as(&self, path: &Path, len: u64, header: &[u8]) -> io::Result<()> {
+        let part_bytes = usize::try_from(len).unwrap_or(usize::MAX).min(ZERO_BYTES);
+        let mut buffer = IoBuffer::default();
+        buffer.reset(part_bytes);
+        buffer.push(header);
+        buffer.pad_to(part_bytes);
         let mut options = OpenOptions::new();
-        let mut handle = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
-        handle.write_all(header)?;
-        let zeroes = vec![0; ZERO_BYTES];
-        let mut left = len - header.len() as u64;
-        while left > 0 {
-            let part = usize::try_from(left).unwrap_or(usize::MAX).min(ZERO_BYTES);
-            handle.write_all(&zeroes[..part])?;
-            left -= part as u64;
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let flag = i32::try_from(OFlags::DIRECT.bits()).expect("a flag of open");
+        let direct = options.clone().custom_flags(flag).open(path).and_then(|file| {
+            file.write_all_at(buffer.as_slice(), 0)?;
+            Ok(file)
+        });
+        let handle = match direct {
+            Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+                let file = options.open(path)?;
+                file.write_all_at(buffer.as_slice(), 0)?;
+                file
+            }
+            other => other?,
+        };
+        buffer.as_mut_slice()[..header.len()].fill(0);
+        let mut at = part_bytes as u64;
+        while at < len {
+            let part = usize::try_from(len - at).unwrap_or(usize::MAX).min(part_bytes);
+            handle.write_all_at(&buffer.as_slice()[..part], at)?;
+            at += part as u64;
         }
         handle.sync_all()
     }
+}
+
+/// Sends what was just written from the page cache to the device, without waiting and without any
+/// promise: the sync that follows finds the first half of its work under way.
+#[expect(unsafe_code, reason = "a system call that no safe library offers")]
+fn start_writeback(file: &File, offset: u64, len: usize) -> io::Result<()> {
+    let too_large = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    let offset = i64::try_from(offset).map_err(too_large)?;
+    let len = i64::try_from(len).map_err(too_large)?;
+    // SAFETY: the descriptor is open for as long as `file` is borrowed; no memory is passed.
+    let result = unsafe {
+        libc::sync_file_range(file.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn put_at(files: &mut Vec<Option<Arc<File>>>, index: u32, file: File) {

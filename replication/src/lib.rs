@@ -6,7 +6,7 @@
 //! - What the overlay shows is what was acknowledged, in log order, never a part of an entry.
 //! - The state machine (`core.rs`) does no I/O itself and is stepped the same way by threads and by
 //!   the simulation in its tests.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod core;
 mod disk_file;

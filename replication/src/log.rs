@@ -189,8 +189,11 @@ impl Log {
                 Queued::At(lsn) => lsn,
                 Queued::NoRoom(pending) => guard.inner.queue_when_room(pending).await?,
             };
-            // Lets the tasks that are ready queue theirs too: a batch of many costs one write.
-            tokio::task::yield_now().await;
+            // Lets the tasks that are ready queue theirs too: a batch of many costs one write. Where
+            // each write is flushed before the next comes there is nothing to wait for.
+            if !guard.inner.shared.is_flush_expected.load(Ordering::Relaxed) {
+                tokio::task::yield_now().await;
+            }
             // Usually another task's round has taken it along, and the next batch may gather.
             if !guard.inner.shared.is_taken(lsn) {
                 guard.inner.drive();
@@ -209,7 +212,7 @@ impl Log {
     /// `Io`: the log has failed; what was not yet on stable storage may be lost.
     pub fn flush(&self) -> impl Future<Output = Result<Lsn>> + Send + use<> {
         let inner = Arc::clone(&self.inner);
-        let target = inner.shared.acked();
+        let target = inner.shared.begin_flush();
         async move {
             inner.shared.check()?;
             if !inner.shared.is_reached(target, Wait::Durable) {

@@ -219,7 +219,7 @@ impl Scan<'_> {
             buffer.pad_to(len);
             read(self.reader, taken.at.slot, taken.at.offset, buffer.as_mut_slice())?;
             let (file, offset) = (taken.at.slot, taken.at.offset);
-            let write = DiskRequest::Write { token: 2, file, offset, buffer };
+            let write = DiskRequest::Write { token: 2, file, offset, buffer, is_sync_next: false };
             run(disk, write, "rewrite the log's tail")?;
             if files.last() != Some(&file) {
                 files.push(file);
@@ -243,7 +243,13 @@ impl Scan<'_> {
             let mut buffer = IoBuffer::default();
             buffer.reset(IO_ALIGN_BYTES);
             buffer.pad_to(IO_ALIGN_BYTES);
-            let write = DiskRequest::Write { token: 4, file, offset: FIRST_AT, buffer };
+            let write = DiskRequest::Write {
+                token: 4,
+                file,
+                offset: FIRST_AT,
+                buffer,
+                is_sync_next: false,
+            };
             run(disk, write, "clear a stale log file")?;
             files.push(file);
         }
@@ -359,7 +365,7 @@ fn write_opening(
     let checksum = batch::encode(&mut header, &mut [], std::iter::empty(), &batch_key, &mut buffer)
         .expect("a batch without entries is 4 KiB");
     let (file, offset) = (head.slot, head.offset);
-    let write = DiskRequest::Write { token: 6, file, offset, buffer };
+    let write = DiskRequest::Write { token: 6, file, offset, buffer, is_sync_next: false };
     run(disk, write, "write the log's opening batch")?;
     run(disk, DiskRequest::Sync { token: 7, files: vec![file] }, "sync the log's opening batch")?;
     head.offset += u64::from(header.batch_bytes);

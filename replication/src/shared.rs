@@ -70,6 +70,10 @@ pub(crate) struct Shared {
     taken: AtomicU64,
     destaged: AtomicU64,
     sync_wanted: AtomicU64,
+    /// Newest entry that some flush covers, whether or not it had to wait.
+    flushed: AtomicU64,
+    /// What was just acknowledged will probably be flushed next.
+    pub(crate) is_flush_expected: AtomicBool,
     /// Somebody changed something that the core has not seen.
     pub(crate) is_dirty: AtomicBool,
     failure: OnceLock<Error>,
@@ -117,6 +121,8 @@ impl Shared {
             taken: AtomicU64::new(last_lsn.0),
             destaged: AtomicU64::new(destaged.0),
             sync_wanted: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            is_flush_expected: AtomicBool::new(false),
             is_dirty: AtomicBool::new(true),
             failure: OnceLock::new(),
             position: AtomicU64::new(position),
@@ -152,6 +158,18 @@ impl Shared {
     pub(crate) fn want_sync(&self, lsn: Lsn) {
         self.sync_wanted.fetch_max(lsn.0, Ordering::AcqRel);
         self.is_dirty.store(true, Ordering::Release);
+    }
+
+    /// What a flush that begins here covers. Noted: see [`Shared::flushed`].
+    pub(crate) fn begin_flush(&self) -> Lsn {
+        let target = self.acked();
+        self.flushed.fetch_max(target.0, Ordering::Relaxed);
+        target
+    }
+
+    /// Up to here somebody has flushed.
+    pub(crate) fn flushed(&self) -> Lsn {
+        Lsn(self.flushed.load(Ordering::Relaxed))
     }
 
     pub(crate) fn sync_wanted(&self) -> Lsn {

@@ -148,7 +148,7 @@ impl SimDisk {
         let is_stopped = self.is_stopped();
         let failed = || io::Error::other("simulated fault");
         let completion = match pending.request {
-            DiskRequest::Write { token, file, offset, buffer } => {
+            DiskRequest::Write { token, file, offset, buffer, .. } => {
                 let is_failing = self.rng.chance(self.faults.write);
                 let mut kept = buffer.len();
                 if is_stopped {

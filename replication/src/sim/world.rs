@@ -101,6 +101,8 @@ pub(crate) struct Stats {
     pub(crate) full: u64,
     pub(crate) unproven: u64,
     pub(crate) clean: u64,
+    /// Batches after which a flush was expected.
+    pub(crate) expected: u64,
 }
 
 impl World {
@@ -241,8 +243,9 @@ impl World {
         let Process { disk, core, shared, .. } = process;
         match self.rng.below(100) {
             0..40 => self.append(shared),
-            40..45 => shared.want_sync(shared.acked()),
-            45..70 => {
+            40..45 => shared.want_sync(shared.begin_flush()),
+            45..46 => self.commit_in_turn(process)?,
+            46..70 => {
                 disk.run_one();
             }
             70..73 => core.tick(disk, shared),
@@ -262,6 +265,25 @@ impl World {
             _ => core.step(disk, shared),
         }
         self.observe(process);
+        Ok(())
+    }
+
+    /// A database that commits: each write is answered and flushed before the next one comes.
+    fn commit_in_turn(&mut self, process: &mut Process) -> Result<(), String> {
+        for _ in 0..self.rng.below(12) {
+            self.append(&process.shared);
+            for is_flush in [false, true] {
+                if is_flush {
+                    process.shared.want_sync(process.shared.begin_flush());
+                }
+                for _ in 0..6 {
+                    process.core.step(&mut process.disk, &process.shared);
+                    process.disk.run_one();
+                }
+                self.observe(process);
+            }
+            self.stats.expected += u64::from(process.core.is_flush_expected());
+        }
         Ok(())
     }
 
