@@ -79,6 +79,12 @@ pub enum Request {
         /// Its name.
         name: String,
     },
+    /// No client of before the volume stepped back goes on: serve remote clients again. `Invalid`
+    /// when it has not stepped back.
+    VolumeAccept {
+        /// Its name.
+        name: String,
+    },
     /// The state of the pool.
     Status,
     /// Copies everything to the store, and answers when it is there.

@@ -24,9 +24,11 @@ use tracing_subscriber::EnvFilter;
 
 /// Log lines by default. Libraries speak up only when something is odd.
 const FILTER_DAEMON: &str = "warn,server=info,nbd=info,replication=info,tiering=info";
-/// Threads for compression, sealing and files. Chosen by hand: a queue of 32 reads of a cold cache,
-/// and segments under construction beside it.
+/// Threads for files. Chosen by hand: a queue of 32 reads of a cold cache, and some more.
 const BLOCKING_THREAD_COUNT_MAX: usize = 40;
+/// Polls of tasks between two looks at sockets and at tasks that other threads woke. Chosen by hand:
+/// one poll moves up to a quarter of a megabyte, and a small synced write must not wait for many.
+const POLLS_BETWEEN_LOOKS: u32 = 4;
 const FILTER_COMMAND: &str = "warn";
 
 /// Runs the command line of this process.
@@ -39,6 +41,8 @@ pub fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREAD_COUNT_MAX)
+        .event_interval(POLLS_BETWEEN_LOOKS)
+        .global_queue_interval(POLLS_BETWEEN_LOOKS)
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -176,6 +180,9 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
         }
         VolumeCommand::Restore { pool, name } => {
             (pool, name, Request::VolumeRestore { name: name.clone() })
+        }
+        VolumeCommand::Accept { pool, name } => {
+            (pool, name, Request::VolumeAccept { name: name.clone() })
         }
     };
     check(name)?;

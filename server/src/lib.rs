@@ -2,6 +2,7 @@
 //! package that knows all others.
 
 pub mod admin;
+pub mod background;
 pub(crate) mod chain;
 pub mod cli;
 pub mod config;

@@ -274,9 +274,10 @@ impl Pool {
             }
         }
         let stop = watch::Sender::new(false);
+        let lane = shared.tier.background();
         let jobs = vec![
-            tokio::spawn(destage::run(shared.clone(), options, stop.subscribe())),
-            tokio::spawn(destage::maintain(shared.clone(), stop.subscribe())),
+            lane.spawn(destage::run(shared.clone(), options, stop.subscribe())),
+            lane.spawn(destage::maintain(shared.clone(), stop.subscribe())),
         ];
         Ok(Arc::new(Pool {
             shared,
@@ -286,6 +287,58 @@ impl Pool {
             jobs: Mutex::new(jobs),
             retention,
         }))
+    }
+
+    /// To be called before anything is served, after the machine stopped while writes were answered
+    /// ahead of stable storage. A client on this machine ended with it. One on another machine goes
+    /// on as if nothing had happened, and to what it has mounted a silent step back is corruption:
+    /// it is refused, durably, until [`Pool::accept_step_back`]. This concerns volumes whose owner
+    /// chose that durability by name; otherwise remote clients wait for stable storage.
+    ///
+    /// # Errors
+    /// Those of writing the log.
+    pub async fn note_step_back(&self) -> Result<()> {
+        for volume in self.volumes() {
+            let record = volume.record();
+            let is_ahead = matches!(record.durability, Durability::Flush | Durability::Store);
+            if !is_ahead || record.is_stepped_back {
+                continue;
+            }
+            tracing::warn!(
+                volume = %record.name,
+                "clients on other machines are refused: unmount or restart what used this volume \
+                 before the reboot, then run `spindle volume accept {}`",
+                record.name
+            );
+            self.update_stepped_back(&volume, true).await?;
+        }
+        self.shared.log.settle_tail();
+        Ok(())
+    }
+
+    /// Somebody says that no client of before the step back goes on: clients are served again.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` when the volume has not stepped back; those of writing the log.
+    pub async fn accept_step_back(&self, name: &str) -> Result<VolumeRecord> {
+        let volume = self.find(name)?;
+        if !volume.record().is_stepped_back {
+            let what = format!("accept volume {name}: it has not stepped back, nothing to accept");
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        self.update_stepped_back(&volume, false).await
+    }
+
+    async fn update_stepped_back(&self, volume: &Volume, to: bool) -> Result<VolumeRecord> {
+        let _one_at_a_time = self.changes.lock().await;
+        let record = volume
+            .update_record(|record| {
+                record.is_stepped_back = to;
+                Ok(())
+            })
+            .await?;
+        self.volumes.lock().records.insert(record.id, record.clone());
+        Ok(record)
     }
 
     /// The volume that is served under `name`.

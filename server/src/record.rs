@@ -66,6 +66,10 @@ pub struct VolumeRecord {
     pub is_read_only: bool,
     /// Seconds since the Unix epoch.
     pub created_at: u64,
+    /// A reboot may have taken writes that were answered but never flushed, and nobody has said yet
+    /// that no client of before goes on: clients on other machines are refused.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_stepped_back: bool,
     /// Where it is in its life.
     #[serde(flatten)]
     pub state: VolumeState,
@@ -83,6 +87,7 @@ impl VolumeRecord {
             durability,
             is_read_only: false,
             created_at: now,
+            is_stepped_back: false,
             state: VolumeState::Present,
         }
     }
@@ -116,6 +121,11 @@ impl VolumeRecord {
         }
         Ok(record)
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// Names of volumes, pools and exports: 1 to 63 of letters, digits, `.`, `_` and `-`, not starting

@@ -62,7 +62,9 @@ pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
     let name = &config.settings().name;
     let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, take_over).await?;
     let pool = keys.pool().into_bytes();
-    let tier = Tier::open(tier_options(config, &store, &keys, ownership.epoch())).await?;
+    let mut options = tier_options(config, &store, &keys, ownership.epoch());
+    options.background = Some(crate::background::lane()?);
+    let tier = Tier::open(options).await?;
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, &ownership)?;
     check_log_is_there(dir, &log_dir, &ownership, tier.destaged_lsn())?;
@@ -78,13 +80,15 @@ pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
         .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))??;
     mark_log_made(dir)?;
     report_recovery(&recovery);
-    log.settle_tail();
     let destage = DestageOptions {
         max_age: config.settings().destage.max_age.duration(),
         ..DestageOptions::default()
     };
     let retention = config.settings().deleted_retention.duration();
     let pool = Pool::start(log, tier, destage, retention)?;
+    if !recovery.is_tail_proven {
+        pool.note_step_back().await?;
+    }
     let open = OpenPool {
         pool,
         keys: tokio::sync::Mutex::new(keys),
@@ -144,7 +148,7 @@ fn report_recovery(recovery: &replication::Recovery) {
         tracing::warn!(
             reason = recovery.lost_reason.as_deref().unwrap_or("unknown"),
             "the machine stopped while writes were answered ahead of stable storage: some that \
-             were answered but never flushed may be gone; clients that stayed up must attach anew"
+             were answered but never flushed may be gone"
         );
     }
 }

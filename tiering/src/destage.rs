@@ -11,11 +11,13 @@
 //!
 //! [`TierOptions::segments_in_flight_max`]: crate::TierOptions::segments_in_flight_max
 
+pub(crate) mod buffers;
 mod pack;
 
 use crate::fail_point;
 use crate::map::records::SegmentRecord;
 use crate::map::{Change, Commit, CommitReport, LayerId, Placed};
+use crate::segment::build::FRAME_OVERHEAD_BYTES;
 use crate::segment::{FrameAt, SealedSegment, SegmentBuilder, SegmentNumber, SegmentSeed};
 use crate::tier::Inner;
 use block::env::SystemRandom;
@@ -46,6 +48,9 @@ const MERGES_MAX: usize = 32;
 /// Pause after the first failed upload; it doubles up to [`RETRY_PAUSE_MAX`].
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(100);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Room for what a segment holds beside its frames and their directory entries. Chosen by hand.
+const FOOTER_ROOM_BYTES: usize = 4 << 10;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const SECTOR: usize = SECTOR_BYTES as usize;
@@ -261,9 +266,7 @@ impl Inner {
         pieces: Vec<Piece>,
     ) -> Result<Stored> {
         let inner = self.clone();
-        let built = tokio::task::spawn_blocking(move || {
-            build(seed, &inner.pool_key, inner.options.zstd_level, &pieces)
-        });
+        let built = tokio::task::spawn_blocking(move || build(&inner, seed, &pieces));
         let (segment, mut stored) = built
             .await
             .map_err(|cause| Error::with_source(ErrorKind::Io, "build segment", cause))?;
@@ -283,16 +286,16 @@ impl Inner {
 }
 
 /// Compresses and seals: the part that takes CPU.
-fn build(
-    seed: SegmentSeed,
-    pool_key: &block::seal::PoolKey,
-    zstd_level: i32,
-    pieces: &[Piece],
-) -> (Option<SealedSegment>, Stored) {
+fn build(inner: &Inner, seed: SegmentSeed, pieces: &[Piece]) -> (Option<SealedSegment>, Stored) {
     let started = Instant::now();
     let plain_bytes: usize = pieces.iter().map(|piece| piece.plaintext.len()).sum();
     let number = seed.number.0;
-    let mut builder = SegmentBuilder::new(seed, pool_key, zstd_level, plain_bytes / 2);
+    // Room for the worst case, that nothing compresses: growing means copying, and memory that is
+    // never written to costs nothing.
+    let room = plain_bytes + pieces.len() * FRAME_OVERHEAD_BYTES + FOOTER_ROOM_BYTES;
+    let bytes = inner.buffers.take(room);
+    let level = inner.options.zstd_level;
+    let mut builder = SegmentBuilder::new_in(seed, &inner.pool_key, level, bytes);
     let mut stored = Stored {
         record: None,
         changes: Vec::with_capacity(pieces.len()),
@@ -321,7 +324,10 @@ fn build(
             at = end;
         }
     }
-    let segment = (builder.frame_count() > 0).then(|| builder.finish());
+    let segment = (builder.frame_count() > 0).then(|| {
+        let (info, bytes) = builder.finish_in();
+        SealedSegment { info, bytes: inner.buffers.share(bytes) }
+    });
     stored.report.build_us = micros(started);
     (segment, stored)
 }

@@ -9,6 +9,7 @@
 
 mod read;
 
+use crate::destage::buffers::Buffers;
 use crate::destage::{DestageError, DestageReport, LogSource, Window};
 use crate::fetch::{Frames, FramesOptions, FramesStatus};
 use crate::fsck::{FsckOptions, FsckReport};
@@ -131,6 +132,7 @@ pub(crate) struct Inner {
     pub(crate) frames: Frames,
     pub(crate) orphans: Orphans,
     pub(crate) background: Handle,
+    pub(crate) buffers: Arc<Buffers>,
     /// One destage at a time, in the order of the calls.
     pub(crate) destage_turn: tokio::sync::Mutex<()>,
     pub(crate) writer: tokio::sync::Mutex<Writer>,
@@ -187,6 +189,7 @@ impl Tier {
                 .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?
         };
         let next_segment = AtomicU64::new(writer.root().next_segment);
+        let buffers = Buffers::new(options.segments_in_flight_max);
         Ok(Tier {
             inner: Arc::new(Inner {
                 options,
@@ -196,6 +199,7 @@ impl Tier {
                 frames,
                 orphans: Orphans::default(),
                 background,
+                buffers,
                 destage_turn: tokio::sync::Mutex::new(()),
                 writer: tokio::sync::Mutex::new(writer),
                 is_read_only,
@@ -204,6 +208,12 @@ impl Tier {
                 is_upload_failing: AtomicBool::new(false),
             }),
         })
+    }
+
+    /// The runtime of background work.
+    #[must_use]
+    pub fn background(&self) -> &Handle {
+        &self.inner.background
     }
 
     /// Every entry of the log up to this LSN is durable in the tier. A log that was trimmed further
@@ -290,13 +300,14 @@ impl Tier {
         self.inner.destage(window, source).await
     }
 
-    /// One step of background work on the map: folds what large trims hide, up to `page_budget`
-    /// pages. Call it while `ranges_left` is not 0, at the lowest priority.
+    /// One step of background work: folds what large trims hide in the map, up to `page_budget`
+    /// pages, and gives back memory that destage did not need since the last step. Call it while `ranges_left` is not 0, at the lowest priority.
     ///
     /// # Errors
     /// As [`Tier::destage`].
     pub async fn step(&self, page_budget: usize) -> Result<FoldReport> {
         self.inner.check_writable()?;
+        self.inner.buffers.trim();
         let inner = self.inner.clone();
         let step = async move {
             let mut writer = inner.writer.lock().await;

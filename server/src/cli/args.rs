@@ -121,6 +121,14 @@ pub enum VolumeCommand {
         /// Its name
         name: String,
     },
+    /// After a reboot took unflushed writes: say that no client of before goes on
+    Accept {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Its name
+        name: String,
+    },
 }
 
 /// The words of [`Durability`].

@@ -116,6 +116,10 @@ impl AdminHandler for AdminPool {
                 let record = pool.restore_volume(&name).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
+            Request::VolumeAccept { name } => {
+                let record = pool.accept_step_back(&name).await?;
+                Ok(Reply::Volume(volume_info(&open, &record)))
+            }
             Request::Status => Ok(Reply::Status(Box::new(self.status(&open).await))),
             Request::Flush => {
                 let lsn = pool.destage_all().await?;
@@ -203,6 +207,14 @@ impl AdminPool {
             && !open.recovery.is_tail_proven
         {
             warnings.push(format!("writes may have been lost at the last reboot: {reason}"));
+        }
+        let stepped_back = open.pool.volumes().into_iter().map(|volume| volume.record());
+        for record in stepped_back.filter(|record| record.is_stepped_back) {
+            let name = record.name;
+            warnings.push(format!(
+                "volume {name} refuses clients on other machines since a reboot took unflushed \
+                 writes: restart its clients, then run `spindle volume accept {name}`"
+            ));
         }
         StatusInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),

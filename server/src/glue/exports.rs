@@ -66,7 +66,17 @@ impl Exports for PoolExports {
 
     async fn open(&self, name: &str, client: &Client) -> Result<Arc<Attachment>> {
         let volume = self.find(name)?;
-        Ok(Arc::new(Attachment { volume, is_remote: outlives_this_machine(client) }))
+        let is_remote = outlives_this_machine(client);
+        if is_remote && volume.record().is_stepped_back {
+            let what = format!(
+                "open export {name:?}: this machine stopped while writes were answered ahead of \
+                 stable storage, and a client that goes on could find them gone; unmount or restart \
+                 every client of before, then run `spindle volume accept {}` on the server",
+                volume.record().name
+            );
+            return Err(Error::new(ErrorKind::Denied, what));
+        }
+        Ok(Arc::new(Attachment { volume, is_remote }))
     }
 }
 

@@ -1,10 +1,12 @@
 //! Promises of an open pool, over a real log and a store in memory.
 
 use super::*;
+use crate::glue::exports::PoolExports;
 use block::seal::PoolKey;
 use block::{BlockDevice, Epoch, WriteFlags, ZeroFlags};
 use bytes::Bytes;
 use futures::TryStreamExt;
+use nbd::{Client, Exports, Peer};
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
@@ -25,6 +27,16 @@ fn log_options() -> LogOptions {
 
 /// A pool over `store` with its log in `dir`, nothing cached, so that the store's bytes matter.
 async fn open(dir: &Path, store: &Arc<InMemory>, epoch: u64) -> Arc<Pool> {
+    open_after_boot(dir, store, epoch, 1).await.0
+}
+
+/// The same on a machine that has been booted `boot` times; true: the log's end is proven whole.
+async fn open_after_boot(
+    dir: &Path,
+    store: &Arc<InMemory>,
+    epoch: u64,
+    boot: u8,
+) -> (Arc<Pool>, bool) {
     let key = PoolKey::new([9; 32]);
     let objects: Arc<dyn ObjectStore> = store.clone();
     let mut options = TierOptions::new(objects, [7; 16], key.clone(), Epoch(epoch));
@@ -33,15 +45,16 @@ async fn open(dir: &Path, store: &Arc<InMemory>, epoch: u64) -> Arc<Pool> {
     options.frames.stream_bytes = 0;
     options.frames.cache = None;
     let tier = Tier::open(options).await.unwrap();
-    let identity = LogIdentity { pool: [7; 16], epoch: Epoch(epoch), boot_id: [1; 16] };
+    let identity = LogIdentity { pool: [7; 16], epoch: Epoch(epoch), boot_id: [boot; 16] };
     let (log_dir, destaged) = (dir.join("log"), tier.destaged_lsn());
     let opened = tokio::task::spawn_blocking(move || {
         Log::open(&log_dir, identity, key, log_options(), destaged)
     });
-    let (log, _) = opened.await.unwrap().unwrap();
+    let (log, recovery) = opened.await.unwrap().unwrap();
     let destage =
         DestageOptions { max_age: Duration::from_millis(200), retry: Duration::from_millis(20) };
-    Pool::start(log, tier, destage, Duration::from_secs(3600)).unwrap()
+    let pool = Pool::start(log, tier, destage, Duration::from_secs(3600)).unwrap();
+    (pool, recovery.is_tail_proven)
 }
 
 /// Ends a pool as a killed process would: nothing is flushed, the files are let go of.
@@ -282,5 +295,52 @@ async fn a_flush_with_durability_store_waits_for_the_store() {
     let volume = pool.volume("v").unwrap();
     assert_eq!(read(&volume, 4096, 4096).await.unwrap(), pattern(2, 4096));
     drop(volume);
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let client = |peer| Client { peer, is_tls: false, names: Vec::new() };
+    let remote = client(Peer::Tcp("192.0.2.7:5".parse().unwrap()));
+    let local = client(Peer::Tcp("127.0.0.1:5".parse().unwrap()));
+    let pool = open(dir.path(), &store, 1).await;
+    for (name, durability) in [("named", Durability::Flush), ("auto", Durability::Auto)] {
+        let volume = pool.create_volume(name, MIB, durability).await.unwrap();
+        volume.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
+    }
+    kill(pool).await;
+    // The same boot: everything that was answered is there.
+    let (pool, is_proven) = open_after_boot(dir.path(), &store, 2, 1).await;
+    assert!(is_proven);
+    pool.volume("named").unwrap().write(0, pattern(2, 4096), NO_FUA).await.unwrap();
+    kill(pool).await;
+    let (pool, is_proven) = open_after_boot(dir.path(), &store, 3, 2).await;
+    assert!(!is_proven);
+    pool.note_step_back().await.unwrap();
+    let exports = PoolExports::new(pool.clone());
+    let refused = exports.open("named", &remote).await.map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied);
+    assert!(refused.chain().contains("spindle volume accept named"), "{}", refused.chain());
+    exports.open("named", &local).await.map(drop).unwrap();
+    exports.open("auto", &remote).await.map(drop).unwrap();
+    // Whatever is written next carries that the owner knows.
+    pool.volume("auto").unwrap().write(0, pattern(3, 4096), NO_FUA).await.unwrap();
+    drop(exports);
+    kill(pool).await;
+    // It stays so, though the log has no more to say, until somebody says that it is all right.
+    let (pool, is_proven) = open_after_boot(dir.path(), &store, 4, 2).await;
+    assert!(is_proven);
+    let exports = PoolExports::new(pool.clone());
+    assert!(exports.open("named", &remote).await.is_err());
+    assert!(!pool.accept_step_back("named").await.unwrap().is_stepped_back);
+    exports.open("named", &remote).await.map(drop).unwrap();
+    let again = pool.accept_step_back("named").await.map(drop).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::Invalid);
+    drop(exports);
+    kill(pool).await;
+    let pool = open(dir.path(), &store, 5).await;
+    assert!(!pool.volume("named").unwrap().record().is_stepped_back);
     pool.close().await.unwrap();
 }

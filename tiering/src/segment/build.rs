@@ -31,6 +31,9 @@ const SAVING_MIN: usize = 8;
 /// Level for the directory: small, and read by background jobs only. Chosen by hand.
 const DIRECTORY_LEVEL: CompressionLevel = 1;
 
+/// Bytes that a frame takes in the object beside its content.
+pub(crate) const FRAME_OVERHEAD_BYTES: usize = FRAME_HEADER_BYTES + TAG_BYTES + ENTRY_BYTES;
+
 /// Identity of a segment that is about to be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSeed {
@@ -101,8 +104,20 @@ impl SegmentBuilder {
         zstd_level: i32,
         target_bytes: usize,
     ) -> Self {
+        let bytes = Vec::with_capacity(target_bytes.min(SEGMENT_BYTES_MAX as usize));
+        Self::new_in(seed, pool_key, zstd_level, bytes)
+    }
+
+    /// As [`SegmentBuilder::new`], in a buffer that the caller has. Panics when it is not empty.
+    #[must_use]
+    pub fn new_in(
+        seed: SegmentSeed,
+        pool_key: &PoolKey,
+        zstd_level: i32,
+        mut bytes: Vec<u8>,
+    ) -> Self {
         assert!(seed.epoch.0 != 0 && seed.number.0 != 0, "epochs and segment numbers start at 1");
-        let mut bytes = Vec::with_capacity(target_bytes.min(SEGMENT_BYTES_MAX as usize));
+        assert!(bytes.is_empty(), "a segment starts at the start");
         bytes.extend_from_slice(&header_of(&seed).encode());
         SegmentBuilder {
             key: pool_key.derive(seed.algorithm, &seed.id, KEY_PURPOSE),
@@ -180,7 +195,14 @@ impl SegmentBuilder {
 
     /// Appends directory and footer. An empty segment is legal, though of no use.
     #[must_use]
-    pub fn finish(mut self) -> SealedSegment {
+    pub fn finish(self) -> SealedSegment {
+        let (info, bytes) = self.finish_in();
+        SealedSegment { info, bytes: Bytes::from(bytes) }
+    }
+
+    /// As [`SegmentBuilder::finish`], for a caller who wants the buffer back.
+    #[must_use]
+    pub fn finish_in(mut self) -> (SegmentInfo, Vec<u8>) {
         let plain: Vec<u8> = self.entries.iter().flat_map(DirectoryEntry::encode).collect();
         let (codec, mut directory) = compress_directory(plain);
         let directory_offset = self.bytes.len();
@@ -211,7 +233,7 @@ impl SegmentBuilder {
             object_bytes,
             frame_count: footer.frame_count,
         };
-        SealedSegment { info, bytes: Bytes::from(self.bytes) }
+        (info, self.bytes)
     }
 }
 

@@ -1,0 +1,64 @@
+//! The slow lane: a runtime of its own for work that no client waits for, on threads that the
+//! kernel schedules after those that clients wait for.
+//!
+//! Invariants:
+//! - Whatever runs here gives way to requests, and never stops altogether: when the log fills, its
+//!   writers are slowed down and this lane gets what they leave.
+
+use block::{Error, ErrorKind, Result};
+use std::sync::OnceLock;
+use tokio::runtime::{Builder, Handle, Runtime};
+
+/// Niceness of the lane's threads: a ninth of the share of an ordinary thread. Chosen by hand.
+const NICE: i32 = 10;
+/// Threads for compression, sealing and files. Chosen by hand: segments under construction, and the
+/// metadata database's compactions beside them.
+const BLOCKING_THREAD_COUNT_MAX: usize = 12;
+
+/// The lane of this process. It lives as long as the process does.
+///
+/// # Errors
+/// `Io` when threads cannot be started.
+pub fn lane() -> Result<Handle> {
+    static LANE: OnceLock<Runtime> = OnceLock::new();
+    if let Some(runtime) = LANE.get() {
+        return Ok(runtime.handle().clone());
+    }
+    let runtime = Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("spindle-slow")
+        .max_blocking_threads(BLOCKING_THREAD_COUNT_MAX)
+        .on_thread_start(give_way)
+        .build()
+        .map_err(|error| Error::with_source(ErrorKind::Io, "start the slow lane", error))?;
+    // Of two that come at once, one is dropped, from a thread that may block.
+    if let Err(spare) = LANE.set(runtime) {
+        spare.shutdown_background();
+    }
+    Ok(LANE.get().expect("set above").handle().clone())
+}
+
+/// Lowers the calling thread's priority. Without it all still works, less smoothly.
+fn give_way() {
+    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+        tracing::debug!(%error, "the slow lane keeps its priority");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_threads_are_nicer_than_others() {
+        let nice = || rustix::process::getpriority_process(None).expect("may be asked");
+        let before = nice();
+        let lane = lane().expect("starts");
+        let worker = lane.spawn(async move { nice() });
+        let blocking = lane.spawn_blocking(nice);
+        let (worker, blocking) = lane.block_on(async { (worker.await, blocking.await) });
+        assert_eq!(worker.expect("runs"), NICE.max(before));
+        assert_eq!(blocking.expect("runs"), NICE.max(before));
+        assert_eq!(nice(), before, "and nobody else");
+    }
+}
