@@ -296,6 +296,16 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
                 }
             }
         }
+        match shared.tier.sweep_abandoned().await {
+            Ok(swept) if swept.deleted_count > 0 => {
+                tracing::info!(?swept, "deleted segments of destages that had failed");
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
+            Err(error) => {
+                tracing::debug!(error = %error.chain(), "abandoned segments stay for now");
+            }
+        }
         let folded = shared.tier.step(FOLD_PAGES).await;
         match folded {
             Ok(report) if report.ranges_left > 0 && report.page_count > 0 => {

@@ -5,6 +5,9 @@
 //!   process uploaded and knows that it never committed. The metadata database fenced the lower
 //!   epochs before we opened it, so no record of theirs can appear any more.
 //! - An object whose name is not that of a segment is left alone and counted.
+//! - An abandoned upload is forgotten only once its object was deleted, or is found to be named. One
+//!   that reaches the store after that, still under way when it was given up, is left to the next
+//!   epoch's sweep.
 
 use crate::segment::{FOLDER, SegmentId, SegmentNumber, parse_object_path};
 use crate::tier::Inner;
@@ -16,7 +19,12 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 
 /// Abandoned uploads that are remembered; beyond it the oldest are left to the next epoch's sweep.
+/// Chosen by hand: 400 KiB of names, and 64 GiB of segments that all failed to be committed.
 const ABANDONED_MAX: usize = 4096;
+
+/// Abandoned uploads that one call deletes, one request after the other. Chosen by hand: a second
+/// or two at the store's latency, so that who calls can be stopped.
+const ABANDONED_PER_SWEEP_MAX: usize = 32;
 
 /// What a sweep found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +43,8 @@ pub struct SweepReport {
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
     abandoned: Mutex<VecDeque<Path>>,
+    /// One sweep of them at a time.
+    sweep: tokio::sync::Mutex<()>,
 }
 
 impl Orphans {
@@ -45,30 +55,53 @@ impl Orphans {
         let excess = abandoned.len().saturating_sub(ABANDONED_MAX);
         abandoned.drain(..excess);
     }
+
+    /// Uploads that wait to be deleted.
+    pub(crate) fn abandoned_count(&self) -> usize {
+        self.abandoned.lock().len()
+    }
+
+    fn oldest(&self) -> Option<Path> {
+        self.abandoned.lock().front().cloned()
+    }
+
+    /// Takes `path` off the list. It may have gone meanwhile, because the list was full.
+    fn forget(&self, path: &Path) {
+        self.abandoned.lock().retain(|abandoned| abandoned != path);
+    }
 }
 
 impl Inner {
+    /// See [`crate::Tier::sweep_abandoned`].
+    pub(crate) async fn sweep_abandoned(&self) -> Result<SweepReport> {
+        let _alone = self.orphans.sweep.lock().await;
+        let mut report = SweepReport::default();
+        for _ in 0..ABANDONED_PER_SWEEP_MAX {
+            let Some(path) = self.orphans.oldest() else { break };
+            // While the map may hold a commit that failed, nobody knows what it names. Asked after
+            // the path was chosen: the commit that left it there has ended by then.
+            self.writer.lock().await.check()?;
+            report.object_count += 1;
+            // A commit that failed may have become durable all the same: the map decides.
+            let is_named = match parse_object_path(&path) {
+                Some((_, number, id)) => self.is_named(number, id).await?,
+                None => true,
+            };
+            if !is_named {
+                self.delete(&path).await.map_err(sweep_failed)?;
+                tracing::debug!(object = %path, "deleted an abandoned upload");
+                report.deleted_count += 1;
+            }
+            self.orphans.forget(&path);
+        }
+        Ok(report)
+    }
+
     /// See [`crate::Tier::sweep_orphans`].
     pub(crate) async fn sweep_orphans(&self) -> Result<SweepReport> {
-        let failed =
-            |cause| Error::with_source(ErrorKind::Unavailable, "sweep orphan segments", cause);
         let mut report = SweepReport::default();
-        let abandoned = std::mem::take(&mut *self.orphans.abandoned.lock());
-        for path in abandoned {
-            let Some((_, number, id)) = parse_object_path(&path) else { continue };
-            if self.is_named(number, id).await? {
-                tracing::error!(object = %path, "an abandoned upload is named by the map");
-                continue;
-            }
-            let deleted = self.delete(&path).await;
-            if let Err(cause) = deleted {
-                self.orphans.abandon(vec![path]);
-                return Err(failed(cause));
-            }
-            report.deleted_count += 1;
-        }
         let mut listing = self.store.list(Some(&Path::from(FOLDER)));
-        while let Some(found) = listing.try_next().await.map_err(failed)? {
+        while let Some(found) = listing.try_next().await.map_err(sweep_failed)? {
             report.object_count += 1;
             let Some((epoch, number, id)) = parse_object_path(&found.location) else {
                 report.foreign_count += 1;
@@ -77,7 +110,7 @@ impl Inner {
             if epoch >= self.options.epoch || self.is_named(number, id).await? {
                 continue;
             }
-            self.delete(&found.location).await.map_err(failed)?;
+            self.delete(&found.location).await.map_err(sweep_failed)?;
             tracing::info!(object = %found.location, "deleted an orphan segment");
             report.deleted_count += 1;
             report.deleted_bytes += found.size;
@@ -95,4 +128,8 @@ impl Inner {
             other => other,
         }
     }
+}
+
+fn sweep_failed(cause: object_store::Error) -> Error {
+    Error::with_source(ErrorKind::Unavailable, "sweep orphan segments", cause)
 }

@@ -116,6 +116,8 @@ pub struct TierStatus {
     pub upload_retry_count: u64,
     /// The last attempt to upload failed: the store is away, or refuses.
     pub is_upload_failing: bool,
+    /// Segments of failed destages that wait to be deleted from the store.
+    pub abandoned_count: u64,
 }
 
 /// See the module. Cheap to clone; every method may be called from any task at any time.
@@ -317,14 +319,23 @@ impl Tier {
         done.map_err(|cause| Error::with_source(ErrorKind::Io, "fold ranges", cause))?
     }
 
-    /// Deletes segments that nothing names: of earlier epochs, and of this process's own cancelled
-    /// destages.
+    /// Deletes segments of earlier epochs that nothing names.
     ///
     /// # Errors
     /// `Unavailable` when the store does not answer; call again later.
     pub async fn sweep_orphans(&self) -> Result<SweepReport> {
         self.inner.check_writable()?;
         self.inner.sweep_orphans().await
+    }
+
+    /// Deletes some of the segments that this process uploaded and never committed: of destages that
+    /// failed or were cancelled. Cheap where there are none.
+    ///
+    /// # Errors
+    /// As [`Tier::sweep_orphans`]; what is left is tried again with the next call.
+    pub async fn sweep_abandoned(&self) -> Result<SweepReport> {
+        self.inner.check_writable()?;
+        self.inner.sweep_abandoned().await
     }
 
     /// Checks everything and changes nothing. No window is committed meanwhile.
@@ -343,6 +354,7 @@ impl Tier {
             frames: self.inner.frames.status(),
             upload_retry_count: self.inner.upload_retry_count.load(Ordering::Relaxed),
             is_upload_failing: self.inner.is_upload_failing.load(Ordering::Relaxed),
+            abandoned_count: self.inner.orphans.abandoned_count() as u64,
         }
     }
 

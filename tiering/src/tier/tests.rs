@@ -438,7 +438,7 @@ fn a_window_given_twice_or_cancelled_is_destaged_once() {
             assert!(cancelled_count > 2, "{cancelled_count} cancelled");
             check_all(&tier, &world.model).await;
             check_fsck(&tier).await;
-            tier.sweep_orphans().await.unwrap();
+            sweep_all_abandoned(&tier).await;
             let segments = check_fsck(&tier).await.segment_count;
             let found = tier.sweep_orphans().await.unwrap();
             assert_eq!(found.object_count, segments, "nothing but named segments is left");
@@ -446,6 +446,68 @@ fn a_window_given_twice_or_cancelled_is_destaged_once() {
             tier.close().await.unwrap();
         });
     }
+}
+
+/// Returns how many it deleted.
+async fn sweep_all_abandoned(tier: &Tier) -> u64 {
+    let mut deleted_count = 0;
+    while tier.status().abandoned_count > 0 {
+        deleted_count += tier.sweep_abandoned().await.unwrap().deleted_count;
+    }
+    deleted_count
+}
+
+#[test]
+fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let mut world = World::new(1);
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let made = world.window(30);
+        // Uploaded, and never committed: the source fails at the last volume.
+        let mut broken = made.window.clone();
+        let (volume, extents) = broken.volumes.last().unwrap().clone();
+        let short = WindowExtent {
+            start_sector: 4096,
+            sector_count: 8,
+            content: ExtentContent::Data(Bytes::from_static(b"short")),
+        };
+        broken.volumes = vec![(volume, extents), (VolumeId(99), vec![short])];
+        tier.destage(broken, &Payloads).await.unwrap_err();
+        tier.destage(made.window, &Payloads).await.unwrap();
+        // An upload that a failed commit has left may turn out to be committed.
+        let named = tier.inner.map.segments_after(0, 1).await.unwrap()[0].0.info.object_path();
+        tier.inner.orphans.abandon(vec![named.clone()]);
+        let id = "00112233445566778899aabbccddeeff";
+        let extra = Path::from(format!("segments/{:016x}/{:016x}-{id}", 1, 77_000));
+        store.put(&extra, "abandoned".into()).await.unwrap();
+        tier.inner.orphans.abandon(vec![extra.clone()]);
+        let waiting = tier.status().abandoned_count;
+        assert!(waiting >= 3, "{waiting}");
+
+        store.fail_next(Op::Delete, 1);
+        let error = tier.sweep_abandoned().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert_eq!(tier.status().abandoned_count, waiting, "what was not deleted stays listed");
+        assert_eq!(sweep_all_abandoned(&tier).await, waiting - 1);
+        assert!(store.get(&extra).await.is_err());
+        store.get(&named).await.unwrap();
+        check_all(&tier, &made.after).await;
+        let segments = check_fsck(&tier).await.segment_count;
+        assert_eq!(tier.sweep_orphans().await.unwrap().object_count, segments);
+
+        // Beyond its bound the list forgets the oldest; a sweep is a bounded number of requests.
+        let path =
+            |number: u64| Path::from(format!("segments/{:016x}/{:016x}-{id}", 1, 1000 + number));
+        tier.inner.orphans.abandon((0..5000).map(path).collect());
+        assert_eq!(tier.status().abandoned_count, 4096);
+        store.put(&path(4999), "newest".into()).await.unwrap();
+        let swept = tier.sweep_abandoned().await.unwrap();
+        assert_eq!((swept.object_count, tier.status().abandoned_count), (32, 4064));
+        sweep_all_abandoned(&tier).await;
+        assert!(store.get(&path(4999)).await.is_err());
+        tier.close().await.unwrap();
+    });
 }
 
 #[test]
