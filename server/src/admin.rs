@@ -262,6 +262,12 @@ pub struct TierInfo {
     pub cache_hit_count: u64,
     /// Frames read from the store.
     pub store_frame_count: u64,
+    /// Frames and objects that arrived damaged from the store and were read once more.
+    #[serde(default)]
+    pub store_refetch_count: u64,
+    /// Frames that were damaged then, too: their copy in the store is bad.
+    #[serde(default)]
+    pub store_bad_count: u64,
 }
 
 /// What `spindle fsck` found.

@@ -219,6 +219,7 @@ impl Inner {
     async fn upload(&self, segment: &SealedSegment) -> Result<()> {
         let path = segment.info.object_path();
         let mut pause = RETRY_PAUSE_MIN;
+        let mut has_differed = false;
         loop {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             let payload = PutPayload::from_bytes(segment.bytes.clone());
@@ -234,6 +235,12 @@ impl Inner {
                 ) => match self.store.get(&path).await {
                     Ok(found) => match found.bytes().await {
                         Ok(bytes) if bytes == segment.bytes => return Ok(()),
+                        // The transfer may have been bad: it is looked at once more.
+                        Ok(_) if !has_differed => {
+                            has_differed = true;
+                            let source = "other bytes were read back".into();
+                            object_store::Error::Generic { store: "upload", source }
+                        }
                         Ok(_) => {
                             let what = format!("write {}: other bytes are there", segment.info);
                             return Err(Error::new(ErrorKind::Corrupt, what));

@@ -5,8 +5,9 @@
 //!   came from; memory alone holds frames that were verified before.
 //! - A frame is fetched from the store once, however many want it, and the fetch goes on when they
 //!   lose interest: it runs in a task of its own.
-//! - A bad copy in the NVMe cache is dropped and fetched again; a bad copy in the store is a final
-//!   error that names segment, frame and object.
+//! - A bad copy in the NVMe cache is dropped and fetched again. What does not verify as the store
+//!   gave it is read from the store once more, because the transfer may have been bad; if that does
+//!   not verify either it is a final error that names segment, frame and object.
 //! - Everything is bounded: memory by the budgets, store reads by a count, read-ahead by bytes.
 //!
 //! It does not know volumes or maps: who does tells which frames, and whether they are a stream.
@@ -36,6 +37,7 @@ use flights::{Flights, Ticket};
 use memory::{FrameKey, Keys, Memory, key_of};
 use object_store::ObjectStore;
 use parking_lot::Mutex;
+use std::error::Error as StdError;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,6 +63,7 @@ struct Counters {
     cache_hit_count: AtomicU64,
     store_frame_count: AtomicU64,
     store_bad_count: AtomicU64,
+    store_refetch_count: AtomicU64,
     ahead_frame_count: AtomicU64,
     ahead_dropped_count: AtomicU64,
 }
@@ -132,7 +135,7 @@ impl Frames {
     /// One frame's blocks. Must be called from a tokio runtime.
     ///
     /// # Errors
-    /// `Corrupt` when the store's copy does not verify (or no frame can be there), `NotFound` when the object is not in the
+    /// `Corrupt` when the store's copy does not verify, read twice (or no frame can be there), `NotFound` when the object is not in the
     /// store: both final, naming segment, frame and object. `Unavailable` when the store did not
     /// answer for [`FramesOptions::retry_duration_max`].
     pub async fn read(&self, info: &SegmentInfo, at: FrameAt) -> Result<Bytes> {
@@ -221,22 +224,13 @@ impl Frames {
     /// # Errors
     /// As [`Frames::read`]; `Corrupt` also when it is another segment's, or another pool's.
     pub async fn read_directory(&self, info: &SegmentInfo) -> Result<Vec<DirectoryEntry>> {
-        let inner = &self.0;
-        let object_bytes = u64::from(info.object_bytes);
-        let what = || format!("open directory of {info}");
-        let first = object_bytes.saturating_sub(TAIL_BYTES_FIRST);
-        let head = inner.store.get(info, 0..object_bytes.min(format::HEADER_BYTES as u64));
-        let (head, tail) = tokio::join!(head, inner.store.get(info, first..object_bytes));
-        let (head, mut tail) = (head?, tail?);
-        let tail_bytes = directory_tail_bytes(&tail).map_err(|error| error.into_error(what()))?;
-        if tail_bytes > tail.len() {
-            let start = object_bytes.saturating_sub(tail_bytes as u64);
-            tail = inner.store.get(info, start..object_bytes).await?;
+        match self.0.read_directory(info).await {
+            Err(error) if is_bad(&error) => {
+                self.0.note_refetch(info, None, &error);
+                self.0.read_directory(info).await
+            }
+            read => read,
         }
-        let directory = open_directory(inner.keys.pool_key(), &head, &tail)
-            .map_err(|error| error.into_error(what()))?;
-        inner.check_identity(info, &directory)?;
-        Ok(directory.entries)
     }
 
     /// Reads a whole segment from the store, past every cache, and opens everything in it: for fsck
@@ -246,14 +240,16 @@ impl Frames {
     /// `Corrupt` when the directory does not open or is another segment's; `NotFound` and
     /// `Unavailable` as [`Frames::read`]. Damaged frames are part of the report.
     pub async fn check_segment(&self, info: &SegmentInfo) -> Result<ObjectReport> {
-        let object = self.0.store.get(info, 0..u64::from(info.object_bytes)).await?;
-        let pool_key = self.0.keys.pool_key().clone();
-        let checked = tokio::task::spawn_blocking(move || check_object(&pool_key, &object)).await;
-        let report = checked
-            .map_err(|error| Error::with_source(ErrorKind::Io, format!("check {info}"), error))?
-            .map_err(|error| error.into_error(format!("check {info}")))?;
-        self.0.check_identity(info, &report.directory)?;
-        Ok(report)
+        let first = self.0.check_segment(info).await;
+        match &first {
+            Ok(report) => match report.damaged.first() {
+                Some((at, why)) => self.0.note_refetch(info, Some(at.frame_index), why),
+                None => return first,
+            },
+            Err(error) if is_bad(error) => self.0.note_refetch(info, None, error),
+            Err(_) => return first,
+        }
+        self.0.check_segment(info).await
     }
 
     /// Counters and gauges.
@@ -269,6 +265,7 @@ impl Frames {
             store_retry_count: load(&inner.store.retry_count),
             store_read_bytes: load(&inner.store.read_bytes),
             store_bad_count: load(&counters.store_bad_count),
+            store_refetch_count: load(&counters.store_refetch_count),
             ahead_frame_count: load(&counters.ahead_frame_count),
             ahead_dropped_count: load(&counters.ahead_dropped_count),
             memory_used_bytes: inner.memory.used_bytes(),
@@ -298,6 +295,19 @@ struct StoreRun {
     info: SegmentInfo,
     range: Range<u32>,
     frames: Vec<(FrameRef, Ticket)>,
+}
+
+/// A frame that did not verify as the store gave it.
+struct Bad {
+    frame: FrameRef,
+    ticket: Ticket,
+    error: SegmentError,
+}
+
+/// It was read and does not verify, or cannot be read by this release: a bit that flipped on the
+/// way may look like either.
+fn is_bad(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported)
 }
 
 impl Inner {
@@ -333,8 +343,26 @@ impl Inner {
         Ok(())
     }
 
-    /// One request to the store, and what becomes of it.
+    /// Fetches a run, and once more those of its frames that do not verify.
     async fn fetch_run(self: Arc<Self>, run: StoreRun, access: Access) {
+        let bad = self.clone().fetch_once(run, access).await;
+        let mut again = Vec::with_capacity(bad.len());
+        for Bad { frame, ticket, error } in bad {
+            self.note_refetch(&frame.info, Some(frame.at.frame_index), &error);
+            again.push((frame, ticket));
+        }
+        for run in store_runs(again) {
+            for Bad { frame, ticket, error } in self.clone().fetch_once(run, access).await {
+                self.counters.store_bad_count.fetch_add(1, Ordering::Relaxed);
+                let what = format!("read {}, frame {}", frame.info, frame.at.frame_index);
+                ticket.land(Err(error.into_error(what)));
+            }
+        }
+    }
+
+    /// One request to the store. Lands what verifies, and everything if the store fails; returns
+    /// the others.
+    async fn fetch_once(self: Arc<Self>, run: StoreRun, access: Access) -> Vec<Bad> {
         let range = u64::from(run.range.start)..u64::from(run.range.end);
         match self.store.get(&run.info, range).await {
             Err(error) => {
@@ -343,19 +371,21 @@ impl Inner {
                         .clone()
                         .context(format!("frame {}", frame.at.frame_index))));
                 }
+                Vec::new()
             }
             Ok(bytes) if bytes.len() > INLINE_BYTES_MAX => {
                 // Failing means that it panicked, which its tickets have told to who waits.
                 let opened =
                     tokio::task::spawn_blocking(move || self.open_run(run, &bytes, access)).await;
-                drop(opened);
+                opened.unwrap_or_default()
             }
             Ok(bytes) => self.open_run(run, &bytes, access),
         }
     }
 
-    /// Opens what the store gave, fills the caches, and lands the frames.
-    fn open_run(&self, run: StoreRun, bytes: &Bytes, access: Access) {
+    /// Opens what the store gave, fills the caches, and lands the frames that verify.
+    fn open_run(&self, run: StoreRun, bytes: &Bytes, access: Access) -> Vec<Bad> {
+        let mut bad = Vec::new();
         let mut buffer = Vec::new();
         let wanted_bytes: usize =
             run.frames.iter().map(|(frame, _)| frame.at.sealed_bytes as usize).sum();
@@ -377,13 +407,10 @@ impl Inner {
                     self.remember(ticket.key(), &plain, access);
                     ticket.land(Ok(plain));
                 }
-                Err(error) => {
-                    self.counters.store_bad_count.fetch_add(1, Ordering::Relaxed);
-                    let what = format!("read {}, frame {}", frame.info, frame.at.frame_index);
-                    ticket.land(Err(error.into_error(what)));
-                }
+                Err(error) => bad.push(Bad { frame, ticket, error }),
             }
         }
+        bad
     }
 
     fn open_sealed(&self, frame: &FrameRef, sealed: &mut [u8]) -> Result<Bytes, SegmentError> {
@@ -429,6 +456,51 @@ impl Inner {
             }
         });
         futures::future::join_all(fetches).await;
+    }
+
+    async fn read_directory(&self, info: &SegmentInfo) -> Result<Vec<DirectoryEntry>> {
+        let object_bytes = u64::from(info.object_bytes);
+        let what = || format!("open directory of {info}");
+        let first = object_bytes.saturating_sub(TAIL_BYTES_FIRST);
+        let head = self.store.get(info, 0..object_bytes.min(format::HEADER_BYTES as u64));
+        let (head, tail) = tokio::join!(head, self.store.get(info, first..object_bytes));
+        let (head, mut tail) = (head?, tail?);
+        let tail_bytes = directory_tail_bytes(&tail).map_err(|error| error.into_error(what()))?;
+        if tail_bytes > tail.len() {
+            let start = object_bytes.saturating_sub(tail_bytes as u64);
+            tail = self.store.get(info, start..object_bytes).await?;
+        }
+        let directory = open_directory(self.keys.pool_key(), &head, &tail)
+            .map_err(|error| error.into_error(what()))?;
+        self.check_identity(info, &directory)?;
+        Ok(directory.entries)
+    }
+
+    async fn check_segment(&self, info: &SegmentInfo) -> Result<ObjectReport> {
+        let object = self.store.get(info, 0..u64::from(info.object_bytes)).await?;
+        let pool_key = self.keys.pool_key().clone();
+        let checked = tokio::task::spawn_blocking(move || check_object(&pool_key, &object)).await;
+        let report = checked
+            .map_err(|error| Error::with_source(ErrorKind::Io, format!("check {info}"), error))?
+            .map_err(|error| error.into_error(format!("check {info}")))?;
+        self.check_identity(info, &report.directory)?;
+        Ok(report)
+    }
+
+    /// Counts and reports a second read of what did not verify.
+    fn note_refetch(
+        &self,
+        info: &SegmentInfo,
+        frame_index: Option<u32>,
+        error: &(dyn StdError + 'static),
+    ) {
+        self.counters.store_refetch_count.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(
+            error,
+            object = %info.object_path(),
+            frame_index,
+            "what the store sent does not verify, reading it once more"
+        );
     }
 
     fn check_identity(&self, info: &SegmentInfo, directory: &Directory) -> Result<()> {

@@ -2,16 +2,17 @@
 //!
 //! Invariants:
 //! - Everything is deterministic from the seed, which a failing test prints (`SEED=17 cargo test`).
-//! - A fault is an error or a delay of the call; it never changes stored bytes by itself. Damage is
-//!   done on purpose, by [`FaultStore::damage`].
+//! - A fault is an error, a delay or a bad transfer of the call; it never changes stored bytes by
+//!   itself. Damage is done on purpose, by [`FaultStore::damage`].
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, Result,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -81,6 +82,49 @@ pub enum Op {
     List,
 }
 
+/// What [`FaultStore::inject`] makes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails as a broken connection does.
+    Broken,
+    /// It fails as with refused credentials (403).
+    Denied,
+    /// It fails as if there were no such object (404).
+    NotFound,
+    /// It fails as an operation that the store does not have (501).
+    NotImplemented,
+    /// A get arrives whole with one bit flipped.
+    Flipped,
+    /// A get ends a byte early.
+    Short,
+}
+
+impl Fault {
+    fn error(self, op: Op, path: &Path) -> Option<Error> {
+        let source = || format!("injected fault of {op:?}").into();
+        let path = path.to_string();
+        match self {
+            Fault::Broken => Some(fault(op)),
+            Fault::Denied => Some(Error::PermissionDenied { path, source: source() }),
+            Fault::NotFound => Some(Error::NotFound { path, source: source() }),
+            Fault::NotImplemented => Some(Error::NotImplemented {
+                operation: format!("{op:?}"),
+                implementer: "FaultStore".to_owned(),
+            }),
+            Fault::Flipped | Fault::Short => None,
+        }
+    }
+}
+
+/// Calls of a kind below a folder that are to go wrong.
+#[derive(Debug)]
+struct Rule {
+    op: Op,
+    folder: String,
+    count_left: u64,
+    fault: Fault,
+}
+
 /// One call that came in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
@@ -98,6 +142,7 @@ struct Faults {
     calls_left: Option<u64>,
     failing: HashMap<Op, u64>,
     ambiguous: HashMap<Op, u64>,
+    rules: Vec<Rule>,
     random_percent: u64,
     delay: Duration,
     calls: Vec<Call>,
@@ -148,6 +193,28 @@ impl FaultStore {
         self.faults.lock().failing.insert(op, count);
     }
 
+    /// The next `count` calls of `op` on objects below `folder` ("" is everything) go wrong so.
+    pub fn inject(&self, op: Op, folder: &str, count: u64, fault: Fault) {
+        let folder = folder.to_owned();
+        self.faults.lock().rules.push(Rule { op, folder, count_left: count, fault });
+    }
+
+    /// Takes back what [`FaultStore::inject`] ordered. Returns how many calls it would still hit.
+    pub fn clear_injected(&self) -> u64 {
+        let rules = std::mem::take(&mut self.faults.lock().rules);
+        rules.iter().map(|rule| rule.count_left).sum()
+    }
+
+    fn injected(&self, op: Op, path: &Path) -> Option<Fault> {
+        let mut faults = self.faults.lock();
+        let hits = |rule: &&mut Rule| {
+            rule.op == op && rule.count_left > 0 && path.as_ref().starts_with(&rule.folder)
+        };
+        let rule = faults.rules.iter_mut().find(hits)?;
+        rule.count_left -= 1;
+        Some(rule.fault)
+    }
+
     /// The next `count` calls of `op` take effect and report a failure all the same.
     pub fn make_ambiguous(&self, op: Op, count: u64) {
         self.faults.lock().ambiguous.insert(op, count);
@@ -195,8 +262,8 @@ impl FaultStore {
         self.inner.put(path, bytes.into()).await.expect("it can be written");
     }
 
-    /// Notes the call; fails when it is its turn.
-    async fn enter(&self, op: Op, path: &Path, range: Option<String>) -> Result<()> {
+    /// Notes the call; fails when it is its turn. Returns how its transfer goes wrong, if it does.
+    async fn enter(&self, op: Op, path: &Path, range: Option<String>) -> Result<Option<Fault>> {
         let (delay, fails) = {
             let mut faults = self.faults.lock();
             faults.calls.push(Call { op, path: path.clone(), range });
@@ -213,7 +280,11 @@ impl FaultStore {
             let mut held = self.held.subscribe();
             let _ = held.wait_for(|is_held| !is_held).await;
         }
-        if fails { Err(fault(op)) } else { Ok(()) }
+        if fails {
+            return Err(fault(op));
+        }
+        let injected = self.injected(op, path);
+        injected.and_then(|fault| fault.error(op, path)).map_or(Ok(injected), Err)
     }
 
     fn leave<T>(&self, op: Op, result: Result<T>) -> Result<T> {
@@ -250,6 +321,20 @@ fn fault(op: Op) -> Error {
     Error::Generic { store: "FaultStore", source: format!("injected fault of {op:?}").into() }
 }
 
+/// The transfer of an object as a bad line delivers it.
+async fn garble(got: GetResult, fault: Fault) -> Result<GetResult> {
+    let (meta, range) = (got.meta.clone(), got.range.clone());
+    let (attributes, extensions) = (got.attributes.clone(), got.extensions.clone());
+    let mut bytes = got.bytes().await?.to_vec();
+    let middle = bytes.len() / 2;
+    match (fault, bytes.get_mut(middle)) {
+        (Fault::Flipped, Some(byte)) => *byte ^= 0x10,
+        _ => bytes.truncate(bytes.len().saturating_sub(1)),
+    }
+    let body = futures::stream::once(async move { Ok(bytes.into()) }).boxed();
+    Ok(GetResult { payload: GetResultPayload::Stream(body), meta, range, attributes, extensions })
+}
+
 impl std::fmt::Display for FaultStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "FaultStore({})", self.inner)
@@ -281,8 +366,12 @@ impl ObjectStore for FaultStore {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let range = options.range.as_ref().map(ToString::to_string);
         let _running = Running::new(&self.faults);
-        self.enter(Op::Get, location, range).await?;
+        let fault = self.enter(Op::Get, location, range).await?;
         let result = self.inner.get_opts(location, options).await;
+        let result = match (fault, result) {
+            (Some(fault), Ok(got)) => garble(got, fault).await,
+            (_, result) => result,
+        };
         self.leave(Op::Get, result)
     }
 
@@ -297,6 +386,11 @@ impl ObjectStore for FaultStore {
         if fails {
             return futures::stream::iter([Err(fault(Op::Delete))]).boxed();
         }
+        // The path is not known yet: a rule for deletes is for all of them.
+        let injected = self.injected(Op::Delete, &Path::default());
+        if let Some(error) = injected.and_then(|fault| fault.error(Op::Delete, &Path::default())) {
+            return futures::stream::iter([Err(error)]).boxed();
+        }
         self.inner.delete_stream(locations)
     }
 
@@ -306,6 +400,12 @@ impl ObjectStore for FaultStore {
         faults.calls.push(Call { op: Op::List, path, range: None });
         if faults.is_away || take_one(&mut faults.failing, Op::List) {
             return futures::stream::iter([Err(fault(Op::List))]).boxed();
+        }
+        drop(faults);
+        let path = prefix.cloned().unwrap_or_default();
+        let injected = self.injected(Op::List, &path);
+        if let Some(error) = injected.and_then(|fault| fault.error(Op::List, &path)) {
+            return futures::stream::iter([Err(error)]).boxed();
         }
         self.inner.list(prefix)
     }

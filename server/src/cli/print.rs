@@ -153,8 +153,12 @@ fn status(info: &StatusInfo) -> String {
         (
             "reads",
             format!(
-                "frames from memory {}, from the cache {}, from the store {}",
-                info.tier.memory_hit_count, info.tier.cache_hit_count, info.tier.store_frame_count
+                "frames from memory {}, from the cache {}, from the store {} ({} read twice, {} bad)",
+                info.tier.memory_hit_count,
+                info.tier.cache_hit_count,
+                info.tier.store_frame_count,
+                info.tier.store_refetch_count,
+                info.tier.store_bad_count
             ),
         ),
         (

@@ -251,6 +251,8 @@ impl AdminPool {
                 memory_hit_count: tier.frames.memory_hit_count,
                 cache_hit_count: tier.frames.cache_hit_count,
                 store_frame_count: tier.frames.store_frame_count,
+                store_refetch_count: tier.frames.store_refetch_count,
+                store_bad_count: tier.frames.store_bad_count,
             },
             memory_bytes_max: open.config.budget().total_bytes,
             has_recovery_key,

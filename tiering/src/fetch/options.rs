@@ -77,7 +77,9 @@ pub struct FramesStatus {
     pub store_retry_count: u64,
     /// Bytes read from the object store.
     pub store_read_bytes: u64,
-    /// Frames whose copy in the store did not verify.
+    /// Frames and whole objects that did not verify as they arrived and were read once more.
+    pub store_refetch_count: u64,
+    /// Frames whose copy in the store did not verify, read twice.
     pub store_bad_count: u64,
     /// Frames read ahead.
     pub ahead_frame_count: u64,

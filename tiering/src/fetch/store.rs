@@ -3,8 +3,8 @@
 //! Invariants:
 //! - At most `read_count_max` requests are under way; who waits to try again holds no place.
 //! - A read ends: with the bytes, with a final error, or when it has failed for too long.
-//! - The bytes are exactly as many as were asked for. Whether they are the right ones, the caller
-//!   finds out.
+//! - The bytes are exactly as many as were asked for; a body that ends early counts as a failed
+//!   transfer. Whether they are the right ones, the caller finds out.
 
 use super::FramesOptions;
 use crate::segment::SegmentInfo;
@@ -64,7 +64,7 @@ impl StoreReader {
         let mut backoff = BACKOFF_FIRST;
         loop {
             let source = match self.attempt(info, range.clone()).await {
-                Ok(bytes) => return self.accept(info, range, bytes),
+                Ok(bytes) => return Ok(self.accept(bytes)),
                 Err(error) if is_final(&error) => return Err(final_error(info, error)),
                 Err(error) => error,
             };
@@ -91,25 +91,24 @@ impl StoreReader {
         self.request_count.fetch_add(1, Ordering::Relaxed);
         let path = info.object_path();
         let timeout = self.attempt_timeout + Duration::from_secs((range.end - range.start) >> 20);
+        let wanted_bytes = range.end - range.start;
         let read = self.store.get_range(&path, range);
-        tokio::time::timeout(timeout, read).await.unwrap_or_else(|elapsed| {
+        let bytes = tokio::time::timeout(timeout, read).await.unwrap_or_else(|elapsed| {
             Err(object_store::Error::Generic { store: "timeout", source: Box::new(elapsed) })
-        })
+        })?;
+        if bytes.len() as u64 != wanted_bytes {
+            let source = format!("{} bytes arrived instead of {wanted_bytes}", bytes.len()).into();
+            return Err(object_store::Error::Generic { store: "short body", source });
+        }
+        Ok(bytes)
     }
 
-    fn accept(&self, info: &SegmentInfo, range: Range<u64>, bytes: Bytes) -> Result<Bytes> {
+    fn accept(&self, bytes: Bytes) -> Bytes {
         if self.is_failing.swap(false, Ordering::Relaxed) {
             tracing::info!("the object store answers again");
         }
         self.read_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        if bytes.len() as u64 != range.end - range.start {
-            let what = format!(
-                "read {info}: bytes {}..{} lie past the end of the object",
-                range.start, range.end
-            );
-            return Err(Error::new(ErrorKind::Corrupt, what));
-        }
-        Ok(bytes)
+        bytes
     }
 
     /// Stores report a range past the end in the same way as an outage: a cut object must not be

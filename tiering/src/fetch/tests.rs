@@ -4,7 +4,7 @@ use super::*;
 use crate::cache::CacheOptions;
 use crate::segment::SegmentNumber;
 use crate::segment::build::{SegmentBuilder, SegmentSeed};
-use crate::testing::{FaultStore, Op, Rng, seeds};
+use crate::testing::{Fault, FaultStore, Op, Rng, seeds};
 use block::Epoch;
 use block::seal::Algorithm;
 use object_store::ObjectStoreExt;
@@ -212,7 +212,7 @@ async fn a_bad_object_is_a_final_error_that_names_it() {
     world.store.damage(&path(0), |bytes| bytes[hit] ^= 4).await;
     world.store.take_calls();
     let error = frames.read(&world.frames[4].info, world.frames[4].at).await.unwrap_err();
-    assert_eq!((error.kind(), world.get_count()), (ErrorKind::Corrupt, 1));
+    assert_eq!((error.kind(), world.get_count()), (ErrorKind::Corrupt, 2), "read twice, no more");
     let text = error.chain();
     assert!(text.contains(path(0).as_ref()) && text.contains("frame 4"), "{text}");
     assert!(text.contains("segment 1 ") && text.contains("checksum"), "{text}");
@@ -253,6 +253,80 @@ async fn a_bad_object_is_a_final_error_that_names_it() {
     let error = frames.read(&world.frames[25].info, world.frames[25].at).await.unwrap_err();
     assert_eq!((error.kind(), world.get_count()), (ErrorKind::NotFound, 1));
     assert!(error.chain().contains(path(2).as_ref()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_transfer_is_read_once_more_and_never_remembered() {
+    let world = World::new(&mut Rng::new(1), 1, 100).await;
+    let dir = tempfile::tempdir().unwrap();
+    let frames = world.open(cached(dir.path()));
+    world.store.inject(Op::Get, "segments", 1, Fault::Flipped);
+    world.check(&frames, &[42], Access::Random).await;
+    assert_eq!((world.get_count(), frames.status().store_refetch_count), (2, 1));
+
+    // Of a run of frames only the bad one is read again. A bit in the middle of the run flips.
+    world.store.take_calls();
+    world.store.inject(Op::Get, "segments", 1, Fault::Flipped);
+    world.check(&frames, &(0..9).collect::<Vec<_>>(), Access::Sequential).await;
+    let (first, last) = (world.frames[0].at, world.frames[8].at);
+    let middle = first.offset + (last.offset + last.sealed_bytes - first.offset) / 2;
+    let hit = world.frames.iter().rfind(|frame| frame.at.offset <= middle).unwrap().at;
+    let range = format!("bytes={}-{}", hit.offset, hit.offset + hit.sealed_bytes - 1);
+    let calls = world.store.take_calls();
+    assert_eq!((calls.len(), &calls[1].range), (2, &Some(range)));
+    let status = frames.status();
+    assert_eq!((status.store_refetch_count, status.store_bad_count), (2, 0));
+    frames.flush_cache().await;
+    world.store.set_away(true);
+    world.check(&frames, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 42], Access::Random).await;
+    world.store.set_away(false);
+
+    // Large runs are opened on another thread.
+    world.store.inject(Op::Get, "segments", 1, Fault::Flipped);
+    world.check(&frames, &(10..42).chain(43..100).collect::<Vec<_>>(), Access::Random).await;
+    assert_eq!(frames.status().store_refetch_count, 3);
+
+    // A bad read ahead is not remembered either.
+    let ahead = FramesOptions { stream_bytes: MIB, ..bare() };
+    let frames = world.open(ahead);
+    world.store.inject(Op::Get, "segments", 1, Fault::Flipped);
+    frames.read_ahead(&world.frames[..10]);
+    while frames.status().flight_count > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.store.clear_injected(), 0);
+    world.check(&frames, &(0..10).collect::<Vec<_>>(), Access::Sequential).await;
+    assert_eq!(frames.status().store_refetch_count, 1);
+
+    // Twice bad is bad.
+    let frames = world.open(bare());
+    world.store.inject(Op::Get, "segments", 2, Fault::Flipped);
+    let error = frames.read(&world.frames[7].info, world.frames[7].at).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    let status = frames.status();
+    assert_eq!((status.store_refetch_count, status.store_bad_count), (1, 1));
+    world.check(&frames, &[7], Access::Random).await;
+}
+
+#[tokio::test]
+async fn a_short_body_is_a_failure_that_may_pass() {
+    let world = World::new(&mut Rng::new(1), 1, 20).await;
+    let frames = world.open(bare());
+    world.store.inject(Op::Get, "segments", 3, Fault::Short);
+    world.check(&frames, &[3], Access::Random).await;
+    assert_eq!(world.store.clear_injected(), 0);
+    let status = frames.status();
+    assert_eq!((status.store_refetch_count, status.store_bad_count), (0, 0));
+    assert!(status.store_retry_count >= 2, "{status:?}");
+
+    let quick = FramesOptions { retry_duration_max: Duration::from_millis(200), ..bare() };
+    let frames = world.open(quick);
+    world.store.inject(Op::Get, "segments", u64::MAX, Fault::Short);
+    let error = frames.read(&world.frames[3].info, world.frames[3].at).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.chain());
+    assert!(error.chain().contains("arrived instead of"), "{}", error.chain());
+    world.store.clear_injected();
+    world.check(&frames, &[3], Access::Random).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -406,6 +480,17 @@ async fn directories_and_whole_segments_are_checked_against_what_is_expected() {
         assert_eq!(frames.check_segment(info).await.unwrap_err().kind(), ErrorKind::Corrupt);
         assert_eq!(frames.read_directory(info).await.unwrap_err().kind(), ErrorKind::Corrupt);
     }
+    // A bad transfer is not a bad object, until it is bad again.
+    world.store.damage(&info.object_path(), |bytes| *bytes = object.to_vec()).await;
+    let before = frames.status().store_refetch_count;
+    world.store.inject(Op::Get, "segments", 1, Fault::Flipped);
+    assert_eq!(frames.check_segment(info).await.unwrap().damaged, []);
+    world.store.inject(Op::Get, "segments", 2, Fault::Flipped);
+    assert_eq!(frames.check_segment(info).await.unwrap().damaged.len(), 1);
+    world.store.inject(Op::Get, "segments", 1, Fault::Flipped);
+    frames.read_directory(info).await.unwrap();
+    assert_eq!(frames.status().store_refetch_count, before + 3);
+
     let other = world.objects[1].1.to_vec();
     world.store.damage(&info.object_path(), |bytes| *bytes = other).await;
     assert_eq!(frames.read_directory(info).await.unwrap_err().kind(), ErrorKind::Corrupt);

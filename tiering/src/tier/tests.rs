@@ -3,7 +3,7 @@
 use super::*;
 use crate::destage::{ExtentContent, WindowExtent};
 use crate::map::ranges::RANGE_PAGES_MIN;
-use crate::testing::{FaultStore, Op, Rng, seeds};
+use crate::testing::{Fault, FaultStore, Op, Rng, seeds};
 use block::units::SECTOR_BYTES;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -409,6 +409,53 @@ fn transient_and_ambiguous_failures_are_waited_out() {
             tier.close().await.unwrap();
         });
     }
+}
+
+fn window_of(lsn: u64, start: u64, bytes: Vec<u8>) -> Window<Bytes> {
+    let extent = WindowExtent {
+        start_sector: start,
+        sector_count: bytes.len() as u64 / SECTOR_BYTES,
+        content: ExtentContent::Data(bytes.into()),
+    };
+    Window {
+        last_lsn: Lsn(lsn),
+        volume_records: Vec::new(),
+        volumes: vec![(VolumeId(1), vec![extent])],
+    }
+}
+
+#[test]
+fn a_destage_gets_over_bad_transfers_of_what_it_reads() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let mut uncached = options(store.clone(), 1);
+        uncached.frames.memory_bytes = 0;
+        uncached.frames.stream_bytes = 0;
+        let tier = Tier::open(uncached).await.unwrap();
+        tier.destage(window_of(1, 0, vec![1; 8192]), &Payloads).await.unwrap();
+        // One sector of an old block: the rest of it is read from the store.
+        for (lsn, fault) in [(2, Fault::Flipped), (3, Fault::Short)] {
+            store.inject(Op::Get, "segments", 1, fault);
+            let window = window_of(lsn, lsn, vec![lsn as u8; SECTOR]);
+            let report = tier.destage(window, &Payloads).await.unwrap();
+            assert_eq!((report.merged_block_count, store.clear_injected()), (1, 0));
+        }
+        assert_eq!(tier.status().frames.store_refetch_count, 1);
+        // An upload whose answer was lost is compared with what is there.
+        for fault in [Fault::Flipped, Fault::Short] {
+            store.make_ambiguous(Op::Put, 1);
+            store.inject(Op::Get, "segments", 1, fault);
+            let lsn = tier.destaged_lsn().0 + 1;
+            tier.destage(window_of(lsn, 64, vec![9; 4096]), &Payloads).await.unwrap();
+            assert_eq!(store.clear_injected(), 0);
+        }
+        let mut buf = vec![0; 5 * SECTOR];
+        tier.read(VolumeId(1), 0, &mut buf).await.unwrap();
+        let first: Vec<u8> = buf.iter().step_by(SECTOR).copied().collect();
+        assert_eq!(first, [1, 1, 2, 3, 1]);
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
 }
 
 #[test]
