@@ -74,7 +74,7 @@ ROWS = (
         (SPINDLE, SPINDLE_S3, NBDKIT, QEMU),
         {"rw": "randwrite", "bs": "8k", "iodepth": 32}, run_count=2, kind="burst"),
     Row("scan", "8 KiB random write, QD1, flush after each; alone, then beside a scan", "IOPS", HOT,
-        (SPINDLE, SPINDLE_NVME, SPINDLE_S3, NBDKIT, QEMU),
+        (SPINDLE, SPINDLE_NVME, SPINDLE_S3, NBDKIT, QEMU, NULL),
         {"rw": "randwrite", "bs": "8k", "iodepth": 1, "fsync": 1}, kind="scan"),
 )
 
