@@ -33,6 +33,9 @@ use std::sync::atomic::Ordering;
 const IN_FLIGHT_MAX: usize = 4;
 /// Ring files made ahead of need. Chosen by hand: at 1 GB/s a file lasts 64 ms.
 const FILES_AHEAD: u32 = 2;
+/// Ticks without a batch after which the next ring file is made, though no write needs it yet. Chosen
+/// by hand: a second, so that the whole ring is there within a minute of idleness.
+const TICKS_TO_MAKE: u32 = 5;
 /// Rounds of one step. Chosen by hand: a task that steps for others does not do so for long.
 const ROUNDS_MAX: u32 = 8;
 /// Rounds after which a sync that is wanted starts, though there is more to write.
@@ -257,6 +260,9 @@ impl Core {
         self.tick_sequence = self.head.sequence - 1;
         self.ticks_unsynced += 1;
         self.ticks_idle = if is_idle { self.ticks_idle.saturating_add(1) } else { 0 };
+        if is_idle && self.ticks_idle.is_multiple_of(TICKS_TO_MAKE) {
+            self.make_next_file(disk);
+        }
         let is_quieting = self.is_loud() && self.ticks_idle >= TICKS_QUIET;
         if self.retired_sequence > self.durable_sequence {
             if is_idle || self.ticks_unsynced >= TICKS_UNSYNCED_MAX {
@@ -547,8 +553,16 @@ impl Core {
     /// one after the other: a hole in their numbers is a file that was taken away.
     pub(crate) fn prepare_files(&mut self, disk: &mut dyn Disk) {
         let made = self.files.iter().take_while(|state| **state == FileState::Ready).count();
+        if made <= (self.head.slot + FILES_AHEAD) as usize {
+            self.make_next_file(disk);
+        }
+    }
+
+    /// Asks for the first file that is not there, unless it is asked for already.
+    fn make_next_file(&mut self, disk: &mut dyn Disk) {
+        let made = self.files.iter().take_while(|state| **state == FileState::Ready).count();
         let slot = u32::try_from(made).expect("file count");
-        if self.files.get(made) != Some(&FileState::Absent) || slot > self.head.slot + FILES_AHEAD {
+        if self.files.get(made) != Some(&FileState::Absent) {
             return;
         }
         let token = self.token();

@@ -135,6 +135,17 @@ impl Log {
         let opened = recovery::open(&mut disk, &args)?;
         let recovery = opened.recovery.clone();
         let (file_bytes, file_count) = (opened.config.file_bytes, opened.config.file_count);
+        if (file_bytes, file_bytes * u64::from(file_count))
+            != (options.file_bytes, options.ring_bytes)
+        {
+            tracing::warn!(
+                ring_bytes = file_bytes * u64::from(file_count),
+                file_bytes,
+                asked_ring_bytes = options.ring_bytes,
+                asked_file_bytes = options.file_bytes,
+                "the write log keeps the size that it was made with"
+            );
+        }
         let shared = Shared::new(
             opened.overlay,
             recovery.last_lsn,

@@ -96,3 +96,11 @@ fn planted_bugs_are_found() {
     let failing = Faults { sync: 20, ..none };
     finds("tail not rewritten", Planted { tail_not_rewritten: true, ..off }, failing);
 }
+
+#[test]
+fn an_idle_log_makes_the_rest_of_its_ring() {
+    for seed in 0..20 {
+        let (made, wanted) = World::new(seed, Plan::default()).files_after_idleness();
+        assert_eq!(made, wanted, "SEED={seed}");
+    }
+}

@@ -148,6 +148,17 @@ impl World {
         Ok(())
     }
 
+    /// Nobody writes for a while: files of the ring that are there then, and as many as it has.
+    pub(crate) fn files_after_idleness(&mut self) -> (u64, u64) {
+        let mut process = self.open_after_crashes().expect("an empty log opens");
+        for _ in 0..200 {
+            process.core.tick(&mut process.disk, &process.shared);
+            while process.disk.run_one() {}
+        }
+        let made = process.reader.files().expect("simulated").len() as u64;
+        (made, self.options.ring_bytes / self.options.file_bytes)
+    }
+
     fn disk(&mut self) -> SimDisk {
         SimDisk::new(Arc::clone(&self.platter), self.rng.next(), self.is_immediate)
     }
