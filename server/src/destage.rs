@@ -28,6 +28,9 @@ const ASIDE_IN_FLIGHT_MAX: usize = 64;
 /// Longest that one attempt to set a volume aside may take. Chosen by hand: an eighth of a log of
 /// 2 GiB at 30 MiB/s.
 const ASIDE_DURATION_MAX: Duration = Duration::from_secs(10);
+/// Destage is urgent while this part of the log, one in so many, is in use. Chosen by hand: before
+/// writers are slowed down.
+const URGENT_FILL: u64 = 4;
 /// Pages of the map folded after each window. Chosen by hand: a few milliseconds.
 const FOLD_PAGES: usize = 256;
 /// Pause between two looks for maintenance while nothing is written.
@@ -239,6 +242,8 @@ async fn next_generation(
 
 async fn destage_one(shared: &Shared, generation: &Arc<Generation>) -> Result<(), DestageError> {
     let started = Instant::now();
+    let log = shared.log.status();
+    shared.tier.set_urgent(log.used_bytes.saturating_mul(URGENT_FILL) >= log.ring_bytes);
     let source = FromLog { log: shared.log.clone() };
     let mut window = window_of(generation);
     let left_out = shared.left_out(generation.last_lsn());

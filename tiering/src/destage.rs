@@ -49,6 +49,11 @@ const MERGES_MAX: usize = 32;
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(100);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(10);
 
+/// Compression level, at most, while the log fills faster than it is emptied. Source: zstd 1.5 on half
+/// random data, in frames of 32 KiB: 1,400 MB/s a core instead of 650 at level 1, for the same size; on
+/// program text 350 instead of 250, for an eighth more.
+const URGENT_LEVEL: i32 = -1;
+
 /// Room for what a segment holds beside its frames and their directory entries. Chosen by hand.
 const FOOTER_ROOM_BYTES: usize = 4 << 10;
 
@@ -301,7 +306,10 @@ fn build(inner: &Inner, seed: SegmentSeed, pieces: &[Piece]) -> (Option<SealedSe
     // never written to costs nothing.
     let room = plain_bytes + pieces.len() * FRAME_OVERHEAD_BYTES + FOOTER_ROOM_BYTES;
     let bytes = inner.buffers.take(room);
-    let level = inner.options.zstd_level;
+    let level = match inner.is_urgent.load(Ordering::Relaxed) {
+        true => inner.options.zstd_level.min(URGENT_LEVEL),
+        false => inner.options.zstd_level,
+    };
     let mut builder = SegmentBuilder::new_in(seed, &inner.pool_key, level, bytes);
     let mut stored = Stored {
         record: None,

@@ -142,6 +142,8 @@ pub(crate) struct Inner {
     pub(crate) next_segment: AtomicU64,
     pub(crate) upload_retry_count: AtomicU64,
     pub(crate) is_upload_failing: AtomicBool,
+    /// See [`Tier::set_urgent`].
+    pub(crate) is_urgent: AtomicBool,
 }
 
 impl Tier {
@@ -208,6 +210,7 @@ impl Tier {
                 next_segment,
                 upload_retry_count: AtomicU64::new(0),
                 is_upload_failing: AtomicBool::new(false),
+                is_urgent: AtomicBool::new(false),
             }),
         })
     }
@@ -300,6 +303,12 @@ impl Tier {
     ) -> Result<DestageReport, DestageError> {
         self.inner.check_writable()?;
         self.inner.destage(window, source).await
+    }
+
+    /// Says whether destage should rather be fast than store little: while the log fills, segments are
+    /// compressed less.
+    pub fn set_urgent(&self, is_urgent: bool) {
+        self.inner.is_urgent.store(is_urgent, Ordering::Relaxed);
     }
 
     /// One step of background work: folds what large trims hide in the map, up to `page_budget`

@@ -149,7 +149,7 @@ pub const OPTIONS: &[OptionDoc] = &[
         "-7 to 19",
         "1",
         "",
-        "zstd level. Higher is smaller and slower.",
+        "zstd level. Higher is smaller and slower. While a quarter of the log is in use it is at most -1.",
     ),
     row(
         "encryption.cipher",
