@@ -256,6 +256,9 @@ pub struct TierInfo {
     pub range_count: u64,
     /// Uploads that failed and were tried again since the start.
     pub upload_retry_count: u64,
+    /// Times that the metadata database had ended and was opened anew since the start.
+    #[serde(default)]
+    pub reopen_count: u64,
     /// Frames found in memory since the start.
     pub memory_hit_count: u64,
     /// Frames found in the NVMe cache.

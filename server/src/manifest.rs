@@ -76,7 +76,7 @@ pub struct Manifest {
 }
 
 /// The right to serve a pool. Hold it as long as the pool is open.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ownership {
     chain: Chain,
     key: PoolKey,

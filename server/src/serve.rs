@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::cache::CacheOptions;
-use tiering::{FsckOptions, FsckReport, Tier, TierOptions};
+use tiering::{FsckOptions, FsckReport, OwnerCheck, Tier, TierOptions};
 use tokio::sync::watch;
 
 /// Longest time that an orderly stop spends on moving the log's tail to the store. What is left
@@ -64,6 +64,11 @@ pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
     let pool = keys.pool().into_bytes();
     let mut options = tier_options(config, &store, &keys, ownership.epoch());
     options.background = Some(crate::background::lane()?);
+    let owner = ownership.clone();
+    options.owner_check = Some(OwnerCheck::new(move || {
+        let owner = owner.clone();
+        Box::pin(async move { owner.check().await })
+    }));
     let tier = Tier::open(options).await?;
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, &ownership)?;

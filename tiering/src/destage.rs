@@ -177,7 +177,7 @@ impl Inner {
     ) -> Result<DestageReport, DestageError> {
         let _turn = self.destage_turn.lock().await;
         // Before anything is uploaded in vain.
-        self.writer.lock().await.check()?;
+        self.map.check(&*self.writer.lock().await)?;
         if window.last_lsn <= self.map.destaged_lsn() {
             return Ok(DestageReport { was_done: true, ..DestageReport::default() });
         }

@@ -26,4 +26,4 @@ pub use destage::{
 };
 pub use fsck::{FsckOptions, FsckReport};
 pub use orphans::SweepReport;
-pub use tier::{Tier, TierOptions, TierStatus};
+pub use tier::{OwnerCheck, Tier, TierOptions, TierStatus};

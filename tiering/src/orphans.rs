@@ -80,7 +80,7 @@ impl Inner {
             let Some(path) = self.orphans.oldest() else { break };
             // While the map may hold a commit that failed, nobody knows what it names. Asked after
             // the path was chosen: the commit that left it there has ended by then.
-            self.writer.lock().await.check()?;
+            self.map.check(&*self.writer.lock().await)?;
             report.object_count += 1;
             // A commit that failed may have become durable all the same: the map decides.
             let is_named = match parse_object_path(&path) {

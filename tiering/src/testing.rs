@@ -93,6 +93,8 @@ pub enum Fault {
     NotFound,
     /// It fails as an operation that the store does not have (501).
     NotImplemented,
+    /// A put takes effect and is answered as by [`Fault::NotFound`].
+    Unheard,
     /// A get arrives whole with one bit flipped.
     Flipped,
     /// A get ends a byte early.
@@ -108,10 +110,10 @@ impl Fault {
             Fault::Denied => Some(Error::PermissionDenied { path, source: source() }),
             Fault::NotFound => Some(Error::NotFound { path, source: source() }),
             Fault::NotImplemented => Some(Error::NotImplemented {
-                operation: format!("{op:?}"),
+                operation: format!("injected fault of {op:?}"),
                 implementer: "FaultStore".to_owned(),
             }),
-            Fault::Flipped | Fault::Short => None,
+            Fault::Unheard | Fault::Flipped | Fault::Short => None,
         }
     }
 }
@@ -202,7 +204,7 @@ impl FaultStore {
     /// Takes back what [`FaultStore::inject`] ordered. Returns how many calls it would still hit.
     pub fn clear_injected(&self) -> u64 {
         let rules = std::mem::take(&mut self.faults.lock().rules);
-        rules.iter().map(|rule| rule.count_left).sum()
+        rules.iter().fold(0, |sum: u64, rule| sum.saturating_add(rule.count_left))
     }
 
     fn injected(&self, op: Op, path: &Path) -> Option<Fault> {
@@ -349,8 +351,11 @@ impl ObjectStore for FaultStore {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        self.enter(Op::Put, location, None).await?;
+        let fault = self.enter(Op::Put, location, None).await?;
         let result = self.inner.put_opts(location, payload, options).await;
+        if fault == Some(Fault::Unheard) {
+            return Err(Fault::NotFound.error(Op::Put, location).expect("it is an error"));
+        }
         self.leave(Op::Put, result)
     }
 

@@ -7,6 +7,7 @@
 //!   shows the window, so it does not matter which of its pages a read finds.
 //! - Bytes that do not verify are an error that names volume, offset, segment and frame, never data.
 
+mod keep;
 mod read;
 
 use crate::destage::buffers::Buffers;
@@ -15,13 +16,14 @@ use crate::fetch::{Frames, FramesOptions, FramesStatus};
 use crate::fsck::{FsckOptions, FsckReport};
 use crate::map::database::{self, Database, DatabaseOptions};
 use crate::map::pages::PAGE_BLOCKS;
-use crate::map::{FoldReport, Map, MapOptions, MapStatus, Writer};
+use crate::map::{FoldReport, Health, Map, MapOptions, MapStatus, Writer};
 use crate::orphans::{Orphans, SweepReport};
 use crate::segment::{BLOCK_COUNT_MAX, FrameRef};
 use block::seal::{Algorithm, PoolKey};
 use block::units::BLOCK_BYTES;
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use object_store::ObjectStore;
 use std::ops::Range;
 use std::sync::Arc;
@@ -43,6 +45,28 @@ const ALLOCATION_PAGES_MAX: usize = 4096;
 
 /// Longest wait for the store when closing. Chosen by hand: nothing is lost by giving up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Asks whoever grants ownership of the pool whether this process still has it.
+#[derive(Clone)]
+pub struct OwnerCheck(Arc<dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync>);
+
+impl OwnerCheck {
+    /// `check` returns `Fenced` when another owner has taken the pool, anything else when nothing is
+    /// known. A new owner must show there before it opens the tier.
+    pub fn new(check: impl Fn() -> BoxFuture<'static, Result<()>> + Send + Sync + 'static) -> Self {
+        OwnerCheck(Arc::new(check))
+    }
+
+    async fn ask(&self) -> Result<()> {
+        (self.0)().await
+    }
+}
+
+impl std::fmt::Debug for OwnerCheck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OwnerCheck")
+    }
+}
 
 /// How a tier is opened.
 #[derive(Clone, Debug)]
@@ -75,6 +99,9 @@ pub struct TierOptions {
     pub open_timeout: Duration,
     /// Runtime of background work (database, destage); the opener's without it.
     pub background: Option<Handle>,
+    /// Asked each time before the metadata is claimed; without it only the metadata's own epochs
+    /// tell owners apart.
+    pub owner_check: Option<OwnerCheck>,
 }
 
 impl TierOptions {
@@ -101,6 +128,7 @@ impl TierOptions {
             database: DatabaseOptions::default(),
             open_timeout: Duration::from_secs(60),
             background: None,
+            owner_check: None,
         }
     }
 }
@@ -118,6 +146,10 @@ pub struct TierStatus {
     pub is_upload_failing: bool,
     /// Segments of failed destages that wait to be deleted from the store.
     pub abandoned_count: u64,
+    /// Times that the metadata database had ended and was opened anew.
+    pub reopen_count: u64,
+    /// Why the metadata database has ended, until it is open again.
+    pub metadata_failure: Option<String>,
 }
 
 /// See the module. Cheap to clone; every method may be called from any task at any time.
@@ -144,6 +176,7 @@ pub(crate) struct Inner {
     pub(crate) is_upload_failing: AtomicBool,
     /// See [`Tier::set_urgent`].
     pub(crate) is_urgent: AtomicBool,
+    pub(crate) reopen_count: AtomicU64,
 }
 
 impl Tier {
@@ -194,7 +227,7 @@ impl Tier {
         };
         let next_segment = AtomicU64::new(writer.root().next_segment);
         let buffers = Buffers::new(options.segments_in_flight_max);
-        Ok(Tier {
+        let tier = Tier {
             inner: Arc::new(Inner {
                 options,
                 store,
@@ -211,8 +244,13 @@ impl Tier {
                 upload_retry_count: AtomicU64::new(0),
                 is_upload_failing: AtomicBool::new(false),
                 is_urgent: AtomicBool::new(false),
+                reopen_count: AtomicU64::new(0),
             }),
-        })
+        };
+        if !is_read_only {
+            tier.inner.background.spawn(keep::keep(Arc::downgrade(&tier.inner)));
+        }
+        Ok(tier)
     }
 
     /// The runtime of background work.
@@ -364,6 +402,11 @@ impl Tier {
             upload_retry_count: self.inner.upload_retry_count.load(Ordering::Relaxed),
             is_upload_failing: self.inner.is_upload_failing.load(Ordering::Relaxed),
             abandoned_count: self.inner.orphans.abandoned_count() as u64,
+            reopen_count: self.inner.reopen_count.load(Ordering::Relaxed),
+            metadata_failure: match self.inner.map.health() {
+                Health::Well => None,
+                Health::Ended(error) | Health::Final(error) => Some(error.chain()),
+            },
         }
     }
 
@@ -373,6 +416,8 @@ impl Tier {
     /// `Unavailable` when the store does not answer; nothing is lost then.
     pub async fn close(&self) -> Result<()> {
         self.inner.frames.close().await;
+        let what = "the data tier is closed";
+        self.inner.map.set_final(Error::new(ErrorKind::Unavailable, what));
         match tokio::time::timeout(CLOSE_TIMEOUT, self.inner.map.close()).await {
             Ok(closed) => closed,
             Err(_) => {
@@ -400,6 +445,17 @@ fn check(options: &TierOptions) -> Result<()> {
 
 /// Opens the map for writing, unless a later epoch has been here.
 async fn open_map(options: &TierOptions) -> Result<(Map, Writer)> {
+    let db = open_database(options, false).await?;
+    let (key, algorithm) = (&options.pool_key, options.algorithm);
+    let opened = Map::open(db.clone(), key, algorithm, options.epoch, options.map).await;
+    if opened.is_err() {
+        close_quietly(&db).await;
+    }
+    opened
+}
+
+/// Claims the metadata database, unless a later owner has been here.
+async fn open_database(options: &TierOptions, must_exist: bool) -> Result<Arc<Database>> {
     let (store, key) = (&options.store, &options.pool_key);
     let mut expected_writer = None;
     if probe(store).await? {
@@ -410,13 +466,22 @@ async fn open_map(options: &TierOptions) -> Result<(Map, Writer)> {
         expected_writer = Some(reader.writer_count());
         close_quietly(&reader).await;
         checked?;
+        // In this order: a later owner takes the pool before it claims the metadata, so it is found
+        // here, or its claim is not counted yet and ours fails.
+        if let Some(check) = &options.owner_check {
+            check.ask().await?;
+        }
+    } else if must_exist {
+        let what = "open metadata: it is gone from the store; bring it back, spindle tries again";
+        return Err(Error::new(ErrorKind::Corrupt, what));
     }
-    let db = Arc::new(Database::open(store.clone(), &options.database, expected_writer).await?);
-    let opened = Map::open(db.clone(), key, options.algorithm, options.epoch, options.map).await;
-    if opened.is_err() {
-        close_quietly(&db).await;
+    match Database::open(store.clone(), &options.database, expected_writer).await {
+        Ok(db) => Ok(Arc::new(db)),
+        Err(error) if error.kind() == ErrorKind::Fenced => {
+            Err(keep::fence_or_own_claim(options, error).await)
+        }
+        Err(error) => Err(error),
     }
-    opened
 }
 
 async fn read_map(options: &TierOptions) -> Result<(Map, Writer)> {

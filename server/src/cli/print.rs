@@ -164,8 +164,11 @@ fn status(info: &StatusInfo) -> String {
         (
             "metadata",
             format!(
-                "{} commits, {} trims being folded, {} uploads tried again",
-                info.tier.commit_number, info.tier.range_count, info.tier.upload_retry_count
+                "{} commits, {} trims being folded, {} uploads tried again, opened anew {} times",
+                info.tier.commit_number,
+                info.tier.range_count,
+                info.tier.upload_retry_count,
+                info.tier.reopen_count
             ),
         ),
         ("memory", size(info.memory_bytes_max)),

@@ -184,6 +184,12 @@ impl AdminPool {
         if let Some(failure) = &progress.failure {
             warnings.push(format!("data does not reach the store: {failure}"));
         }
+        if let Some(failure) = &tier.metadata_failure {
+            warnings.push(format!(
+                "the metadata database has ended and is being opened anew; reads and writes go on \
+                 from memory and the log: {failure}"
+            ));
+        }
         for (volume, aside) in &progress.aside {
             warnings.push(format!(
                 "volume {volume} cannot be destaged, {} bytes of it stay in the log: {}",
@@ -248,6 +254,7 @@ impl AdminPool {
                 commit_number: tier.map.commit_number,
                 range_count: tier.map.range_count as u64,
                 upload_retry_count: tier.upload_retry_count,
+                reopen_count: tier.reopen_count,
                 memory_hit_count: tier.frames.memory_hit_count,
                 cache_hit_count: tier.frames.cache_hit_count,
                 store_frame_count: tier.frames.store_frame_count,

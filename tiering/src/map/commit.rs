@@ -14,7 +14,7 @@ use super::layers::{LayerId, LayerRecord};
 use super::pages::{self, PAGE_BLOCKS, Page, Run};
 use super::ranges::{RANGE_COUNT_MAX, RANGE_PAGES_MIN, Range};
 use super::records::{Root, SegmentRecord, encode_live};
-use super::{Map, database};
+use super::{Map, State};
 use crate::fail_point;
 use crate::segment::FrameAt;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -124,10 +124,16 @@ impl Writer {
     }
 
     /// After a failure in the middle nobody knows what the database holds until it is opened again.
-    /// Fails for good once a commit may have been written in part.
-    pub(crate) fn check(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// `Unavailable`, or `Fenced` for good, once a commit has failed.
+    pub fn check(&self) -> Result<()> {
         match &self.failed {
-            Some(error) => Err(error.clone().context("the map has failed before; restart spindle")),
+            Some(error) if error.kind() == ErrorKind::Fenced => Err(error.clone()),
+            Some(error) => {
+                let what = "a commit has failed; the metadata database is being opened anew";
+                Err(Error::with_source(ErrorKind::Unavailable, what, error.clone()))
+            }
             None => Ok(()),
         }
     }
@@ -202,9 +208,9 @@ impl Map {
     /// `Fenced` when another owner has opened the map; `Corrupt` when what is replaced does not open
     /// (nothing is written then); what the database says, after which the writer refuses all.
     pub async fn commit(&self, writer: &mut Writer, commit: Commit) -> Result<CommitReport> {
-        writer.check()?;
+        self.check(writer)?;
         let (page_changes, new_ranges) = split(&commit);
-        while self.ranges.read().len() + new_ranges.len() > RANGE_COUNT_MAX
+        while self.ranges().len() + new_ranges.len() > RANGE_COUNT_MAX
             && self.fold_ranges(writer, 4 * PAGES_AT_ONCE).await?.ranges_left > 0
         {}
         let mut draft = Draft::new(self);
@@ -263,29 +269,24 @@ impl Map {
         Ok(report)
     }
 
-    /// Commits `batch` and a new root record: how a map is opened.
-    pub(super) async fn commit_root(
-        &self,
-        writer: &mut Writer,
-        mut batch: WriteBatch,
-    ) -> Result<()> {
-        let root = Root { commit_number: writer.root.commit_number + 1, ..writer.root };
-        batch.put(ROOT_KEY, self.opener.sealer().seal(ROOT_KEY, &root.encode()));
-        self.write(writer, batch).await?;
-        self.flush(writer).await?;
-        writer.root = root;
-        self.commit_number.store(root.commit_number, Ordering::Release);
-        Ok(())
-    }
-
     async fn write(&self, writer: &mut Writer, batch: WriteBatch) -> Result<()> {
-        let written = self.db.write(batch).await;
-        written.inspect_err(|error| writer.failed = Some(error.clone()))
+        let written = self.db().write(batch).await;
+        written.inspect_err(|error| self.fail(writer, error))
     }
 
     async fn flush(&self, writer: &mut Writer) -> Result<()> {
-        let flushed = self.db.flush().await;
-        flushed.inspect_err(|error| writer.failed = Some(error.clone()))
+        let flushed = self.db().flush().await;
+        flushed.inspect_err(|error| self.fail(writer, error))
+    }
+
+    /// From here on nobody knows what the database holds.
+    fn fail(&self, writer: &mut Writer, error: &Error) {
+        writer.failed = Some(error.clone());
+        if error.kind() == ErrorKind::Fenced {
+            self.set_final(error.clone());
+        } else {
+            self.set_ended(error.clone());
+        }
     }
 
     /// What the pages hold before the change, in the order of `changes`.
@@ -315,8 +316,8 @@ impl Map {
     }
 
     async fn page_before(&self, layer: LayerId, page: u32) -> Result<Before> {
-        let cut = self.ranges.read().cut(layer, page);
-        let operands = self.operands(layer, page).await?;
+        let (db, cut) = self.db_and_cut(layer, page);
+        let operands = self.operands(&db, layer, page).await?;
         let folded = pages::fold(&operands, cut);
         let stored = folded.has_hidden.then(|| pages::fold(&operands, Lsn::NONE).runs);
         Ok(Before { page: Arc::new(folded), stored })
@@ -374,8 +375,7 @@ impl Map {
     /// see `Map::page`.
     fn apply(&self, fresh: Fresh, new_ranges: &[(LayerId, Range)], live: Vec<(u64, u32)>) {
         if !new_ranges.is_empty() {
-            let with = self.ranges.read().with(new_ranges.iter().copied());
-            *self.ranges.write() = with;
+            self.set_ranges(self.ranges().with(new_ranges.iter().copied()));
         }
         self.generation.fetch_add(1, Ordering::SeqCst);
         for (key, page) in fresh.pages {
@@ -409,13 +409,13 @@ impl Map {
     /// # Errors
     /// As [`Map::commit`].
     pub async fn fold_ranges(&self, writer: &mut Writer, page_budget: usize) -> Result<FoldReport> {
-        writer.check()?;
-        let ranges = self.ranges.read().clone();
+        self.check(writer)?;
+        let State { db, ranges, .. } = self.state.borrow().clone();
         let Some((layer, range)) = ranges.first() else { return Ok(FoldReport::default()) };
         let from = Bound::Included(keys::page_key(layer, range.first_page).to_vec());
         let until = Bound::Included(keys::page_key(layer, range.last_page).to_vec());
-        let failed = |cause| database::error(format!("scan pages of layer {layer}"), cause);
-        let mut scan = self.db.scan((from, until)).await.map_err(failed)?;
+        let failed = |cause| db.failed(format!("scan pages of layer {layer}"), cause);
+        let mut scan = db.scan((from, until)).await.map_err(failed)?;
         let mut draft = Draft::new(self);
         let mut touched = Vec::new();
         let mut page_count = 0u64;
@@ -453,7 +453,7 @@ impl Map {
         let live = self.draft_live(&mut draft).await?;
         self.write(writer, draft.batch).await?;
         let ranges_left = left.len();
-        *self.ranges.write() = left;
+        self.set_ranges(left);
         let pages = touched.into_iter().map(|key| (key, None)).collect();
         self.apply(Fresh { bytes_left: 0, pages }, &[], live);
         Ok(FoldReport { page_count, ranges_left })

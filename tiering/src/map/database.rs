@@ -5,24 +5,29 @@
 //!   its memtable was flushed. One write batch is in one memtable, so a commit is all or nothing.
 //! - Its memory is bounded by [`DatabaseOptions`]: memtables, block cache, compaction buffers.
 //! - The store failing for a while is waited out, never an error; a fenced writer is `Fenced`.
+//! - What waiting does not mend ends the database for good: an object that is gone or was written by
+//!   somebody else, an operation that the store refuses as unknown, a table that does not verify, a
+//!   panic, in any of its background tasks. Everything fails with `Unavailable` from then on, whatever
+//!   the cause was, because another handle may do better; `tier::keep` opens one.
 
 use block::{Error, ErrorKind};
 use bytes::Bytes;
 use object_store::ObjectStore;
 use slatedb::config::{
-    CompactionWorkerOptions, CompactorOptions, DbReaderOptions, FlushOptions, FlushType,
-    GarbageCollectorDirectoryOptions, GarbageCollectorOptions, Settings,
+    CloseOptions, CompactionWorkerOptions, CompactorOptions, DbReaderOptions, FlushOptions,
+    FlushType, GarbageCollectorDirectoryOptions, GarbageCollectorOptions, Settings,
     SizeTieredCompactionSchedulerOptions,
 };
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
 use slatedb::{
-    CloseReason, Db, DbIterator, DbReader, DbReaderMode, MergeOperator, MergeOperatorError,
-    WriteBatch,
+    CloseReason, Db, DbIterator, DbReader, DbReaderMode, DbStatus, MergeOperator,
+    MergeOperatorError, WriteBatch,
 };
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Folder of the database within the pool's prefix.
 pub const FOLDER: &str = "metadata";
@@ -288,6 +293,47 @@ impl Database {
         closed.map_err(|cause| error("close metadata database", cause))
     }
 
+    /// As [`Database::close`] for a database that is given up: what is not durable stays so.
+    ///
+    /// # Errors
+    /// What the database says; it is closed in any case.
+    pub async fn abandon(&self) -> block::Result<()> {
+        let closed = match self {
+            Database::Owner(db) => db.close_with_options(CloseOptions { flush_type: None }).await,
+            Database::Reader(reader) => reader.close().await,
+        };
+        closed.map_err(|cause| error("close metadata database", cause))
+    }
+
+    /// Tells when it has ended.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<DbStatus> {
+        match self {
+            Database::Owner(db) => db.subscribe(),
+            Database::Reader(reader) => reader.subscribe(),
+        }
+    }
+
+    fn close_reason(&self) -> Option<CloseReason> {
+        match self {
+            Database::Owner(db) => db.status().close_reason,
+            Database::Reader(reader) => reader.status().close_reason,
+        }
+    }
+
+    /// Why it has ended, if another owner has fenced it.
+    #[must_use]
+    pub fn fence(&self) -> Option<Error> {
+        let is_fenced = self.close_reason() == Some(CloseReason::Fenced);
+        is_fenced.then(|| Error::new(ErrorKind::Fenced, "another owner has opened the metadata"))
+    }
+
+    /// It has ended, and nobody has fenced it: another handle may go on.
+    #[must_use]
+    pub fn has_given_up(&self) -> bool {
+        self.close_reason().is_some_and(|reason| reason != CloseReason::Fenced)
+    }
+
     fn owner(&self) -> block::Result<&Db> {
         match self {
             Database::Owner(db) => Ok(db),
@@ -297,16 +343,19 @@ impl Database {
         }
     }
 
-    /// A fence closes the database: what fails afterwards fails because of it.
-    fn failed(&self, doing: &str, cause: slatedb::Error) -> Error {
+    /// What an error of this database asks of the caller. Once it has ended, what fails does so
+    /// because of that.
+    #[must_use]
+    pub fn failed(&self, doing: impl Into<String>, cause: slatedb::Error) -> Error {
         let error = error(doing, cause);
-        match self {
-            Database::Owner(db)
-                if db.status().close_reason == Some(CloseReason::Fenced)
-                    && error.kind() != ErrorKind::Fenced =>
-            {
+        match self.close_reason() {
+            Some(CloseReason::Fenced) if error.kind() != ErrorKind::Fenced => {
                 let what = "another owner has opened the metadata";
                 Error::with_source(ErrorKind::Fenced, what, error)
+            }
+            Some(_) if !matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Unavailable) => {
+                let what = "the metadata database has ended and is being opened anew";
+                Error::with_source(ErrorKind::Unavailable, what, error)
             }
             _ => error,
         }

@@ -241,6 +241,12 @@ impl Opener {
         Opener { key: header.key(pool_key), header }
     }
 
+    /// Opens what `header` heads.
+    #[must_use]
+    pub fn is_for(&self, header: &Header) -> bool {
+        self.header == *header
+    }
+
     /// Appends the associated data of `key` to `out`.
     fn associated(&self, key: &[u8], out: &mut Vec<u8>) {
         out.clear();

@@ -9,6 +9,8 @@
 //! - Memory is bounded by [`MapOptions`] whatever the size of the volumes. Opening reads the root,
 //!   the range records and the volume records, never a page.
 //! - Only the holder of the [`Writer`] changes anything.
+//! - The database and the ranges that go with it are replaced together, so that no page is folded
+//!   with the ranges of another state: see [`Map::reopen`].
 
 pub mod clock_cache;
 pub mod commit;
@@ -32,11 +34,17 @@ use pages::{Operand, Page};
 use parking_lot::RwLock;
 use ranges::{Range, RangeList};
 use records::{Root, SegmentRecord};
-use slatedb::WriteBatch;
+use slatedb::{DbStatus, WriteBatch};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Longest that a read waits for another handle of a database that has given up. Chosen by hand, as
+/// the patience with a store that does not answer ([`crate::fetch::FramesOptions`]).
+const REOPEN_WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// Memory of the map, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -81,16 +89,35 @@ pub struct StoredPage {
     pub operands: Result<Vec<Operand>>,
 }
 
+/// Whether the map can be written and read.
+#[derive(Clone, Debug, Default)]
+pub enum Health {
+    /// It can.
+    #[default]
+    Well,
+    /// Its database has given up, or a commit has failed; another handle is needed.
+    Ended(Error),
+    /// There will be no other handle: somebody else owns the pool, or it is closed.
+    Final(Error),
+}
+
+/// What a page is read with.
+#[derive(Clone)]
+struct State {
+    db: Arc<Database>,
+    ranges: RangeList,
+    health: Health,
+}
+
 /// See the module.
 pub struct Map {
-    db: Arc<Database>,
+    state: watch::Sender<State>,
     opener: Opener,
     pages: ClockCache<(LayerId, u32), Arc<Page>>,
     /// Bytes of new pages that a commit may hold back to put into the cache.
     page_retain_bytes: usize,
     segments: ClockCache<u64, Arc<SegmentRecord>>,
     live: ClockCache<u64, u32>,
-    ranges: RwLock<RangeList>,
     volume_records: RwLock<BTreeMap<VolumeId, Bytes>>,
     /// Counts commits that changed pages: a page that was read under an older number may be stale
     /// and is not cached. Raised before the cache is touched.
@@ -122,11 +149,59 @@ impl Map {
             }
         };
         check_epoch(&root, epoch)?;
-        let map = Map::new(db, Opener::new(header, pool_key), &root, options);
-        map.load().await?;
-        let mut writer = Writer::new(Root { epoch, ..root });
-        map.commit_root(&mut writer, batch).await?;
-        Ok((map, writer))
+        let opener = Opener::new(header, pool_key);
+        let loaded = Loaded::load(&db, &opener).await?;
+        let root = commit_root(&db, &opener, Root { epoch, ..root }, batch).await?;
+        Ok((Map::new(db, opener, &root, options, loaded), Writer::new(root)))
+    }
+
+    /// Goes on with another handle of the same database, which has fenced the one before. What that
+    /// one held and had not made durable is forgotten; `writer` is well again. Reads see the one
+    /// state or the other, never a mixture.
+    ///
+    /// # Errors
+    /// `Fenced` if a higher epoch has committed; `Corrupt` if it is another database, or an older
+    /// state of it; what the database says. Nothing has changed then.
+    pub async fn reopen(
+        &self,
+        writer: &mut Writer,
+        db: Arc<Database>,
+        pool_key: &PoolKey,
+    ) -> Result<()> {
+        let found = Self::find_root(&db, pool_key).await?;
+        let Some((_, root)) = found.filter(|(header, _)| self.opener.is_for(header)) else {
+            return Err(keys::corrupt(HEADER_KEY, "another database is in its place"));
+        };
+        let (epoch, known) = (writer.root().epoch, writer.root().commit_number);
+        check_epoch(&root, epoch)?;
+        if root.commit_number < known {
+            let what = format!("commit {known} was durable, it is back at {}", root.commit_number);
+            return Err(keys::corrupt(ROOT_KEY, what));
+        }
+        let loaded = Loaded::load(&db, &self.opener).await?;
+        let root =
+            commit_root(&db, &self.opener, Root { epoch, ..root }, WriteBatch::new()).await?;
+        let mut is_final = false;
+        self.state.send_if_modified(|state| {
+            is_final = matches!(state.health, Health::Final(_));
+            if !is_final {
+                *state = State { db, ranges: loaded.ranges, health: Health::Well };
+            }
+            !is_final
+        });
+        if is_final {
+            return Err(Error::new(ErrorKind::Unavailable, "open metadata: the pool is closing"));
+        }
+        // Before the caches are emptied: what was read from the state before is not cached any more.
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        self.pages.retain(|_| false);
+        self.segments.retain(|_| false);
+        self.live.retain(|_| false);
+        *self.volume_records.write() = loaded.volume_records;
+        self.destaged.store(root.destaged.0, Ordering::Release);
+        self.commit_number.store(root.commit_number, Ordering::Release);
+        *writer = Writer::new(root);
+        Ok(())
     }
 
     /// Opens the map as it is, without writing anything. The writer refuses every change.
@@ -141,9 +216,9 @@ impl Map {
         let Some((header, root)) = Self::find_root(&db, pool_key).await? else {
             return Err(Error::new(ErrorKind::NotFound, "open metadata: there is none"));
         };
-        let map = Map::new(db, Opener::new(header, pool_key), &root, options);
-        map.load().await?;
-        Ok((map, Writer::new(root)))
+        let opener = Opener::new(header, pool_key);
+        let loaded = Loaded::load(&db, &opener).await?;
+        Ok((Map::new(db, opener, &root, options, loaded), Writer::new(root)))
     }
 
     /// Whether `epoch` may open the map for writing.
@@ -171,66 +246,115 @@ impl Map {
         }
     }
 
-    fn new(db: Arc<Database>, opener: Opener, root: &Root, options: MapOptions) -> Map {
+    fn new(
+        db: Arc<Database>,
+        opener: Opener,
+        root: &Root,
+        options: MapOptions,
+        loaded: Loaded,
+    ) -> Map {
         Map {
-            db,
+            state: watch::Sender::new(State { db, ranges: loaded.ranges, health: Health::Well }),
             opener,
             pages: ClockCache::new(options.page_cache_bytes),
             page_retain_bytes: options.page_cache_bytes / 4,
             segments: ClockCache::new(options.segment_cache_bytes * 3 / 4),
             live: ClockCache::new(options.segment_cache_bytes / 4),
-            ranges: RwLock::new(RangeList::default()),
-            volume_records: RwLock::new(BTreeMap::new()),
+            volume_records: RwLock::new(loaded.volume_records),
             generation: AtomicU64::new(0),
             destaged: AtomicU64::new(root.destaged.0),
             commit_number: AtomicU64::new(root.commit_number),
         }
     }
 
-    async fn load(&self) -> Result<()> {
-        self.load_ranges().await?;
-        self.load_volume_records().await
+    /// The database at this moment.
+    pub fn db(&self) -> Arc<Database> {
+        self.state.borrow().db.clone()
     }
 
-    async fn load_ranges(&self) -> Result<()> {
-        let mut found: Vec<(LayerId, Range)> = Vec::new();
-        self.scan(family::RANGE, |key, value| {
-            let (layer, lsn, ordinal) =
-                range_of(key).ok_or_else(|| keys::corrupt(key, "not a range key"))?;
-            let plain = self.opener.open_one(key, value)?;
-            found.push((layer, Range::decode(layer, lsn, ordinal, &plain)?));
-            Ok(())
-        })
-        .await?;
-        *self.ranges.write() = RangeList::default().with(found);
-        Ok(())
+    /// The database, and the cut of a page that goes with it.
+    fn db_and_cut(&self, layer: LayerId, page: u32) -> (Arc<Database>, Lsn) {
+        let state = self.state.borrow();
+        (state.db.clone(), state.ranges.cut(layer, page))
     }
 
-    async fn load_volume_records(&self) -> Result<()> {
-        let mut found = BTreeMap::new();
-        self.scan(family::VOLUME, |key, value| {
-            let volume = volume_of(key).ok_or_else(|| keys::corrupt(key, "not a volume key"))?;
-            found.insert(volume, Bytes::from(self.opener.open_one(key, value)?));
-            Ok(())
-        })
-        .await?;
-        *self.volume_records.write() = found;
-        Ok(())
+    fn ranges(&self) -> RangeList {
+        self.state.borrow().ranges.clone()
     }
 
-    /// Calls `each` for every key and value of a family, in order.
-    async fn scan(
-        &self,
-        family: u8,
-        mut each: impl FnMut(&[u8], &[u8]) -> Result<()> + Send,
-    ) -> Result<()> {
-        let failed = |cause| database::error("scan metadata", cause);
-        let range = (Bound::Included(vec![family]), after(family));
-        let mut found = self.db.scan(range).await.map_err(failed)?;
-        while let Some(entry) = found.next().await.map_err(failed)? {
-            each(&entry.key, &entry.value)?;
+    fn set_ranges(&self, ranges: RangeList) {
+        self.state.send_modify(|state| state.ranges = ranges);
+    }
+
+    /// Whether it can be written and read.
+    pub fn health(&self) -> Health {
+        self.state.borrow().health.clone()
+    }
+
+    /// Notes that another handle is needed. What is final stays so.
+    pub fn set_ended(&self, error: Error) {
+        self.state.send_modify(|state| {
+            if !matches!(state.health, Health::Final(_)) {
+                state.health = Health::Ended(error);
+            }
+        });
+    }
+
+    /// Notes that there will be no other handle. The first reason stays.
+    pub fn set_final(&self, error: Error) {
+        self.state.send_modify(|state| {
+            if !matches!(state.health, Health::Final(_)) {
+                state.health = Health::Final(error);
+            }
+        });
+    }
+
+    /// To wait for the end without keeping the map alive.
+    pub fn vigil(&self) -> Vigil {
+        let state = self.state.subscribe();
+        let status = state.borrow().db.subscribe();
+        Vigil { state, status }
+    }
+
+    /// Whether the holder of `writer` may change anything.
+    ///
+    /// # Errors
+    /// `Unavailable` until another handle has been opened; `Fenced` for good.
+    pub fn check(&self, writer: &Writer) -> Result<()> {
+        writer.check()?;
+        let state = self.state.borrow();
+        match &state.health {
+            Health::Final(error) => Err(error.clone()),
+            Health::Ended(error) => {
+                let what = "the metadata database has ended and is being opened anew";
+                Err(Error::with_source(ErrorKind::Unavailable, what, error.clone()))
+            }
+            Health::Well if state.db.has_given_up() => {
+                let what = "the metadata database has ended and is being opened anew";
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+            Health::Well => Ok(()),
         }
-        Ok(())
+    }
+
+    /// After `db` has failed with `error`: waits until another handle has taken its place, if it has
+    /// given up; hands the error back otherwise, or when that takes too long. Not for the holder of
+    /// the [`Writer`], without which there is no other handle.
+    async fn wait_reopened(&self, db: &Arc<Database>, error: Error) -> Result<()> {
+        if !db.has_given_up() {
+            return Err(error);
+        }
+        let mut state = self.state.subscribe();
+        let settled = state.wait_for(|state| {
+            !Arc::ptr_eq(&state.db, db) || matches!(state.health, Health::Final(_))
+        });
+        match tokio::time::timeout(REOPEN_WAIT_MAX, settled).await {
+            Ok(Ok(state)) => match &state.health {
+                Health::Final(reason) => Err(reason.clone()),
+                Health::Well | Health::Ended(_) => Ok(()),
+            },
+            Ok(Err(_)) | Err(_) => Err(error),
+        }
     }
 
     /// Everything up to this LSN is durable in the data tier.
@@ -248,7 +372,7 @@ impl Map {
         MapStatus {
             commit_number: self.commit_number.load(Ordering::Acquire),
             destaged_lsn: self.destaged_lsn(),
-            range_count: self.ranges.read().len(),
+            range_count: self.state.borrow().ranges.len(),
             page_cache_bytes: self.pages.bytes(),
             page_count: self.pages.entry_count(),
         }
@@ -267,22 +391,30 @@ impl Map {
         if let Some(page) = self.cached_page(layer, page) {
             return Ok(page);
         }
-        let generation = self.generation.load(Ordering::SeqCst);
-        // The ranges before the page: a range that is folded in between would otherwise be missing
-        // while the page still shows what it hides.
-        let cut = self.ranges.read().cut(layer, page);
-        let operands = self.operands(layer, page).await?;
-        let folded = Arc::new(pages::fold(&operands, cut));
-        let is_current = || self.generation.load(Ordering::SeqCst) == generation;
-        let bytes = folded.memory_bytes();
-        self.pages.insert_if((layer, page), folded.clone(), bytes, is_current);
-        Ok(folded)
+        loop {
+            let generation = self.generation.load(Ordering::SeqCst);
+            // The ranges before the page: a range that is folded in between would otherwise be missing
+            // while the page still shows what it hides.
+            let (db, cut) = self.db_and_cut(layer, page);
+            let operands = match self.operands(&db, layer, page).await {
+                Ok(operands) => operands,
+                Err(error) => {
+                    self.wait_reopened(&db, error).await?;
+                    continue;
+                }
+            };
+            let folded = Arc::new(pages::fold(&operands, cut));
+            let is_current = || self.generation.load(Ordering::SeqCst) == generation;
+            let bytes = folded.memory_bytes();
+            self.pages.insert_if((layer, page), folded.clone(), bytes, is_current);
+            return Ok(folded);
+        }
     }
 
     /// What is stored of a page, oldest operand first.
-    async fn operands(&self, layer: LayerId, page: u32) -> Result<Vec<Operand>> {
+    async fn operands(&self, db: &Database, layer: LayerId, page: u32) -> Result<Vec<Operand>> {
         let key = keys::page_key(layer, page);
-        match get(&self.db, &key).await? {
+        match get(db, &key).await? {
             Some(value) => self.decode_operands(&key, &value),
             None => Ok(Vec::new()),
         }
@@ -309,7 +441,14 @@ impl Map {
         if let Some(record) = self.segments.get(&number) {
             return Ok(record);
         }
-        let record = self.find_segment(number).await?.ok_or_else(|| {
+        let found = loop {
+            let db = self.db();
+            match self.segment_in(&db, number).await {
+                Ok(found) => break found,
+                Err(error) => self.wait_reopened(&db, error).await?,
+            }
+        };
+        let record = found.ok_or_else(|| {
             keys::corrupt(&keys::segment_key(number), "a page names it, but it has no record")
         })?;
         let record = Arc::new(record);
@@ -327,8 +466,12 @@ impl Map {
     /// # Errors
     /// `Corrupt`; what the database says.
     pub async fn find_segment(&self, number: u64) -> Result<Option<SegmentRecord>> {
+        self.segment_in(&self.db(), number).await
+    }
+
+    async fn segment_in(&self, db: &Database, number: u64) -> Result<Option<SegmentRecord>> {
         let key = keys::segment_key(number);
-        match get(&self.db, &key).await? {
+        match get(db, &key).await? {
             Some(value) => {
                 let plain = self.opener.open_one(&key, &value)?;
                 Ok(Some(SegmentRecord::decode(number, &plain)?))
@@ -342,7 +485,7 @@ impl Map {
             return Ok(blocks);
         }
         let key = keys::live_key(number);
-        match get(&self.db, &key).await? {
+        match get(&self.db(), &key).await? {
             Some(value) => records::decode_live(number, &self.opener.open_one(&key, &value)?),
             None => Ok(0),
         }
@@ -359,7 +502,7 @@ impl Map {
     ) -> Result<Vec<(SegmentRecord, u32)>> {
         let from = Bound::Excluded(keys::segment_key(last).to_vec());
         let mut found = Vec::new();
-        for (key, value) in self.entries(from, after(family::SEGMENT), count_max).await? {
+        for (key, value) in entries(&self.db(), from, after(family::SEGMENT), count_max).await? {
             let number = number_of(&key).ok_or_else(|| keys::corrupt(&key, "not a segment key"))?;
             let record = SegmentRecord::decode(number, &self.opener.open_one(&key, &value)?)?;
             found.push((record, self.live_blocks(number).await?));
@@ -381,9 +524,9 @@ impl Map {
             Some((layer, page)) => Bound::Excluded(keys::page_key(layer, page).to_vec()),
             None => Bound::Included(vec![family::PAGE]),
         };
-        let ranges = self.ranges.read().clone();
+        let State { db, ranges, .. } = self.state.borrow().clone();
         let mut found = Vec::new();
-        for (key, value) in self.entries(from, after(family::PAGE), count_max).await? {
+        for (key, value) in entries(&db, from, after(family::PAGE), count_max).await? {
             let (layer, page) =
                 page_of(&key).ok_or_else(|| keys::corrupt(&key, "not a page key"))?;
             let operands = self.decode_operands(&key, &value);
@@ -409,12 +552,18 @@ impl Map {
     ) -> Result<Vec<(u32, Page)>> {
         let from = Bound::Included(keys::page_key(layer, first).to_vec());
         let until = Bound::Included(keys::page_key(layer, last).to_vec());
-        let ranges = self.ranges.read().clone();
+        let (state, read) = loop {
+            let state = self.state.borrow().clone();
+            match entries(&state.db, from.clone(), until.clone(), count_max).await {
+                Ok(read) => break (state, read),
+                Err(error) => self.wait_reopened(&state.db, error).await?,
+            }
+        };
         let mut found = Vec::new();
-        for (key, value) in self.entries(from, until, count_max).await? {
+        for (key, value) in read {
             let (_, page) = page_of(&key).ok_or_else(|| keys::corrupt(&key, "not a page key"))?;
             let operands = self.decode_operands(&key, &value)?;
-            found.push((page, pages::fold(&operands, ranges.cut(layer, page))));
+            found.push((page, pages::fold(&operands, state.ranges.cut(layer, page))));
         }
         Ok(found)
     }
@@ -425,7 +574,7 @@ impl Map {
     /// `Corrupt`, naming the layer; what the database says.
     pub async fn layer(&self, layer: LayerId) -> Result<Option<LayerRecord>> {
         let key = keys::layer_key(layer);
-        match get(&self.db, &key).await? {
+        match get(&self.db(), &key).await? {
             Some(value) => {
                 Ok(Some(LayerRecord::decode(layer, &self.opener.open_one(&key, &value)?)?))
             }
@@ -433,23 +582,10 @@ impl Map {
         }
     }
 
-    /// Up to `count_max` entries between two keys, in order.
-    async fn entries(
-        &self,
-        from: Bound<Vec<u8>>,
-        until: Bound<Vec<u8>>,
-        count_max: usize,
-    ) -> Result<Vec<(Bytes, Bytes)>> {
-        let failed = |cause| database::error("scan metadata", cause);
-        let mut scan = self.db.scan((from, until)).await.map_err(failed)?;
-        let mut found = Vec::new();
-        while found.len() < count_max {
-            match scan.next().await.map_err(failed)? {
-                Some(entry) => found.push((entry.key, entry.value)),
-                None => break,
-            }
-        }
-        Ok(found)
+    /// As after a while: every page has to be read from the database.
+    #[cfg(test)]
+    pub fn forget_pages(&self) {
+        self.pages.retain(|_| false);
     }
 
     /// Makes everything written so far durable and ends the database's background tasks.
@@ -457,8 +593,117 @@ impl Map {
     /// # Errors
     /// What the database says; it is closed in any case.
     pub async fn close(&self) -> Result<()> {
-        self.db.close().await
+        self.db().close().await
     }
+}
+
+/// Waits for the end of a map's database; see [`Map::vigil`].
+pub struct Vigil {
+    state: watch::Receiver<State>,
+    status: watch::Receiver<DbStatus>,
+}
+
+impl Vigil {
+    /// Resolves when another handle is needed; `false` when there will be none.
+    pub async fn ended(&mut self) -> bool {
+        tokio::select! {
+            is_ended = is_ended(&mut self.state) => is_ended,
+            // A handle that is gone has ended, too; the state tells whether it matters.
+            _ = self.status.wait_for(|status| status.close_reason.is_some()) => {
+                self.state.has_changed().is_ok()
+                    && !matches!(self.state.borrow().health, Health::Final(_))
+            }
+        }
+    }
+
+    /// Resolves when there will be no other handle.
+    pub async fn finished(&mut self) {
+        // A map that is gone needs none.
+        let _ = self.state.wait_for(|state| matches!(state.health, Health::Final(_))).await;
+    }
+}
+
+async fn is_ended(state: &mut watch::Receiver<State>) -> bool {
+    match state.wait_for(|state| !matches!(state.health, Health::Well)).await {
+        Ok(state) => matches!(state.health, Health::Ended(_)),
+        Err(_) => false,
+    }
+}
+
+/// What is kept in memory of the records beside the pages.
+struct Loaded {
+    ranges: RangeList,
+    volume_records: BTreeMap<VolumeId, Bytes>,
+}
+
+impl Loaded {
+    async fn load(db: &Database, opener: &Opener) -> Result<Loaded> {
+        let mut ranges: Vec<(LayerId, Range)> = Vec::new();
+        scan(db, family::RANGE, |key, value| {
+            let (layer, lsn, ordinal) =
+                range_of(key).ok_or_else(|| keys::corrupt(key, "not a range key"))?;
+            let plain = opener.open_one(key, value)?;
+            ranges.push((layer, Range::decode(layer, lsn, ordinal, &plain)?));
+            Ok(())
+        })
+        .await?;
+        let mut volume_records = BTreeMap::new();
+        scan(db, family::VOLUME, |key, value| {
+            let volume = volume_of(key).ok_or_else(|| keys::corrupt(key, "not a volume key"))?;
+            volume_records.insert(volume, Bytes::from(opener.open_one(key, value)?));
+            Ok(())
+        })
+        .await?;
+        Ok(Loaded { ranges: RangeList::default().with(ranges), volume_records })
+    }
+}
+
+/// Calls `each` for every key and value of a family, in order.
+async fn scan(
+    db: &Database,
+    family: u8,
+    mut each: impl FnMut(&[u8], &[u8]) -> Result<()> + Send,
+) -> Result<()> {
+    let failed = |cause| db.failed("scan metadata", cause);
+    let range = (Bound::Included(vec![family]), after(family));
+    let mut found = db.scan(range).await.map_err(failed)?;
+    while let Some(entry) = found.next().await.map_err(failed)? {
+        each(&entry.key, &entry.value)?;
+    }
+    Ok(())
+}
+
+/// Up to `count_max` entries between two keys, in order.
+async fn entries(
+    db: &Database,
+    from: Bound<Vec<u8>>,
+    until: Bound<Vec<u8>>,
+    count_max: usize,
+) -> Result<Vec<(Bytes, Bytes)>> {
+    let failed = |cause| db.failed("scan metadata", cause);
+    let mut scan = db.scan((from, until)).await.map_err(failed)?;
+    let mut found = Vec::new();
+    while found.len() < count_max {
+        match scan.next().await.map_err(failed)? {
+            Some(entry) => found.push((entry.key, entry.value)),
+            None => break,
+        }
+    }
+    Ok(found)
+}
+
+/// Commits `batch` and the next root record: how a map is opened. Returns the root.
+async fn commit_root(
+    db: &Database,
+    opener: &Opener,
+    before: Root,
+    mut batch: WriteBatch,
+) -> Result<Root> {
+    let root = Root { commit_number: before.commit_number + 1, ..before };
+    batch.put(ROOT_KEY, opener.sealer().seal(ROOT_KEY, &root.encode()));
+    db.write(batch).await?;
+    db.flush().await?;
+    Ok(root)
 }
 
 /// Where the keys of a family end.
@@ -475,7 +720,6 @@ fn check_epoch(root: &Root, epoch: Epoch) -> Result<()> {
 }
 
 async fn get(db: &Database, key: &[u8]) -> Result<Option<Bytes>> {
-    db.get(key)
-        .await
-        .map_err(|cause| database::error(format!("read metadata, {}", keys::name_of(key)), cause))
+    let got = db.get(key).await;
+    got.map_err(|cause| db.failed(format!("read metadata, {}", keys::name_of(key)), cause))
 }

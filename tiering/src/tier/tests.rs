@@ -1,5 +1,7 @@
 //! The tier against a model in memory, over stores that fail, die, and are damaged.
 
+mod keep;
+
 use super::*;
 use crate::destage::{ExtentContent, WindowExtent};
 use crate::map::ranges::RANGE_PAGES_MIN;

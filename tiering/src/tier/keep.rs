@@ -1,0 +1,94 @@
+//! Keeps the metadata database open: when it has given up, another handle takes its place.
+//!
+//! Invariants:
+//! - Only the owner comes back: every attempt makes the checks of the first opening, and what is
+//!   `Fenced` then is final.
+//! - The handle changes while no commit is under way. A window whose commit failed is given again; it
+//!   is then found to be destaged, or destaged anew from the log: never half of it.
+//! - Attempts go on until one succeeds or the tier ends; the pause between two is bounded.
+
+use super::{CLOSE_TIMEOUT, Inner, close_quietly, open_database};
+use block::{Error, ErrorKind, Result};
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Pause after the first attempt that failed; it doubles up to [`PAUSE_MAX`]. Chosen by hand: how
+/// late the end of an outage is noticed.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Runs as long as the tier.
+pub(super) async fn keep(tier: Weak<Inner>) {
+    loop {
+        let Some(mut vigil) = tier.upgrade().map(|inner| inner.map.vigil()) else { return };
+        if !vigil.ended().await {
+            return;
+        }
+        let mut pause = PAUSE_MIN;
+        loop {
+            let Some(inner) = tier.upgrade() else { return };
+            let reopened = tokio::select! {
+                reopened = inner.reopen() => reopened,
+                () = vigil.finished() => return,
+            };
+            match reopened {
+                Ok(()) => break,
+                Err(error) if error.kind() == ErrorKind::Fenced => {
+                    return inner.map.set_final(error);
+                }
+                Err(error) => {
+                    let retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+                    tracing::warn!(error = %error.chain(), retry_ms,
+                        "the metadata database has ended and could not be opened anew");
+                    inner.map.set_ended(error);
+                }
+            }
+            drop(inner);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = vigil.finished() => return,
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+}
+
+impl Inner {
+    /// One attempt to go on with another handle of the metadata database.
+    async fn reopen(&self) -> Result<()> {
+        // No commit is under way, and none begins.
+        let mut writer = self.writer.lock().await;
+        let old = self.map.db();
+        if let Some(error) = old.fence() {
+            return Err(error);
+        }
+        // Its background tasks are not to work beside the next one's. What only its memory holds is
+        // in the log.
+        if let Ok(Err(error)) = tokio::time::timeout(CLOSE_TIMEOUT, old.abandon()).await {
+            tracing::debug!(error = %error.chain(), "a metadata database that has ended");
+        }
+        let db = open_database(&self.options, true).await?;
+        let reopened = self.map.reopen(&mut writer, db.clone(), &self.pool_key).await;
+        if reopened.is_err() {
+            close_quietly(&db).await;
+            return reopened;
+        }
+        self.reopen_count.fetch_add(1, Ordering::Relaxed);
+        tracing::info!("the metadata database was opened anew");
+        Ok(())
+    }
+}
+
+/// What [`super::TierOptions::owner_check`] says, and what it means to an attempt to open the
+/// database that found another writer's claim.
+pub(super) async fn fence_or_own_claim(options: &super::TierOptions, fenced: Error) -> Error {
+    match &options.owner_check {
+        // The pool is still ours, so the claim is our own: of an attempt whose answer was lost.
+        Some(check) if check.ask().await.is_ok() => {
+            let what = "open metadata: an earlier attempt of our own came in between";
+            Error::with_source(ErrorKind::Unavailable, what, fenced)
+        }
+        _ => fenced,
+    }
+}
