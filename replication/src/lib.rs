@@ -26,6 +26,7 @@ mod shared;
 mod sim;
 
 pub use extents::{Piece, Source};
+pub use format::VERSION as LOG_FORMAT_VERSION;
 pub use format::entry::{EntryKind, RECORD_BYTES_MAX};
 pub use inspect::{LogSummary, summarize};
 pub use log::{Log, LogStatus};

@@ -19,7 +19,7 @@ pub(crate) const BATCH_ALIGN_BYTES: usize = 4096;
 /// Bytes of the header.
 pub(crate) const BATCH_HEADER_BYTES: usize = 192;
 /// Format version that this program writes.
-const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 1;
 /// Nonce of the table; entries count from 0 and are fewer than 2^32.
 const TABLE_NONCE: u64 = u64::MAX;
 /// Purpose of the derived key; see [`block::seal::PoolKey::derive`].

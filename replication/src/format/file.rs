@@ -9,7 +9,7 @@ use block::units::{array_at, crc32c, u16_at, u32_at, u64_at};
 /// Bytes that the header takes at the start of the file; batches follow.
 pub(crate) const FILE_HEADER_BYTES: usize = 4096;
 /// Format version that this program writes.
-const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 1;
 
 const MAGIC: &[u8; 8] = b"SPDLRING";
 const AT_VERSION: usize = 8; //         u16, then 2 zero bytes

@@ -20,6 +20,10 @@ pub(crate) mod file;
 #[cfg(test)]
 mod tests;
 
+/// Newest version of the log's formats that this program writes: of ring files and batches.
+pub const VERSION: u16 =
+    if batch::VERSION > file::VERSION { batch::VERSION } else { file::VERSION };
+
 /// Why bytes are not what was looked for. The caller knows whether that ends the log or is damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FormatError {

@@ -38,10 +38,10 @@ pub(super) async fn offline(config: Config) -> Result<impl AdminHandler> {
 pub(super) fn formats() -> Vec<(&'static str, u32)> {
     let document = crate::chain::Format::CURRENT.version;
     vec![
-        ("write log", 1),
-        ("segment", 1),
-        ("map", 1),
-        ("read cache", 1),
+        ("write log", replication::LOG_FORMAT_VERSION.into()),
+        ("segment", tiering::segment::format::VERSION.into()),
+        ("map", tiering::map::keys::FORMAT_VERSION.into()),
+        ("read cache", tiering::cache::format::VERSION.into()),
         ("volume record", crate::record::VERSION),
         ("manifest", document),
         ("key ring", document),

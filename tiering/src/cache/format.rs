@@ -23,7 +23,7 @@ use block::units::{array_at, crc32c_parts, u16_at, u32_at, u64_at};
 /// Alignment of packs and regions, in bytes: what `O_DIRECT` asks for.
 pub const ALIGN: usize = 4096;
 /// Version of the cache file: another one is discarded.
-const VERSION: u16 = 1;
+pub const VERSION: u16 = 1;
 
 /// Bytes of the file header; the rest of its first [`ALIGN`] bytes is zero.
 const FILE_HEADER_BYTES: usize = 40;

@@ -22,7 +22,8 @@ const RECORD_VERSION: u8 = 1;
 const NONCE_BYTES: usize = 12;
 
 const MAGIC: &[u8; 4] = b"SPMD";
-const FORMAT_VERSION: u16 = 1;
+/// Version of the metadata's format: of the header, and of everything below it.
+pub const FORMAT_VERSION: u16 = 1;
 const HEADER_BYTES: usize = 4 + 2 + 1 + 1 + 3 * 4 + SALT_BYTES;
 const AT_VERSION: usize = 4;
 const AT_ALGORITHM: usize = 6; // then one zero byte
@@ -179,11 +180,17 @@ impl Header {
     /// A header with a fresh salt.
     #[must_use]
     pub fn new(algorithm: Algorithm) -> Header {
+        let mut salt = [0; SALT_BYTES];
+        SystemRandom.fill(&mut salt);
+        Header::with_salt(algorithm, salt)
+    }
+
+    pub(super) fn with_salt(algorithm: Algorithm, salt: [u8; SALT_BYTES]) -> Header {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(MAGIC);
         bytes[AT_VERSION..AT_ALGORITHM].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
         bytes[AT_ALGORITHM] = algorithm as u8;
-        SystemRandom.fill(&mut bytes[AT_SALT..]);
+        bytes[AT_SALT..].copy_from_slice(&salt);
         Header { bytes, algorithm }
     }
 
@@ -302,8 +309,15 @@ impl Opener {
     /// Starts the nonces of one commit.
     #[must_use]
     pub fn sealer(&self) -> Sealer<'_> {
+        let mut random = [0; 8];
+        SystemRandom.fill(&mut random);
+        self.sealer_with(random)
+    }
+
+    /// `random` is never given twice for one header.
+    pub(super) fn sealer_with(&self, random: [u8; 8]) -> Sealer<'_> {
         let mut nonce = [0; NONCE_BYTES];
-        SystemRandom.fill(&mut nonce[..8]);
+        nonce[..8].copy_from_slice(&random);
         Sealer { opener: self, nonce, counter: 0, associated: Vec::with_capacity(64) }
     }
 }

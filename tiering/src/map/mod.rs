@@ -15,6 +15,8 @@
 pub mod clock_cache;
 pub mod commit;
 pub mod database;
+#[cfg(test)]
+mod golden;
 pub mod keys;
 pub mod layers;
 pub mod pages;

@@ -1,0 +1,297 @@
+//! Golden bytes of the metadata: every key, every record, the header and what seals them, annotated
+//! by field in `testdata/map-v1*.hex`. Files are added with each version, never edited.
+//!
+//! To see what this build writes: `SPINDLE_PRINT_GOLDEN=1 cargo test golden_metadata -- --nocapture`.
+
+use super::keys::{self, Header, Opener};
+use super::layers::{LayerId, LayerRecord};
+use super::pages::{self, Operand, Run};
+use super::ranges::Range;
+use super::records::{self, Root, SegmentRecord};
+use crate::segment::{SegmentInfo, SegmentNumber};
+use block::seal::{Algorithm, PoolKey};
+use block::{Epoch, Lsn, VolumeId};
+use std::collections::BTreeMap;
+
+/// Names of fields and their lengths; what follows the last is an error.
+type Fields = &'static [(&'static str, usize)];
+
+/// The sections of one golden file.
+struct Golden {
+    file: &'static str,
+    sections: BTreeMap<String, Vec<u8>>,
+}
+
+impl Golden {
+    fn new(file: &'static str, text: &str) -> Golden {
+        let mut sections: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+        let mut name = String::new();
+        for line in text.lines() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if let Some(section) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+                section.clone_into(&mut name);
+                assert!(
+                    sections.insert(name.clone(), Vec::new()).is_none(),
+                    "{file}: {name} twice"
+                );
+            } else if !line.is_empty() {
+                let bytes = (0..line.len()).step_by(2);
+                let bytes = bytes.map(|at| u8::from_str_radix(&line[at..at + 2], 16).unwrap());
+                sections.get_mut(&name).expect("bytes belong to a section").extend(bytes);
+            }
+        }
+        Golden { file, sections }
+    }
+
+    /// `written` is what this build writes of the section. Returns the golden bytes, to be read.
+    fn take(&mut self, name: &str, written: &[u8], fields: Fields) -> Vec<u8> {
+        if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {
+            println!("[{name}]");
+            let mut rest = written;
+            for (field, length) in fields {
+                let (bytes, after) = rest.split_at(*length);
+                let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                println!("{hex} # {field}");
+                rest = after;
+            }
+            assert!(rest.is_empty(), "{name}: fields are missing for {rest:02x?}");
+            return written.to_vec();
+        }
+        let golden = self.sections.remove(name).expect("the section is in the file");
+        assert_eq!(written, golden, "{}: {name}", self.file);
+        golden
+    }
+
+    fn end(self) {
+        let left: Vec<_> = self.sections.keys().collect();
+        assert!(left.is_empty(), "{}: nothing reads {left:?}", self.file);
+    }
+}
+
+const NUMBERED: Fields = &[("family", 1), ("number", 8)];
+
+#[test]
+fn golden_metadata_keys_of_version_1() {
+    let mut golden = Golden::new("keys", include_str!("../../testdata/map-v1-keys.hex"));
+    golden.take("header key", keys::HEADER_KEY, &[("family", 1)]);
+    golden.take("root key", keys::ROOT_KEY, &[("family", 1)]);
+    let number = 0x0102_0304_0506_0708;
+    for (name, key) in [
+        ("layer key", keys::layer_key(LayerId(number))),
+        ("live key", keys::live_key(number)),
+        ("segment key", keys::segment_key(number)),
+    ] {
+        assert_eq!(keys::number_of(&golden.take(name, &key, NUMBERED)), Some(number));
+    }
+    let key = keys::volume_key(VolumeId(0x0102_0304));
+    let key = golden.take("volume key", &key, &[("family", 1), ("volume", 4)]);
+    assert_eq!(keys::volume_of(&key), Some(VolumeId(0x0102_0304)));
+    let fields: Fields = &[("family", 1), ("layer", 8), ("page", 4)];
+    let key = keys::page_key(LayerId(number), 0x0a0b_0c0d);
+    let key = golden.take("page key", &key, fields);
+    assert_eq!(keys::page_of(&key), Some((LayerId(number), 0x0a0b_0c0d)));
+    let fields: Fields = &[("family", 1), ("layer", 8), ("LSN", 8), ("ordinal", 4)];
+    let key = keys::range_key(LayerId(number), Lsn(0x1112_1314), 0x0a0b_0c0d);
+    let key = golden.take("range key", &key, fields);
+    assert_eq!(keys::range_of(&key), Some((LayerId(number), Lsn(0x1112_1314), 0x0a0b_0c0d)));
+    golden.end();
+}
+
+fn root() -> Root {
+    Root { epoch: Epoch(3), destaged: Lsn(70_000), commit_number: 12, next_segment: 0x0506 }
+}
+
+const ROOT: Fields = &[
+    ("version", 1),
+    ("epoch", 8),
+    ("destaged LSN", 8),
+    ("commit number", 8),
+    ("number of the next segment", 8),
+];
+
+#[test]
+fn golden_metadata_records_of_version_1() {
+    let mut golden = Golden::new("records", include_str!("../../testdata/map-v1-records.hex"));
+    let bytes = golden.take("root", &root().encode(), ROOT);
+    assert_eq!(Root::decode(&bytes).unwrap(), root());
+
+    let layer = LayerRecord { volume: VolumeId(0x0102_0304), parent: None };
+    let fields: Fields = &[("version", 1), ("volume", 4), ("parent layer: none", 8)];
+    let bytes = golden.take("layer", &layer.encode(), fields);
+    assert_eq!(LayerRecord::decode(LayerId(9), &bytes).unwrap(), layer);
+
+    let range = Range { lsn: Lsn(8), ordinal: 2, first_page: 0x0102, last_page: 0x0a0b_0c0d };
+    let fields: Fields = &[("version", 1), ("first page", 4), ("last page", 4)];
+    let bytes = golden.take("range", &range.encode(), fields);
+    assert_eq!(Range::decode(LayerId(9), Lsn(8), 2, &bytes).unwrap(), range);
+
+    let fields: Fields = &[
+        ("version", 1),
+        ("epoch", 8),
+        ("id", 16),
+        ("cipher", 1),
+        ("object bytes", 4),
+        ("frame count", 4),
+        ("block count", 4),
+    ];
+    for (name, algorithm) in [
+        ("segment, ChaCha20-Poly1305", Algorithm::ChaCha20Poly1305),
+        ("segment, AES-256-GCM", Algorithm::Aes256Gcm),
+    ] {
+        let info = SegmentInfo {
+            number: SegmentNumber(8),
+            epoch: Epoch(2),
+            id: *b"0123456789abcdef",
+            algorithm,
+            object_bytes: 1_000_000,
+            frame_count: 99,
+        };
+        let record = SegmentRecord { info, block_count: 800 };
+        let bytes = golden.take(name, &record.encode(), fields);
+        assert_eq!(SegmentRecord::decode(8, &bytes).unwrap(), record);
+    }
+
+    let fields: Fields = &[("version", 1), ("blocks", 4)];
+    let bytes = golden.take("live blocks", &records::encode_live(77_000), fields);
+    assert_eq!(records::decode_live(8, &bytes).unwrap(), 77_000);
+
+    let (delta, fields) = delta();
+    check_operand(&mut golden, "operand", &delta, fields);
+    let (image, fields) = image();
+    check_operand(&mut golden, "image", &image, fields);
+    golden.end();
+}
+
+fn check_operand(golden: &mut Golden, name: &str, operand: &Operand, fields: Fields) {
+    let mut bytes = Vec::new();
+    pages::encode(operand.lsn, operand.is_image, &operand.runs, &mut bytes);
+    let bytes = golden.take(name, &bytes, fields);
+    assert_eq!(pages::decode(&bytes).unwrap(), *operand, "{name}");
+}
+
+fn run(segment: u64, frame_index: u32, offset: u32, first: u8, last: u8, within: u8) -> Run {
+    Run { segment, frame_index, offset, sealed_bytes: 5000, first, last, within }
+}
+
+/// A frame in a segment, the one that follows it, a hole, and a frame of a lower segment.
+fn delta() -> (Operand, Fields) {
+    let runs = vec![
+        run(300, 17, 70_000, 4, 7, 2),
+        run(300, 18, 75_000, 8, 15, 0),
+        Run::hole(16, 31),
+        run(40, 2, 96, 255, 255, 0),
+    ];
+    let fields: Fields = &[
+        ("version", 1),
+        ("kind: delta", 1),
+        ("LSN", 3),
+        ("number of runs", 1),
+        ("blocks before the first run", 1),
+        ("4 blocks, mapped", 1),
+        ("segment", 2),
+        ("frame index", 1),
+        ("offset", 3),
+        ("block within the frame", 1),
+        ("bytes of the frame", 2),
+        ("blocks before the second run", 1),
+        ("8 blocks, mapped, the next frame", 1),
+        ("bytes of the frame", 2),
+        ("blocks before the hole", 1),
+        ("16 blocks, not mapped", 1),
+        ("blocks before the last run", 2),
+        ("1 block, mapped", 1),
+        ("segment, from the second run's", 2),
+        ("frame index, likewise", 1),
+        ("offset, likewise", 3),
+        ("block within the frame", 1),
+        ("bytes of the frame", 2),
+    ];
+    (Operand { lsn: Lsn(70_000), is_image: false, runs }, fields)
+}
+
+fn image() -> (Operand, Fields) {
+    let runs = vec![run(7, 0, 96, 0, 15, 0)];
+    let fields: Fields = &[
+        ("version", 1),
+        ("kind: image", 1),
+        ("LSN", 3),
+        ("number of runs", 1),
+        ("blocks before the run", 1),
+        ("16 blocks, mapped", 1),
+        ("segment", 1),
+        ("frame index", 1),
+        ("offset", 2),
+        ("block within the frame", 1),
+        ("bytes of the frame", 2),
+    ];
+    (Operand { lsn: Lsn(69_000), is_image: true, runs }, fields)
+}
+
+const HEADER: Fields = &[
+    ("magic", 4),
+    ("version", 2),
+    ("cipher", 1),
+    ("zero", 1),
+    ("compatible features", 4),
+    ("read-only compatible features", 4),
+    ("incompatible features", 4),
+    ("salt", 16),
+];
+
+#[test]
+fn golden_metadata_sealed_of_version_1() {
+    for (name, text, algorithm) in [
+        ("chacha", include_str!("../../testdata/map-v1-chacha.hex"), Algorithm::ChaCha20Poly1305),
+        ("aes", include_str!("../../testdata/map-v1-aes.hex"), Algorithm::Aes256Gcm),
+    ] {
+        println!("GOLDEN {name}");
+        let mut golden = Golden::new(name, text);
+        let written = Header::with_salt(algorithm, *b"salt of metadata");
+        let header = Header::decode(&golden.take("header", written.bytes(), HEADER)).unwrap();
+        let opener = Opener::new(header, &PoolKey::new([7; 32]));
+        let mut sealer = opener.sealer_with(*b"8 random");
+
+        let key = keys::ROOT_KEY;
+        let fields: Fields =
+            &[("version", 1), ("length", 1), ("nonce", 12), ("root", 33), ("tag", 16)];
+        let value = golden.take("root value", &sealer.seal(key, &root().encode()), fields);
+        assert_eq!(Root::decode(&opener.open_one(key, &value).unwrap()).unwrap(), root());
+
+        // A page: an image and what a later window changed, one sealed record each.
+        let key = keys::page_key(LayerId(9), 42);
+        let operands = [image().0, delta().0];
+        let mut value = Vec::new();
+        for operand in &operands {
+            let mut plain = Vec::new();
+            pages::encode(operand.lsn, operand.is_image, &operand.runs, &mut plain);
+            value.extend(sealer.seal(&key, &plain));
+        }
+        let fields: Fields = &[
+            ("version", 1),
+            ("length", 1),
+            ("nonce", 12),
+            ("image", 15),
+            ("tag", 16),
+            ("version", 1),
+            ("length", 1),
+            ("nonce", 12),
+            ("operand", 35),
+            ("tag", 16),
+        ];
+        let value = golden.take("page value", &value, fields);
+        let mut found = Vec::new();
+        let opened = opener.open_all(&key, &value, |plain| {
+            found.push(pages::decode(plain).unwrap());
+            Ok(())
+        });
+        opened.unwrap();
+        assert_eq!(found, operands);
+
+        let key = keys::volume_key(VolumeId(9));
+        let fields: Fields =
+            &[("version", 1), ("length", 1), ("nonce", 12), ("volume record", 13), ("tag", 16)];
+        let value = golden.take("volume value", &sealer.seal(&key, b"volume record"), fields);
+        assert_eq!(opener.open_one(&key, &value).unwrap(), b"volume record");
+        golden.end();
+    }
+}
