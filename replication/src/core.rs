@@ -260,7 +260,8 @@ impl Core {
         self.tick_sequence = self.head.sequence - 1;
         self.ticks_unsynced += 1;
         self.ticks_idle = if is_idle { self.ticks_idle.saturating_add(1) } else { 0 };
-        if is_idle && self.ticks_idle.is_multiple_of(TICKS_TO_MAKE) {
+        // Not once one was refused: what is left of the disk is for others until a write needs it.
+        if is_idle && self.ticks_idle.is_multiple_of(TICKS_TO_MAKE) && !self.is_refusal_told {
             self.make_next_file(disk);
         }
         let is_quieting = self.is_loud() && self.ticks_idle >= TICKS_QUIET;

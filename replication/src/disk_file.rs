@@ -242,7 +242,10 @@ impl Files {
                 let is_early = is_sync_next && self.io_mode == IoMode::Buffered;
                 let result = writer(&self.writers, file).and_then(|handle| {
                     handle.write_all_at(buffer.as_slice(), offset)?;
-                    if is_early { start_writeback(&handle, offset, buffer.len()) } else { Ok(()) }
+                    if is_early {
+                        start_writeback(&handle, offset, buffer.len());
+                    }
+                    Ok(())
                 });
                 DiskCompletion { token, result, buffer: Some(buffer) }
             }
@@ -309,17 +312,15 @@ impl Files {
 }
 
 /// Sends what was just written from the page cache to the device, without waiting and without any
-/// promise: the sync that follows finds the first half of its work under way.
+/// promise: the sync that follows finds the first half of its work under way. What goes wrong here is
+/// not looked at, because that sync reports it.
 #[expect(unsafe_code, reason = "a system call that no safe library offers")]
-fn start_writeback(file: &File, offset: u64, len: usize) -> io::Result<()> {
-    let too_large = |_| io::Error::from(io::ErrorKind::InvalidInput);
-    let offset = i64::try_from(offset).map_err(too_large)?;
-    let len = i64::try_from(len).map_err(too_large)?;
+fn start_writeback(file: &File, offset: u64, len: usize) {
+    let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) else { return };
     // SAFETY: the descriptor is open for as long as `file` is borrowed; no memory is passed.
-    let result = unsafe {
-        libc::sync_file_range(file.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE)
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    unsafe {
+        libc::sync_file_range(file.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE);
+    }
 }
 
 fn put_at(files: &mut Vec<Option<Arc<File>>>, index: u32, file: File) {

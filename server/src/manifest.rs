@@ -143,6 +143,14 @@ impl Ownership {
         self.previous.as_ref()
     }
 
+    /// Another directory had the pool until now and did not let go of it: what it had answered and not
+    /// yet copied to the store is not here.
+    #[must_use]
+    pub fn is_forced(&self) -> bool {
+        let is_first_term = self.manifest.owner_since_epoch == self.manifest.epoch;
+        is_first_term && self.previous.as_ref().is_some_and(|previous| !previous.is_released)
+    }
+
     /// Whether a write log of this directory, last written under `log_epoch`, may be replayed: no
     /// other directory has owned the pool since. Otherwise its tail is to be kept, not replayed.
     #[must_use]

@@ -206,6 +206,16 @@ fn record_entry(record: &VolumeRecord) -> NewEntry {
     }
 }
 
+/// Why writes that were answered may be gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepBack {
+    /// The machine stopped while writes were answered ahead of stable storage, and the log's end
+    /// cannot be proven whole.
+    Reboot,
+    /// The pool was taken from another machine, with what that one had not yet copied to the store.
+    TakeOver,
+}
+
 /// A pool that this process owns.
 pub struct Pool {
     shared: Arc<Shared>,
@@ -289,25 +299,30 @@ impl Pool {
         }))
     }
 
-    /// To be called before anything is served, after the machine stopped while writes were answered
-    /// ahead of stable storage. A client on this machine ended with it. One on another machine goes
-    /// on as if nothing had happened, and to what it has mounted a silent step back is corruption:
-    /// it is refused, durably, until [`Pool::accept_step_back`]. This concerns volumes whose owner
-    /// chose that durability by name; otherwise remote clients wait for stable storage.
+    /// To be called before anything is served, when writes that were answered may be gone. A client
+    /// on the machine that stopped ended with it. One on another machine goes on as if nothing had
+    /// happened, and to what it has mounted a silent step back is corruption: it is refused,
+    /// durably, until [`Pool::accept_step_back`].
     ///
     /// # Errors
     /// Those of writing the log.
-    pub async fn note_step_back(&self) -> Result<()> {
+    pub async fn note_step_back(&self, cause: StepBack) -> Result<()> {
         for volume in self.volumes() {
             let record = volume.record();
-            let is_ahead = matches!(record.durability, Durability::Flush | Durability::Store);
-            if !is_ahead || record.is_stepped_back {
+            let is_concerned = match cause {
+                // Otherwise remote clients wait for stable storage.
+                StepBack::Reboot => {
+                    matches!(record.durability, Durability::Flush | Durability::Store)
+                }
+                StepBack::TakeOver => true,
+            };
+            if !is_concerned || record.is_stepped_back {
                 continue;
             }
             tracing::warn!(
                 volume = %record.name,
                 "clients on other machines are refused: unmount or restart what used this volume \
-                 before the reboot, then run `spindle volume accept {}`",
+                 until now, then run `spindle volume accept {}`",
                 record.name
             );
             self.update_stepped_back(&volume, true).await?;

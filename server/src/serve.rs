@@ -15,7 +15,7 @@ use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
 use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership};
-use crate::pool::Pool;
+use crate::pool::{Pool, StepBack};
 use crate::store::{Store, StoreOptions};
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use nbd::{Access, Listener, Server, ServerOptions, TlsMode, TlsOptions};
@@ -91,8 +91,10 @@ pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
     };
     let retention = config.settings().deleted_retention.duration();
     let pool = Pool::start(log, tier, destage, retention)?;
-    if !recovery.is_tail_proven {
-        pool.note_step_back().await?;
+    if ownership.is_forced() {
+        pool.note_step_back(StepBack::TakeOver).await?;
+    } else if !recovery.is_tail_proven {
+        pool.note_step_back(StepBack::Reboot).await?;
     }
     let open = OpenPool {
         pool,

@@ -121,7 +121,7 @@ pub enum VolumeCommand {
         /// Its name
         name: String,
     },
-    /// After a reboot took unflushed writes: say that no client of before goes on
+    /// After a reboot or take-over took writes: say that no client of before goes on
     Accept {
         /// Which pool.
         #[command(flatten)]

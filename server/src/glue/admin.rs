@@ -218,8 +218,9 @@ impl AdminPool {
         for record in stepped_back.filter(|record| record.is_stepped_back) {
             let name = record.name;
             warnings.push(format!(
-                "volume {name} refuses clients on other machines since a reboot took unflushed \
-                 writes: restart its clients, then run `spindle volume accept {name}`"
+                "volume {name} refuses clients on other machines, because answered writes may be \
+                 gone since a reboot or a take-over: restart its clients, then run \
+                 `spindle volume accept {name}`"
             ));
         }
         StatusInfo {

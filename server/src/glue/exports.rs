@@ -69,8 +69,8 @@ impl Exports for PoolExports {
         let is_remote = outlives_this_machine(client);
         if is_remote && volume.record().is_stepped_back {
             let what = format!(
-                "open export {name:?}: this machine stopped while writes were answered ahead of \
-                 stable storage, and a client that goes on could find them gone; unmount or restart \
+                "open export {name:?}: writes that were answered may be gone since a reboot or a \
+                 take-over, and a client that goes on could find that out too late; unmount or restart \
                  every client of before, then run `spindle volume accept {}` on the server",
                 volume.record().name
             );

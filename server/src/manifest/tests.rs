@@ -32,6 +32,7 @@ async fn a_released_pool_is_opened_by_anybody_under_the_next_epoch() {
     first.release().await.unwrap();
     let second = acquire(&store, &b, false).await.unwrap();
     assert_eq!(second.epoch(), Epoch(2));
+    assert!(!second.is_forced() && !first.is_forced());
     assert!(second.previous().unwrap().is_released);
     assert!(!second.may_replay(Epoch(1)) && second.may_replay(Epoch(2)));
     let newest = read(&store, &key()).await.unwrap().unwrap();
@@ -51,13 +52,14 @@ async fn a_pool_open_elsewhere_is_refused_and_a_take_over_fences() {
     first.check().await.unwrap();
     let second = acquire(&store, &b, true).await.unwrap();
     assert_eq!(second.epoch(), Epoch(2));
+    assert!(second.is_forced() && !first.is_forced());
     assert_eq!(first.check().await.unwrap_err().kind(), ErrorKind::Fenced);
     assert_eq!(first.release().await.unwrap_err().kind(), ErrorKind::Fenced);
     second.check().await.unwrap();
     // The old owner's log is overtaken, whoever opens next.
     second.release().await.unwrap();
     let third = acquire(&store, &a, false).await.unwrap();
-    assert!(!third.may_replay(Epoch(1)));
+    assert!(!third.may_replay(Epoch(1)) && !third.is_forced());
 }
 
 #[tokio::test]
@@ -71,7 +73,7 @@ async fn the_same_directory_takes_its_pool_back_after_a_crash() {
         let owner = acquire(&store, &a, false).await.unwrap();
         assert_eq!(owner.epoch(), Epoch(epoch));
         assert!(owner.may_replay(Epoch(1)) && owner.may_replay(Epoch(epoch)));
-        assert!(!owner.may_replay(Epoch(epoch + 1)));
+        assert!(!owner.may_replay(Epoch(epoch + 1)) && !owner.is_forced());
         // Dropped without a release, as a process that dies.
     }
     drop(dir);
