@@ -361,6 +361,7 @@ impl Config {
         if settings.keys.source == KeyKind::File {
             settings.keys.file.get_or_insert_with(|| dir.join("spindle.key"));
         }
+        crate::store::check_url(settings.store.as_deref().unwrap_or_default())?;
         check_ranges(&settings)?;
         check_volumes(&settings.volumes)?;
         check_listeners(&settings.nbd)?;

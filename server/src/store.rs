@@ -386,6 +386,14 @@ impl Location {
     }
 }
 
+/// Whether a URL names a store. Nothing is opened.
+///
+/// # Errors
+/// `Invalid`, as [`Store::open`].
+pub fn check_url(url: &str) -> Result<()> {
+    Location::parse(url).map(drop)
+}
+
 /// Retry and timeout settings of one client.
 struct Patience {
     timeout: Duration,

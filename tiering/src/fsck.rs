@@ -4,9 +4,13 @@
 //! - Everything that the map names is looked up in the segments' own directories: the frame exists,
 //!   lies where the map says, and was written for the layer and blocks that the map shows it at.
 //! - A difference is named, counted and walked past; only a store that does not answer ends the walk.
+//! - Pages are compared with segments and counts of one state of the metadata. A reader whose state
+//!   was compacted away meanwhile turns to the newest one and begins that part anew: what its owner
+//!   has replaced is no damage.
 //! - Memory is bounded: pages and segments are walked in steps, directories are kept within a budget.
 
 use crate::map::clock_cache::ClockCache;
+use crate::map::database::Database;
 use crate::map::pages::{self, PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;
 use crate::map::{LayerId, StoredPage};
@@ -21,6 +25,10 @@ const STEP: usize = 512;
 
 /// Directories kept in memory, in bytes.
 const DIRECTORY_BYTES: usize = 64 << 20;
+
+/// Newer states of the metadata that one check turns to. Chosen by hand: a state is kept for hours
+/// after it was compacted.
+const REFRESHES_MAX: u32 = 8;
 
 /// Differences that are described; the others are counted.
 const DIFFERENCES_MAX: usize = 1000;
@@ -83,6 +91,9 @@ struct Check<'a> {
     directories: ClockCache<u64, Entries>,
     /// Blocks that pages store, by segment.
     stored: HashMap<u64, u32>,
+    /// Segments up to this number were read whole.
+    verified_until: u64,
+    refreshes_left: u32,
 }
 
 impl Inner {
@@ -95,26 +106,70 @@ impl Inner {
             report: FsckReport::default(),
             directories: ClockCache::new(DIRECTORY_BYTES),
             stored: HashMap::new(),
+            verified_until: 0,
+            refreshes_left: REFRESHES_MAX,
         };
-        if options.verify_frames {
-            check.verify_segments().await?;
+        // The pages first: the state that they are compared in is kept for hours, reading all frames
+        // may take days.
+        while let Err(error) = check.check_map().await {
+            check.refresh(error).await?;
         }
-        check.walk_pages().await?;
-        check.compare_live().await?;
+        if options.verify_frames {
+            while let Err(error) = check.verify_segments().await {
+                check.refresh(error).await?;
+            }
+        }
         Ok(check.report)
     }
 }
 
 impl Check<'_> {
+    /// After `error`: goes on with a newer state of the metadata, where the one that is read was
+    /// compacted away by its owner; hands the error back otherwise.
+    async fn refresh(&mut self, error: Error) -> Result<()> {
+        let inner = self.inner;
+        if !inner.map.db().is_stale() {
+            return Err(error);
+        }
+        let Some(left) = self.refreshes_left.checked_sub(1) else {
+            let what = "check the pool: its owner compacts the metadata faster than it can be read. \
+                        Run fsck again when less is written, or stop the daemon first";
+            return Err(Error::with_source(ErrorKind::Unavailable, what, error));
+        };
+        self.refreshes_left = left;
+        tracing::info!(left, "the metadata was compacted meanwhile, reading its newest state");
+        let options = &inner.options;
+        let db = Database::read_only(options.store.clone(), &options.database).await?;
+        let old = inner.map.db();
+        inner.map.refresh(Arc::new(db), &inner.pool_key).await?;
+        if let Err(error) = old.close().await {
+            tracing::debug!(error = %error.chain(), "a reader that is no longer wanted");
+        }
+        Ok(())
+    }
+
+    /// Checks what can be checked without reading frames, in one state of the metadata.
+    async fn check_map(&mut self) -> Result<()> {
+        self.report = FsckReport::default();
+        self.stored.clear();
+        self.walk_pages().await?;
+        self.compare_live().await
+    }
+
     /// Reads every segment whole.
     async fn verify_segments(&mut self) -> Result<()> {
-        let mut after = 0;
         loop {
-            let segments = self.inner.map.segments_after(after, STEP).await?;
-            let Some((last, _)) = segments.last() else { return Ok(()) };
-            after = last.info.number.0;
+            let segments = self.inner.map.segments_after(self.verified_until, STEP).await?;
+            if segments.is_empty() {
+                return Ok(());
+            }
             for (record, _) in segments {
                 let info = record.info;
+                if matches!(self.directories.get(&info.number.0), Some(None)) {
+                    // Reported when its pages were looked at.
+                    self.verified_until = info.number.0;
+                    continue;
+                }
                 match self.inner.frames.check_segment(&info).await {
                     Ok(checked) => {
                         for (at, why) in &checked.damaged {
@@ -122,12 +177,12 @@ impl Check<'_> {
                                 format!("{info}, frame {} at {}: {why}", at.frame_index, at.offset)
                             });
                         }
-                        let entries = checked.directory.entries;
-                        self.report.frame_count += (entries.len() - checked.damaged.len()) as u64;
-                        self.keep(info.number.0, Some(entries));
+                        let frame_count = checked.directory.entries.len() - checked.damaged.len();
+                        self.report.frame_count += frame_count as u64;
                     }
                     Err(error) => self.unreadable(&record, &error)?,
                 }
+                self.verified_until = info.number.0;
             }
         }
     }
@@ -167,6 +222,7 @@ impl Check<'_> {
                             let layer = page.layer;
                             self.report.differs(|| format!("layer {layer} has no record"));
                         }
+                        Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
                         Err(error) => self.report.differs(|| error.chain()),
                     }
                 }

@@ -123,6 +123,7 @@ impl Fault {
 struct Rule {
     op: Op,
     folder: String,
+    skipped_left: u64,
     count_left: u64,
     fault: Fault,
 }
@@ -197,8 +198,14 @@ impl FaultStore {
 
     /// The next `count` calls of `op` on objects below `folder` ("" is everything) go wrong so.
     pub fn inject(&self, op: Op, folder: &str, count: u64, fault: Fault) {
-        let folder = folder.to_owned();
-        self.faults.lock().rules.push(Rule { op, folder, count_left: count, fault });
+        self.inject_after(op, folder, 0, count, fault);
+    }
+
+    /// As [`FaultStore::inject`], after `skipped` such calls that go well.
+    pub fn inject_after(&self, op: Op, folder: &str, skipped: u64, count: u64, fault: Fault) {
+        let (folder, skipped_left) = (folder.to_owned(), skipped);
+        let rule = Rule { op, folder, skipped_left, count_left: count, fault };
+        self.faults.lock().rules.push(rule);
     }
 
     /// Takes back what [`FaultStore::inject`] ordered. Returns how many calls it would still hit.
@@ -213,6 +220,10 @@ impl FaultStore {
             rule.op == op && rule.count_left > 0 && path.as_ref().starts_with(&rule.folder)
         };
         let rule = faults.rules.iter_mut().find(hits)?;
+        if rule.skipped_left > 0 {
+            rule.skipped_left -= 1;
+            return None;
+        }
         rule.count_left -= 1;
         Some(rule.fault)
     }

@@ -101,6 +101,21 @@ fn values_out_of_range_name_the_option_and_the_range() {
 }
 
 #[test]
+fn a_store_that_cannot_be_one_is_a_mistake_of_the_configuration() {
+    for url in ["", "s3://", "ftp://host/dir", "file://dir", "s3://key:secret@bucket/p"] {
+        let flags = [flag("dir", "/d"), flag("store", url)];
+        let error = Config::load(None, &flags).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{url:?}: {error}");
+        assert!(error.to_string().contains("store"), "{url:?}: {error}");
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+    for url in ["/var/store", "store", "file:///var/store", "s3://bucket", "gs://b/p", "az://c/p/q"]
+    {
+        Config::load(None, &[flag("dir", "/d"), flag("store", url)]).unwrap();
+    }
+}
+
+#[test]
 fn a_listener_for_other_machines_makes_auto_mean_write() {
     let text = "dir = \"/d\"\n[nbd]\nlisten = [\"0.0.0.0:0\"]\nallow_plain_remote = true\n";
     assert_eq!(load(text, &[]).unwrap().auto_durability(), Durability::Write);

@@ -26,6 +26,7 @@ use slatedb::{
 };
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -175,8 +176,12 @@ pub enum Database {
     /// Its one writer.
     Owner(Box<Db>),
     /// A reader of the state that it found; writes nothing at all to the store.
-    Reader(Box<DbReader>),
+    Reader(Box<DbReader>, Stale),
 }
+
+/// A table that a reader needs was compacted away since it was opened.
+#[derive(Debug, Default)]
+pub struct Stale(AtomicBool);
 
 impl Database {
     /// Opens the database for writing, creating it if there is none, and fences every earlier writer.
@@ -211,7 +216,8 @@ impl Database {
         options: &DatabaseOptions,
     ) -> block::Result<Database> {
         let reader = DbReader::builder(FOLDER, store)
-            // The state that it opens with is the one that it shows; garbage lives for hours.
+            // The state that it opens with is the one that it shows, for the hours that garbage lives;
+            // who needs longer opens another one.
             .with_reader_mode(DbReaderMode::FollowLatest)
             .with_options(DbReaderOptions {
                 manifest_poll_interval: Duration::from_secs(24 * 3600),
@@ -223,7 +229,7 @@ impl Database {
             .build()
             .await
             .map_err(|cause| error("open metadata database for reading", cause))?;
-        Ok(Database::Reader(Box::new(reader)))
+        Ok(Database::Reader(Box::new(reader), Stale::default()))
     }
 
     /// Counts the writers that the database has had.
@@ -231,7 +237,7 @@ impl Database {
     pub fn writer_count(&self) -> u64 {
         match self {
             Database::Owner(db) => db.manifest().writer_epoch(),
-            Database::Reader(reader) => reader.manifest().writer_epoch(),
+            Database::Reader(reader, _) => reader.manifest().writer_epoch(),
         }
     }
 
@@ -242,7 +248,7 @@ impl Database {
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, slatedb::Error> {
         match self {
             Database::Owner(db) => db.get(key).await,
-            Database::Reader(reader) => reader.get(key).await,
+            Database::Reader(reader, _) => reader.get(key).await,
         }
     }
 
@@ -256,7 +262,7 @@ impl Database {
     ) -> Result<DbIterator, slatedb::Error> {
         match self {
             Database::Owner(db) => db.scan(range).await,
-            Database::Reader(reader) => reader.scan(range).await,
+            Database::Reader(reader, _) => reader.scan(range).await,
         }
     }
 
@@ -288,7 +294,7 @@ impl Database {
     pub async fn close(&self) -> block::Result<()> {
         let closed = match self {
             Database::Owner(db) => db.close().await,
-            Database::Reader(reader) => reader.close().await,
+            Database::Reader(reader, _) => reader.close().await,
         };
         closed.map_err(|cause| error("close metadata database", cause))
     }
@@ -300,7 +306,7 @@ impl Database {
     pub async fn abandon(&self) -> block::Result<()> {
         let closed = match self {
             Database::Owner(db) => db.close_with_options(CloseOptions { flush_type: None }).await,
-            Database::Reader(reader) => reader.close().await,
+            Database::Reader(reader, _) => reader.close().await,
         };
         closed.map_err(|cause| error("close metadata database", cause))
     }
@@ -310,15 +316,21 @@ impl Database {
     pub fn subscribe(&self) -> watch::Receiver<DbStatus> {
         match self {
             Database::Owner(db) => db.subscribe(),
-            Database::Reader(reader) => reader.subscribe(),
+            Database::Reader(reader, _) => reader.subscribe(),
         }
     }
 
     fn close_reason(&self) -> Option<CloseReason> {
         match self {
             Database::Owner(db) => db.status().close_reason,
-            Database::Reader(reader) => reader.status().close_reason,
+            Database::Reader(reader, _) => reader.status().close_reason,
         }
+    }
+
+    /// A reader found that what it reads is gone: only a newer state can still be read.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        matches!(self, Database::Reader(_, stale) if stale.0.load(Ordering::Relaxed))
     }
 
     /// Why it has ended, if another owner has fenced it.
@@ -337,7 +349,7 @@ impl Database {
     fn owner(&self) -> block::Result<&Db> {
         match self {
             Database::Owner(db) => Ok(db),
-            Database::Reader(_) => {
+            Database::Reader(..) => {
                 Err(Error::new(ErrorKind::Denied, "the data tier is open for reading only"))
             }
         }
@@ -347,6 +359,13 @@ impl Database {
     /// because of that.
     #[must_use]
     pub fn failed(&self, doing: impl Into<String>, cause: slatedb::Error) -> Error {
+        if let Database::Reader(_, stale) = self
+            && is_object_missing(&cause)
+        {
+            stale.0.store(true, Ordering::Relaxed);
+            return Error::with_source(ErrorKind::Unavailable, doing, cause)
+                .context("the metadata was compacted since it was opened for reading");
+        }
         let error = error(doing, cause);
         match self.close_reason() {
             Some(CloseReason::Fenced) if error.kind() != ErrorKind::Fenced => {
@@ -360,6 +379,20 @@ impl Database {
             _ => error,
         }
     }
+}
+
+/// The store has said that an object does not exist.
+fn is_object_missing(cause: &slatedb::Error) -> bool {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(cause);
+    while let Some(error) = next {
+        let shared = error.downcast_ref::<Arc<object_store::Error>>().map(Arc::as_ref);
+        let found = shared.or_else(|| error.downcast_ref::<object_store::Error>());
+        if matches!(found, Some(object_store::Error::NotFound { .. })) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// What an error of the database asks of the caller.

@@ -183,25 +183,9 @@ impl Map {
         let loaded = Loaded::load(&db, &self.opener).await?;
         let root =
             commit_root(&db, &self.opener, Root { epoch, ..root }, WriteBatch::new()).await?;
-        let mut is_final = false;
-        self.state.send_if_modified(|state| {
-            is_final = matches!(state.health, Health::Final(_));
-            if !is_final {
-                *state = State { db, ranges: loaded.ranges, health: Health::Well };
-            }
-            !is_final
-        });
-        if is_final {
+        if !self.replace(db, loaded, &root) {
             return Err(Error::new(ErrorKind::Unavailable, "open metadata: the pool is closing"));
         }
-        // Before the caches are emptied: what was read from the state before is not cached any more.
-        self.generation.fetch_add(1, Ordering::SeqCst);
-        self.pages.retain(|_| false);
-        self.segments.retain(|_| false);
-        self.live.retain(|_| false);
-        *self.volume_records.write() = loaded.volume_records;
-        self.destaged.store(root.destaged.0, Ordering::Release);
-        self.commit_number.store(root.commit_number, Ordering::Release);
         *writer = Writer::new(root);
         Ok(())
     }
@@ -221,6 +205,46 @@ impl Map {
         let opener = Opener::new(header, pool_key);
         let loaded = Loaded::load(&db, &opener).await?;
         Ok((Map::new(db, opener, &root, options, loaded), Writer::new(root)))
+    }
+
+    /// A reader goes on with the newest state of the database.
+    ///
+    /// # Errors
+    /// As [`Map::read_only`]; nothing has changed then.
+    pub async fn refresh(&self, db: Arc<Database>, pool_key: &PoolKey) -> Result<()> {
+        let found = Self::find_root(&db, pool_key).await?;
+        let Some((_, root)) = found.filter(|(header, _)| self.opener.is_for(header)) else {
+            return Err(keys::corrupt(HEADER_KEY, "another database is in its place"));
+        };
+        let loaded = Loaded::load(&db, &self.opener).await?;
+        if !self.replace(db, loaded, &root) {
+            return Err(Error::new(ErrorKind::Unavailable, "open metadata: it was closed"));
+        }
+        Ok(())
+    }
+
+    /// Puts another state in the place of the present one, unless there is to be none: `false`.
+    fn replace(&self, db: Arc<Database>, loaded: Loaded, root: &Root) -> bool {
+        let Loaded { ranges, volume_records } = loaded;
+        let is_replaced = self.state.send_if_modified(|state| {
+            let is_open = !matches!(state.health, Health::Final(_));
+            if is_open {
+                *state = State { db, ranges, health: Health::Well };
+            }
+            is_open
+        });
+        if is_replaced {
+            // Before the caches are emptied: what was read from the state before is not cached any
+            // more.
+            self.generation.fetch_add(1, Ordering::SeqCst);
+            self.pages.retain(|_| false);
+            self.segments.retain(|_| false);
+            self.live.retain(|_| false);
+            *self.volume_records.write() = volume_records;
+            self.destaged.store(root.destaged.0, Ordering::Release);
+            self.commit_number.store(root.commit_number, Ordering::Release);
+        }
+        is_replaced
     }
 
     /// Whether `epoch` may open the map for writing.
@@ -323,19 +347,18 @@ impl Map {
     /// # Errors
     /// `Unavailable` until another handle has been opened; `Fenced` for good.
     pub fn check(&self, writer: &Writer) -> Result<()> {
-        writer.check()?;
         let state = self.state.borrow();
+        if let Health::Final(error) = &state.health {
+            return Err(error.clone());
+        }
+        writer.check()?;
+        let what = "the metadata database has ended and is being opened anew";
         match &state.health {
-            Health::Final(error) => Err(error.clone()),
             Health::Ended(error) => {
-                let what = "the metadata database has ended and is being opened anew";
                 Err(Error::with_source(ErrorKind::Unavailable, what, error.clone()))
             }
-            Health::Well if state.db.has_given_up() => {
-                let what = "the metadata database has ended and is being opened anew";
-                Err(Error::new(ErrorKind::Unavailable, what))
-            }
-            Health::Well => Ok(()),
+            _ if state.db.has_given_up() => Err(Error::new(ErrorKind::Unavailable, what)),
+            _ => Ok(()),
         }
     }
 

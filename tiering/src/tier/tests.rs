@@ -768,6 +768,57 @@ fn a_reader_writes_nothing_and_fences_nobody() {
     });
 }
 
+#[test]
+fn a_check_of_metadata_that_is_compacted_meanwhile_finds_no_damage() {
+    runtime().block_on(async {
+        let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let owner = Tier::open(options(shared.clone(), 1)).await.unwrap();
+        let mut world = World::new(6);
+        for _ in 0..6 {
+            let made = world.window(30);
+            owner.destage(made.window, &Payloads).await.unwrap();
+            world.model = made.after;
+        }
+        let store = Arc::new(FaultStore::new(shared.clone()));
+        let mut small = options(store.clone(), 1);
+        small.database.cache_bytes = 0;
+        let mut found_missing_count = 0;
+        for skipped in [0, 1, 2, 4, 8, 16, 32] {
+            let reader = Tier::open_read_only(small.clone()).await.unwrap();
+            let made = world.window(30);
+            owner.destage(made.window, &Payloads).await.unwrap();
+            // Some table that is needed next was collected: at the first look or later on.
+            store.inject_after(Op::Get, "metadata/compacted", skipped, 1, Fault::NotFound);
+            let report = check_fsck(&reader).await;
+            assert!(report.page_count > 0 && report.frame_count > 0, "{report:?}");
+            if store.clear_injected() == 0 {
+                found_missing_count += 1;
+                let newest = report_of_all(&shared).await;
+                assert!(report.frame_count <= newest.frame_count, "each is counted once");
+                if skipped == 0 {
+                    assert_eq!(report, newest, "all of it is the newest state");
+                }
+            }
+        }
+        assert!(found_missing_count >= 3, "{found_missing_count}");
+        owner.close().await.unwrap();
+
+        // An owner that is always faster is not damage either.
+        let reader = Tier::open_read_only(small).await.unwrap();
+        store.inject(Op::Get, "metadata/compacted", u64::MAX, Fault::NotFound);
+        let error = reader.fsck(FsckOptions::default()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.chain());
+        store.clear_injected();
+        check_fsck(&reader).await;
+        reader.close().await.unwrap();
+    });
+}
+
+async fn report_of_all(store: &Arc<dyn ObjectStore>) -> FsckReport {
+    let reader = Tier::open_read_only(options(store.clone(), 1)).await.unwrap();
+    check_fsck(&reader).await
+}
+
 /// The windows that have settled, and those that have begun: number and state after them.
 #[derive(Clone)]
 struct Between {

@@ -118,7 +118,7 @@ async fn read_along(
 
 #[test]
 fn a_database_that_has_given_up_is_opened_anew_and_no_window_is_lost_or_halved() {
-    for seed in seeds(3) {
+    for seed in seeds(2) {
         println!("SEED={seed}");
         runtime().block_on(async {
             let store = Arc::new(FaultStore::default());
@@ -136,11 +136,12 @@ fn a_database_that_has_given_up_is_opened_anew_and_no_window_is_lost_or_halved()
             };
             let readers = [reader(0), reader(1)];
             let mut failed_count = 0;
-            for number in 1..=40u64 {
+            for number in 1..=25u64 {
                 let made = world.window(6);
                 let after = (number, Arc::new(made.after.clone()));
                 between.lock().begun = after.clone();
                 let (op, folder, fault) = FATAL[world.rng.below(FATAL.len() as u64) as usize];
+                store.clear_injected();
                 store.inject(op, folder, 1 + world.rng.below(3), fault);
                 failed_count += destage_at_last(&tier, &made.window).await;
                 assert_eq!(tier.destaged_lsn(), Lsn(world.lsn), "SEED={seed}, {fault:?}");
@@ -167,7 +168,7 @@ fn a_database_that_has_given_up_is_opened_anew_and_no_window_is_lost_or_halved()
             destage_at_last(&tier, &last.window).await;
             let status = tier.status();
             println!("SEED={seed}: {} times, {failed_count} failed", status.reopen_count);
-            assert!(status.reopen_count > 10 && read_count > 50, "{status:?}, {read_count}");
+            assert!(status.reopen_count > 5 && read_count > 50, "{status:?}, {read_count}");
             assert_eq!(status.metadata_failure, None);
             fold_all(&tier).await;
             check_all(&tier, &last.after).await;
