@@ -24,7 +24,6 @@ const ARROWS: &[(&str, &[&str])] = &[
 
 /// Licences that allow the binary to be given away under this project's own. Source: deny.toml.
 const LICENCES: &[&str] = &[
-    "0BSD",
     "Apache-2.0",
     "BSD-2-Clause",
     "BSD-3-Clause",
@@ -34,7 +33,6 @@ const LICENCES: &[&str] = &[
     "ISC",
     "MIT",
     "MIT-0",
-    "OpenSSL",
     "Unicode-3.0",
     "Unlicense",
     "Zlib",

@@ -10,6 +10,7 @@
 //!   are appended anew, so that the generation can go on without it, and are tried again with the
 //!   next one. Beyond a bound that volume alone refuses writes until it can be destaged again.
 
+use crate::planted::planted;
 use crate::pool::Shared;
 use block::units::BLOCK_BYTES;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -248,8 +249,14 @@ async fn destage_one(shared: &Shared, generation: &Arc<Generation>) -> Result<()
     let mut window = window_of(generation);
     let left_out = shared.left_out(generation.last_lsn());
     window.volumes.retain(|(volume, _)| !left_out.contains(volume));
+    let is_dropped_early = planted().overlay_dropped_early && is_in_memory(&window);
+    if is_dropped_early {
+        shared.log.release(generation);
+    }
     let report = shared.tier.destage(window, &source).await?;
-    shared.log.release(generation);
+    if !is_dropped_early {
+        shared.log.release(generation);
+    }
     shared.took_in(generation, &left_out);
     shared.destaged.send_replace(generation.last_lsn());
     let mut progress = shared.progress.lock();
@@ -261,6 +268,12 @@ async fn destage_one(shared: &Shared, generation: &Arc<Generation>) -> Result<()
     progress.failure = None;
     tracing::debug!(last_lsn = %generation.last_lsn(), ?report, "destaged a window");
     Ok(())
+}
+
+/// Nothing of the window has to be read from the log files, so its place there may be lost.
+fn is_in_memory(window: &Window<Source>) -> bool {
+    let mut extents = window.volumes.iter().flat_map(|(_, extents)| extents);
+    !extents.any(|extent| matches!(extent.content, ExtentContent::Data(Source::LogResident(_))))
 }
 
 /// The generation in the words of the data tier.

@@ -11,6 +11,7 @@ pub mod destage;
 pub mod glue;
 pub mod keys;
 pub mod manifest;
+pub(crate) mod planted;
 pub mod pool;
 pub mod record;
 pub mod serve;

@@ -258,6 +258,10 @@ impl Reason {
         if text.contains("169.254.169.254") || text.contains("metadata.google.internal") {
             return Reason::NoCredentials;
         }
+        // Stores that know no conditional put say so; the client has no kind of error for it.
+        if text.contains("status code: 501") {
+            return Reason::Unsupported;
+        }
         let mut cause: Option<&(dyn StdError + 'static)> = error.source();
         while let Some(source) = cause {
             if let Some(http) = source.downcast_ref::<HttpError>() {

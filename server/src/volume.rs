@@ -8,6 +8,7 @@
 //!   that read until its entry is queued and answered, so it never puts old bytes back.
 //! - Nothing is answered before the log says that it is where `durability` wants it.
 
+use crate::planted::planted;
 use crate::pool::Shared;
 use crate::record::{Durability, VolumeRecord};
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
@@ -225,6 +226,10 @@ impl Volume {
             queued.push(self.shared.log.append(entry, wait));
             start_sector += sector_count;
         }
+        if planted().ack_before_submit && wait == Wait::Written {
+            queued.into_iter().for_each(|waiter| drop(tokio::spawn(waiter)));
+            return Ok(Lsn::NONE);
+        }
         let mut last_lsn = Lsn::NONE;
         for waiter in queued {
             // A part that found the queue full has its LSN after a later part's.
@@ -322,7 +327,7 @@ impl Volume {
                 self.write_ragged(at, &zeroes[..split.tail_bytes as usize], fua).await?;
             }
         }
-        if split.sector_count == 0 {
+        if split.sector_count == 0 || planted().trim_lost {
             return Ok(());
         }
         let shared = self.changes.read().await;

@@ -80,11 +80,36 @@ fn every_acknowledged_write_survives_a_death_between_two_steps_of_destage() {
 }
 
 /// Bugs that the source can be told to have and that `kill -9` shows, with the rounds within which
-/// each must be found. What only a loss of power shows (a flush that is ignored, a torn or stale
-/// batch that is accepted, an answer between submission and completion) is planted and found in the
-/// simulation of package `replication`.
+/// each must be found. What only a loss of power shows is found elsewhere: a torn or stale batch
+/// that is accepted and an answer between submission and completion in the simulation of package
+/// `replication`, a flush that is ignored there and in the test of power cuts (tests/e2e/power.rs).
 const PLANTED: &[(&str, u64)] =
     &[("ack-before-submit", 60), ("trim-lost", 30), ("overlay-dropped-early", 60)];
+
+/// How a build for tests is told what to do wrong.
+const SWITCHES: &[&str] = &["SPINDLE_PLANTED", "SPINDLE_FAILPOINT"];
+
+#[test]
+fn a_binary_that_people_run_has_no_switch_to_break_it() {
+    let bytes = |program: &str| std::fs::read(binary(program)).expect("the program was built");
+    let is_in = |bytes: &[u8], name: &str| {
+        bytes.windows(name.len()).any(|window| window == name.as_bytes())
+    };
+    let shipped = bytes("spindle");
+    let names = daemon::planted_bugs_of_the_source().into_iter();
+    let names = names.chain(daemon::fail_points_of_the_source());
+    for name in names.chain(SWITCHES.iter().map(|name| (*name).to_owned())) {
+        assert!(!is_in(&shipped, &name), "{name:?} is in the binary");
+    }
+    if !binary("spindle-faulty").exists() {
+        return skip("the build with planted bugs is missing (tests/run makes it)");
+    }
+    // The names of the bugs may be compiled into comparisons, those of the variables may not.
+    let faulty = bytes("spindle-faulty");
+    for name in SWITCHES {
+        assert!(is_in(&faulty, name), "{name:?} is not seen where it is");
+    }
+}
 
 #[test]
 fn planted_bugs_are_found_within_their_number_of_rounds() {

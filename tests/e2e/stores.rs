@@ -5,6 +5,7 @@
 
 use std::path::Path;
 use std::time::{Duration, Instant};
+use tests::bucket::{Bucket, Care};
 use tests::cut::{Line, Proxy};
 use tests::daemon::{Daemon, SMALL};
 use tests::nbd::wire::*;
@@ -326,4 +327,36 @@ fn a_store_that_cannot_be_used_is_refused_with_the_reason() {
     assert!(missing.contains("not found") && missing.contains("bucket"), "{missing}");
     let nobody = refusal("AWS_ENDPOINT_URL", "http://127.0.0.1:9", &store);
     assert!(nobody.contains("no answer") || nobody.contains("endpoint"), "{nobody}");
+}
+
+#[test]
+fn a_store_that_cannot_say_who_owns_a_pool_is_refused_with_the_reason() {
+    for (care, reason) in [
+        (Care::IgnoresConditions, "it let an object be created twice"),
+        (Care::RefusesAndWrites, "a refused create changed the object all the same"),
+        (Care::KnowsNoConditions, "create the probe object: not implemented"),
+        (Care::ListsNothing, "a listing does not show an object just created"),
+    ] {
+        let bucket = Bucket::start(care);
+        let mut daemon = on_s3(bucket.address());
+        daemon.announce("ERROR");
+        let said = daemon.refuses_to_start();
+        for part in [reason, "If-None-Match: *", "use another store", "disks/pools/one"] {
+            assert!(said.contains(part), "{care:?}: no {part:?} in: {said}");
+        }
+        assert_eq!(bucket.keys(), [""; 0], "{care:?}: it left something behind");
+    }
+    // The same server with its conditions kept carries a pool, so they are what was missed.
+    let bucket = Bucket::start(Care::Honest);
+    let mut daemon = on_s3(bucket.address());
+    daemon.restart();
+    let mut connections = open(&daemon);
+    let mut history = History::new(4);
+    history.run_for(&mut connections, Duration::from_secs(1));
+    drop(connections);
+    daemon.stop();
+    daemon.fsck();
+    daemon.restart();
+    assert_eq!(history.prefix(&mut open(&daemon)), history.writes.len());
+    daemon.stop();
 }

@@ -228,6 +228,18 @@ impl Daemon {
         status
     }
 
+    /// Stops its clock (SIGSTOP): it does nothing until [`Daemon::resume`].
+    pub fn pause(&self) {
+        let process = self.process.as_ref().expect("it runs");
+        process.killer().signal(rustix::process::Signal::STOP);
+    }
+
+    /// Ends a pause.
+    pub fn resume(&self) {
+        let process = self.process.as_ref().expect("it runs");
+        process.killer().signal(rustix::process::Signal::CONT);
+    }
+
     /// Number of the running process.
     #[must_use]
     pub fn id(&self) -> u32 {
@@ -370,7 +382,8 @@ impl Drop for Daemon {
 }
 
 /// Names of the fail points that the source names: the list cannot grow stale.
-fn fail_points_of_the_source() -> Vec<String> {
+#[must_use]
+pub fn fail_points_of_the_source() -> Vec<String> {
     quoted_after("fail_point!(\"")
 }
 

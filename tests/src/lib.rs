@@ -6,11 +6,13 @@
 //!   being checked.
 //! - Whatever is started here ends with the test, also when that fails.
 
+pub mod bucket;
 pub mod cut;
 pub mod daemon;
 pub mod model;
 pub mod nbd;
 pub mod place;
+pub mod power;
 pub mod process;
 pub mod seed;
 pub mod stamp;

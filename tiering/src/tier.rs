@@ -23,6 +23,7 @@ use block::seal::{Algorithm, PoolKey};
 use block::units::BLOCK_BYTES;
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
+use futures::TryStreamExt;
 use futures::future::BoxFuture;
 use object_store::ObjectStore;
 use std::ops::Range;
@@ -498,11 +499,12 @@ async fn close_quietly(db: &Database) {
     }
 }
 
-/// Asks the store whether there is a database, because opening one would wait for it forever.
+/// Asks the store whether there is a database, because opening one would wait for it forever. Only
+/// an object counts: in a local directory, a first start that was cut short leaves empty folders.
 async fn probe(store: &Arc<dyn ObjectStore>) -> Result<bool> {
     let prefix = object_store::path::Path::from(database::FOLDER);
-    match store.list_with_delimiter(Some(&prefix)).await {
-        Ok(found) => Ok(!found.objects.is_empty() || !found.common_prefixes.is_empty()),
+    match store.list(Some(&prefix)).try_next().await {
+        Ok(found) => Ok(found.is_some()),
         Err(cause) => {
             let kind = match cause {
                 object_store::Error::PermissionDenied { .. }

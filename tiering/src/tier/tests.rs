@@ -7,6 +7,7 @@ use crate::destage::{ExtentContent, WindowExtent};
 use crate::map::ranges::RANGE_PAGES_MIN;
 use crate::testing::{Fault, FaultStore, Op, Rng, seeds};
 use block::units::SECTOR_BYTES;
+use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -817,6 +818,24 @@ fn a_check_of_metadata_that_is_compacted_meanwhile_finds_no_damage() {
 async fn report_of_all(store: &Arc<dyn ObjectStore>) -> FsckReport {
     let reader = Tier::open_read_only(options(store.clone(), 1)).await.unwrap();
     check_fsck(&reader).await
+}
+
+#[test]
+fn a_first_start_that_was_cut_short_is_begun_anew() {
+    runtime().block_on(async {
+        let dir = tempfile::tempdir().unwrap();
+        // What is there before the first object of the database has its name.
+        let folder = dir.path().join(database::FOLDER).join("manifest");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("00000000000000000001.manifest#1"), b"half of it").unwrap();
+        let local = LocalFileSystem::new_with_prefix(dir.path()).unwrap();
+        let mut options = options(Arc::new(local), 1);
+        options.database.has_conditional_update = false;
+        let tier = Tier::open(options.clone()).await.unwrap();
+        tier.close().await.unwrap();
+        options.epoch = Epoch(2);
+        Tier::open(options).await.unwrap().close().await.unwrap();
+    });
 }
 
 /// The windows that have settled, and those that have begun: number and state after them.

@@ -1,0 +1,39 @@
+//! Bugs of the daemon put there on purpose, so that the crash tester can show that it notices. The
+//! write log has its own (package `replication`).
+//!
+//! Invariants:
+//! - Without the feature `planted` every switch is off and nothing of their names is in the binary.
+
+/// Which bugs are in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Planted {
+    /// A write is answered when it is queued, before it is submitted to the log's files.
+    pub(crate) ack_before_submit: bool,
+    /// A trim or write-zeroes is answered but not logged.
+    pub(crate) trim_lost: bool,
+    /// A generation leaves the overlay, and its log space is given back, before its window is
+    /// durable in the store.
+    pub(crate) overlay_dropped_early: bool,
+}
+
+/// As the environment variable SPINDLE_PLANTED named them, separated by commas, when it was first
+/// asked for.
+#[cfg(feature = "planted")]
+pub(crate) fn planted() -> Planted {
+    static PLANTED: std::sync::OnceLock<Planted> = std::sync::OnceLock::new();
+    *PLANTED.get_or_init(|| {
+        let names = std::env::var("SPINDLE_PLANTED").unwrap_or_default();
+        let has = |name: &str| names.split(',').any(|one| one == name);
+        Planted {
+            ack_before_submit: has("ack-before-submit"),
+            trim_lost: has("trim-lost"),
+            overlay_dropped_early: has("overlay-dropped-early"),
+        }
+    })
+}
+
+/// None.
+#[cfg(not(feature = "planted"))]
+pub(crate) const fn planted() -> Planted {
+    Planted { ack_before_submit: false, trim_lost: false, overlay_dropped_early: false }
+}

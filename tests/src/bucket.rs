@@ -1,0 +1,343 @@
+//! An S3 server in memory for one test, honest or careless in one way that real ones have been.
+//!
+//! Invariants:
+//! - Honest, it is good enough for a pool: a refusal of the careless one is for its carelessness.
+//! - It checks no signature and answers one request after the other on each connection.
+
+use crate::store::BUCKET;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+/// Largest head and body of a request. Chosen by hand: objects of tests are a few MiB.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+/// How it handles what a pool's ownership depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Care {
+    /// As S3.
+    Honest,
+    /// `If-None-Match` and `If-Match` are ignored: any PUT is carried out.
+    IgnoresConditions,
+    /// A conditional PUT that must not be carried out is answered so, and carried out.
+    RefusesAndWrites,
+    /// `If-None-Match` is answered with "not implemented".
+    KnowsNoConditions,
+    /// A listing never shows anything.
+    ListsNothing,
+}
+
+struct State {
+    care: Care,
+    /// By key, with the number of the PUT that made it.
+    objects: BTreeMap<String, (u64, Vec<u8>)>,
+    put_count: u64,
+}
+
+/// A running server.
+pub struct Bucket {
+    address: String,
+    state: Arc<Mutex<State>>,
+}
+
+struct Request {
+    method: String,
+    key: String,
+    query: BTreeMap<String, String>,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+struct Reply {
+    status: u16,
+    headers: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+}
+
+impl Bucket {
+    /// Starts one with an empty bucket. It ends with the test's process.
+    #[must_use]
+    pub fn start(care: Care) -> Bucket {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("it is bound").to_string();
+        let state = State { care, objects: BTreeMap::new(), put_count: 0 };
+        let state = Arc::new(Mutex::new(state));
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (Ok(stream), state) = (stream, Arc::clone(&shared)) else { return };
+                // A client may leave at any moment; what it was told stays true.
+                std::thread::spawn(move || drop(serve(&stream, &state)));
+            }
+        });
+        Bucket { address, state }
+    }
+
+    /// `host:port`.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Keys of its objects.
+    #[must_use]
+    pub fn keys(&self) -> Vec<String> {
+        self.state.lock().expect("no panic holds it").objects.keys().cloned().collect()
+    }
+}
+
+fn serve(stream: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut reader = BufReader::new(stream);
+    while let Some(request) = receive(&mut reader)? {
+        let reply = state.lock().expect("no panic holds it").answer(&request);
+        let mut head = format!("HTTP/1.1 {} -\r\nContent-Length: ", reply.status);
+        // Of an object that was asked for by HEAD only the size is told.
+        let _ = write!(head, "{}\r\n", reply.body.len());
+        for (name, value) in &reply.headers {
+            let _ = write!(head, "{name}: {value}\r\n");
+        }
+        let mut bytes = (head + "\r\n").into_bytes();
+        if request.method != "HEAD" {
+            bytes.extend_from_slice(&reply.body);
+        }
+        (&mut &*stream).write_all(&bytes)?;
+    }
+    Ok(())
+}
+
+fn bad(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+/// The next request; `None` when the client has left.
+fn receive(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<Request>> {
+    let mut lines = Vec::new();
+    let mut head_bytes = 0;
+    loop {
+        let mut line = String::new();
+        head_bytes += reader.by_ref().take(HEAD_BYTES_MAX as u64).read_line(&mut line)?;
+        if head_bytes > HEAD_BYTES_MAX {
+            return Err(bad("a head that does not end"));
+        }
+        match line.trim_end() {
+            "" if lines.is_empty() => return Ok(None),
+            "" => break,
+            line => lines.push(line.to_owned()),
+        }
+    }
+    let mut words = lines[0].split(' ');
+    let (Some(method), Some(target)) = (words.next(), words.next()) else {
+        return Err(bad("no request line"));
+    };
+    let header = |line: &String| {
+        let (name, value) = line.split_once(':')?;
+        Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+    };
+    let headers: BTreeMap<_, _> = lines[1..].iter().filter_map(header).collect();
+    let length = headers.get("content-length").map_or(Ok(0), |text| text.parse::<usize>());
+    let length = length.ok().filter(|length| *length <= BODY_BYTES_MAX);
+    let mut body = vec![0; length.ok_or_else(|| bad("no such length"))?];
+    reader.read_exact(&mut body)?;
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let pair = |part: &str| {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        (unescape(name), unescape(value))
+    };
+    let query = query.split('&').filter(|part| !part.is_empty()).map(pair).collect();
+    let path = unescape(path);
+    let key = path.strip_prefix(&format!("/{BUCKET}")).unwrap_or(&path);
+    let key = key.trim_start_matches('/').to_owned();
+    Ok(Some(Request { method: method.to_owned(), key, query, headers, body }))
+}
+
+fn unescape(text: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((first, after)) = rest.split_first() {
+        let code = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        let code = code.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match (first, code) {
+            (b'%', Some(code)) => {
+                bytes.push(code);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A moment that S3 writes in two ways; no test here looks at it.
+const MODIFIED: (&str, &str) = ("Sat, 01 Jan 2000 00:00:00 GMT", "2000-01-01T00:00:00.000Z");
+
+impl State {
+    fn answer(&mut self, request: &Request) -> Reply {
+        match request.method.as_str() {
+            "PUT" => self.put(request),
+            "GET" if request.key.is_empty() => self.list(request),
+            "GET" | "HEAD" => self.get(request),
+            "DELETE" => {
+                self.objects.remove(&request.key);
+                Reply { status: 204, headers: Vec::new(), body: Vec::new() }
+            }
+            "POST" if request.query.contains_key("delete") => {
+                let body = String::from_utf8_lossy(&request.body);
+                let mut text = "<DeleteResult>".to_owned();
+                for part in body.split("<Key>").skip(1) {
+                    let key = part.split("</Key>").next().unwrap_or_default();
+                    self.objects.remove(key);
+                    let _ = write!(text, "<Deleted><Key>{key}</Key></Deleted>");
+                }
+                xml(text + "</DeleteResult>")
+            }
+            _ => refusal(501, "NotImplemented"),
+        }
+    }
+
+    fn put(&mut self, request: &Request) -> Reply {
+        let found = self.objects.get(&request.key).map(|(number, _)| tag(*number));
+        let is_create = request.headers.contains_key("if-none-match");
+        let wanted = request.headers.get("if-match");
+        if is_create && self.care == Care::KnowsNoConditions {
+            return refusal(501, "NotImplemented");
+        }
+        let is_refused = (is_create && found.is_some())
+            || wanted.is_some_and(|wanted| found.as_ref() != Some(wanted));
+        if is_refused && !matches!(self.care, Care::IgnoresConditions | Care::RefusesAndWrites) {
+            return refusal(412, "PreconditionFailed");
+        }
+        self.put_count += 1;
+        self.objects.insert(request.key.clone(), (self.put_count, request.body.clone()));
+        if is_refused && self.care == Care::RefusesAndWrites {
+            return refusal(412, "PreconditionFailed");
+        }
+        Reply { status: 200, headers: vec![("ETag", tag(self.put_count))], body: Vec::new() }
+    }
+
+    fn get(&self, request: &Request) -> Reply {
+        let Some((number, bytes)) = self.objects.get(&request.key) else {
+            return refusal(404, "NoSuchKey");
+        };
+        let mut headers = vec![("ETag", tag(*number)), ("Last-Modified", MODIFIED.0.to_owned())];
+        let range = request.headers.get("range").and_then(|text| text.strip_prefix("bytes="));
+        let Some((start, end)) = range.and_then(|text| text.split_once('-')) else {
+            return Reply { status: 200, headers, body: bytes.clone() };
+        };
+        let total = bytes.len();
+        let (start, end) = match (start.parse::<usize>(), end.parse::<usize>()) {
+            (Ok(start), Ok(last)) => (start, last.saturating_add(1).min(total)),
+            (Ok(start), Err(_)) => (start, total),
+            (Err(_), Ok(suffix)) => (total.saturating_sub(suffix), total),
+            (Err(_), Err(_)) => return refusal(400, "InvalidRange"),
+        };
+        match bytes.get(start..end) {
+            Some(part) if !part.is_empty() => {
+                headers.push(("Content-Range", format!("bytes {start}-{}/{total}", end - 1)));
+                Reply { status: 206, headers, body: part.to_vec() }
+            }
+            _ => refusal(416, "InvalidRange"),
+        }
+    }
+
+    fn list(&self, request: &Request) -> Reply {
+        let of = |name: &str| request.query.get(name).map_or("", String::as_str);
+        let (prefix, delimiter, after) = (of("prefix"), of("delimiter"), of("start-after"));
+        let mut folders = std::collections::BTreeSet::new();
+        let mut text = "<ListBucketResult><IsTruncated>false</IsTruncated>".to_owned();
+        for (key, (number, bytes)) in &self.objects {
+            let Some(rest) = key.strip_prefix(prefix) else { continue };
+            if self.care == Care::ListsNothing || key.as_str() <= after {
+                continue;
+            }
+            match rest.find(delimiter).filter(|_| !delimiter.is_empty()) {
+                Some(at) => {
+                    folders.insert(format!("{prefix}{}", &rest[..at + delimiter.len()]));
+                }
+                None => {
+                    let _ = write!(
+                        text,
+                        "<Contents><Key>{key}</Key><Size>{}</Size><ETag>{}</ETag>\
+                         <LastModified>{}</LastModified></Contents>",
+                        bytes.len(),
+                        tag(*number).replace('"', "&quot;"),
+                        MODIFIED.1
+                    );
+                }
+            }
+        }
+        for folder in folders {
+            let _ = write!(text, "<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>");
+        }
+        xml(text + "</ListBucketResult>")
+    }
+}
+
+fn tag(number: u64) -> String {
+    format!("\"{number:016x}\"")
+}
+
+fn xml(text: String) -> Reply {
+    let headers = vec![("Content-Type", "application/xml".to_owned())];
+    Reply { status: 200, headers, body: text.into_bytes() }
+}
+
+fn refusal(status: u16, code: &str) -> Reply {
+    let text = format!("<Error><Code>{code}</Code><Message>{code}</Message></Error>");
+    Reply { status, ..xml(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(bucket: &Bucket, head: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(bucket.address()).unwrap();
+        let length = body.len();
+        write!(stream, "{head}\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply
+    }
+
+    #[test]
+    fn conditions_are_kept_or_not_as_told() {
+        let create = "PUT /disks/a%2Fb HTTP/1.1\r\nIf-None-Match: *";
+        for (care, second, kept) in [
+            (Care::Honest, "412", "one"),
+            (Care::IgnoresConditions, "200", "two"),
+            (Care::RefusesAndWrites, "412", "two"),
+        ] {
+            let bucket = Bucket::start(care);
+            assert!(ask(&bucket, create, "one").starts_with("HTTP/1.1 200"));
+            assert!(ask(&bucket, create, "two").starts_with(&format!("HTTP/1.1 {second}")));
+            let read = ask(&bucket, "GET /disks/a/b HTTP/1.1", "");
+            assert!(read.ends_with(&format!("\r\n\r\n{kept}")), "{care:?}: {read}");
+            assert_eq!(bucket.keys(), ["a/b"]);
+        }
+        assert!(ask(&Bucket::start(Care::KnowsNoConditions), create, "").contains(" 501 "));
+    }
+
+    #[test]
+    fn listings_fold_at_the_delimiter_and_ranges_are_cut() {
+        for (care, expected) in [(Care::Honest, true), (Care::ListsNothing, false)] {
+            let bucket = Bucket::start(care);
+            for key in ["x/1", "x/y/2", "z"] {
+                ask(&bucket, &format!("PUT /disks/{key} HTTP/1.1"), "0123456789");
+            }
+            let list =
+                ask(&bucket, "GET /disks?list-type=2&prefix=x%2F&delimiter=%2F HTTP/1.1", "");
+            assert_eq!(list.contains("<Key>x/1</Key>"), expected, "{list}");
+            assert_eq!(list.contains("<Prefix>x/y/</Prefix>"), expected, "{list}");
+            assert!(!list.contains("<Key>z") && !list.contains("x/y/2"), "{list}");
+            let part = ask(&bucket, "GET /disks/z HTTP/1.1\r\nRange: bytes=2-4", "");
+            assert!(part.contains(" 206 ") && part.ends_with("\r\n\r\n234"), "{part}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The device as a cut may have left it, from the log of its writes.
+//!
+//! Invariants:
+//! - Everything before the last flush is there; of what came after it, writes with FUA are there
+//!   and the others as chance has it: not at all, whole, or some of their sectors.
+
+use super::writelog::Event;
+use crate::seed::Random;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// What a disk writes whole or not at all. Source: every disk's logical block, at least.
+const SECTOR_BYTES: usize = 512;
+/// Unit in which the device is copied. Chosen by hand.
+const PART_BYTES: u64 = 64 << 10;
+
+/// A moment at which the power fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Events before this one have happened.
+    pub event_index: usize,
+    /// Of the writes since the last flush some are lost; otherwise none is.
+    pub is_lossy: bool,
+}
+
+/// The device while the log is replayed. Cuts are taken in order of their place.
+pub struct Replay<'a> {
+    events: &'a [Event],
+    log: &'a File,
+    /// What is certain: everything up to a flush. A file, because a guest kernel's processes have
+    /// room for some hundred MiB only.
+    certain: File,
+    certain_index: usize,
+    device_bytes: u64,
+    /// Parts of it that were written, by number.
+    parts: BTreeSet<u64>,
+}
+
+impl<'a> Replay<'a> {
+    /// A device of zeroes, kept in a file of `dir`.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub fn new(
+        events: &'a [Event],
+        log: &'a File,
+        dir: &Path,
+        device_bytes: u64,
+    ) -> io::Result<Replay<'a>> {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true);
+        let certain = options.open(dir.join("certain"))?;
+        let parts = BTreeSet::new();
+        Ok(Replay { events, log, certain, certain_index: 0, device_bytes, parts })
+    }
+
+    /// Writes the device as the cut leaves it to a new file, and says how many writes were lost or
+    /// torn.
+    ///
+    /// # Errors
+    /// When the log cannot be read, names a place outside of the device, or the file cannot be
+    /// written. Panics when a cut comes before an earlier one's last flush.
+    pub fn image(&mut self, cut: Cut, random: &mut Random, path: &Path) -> io::Result<u64> {
+        let past = &self.events[..cut.event_index];
+        let flush = past.iter().rposition(|event| *event == Event::Flush).map_or(0, |at| at + 1);
+        assert!(self.certain_index <= flush, "cuts are taken in order");
+        for event in &self.events[self.certain_index..flush] {
+            for (offset, piece) in self.pieces(event, |_| true)? {
+                self.certain.write_all_at(&piece, offset)?;
+                let last = (offset + piece.len() as u64).saturating_sub(1);
+                self.parts.extend(offset / PART_BYTES..=last / PART_BYTES);
+            }
+        }
+        self.certain_index = flush;
+        let file = self.copy(path)?;
+        let mut lost_count = 0;
+        for event in &past[flush..] {
+            let is_kept = matches!(event, Event::Write { is_durable: true, .. }) || !cut.is_lossy;
+            let fate = if is_kept { Fate::Kept } else { Fate::random(random) };
+            lost_count += u64::from(fate != Fate::Kept && !matches!(event, Event::Mark(_)));
+            let pieces = match fate {
+                Fate::Lost => Vec::new(),
+                Fate::Kept => self.pieces(event, |_| true)?,
+                Fate::Torn(percent) => self.pieces(event, |_| random.chance(percent))?,
+                Fate::Prefix(sectors) => self.pieces(event, |index| index < sectors)?,
+            };
+            for (offset, piece) in pieces {
+                file.write_all_at(&piece, offset)?;
+            }
+        }
+        Ok(lost_count)
+    }
+
+    /// A copy of what is certain; what was never written stays a hole.
+    fn copy(&self, path: &Path) -> io::Result<File> {
+        let file = File::create(path)?;
+        file.set_len(self.device_bytes)?;
+        self.certain.set_len(self.device_bytes)?;
+        for part in &self.parts {
+            let offset = part * PART_BYTES;
+            let length = PART_BYTES.min(self.device_bytes - offset);
+            let mut bytes = vec![0; usize::try_from(length).expect("small")];
+            self.certain.read_exact_at(&mut bytes, offset)?;
+            file.write_all_at(&bytes, offset)?;
+        }
+        Ok(file)
+    }
+
+    /// What an event puts where on the device, as far as its sectors are there.
+    fn pieces(
+        &self,
+        event: &Event,
+        mut is_there: impl FnMut(usize) -> bool,
+    ) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        let (start, end, bytes) = match event {
+            Event::Flush | Event::Mark(_) => return Ok(Vec::new()),
+            Event::Discard(range) => (range.start, range.end, None),
+            Event::Write { offset, at, .. } => {
+                (*offset, offset.saturating_add(at.end - at.start), Some(at))
+            }
+        };
+        if end > self.device_bytes {
+            return Err(io::Error::other(format!("outside of the device: {event:?}")));
+        }
+        let mut data = vec![0; usize::try_from(end - start).expect("a device fits in memory")];
+        if let Some(at) = bytes {
+            self.log.read_exact_at(&mut data, at.start)?;
+        }
+        let mut pieces: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (index, sector) in data.chunks(SECTOR_BYTES).enumerate() {
+            if !is_there(index) {
+                continue;
+            }
+            let offset = start + (index * SECTOR_BYTES) as u64;
+            match pieces.last_mut() {
+                Some((at, last)) if *at + last.len() as u64 == offset => {
+                    last.extend_from_slice(sector);
+                }
+                _ => pieces.push((offset, sector.to_vec())),
+            }
+        }
+        Ok(pieces)
+    }
+}
+
+/// What becomes of a write that was not flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Lost,
+    Kept,
+    /// Each sector is there with this chance.
+    Torn(u64),
+    /// Its first sectors are there.
+    Prefix(usize),
+}
+
+impl Fate {
+    fn random(random: &mut Random) -> Fate {
+        match random.below(10) {
+            0..4 => Fate::Lost,
+            4..8 => Fate::Kept,
+            8 => Fate::Torn(random.between(5, 95)),
+            _ => Fate::Prefix(usize::try_from(random.below(16)).expect("small")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three blocks of 4 KiB are written: one before a flush, one after it, one after it with FUA.
+    #[test]
+    fn what_was_flushed_or_fua_is_there_and_the_rest_by_chance() {
+        let dir = tempfile::tempdir().unwrap();
+        let log_path = dir.path().join("log");
+        std::fs::write(&log_path, [[1; 4096], [2; 4096], [3; 4096]].concat()).unwrap();
+        let log = File::open(&log_path).unwrap();
+        let write = |index: u64, is_durable| Event::Write {
+            offset: index * 4096,
+            at: index * 4096..(index + 1) * 4096,
+            is_durable,
+        };
+        let events = [write(0, false), Event::Flush, write(2, true), write(1, false)];
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..200 {
+            let mut random = Random::new(seed, 0);
+            let mut replay = Replay::new(&events, &log, dir.path(), 3 * 4096).unwrap();
+            let path = dir.path().join("image");
+            let cut = Cut { event_index: 4, is_lossy: seed % 10 != 0 };
+            let lost_count = replay.image(cut, &mut random, &path).unwrap();
+            let image = std::fs::read(&path).unwrap();
+            assert!(image[..4096] == [1; 4096] && image[8192..] == [3; 4096]);
+            let there = image[4096..8192].chunks(512).filter(|sector| **sector == [2; 512]).count();
+            let zero = image[4096..8192].chunks(512).filter(|sector| **sector == [0; 512]).count();
+            assert_eq!(there + zero, 8, "sectors are whole");
+            assert!(cut.is_lossy || (there == 8 && lost_count == 0));
+            assert!(lost_count > 0 || there == 8);
+            seen.insert(there);
+        }
+        assert!(seen.contains(&0) && seen.contains(&8) && seen.len() > 4, "{seen:?}");
+    }
+
+    #[test]
+    fn a_cut_before_the_flush_does_not_know_what_came_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let log_path = dir.path().join("log");
+        std::fs::write(&log_path, [1; 4096]).unwrap();
+        let log = File::open(&log_path).unwrap();
+        let write = Event::Write { offset: 0, at: 0..4096, is_durable: false };
+        let events = [write, Event::Discard(0..512), Event::Flush];
+        let mut replay = Replay::new(&events, &log, dir.path(), 4096).unwrap();
+        let path = dir.path().join("image");
+        let mut image = |event_index| {
+            let cut = Cut { event_index, is_lossy: false };
+            replay.image(cut, &mut Random::new(1, 0), &path).unwrap();
+            std::fs::read(&path).unwrap()
+        };
+        assert_eq!(image(0), [0; 4096]);
+        assert_eq!(image(1), [1; 4096]);
+        assert_eq!(image(3), [[0; 512].as_slice(), &[1; 3584]].concat());
+        let far = [Event::Discard(4096..8192), Event::Flush];
+        let mut replay = Replay::new(&far, &log, dir.path(), 4096).unwrap();
+        let cut = Cut { event_index: 2, is_lossy: false };
+        assert!(replay.image(cut, &mut Random::new(1, 0), &path).is_err());
+    }
+}
