@@ -182,6 +182,7 @@ fn what_a_dead_machine_leaves_in_the_bucket_is_a_prefix_of_its_history() {
         second.argue(&["--take-over"]);
         second.announce("taken");
         second.announce("take-over");
+        second.announce("spindle volume accept");
         second.restart();
         let count = history.prefix(&mut open(&second));
         println!("{count} of {} writes were in the bucket", history.writes.len());
@@ -210,6 +211,7 @@ fn a_taken_pool_fails_the_writes_of_its_old_owner() {
     history.run_for(&mut connections, Duration::from_millis(200));
     second.argue(&["--take-over"]);
     second.announce("take");
+    second.announce("spindle volume accept");
     second.restart();
     first.announce("pool stopped");
     first.announce("");

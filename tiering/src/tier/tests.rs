@@ -783,25 +783,31 @@ fn a_check_of_metadata_that_is_compacted_meanwhile_finds_no_damage() {
         let store = Arc::new(FaultStore::new(shared.clone()));
         let mut small = options(store.clone(), 1);
         small.database.cache_bytes = 0;
-        let mut found_missing_count = 0;
-        for skipped in [0, 1, 2, 4, 8, 16, 32] {
+        let mut refreshed_count = 0;
+        // Which looks meet it depends on what the database reads meanwhile: again until one did.
+        for (count, skipped) in [0, 1, 2, 4, 8, 16, 32].into_iter().cycle().take(70).enumerate() {
+            if count >= 7 && refreshed_count > 0 {
+                break;
+            }
             let reader = Tier::open_read_only(small.clone()).await.unwrap();
+            let opened_at = reader.destaged_lsn();
+            let old = report_of_all(&shared).await;
             let made = world.window(30);
             owner.destage(made.window, &Payloads).await.unwrap();
+            let new = report_of_all(&shared).await;
             // Some table that is needed next was collected: at the first look or later on.
             store.inject_after(Op::Get, "metadata/compacted", skipped, 1, Fault::NotFound);
             let report = check_fsck(&reader).await;
-            assert!(report.page_count > 0 && report.frame_count > 0, "{report:?}");
-            if store.clear_injected() == 0 {
-                found_missing_count += 1;
-                let newest = report_of_all(&shared).await;
-                assert!(report.frame_count <= newest.frame_count, "each is counted once");
-                if skipped == 0 {
-                    assert_eq!(report, newest, "all of it is the newest state");
-                }
-            }
+            store.clear_injected();
+            refreshed_count += u32::from(reader.destaged_lsn() > opened_at);
+            let pages = |report: &FsckReport| {
+                (report.page_count, report.run_count, report.block_count, report.segment_count)
+            };
+            let found = pages(&report);
+            assert!(found == pages(&old) || found == pages(&new), "one state, counted once");
+            assert!((old.frame_count..=new.frame_count).contains(&report.frame_count));
         }
-        assert!(found_missing_count >= 3, "{found_missing_count}");
+        assert!(refreshed_count >= 1, "no look met a table that was gone");
         owner.close().await.unwrap();
 
         // An owner that is always faster is not damage either.
