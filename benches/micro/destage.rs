@@ -43,7 +43,13 @@ pub async fn destage_window(tier: &Tier, window: Window<Bytes>) -> u64 {
 
 fn window(lsn: u64, extents: Vec<WindowExtent<Bytes>>) -> Window<Bytes> {
     let volumes = vec![(VolumeId(1), extents)];
-    Window { last_lsn: Lsn(lsn), volume_records: Vec::new(), volumes }
+    Window {
+        last_lsn: Lsn(lsn),
+        volume_records: Vec::new(),
+        volumes,
+        asides: Vec::new(),
+        is_late: false,
+    }
 }
 
 fn extent(first_block: u64, payload: Bytes) -> WindowExtent<Bytes> {

@@ -8,6 +8,8 @@
 //! - Insert and lookup cost O(log n) and what they touch.
 
 use crate::resident::LogResident;
+use crate::side::SideResident;
+use block::Lsn;
 use block::units::SECTOR_BYTES;
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -19,6 +21,13 @@ pub enum Source {
     Payload(Bytes),
     /// In a log file: [`crate::Log::read`] fetches it.
     LogResident(LogResident),
+    /// In a side file: [`crate::Log::read_side`] fetches it.
+    SideResident(SideResident),
+    /// Nowhere any more: the only copy does not verify. Reading it is an error.
+    Lost {
+        /// The entry that held it, or the newest one that may have.
+        lsn: Lsn,
+    },
     /// Zeroes by decree.
     Zeroes {
         /// A hole, rather than allocated zeroes.
@@ -37,6 +46,8 @@ impl Source {
                 Source::Payload(bytes.slice(from..from + bytes_of(count)))
             }
             Source::LogResident(resident) => Source::LogResident(resident.part(skip, count)),
+            Source::SideResident(resident) => Source::SideResident(resident.part(skip, count)),
+            Source::Lost { lsn } => Source::Lost { lsn: *lsn },
             Source::Zeroes { is_trim } => Source::Zeroes { is_trim: *is_trim },
             Source::Beneath => Source::Beneath,
         }
@@ -93,8 +104,8 @@ impl Weight {
                 self.memory_bytes += bytes;
                 self.payload_bytes += bytes;
             }
-            Source::LogResident(_) => self.payload_bytes += bytes,
-            Source::Zeroes { .. } | Source::Beneath => {}
+            Source::LogResident(_) | Source::SideResident(_) => self.payload_bytes += bytes,
+            Source::Zeroes { .. } | Source::Lost { .. } | Source::Beneath => {}
         }
     }
 

@@ -20,6 +20,8 @@ pub struct LogSummary {
     pub last_lsn: Lsn,
     /// Newest entry that was in the data tier when that batch was written.
     pub destaged_lsn: Lsn,
+    /// Side files beside the ring: what they hold may be nowhere else.
+    pub side_file_count: u64,
 }
 
 /// Looks at the log in `dir`. `None` where there is none, or none that ever held a batch.
@@ -46,7 +48,9 @@ pub fn summarize(dir: &Path) -> Result<Option<LogSummary>> {
             newest = last;
         }
     }
+    let side_file_count = crate::side_dir::count(dir)?;
     Ok(newest.map(|header| LogSummary {
+        side_file_count,
         epoch: header.epoch,
         last_lsn: header.last_lsn(),
         destaged_lsn: header.trim_lsn,

@@ -22,6 +22,8 @@ mod recovery;
 mod resident;
 mod scan;
 mod shared;
+mod side;
+mod side_dir;
 #[cfg(test)]
 mod sim;
 
@@ -29,8 +31,10 @@ pub use extents::{Piece, Source};
 pub use format::VERSION as LOG_FORMAT_VERSION;
 pub use format::entry::{EntryKind, RECORD_BYTES_MAX};
 pub use inspect::{LogSummary, summarize};
-pub use log::{Log, LogStatus};
+pub use log::{Log, LogStatus, ObsoleteSides, SideChange, SidePart, is_unreadable};
 pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
-pub use overlay::{Generation, Overlay};
+pub use overlay::{Generation, Overlay, VolumeWeight};
 pub use recovery::Recovery;
 pub use resident::LogResident;
+pub use side::{SideFileId, SideLayer, SideResident};
+pub use side_dir::{MissingSide, SidesWanted};

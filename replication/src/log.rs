@@ -8,19 +8,22 @@
 
 use crate::core::{self, Core};
 use crate::disk_file::FileDisk;
+use crate::extents::{Piece, Source};
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait, payload_bytes_max};
-use crate::overlay::{Generation, Overlay};
+use crate::overlay::{Generation, LayersOf, Overlay};
 use crate::pace::Pace;
 use crate::planted::Planted;
 use crate::recovery::{self, OpenArgs, Recovery};
 use crate::resident::LogResident;
 use crate::shared::{Pending, Shared, closed};
+use crate::side::{self, SideFileId, SideLayer, SideReader, SideResident, SideSeed};
+use crate::side_dir::{self, SidesWanted};
 use block::env::{Clock, Disk, DiskReader, SystemClock, SystemRandom};
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Lsn, Result};
+use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
@@ -35,6 +38,9 @@ const TICK: Duration = Duration::from_millis(200);
 const ROUNDS_MAX: usize = 2;
 /// Log space that an entry takes beside its payload, for pacing.
 const ENTRY_OVERHEAD_BYTES: u64 = 64;
+/// Pairs of neighbours merged with each new side file of a volume that has too many: those with the
+/// least to write, so a few percent of all that the volume has. Two, so that the number falls.
+const SIDE_MERGES_MAX: usize = 2;
 /// Shorter delays are saved up. Source: the granularity of tokio's timer.
 const SLEEP_NS_MIN: u64 = 1_000_000;
 
@@ -50,6 +56,8 @@ struct Inner {
     pace: Mutex<Pace>,
     reader: Arc<dyn DiskReader>,
     key: PoolKey,
+    dir: PathBuf,
+    identity: LogIdentity,
     options: LogOptions,
     /// Of the ring as it is, without the file that is being filled.
     usable_bytes: u64,
@@ -87,8 +95,10 @@ pub struct LogStatus {
     pub undestaged_bytes: u64,
     /// Payloads held in memory.
     pub memory_bytes: u64,
-    /// Extents in the overlay.
+    /// Extents of the ring in the overlay.
     pub extent_count: u64,
+    /// Most of them; appends wait there.
+    pub extent_count_max: u64,
     /// Frozen generations that wait for destage.
     pub frozen_count: u64,
     /// Batches written since the open.
@@ -122,8 +132,27 @@ impl Log {
         options: LogOptions,
         destaged: Lsn,
     ) -> Result<(Log, Recovery)> {
+        Self::open_with_sides(dir, identity, key, options, destaged, &SidesWanted::new())
+    }
+
+    /// As [`Log::open`], with the side files that the data tier's metadata names. Those that it does
+    /// not name are removed: what they hold is in the data tier or in the ring.
+    ///
+    /// # Errors
+    /// As [`Log::open`]. A side file that is missing or damaged is none: it is in
+    /// [`Recovery::missing_sides`].
+    pub fn open_with_sides(
+        dir: &Path,
+        identity: LogIdentity,
+        key: PoolKey,
+        options: LogOptions,
+        destaged: Lsn,
+        wanted: &SidesWanted,
+    ) -> Result<(Log, Recovery)> {
         options.check()?;
         let mut disk = FileDisk::open(dir, options.io_mode)?;
+        let reader = SideReader { pool: identity.pool, epoch: identity.epoch, key: &key };
+        let mut sides = side_dir::find(dir, wanted, &reader)?;
         let args = OpenArgs {
             identity,
             key: key.clone(),
@@ -132,7 +161,10 @@ impl Log {
             random: &SystemRandom,
             planted: Planted::from_environment(),
         };
-        let opened = recovery::open(&mut disk, &args)?;
+        let mut opened = recovery::open(&mut disk, &args)?;
+        sides.clean();
+        opened.overlay.set_sides(std::mem::take(&mut sides.sides));
+        opened.recovery.missing_sides = std::mem::take(&mut sides.missing);
         let recovery = opened.recovery.clone();
         let (file_bytes, file_count) = (opened.config.file_bytes, opened.config.file_count);
         if (file_bytes, file_bytes * u64::from(file_count))
@@ -166,6 +198,8 @@ impl Log {
             driver: Mutex::new(Some(Driver { core, disk })),
             pace: Mutex::new(Pace::new(options.slow_from_percent, options.generation_bytes_max)),
             key,
+            dir: dir.to_owned(),
+            identity,
             options,
             usable_bytes: ring_bytes - file_bytes,
             ring_bytes,
@@ -193,13 +227,18 @@ impl Log {
     ) -> impl Future<Output = Result<Lsn>> + Send + use<> {
         let bytes = entry.payload.len() as u64 + ENTRY_OVERHEAD_BYTES;
         let queued = self.inner.queue(entry, wait);
-        let guard = Nudge { inner: Arc::clone(&self.inner), is_due: true };
+        let lsn = match &queued {
+            Ok(Queued::At(lsn)) => Some(*lsn),
+            Ok(Queued::NoRoom(_)) | Err(_) => None,
+        };
+        let guard = Nudge { inner: Arc::clone(&self.inner), is_due: true, lsn, is_answered: false };
         async move {
             let mut guard = guard;
             let lsn = match queued? {
                 Queued::At(lsn) => lsn,
                 Queued::NoRoom(pending) => guard.inner.queue_when_room(pending).await?,
             };
+            guard.lsn = Some(lsn);
             // Lets the tasks that are ready queue theirs too: a batch of many costs one write. Where
             // each write is flushed before the next comes there is nothing to wait for.
             if !guard.inner.shared.is_flush_expected.load(Ordering::Relaxed) {
@@ -210,7 +249,9 @@ impl Log {
                 guard.inner.drive();
             }
             guard.is_due = false;
-            Reached { inner: &guard.inner, lsn, wait, id: None }.await?;
+            let reached = Reached { inner: &guard.inner, lsn, wait, id: None }.await;
+            guard.is_answered = true;
+            reached?;
             guard.inner.hold_back(bytes).await;
             Ok(lsn)
         }
@@ -277,12 +318,84 @@ impl Log {
         self.inner.shared.overlay.next_frozen()
     }
 
+    /// Reads a payload of a side file: verified and decrypted.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming file and offset, when it does not verify; `Io` when it cannot be read.
+    pub async fn read_side(&self, resident: &SideResident) -> Result<Bytes> {
+        let resident = resident.clone();
+        let read = tokio::task::spawn_blocking(move || resident.read());
+        read.await.map_err(|e| Error::with_source(ErrorKind::Io, "read a side file", e))?
+    }
+
+    /// Writes what `generation`, the oldest frozen one, has of `volume` to a side file, so that the
+    /// rest of it can be destaged alone. It counts once the data tier's metadata names
+    /// [`SideChange::files`]; until then it is only a copy. A payload that does not verify any more
+    /// is noted as lost; one that the disk does not read only when `are_unreadable_lost` says that it
+    /// has been given its time.
+    ///
+    /// # Errors
+    /// `Io`, also when the disk is full: nothing is left of the file then. [`is_unreadable`] tells
+    /// the payloads that the disk does not read.
+    pub async fn write_side(
+        &self,
+        generation: &Arc<Generation>,
+        volume: VolumeId,
+        are_unreadable_lost: bool,
+    ) -> Result<SideChange> {
+        let (inner, generation) = (Arc::clone(&self.inner), Arc::clone(generation));
+        let write = move || inner.write_side(&generation, volume, are_unreadable_lost);
+        let write = tokio::task::spawn_blocking(write);
+        write.await.map_err(|e| Error::with_source(ErrorKind::Io, "write a side file", e))?
+    }
+
+    /// What the oldest side files of `volume` show together: as many as have `payload_bytes_max`, at
+    /// least one. Empty where it has none.
+    ///
+    /// # Errors
+    /// `Io` when the work was cut short.
+    pub async fn side_part(&self, volume: VolumeId, payload_bytes_max: u64) -> Result<SidePart> {
+        let inner = Arc::clone(&self.inner);
+        let merge = move || {
+            let layers = inner.shared.overlay.sides_of(volume);
+            let mut bytes = 0;
+            let fits = layers.iter().take_while(|layer| {
+                let is_first = bytes == 0;
+                bytes += layer.weight.payload_bytes.max(1);
+                is_first || bytes <= payload_bytes_max
+            });
+            let count = fits.count();
+            let (taken, rest) = layers.split_at(count);
+            SidePart {
+                volume,
+                pieces: side::merge(taken),
+                files: taken.iter().map(|layer| layer.id()).collect(),
+                rest: rest.iter().map(|layer| layer.id()).collect(),
+            }
+        };
+        let merged = tokio::task::spawn_blocking(merge).await;
+        merged.map_err(|e| Error::with_source(ErrorKind::Io, "merge side files", e))
+    }
+
     /// To be called when all of `generation`, the oldest frozen one, is in the data tier and the
     /// data tier durably says so: it leaves the overlay, and its log space is written over. Panics
     /// when it is not the oldest.
     pub fn release(&self, generation: &Arc<Generation>) {
+        let obsolete = self.release_with(generation, Vec::new());
+        assert!(obsolete.0.is_empty(), "side files change only by a change");
+    }
+
+    /// As [`Log::release`], where the data tier's metadata durably names the side files of
+    /// `changes` too: they take the place of what the generation had of their volumes. Returns the
+    /// files that nothing names any more, for [`Log::remove_sides`].
+    pub fn release_with(
+        &self,
+        generation: &Arc<Generation>,
+        changes: Vec<SideChange>,
+    ) -> ObsoleteSides {
         let inner = &self.inner;
-        inner.shared.overlay.release(generation);
+        let (changes, obsolete) = self.take_changes(changes);
+        inner.shared.overlay.release(generation, changes);
         inner.shared.set_destaged(generation.last_lsn(), generation.end_position);
         {
             let mut pace = inner.pace.lock();
@@ -293,6 +406,62 @@ impl Log {
         }
         inner.shared.tell_changed();
         inner.drive();
+        obsolete
+    }
+
+    /// To be called when the data tier has all that these side files hold, and its metadata durably
+    /// names only the rest of the volume's.
+    pub fn drop_sides(&self, part: &SidePart) -> ObsoleteSides {
+        let mut layers = self.inner.shared.overlay.sides_of(part.volume);
+        layers.retain(|layer| !part.files.contains(&layer.id()));
+        let change = SideChange { volume: part.volume, layers, passing: Vec::new() };
+        let (changes, obsolete) = self.take_changes(vec![change]);
+        self.inner.shared.overlay.change_sides(changes);
+        obsolete
+    }
+
+    /// The files of changes that will not be made and that no metadata can name: those that were
+    /// written for them.
+    pub fn discard_sides(&self, changes: Vec<SideChange>) -> ObsoleteSides {
+        let mut obsolete = Vec::new();
+        for change in changes {
+            let kept = self.inner.shared.overlay.sides_of(change.volume);
+            let is_new = |id: &SideFileId| kept.iter().all(|layer| layer.id() != *id);
+            let names = change.files().into_iter().filter(is_new).chain(change.passing);
+            obsolete.extend(names.map(|id| self.inner.dir.join(id.file_name(change.volume))));
+        }
+        ObsoleteSides(obsolete)
+    }
+
+    fn take_changes(&self, changes: Vec<SideChange>) -> (Vec<LayersOf>, ObsoleteSides) {
+        let mut obsolete = Vec::new();
+        for change in &changes {
+            let kept = change.files();
+            let before = self.inner.shared.overlay.sides_of(change.volume);
+            let gone = before.iter().map(|layer| layer.id()).filter(|id| !kept.contains(id));
+            let names = gone.chain(change.passing.iter().copied());
+            obsolete.extend(names.map(|id| self.inner.dir.join(id.file_name(change.volume))));
+        }
+        let layers = changes.into_iter().map(|change| (change.volume, change.layers));
+        (layers.collect(), ObsoleteSides(obsolete))
+    }
+
+    /// Removes files that nothing names. One that cannot be removed goes at the next open.
+    pub async fn remove_sides(&self, obsolete: ObsoleteSides) {
+        if !obsolete.0.is_empty() {
+            let removal = tokio::task::spawn_blocking(move || side_dir::remove(&obsolete.0));
+            if let Err(error) = removal.await {
+                tracing::warn!(%error, "side files stay for now");
+            }
+        }
+    }
+
+    /// From this call on writes of `volume` fail with `error`, also those that wait for log space:
+    /// they leave the queue, and whoever waits behind them moves up. Entries without payload are
+    /// still taken. `None` takes them again.
+    pub fn refuse(&self, volume: VolumeId, error: Option<Error>) {
+        self.inner.shared.refuse(volume, error);
+        self.inner.drive();
     }
 
     /// How the log stands.
@@ -340,6 +509,45 @@ impl Log {
     }
 }
 
+/// The side files of one volume, as they are to be.
+#[derive(Clone, Debug)]
+pub struct SideChange {
+    volume: VolumeId,
+    layers: Vec<Arc<SideLayer>>,
+    /// Written and merged into others before anything named them.
+    passing: Vec<SideFileId>,
+}
+
+impl SideChange {
+    /// Whose they are.
+    #[must_use]
+    pub fn volume(&self) -> VolumeId {
+        self.volume
+    }
+
+    /// What the metadata is to name, oldest first.
+    #[must_use]
+    pub fn files(&self) -> Vec<SideFileId> {
+        self.layers.iter().map(|layer| layer.id()).collect()
+    }
+}
+
+/// What some of the side files of a volume hold: the oldest ones.
+#[derive(Clone, Debug)]
+pub struct SidePart {
+    volume: VolumeId,
+    /// What they show together: sorted, disjoint extents.
+    pub pieces: Vec<Piece>,
+    files: Vec<SideFileId>,
+    /// The volume's other side files, oldest first.
+    pub rest: Vec<SideFileId>,
+}
+
+/// Side files that nothing names any more.
+#[derive(Debug, Default)]
+#[must_use = "the files stay until they are removed"]
+pub struct ObsoleteSides(Vec<PathBuf>);
+
 enum Queued {
     At(Lsn),
     NoRoom(Pending),
@@ -363,11 +571,12 @@ impl Inner {
             .min(self.options.queue_bytes_max)
             .min(u64::from(u32::MAX));
         let room = u32::try_from(room).expect("bounded above");
-        let pending = Pending { entry, row, wait, room };
+        let pending = Pending { entry, row, wait, room, is_abandoned: false };
         match self.shared.room.try_acquire_many(room) {
             Ok(permit) => {
+                let lsn = self.shared.push(pending)?;
                 permit.forget();
-                self.shared.push(pending).map(Queued::At)
+                Ok(Queued::At(lsn))
             }
             Err(tokio::sync::TryAcquireError::NoPermits) => Ok(Queued::NoRoom(pending)),
             Err(tokio::sync::TryAcquireError::Closed) => Err(self.gone()),
@@ -377,11 +586,94 @@ impl Inner {
     async fn queue_when_room(&self, pending: Pending) -> Result<Lsn> {
         match self.shared.room.acquire_many(pending.room).await {
             Ok(permit) => {
+                let lsn = self.shared.push(pending)?;
                 permit.forget();
-                self.shared.push(pending)
+                Ok(lsn)
             }
             Err(_) => Err(self.gone()),
         }
+    }
+
+    /// See [`Log::write_side`]. Blocks.
+    fn write_side(
+        &self,
+        generation: &Generation,
+        volume: VolumeId,
+        are_unreadable_lost: bool,
+    ) -> Result<SideChange> {
+        let (first_lsn, last_lsn) = (generation.first_lsn(), generation.last_lsn());
+        let pieces = generation.pieces_of(volume);
+        let mut fresh = Vec::new();
+        let written = self.write_layers(volume, &mut fresh, |fresh| {
+            let create = |first_lsn, last_lsn, pieces: &[Piece]| {
+                self.create_side(volume, first_lsn, last_lsn, pieces, are_unreadable_lost)
+            };
+            let new = create(first_lsn, last_lsn, &pieces)?;
+            fresh.push(new.id());
+            let mut layers = self.shared.overlay.sides_of(volume);
+            layers.push(Arc::new(new));
+            let count_max = self.shared.overlay.side_files_max(volume);
+            for _ in 0..SIDE_MERGES_MAX {
+                let index = side::cheapest_pair(&layers);
+                let Some(index) = index.filter(|_| layers.len() > count_max) else { break };
+                let pair = &layers[index..index + 2];
+                let (first_lsn, last_lsn) = (pair[0].id().first_lsn, pair[1].id().last_lsn);
+                let merged = create(first_lsn, last_lsn, &side::merge(pair))?;
+                fresh.push(merged.id());
+                layers.splice(index..index + 2, [Arc::new(merged)]);
+            }
+            Ok(layers)
+        });
+        let layers = written?;
+        let is_used = |id: &SideFileId| layers.iter().any(|layer| layer.id() == *id);
+        fresh.retain(|id| !is_used(id));
+        Ok(SideChange { volume, layers, passing: fresh })
+    }
+
+    /// Runs `write`, which notes the files that it makes, and removes them when it fails: they will
+    /// be written again, and the space may be what is missing.
+    fn write_layers<T>(
+        &self,
+        volume: VolumeId,
+        fresh: &mut Vec<SideFileId>,
+        write: impl FnOnce(&mut Vec<SideFileId>) -> Result<T>,
+    ) -> Result<T> {
+        write(fresh).inspect_err(|_| {
+            let paths: Vec<PathBuf> =
+                fresh.iter().map(|id| self.dir.join(id.file_name(volume))).collect();
+            side_dir::remove(&paths);
+        })
+    }
+
+    fn create_side(
+        &self,
+        volume: VolumeId,
+        first_lsn: Lsn,
+        last_lsn: Lsn,
+        pieces: &[Piece],
+        are_unreadable_lost: bool,
+    ) -> Result<SideLayer> {
+        let seed = SideSeed {
+            pool: self.identity.pool,
+            epoch: self.identity.epoch,
+            algorithm: self.options.algorithm,
+            volume,
+            id: SideFileId { first_lsn, last_lsn, id: side_dir::fresh_id() },
+        };
+        let read = |source: &Source| match source {
+            Source::Payload(bytes) => Ok(bytes.clone()),
+            Source::LogResident(resident) => resident.read(&*self.reader, &self.key),
+            Source::SideResident(resident) => resident.read(),
+            Source::Zeroes { .. } | Source::Lost { .. } | Source::Beneath => {
+                unreachable!("it has no payload")
+            }
+        };
+        side_dir::create(&self.dir, &seed, pieces, &self.key, &|source| {
+            read(source).map_err(|error| match are_unreadable_lost {
+                true => as_lost(error),
+                false => error,
+            })
+        })
     }
 
     /// Why nothing is queued any more.
@@ -460,6 +752,7 @@ impl Inner {
             undestaged_bytes: overlay.undestaged_bytes,
             memory_bytes: overlay.memory_bytes,
             extent_count: overlay.extent_count,
+            extent_count_max: self.options.entry_count_max,
             frozen_count: overlay.frozen_count,
             batch_count: counters.batch_count.load(Ordering::Relaxed),
             batch_bytes: counters.batch_bytes.load(Ordering::Relaxed),
@@ -542,6 +835,33 @@ fn start_thread(inner: &Arc<Inner>) -> Result<()> {
     Ok(())
 }
 
+/// Whether something below `error` says that a disk cannot read what it holds (EIO): it may be able
+/// to later, or never.
+#[must_use]
+pub fn is_unreadable(error: &Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        let io = source.downcast_ref::<std::io::Error>();
+        if io.is_some_and(|e| e.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())) {
+            return true;
+        }
+        cause = source.source();
+    }
+    false
+}
+
+/// What the disk does not read, as what does not verify.
+fn as_lost(error: Error) -> Error {
+    if is_unreadable(&error) {
+        return Error::with_source(
+            ErrorKind::Corrupt,
+            "give up what the disk does not read",
+            error,
+        );
+    }
+    error
+}
+
 /// A core whose step did not come to its end is in no known state: nothing more is answered.
 struct FailOnPanic<'a>(&'a Shared);
 
@@ -558,10 +878,18 @@ impl Drop for FailOnPanic<'_> {
 struct Nudge {
     inner: Arc<Inner>,
     is_due: bool,
+    /// Of the entry, once it has one.
+    lsn: Option<Lsn>,
+    is_answered: bool,
 }
 
 impl Drop for Nudge {
     fn drop(&mut self) {
+        match self.lsn {
+            Some(lsn) if self.is_answered => self.inner.shared.forget_refusal(lsn),
+            Some(lsn) => self.inner.shared.abandon(lsn),
+            None => {}
+        }
         if self.is_due {
             self.inner.nudge();
         }
@@ -590,5 +918,29 @@ impl Drop for Reached<'_> {
         if let Some(id) = self.id {
             self.inner.shared.forget(self.lsn, self.wait, id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_disk_does_not_read_is_given_up() {
+        let io = |errno: rustix::io::Errno| {
+            let source = std::io::Error::from_raw_os_error(errno.raw_os_error());
+            Error::with_source(ErrorKind::Io, "read log 7", source).context("destage")
+        };
+        let unreadable = io(rustix::io::Errno::IO);
+        assert!(is_unreadable(&unreadable));
+        assert_eq!(as_lost(unreadable.clone()).kind(), ErrorKind::Corrupt);
+        let nested = Error::with_source(ErrorKind::Unavailable, "read a block", unreadable);
+        assert!(is_unreadable(&nested));
+        for errno in [rustix::io::Errno::NOSPC, rustix::io::Errno::MFILE, rustix::io::Errno::ACCESS]
+        {
+            assert!(!is_unreadable(&io(errno)));
+            assert_eq!(as_lost(io(errno)).kind(), ErrorKind::Io);
+        }
+        assert!(!is_unreadable(&Error::new(ErrorKind::Io, "without a cause")));
     }
 }

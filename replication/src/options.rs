@@ -168,6 +168,17 @@ pub struct NewEntry {
 }
 
 impl NewEntry {
+    /// Nothing but a place in the order.
+    pub(crate) fn marker() -> NewEntry {
+        NewEntry {
+            volume: VolumeId(0),
+            kind: EntryKind::Marker,
+            start_sector: 0,
+            sector_count: 0,
+            payload: Bytes::new(),
+        }
+    }
+
     pub(crate) fn row(&self) -> Option<EntryRow> {
         let row = EntryRow {
             volume: self.volume,

@@ -5,9 +5,13 @@
 //! - A generation covers a gapless run of LSNs; frozen ones never change and are destaged oldest
 //!   first, so the data tier always holds a prefix of the log.
 //! - A newer generation hides an older one; a generation leaves only when it is destaged durably.
+//! - Below all generations are the side layers of volumes that could not be destaged, a newer layer
+//!   above an older one. They change together with the generation that leaves, or on their own when
+//!   the data tier has taken them in.
 
 use crate::extents::{ExtentMap, Piece, Source, Weight};
 use crate::format::entry::EntryKind;
+use crate::side::SideLayer;
 use block::{Lsn, VolumeId};
 use bytes::Bytes;
 use parking_lot::RwLock;
@@ -15,6 +19,14 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+
+/// Side files of one volume. Chosen by hand: a lookup that ends below them costs some microseconds.
+const SIDE_FILES_MAX: usize = 64;
+/// Fewer are not asked for, however many volumes there are. Chosen by hand.
+const SIDE_FILES_MIN: usize = 4;
+/// Side files of all volumes, as long as each may have [`SIDE_FILES_MIN`]. Chosen by hand: an eighth
+/// of the open files that most systems allow a service.
+const SIDE_FILES_OF_ALL: usize = 1024;
 
 /// A run of LSNs, folded: per volume only the newest contents of each sector.
 #[derive(Debug)]
@@ -72,6 +84,11 @@ impl Generation {
         ids.into_iter().map(|id| (id, self.volumes[&id].iter().collect()))
     }
 
+    /// The extents of one volume, as [`Generation::volumes`] gives them.
+    pub(crate) fn pieces_of(&self, volume: VolumeId) -> Vec<Piece> {
+        self.volumes.get(&volume).map_or_else(Vec::new, |extents| extents.iter().collect())
+    }
+
     /// The newest record of each volume that has one here, in order of id.
     pub fn volume_records(&self) -> impl Iterator<Item = (VolumeId, Bytes)> + '_ {
         let mut records: Vec<_> = self.records.iter().map(|(id, r)| (*id, r.clone())).collect();
@@ -92,10 +109,17 @@ impl Generation {
     }
 }
 
+/// A volume and its side layers, oldest first.
+pub(crate) type LayersOf = (VolumeId, Vec<Arc<SideLayer>>);
+
+/// The side layers of each volume that has any, oldest first.
+pub(crate) type Sides = HashMap<VolumeId, Vec<Arc<SideLayer>>>;
+
 #[derive(Debug)]
 struct Stack {
     frozen: VecDeque<Arc<Generation>>,
     active: Generation,
+    sides: Sides,
     /// Sum over the frozen ones.
     frozen_weight: Weight,
 }
@@ -117,7 +141,8 @@ impl Stack {
         }
     }
 
-    /// The volume's extents in the newest generation at or below `depth` that has any.
+    /// The volume's extents in the newest generation or side layer at or below `depth` that has
+    /// any.
     fn next_with(&self, volume: VolumeId, mut depth: usize) -> Option<(usize, &ExtentMap)> {
         while let Some(generation) = self.newest_first(depth) {
             if let Some(extents) = generation.volumes.get(&volume) {
@@ -125,7 +150,11 @@ impl Stack {
             }
             depth += 1;
         }
-        None
+        let layers = self.sides.get(&volume)?;
+        // The newest one comes right below the oldest generation.
+        let below = depth - (self.frozen.len() + 1);
+        let layer = layers.len().checked_sub(below + 1).map(|index| &layers[index])?;
+        Some((depth, &layer.extents))
     }
 
     fn collect(
@@ -147,6 +176,28 @@ impl Stack {
             None => self.collect(volume, start, count, depth + 1, out),
         });
     }
+}
+
+fn change(sides: &mut Sides, changes: Vec<LayersOf>) -> Vec<Vec<Arc<SideLayer>>> {
+    let replace = |(volume, layers): LayersOf| {
+        if layers.is_empty() { sides.remove(&volume) } else { sides.insert(volume, layers) }
+    };
+    changes.into_iter().filter_map(replace).collect()
+}
+
+/// What the overlay has of one volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VolumeWeight {
+    /// Bytes of payload in the ring.
+    pub log_bytes: u64,
+    /// Bytes of payload in side files.
+    pub side_bytes: u64,
+    /// Side files.
+    pub side_file_count: u64,
+    /// Extents, in the ring and in side files.
+    pub extent_count: u64,
+    /// Those in the ring.
+    pub log_extent_count: u64,
 }
 
 /// How full the overlay is.
@@ -195,7 +246,12 @@ pub struct Overlay {
 impl Overlay {
     pub(crate) fn new(destaged: Lsn, payload_memory_bytes: u64) -> Self {
         let active = Generation::new(destaged.next(), 0);
-        let stack = Stack { frozen: VecDeque::new(), active, frozen_weight: Weight::default() };
+        let stack = Stack {
+            frozen: VecDeque::new(),
+            active,
+            sides: Sides::new(),
+            frozen_weight: Weight::default(),
+        };
         Overlay { stack: RwLock::new(stack), extent_count: AtomicU64::new(0), payload_memory_bytes }
     }
 
@@ -208,17 +264,51 @@ impl Overlay {
         pieces
     }
 
-    /// Payload bytes of one volume over all generations. Walks its extents: not for hot paths.
+    /// What there is of one volume. Walks its extents: not for hot paths.
     #[must_use]
-    pub fn payload_bytes_of(&self, volume: VolumeId) -> u64 {
+    pub fn weight_of(&self, volume: VolumeId) -> VolumeWeight {
         let stack = self.stack.read();
-        (0..)
-            .map_while(|depth| stack.newest_first(depth))
-            .filter_map(|generation| generation.volumes.get(&volume))
-            .flat_map(|extents| extents.iter())
-            .filter(|piece| matches!(piece.source, Source::Payload(_) | Source::LogResident(_)))
-            .map(|piece| piece.sector_count * block::units::SECTOR_BYTES)
-            .sum()
+        let mut found = VolumeWeight::default();
+        let generations = (0..).map_while(|depth| stack.newest_first(depth));
+        for extents in generations.filter_map(|generation| generation.volumes.get(&volume)) {
+            for piece in extents.iter() {
+                found.extent_count += 1;
+                found.log_extent_count += 1;
+                if matches!(piece.source, Source::Payload(_) | Source::LogResident(_)) {
+                    found.log_bytes += piece.sector_count * block::units::SECTOR_BYTES;
+                }
+            }
+        }
+        for layer in stack.sides.get(&volume).into_iter().flatten() {
+            found.extent_count += layer.weight.extent_count;
+            found.side_bytes += layer.weight.payload_bytes;
+            found.side_file_count += 1;
+        }
+        found
+    }
+
+    /// Most side files that the volume is to have: each is an open file, so many volumes that are
+    /// aside have fewer each.
+    pub(crate) fn side_files_max(&self, volume: VolumeId) -> usize {
+        let stack = self.stack.read();
+        let others = stack.sides.keys().filter(|other| **other != volume).count();
+        (SIDE_FILES_OF_ALL / (others + 1)).clamp(SIDE_FILES_MIN, SIDE_FILES_MAX)
+    }
+
+    /// The volume's side layers, oldest first.
+    pub(crate) fn sides_of(&self, volume: VolumeId) -> Vec<Arc<SideLayer>> {
+        self.stack.read().sides.get(&volume).cloned().unwrap_or_default()
+    }
+
+    /// Puts in place what was found when the log was opened.
+    pub(crate) fn set_sides(&self, sides: Sides) {
+        self.stack.write().sides = sides;
+    }
+
+    /// Replaces the side layers of volumes; none takes the volume away.
+    pub(crate) fn change_sides(&self, changes: Vec<LayersOf>) {
+        let before = change(&mut self.stack.write().sides, changes);
+        drop(before); // many small frees, so outside of the lock
     }
 
     /// The newest record of the volume that is not destaged yet.
@@ -314,9 +404,11 @@ impl Overlay {
         self.stack.read().frozen.front().cloned()
     }
 
-    /// Drops the oldest frozen generation, which must be this one.
-    pub(crate) fn release(&self, generation: &Arc<Generation>) {
+    /// Drops the oldest frozen generation, which must be this one, and changes side layers in the
+    /// same instant: what it had and the data tier has not got is in them.
+    pub(crate) fn release(&self, generation: &Arc<Generation>, changes: Vec<LayersOf>) {
         let mut stack = self.stack.write();
+        let before = change(&mut stack.sides, changes);
         let oldest = stack.frozen.front().expect("release: nothing is frozen");
         assert!(Arc::ptr_eq(oldest, generation), "release: generations go oldest first");
         let oldest = stack.frozen.pop_front();
@@ -325,7 +417,7 @@ impl Overlay {
         stack.frozen_weight.payload_bytes -= generation.weight.payload_bytes;
         self.extent_count.store(stack.extent_count(), Ordering::Release);
         drop(stack);
-        drop(oldest); // many small frees, so outside of the lock
+        drop((oldest, before)); // many small frees, so outside of the lock
     }
 
     pub(crate) fn extent_count(&self) -> u64 {

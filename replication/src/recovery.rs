@@ -15,6 +15,7 @@ use crate::options::{LogIdentity, LogOptions, RESERVE_BYTES};
 use crate::overlay::Overlay;
 use crate::planted::Planted;
 use crate::scan::{FIRST_AT, Ring, Scan, read};
+use crate::side_dir::MissingSide;
 use block::env::{Disk, DiskReader, DiskRequest, IO_ALIGN_BYTES, IoBuffer, Random};
 use block::seal::{PoolKey, SALT_BYTES};
 use block::{Error, ErrorKind, Lsn, Result};
@@ -38,6 +39,9 @@ pub struct Recovery {
     pub is_new: bool,
     /// Newest LSN that was known to be on stable storage before the open.
     pub durable_lsn: Lsn,
+    /// Side files that were asked for and are not whole: everything of their volumes that no newer
+    /// entry covers is lost until they come back.
+    pub missing_sides: Vec<MissingSide>,
 }
 
 /// Everything that a core needs to go on.
@@ -187,6 +191,7 @@ impl Scan<'_> {
             lost_reason,
             is_new,
             durable_lsn: self.durable_lsn,
+            missing_sides: Vec::new(),
         };
         Ok(Opened {
             config: Config {

@@ -5,15 +5,17 @@
 //! - An LSN is given under the queue's lock when the entry is queued, so LSN order is queue order.
 //! - `acked` and `durable` only rise, and rise before their waiters are woken.
 //! - A failure is set once and stays: every waiter and every later call gets it.
+//! - An LSN that was given is written: an entry that is refused while it waits leaves a marker in its
+//!   place, and only its own waiter learns of it.
 
-use crate::format::entry::EntryRow;
+use crate::format::entry::{EntryKind, EntryRow};
 use crate::options::{NewEntry, Wait};
 use crate::overlay::Overlay;
-use block::{Error, Lsn, Result};
+use block::{Error, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
 /// An entry that waits for a batch.
@@ -24,6 +26,8 @@ pub(crate) struct Pending {
     pub(crate) wait: Wait,
     /// Its part of the queue's room; given back when it leaves the queue.
     pub(crate) room: u32,
+    /// Nobody waits for it any more.
+    pub(crate) is_abandoned: bool,
 }
 
 #[derive(Debug)]
@@ -31,6 +35,8 @@ pub(crate) struct Queue {
     pub(crate) next_lsn: Lsn,
     pub(crate) pending: VecDeque<Pending>,
     pub(crate) is_closed: bool,
+    /// Volumes whose writes are not taken, and why.
+    refused: HashMap<VolumeId, Error>,
 }
 
 #[derive(Debug, Default)]
@@ -38,6 +44,8 @@ struct Waiters {
     /// By LSN, then by a number of their own.
     acked: BTreeMap<(u64, u64), Waker>,
     durable: BTreeMap<(u64, u64), Waker>,
+    /// Entries that left the queue unwritten, until whoever waits for each of them has gone.
+    refused: HashMap<u64, Error>,
     next_id: u64,
 }
 
@@ -70,6 +78,8 @@ pub(crate) struct Shared {
     taken: AtomicU64,
     destaged: AtomicU64,
     sync_wanted: AtomicU64,
+    /// Entries refused whose waiters have not gone; written under the waiters' lock.
+    refused_count: AtomicUsize,
     /// Newest entry that some flush covers, whether or not it had to wait.
     flushed: AtomicU64,
     /// What was just acknowledged will probably be flushed next.
@@ -111,7 +121,12 @@ impl Shared {
         let permits = usize::try_from(queue_bytes_max)
             .unwrap_or(usize::MAX)
             .min(tokio::sync::Semaphore::MAX_PERMITS);
-        let queue = Queue { next_lsn: last_lsn.next(), pending: VecDeque::new(), is_closed: false };
+        let queue = Queue {
+            next_lsn: last_lsn.next(),
+            pending: VecDeque::new(),
+            is_closed: false,
+            refused: HashMap::new(),
+        };
         Shared {
             queue: Mutex::new(queue),
             waiters: Mutex::default(),
@@ -121,6 +136,7 @@ impl Shared {
             taken: AtomicU64::new(last_lsn.0),
             destaged: AtomicU64::new(destaged.0),
             sync_wanted: AtomicU64::new(0),
+            refused_count: AtomicUsize::new(0),
             flushed: AtomicU64::new(0),
             is_flush_expected: AtomicBool::new(false),
             is_dirty: AtomicBool::new(true),
@@ -142,6 +158,12 @@ impl Shared {
             if queue.is_closed {
                 return Err(closed());
             }
+            if !queue.refused.is_empty()
+                && pending.entry.kind == EntryKind::Write
+                && let Some(error) = queue.refused.get(&pending.entry.volume)
+            {
+                return Err(error.clone());
+            }
             let lsn = queue.next_lsn;
             queue.next_lsn = lsn.next();
             queue.pending.push_back(pending);
@@ -152,6 +174,76 @@ impl Shared {
         }
         self.is_dirty.store(true, Ordering::Release);
         Ok(lsn)
+    }
+
+    /// See [`crate::Log::refuse`].
+    pub(crate) fn refuse(&self, volume: VolumeId, error: Option<Error>) {
+        let mut queue = self.queue.lock();
+        let Some(error) = error else {
+            queue.refused.remove(&volume);
+            return;
+        };
+        queue.refused.insert(volume, error.clone());
+        let first_lsn = queue.next_lsn.0 - queue.pending.len() as u64;
+        let mut room = 0;
+        let mut due = Vec::new();
+        {
+            // Under the queue's lock: an entry that is a marker is not answered before its refusal
+            // is there to be seen.
+            let mut waiters = self.waiters.lock();
+            for (lsn, pending) in (first_lsn..).zip(&mut queue.pending) {
+                if pending.entry.volume != volume || pending.entry.kind != EntryKind::Write {
+                    continue;
+                }
+                pending.entry = NewEntry::marker();
+                pending.row = pending.entry.row().expect("a marker makes sense");
+                room += std::mem::take(&mut pending.room) as usize;
+                if !pending.is_abandoned {
+                    waiters.refused.insert(lsn, error.clone());
+                }
+                for wait in [Wait::Written, Wait::Durable] {
+                    let of_lsn = waiters.of(wait);
+                    let ids: Vec<_> =
+                        of_lsn.range((lsn, 0)..=(lsn, u64::MAX)).map(|(key, _)| *key).collect();
+                    due.extend(ids.into_iter().filter_map(|key| of_lsn.remove(&key)));
+                }
+            }
+            self.refused_count.store(waiters.refused.len(), Ordering::Release);
+        }
+        drop(queue);
+        self.room.add_permits(room);
+        self.is_dirty.store(true, Ordering::Release);
+        due.into_iter().for_each(Waker::wake);
+    }
+
+    /// Nobody waits for the entry any more.
+    pub(crate) fn forget_refusal(&self, lsn: Lsn) {
+        if self.refused_count.load(Ordering::Acquire) > 0 {
+            let mut waiters = self.waiters.lock();
+            waiters.refused.remove(&lsn.0);
+            self.refused_count.store(waiters.refused.len(), Ordering::Release);
+        }
+    }
+
+    /// Whoever waits for the entry has gone before it was answered: a refusal that comes later would
+    /// stay for ever.
+    pub(crate) fn abandon(&self, lsn: Lsn) {
+        let mut queue = self.queue.lock();
+        let first_lsn = queue.next_lsn.0 - queue.pending.len() as u64;
+        let index = lsn.0.checked_sub(first_lsn).and_then(|index| usize::try_from(index).ok());
+        if let Some(pending) = index.and_then(|index| queue.pending.get_mut(index)) {
+            pending.is_abandoned = true;
+        }
+        drop(queue);
+        self.forget_refusal(lsn);
+    }
+
+    /// Why the entry was not written, if it was not. To be asked after it counts as answered.
+    fn refusal(&self, lsn: Lsn) -> Result<()> {
+        if self.refused_count.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        self.waiters.lock().refused.get(&lsn.0).cloned().map_or(Ok(()), Err)
     }
 
     /// Asks that everything up to `lsn` be put on stable storage.
@@ -286,9 +378,12 @@ impl Shared {
         context: &mut Context<'_>,
     ) -> Poll<Result<()>> {
         if self.is_reached(lsn, wait) {
-            return Poll::Ready(Ok(()));
+            return Poll::Ready(self.refusal(lsn));
         }
         let mut waiters = self.waiters.lock();
+        if let Some(error) = waiters.refused.get(&lsn.0) {
+            return Poll::Ready(Err(error.clone()));
+        }
         // The marks rise before this lock is taken to wake, so a look under the lock misses nothing.
         if self.is_reached(lsn, wait) {
             return Poll::Ready(Ok(()));
@@ -360,6 +455,54 @@ mod tests {
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         shared.advance(Lsn(13), Lsn(13));
         assert_eq!(count.0.load(Ordering::Relaxed), 3, "the one that was forgotten is not woken");
+    }
+
+    #[test]
+    fn refused_writes_leave_the_queue_and_their_places_stay() {
+        let (shared, count) = (shared(), Arc::new(Count(AtomicUsize::new(0))));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        let push = |volume, kind| {
+            let payload = bytes::Bytes::from(vec![1; 512 * usize::from(kind == EntryKind::Write)]);
+            let volume = VolumeId(volume);
+            let entry = NewEntry { volume, kind, start_sector: 8, sector_count: 1, payload };
+            let row = entry.row().expect("it makes sense");
+            let room = 512;
+            shared.room.try_acquire_many(room).expect("there is room").forget();
+            shared.push(Pending { entry, row, wait: Wait::Written, room, is_abandoned: false })
+        };
+        let room = shared.room.available_permits();
+        let lsns = [
+            push(1, EntryKind::Write).unwrap(),
+            push(2, EntryKind::Write).unwrap(),
+            push(1, EntryKind::Trim).unwrap(),
+        ];
+        assert_eq!(lsns, [Lsn(11), Lsn(12), Lsn(13)]);
+        let mut ids = [None; 3];
+        for (lsn, id) in lsns.iter().zip(&mut ids) {
+            assert!(shared.poll_reached(*lsn, Wait::Written, id, &mut context).is_pending());
+        }
+        shared.refuse(VolumeId(1), Some(Error::new(ErrorKind::Unavailable, "too much of it")));
+        assert_eq!(count.0.load(Ordering::Relaxed), 1, "the one writer wakes");
+        assert_eq!(shared.room.available_permits(), room - 2 * 512, "its room is free");
+        let kinds: Vec<_> = shared.queue.lock().pending.iter().map(|p| p.entry.kind).collect();
+        assert_eq!(kinds, [EntryKind::Marker, EntryKind::Write, EntryKind::Trim]);
+        assert!(push(1, EntryKind::Write).is_err());
+        // It stays refused though its place in the log is written and answered.
+        shared.advance(Lsn(13), Lsn(13));
+        for (lsn, is_refused) in lsns.into_iter().zip([true, false, false]) {
+            let polled = shared.poll_reached(lsn, Wait::Written, &mut None, &mut context);
+            let Poll::Ready(answer) = polled else { panic!("{lsn} still waits") };
+            assert_eq!(answer.is_err(), is_refused, "{lsn}");
+        }
+        shared.forget_refusal(Lsn(11));
+        assert_eq!(shared.refused_count.load(Ordering::Relaxed), 0);
+        shared.refuse(VolumeId(1), None);
+        assert_eq!(push(1, EntryKind::Write).unwrap(), Lsn(14));
+        // Nobody waits for it, so nobody would take the refusal away.
+        shared.abandon(Lsn(14));
+        shared.refuse(VolumeId(1), Some(Error::new(ErrorKind::Unavailable, "too much of it")));
+        assert_eq!(shared.refused_count.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -56,7 +56,7 @@ async fn contents(log: &Log, sector: u64) -> Option<u8> {
             Some(log.read(resident).await.expect("reads").expect("is not released")[0])
         }
         Source::Zeroes { .. } => Some(0),
-        Source::Beneath => None,
+        Source::SideResident(_) | Source::Lost { .. } | Source::Beneath => None,
     }
 }
 

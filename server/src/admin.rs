@@ -84,6 +84,9 @@ pub enum Request {
     VolumeAccept {
         /// Its name.
         name: String,
+        /// Writes that only a missing side file holds are given up.
+        #[serde(default)]
+        give_up_writes: bool,
     },
     /// The state of the pool.
     Status,
@@ -245,6 +248,30 @@ pub struct DestageInfo {
     /// Why the latest attempt failed, while that lasts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
+    /// Volumes that the store holds less far than the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aside: Vec<AsideInfo>,
+}
+
+/// A volume that the store holds less far than the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AsideInfo {
+    /// Its id.
+    pub volume: u32,
+    /// First write that the store may lack.
+    pub since_lsn: u64,
+    /// Bytes of it that only the log has.
+    pub log_bytes: u64,
+    /// Bytes of it that only side files have.
+    pub side_bytes: u64,
+    /// Its side files.
+    pub side_file_count: u64,
+    /// It accepts no more writes.
+    pub is_refusing_writes: bool,
+    /// Nothing of it is served, because a side file is missing here.
+    pub is_closed: bool,
+    /// What is in the way.
+    pub reason: String,
 }
 
 /// The data tier.

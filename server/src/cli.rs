@@ -181,8 +181,9 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
         VolumeCommand::Restore { pool, name } => {
             (pool, name, Request::VolumeRestore { name: name.clone() })
         }
-        VolumeCommand::Accept { pool, name } => {
-            (pool, name, Request::VolumeAccept { name: name.clone() })
+        VolumeCommand::Accept { pool, name, give_up_writes } => {
+            let give_up_writes = *give_up_writes;
+            (pool, name, Request::VolumeAccept { name: name.clone(), give_up_writes })
         }
     };
     check(name)?;

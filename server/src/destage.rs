@@ -6,29 +6,40 @@
 //! - A generation is released only after its window is durable.
 //! - A failure that may pass is retried for ever, with a pause that is bounded; a fence stops the
 //!   pool.
-//! - A volume whose data cannot be destaged does not pin the log for the others: its live entries
-//!   are appended anew, so that the generation can go on without it, and are tried again with the
-//!   next one. Beyond a bound that volume alone refuses writes until it can be destaged again.
+//! - A volume whose data cannot be destaged does not pin the log for the others: what the oldest
+//!   generation has of it goes to a side file, and the generation is destaged without it. Nothing is
+//!   appended, so this works in a full log too. All later generations leave the volume aside until
+//!   a late window of its own has brought everything that its side files hold.
+//! - The batch that destages a generation names the side files that complete it, and the batch of a
+//!   late window names none: a side file counts exactly while the metadata names it.
 
 use crate::planted::planted;
 use crate::pool::Shared;
 use block::units::BLOCK_BYTES;
-use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
-use replication::{EntryKind, Generation, Log, NewEntry, Piece, Source, Wait};
+use futures::TryStreamExt;
+use replication::{
+    Generation, Log, ObsoleteSides, Piece, SideChange, SideFileId, Source, is_unreadable,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tiering::{DestageError, ExtentContent, LogSource, Window, WindowExtent};
+use tiering::{AsideFile, DestageError, ExtentContent, LogSource, Window, WindowExtent};
 use tokio::sync::watch;
 
-/// Sectors of one entry that is appended anew. As volumes cut their own writes.
-const ENTRY_SECTORS_MAX: u64 = 256;
-/// Entries of a volume that is set aside under way at once. Chosen by hand.
-const ASIDE_IN_FLIGHT_MAX: usize = 64;
-/// Longest that one attempt to set a volume aside may take. Chosen by hand: an eighth of a log of
-/// 2 GiB at 30 MiB/s.
-const ASIDE_DURATION_MAX: Duration = Duration::from_secs(10);
+/// Longest pause before volumes that are aside are tried again. Chosen by hand: a try reads what
+/// failed before, and nothing waits for it.
+const LATE_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Payload of one late window, as a part of the log (one in so many) and in bytes: the next
+/// generation waits as long as one takes. Chosen by hand.
+const LATE_PART: u64 = 8;
+const LATE_BYTES_MAX: u64 = 256 << 20;
+/// A late window is not checked any longer while a generation waits and the log is filled to this
+/// part, one in so many.
+const LATE_YIELD_FILL: u64 = 2;
+/// Payloads of side files read at the same time by such a check. Chosen by hand.
+const LATE_READS: usize = 4;
 /// Destage is urgent while this part of the log, one in so many, is in use. Chosen by hand: before
 /// writers are slowed down.
 const URGENT_FILL: u64 = 4;
@@ -44,11 +55,25 @@ pub struct DestageOptions {
     pub max_age: Duration,
     /// Pause before a failed destage is tried again; doubled up to sixteen times.
     pub retry: Duration,
+    /// How long what the log's disk does not read is tried again before it counts as lost.
+    pub unreadable: Duration,
+}
+
+impl DestageOptions {
+    /// Half of the age is for gathering, the other half for the destage itself.
+    fn gather(&self) -> Duration {
+        self.max_age / 2
+    }
 }
 
 impl Default for DestageOptions {
     fn default() -> Self {
-        DestageOptions { max_age: Duration::from_secs(30), retry: Duration::from_millis(250) }
+        DestageOptions {
+            max_age: Duration::from_secs(30),
+            retry: Duration::from_millis(250),
+            // Longer than a controller needs to reset a device.
+            unreadable: Duration::from_secs(60),
+        }
     }
 }
 
@@ -69,17 +94,131 @@ pub struct DestageProgress {
     pub failure: Option<String>,
     /// Attempts that failed.
     pub failure_count: u64,
-    /// Volumes whose data stays in the log, with the reason and their bytes there.
+    /// Volumes that are behind the others in the store.
     pub aside: BTreeMap<u32, Aside>,
 }
 
 /// A volume that could not be destaged at the last attempt.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Aside {
+    /// First LSN that the store may lack of it.
+    pub since_lsn: u64,
     /// Bytes of it that only the log holds.
     pub log_bytes: u64,
+    /// Bytes of it that only side files hold.
+    pub side_bytes: u64,
+    /// Its side files.
+    pub side_file_count: u64,
+    /// It has so much there that it accepts no more writes.
+    pub is_refusing_writes: bool,
+    /// A side file of it is missing here: it accepts nothing.
+    pub is_closed: bool,
     /// Why.
     pub reason: String,
+}
+
+/// The oldest generation on its way out.
+struct Attempt {
+    generation: Arc<Generation>,
+    /// Volumes that it is destaged without, and the side files that they then have.
+    sides: BTreeMap<VolumeId, SideChange>,
+    /// Those that were not aside before, and why they are.
+    causes: Vec<(VolumeId, Error)>,
+    /// The metadata may name the files of `sides`: a commit succeeded, or nobody knows how far it came.
+    is_maybe_committed: bool,
+    /// Since when the log's disk does not read a payload.
+    unreadable_since: Option<Instant>,
+    unreadable: Duration,
+}
+
+impl Attempt {
+    fn new(generation: Arc<Generation>, options: DestageOptions) -> Attempt {
+        Attempt {
+            generation,
+            sides: BTreeMap::new(),
+            causes: Vec::new(),
+            is_maybe_committed: false,
+            unreadable_since: None,
+            unreadable: options.unreadable,
+        }
+    }
+
+    /// What the disk does not read has been given its time.
+    fn are_unreadable_lost(&self) -> bool {
+        self.unreadable_since.is_some_and(|since| since.elapsed() >= self.unreadable)
+    }
+
+    /// Notes what a failure says about the disk.
+    fn note(&mut self, error: &Error) {
+        if is_unreadable(error) {
+            self.unreadable_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Trying again does not help, and the other volumes must not wait: the store answers, but what
+    /// it holds of this volume does not verify or is not there, or the log's disk has lost it.
+    fn is_of_the_volume(&self, error: &Error) -> bool {
+        matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound)
+            || (is_unreadable(error) && self.are_unreadable_lost())
+    }
+}
+
+/// When the volumes that are aside are tried again, and which of them this time still are to be.
+struct Late {
+    due: Instant,
+    pause: Duration,
+    waiting: VecDeque<VolumeId>,
+    is_under_way: bool,
+    is_any_better: bool,
+}
+
+impl Late {
+    fn new(options: DestageOptions) -> Late {
+        Late {
+            due: Instant::now() + options.retry,
+            pause: options.retry,
+            waiting: VecDeque::new(),
+            is_under_way: false,
+            is_any_better: false,
+        }
+    }
+
+    /// Whether there is one to be tried.
+    fn begin(&mut self, shared: &Shared) -> bool {
+        let is_due =
+            shared.is_late_wanted() || (shared.is_any_aside() && Instant::now() >= self.due);
+        if !self.is_under_way && is_due {
+            shared.late_begins();
+            self.is_under_way = true;
+            self.waiting = shared.asides().into();
+        }
+        self.is_under_way
+    }
+
+    /// Tries one volume, or ends the round.
+    async fn step(&mut self, shared: &Shared, options: DestageOptions) {
+        let Some(volume) = self.waiting.front().copied() else {
+            self.is_under_way = false;
+            let is_any_better = std::mem::take(&mut self.is_any_better);
+            let longer = (self.pause * 2).min(LATE_PAUSE_MAX);
+            self.pause = if is_any_better { options.retry } else { longer };
+            self.due = Instant::now() + self.pause;
+            shared.weigh_asides();
+            return shared.late_ended();
+        };
+        let caught_up = catch_up(shared, volume).await;
+        self.waiting.pop_front();
+        match caught_up {
+            Ok(is_back) => {
+                self.is_any_better = true;
+                if !is_back {
+                    self.waiting.push_back(volume);
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::Fenced => shared.fail(error),
+            Err(error) => shared.note_still_aside(volume, &error),
+        }
+    }
 }
 
 /// Runs until `stop` says so (between two windows) or the pool ends.
@@ -89,40 +228,53 @@ pub(crate) async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut pause = options.retry;
+    let mut late = Late::new(options);
+    let mut attempt: Option<Attempt> = None;
     while !*stop.borrow() && !shared.is_stopped() {
-        let Some(generation) = next_generation(&shared, options, &mut stop).await else {
-            continue;
-        };
-        let attempt = tokio::select! {
-            result = destage_one(&shared, &generation) => result,
+        // Not once side files are written that are to join those that a late window would drop.
+        let is_free = attempt.as_ref().is_none_or(|attempt| attempt.sides.is_empty());
+        if is_free && late.begin(&shared) {
+            tokio::select! {
+                () = late.step(&shared, options) => {}
+                () = stopped(&mut stop) => return,
+            }
+        }
+        if attempt.is_none() {
+            // The volumes that are aside and the generations take turns.
+            let next = match late.is_under_way {
+                true => ripe_generation(&shared, options),
+                false => next_generation(&shared, options, &late, &mut stop).await,
+            };
+            attempt = next.map(|generation| Attempt::new(generation, options));
+        }
+        let Some(current) = &mut attempt else { continue };
+        let outcome = tokio::select! {
+            outcome = destage_one(&shared, current) => outcome,
             // Closing does not wait for a store that does not answer; the window is replayed.
             () = stopped(&mut stop) => return,
         };
-        match attempt {
-            Ok(()) => pause = options.retry,
+        match outcome {
+            Ok(()) => {
+                // What was written over heals a volume, so that it is worth a try; but first the log
+                // gets room.
+                if shared.log.next_frozen().is_none() && !current.sides.is_empty() {
+                    late.due = Instant::now();
+                }
+                attempt = None;
+                pause = options.retry;
+            }
             Err(DestageError { error, .. }) if error.kind() == ErrorKind::Fenced => {
                 shared.fail(error);
             }
-            Err(DestageError { volume: Some(volume), error }) if is_of_the_volume(&error) => {
-                let aside = tokio::select! {
-                    // In a full log there may be no room for it: then it is tried again.
-                    aside = tokio::time::timeout(
-                        ASIDE_DURATION_MAX,
-                        set_aside(&shared, &generation, volume, &error),
-                    ) => aside,
-                    () = stopped(&mut stop) => return,
-                };
-                let failure = match aside {
-                    Ok(Ok(())) => continue,
-                    Ok(Err(error)) => error,
-                    Err(_) => error.context("set a volume aside: no room in the log"),
-                };
-                report(&shared, &failure, pause);
-                let _ = tokio::time::timeout(pause, stopped(&mut stop)).await;
-            }
             Err(failed) => {
-                let error = Error::from(failed);
-                report(&shared, &error, pause);
+                if !current.is_maybe_committed {
+                    // The volumes that they are of may heal meanwhile; and the room that they take
+                    // may be what another one's is waiting for.
+                    let sides = std::mem::take(&mut current.sides).into_values().collect();
+                    current.causes.clear();
+                    shared.log.remove_sides(shared.log.discard_sides(sides)).await;
+                }
+                report(&shared, &Error::from(failed), pause);
                 let _ = tokio::time::timeout(pause, stopped(&mut stop)).await;
                 pause = (pause * 2).min(options.retry * 16);
             }
@@ -139,99 +291,47 @@ fn report(shared: &Shared, error: &Error, pause: Duration) {
     progress.failure_count += 1;
 }
 
-/// The store answers, but what it holds of this volume does not verify or is not there: trying
-/// again does not help, and the other volumes must not wait for it.
-fn is_of_the_volume(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound)
-}
-
-/// Appends the live entries of one volume in the oldest generation anew, and notes that this
-/// generation is destaged without it.
-async fn set_aside(
-    shared: &Shared,
-    generation: &Arc<Generation>,
-    volume: VolumeId,
-    cause: &Error,
-) -> Result<()> {
-    let lock = shared.change_lock(volume);
-    // Nobody else changes the volume meanwhile, so what is appended is what is newest.
-    let _alone = lock.write().await;
-    let extents = generation.volumes().find(|(id, _)| *id == volume).map(|(_, extents)| extents);
-    let mut restated = Lsn::NONE;
-    let mut waiters = VecDeque::new();
-    for extent in extents.unwrap_or_default() {
-        let (mut start, end) = (extent.start_sector, extent.start_sector + extent.sector_count);
-        while start < end {
-            // A range without payload may be of any length; one with payload is cut as written.
-            let count = match extent.source {
-                Source::Zeroes { .. } => end - start,
-                _ => (end - start).min(ENTRY_SECTORS_MAX),
-            };
-            for piece in shared.log.overlay().lookup(volume, start, count) {
-                if let Some(entry) = entry_of(shared, volume, piece).await? {
-                    waiters.push_back(shared.log.append(entry, Wait::Durable));
-                }
-                while waiters.len() > ASIDE_IN_FLIGHT_MAX {
-                    restated = restated.max(waiters.pop_front().expect("it is not empty").await?);
-                }
-            }
-            start += count;
-        }
-    }
-    for waiter in waiters {
-        restated = restated.max(waiter.await?);
-    }
-    shared.set_aside(generation.last_lsn(), volume, restated, cause);
-    Ok(())
-}
-
-/// The entry that says again what a piece of the overlay says.
-async fn entry_of(shared: &Shared, volume: VolumeId, piece: Piece) -> Result<Option<NewEntry>> {
-    let (kind, payload) = match &piece.source {
-        Source::Payload(bytes) => (EntryKind::Write, bytes.clone()),
-        Source::LogResident(resident) => {
-            let bytes = shared.log.read(resident).await?;
-            (EntryKind::Write, bytes.expect("the oldest generation is not released yet"))
-        }
-        Source::Zeroes { is_trim: true } => (EntryKind::Trim, Bytes::new()),
-        Source::Zeroes { is_trim: false } => (EntryKind::Zero, Bytes::new()),
-        Source::Beneath => return Ok(None),
-    };
-    let (start_sector, sector_count) = (piece.start_sector, piece.sector_count);
-    Ok(Some(NewEntry { volume, kind, start_sector, sector_count, payload }))
-}
-
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     // A sender that is gone means the pool is gone.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// The oldest frozen generation, once there is one: because it grew full, because it grew old, or
+/// The oldest generation that is to be destaged now: because it grew full, because it grew old, or
 /// because somebody waits for its data to be in the store.
+fn ripe_generation(shared: &Shared, options: DestageOptions) -> Option<Arc<Generation>> {
+    if let Some(generation) = shared.log.next_frozen() {
+        return Some(generation);
+    }
+    let age = shared.log.status().oldest_undestaged_age;
+    let is_wanted = shared.is_wanted() && age.is_some();
+    if is_wanted || age.is_some_and(|age| age >= options.gather()) {
+        shared.log.freeze();
+        return shared.log.next_frozen();
+    }
+    None
+}
+
+/// As [`ripe_generation`], after waiting for one. `None` when there is something else to do.
 async fn next_generation(
     shared: &Shared,
     options: DestageOptions,
+    late: &Late,
     stop: &mut watch::Receiver<bool>,
 ) -> Option<Arc<Generation>> {
     // Subscribed before the look at the state, so that no change in between is missed.
     let mut changes = shared.log.changes();
     changes.mark_unchanged();
-    if let Some(generation) = shared.log.next_frozen() {
+    if let Some(generation) = ripe_generation(shared, options) {
         return Some(generation);
     }
-    let status = shared.log.status();
-    // Half of the age is for gathering, the other half for the destage itself.
-    let gather = options.max_age / 2;
-    let is_wanted = shared.is_wanted() && status.oldest_undestaged_age.is_some();
-    let is_old = status.oldest_undestaged_age.is_some_and(|age| age >= gather);
-    if is_wanted || is_old {
-        shared.log.freeze();
-        return shared.log.next_frozen();
-    }
-    let wake_in = match status.oldest_undestaged_age {
-        Some(age) => gather - age,
+    let gather = options.gather();
+    let mut wake_in = match shared.log.status().oldest_undestaged_age {
+        Some(age) => gather.saturating_sub(age),
         None => gather,
     };
+    if shared.is_any_aside() {
+        wake_in = wake_in.min(late.due.saturating_duration_since(Instant::now()));
+    }
     tokio::select! {
         _ = changes.changed() => {}
         () = shared.wanted.notified() => {}
@@ -241,24 +341,59 @@ async fn next_generation(
     None
 }
 
-async fn destage_one(shared: &Shared, generation: &Arc<Generation>) -> Result<(), DestageError> {
+/// Destages the oldest generation, without the volumes that cannot be: what it has of these is in
+/// side files then.
+async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), DestageError> {
     let started = Instant::now();
     let log = shared.log.status();
     shared.tier.set_urgent(log.used_bytes.saturating_mul(URGENT_FILL) >= log.ring_bytes);
     let source = FromLog { log: shared.log.clone() };
-    let mut window = window_of(generation);
-    let left_out = shared.left_out(generation.last_lsn());
-    window.volumes.retain(|(volume, _)| !left_out.contains(volume));
-    let is_dropped_early = planted().overlay_dropped_early && is_in_memory(&window);
+    let generation = attempt.generation.clone();
+    // Once a volume has side files, what comes later must not overtake them.
+    let volumes: Vec<VolumeId> = generation.volumes().map(|(volume, _)| volume).collect();
+    for volume in volumes {
+        if shared.is_aside(volume) {
+            set_aside(shared, attempt, volume).await?;
+        }
+    }
+    let is_dropped_early = planted().overlay_dropped_early && is_in_memory(&window_of(attempt));
     if is_dropped_early {
-        shared.log.release(generation);
+        shared.log.release(&generation);
     }
-    let report = shared.tier.destage(window, &source).await?;
-    if !is_dropped_early {
-        shared.log.release(generation);
+    let report = loop {
+        let was_maybe_committed = std::mem::replace(&mut attempt.is_maybe_committed, true);
+        let failed = match shared.tier.destage(window_of(attempt), &source).await {
+            Ok(report) => break report,
+            Err(failed) => failed,
+        };
+        // What is found out about one volume is found out before the batch is written.
+        attempt.is_maybe_committed = was_maybe_committed || failed.volume.is_none();
+        attempt.note(&failed.error);
+        match failed.volume {
+            Some(volume)
+                if attempt.is_of_the_volume(&failed.error)
+                    && !attempt.sides.contains_key(&volume) =>
+            {
+                set_aside(shared, attempt, volume).await?;
+                attempt.causes.push((volume, failed.error));
+            }
+            _ => return Err(failed),
+        }
+    };
+    step(shared, "side-committed")?;
+    // Before anybody hears that the generation is in the store.
+    for (volume, cause) in &attempt.causes {
+        shared.note_aside(*volume, generation.first_lsn(), cause);
     }
-    shared.took_in(generation, &left_out);
+    let sides = attempt.sides.values().cloned().collect();
+    let obsolete = match is_dropped_early {
+        true => ObsoleteSides::default(),
+        false => shared.log.release_with(&generation, sides),
+    };
+    shared.weigh_asides();
     shared.destaged.send_replace(generation.last_lsn());
+    step(shared, "side-released")?;
+    shared.log.remove_sides(obsolete).await;
     let mut progress = shared.progress.lock();
     progress.window_count += 1;
     progress.destaged_bytes += report.stored_block_count * BLOCK_BYTES;
@@ -270,6 +405,149 @@ async fn destage_one(shared: &Shared, generation: &Arc<Generation>) -> Result<()
     Ok(())
 }
 
+/// Puts what the generation has of a volume into a side file, unless that was done before.
+async fn set_aside(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> Result<()> {
+    if attempt.sides.contains_key(&volume) {
+        return Ok(());
+    }
+    step(shared, "side-start")?;
+    let are_unreadable_lost = attempt.are_unreadable_lost();
+    let side = match shared.check_side(volume) {
+        Ok(()) => shared.log.write_side(&attempt.generation, volume, are_unreadable_lost).await,
+        Err(error) => Err(error),
+    };
+    let side = side.map_err(|error| {
+        attempt.note(&error);
+        error.context(format!("set volume {volume} aside"))
+    })?;
+    step(shared, "side-written")?;
+    attempt.sides.insert(volume, side);
+    Ok(())
+}
+
+/// Destages what the oldest side files of a volume hold, up to a bound, so that it is where the
+/// others were then. True: it had no more of them and is back.
+async fn catch_up(shared: &Shared, volume: VolumeId) -> Result<bool> {
+    if shared.is_given_up(volume) {
+        return give_up(shared, volume).await.map(|()| true);
+    }
+    let bytes_max = (shared.log.status().ring_bytes / LATE_PART).min(LATE_BYTES_MAX);
+    let mut part = shared.log.side_part(volume, bytes_max).await?;
+    let mut checked = check(shared, volume, &part.pieces).await;
+    let is_damaged =
+        |error: &Error| matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound);
+    if !part.rest.is_empty() && checked.as_ref().is_err_and(is_damaged) {
+        // What came later may have been written over what is damaged.
+        part = shared.log.side_part(volume, u64::MAX).await?;
+        checked = check(shared, volume, &part.pieces).await;
+    }
+    checked?;
+    let window = Window {
+        last_lsn: shared.tier.destaged_lsn(),
+        volume_records: Vec::new(),
+        volumes: vec![(volume, extents_of(part.pieces.clone()))],
+        asides: vec![(volume, aside_files(&part.rest))],
+        is_late: true,
+    };
+    let source = FromLog { log: shared.log.clone() };
+    shared.tier.destage(window, &source).await?;
+    step(shared, "late-committed")?;
+    let obsolete = shared.log.drop_sides(&part);
+    let next = part.rest.first().map(|file| file.first_lsn);
+    match next {
+        Some(since) => shared.note_nearer(volume, since),
+        None => shared.note_back(volume),
+    }
+    step(shared, "late-dropped")?;
+    shared.log.remove_sides(obsolete).await;
+    Ok(next.is_none())
+}
+
+/// Takes a volume back to what the store has of it: the metadata names its side files no more.
+async fn give_up(shared: &Shared, volume: VolumeId) -> Result<()> {
+    let part = shared.log.side_part(volume, u64::MAX).await?;
+    let window = Window {
+        last_lsn: shared.tier.destaged_lsn(),
+        volume_records: Vec::new(),
+        volumes: Vec::new(),
+        asides: vec![(volume, Vec::new())],
+        is_late: true,
+    };
+    shared.tier.destage(window, &FromLog { log: shared.log.clone() }).await?;
+    let obsolete = shared.log.drop_sides(&part);
+    shared.note_back(volume);
+    shared.log.remove_sides(obsolete).await;
+    Ok(())
+}
+
+/// Reads all that a late window needs, so that nothing is uploaded in vain for a volume that failed
+/// before. Ends early when the other volumes need the log's space.
+async fn check(shared: &Shared, volume: VolumeId, pieces: &[Piece]) -> Result<()> {
+    let lost = pieces.iter().find_map(|piece| match piece.source {
+        Source::Lost { lsn } => Some((piece.start_sector, piece.sector_count, lsn)),
+        _ => None,
+    });
+    if let Some((start_sector, sector_count, lsn)) = lost {
+        return Err(crate::volume::lost(volume, start_sector, sector_count, lsn));
+    }
+    let has_payload = |piece: &Piece| !matches!(piece.source, Source::Zeroes { .. });
+    let extents: Vec<(u64, u64, bool)> = pieces
+        .iter()
+        .map(|piece| (piece.start_sector, piece.sector_count, has_payload(piece)))
+        .collect();
+    let read_all = async {
+        let payloads = pieces.iter().filter_map(|piece| match &piece.source {
+            Source::SideResident(resident) => Some(Ok(resident)),
+            _ => None,
+        });
+        futures::stream::iter(payloads)
+            .try_for_each_concurrent(LATE_READS, async |resident| {
+                shared.log.read_side(resident).await.map(drop)
+            })
+            .await?;
+        shared.tier.check_extents(volume, &extents).await
+    };
+    tokio::select! {
+        checked = read_all => checked,
+        () = pressed(shared) => {
+            let what = "the log fills up with other volumes' data, which goes first";
+            Err(Error::new(ErrorKind::Unavailable, what))
+        }
+    }
+}
+
+/// Resolves when a generation waits and the log is filling up.
+async fn pressed(shared: &Shared) {
+    let mut changes = shared.log.changes();
+    loop {
+        changes.mark_unchanged();
+        let log = shared.log.status();
+        let is_filling = log.used_bytes.saturating_mul(LATE_YIELD_FILL) >= log.ring_bytes;
+        if is_filling && log.frozen_count > 0 {
+            return;
+        }
+        if changes.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// A place between two steps: tests end the process or the pool there.
+fn step(shared: &Shared, name: &'static str) -> Result<()> {
+    #[cfg(feature = "failpoints")]
+    tiering::failpoint::pass(name);
+    shared.pass(name)
+}
+
+fn aside_files(files: &[SideFileId]) -> Vec<AsideFile> {
+    let file = |file: &SideFileId| AsideFile {
+        first_lsn: file.first_lsn,
+        last_lsn: file.last_lsn,
+        id: file.id,
+    };
+    files.iter().map(file).collect()
+}
+
 /// Nothing of the window has to be read from the log files, so its place there may be lost.
 fn is_in_memory(window: &Window<Source>) -> bool {
     let mut extents = window.volumes.iter().flat_map(|(_, extents)| extents);
@@ -277,23 +555,29 @@ fn is_in_memory(window: &Window<Source>) -> bool {
 }
 
 /// The generation in the words of the data tier.
-fn window_of(generation: &Generation) -> Window<Source> {
-    let volumes = generation.volumes().map(|(volume, pieces)| {
-        let extents = pieces.into_iter().map(|piece| WindowExtent {
-            start_sector: piece.start_sector,
-            sector_count: piece.sector_count,
-            content: match piece.source {
-                Source::Zeroes { .. } => ExtentContent::Zero,
-                source => ExtentContent::Data(source),
-            },
-        });
-        (volume, extents.collect())
-    });
+fn window_of(attempt: &Attempt) -> Window<Source> {
+    let generation = &attempt.generation;
+    let volumes = generation.volumes().filter(|(volume, _)| !attempt.sides.contains_key(volume));
+    let asides = attempt.sides.iter().map(|(volume, side)| (*volume, aside_files(&side.files())));
     Window {
         last_lsn: generation.last_lsn(),
         volume_records: generation.volume_records().collect(),
-        volumes: volumes.collect(),
+        volumes: volumes.map(|(volume, pieces)| (volume, extents_of(pieces))).collect(),
+        asides: asides.collect(),
+        is_late: false,
     }
+}
+
+fn extents_of(pieces: Vec<Piece>) -> Vec<WindowExtent<Source>> {
+    let extents = pieces.into_iter().map(|piece| WindowExtent {
+        start_sector: piece.start_sector,
+        sector_count: piece.sector_count,
+        content: match piece.source {
+            Source::Zeroes { .. } => ExtentContent::Zero,
+            source => ExtentContent::Data(source),
+        },
+    });
+    extents.collect()
 }
 
 /// Work on the data tier that no write waits for: segments that a crash left, pages that a large
@@ -338,7 +622,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
     }
 }
 
-/// Payloads of a window, from memory or from the log files.
+/// Payloads of a window, from memory, from the log files or from side files.
 struct FromLog {
     log: Log,
 }
@@ -353,8 +637,9 @@ impl LogSource for FromLog {
                 let bytes = self.log.read(resident).await?;
                 Ok(bytes.expect("a generation that is not released keeps its place in the log"))
             }
-            Source::Zeroes { .. } | Source::Beneath => {
-                unreachable!("a generation's data extents have a payload")
+            Source::SideResident(resident) => self.log.read_side(resident).await,
+            Source::Zeroes { .. } | Source::Lost { .. } | Source::Beneath => {
+                unreachable!("what is destaged has a payload")
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::record::{Durability, VolumeRecord, VolumeState};
 use crate::volume::{Volume, check_size};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
-use replication::{EntryKind, Generation, Log, NewEntry, Wait};
+use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,9 +21,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tiering::Tier;
 use tokio::sync::{Notify, RwLock, watch};
 
-/// One volume may have this part of the log set aside. Chosen by hand: with it appended anew each
-/// time, the log still has most of its length for the others.
-const ASIDE_PART: u64 = 8;
+/// What volumes that cannot be destaged may have in the ring and in side files together, in lengths
+/// of the ring. Chosen by hand: one ring that was full of it when it was found sick, which the side
+/// files must take so that the ring gets free, and one more to write over what is damaged.
+const ASIDE_RINGS: u64 = 2;
 
 /// What volumes and the destage job share.
 pub(crate) struct Shared {
@@ -39,23 +40,45 @@ pub(crate) struct Shared {
     /// One lock a volume, shared by its changes, alone for what must not be interleaved with any.
     change_locks: Mutex<HashMap<VolumeId, Arc<RwLock<()>>>>,
     aside: Mutex<AsideVolumes>,
-    /// Some volume refuses writes: only then is the list looked at.
-    is_any_refused: AtomicBool,
-    /// Bytes of one volume that may be set aside in the log.
-    aside_bytes_max: u64,
+    /// Some volume is aside: only then is the list looked at.
+    is_any_aside: AtomicBool,
+    is_late_wanted: AtomicBool,
+    /// Rounds in which volumes that are aside were tried again: begun, and ended.
+    late_begun: AtomicU64,
+    late_ended: watch::Sender<u64>,
+    /// The step at which a test ends the pool.
+    #[cfg(test)]
+    ends_at: Mutex<Option<&'static str>>,
+    /// Of this volume no side file can be written, as on a full disk.
+    #[cfg(test)]
+    side_fails_of: Mutex<Option<VolumeId>>,
 }
 
-/// Volumes that the oldest generation is to be destaged without.
+/// Volumes that are behind the others in the store.
 #[derive(Default)]
 struct AsideVolumes {
-    /// Last LSN of that generation.
-    last_lsn: Lsn,
-    left_out: HashSet<VolumeId>,
-    /// Newest LSN under which entries of a volume were appended anew: up to there the store does
-    /// not hold all of it before the log is destaged up to here.
-    restated: HashMap<VolumeId, Lsn>,
-    /// Those with too much in the log, and why they cannot be destaged.
-    refused: HashMap<VolumeId, String>,
+    /// Why, and since which LSN.
+    volumes: BTreeMap<VolumeId, (String, Lsn)>,
+    /// Those that have too much that only this machine holds.
+    refused: HashSet<VolumeId>,
+    /// Those of which a side file is not here: nothing is served of them.
+    closed: HashMap<VolumeId, Error>,
+    /// Those of the closed ones that are to go back to what the store has.
+    given_up: HashSet<VolumeId>,
+}
+
+impl AsideVolumes {
+    /// Why a volume that is aside is: a missing file comes before what was found when it was tried.
+    fn reason(&self, volume: VolumeId) -> String {
+        match self.closed.get(&volume) {
+            Some(error) => error.chain(),
+            None => self.volumes.get(&volume).map(|(why, _)| why.clone()).unwrap_or_default(),
+        }
+    }
+
+    fn first(&self) -> Option<(VolumeId, String)> {
+        self.volumes.keys().next().map(|volume| (*volume, self.reason(*volume)))
+    }
 }
 
 impl Shared {
@@ -69,75 +92,203 @@ impl Shared {
         self.change_locks.lock().entry(volume).or_default().clone()
     }
 
-    /// The generation that ends with `last_lsn` goes on without `volume`, whose entries were
-    /// appended anew up to `restated`.
-    pub(crate) fn set_aside(&self, last_lsn: Lsn, volume: VolumeId, restated: Lsn, cause: &Error) {
-        let log_bytes = self.log.overlay().payload_bytes_of(volume);
+    /// A volume was found not to go into the store, from `since` on.
+    pub(crate) fn note_aside(&self, volume: VolumeId, since: Lsn, cause: &Error) {
         let reason = cause.chain();
-        let is_first = {
-            let mut progress = self.progress.lock();
-            let aside = Aside { log_bytes, reason: reason.clone() };
-            progress.aside.insert(volume.0, aside).is_none()
-        };
-        if is_first {
-            tracing::error!(
-                volume = volume.0,
-                log_bytes,
-                error = reason,
-                "a volume cannot be destaged; its newest writes stay in the log, the other \
-                 volumes go on"
-            );
+        tracing::error!(
+            volume = volume.0,
+            since_lsn = since.0,
+            error = reason,
+            "a volume cannot be destaged; its newest writes stay on this machine, in side files \
+             beside the log, and are tried again; the other volumes go on"
+        );
+        self.aside.lock().volumes.insert(volume, (reason, since));
+        self.is_any_aside.store(true, Ordering::Release);
+    }
+
+    /// It still does not.
+    pub(crate) fn note_still_aside(&self, volume: VolumeId, cause: &Error) {
+        tracing::debug!(volume = volume.0, error = %cause.chain(), "still aside");
+        if let Some((reason, _)) = self.aside.lock().volumes.get_mut(&volume) {
+            *reason = cause.chain();
         }
+    }
+
+    /// The store has it up to before `since`.
+    pub(crate) fn note_nearer(&self, volume: VolumeId, since: Lsn) {
+        tracing::debug!(volume = volume.0, since_lsn = since.0, "nearer to the others");
+        if let Some((_, behind)) = self.aside.lock().volumes.get_mut(&volume) {
+            *behind = since;
+        }
+    }
+
+    /// Somebody gave up what only missing side files of the volume held.
+    pub(crate) fn is_given_up(&self, volume: VolumeId) -> bool {
+        self.aside.lock().given_up.contains(&volume)
+    }
+
+    /// The store has all of the volume that it has of the others.
+    pub(crate) fn note_back(&self, volume: VolumeId) {
+        tracing::info!(volume = volume.0, "the volume can be destaged again");
         let mut aside = self.aside.lock();
-        if aside.last_lsn != last_lsn {
-            aside.last_lsn = last_lsn;
-            aside.left_out.clear();
+        self.progress.lock().aside.remove(&volume.0);
+        aside.volumes.remove(&volume);
+        aside.closed.remove(&volume);
+        aside.given_up.remove(&volume);
+        if aside.refused.remove(&volume) {
+            self.log.refuse(volume, None);
         }
-        aside.left_out.insert(volume);
-        aside.restated.insert(volume, restated);
-        if log_bytes > self.aside_bytes_max {
-            aside.refused.insert(volume, reason);
-            self.is_any_refused.store(true, Ordering::Release);
-        }
+        self.is_any_aside.store(!aside.volumes.is_empty(), Ordering::Release);
     }
 
-    /// Volumes that the generation that ends with `last_lsn` is to be destaged without.
-    pub(crate) fn left_out(&self, last_lsn: Lsn) -> HashSet<VolumeId> {
-        let aside = self.aside.lock();
-        if aside.last_lsn == last_lsn { aside.left_out.clone() } else { HashSet::new() }
+    pub(crate) fn is_any_aside(&self) -> bool {
+        self.is_any_aside.load(Ordering::Acquire)
     }
 
-    /// The generation is destaged: volumes of it that were not left out are well again.
-    pub(crate) fn took_in(&self, generation: &Generation, left_out: &HashSet<VolumeId>) {
-        if self.progress.lock().aside.is_empty() {
+    pub(crate) fn is_aside(&self, volume: VolumeId) -> bool {
+        self.is_any_aside() && self.aside.lock().volumes.contains_key(&volume)
+    }
+
+    pub(crate) fn asides(&self) -> Vec<VolumeId> {
+        self.aside.lock().volumes.keys().copied().collect()
+    }
+
+    /// Counts what volumes that are aside have here, and makes those refuse writes that have more
+    /// than their share of what all may have.
+    pub(crate) fn weigh_asides(&self) {
+        let mut aside = self.aside.lock();
+        if aside.volumes.is_empty() && self.progress.lock().aside.is_empty() {
             return;
         }
-        let mut aside = self.aside.lock();
-        for (volume, _) in generation.volumes().filter(|(volume, _)| !left_out.contains(volume)) {
-            if aside.restated.get(&volume).is_some_and(|lsn| *lsn > generation.last_lsn()) {
-                continue;
+        let status = self.log.status();
+        let bytes_max = status.ring_bytes * ASIDE_RINGS;
+        // Their index is in memory beside that of the log.
+        let extents_max = status.extent_count_max / 2;
+        let share = aside.volumes.len().max(1) as u64;
+        let weights: Vec<_> = aside
+            .volumes
+            .keys()
+            .map(|volume| (*volume, self.log.overlay().weight_of(*volume)))
+            .collect();
+        let bytes_of = |weight: &replication::VolumeWeight| weight.log_bytes + weight.side_bytes;
+        let bytes: u64 = weights.iter().map(|(_, weight)| bytes_of(weight)).sum();
+        let extents: u64 = weights.iter().map(|(_, weight)| weight.extent_count).sum();
+        let mut listed = BTreeMap::new();
+        for (volume, weight) in weights {
+            let is_too_much = (bytes > bytes_max && bytes_of(&weight) >= bytes_max / share)
+                || (extents > extents_max && weight.extent_count >= extents_max / share);
+            let since = aside.volumes[&volume].1;
+            let reason = aside.reason(volume);
+            if is_too_much != aside.refused.contains(&volume) {
+                self.set_refused(&mut aside, volume, is_too_much.then_some(&reason));
             }
-            aside.restated.remove(&volume);
-            if self.progress.lock().aside.remove(&volume.0).is_some() {
-                tracing::info!(volume = volume.0, "the volume can be destaged again");
-            }
-            aside.refused.remove(&volume);
+            let entry = Aside {
+                since_lsn: since.0,
+                log_bytes: weight.log_bytes,
+                side_bytes: weight.side_bytes,
+                side_file_count: weight.side_file_count,
+                is_refusing_writes: is_too_much,
+                is_closed: aside.closed.contains_key(&volume),
+                reason,
+            };
+            listed.insert(volume.0, entry);
         }
-        self.is_any_refused.store(!aside.refused.is_empty(), Ordering::Release);
+        self.progress.lock().aside = listed;
     }
 
-    /// Fails for a volume of which the log cannot hold any more.
-    pub(crate) fn check_not_refused(&self, volume: VolumeId) -> Result<()> {
-        if !self.is_any_refused.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        match self.aside.lock().refused.get(&volume) {
-            None => Ok(()),
-            Some(reason) => {
-                let what = format!("change volume {volume}: it cannot be destaged: {reason}");
-                Err(Error::new(ErrorKind::Unavailable, what))
+    fn set_refused(&self, aside: &mut AsideVolumes, volume: VolumeId, reason: Option<&String>) {
+        let error = reason.map(|reason| refusal(volume, reason));
+        match &error {
+            Some(error) => {
+                tracing::error!(volume = volume.0, error = %error.chain(), "writes are refused");
+                aside.refused.insert(volume);
+            }
+            None => {
+                tracing::info!(volume = volume.0, "writes are accepted again");
+                aside.refused.remove(&volume);
             }
         }
+        self.log.refuse(volume, error);
+    }
+
+    /// Fails for a volume of which nothing more can be kept.
+    pub(crate) fn check_not_refused(&self, volume: VolumeId) -> Result<()> {
+        if !self.is_any_aside() {
+            return Ok(());
+        }
+        let aside = self.aside.lock();
+        match (aside.refused.contains(&volume), aside.volumes.get(&volume)) {
+            (true, Some((reason, _))) => Err(refusal(volume, reason)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails for a volume of which a side file is missing.
+    pub(crate) fn check_open(&self, volume: VolumeId) -> Result<()> {
+        if !self.is_any_aside() {
+            return Ok(());
+        }
+        self.aside.lock().closed.get(&volume).cloned().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn is_late_wanted(&self) -> bool {
+        self.is_late_wanted.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn late_begins(&self) {
+        self.late_begun.fetch_add(1, Ordering::AcqRel);
+        self.is_late_wanted.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn late_ended(&self) {
+        self.late_ended.send_replace(self.late_begun.load(Ordering::Acquire));
+    }
+
+    /// Resolves when every volume that is aside was tried after this call.
+    async fn try_late(&self) -> Result<()> {
+        let mut ended = self.late_ended.subscribe();
+        let begun = self.late_begun.load(Ordering::Acquire);
+        self.is_late_wanted.store(true, Ordering::Release);
+        self.wanted.notify_one();
+        let tried = ended.wait_for(|ended| *ended > begun || self.is_stopped()).await;
+        self.check_serving()?;
+        tried.map(drop).map_err(|_| {
+            Error::new(ErrorKind::Unavailable, "wait for destage: the pool is closing")
+        })
+    }
+
+    /// A test may end the pool between any two steps.
+    #[cfg(test)]
+    pub(crate) fn pass(&self, name: &'static str) -> Result<()> {
+        if *self.ends_at.lock() != Some(name) {
+            return Ok(());
+        }
+        let error = Error::new(ErrorKind::Io, format!("ended by the test at {name}"));
+        self.fail(error.clone());
+        Err(error)
+    }
+
+    /// See [`crate::destage`].
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps)]
+    pub(crate) fn pass(&self, _name: &'static str) -> Result<()> {
+        Ok(())
+    }
+
+    /// A test may keep side files from being written.
+    #[cfg(test)]
+    pub(crate) fn check_side(&self, volume: VolumeId) -> Result<()> {
+        match *self.side_fails_of.lock() == Some(volume) {
+            true => Err(Error::new(ErrorKind::Io, "no space for it")),
+            false => Ok(()),
+        }
+    }
+
+    /// See [`crate::destage`].
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps)]
+    pub(crate) fn check_side(&self, _volume: VolumeId) -> Result<()> {
+        Ok(())
     }
 
     /// Fails once the pool is fenced or its log has failed.
@@ -166,18 +317,20 @@ impl Shared {
         self.wanted_lsn.load(Ordering::Acquire) > self.destaged.borrow().0
     }
 
-    /// As [`Shared::wait_destaged`], for what one volume was answered: also when its entries had to
-    /// be appended anew.
+    /// As [`Shared::wait_destaged`], for what one volume was answered. Fails while the store does not
+    /// hold it though it holds what came after.
     pub(crate) async fn wait_destaged_of(&self, volume: VolumeId, lsn: Lsn) -> Result<()> {
-        let mut wanted = lsn;
-        loop {
-            self.wait_destaged(wanted).await?;
-            self.check_not_refused(volume)?;
-            let restated = self.aside.lock().restated.get(&volume).copied();
-            match restated {
-                Some(restated) if restated > *self.destaged.borrow() => wanted = restated,
-                _ => return Ok(()),
+        self.wait_destaged(lsn).await?;
+        let aside = self.aside.lock();
+        match aside.volumes.get(&volume) {
+            Some((reason, since)) if *since <= lsn => {
+                let what = format!(
+                    "wait for destage: volume {volume} cannot be destaged, its writes since LSN \
+                     {since} are on this machine only: {reason}"
+                );
+                Err(Error::new(ErrorKind::Unavailable, what))
             }
+            _ => Ok(()),
         }
     }
 
@@ -193,7 +346,41 @@ impl Shared {
         self.log.fail(error);
         // Wakes everybody who waits for progress that will not come.
         self.destaged.send_modify(|_| ());
+        self.late_ended.send_modify(|_| ());
     }
+}
+
+fn refusal(volume: VolumeId, reason: &str) -> Error {
+    let what = format!(
+        "change volume {volume}: it cannot be destaged, and this machine holds as much of it as it \
+         may: {reason}"
+    );
+    Error::new(ErrorKind::Unavailable, what)
+}
+
+/// Volumes of which the metadata names side files: those of which one is missing are closed.
+fn asides_at_start(tier: &Tier, missing: &[MissingSide]) -> AsideVolumes {
+    let mut aside = AsideVolumes::default();
+    for (volume, files) in tier.asides() {
+        let since = files.first().map_or(Lsn::NONE, |file| file.first_lsn);
+        let last = files.last().map_or(Lsn::NONE, |file| file.last_lsn);
+        let reason = "not tried since the start".to_owned();
+        aside.volumes.insert(volume, (reason, since));
+        let Some(side) = missing.iter().find(|side| side.volume == volume) else { continue };
+        let what = format!(
+            "open volume {volume}: its writes from LSN {since} to {last} are only in side files \
+             beside the write log of the machine that wrote them, and {} is not whole here ({}). \
+             Bring it back from that machine (there it is in DIR/log or DIR/log.overtaken-…) and \
+             restart. Or go back to what the store has, without these writes, with `spindle volume \
+             accept --give-up-writes`; or remove the volume with `spindle volume rm --now`",
+            side.path.display(),
+            side.why
+        );
+        let error = Error::new(ErrorKind::Corrupt, what);
+        tracing::error!(volume = volume.0, error = %error.chain(), "a volume is not served");
+        aside.closed.insert(volume, error);
+    }
+    aside
 }
 
 fn record_entry(record: &VolumeRecord) -> NewEntry {
@@ -240,7 +427,8 @@ pub fn unix_seconds() -> u64 {
 }
 
 impl Pool {
-    /// Takes over an opened log and tier, finds the volumes and starts the destage job.
+    /// Takes over an opened log and tier, finds the volumes and starts the destage job. Volumes of
+    /// which a side file is `missing` are not served.
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported` when a volume's record cannot be read.
@@ -249,6 +437,7 @@ impl Pool {
         tier: Tier,
         options: DestageOptions,
         retention: Duration,
+        missing: &[MissingSide],
     ) -> Result<Arc<Pool>> {
         let mut records = BTreeMap::new();
         let in_tier = tier.volume_records();
@@ -263,11 +452,18 @@ impl Pool {
             records.insert(record.id, record);
         }
         let destaged = watch::Sender::new(tier.destaged_lsn());
+        let aside = asides_at_start(&tier, missing);
         let shared = Arc::new(Shared {
-            aside_bytes_max: log.status().ring_bytes / ASIDE_PART,
             change_locks: Mutex::default(),
-            aside: Mutex::default(),
-            is_any_refused: AtomicBool::new(false),
+            is_any_aside: AtomicBool::new(!aside.volumes.is_empty()),
+            aside: Mutex::new(aside),
+            is_late_wanted: AtomicBool::new(false),
+            late_begun: AtomicU64::new(0),
+            late_ended: watch::Sender::new(0),
+            #[cfg(test)]
+            ends_at: Mutex::default(),
+            #[cfg(test)]
+            side_fails_of: Mutex::default(),
             log,
             tier,
             fatal: OnceLock::new(),
@@ -276,6 +472,7 @@ impl Pool {
             destaged,
             progress: Mutex::default(),
         });
+        shared.weigh_asides();
         let mut volumes = Volumes { records, present: BTreeMap::new() };
         for record in volumes.records.values() {
             if record.state == VolumeState::Present {
@@ -331,27 +528,45 @@ impl Pool {
         Ok(())
     }
 
-    /// Somebody says that no client of before the step back goes on: clients are served again.
+    /// Somebody says that no client of before the step back goes on: clients are served again. With
+    /// `give_up_writes` a volume of which a side file is missing goes back to what the store has.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` when the volume has not stepped back; those of writing the log.
-    pub async fn accept_step_back(&self, name: &str) -> Result<VolumeRecord> {
+    /// `NotFound`; `Invalid` when there is nothing to accept or `give_up_writes` is missing; those of
+    /// writing the log and the store.
+    pub async fn accept_step_back(&self, name: &str, give_up_writes: bool) -> Result<VolumeRecord> {
         let volume = self.find(name)?;
-        if !volume.record().is_stepped_back {
+        let closed = self.shared.check_open(volume.id()).err();
+        if let Some(error) = closed {
+            self.give_up_writes(&volume, give_up_writes, error).await?;
+        } else if !volume.record().is_stepped_back {
             let what = format!("accept volume {name}: it has not stepped back, nothing to accept");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
         self.update_stepped_back(&volume, false).await
     }
 
+    async fn give_up_writes(&self, volume: &Volume, is_meant: bool, closed: Error) -> Result<()> {
+        let name = volume.record().name;
+        if !is_meant {
+            let what = format!(
+                "accept volume {name}: writes of it are missing. With --give-up-writes it goes back \
+                 to what the store has, and they are lost for good"
+            );
+            return Err(Error::with_source(ErrorKind::Invalid, what, closed));
+        }
+        let lsn = self.shared.log.flush().await?;
+        self.shared.wait_destaged(lsn).await?;
+        // What was in the ring is now in a side file here, above the one that is missing.
+        tracing::warn!(volume = %name, "goes back to what the store has: writes of it are given up");
+        self.shared.aside.lock().given_up.insert(volume.id());
+        self.shared.try_late().await?;
+        self.shared.check_open(volume.id())
+    }
+
     async fn update_stepped_back(&self, volume: &Volume, to: bool) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
-        let record = volume
-            .update_record(|record| {
-                record.is_stepped_back = to;
-                Ok(())
-            })
-            .await?;
+        let record = volume.update_record_of_any(|record| record.is_stepped_back = to).await?;
         self.volumes.lock().records.insert(record.id, record.clone());
         Ok(record)
     }
@@ -593,13 +808,15 @@ impl Pool {
     pub async fn destage_all(&self) -> Result<Lsn> {
         let lsn = self.shared.log.flush().await?;
         self.shared.wait_destaged(lsn).await?;
-        match self.shared.progress.lock().aside.iter().next() {
+        if self.shared.is_any_aside() {
+            self.shared.try_late().await?;
+        }
+        match self.shared.aside.lock().first() {
             None => Ok(lsn),
-            Some((volume, aside)) => {
+            Some((volume, reason)) => {
                 let what = format!(
                     "move everything to the store: volume {volume} cannot be destaged, the others \
-                     are there: {}",
-                    aside.reason
+                     are there: {reason}"
                 );
                 Err(Error::new(ErrorKind::Unavailable, what))
             }
@@ -613,6 +830,18 @@ impl Pool {
     pub async fn fsck(&self) -> Result<crate::admin::FsckInfo> {
         let report = self.shared.tier.fsck(tiering::FsckOptions::default()).await?;
         Ok(crate::serve::fsck_info(self.records().len(), report))
+    }
+
+    /// Volumes that the store holds less far than the others, with the side files that hold the rest.
+    #[must_use]
+    pub fn asides(&self) -> BTreeMap<VolumeId, Vec<tiering::AsideFile>> {
+        self.shared.tier.asides()
+    }
+
+    /// Nothing of the volume is served, because a side file of it is missing here.
+    #[must_use]
+    pub fn is_closed(&self, volume: &Volume) -> bool {
+        self.shared.check_open(volume.id()).is_err()
     }
 
     /// How the write log stands.

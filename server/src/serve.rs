@@ -19,13 +19,13 @@ use crate::pool::{Pool, StepBack};
 use crate::store::{Store, StoreOptions};
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use nbd::{Access, Listener, Server, ServerOptions, TlsMode, TlsOptions};
-use replication::{IoMode, Log, LogIdentity, LogOptions};
+use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::cache::CacheOptions;
-use tiering::{FsckOptions, FsckReport, OwnerCheck, Tier, TierOptions};
+use tiering::{AsideFile, FsckOptions, FsckReport, OwnerCheck, Tier, TierOptions};
 use tokio::sync::watch;
 
 /// Longest time that an orderly stop spends on moving the log's tail to the store. What is left
@@ -53,6 +53,7 @@ pub struct OpenPool {
 /// # Errors
 /// Those of each step, saying what to do.
 pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
+    raise_open_files();
     let dir = config.dir();
     let node = NodeDir::open(dir)?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
@@ -77,8 +78,9 @@ pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
         LogIdentity { pool, epoch: ownership.epoch(), boot_id: LogIdentity::kernel_boot_id()? };
     let (options, destaged) = (log_options(config), tier.destaged_lsn());
     let log_key = key.clone();
+    let sides = sides_wanted(&tier);
     let opened = tokio::task::spawn_blocking(move || {
-        Log::open(&log_dir, identity, log_key, options, destaged)
+        Log::open_with_sides(&log_dir, identity, log_key, options, destaged, &sides)
     });
     let (log, recovery) = opened
         .await
@@ -90,7 +92,7 @@ pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
         ..DestageOptions::default()
     };
     let retention = config.settings().deleted_retention.duration();
-    let pool = Pool::start(log, tier, destage, retention)?;
+    let pool = Pool::start(log, tier, destage, retention, &recovery.missing_sides)?;
     if ownership.is_forced() {
         pool.note_step_back(StepBack::TakeOver).await?;
     } else if !recovery.is_tail_proven {
@@ -106,6 +108,28 @@ pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
     };
     open.make_volumes().await?;
     Ok(open)
+}
+
+/// Asks for as many open files as the system allows: connections, files of the log, and side files
+/// must not run out of them at the same time.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    if let Err(error) = raised {
+        tracing::warn!(%error, current = ?limit.current, "the limit of open files stays as it is");
+    }
+}
+
+/// The side files that the metadata names, in the words of the log.
+pub(crate) fn sides_wanted(tier: &Tier) -> SidesWanted {
+    let file = |file: AsideFile| SideFileId {
+        first_lsn: file.first_lsn,
+        last_lsn: file.last_lsn,
+        id: file.id,
+    };
+    let asides = tier.asides().into_iter();
+    asides.map(|(volume, files)| (volume, files.into_iter().map(file).collect())).collect()
 }
 
 fn log_options(config: &Config) -> LogOptions {
@@ -180,7 +204,7 @@ fn set_aside_if_overtaken(log_dir: &Path, ownership: &Ownership) -> Result<()> {
         Error::with_source(ErrorKind::Io, format!("set aside {}", log_dir.display()), error)
     })?;
     let only_here_count = log.last_lsn.0.saturating_sub(log.destaged_lsn.0);
-    if only_here_count == 0 {
+    if only_here_count == 0 && log.side_file_count == 0 {
         // Everything in it reached the store before the pool moved on.
         return std::fs::remove_dir_all(&aside).map_err(|error| {
             Error::with_source(ErrorKind::Io, format!("remove {}", aside.display()), error)
@@ -189,6 +213,7 @@ fn set_aside_if_overtaken(log_dir: &Path, ownership: &Ownership) -> Result<()> {
     tracing::error!(
         log_epoch = log.epoch.0,
         only_here_count,
+        side_file_count = log.side_file_count,
         kept_at = %aside.display(),
         "another node has owned the pool since this directory's log was written; the log is kept \
          and not replayed: the writes that it alone holds are not part of the pool"
@@ -274,6 +299,10 @@ impl OpenPool {
                     self.pool.create_volume(&wanted.name, wanted.size.0, wanted.durability).await?
                 }
             };
+            if self.pool.is_closed(&volume) {
+                // It is not served and was reported; the others must open all the same.
+                continue;
+            }
             let size_bytes = volume.record().size_bytes;
             if size_bytes < wanted.size.0 {
                 self.pool.resize_volume(&wanted.name, wanted.size.0, false).await?;
@@ -308,6 +337,16 @@ impl OpenPool {
                 destaged_lsn = destaged_lsn.0,
                 "the store does not hold the newest writes; they are in this directory's log, and \
                  the pool stays owned by it"
+            );
+            return Ok(());
+        }
+        let aside = self.pool.asides();
+        let file_count: usize = aside.values().map(Vec::len).sum();
+        if file_count > self.recovery.missing_sides.len() {
+            tracing::warn!(
+                volumes = ?aside.keys().map(|volume| volume.0).collect::<Vec<_>>(),
+                "the store lacks writes of volumes that cannot be destaged; they are in side files \
+                 in this directory's log, and the pool stays owned by it"
             );
             return Ok(());
         }

@@ -128,6 +128,29 @@ impl Volume {
     ) -> Result<VolumeRecord> {
         let _alone = self.changes.write().await;
         self.check_present()?;
+        self.update_alone(change).await
+    }
+
+    /// As [`Volume::update_record`], also for a volume of which a side file is missing: its record is
+    /// here. Not for changes of its size.
+    pub(crate) async fn update_record_of_any(
+        &self,
+        change: impl FnOnce(&mut VolumeRecord),
+    ) -> Result<VolumeRecord> {
+        let _alone = self.changes.write().await;
+        self.shared.check_serving()?;
+        self.check_not_removed()?;
+        self.update_alone(|record| {
+            change(record);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn update_alone(
+        &self,
+        change: impl FnOnce(&mut VolumeRecord) -> Result<()>,
+    ) -> Result<VolumeRecord> {
         let mut record = self.record();
         let old_bytes = record.size_bytes;
         change(&mut record)?;
@@ -163,6 +186,11 @@ impl Volume {
     fn check_present(&self) -> Result<()> {
         // Also for reads: a fenced owner does not know what the next one has written.
         self.shared.check_serving()?;
+        self.shared.check_open(self.id)?;
+        self.check_not_removed()
+    }
+
+    fn check_not_removed(&self) -> Result<()> {
         if self.is_present.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -240,7 +268,7 @@ impl Volume {
     }
 
     /// Waits for what `durability = "store"` adds to FUA. Not to be called with the lock of the
-    /// changes held: destage may need it to get on.
+    /// changes held: nobody else should wait for the store.
     async fn wait_stored(&self, lsn: Lsn, fua: bool) -> Result<()> {
         if fua && self.durability() == Durability::Store {
             return self.shared.wait_destaged_of(self.id, lsn).await;
@@ -280,6 +308,12 @@ impl Volume {
                         return Ok(false);
                     };
                     part.copy_from_slice(&bytes);
+                }
+                Source::SideResident(handle) => {
+                    part.copy_from_slice(&self.shared.log.read_side(&handle).await?);
+                }
+                Source::Lost { lsn } => {
+                    return Err(lost(self.id, piece.start_sector, piece.sector_count, lsn));
                 }
                 Source::Beneath => self.shared.tier.read(self.id, offset, part).await?,
             }
@@ -431,9 +465,10 @@ impl BlockDevice for Volume {
             let end =
                 ((piece.start_sector + piece.sector_count) * SECTOR_BYTES).min(offset + length);
             let is_room = match piece.source {
-                Source::Payload(_) | Source::LogResident(_) => {
-                    extents.push(end - start, false, false)
-                }
+                Source::Payload(_)
+                | Source::LogResident(_)
+                | Source::SideResident(_)
+                | Source::Lost { .. } => extents.push(end - start, false, false),
                 Source::Zeroes { is_trim } => extents.push(end - start, is_trim, true),
                 Source::Beneath => {
                     let beneath = self
@@ -474,6 +509,15 @@ impl BlockDevice for Volume {
         .await
         .map(drop)
     }
+}
+
+/// What was written to these sectors is gone.
+pub(crate) fn lost(volume: VolumeId, start_sector: u64, sector_count: u64, lsn: Lsn) -> Error {
+    let what = format!(
+        "read volume {volume}: {sector_count} sectors from sector {start_sector} are lost: what LSN \
+         {lsn} wrote there was damaged in the write log before the store had it; write them anew"
+    );
+    Error::new(ErrorKind::Corrupt, what)
 }
 
 /// Sizes are whole sectors, at least one, at most 1 PiB.

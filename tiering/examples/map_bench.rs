@@ -55,7 +55,13 @@ fn payload(rng: &mut Rng, bytes: usize) -> Bytes {
 }
 
 fn window(lsn: u64, extents: Vec<WindowExtent<Bytes>>) -> Window<Bytes> {
-    Window { last_lsn: Lsn(lsn), volume_records: Vec::new(), volumes: vec![(VolumeId(1), extents)] }
+    Window {
+        last_lsn: Lsn(lsn),
+        volume_records: Vec::new(),
+        volumes: vec![(VolumeId(1), extents)],
+        asides: Vec::new(),
+        is_late: false,
+    }
 }
 
 fn random_window(rng: &mut Rng, lsn: u64, count: u64, volume_blocks: u64) -> Window<Bytes> {

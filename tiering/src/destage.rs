@@ -15,7 +15,10 @@ pub(crate) mod buffers;
 mod pack;
 
 use crate::fail_point;
-use crate::map::records::SegmentRecord;
+use crate::map::commit::CommitError;
+use crate::map::pages::PAGE_BLOCKS;
+use crate::map::ranges::RANGE_PAGES_MIN;
+use crate::map::records::{AsideFile, SegmentRecord};
 use crate::map::{Change, Commit, CommitReport, LayerId, Placed};
 use crate::segment::build::FRAME_OVERHEAD_BYTES;
 use crate::segment::{FrameAt, SealedSegment, SegmentBuilder, SegmentNumber, SegmentSeed};
@@ -44,6 +47,8 @@ const SOURCE_READS_MAX: usize = 16;
 
 /// Partly written blocks that are completed from the tier at the same time.
 const MERGES_MAX: usize = 32;
+/// Blocks read at the same time where only their being readable matters. Chosen by hand.
+const CHECKS_MAX: usize = 32;
 
 /// Pause after the first failed upload; it doubles up to [`RETRY_PAUSE_MAX`].
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -70,6 +75,12 @@ pub struct Window<H> {
     pub volume_records: Vec<(VolumeId, Bytes)>,
     /// Each volume once.
     pub volumes: Vec<WindowVolume<H>>,
+    /// All side files of each volume whose side files change with this window: those that hold what
+    /// the window lacks of it, or none when the window brings what they held.
+    pub asides: Vec<(VolumeId, Vec<AsideFile>)>,
+    /// It brings what earlier windows lacked: `last_lsn` is the destaged LSN, and the volumes had
+    /// side files until now.
+    pub is_late: bool,
 }
 
 /// The extents of one volume in a window: sorted and disjoint.
@@ -129,6 +140,12 @@ impl From<Error> for DestageError {
     }
 }
 
+impl From<CommitError> for DestageError {
+    fn from(failed: CommitError) -> Self {
+        DestageError { volume: failed.volume, error: failed.error }
+    }
+}
+
 impl From<DestageError> for Error {
     fn from(failed: DestageError) -> Self {
         match failed.volume {
@@ -178,7 +195,7 @@ impl Inner {
         let _turn = self.destage_turn.lock().await;
         // Before anything is uploaded in vain.
         self.map.check(&*self.writer.lock().await)?;
-        if window.last_lsn <= self.map.destaged_lsn() {
+        if self.is_done(window.last_lsn, window.is_late, self.map.destaged_lsn())? {
             return Ok(DestageReport { was_done: true, ..DestageReport::default() });
         }
         fail_point!("destage-start");
@@ -193,22 +210,54 @@ impl Inner {
         let (commit, mut report) = job.finish(window).await?;
         fail_point!("destage-before-commit");
         let started = Instant::now();
-        report.commit = self.commit(commit).await?;
+        report.commit = self.commit(commit).await.map_err(DestageError::from)?;
         report.commit_us = micros(started);
         fail_point!("destage-committed");
         Ok(report)
     }
 
+    /// Whether a window is in the tier already.
+    fn is_done(&self, last_lsn: Lsn, is_late: bool, destaged: Lsn) -> Result<bool> {
+        if is_late && last_lsn != destaged {
+            let what = format!("destage a late window of {last_lsn}: the tier is at {destaged}");
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        Ok(!is_late && last_lsn <= destaged)
+    }
+
+    /// See [`crate::Tier::check_extents`].
+    pub(crate) async fn check_extents(
+        &self,
+        volume: VolumeId,
+        extents: &[(u64, u64, bool)],
+    ) -> Result<()> {
+        let layer = LayerId::of_volume(volume);
+        let pages = extents.iter().flat_map(|&extent| pages_of(extent));
+        let mut pages: Vec<u32> = pages.collect();
+        pages.dedup();
+        self.map.check_pages(layer, pages).await?;
+        let blocks = partial_blocks(extents).into_iter().map(Ok);
+        futures::stream::iter(blocks)
+            .try_for_each_concurrent(CHECKS_MAX, async |index| {
+                let mut block = vec![0; BLOCK];
+                self.read(volume, index * BLOCK_BYTES, &mut block).await
+            })
+            .await
+    }
+
     /// Commits in a task of its own: a destage that is dropped does not leave the map halfway.
-    async fn commit(self: &Arc<Self>, commit: Commit) -> Result<CommitReport> {
+    async fn commit(self: &Arc<Self>, commit: Commit) -> Result<CommitReport, CommitError> {
         let inner = self.clone();
         let task = self.background.spawn(async move {
             let mut writer = inner.writer.lock().await;
             let names: Vec<Path> =
                 commit.segments.iter().map(|record| record.info.object_path()).collect();
-            if commit.last_lsn <= writer.root().destaged {
-                inner.orphans.abandon(names);
-                return Ok(CommitReport::default());
+            match inner.is_done(commit.last_lsn, commit.is_late, writer.root().destaged) {
+                Ok(false) => {}
+                done => {
+                    inner.orphans.abandon(names);
+                    return done.map(|_| CommitReport::default()).map_err(CommitError::from);
+                }
             }
             let committed = inner.map.commit(&mut writer, commit).await;
             if committed.is_err() {
@@ -549,6 +598,8 @@ impl<'a> Job<'a> {
             segments,
             changes: std::mem::take(&mut self.changes),
             next_segment: self.inner.next_segment.load(Ordering::SeqCst),
+            asides: window.asides,
+            is_late: window.is_late,
         };
         Ok((commit, self.report))
     }
@@ -576,6 +627,51 @@ impl Inner {
         }
         Ok((block, bytes.freeze()))
     }
+}
+
+/// Blocks of which the extents (first sector, sectors, whether there is payload) have some sectors
+/// and not all. The extents are sorted and disjoint.
+pub(crate) fn partial_blocks(extents: &[(u64, u64, bool)]) -> Vec<u64> {
+    let mut partial = Vec::new();
+    // Of the block of the last extent's end: its index and how many of its sectors there are.
+    let mut open = (0, 0);
+    let mut close = |(index, count): (u64, u64)| {
+        if count > 0 && count < SECTORS_PER_BLOCK {
+            partial.push(index);
+        }
+    };
+    for &(start, count, _) in extents {
+        let (mut at, end) = (start, start + count);
+        let first = at / SECTORS_PER_BLOCK;
+        if first != open.0 {
+            close(open);
+            open = (first, 0);
+        }
+        let in_first = ((first + 1) * SECTORS_PER_BLOCK).min(end) - at;
+        open.1 += in_first;
+        at += in_first;
+        if at < end {
+            close(open);
+            open = (end / SECTORS_PER_BLOCK, end % SECTORS_PER_BLOCK);
+        }
+    }
+    close(open);
+    partial
+}
+
+/// The pages that a commit of an extent reads. Whole pages without payload become a range if there
+/// are enough of them, and are not read.
+fn pages_of((start, count, has_payload): (u64, u64, bool)) -> Vec<u32> {
+    const PAGE_SECTORS: u64 = PAGE_BLOCKS * SECTORS_PER_BLOCK;
+    let number = |page: u64| u32::try_from(page).expect("a volume of 1 PiB has 2^30 pages");
+    let end = start + count;
+    let (whole_first, whole_end) = (start.div_ceil(PAGE_SECTORS), end / PAGE_SECTORS);
+    if !has_payload && whole_end.saturating_sub(whole_first) >= u64::from(RANGE_PAGES_MIN) {
+        let head = (!start.is_multiple_of(PAGE_SECTORS)).then(|| whole_first - 1);
+        let tail = (!end.is_multiple_of(PAGE_SECTORS)).then_some(whole_end);
+        return head.into_iter().chain(tail).map(number).collect();
+    }
+    (number(start / PAGE_SECTORS)..=number((end - 1) / PAGE_SECTORS)).collect()
 }
 
 fn object_path(seed: &SegmentSeed) -> Path {

@@ -16,7 +16,7 @@ use crate::map::records::SegmentRecord;
 use crate::map::{LayerId, StoredPage};
 use crate::segment::DirectoryEntry;
 use crate::tier::Inner;
-use block::{Error, ErrorKind, Lsn, Result};
+use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -82,6 +82,13 @@ impl FsckReport {
     }
 }
 
+fn behind(volume: VolumeId, first: Lsn, last: Lsn, count: usize) -> String {
+    format!(
+        "volume {volume} is behind the others: its writes from LSN {first} to {last} are only in \
+         {count} side files beside the write log of the machine that had the pool open"
+    )
+}
+
 /// A segment's directory, or that it has none that could be read.
 type Entries = Option<Arc<Vec<DirectoryEntry>>>;
 
@@ -124,6 +131,15 @@ impl Inner {
 }
 
 impl Check<'_> {
+    /// The store alone does not hold these volumes as far as the others.
+    fn name_asides(&mut self) {
+        for (volume, files) in self.inner.map.asides() {
+            if let (Some(first), Some(last)) = (files.first(), files.last()) {
+                self.report.differs(|| behind(volume, first.first_lsn, last.last_lsn, files.len()));
+            }
+        }
+    }
+
     /// After `error`: goes on with a newer state of the metadata, where the one that is read was
     /// compacted away by its owner; hands the error back otherwise.
     async fn refresh(&mut self, error: Error) -> Result<()> {
@@ -152,6 +168,7 @@ impl Check<'_> {
     async fn check_map(&mut self) -> Result<()> {
         self.report = FsckReport::default();
         self.stored.clear();
+        self.name_asides();
         self.walk_pages().await?;
         self.compare_live().await
     }

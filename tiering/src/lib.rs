@@ -25,5 +25,6 @@ pub use destage::{
     DestageError, DestageReport, ExtentContent, LogSource, Window, WindowExtent, WindowVolume,
 };
 pub use fsck::{FsckOptions, FsckReport};
+pub use map::records::AsideFile;
 pub use orphans::SweepReport;
 pub use tier::{OwnerCheck, Tier, TierOptions, TierStatus};

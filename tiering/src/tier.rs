@@ -16,6 +16,7 @@ use crate::fetch::{Frames, FramesOptions, FramesStatus};
 use crate::fsck::{FsckOptions, FsckReport};
 use crate::map::database::{self, Database, DatabaseOptions};
 use crate::map::pages::PAGE_BLOCKS;
+use crate::map::records::AsideFile;
 use crate::map::{FoldReport, Health, Map, MapOptions, MapStatus, Writer};
 use crate::orphans::{Orphans, SweepReport};
 use crate::segment::{BLOCK_COUNT_MAX, FrameRef};
@@ -342,6 +343,27 @@ impl Tier {
     ) -> Result<DestageReport, DestageError> {
         self.inner.check_writable()?;
         self.inner.destage(window, source).await
+    }
+
+    /// Whether the tier could take these extents of a volume (first sector, sectors, whether there is
+    /// payload; sorted and disjoint): reads everything that a window of them would build on, and
+    /// changes nothing. So that nothing is uploaded in vain for a volume that failed before.
+    ///
+    /// # Errors
+    /// As [`Tier::read`].
+    pub async fn check_extents(
+        &self,
+        volume: VolumeId,
+        extents: &[(u64, u64, bool)],
+    ) -> Result<()> {
+        self.inner.check_extents(volume, extents).await
+    }
+
+    /// Volumes of which the tier lacks something that other volumes have, with the side files of the
+    /// log in which it is.
+    #[must_use]
+    pub fn asides(&self) -> std::collections::BTreeMap<VolumeId, Vec<AsideFile>> {
+        self.inner.map.asides()
     }
 
     /// Says whether destage should rather be fast than store little: while the log fills, segments are

@@ -1,5 +1,5 @@
-//! The bytes of the write log: ring file header, batch header, entry table. Pure: no I/O, no cipher
-//! state beyond a derived key, no clock.
+//! The bytes of the write log: ring file header, batch header, entry table, side files. Pure: no
+//! I/O, no cipher state beyond a derived key, no clock.
 //!
 //! Invariants:
 //! - Decoders take any bytes and never panic; what they accept, the encoders could have written.
@@ -17,6 +17,7 @@
 pub(crate) mod batch;
 pub(crate) mod entry;
 pub(crate) mod file;
+pub(crate) mod side;
 #[cfg(test)]
 mod tests;
 

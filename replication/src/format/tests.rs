@@ -10,6 +10,7 @@ use super::FormatError;
 use super::batch::{self, BatchHeader};
 use super::entry::{EntryKind, EntryRow};
 use super::file::FileHeader;
+use super::side::{self, SideContent, SideHeader, SideRow};
 use block::env::IoBuffer;
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
@@ -173,6 +174,129 @@ fn golden_bytes_of_version_1() {
     check_golden("batch-v1-aes256gcm.hex", golden, &bytes, BATCH_FIELDS);
 }
 
+const SIDE_FIELDS: &[(&str, usize)] = &[
+    ("magic", 8),
+    ("version", 2),
+    ("algorithm", 1),
+    ("zero", 1),
+    ("compatible features", 4),
+    ("read-only-compatible features", 4),
+    ("incompatible features", 4),
+    ("pool", 16),
+    ("id", 16),
+    ("epoch", 8),
+    ("first LSN", 8),
+    ("last LSN", 8),
+    ("volume", 4),
+    ("row count", 4),
+    ("payload bytes", 8),
+    ("checksum of the table", 4),
+    ("checksum", 4),
+    ("zero", 24),
+    ("payload 0, sealed", 512),
+    ("tag of payload 0", 16),
+    ("row 0, sealed", 32),
+    ("row 1, sealed", 32),
+    ("row 2, sealed", 32),
+    ("row 3, sealed", 32),
+    ("tag of the table", 16),
+];
+
+fn side_header(algorithm: Algorithm) -> SideHeader {
+    SideHeader {
+        algorithm,
+        pool: *b"pool-pool-pool-p",
+        id: *b"side-side-side-s",
+        epoch: Epoch(3),
+        first_lsn: Lsn(900),
+        last_lsn: Lsn(1000),
+        volume: VolumeId(7),
+        row_count: 0,
+        payload_bytes: 0,
+        table_checksum: 0,
+    }
+}
+
+fn side_key(header: &SideHeader) -> block::seal::SealKey {
+    PoolKey::new([0x11; KEY_BYTES]).derive(header.algorithm, &header.id, side::SIDE_KEY_PURPOSE)
+}
+
+fn side_rows() -> Vec<SideRow> {
+    let row = |start_sector, sector_count, content| SideRow { start_sector, sector_count, content };
+    vec![
+        row(0x1000, 1, SideContent::Write { offset: 0 }),
+        row(0x1001, 7, SideContent::Zero),
+        row(0x2000, 1 << 30, SideContent::Trim),
+        row(1 << 40, 8, SideContent::Lost { lsn: Lsn(950) }),
+    ]
+}
+
+/// Header, payloads and table.
+fn side_encoded(algorithm: Algorithm) -> (SideHeader, Vec<u8>, Vec<u8>) {
+    let mut header = side_header(algorithm);
+    let (rows, key) = (side_rows(), side_key(&header));
+    let mut payload = payloads().swap_remove(0);
+    let tag = key.seal(0, &rows[0].encode(), &mut payload);
+    payload.extend_from_slice(&tag);
+    let table = side::seal_table(&mut header, &rows, &key).unwrap();
+    (header, payload, table)
+}
+
+#[test]
+fn golden_bytes_of_side_files_of_version_1() {
+    for (algorithm, name, golden) in [
+        (
+            Algorithm::ChaCha20Poly1305,
+            "side-v1-chacha20poly1305.hex",
+            include_str!("../../testdata/side-v1-chacha20poly1305.hex"),
+        ),
+        (
+            Algorithm::Aes256Gcm,
+            "side-v1-aes256gcm.hex",
+            include_str!("../../testdata/side-v1-aes256gcm.hex"),
+        ),
+    ] {
+        let (header, payload, table) = side_encoded(algorithm);
+        let bytes = [&header.encode()[..], &payload, &table].concat();
+        check_golden(name, golden, &bytes, SIDE_FIELDS);
+        assert_eq!(header.file_bytes(), Some(bytes.len() as u64));
+        assert_eq!(SideHeader::decode(&bytes), Ok(header));
+        let key = side_key(&header);
+        assert_eq!(side::open_table(&header, &mut table.clone(), &key), Ok(side_rows()));
+        let mut sealed = payload.clone();
+        let opened = side::open_side_payload(&side_rows()[0], 0, &key, &mut sealed).unwrap();
+        assert_eq!(opened, payloads()[0]);
+        assert!(side::open_side_payload(&side_rows()[0], 1, &key, &mut payload.clone()).is_err());
+    }
+}
+
+#[test]
+fn a_side_table_that_makes_no_sense_is_refused() {
+    let refused = |change: &dyn Fn(&mut Vec<SideRow>)| {
+        let mut header = side_header(Algorithm::Aes256Gcm);
+        let mut rows = side_rows();
+        change(&mut rows);
+        let key = side_key(&header);
+        let mut table = side::seal_table(&mut header, &rows, &key).unwrap();
+        side::open_table(&header, &mut table, &key) == Err(FormatError::Range)
+    };
+    assert!(!refused(&|_| ()));
+    assert!(refused(&|rows| rows.swap(0, 1)), "order");
+    assert!(refused(&|rows| rows[1].start_sector = 0x1000), "overlap");
+    assert!(refused(&|rows| rows[1].sector_count = 0), "empty");
+    assert!(refused(&|rows| rows[3].start_sector = u64::MAX - 2), "too far");
+    assert!(refused(&|rows| rows[0].content = SideContent::Write { offset: 1 }), "a gap");
+    assert!(refused(&|rows| rows[1].content = SideContent::Write { offset: 0 }), "shared payload");
+    assert!(
+        refused(&|rows| {
+            rows[0].sector_count = 1 + (64 << 10);
+            rows[1].start_sector = 0x1000 + (64 << 11);
+            rows.truncate(2);
+        }),
+        "a payload beyond the bound"
+    );
+}
+
 /// All that a reader learns from the bytes of a batch.
 type Batch = (BatchHeader, Vec<EntryRow>, Vec<Vec<u8>>);
 
@@ -259,6 +383,28 @@ proptest! {
             let _ = batch::verify(&header, &bytes);
             let _ = batch::open_table(&header, &bytes, &key(&header));
         }
+    }
+
+    #[test]
+    fn decoders_of_side_files_never_panic(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..1000),
+        row_count in 0u32..=u32::MAX, payload_bytes in 0u64..=u64::MAX, is_ours in any::<bool>(),
+    ) {
+        let (ours, _, table) = side_encoded(Algorithm::ChaCha20Poly1305);
+        if is_ours && bytes.len() >= 128 {
+            bytes[..128].copy_from_slice(&ours.encode());
+            bytes[84..88].copy_from_slice(&row_count.to_le_bytes());
+            bytes[88..96].copy_from_slice(&payload_bytes.to_le_bytes());
+            let crc = block::units::crc32c(&bytes[..100]);
+            bytes[100..104].copy_from_slice(&crc.to_le_bytes());
+        }
+        if let Ok(header) = SideHeader::decode(&bytes) {
+            let _ = side::open_table(&header, &mut bytes, &side_key(&header));
+            let _ = side::open_table(&header, &mut table.clone(), &side_key(&header));
+        }
+        let header = SideHeader { table_checksum: block::units::crc32c(&bytes), ..ours };
+        let _ = side::open_table(&header, &mut bytes, &side_key(&header));
+        let _ = side::open_side_payload(&side_rows()[0], 0, &side_key(&header), &mut bytes);
     }
 
     /// Fields that pass every check of a header, over bytes that do not fit them.

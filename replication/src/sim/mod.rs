@@ -8,8 +8,11 @@ mod disk;
 mod tests;
 mod world;
 
+use crate::side::{SideBytes, SideSink};
 use block::env::Random;
 use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): tiny, and good enough to choose faults.
 #[derive(Clone, Debug)]
@@ -40,6 +43,33 @@ impl Rng {
     /// True in `percent` of 100 cases.
     pub(crate) fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
+    }
+}
+
+/// A side file in memory: durable as soon as it is written, as the real one is once it has its name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SimSide(pub(crate) Arc<Mutex<Vec<u8>>>);
+
+impl SideSink for SimSide {
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let (mut held, at) = (self.0.lock(), offset as usize);
+        let len = held.len().max(at + bytes.len());
+        held.resize(len, 0);
+        held[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+impl SideBytes for SimSide {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let (held, at) = (self.0.lock(), offset as usize);
+        let found = held.get(at..at + buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.copy_from_slice(found);
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.lock().len() as u64)
     }
 }
 

@@ -35,6 +35,8 @@ fn run_all(plan: Plan, seeds: u64) -> Stats {
         sum.full += stats.full;
         sum.unproven += stats.unproven;
         sum.clean += stats.clean;
+        sum.set_aside += stats.set_aside;
+        sum.caught_up += stats.caught_up;
         sum.expected += stats.expected;
     }
     println!("{sum:?}");
@@ -48,6 +50,7 @@ fn a_crash_at_any_moment_keeps_what_was_promised() {
     if number("SEED").is_none() {
         assert!(met.crashes > 10_000 && met.cuts > 5_000 && met.recovery_crashes > 4_000);
         assert!(met.lost_unacked > 0 && met.full > 0 && met.unproven > 0 && met.clean > 0);
+        assert!(met.set_aside > 1_000 && met.caught_up > 300);
         assert!(met.expected > 1_000);
     }
 }

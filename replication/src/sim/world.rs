@@ -8,16 +8,18 @@
 //!   nothing invented.
 
 use super::disk::{Faults, Platter, SimDisk};
-use super::{Rng, SimRandom};
+use super::{Rng, SimRandom, SimSide};
 use crate::core::{self, Core};
-use crate::extents::Source;
+use crate::extents::{Piece, Source};
 use crate::format::entry::EntryKind;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
+use crate::overlay::{Generation, LayersOf, Sides};
 use crate::planted::Planted;
 use crate::recovery::{self, OpenArgs};
 use crate::resident::LogResident;
 use crate::shared::{Pending, Shared};
-use block::env::{Disk, DiskReader};
+use crate::side::{self, SideFileId, SideLayer, SideReader, SideSeed};
+use block::env::{Disk, DiskReader, Random};
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, VolumeId};
 use bytes::Bytes;
@@ -82,6 +84,10 @@ pub(crate) struct World {
     /// The data tier.
     tier: Contents,
     destaged: Lsn,
+    /// The side files that the data tier's metadata names, oldest first.
+    asides: BTreeMap<u32, Vec<SideFileId>>,
+    /// All that are in the directory, by name.
+    side_files: BTreeMap<String, SimSide>,
     acked: Lsn,
     durable: Lsn,
     /// The owner was told that acknowledged entries may be gone and has not dealt with it.
@@ -101,9 +107,13 @@ pub(crate) struct Stats {
     pub(crate) full: u64,
     pub(crate) unproven: u64,
     pub(crate) clean: u64,
+    pub(crate) set_aside: u64,
+    pub(crate) caught_up: u64,
     /// Batches after which a flush was expected.
     pub(crate) expected: u64,
 }
+
+const KEY: [u8; KEY_BYTES] = [5; KEY_BYTES];
 
 impl World {
     pub(crate) fn new(seed: u64, plan: Plan) -> Self {
@@ -129,6 +139,8 @@ impl World {
             next_tag: 1,
             tier: Contents::new(),
             destaged: Lsn::NONE,
+            asides: BTreeMap::new(),
+            side_files: BTreeMap::new(),
             acked: Lsn::NONE,
             durable: Lsn::NONE,
             is_settled: true,
@@ -166,7 +178,7 @@ impl World {
     fn try_open(&mut self, mut disk: SimDisk) -> (Result<recovery::Opened, block::Error>, SimDisk) {
         let args = OpenArgs {
             identity: self.identity,
-            key: PoolKey::new([5; KEY_BYTES]),
+            key: PoolKey::new(KEY),
             options: self.options,
             destaged: self.destaged,
             random: &*self.random,
@@ -194,6 +206,7 @@ impl World {
         let opened = opened.map_err(|e| e.chain())?;
         let last_lsn = opened.recovery.last_lsn;
         disk.faults = self.plan.faults;
+        opened.overlay.set_sides(self.open_sides()?);
         let shared =
             Shared::new(opened.overlay, last_lsn, self.destaged, 1 << 20, opened.head.position);
         shared.set_destaged(self.destaged, opened.released_position);
@@ -263,7 +276,8 @@ impl World {
             73..76 => {
                 core::freeze(shared);
             }
-            76..82 => self.destage(process)?,
+            76..81 => self.destage(process)?,
+            81..82 => self.catch_up(process)?,
             82..83 if self.rng.chance(20) => {
                 shared.queue.lock().is_closed = true;
                 core.close();
@@ -327,7 +341,8 @@ impl World {
             let wait = if self.rng.chance(30) { Wait::Durable } else { Wait::Written };
             let new = new_entry(&entry);
             let row = new.row().expect("sane");
-            if shared.push(Pending { entry: new, row, wait, room: 0 }).is_ok() {
+            if shared.push(Pending { entry: new, row, wait, room: 0, is_abandoned: false }).is_ok()
+            {
                 self.history.push(entry);
                 self.stats.entries += 1;
             }
@@ -340,7 +355,16 @@ impl World {
         if generation.first_lsn() != self.destaged.next() {
             return Err(format!("generation begins at {}", generation.first_lsn()));
         }
+        let layers = self.set_aside(process, &generation)?;
+        if self.rng.chance(5) {
+            // Side files that the metadata never hears of.
+            process.shared.fail(block::Error::new(ErrorKind::Io, "dies before the commit"));
+            return Ok(());
+        }
         for (volume, extents) in generation.volumes() {
+            if layers.iter().any(|(id, _)| *id == volume) {
+                continue;
+            }
             for piece in extents {
                 let tags = tags_of(&*process.reader, &piece.source, piece.sector_count)?;
                 for (sector, tag) in (piece.start_sector..).zip(tags) {
@@ -349,17 +373,134 @@ impl World {
             }
         }
         self.destaged = generation.last_lsn();
-        if self.tier != self.contents_at(self.destaged) {
-            return Err(format!("the tier is not the history up to {}", self.destaged));
+        for (volume, layers) in &layers {
+            self.asides.insert(volume.0, layers.iter().map(|layer| layer.id()).collect());
         }
+        self.check_tier()?;
         // The process may die here, with the tier ahead of what the log was told.
         if self.rng.chance(80) {
-            process.shared.overlay.release(&generation);
+            process.shared.overlay.release(&generation, layers);
             process.shared.set_destaged(generation.last_lsn(), generation.end_position);
         } else {
             process.shared.fail(block::Error::new(ErrorKind::Io, "dies after the commit"));
         }
         Ok(())
+    }
+
+    /// Writes side files for the volumes that cannot be destaged: those that have some already, and
+    /// now and then another one.
+    fn set_aside(
+        &mut self,
+        process: &Process,
+        generation: &Generation,
+    ) -> Result<Vec<LayersOf>, String> {
+        let mut changed = Vec::new();
+        for (volume, pieces) in generation.volumes() {
+            if !self.asides.contains_key(&volume.0) && !self.rng.chance(15) {
+                continue;
+            }
+            let (first, last) = (generation.first_lsn(), generation.last_lsn());
+            let new = self.write_side(process, volume, first, last, &pieces)?;
+            let mut layers = process.shared.overlay.sides_of(volume);
+            layers.push(new);
+            if layers.len() > 2
+                && let Some(index) = side::cheapest_pair(&layers)
+            {
+                let pair = &layers[index..index + 2];
+                let (first, last) = (pair[0].id().first_lsn, pair[1].id().last_lsn);
+                let merged = self.write_side(process, volume, first, last, &side::merge(pair))?;
+                layers.splice(index..index + 2, [merged]);
+            }
+            self.stats.set_aside += 1;
+            changed.push((volume, layers));
+        }
+        Ok(changed)
+    }
+
+    fn write_side(
+        &mut self,
+        process: &Process,
+        volume: VolumeId,
+        first_lsn: Lsn,
+        last_lsn: Lsn,
+        pieces: &[Piece],
+    ) -> Result<Arc<SideLayer>, String> {
+        let mut id = SideFileId { first_lsn, last_lsn, id: [0; 16] };
+        self.random.fill(&mut id.id);
+        let seed = SideSeed {
+            pool: self.identity.pool,
+            epoch: self.identity.epoch,
+            algorithm: self.options.algorithm,
+            volume,
+            id,
+        };
+        let key = PoolKey::new(KEY);
+        let mut sink = SimSide::default();
+        side::write(&mut sink, &seed, pieces, &key, &|source| match source {
+            Source::LogResident(resident) => resident.read(&*process.reader, &key),
+            Source::SideResident(resident) => resident.read(),
+            other => panic!("{other:?} needs no reading"),
+        })
+        .map_err(|e| e.chain())?;
+        self.side_files.insert(id.file_name(volume), sink);
+        self.open_side(volume, id)
+    }
+
+    fn open_side(&self, volume: VolumeId, id: SideFileId) -> Result<Arc<SideLayer>, String> {
+        let name = id.file_name(volume);
+        let bytes = self.side_files.get(&name).ok_or_else(|| format!("{name} is gone"))?;
+        let key = PoolKey::new(KEY);
+        let reader = SideReader { pool: self.identity.pool, epoch: self.identity.epoch, key: &key };
+        let layer = side::open(name, Box::new(bytes.clone()), volume, id, &reader);
+        layer.map(Arc::new).map_err(|e| e.chain())
+    }
+
+    /// As the log does when it is opened: what the metadata names is there, what it does not goes.
+    fn open_sides(&mut self) -> Result<Sides, String> {
+        let mut sides = Sides::new();
+        let mut named = std::collections::BTreeSet::new();
+        for (volume, files) in &self.asides {
+            let volume = VolumeId(*volume);
+            named.extend(files.iter().map(|file| file.file_name(volume)));
+            let layers: Result<_, _> = files.iter().map(|id| self.open_side(volume, *id)).collect();
+            sides.insert(volume, layers?);
+        }
+        self.side_files.retain(|name, _| named.contains(name));
+        Ok(sides)
+    }
+
+    /// A late window: the tier takes in all that the side files of a volume hold.
+    fn catch_up(&mut self, process: &Process) -> Result<(), String> {
+        let Some((&volume, _)) = self.asides.iter().next() else { return Ok(()) };
+        let id = VolumeId(volume);
+        for piece in side::merge(&process.shared.overlay.sides_of(id)) {
+            let tags = tags_of(&*process.reader, &piece.source, piece.sector_count)?;
+            let sectors = (piece.start_sector..).map(|sector| (volume, sector));
+            self.tier.extend(sectors.zip(tags));
+        }
+        self.asides.remove(&volume);
+        self.stats.caught_up += 1;
+        self.check_tier()?;
+        if self.rng.chance(30) {
+            process.shared.fail(block::Error::new(ErrorKind::Io, "dies before the files go"));
+        } else {
+            process.shared.overlay.change_sides(vec![(id, Vec::new())]);
+        }
+        Ok(())
+    }
+
+    /// The tier holds the history up to the destaged LSN, of a volume that is aside up to where its
+    /// first side file begins.
+    fn check_tier(&self) -> Result<(), String> {
+        let mut expected = self.contents_at(self.destaged);
+        for (&volume, files) in &self.asides {
+            let before = self.contents_at(Lsn(files[0].first_lsn.0 - 1));
+            expected.retain(|(of, _), _| *of != volume);
+            expected.extend(before.range((volume, 0)..(volume, u64::MAX)));
+        }
+        let is_same = self.tier == expected;
+        let why = || format!("the tier is not the history up to {}", self.destaged);
+        is_same.then_some(()).ok_or_else(why)
     }
 
     fn contents_at(&self, lsn: Lsn) -> Contents {
@@ -418,6 +559,7 @@ impl World {
             Err(error) => Err(format!("an odd error: {error:?}")),
             Ok(opened) => {
                 let last_lsn = opened.recovery.last_lsn;
+                opened.overlay.set_sides(self.open_sides()?);
                 let shared = Shared::new(opened.overlay, last_lsn, self.destaged, 1, 0);
                 let (head, live, files) = (opened.head, opened.live, opened.files);
                 let random = Arc::clone(&self.random);
@@ -455,7 +597,8 @@ fn tags_of(reader: &dyn DiskReader, source: &Source, count: u64) -> Result<Vec<u
         Source::Payload(bytes) => bytes.clone(),
         Source::LogResident(resident) => read_resident(reader, resident)?,
         Source::Zeroes { .. } => return Ok(vec![0; count as usize]),
-        Source::Beneath => return Err("beneath is not in the overlay".into()),
+        Source::SideResident(resident) => resident.read().map_err(|e| e.chain())?,
+        Source::Lost { .. } | Source::Beneath => return Err(format!("nothing but {source:?}")),
     };
     if bytes.len() as u64 != count * 512 {
         return Err(format!("{} bytes for {count} sectors", bytes.len()));
@@ -469,5 +612,5 @@ fn tags_of(reader: &dyn DiskReader, source: &Source, count: u64) -> Result<Vec<u
 }
 
 fn read_resident(reader: &dyn DiskReader, resident: &LogResident) -> Result<Bytes, String> {
-    resident.read(reader, &PoolKey::new([5; KEY_BYTES])).map_err(|e| e.chain())
+    resident.read(reader, &PoolKey::new(KEY)).map_err(|e| e.chain())
 }

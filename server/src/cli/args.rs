@@ -128,6 +128,9 @@ pub enum VolumeCommand {
         pool: PoolArgs,
         /// Its name
         name: String,
+        /// Where a side file is missing: go back to what the store has, without its writes
+        #[arg(long)]
+        give_up_writes: bool,
     },
 }
 

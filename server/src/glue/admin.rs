@@ -6,7 +6,8 @@
 //! - Secrets go back to the client that asked and nowhere else.
 
 use crate::admin::{
-    AdminHandler, AtRisk, DestageInfo, LogInfo, Reply, Request, StatusInfo, TierInfo, VolumeInfo,
+    AdminHandler, AsideInfo, AtRisk, DestageInfo, LogInfo, Reply, Request, StatusInfo, TierInfo,
+    VolumeInfo,
 };
 use crate::keys::NewKey;
 use crate::record::{VolumeRecord, VolumeState};
@@ -116,8 +117,8 @@ impl AdminHandler for AdminPool {
                 let record = pool.restore_volume(&name).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
-            Request::VolumeAccept { name } => {
-                let record = pool.accept_step_back(&name).await?;
+            Request::VolumeAccept { name, give_up_writes } => {
+                let record = pool.accept_step_back(&name, give_up_writes).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::Status => Ok(Reply::Status(Box::new(self.status(&open).await))),
@@ -168,6 +169,31 @@ fn key_file(open: &OpenPool) -> Result<std::path::PathBuf> {
     })
 }
 
+fn aside_info((volume, aside): (u32, crate::destage::Aside)) -> AsideInfo {
+    AsideInfo {
+        volume,
+        since_lsn: aside.since_lsn,
+        log_bytes: aside.log_bytes,
+        side_bytes: aside.side_bytes,
+        side_file_count: aside.side_file_count,
+        is_refusing_writes: aside.is_refusing_writes,
+        is_closed: aside.is_closed,
+        reason: aside.reason,
+    }
+}
+
+fn aside_warning(volume: u32, aside: &crate::destage::Aside) -> String {
+    if aside.is_closed {
+        return format!("volume {volume} is not served: {}", aside.reason);
+    }
+    let refusing = if aside.is_refusing_writes { "; it refuses writes" } else { "" };
+    format!(
+        "volume {volume} cannot be destaged: its writes since LSN {} are on this machine only, {} \
+         bytes in {} side files and {} bytes in the log{refusing}: {}",
+        aside.since_lsn, aside.side_bytes, aside.side_file_count, aside.log_bytes, aside.reason
+    )
+}
+
 impl AdminPool {
     async fn status(&self, open: &OpenPool) -> StatusInfo {
         let log = open.pool.log_status();
@@ -191,10 +217,7 @@ impl AdminPool {
             ));
         }
         for (volume, aside) in &progress.aside {
-            warnings.push(format!(
-                "volume {volume} cannot be destaged, {} bytes of it stay in the log: {}",
-                aside.log_bytes, aside.reason
-            ));
+            warnings.push(aside_warning(*volume, aside));
         }
         if !has_recovery_key {
             warnings.push("no recovery key was made: run `spindle key backup`".to_owned());
@@ -214,6 +237,7 @@ impl AdminPool {
         {
             warnings.push(format!("writes may have been lost at the last reboot: {reason}"));
         }
+        let side_bytes: u64 = progress.aside.values().map(|aside| aside.side_bytes).sum();
         let stepped_back = open.pool.volumes().into_iter().map(|volume| volume.record());
         for record in stepped_back.filter(|record| record.is_stepped_back) {
             let name = record.name;
@@ -235,7 +259,7 @@ impl AdminPool {
             is_offline: self.is_offline,
             endpoints: self.endpoints.clone(),
             volume_count: open.pool.volumes().len() as u64,
-            at_risk: AtRisk { oldest_seconds, bytes: log.undestaged_bytes },
+            at_risk: AtRisk { oldest_seconds, bytes: log.undestaged_bytes + side_bytes },
             log: LogInfo {
                 used_bytes: log.used_bytes,
                 ring_bytes: log.ring_bytes,
@@ -250,6 +274,7 @@ impl AdminPool {
                 stored_bytes: progress.stored_bytes,
                 failure_count: progress.failure_count,
                 failure: progress.failure,
+                aside: progress.aside.into_iter().map(aside_info).collect(),
             },
             tier: TierInfo {
                 commit_number: tier.map.commit_number,

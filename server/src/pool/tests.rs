@@ -7,12 +7,14 @@ use block::{BlockDevice, Epoch, WriteFlags, ZeroFlags};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use nbd::{Client, Exports, Peer};
+use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use replication::{LogIdentity, LogOptions};
 use std::path::Path;
 use tiering::TierOptions;
+
+mod aside;
 
 const MIB: u64 = 1 << 20;
 
@@ -25,9 +27,21 @@ fn log_options() -> LogOptions {
     }
 }
 
+const MAX_AGE: Duration = Duration::from_millis(200);
+
 /// A pool over `store` with its log in `dir`, nothing cached, so that the store's bytes matter.
 async fn open(dir: &Path, store: &Arc<InMemory>, epoch: u64) -> Arc<Pool> {
-    open_after_boot(dir, store, epoch, 1).await.0
+    open_with(dir, store, epoch, log_options(), MAX_AGE).await
+}
+
+async fn open_with(
+    dir: &Path,
+    store: &Arc<InMemory>,
+    epoch: u64,
+    log_options: LogOptions,
+    max_age: Duration,
+) -> Arc<Pool> {
+    open_as((dir, 1), store, epoch, log_options, max_age).await.0
 }
 
 /// The same on a machine that has been booted `boot` times; true: the log's end is proven whole.
@@ -36,6 +50,16 @@ async fn open_after_boot(
     store: &Arc<InMemory>,
     epoch: u64,
     boot: u8,
+) -> (Arc<Pool>, bool) {
+    open_as((dir, boot), store, epoch, log_options(), MAX_AGE).await
+}
+
+async fn open_as(
+    (dir, boot): (&Path, u8),
+    store: &Arc<InMemory>,
+    epoch: u64,
+    log_options: LogOptions,
+    max_age: Duration,
 ) -> (Arc<Pool>, bool) {
     let key = PoolKey::new([9; 32]);
     let objects: Arc<dyn ObjectStore> = store.clone();
@@ -47,13 +71,15 @@ async fn open_after_boot(
     let tier = Tier::open(options).await.unwrap();
     let identity = LogIdentity { pool: [7; 16], epoch: Epoch(epoch), boot_id: [boot; 16] };
     let (log_dir, destaged) = (dir.join("log"), tier.destaged_lsn());
+    let sides = crate::serve::sides_wanted(&tier);
     let opened = tokio::task::spawn_blocking(move || {
-        Log::open(&log_dir, identity, key, log_options(), destaged)
+        Log::open_with_sides(&log_dir, identity, key, log_options, destaged, &sides)
     });
     let (log, recovery) = opened.await.unwrap().unwrap();
     let destage =
-        DestageOptions { max_age: Duration::from_millis(200), retry: Duration::from_millis(20) };
-    let pool = Pool::start(log, tier, destage, Duration::from_secs(3600)).unwrap();
+        DestageOptions { max_age, retry: Duration::from_millis(20), ..DestageOptions::default() };
+    let retention = Duration::from_secs(3600);
+    let pool = Pool::start(log, tier, destage, retention, &recovery.missing_sides).unwrap();
     (pool, recovery.is_tail_proven)
 }
 
@@ -168,62 +194,6 @@ async fn overlapping_ragged_writes_keep_each_others_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_that_cannot_be_destaged_does_not_pin_the_log_of_the_others() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Arc::new(InMemory::new());
-    let pool = open(dir.path(), &store, 1).await;
-    let bad = pool.create_volume("bad", 8 * MIB, Durability::Flush).await.unwrap();
-    let good = pool.create_volume("good", 64 * MIB, Durability::Flush).await.unwrap();
-    bad.write(0, pattern(1, 65536), NO_FUA).await.unwrap();
-    pool.destage_all().await.unwrap();
-    // Every segment so far holds data of the first volume only; all of them rot.
-    let rotten = segments(&store).await;
-    assert!(!rotten.is_empty());
-    let mut originals = Vec::new();
-    for name in &rotten {
-        let bytes = store.get(name).await.unwrap().bytes().await.unwrap();
-        let mut flipped = bytes.to_vec();
-        for byte in flipped.iter_mut().skip(200).step_by(64) {
-            *byte ^= 1;
-        }
-        store.put(name, PutPayload::from(flipped)).await.unwrap();
-        originals.push(bytes);
-    }
-    // One sector of a block: destaging it needs the seven others, which do not verify.
-    bad.write(4096, pattern(2, 512), NO_FUA).await.unwrap();
-    let mut written = 0;
-    while written < 40 * MIB {
-        // More than twice the log: without a way around, this would wait for ever.
-        let bytes = pattern(written, 65536);
-        let write = good.write(written % (32 * MIB), bytes, NO_FUA);
-        tokio::time::timeout(Duration::from_secs(30), write).await.expect("pinned").unwrap();
-        written += 65536;
-    }
-    let progress = pool.destage_progress();
-    assert_eq!(progress.aside.keys().copied().collect::<Vec<_>>(), [bad.id().0]);
-    assert_eq!(read(&bad, 4096, 512).await.unwrap(), pattern(2, 512));
-    assert_eq!(read(&bad, 0, 512).await.unwrap_err().kind(), ErrorKind::Corrupt);
-    // What was set aside survives a kill like everything else.
-    drop((bad, good));
-    kill(pool).await;
-    let pool = open(dir.path(), &store, 2).await;
-    let (bad, good) = (pool.volume("bad").unwrap(), pool.volume("good").unwrap());
-    assert_eq!(read(&bad, 4096, 512).await.unwrap(), pattern(2, 512));
-    let last = written - 65536;
-    assert_eq!(read(&good, last % (32 * MIB), 65536).await.unwrap(), pattern(last, 65536));
-    // The store heals (a copy was brought back): the volume catches up by itself.
-    for (name, bytes) in rotten.iter().zip(originals) {
-        store.put(name, PutPayload::from(bytes)).await.unwrap();
-    }
-    bad.write(8192, pattern(3, 512), NO_FUA).await.unwrap();
-    pool.destage_all().await.unwrap();
-    assert!(pool.destage_progress().aside.is_empty());
-    assert_eq!(read(&bad, 0, 4096).await.unwrap(), pattern(1, 65536)[..4096]);
-    drop((bad, good));
-    pool.close().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn volumes_come_go_and_come_back() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
@@ -334,14 +304,14 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     assert!(is_proven);
     let exports = PoolExports::new(pool.clone());
     assert!(exports.open("named", &remote).await.is_err());
-    assert!(!pool.accept_step_back("named").await.unwrap().is_stepped_back);
+    assert!(!pool.accept_step_back("named", false).await.unwrap().is_stepped_back);
     exports.open("named", &remote).await.map(drop).unwrap();
     // A pool that was taken over has lost what it had only elsewhere, whatever the durability.
     exports.open("auto", &remote).await.map(drop).unwrap();
     pool.note_step_back(StepBack::TakeOver).await.unwrap();
     exports.open("auto", &remote).await.map(drop).unwrap_err();
-    pool.accept_step_back("named").await.unwrap();
-    let again = pool.accept_step_back("named").await.map(drop).unwrap_err();
+    pool.accept_step_back("named", false).await.unwrap();
+    let again = pool.accept_step_back("named", false).await.map(drop).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::Invalid);
     drop(exports);
     kill(pool).await;

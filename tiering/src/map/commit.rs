@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - A commit is one database batch: page operands, range records, segment records, live blocks,
-//!   volume records, destaged LSN. It is all there after a crash, or nothing of it.
+//!   volume records, side files, destaged LSN. It is all there after a crash, or nothing of it.
 //! - One operand at most is added to a page by a commit. A page gets an image instead when it has
 //!   none yet, is wholly rewritten, or has as many operands as [`OPERANDS_MIN`] and a little more.
 //! - Live blocks change in the batch that changes the pages they count: what a page stores, hidden
@@ -13,7 +13,7 @@ use super::keys::{self, ROOT_KEY, Sealer};
 use super::layers::{LayerId, LayerRecord};
 use super::pages::{self, PAGE_BLOCKS, Page, Run};
 use super::ranges::{RANGE_COUNT_MAX, RANGE_PAGES_MIN, Range};
-use super::records::{Root, SegmentRecord, encode_live};
+use super::records::{AsideFile, Root, SegmentRecord, encode_aside, encode_live};
 use super::{Map, State};
 use crate::fail_point;
 use crate::segment::FrameAt;
@@ -78,6 +78,30 @@ pub struct Commit {
     pub changes: Vec<Change>,
     /// What the next segment will be numbered.
     pub next_segment: u64,
+    /// All side files of each volume whose side files change; none: it is no longer behind.
+    pub asides: Vec<(VolumeId, Vec<AsideFile>)>,
+    /// It catches up: `last_lsn` is destaged already.
+    pub is_late: bool,
+}
+
+/// Why a commit was not made.
+#[derive(Clone, Debug)]
+pub struct CommitError {
+    /// The volume whose map is the cause, if it is one volume's.
+    pub volume: Option<VolumeId>,
+    /// The cause.
+    pub error: Error,
+}
+
+impl From<Error> for CommitError {
+    fn from(error: Error) -> Self {
+        CommitError { volume: None, error }
+    }
+}
+
+/// The error of something that belongs to one layer.
+fn of_layer(layer: LayerId) -> impl Fn(Error) -> CommitError {
+    move |error| CommitError { volume: u32::try_from(layer.0).map(VolumeId).ok(), error }
 }
 
 /// What a commit did.
@@ -109,12 +133,14 @@ pub struct FoldReport {
 pub struct Writer {
     root: Root,
     known_layers: HashSet<LayerId>,
+    /// Layers with a page that does not verify below a range.
+    unfoldable: HashSet<LayerId>,
     failed: Option<Error>,
 }
 
 impl Writer {
     pub(super) fn new(root: Root) -> Writer {
-        Writer { root, known_layers: HashSet::new(), failed: None }
+        Writer { root, known_layers: HashSet::new(), unfoldable: HashSet::new(), failed: None }
     }
 
     /// Where the map stands.
@@ -207,12 +233,14 @@ impl Map {
     /// # Errors
     /// `Fenced` when another owner has opened the map; `Corrupt` when what is replaced does not open
     /// (nothing is written then); what the database says, after which the writer refuses all.
-    pub async fn commit(&self, writer: &mut Writer, commit: Commit) -> Result<CommitReport> {
+    pub async fn commit(
+        &self,
+        writer: &mut Writer,
+        commit: Commit,
+    ) -> Result<CommitReport, CommitError> {
         self.check(writer)?;
         let (page_changes, new_ranges) = split(&commit);
-        while self.ranges().len() + new_ranges.len() > RANGE_COUNT_MAX
-            && self.fold_ranges(writer, 4 * PAGES_AT_ONCE).await?.ranges_left > 0
-        {}
+        self.make_room_for(writer, &new_ranges).await?;
         let mut draft = Draft::new(self);
         let mut report =
             CommitReport { range_count: new_ranges.len() as u64, ..Default::default() };
@@ -237,6 +265,12 @@ impl Map {
         let live = self.draft_live(&mut draft).await?;
         for (volume, record) in &commit.volume_records {
             draft.put(&keys::volume_key(*volume), record);
+        }
+        for (volume, files) in &commit.asides {
+            match files.is_empty() {
+                true => draft.delete(&keys::aside_key(*volume)),
+                false => draft.put(&keys::aside_key(*volume), &encode_aside(files)),
+            }
         }
         let root = Root {
             destaged: commit.last_lsn.max(writer.root.destaged),
@@ -264,6 +298,11 @@ impl Map {
             self.segments.insert(record.info.number.0, Arc::new(record), bytes);
         }
         self.volume_records.write().extend(commit.volume_records);
+        {
+            let mut asides = self.asides.write();
+            asides.extend(commit.asides);
+            asides.retain(|_, files| !files.is_empty());
+        }
         self.commit_number.store(root.commit_number, Ordering::Release);
         self.destaged.store(root.destaged.0, Ordering::Release);
         Ok(report)
@@ -290,7 +329,7 @@ impl Map {
     }
 
     /// What the pages hold before the change, in the order of `changes`.
-    async fn pages_before(&self, changes: &[PageChange]) -> Result<Vec<Before>> {
+    async fn pages_before(&self, changes: &[PageChange]) -> Result<Vec<Before>, CommitError> {
         let mut found: Vec<Option<Before>> = Vec::with_capacity(changes.len());
         let mut missing = Vec::new();
         for (index, change) in changes.iter().enumerate() {
@@ -304,7 +343,8 @@ impl Map {
         let fetched: Vec<(usize, Before)> = futures::stream::iter(missing)
             .map(|index| async move {
                 let change = &changes[index];
-                Ok::<_, Error>((index, self.page_before(change.layer, change.page).await?))
+                let before = self.page_before(change.layer, change.page).await;
+                Ok::<_, CommitError>((index, before.map_err(of_layer(change.layer))?))
             })
             .buffer_unordered(FETCHES_MAX)
             .try_collect()
@@ -331,14 +371,14 @@ impl Map {
         draft: &mut Draft<'_>,
         changes: &[PageChange],
         ranges: &[(LayerId, Range)],
-    ) -> Result<Vec<LayerId>> {
+    ) -> Result<Vec<LayerId>, CommitError> {
         let mut layers: Vec<LayerId> = changes.iter().map(|change| change.layer).collect();
         layers.extend(ranges.iter().map(|(layer, _)| *layer));
         layers.sort_unstable();
         layers.dedup();
         layers.retain(|layer| !writer.known_layers.contains(layer));
         for layer in layers.iter().copied() {
-            if self.layer(layer).await?.is_none() {
+            if self.layer(layer).await.map_err(of_layer(layer))?.is_none() {
                 let volume = u32::try_from(layer.0).map(VolumeId).map_err(|_| {
                     Error::new(ErrorKind::Invalid, format!("layer {layer} is not of a volume"))
                 })?;
@@ -355,13 +395,23 @@ impl Map {
         let mut counts: Vec<(u64, u32)> = futures::stream::iter(deltas)
             .filter(|(_, delta)| std::future::ready(*delta != 0))
             .map(|(number, delta)| async move {
-                let blocks = i64::from(self.live_blocks(number).await?) + delta;
+                let before = match self.live_blocks(number).await {
+                    // An estimate that nothing depends on must not stop a window: fsck names it.
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        tracing::error!(segment = number, error = %error.chain(),
+                            "the count of a segment's live blocks is damaged and stays as it is");
+                        return Ok(None);
+                    }
+                    before => before?,
+                };
+                let blocks = i64::from(before) + delta;
                 if blocks < 0 {
                     tracing::warn!(segment = number, blocks, "live blocks fall below zero");
                 }
-                Ok::<_, Error>((number, u32::try_from(blocks.max(0)).unwrap_or(u32::MAX)))
+                Ok::<_, Error>(Some((number, u32::try_from(blocks.max(0)).unwrap_or(u32::MAX))))
             })
             .buffer_unordered(FETCHES_MAX)
+            .try_filter_map(async |count| Ok(count))
             .try_collect()
             .await?;
         counts.sort_unstable();
@@ -369,6 +419,33 @@ impl Map {
             draft.put(&keys::live_key(*number), &encode_live(*blocks));
         }
         Ok(counts)
+    }
+
+    /// Folds until `new` fit beside the ranges that wait. A layer whose pages do not verify cannot be
+    /// folded and may add none while the list is full; the other layers may, and go beyond the bound
+    /// by what they add at once, because theirs are folded first.
+    async fn make_room_for(
+        &self,
+        writer: &mut Writer,
+        new: &[(LayerId, Range)],
+    ) -> Result<(), CommitError> {
+        while self.ranges().len() + new.len() > RANGE_COUNT_MAX && !new.is_empty() {
+            match self.fold_ranges(writer, 4 * PAGES_AT_ONCE).await {
+                Ok(report) if report.ranges_left > 0 => {}
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    let damaged = |layer: &LayerId| writer.unfoldable.contains(layer);
+                    if let Some((layer, _)) = new.iter().find(|(layer, _)| damaged(layer)) {
+                        return Err(of_layer(*layer)(error));
+                    }
+                    if self.ranges().iter().all(|(layer, _)| damaged(&layer)) {
+                        return Ok(());
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Brings the caches to what the database holds. Ranges first, then the generation, then pages:
@@ -410,8 +487,30 @@ impl Map {
     /// As [`Map::commit`].
     pub async fn fold_ranges(&self, writer: &mut Writer, page_budget: usize) -> Result<FoldReport> {
         self.check(writer)?;
+        let ranges = self.ranges();
+        // Layers that failed come last: they must not keep the others from being folded.
+        let sound = ranges.iter().find(|(layer, _)| !writer.unfoldable.contains(layer));
+        let Some((layer, range)) = sound.or_else(|| ranges.first()) else {
+            return Ok(FoldReport::default());
+        };
+        let folded = self.fold_range(writer, page_budget, layer, range).await;
+        match &folded {
+            Ok(_) => writer.unfoldable.remove(&layer),
+            Err(error) if error.kind() == ErrorKind::Corrupt => writer.unfoldable.insert(layer),
+            Err(_) => false,
+        };
+        folded
+    }
+
+    async fn fold_range(
+        &self,
+        writer: &mut Writer,
+        page_budget: usize,
+        layer: LayerId,
+        range: Range,
+    ) -> Result<FoldReport> {
+        // The writer is held, so the ranges are those that the caller saw.
         let State { db, ranges, .. } = self.state.borrow().clone();
-        let Some((layer, range)) = ranges.first() else { return Ok(FoldReport::default()) };
         let from = Bound::Included(keys::page_key(layer, range.first_page).to_vec());
         let until = Bound::Included(keys::page_key(layer, range.last_page).to_vec());
         let failed = |cause| db.failed(format!("scan pages of layer {layer}"), cause);

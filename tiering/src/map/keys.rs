@@ -38,6 +38,8 @@ pub const ROOT_KEY: &[u8] = b"r";
 
 /// First byte of each family of keys; what follows is big-endian, so that scans run in order.
 pub mod family {
+    /// Volumes that are behind the others.
+    pub const ASIDE: u8 = b'a';
     /// Layer records.
     pub const LAYER: u8 = b'l';
     /// Live blocks of segments.
@@ -84,6 +86,14 @@ pub fn volume_key(volume: VolumeId) -> [u8; 5] {
     key
 }
 
+/// Key of the record of a volume that is behind the others.
+#[must_use]
+pub fn aside_key(volume: VolumeId) -> [u8; 5] {
+    let mut key = [family::ASIDE; 5];
+    key[1..].copy_from_slice(&volume.0.to_be_bytes());
+    key
+}
+
 /// Key of a map page.
 #[must_use]
 pub fn page_key(layer: LayerId, page: u32) -> [u8; 13] {
@@ -109,7 +119,7 @@ pub fn number_of(key: &[u8]) -> Option<u64> {
     if key.len() == 9 { array_at(key, 1).map(u64::from_be_bytes) } else { None }
 }
 
-/// The volume in a volume key.
+/// The volume in a key that has nothing else.
 #[must_use]
 pub fn volume_of(key: &[u8]) -> Option<VolumeId> {
     if key.len() == 5 { array_at(key, 1).map(|id| VolumeId(u32::from_be_bytes(id))) } else { None }
@@ -146,6 +156,9 @@ pub fn name_of(key: &[u8]) -> String {
         return format!("range {lsn}.{ordinal} of layer {layer}");
     }
     if let Some(volume) = volume_of(key) {
+        if key.first() == Some(&family::ASIDE) {
+            return format!("side files of volume {volume}");
+        }
         return format!("record of volume {volume}");
     }
     let kind = match key.first() {

@@ -31,11 +31,12 @@ use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use clock_cache::ClockCache;
 use database::Database;
+use futures::TryStreamExt;
 use keys::{HEADER_KEY, Header, Opener, ROOT_KEY, family, number_of, page_of, range_of, volume_of};
 use pages::{Operand, Page};
 use parking_lot::RwLock;
 use ranges::{Range, RangeList};
-use records::{Root, SegmentRecord};
+use records::{AsideFile, Root, SegmentRecord};
 use slatedb::{DbStatus, WriteBatch};
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -62,6 +63,9 @@ impl Default for MapOptions {
         MapOptions { page_cache_bytes: 64 << 20, segment_cache_bytes: 8 << 20 }
     }
 }
+
+/// Pages read at the same time where only their being readable matters. Chosen by hand.
+const CHECKS_MAX: usize = 32;
 
 /// Counts for status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,6 +125,8 @@ pub struct Map {
     segments: ClockCache<u64, Arc<SegmentRecord>>,
     live: ClockCache<u64, u32>,
     volume_records: RwLock<BTreeMap<VolumeId, Bytes>>,
+    /// Side files of volumes that are behind the others.
+    asides: RwLock<BTreeMap<VolumeId, Vec<AsideFile>>>,
     /// Counts commits that changed pages: a page that was read under an older number may be stale
     /// and is not cached. Raised before the cache is touched.
     generation: AtomicU64,
@@ -225,7 +231,7 @@ impl Map {
 
     /// Puts another state in the place of the present one, unless there is to be none: `false`.
     fn replace(&self, db: Arc<Database>, loaded: Loaded, root: &Root) -> bool {
-        let Loaded { ranges, volume_records } = loaded;
+        let Loaded { ranges, volume_records, asides } = loaded;
         let is_replaced = self.state.send_if_modified(|state| {
             let is_open = !matches!(state.health, Health::Final(_));
             if is_open {
@@ -241,6 +247,7 @@ impl Map {
             self.segments.retain(|_| false);
             self.live.retain(|_| false);
             *self.volume_records.write() = volume_records;
+            *self.asides.write() = asides;
             self.destaged.store(root.destaged.0, Ordering::Release);
             self.commit_number.store(root.commit_number, Ordering::Release);
         }
@@ -287,6 +294,7 @@ impl Map {
             segments: ClockCache::new(options.segment_cache_bytes * 3 / 4),
             live: ClockCache::new(options.segment_cache_bytes / 4),
             volume_records: RwLock::new(loaded.volume_records),
+            asides: RwLock::new(loaded.asides),
             generation: AtomicU64::new(0),
             destaged: AtomicU64::new(root.destaged.0),
             commit_number: AtomicU64::new(root.commit_number),
@@ -390,6 +398,29 @@ impl Map {
     /// The newest record of every volume, by id.
     pub fn volume_records(&self) -> Vec<(VolumeId, Bytes)> {
         self.volume_records.read().iter().map(|(id, record)| (*id, record.clone())).collect()
+    }
+
+    /// Volumes that are behind the others, with the side files that hold what is missing.
+    pub fn asides(&self) -> BTreeMap<VolumeId, Vec<AsideFile>> {
+        self.asides.read().clone()
+    }
+
+    /// Reads what a commit to these pages of a layer would read.
+    ///
+    /// # Errors
+    /// As [`Map::page`].
+    pub async fn check_pages(
+        &self,
+        layer: LayerId,
+        pages: impl IntoIterator<Item = u32>,
+    ) -> Result<()> {
+        self.layer(layer).await?;
+        let pages = pages.into_iter().map(Ok);
+        futures::stream::iter(pages)
+            .try_for_each_concurrent(CHECKS_MAX, async |page| {
+                self.page(layer, page).await.map(drop)
+            })
+            .await
     }
 
     /// Counts for status.
@@ -613,6 +644,21 @@ impl Map {
         self.pages.retain(|_| false);
     }
 
+    /// As after a while: every count has to be read from the database.
+    #[cfg(test)]
+    pub fn forget_live(&self) {
+        self.live.retain(|_| false);
+    }
+
+    /// Overwrites a stored value with bytes that do not open.
+    #[cfg(test)]
+    pub(crate) async fn damage(&self, key: &[u8]) {
+        let mut batch = WriteBatch::new();
+        batch.put(key, b"damaged");
+        self.db().write(batch).await.expect("the store is there");
+        self.pages.retain(|_| false);
+    }
+
     /// Makes everything written so far durable and ends the database's background tasks.
     ///
     /// # Errors
@@ -659,6 +705,7 @@ async fn is_ended(state: &mut watch::Receiver<State>) -> bool {
 struct Loaded {
     ranges: RangeList,
     volume_records: BTreeMap<VolumeId, Bytes>,
+    asides: BTreeMap<VolumeId, Vec<AsideFile>>,
 }
 
 impl Loaded {
@@ -679,7 +726,15 @@ impl Loaded {
             Ok(())
         })
         .await?;
-        Ok(Loaded { ranges: RangeList::default().with(ranges), volume_records })
+        let mut asides = BTreeMap::new();
+        scan(db, family::ASIDE, |key, value| {
+            let volume = volume_of(key).ok_or_else(|| keys::corrupt(key, "not a volume key"))?;
+            let plain = opener.open_one(key, value)?;
+            asides.insert(volume, records::decode_aside(volume, &plain)?);
+            Ok(())
+        })
+        .await?;
+        Ok(Loaded { ranges: RangeList::default().with(ranges), volume_records, asides })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The small records of the metadata: root, segment, live blocks.
+//! The small records of the metadata: root, segment, live blocks, side files.
 //!
 //! Invariants:
 //! - Each begins with its version; decoding anything else than what this version writes is an error
@@ -6,11 +6,11 @@
 //!
 //! Byte tables: docs/format-map.md.
 
-use super::keys::{ROOT_KEY, corrupt, live_key, segment_key};
+use super::keys::{ROOT_KEY, aside_key, corrupt, live_key, segment_key};
 use crate::segment::{SegmentInfo, SegmentNumber};
 use block::seal::Algorithm;
 use block::units::{array_at, u32_at, u64_at};
-use block::{Epoch, Lsn, Result};
+use block::{Epoch, Lsn, Result, VolumeId};
 
 const ROOT_VERSION: u8 = 1;
 const ROOT_BYTES: usize = 1 + 8 + 8 + 8 + 8;
@@ -18,6 +18,62 @@ const SEGMENT_VERSION: u8 = 1;
 const SEGMENT_BYTES: usize = 1 + 8 + 16 + 1 + 4 + 4 + 4;
 const LIVE_VERSION: u8 = 1;
 const LIVE_BYTES: usize = 1 + 4;
+
+const ASIDE_VERSION: u8 = 1;
+const ASIDE_FILE_BYTES: usize = 8 + 8 + 16;
+/// Most side files of one volume. Chosen by hand: far above what the log keeps.
+pub const ASIDE_FILES_MAX: usize = 4096;
+
+/// A file beside the write log of some machine, in which a volume has what the tier lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsideFile {
+    /// First LSN that it stands for.
+    pub first_lsn: Lsn,
+    /// Last one.
+    pub last_lsn: Lsn,
+    /// The file's own identity.
+    pub id: [u8; 16],
+}
+
+/// The stored form of the side files of a volume.
+#[must_use]
+pub fn encode_aside(files: &[AsideFile]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(1 + files.len() * ASIDE_FILE_BYTES);
+    bytes.push(ASIDE_VERSION);
+    for file in files {
+        bytes.extend_from_slice(&file.first_lsn.0.to_le_bytes());
+        bytes.extend_from_slice(&file.last_lsn.0.to_le_bytes());
+        bytes.extend_from_slice(&file.id);
+    }
+    bytes
+}
+
+/// Reads the side files of a volume: oldest first, at least one.
+///
+/// # Errors
+/// `Corrupt`, naming the volume.
+pub fn decode_aside(volume: VolumeId, bytes: &[u8]) -> Result<Vec<AsideFile>> {
+    let wrong = || corrupt(&aside_key(volume), "not a list of side files");
+    let Some((&ASIDE_VERSION, rest)) = bytes.split_first() else { return Err(wrong()) };
+    let (rows, cut) = rest.as_chunks::<ASIDE_FILE_BYTES>();
+    if rows.is_empty() || rows.len() > ASIDE_FILES_MAX || !cut.is_empty() {
+        return Err(wrong());
+    }
+    let mut files: Vec<AsideFile> = Vec::with_capacity(rows.len());
+    for row in rows {
+        let read = || {
+            let (first_lsn, last_lsn) = (Lsn(u64_at(row, 0)?), Lsn(u64_at(row, 8)?));
+            Some(AsideFile { first_lsn, last_lsn, id: array_at(row, 16)? })
+        };
+        let file = read().ok_or_else(wrong)?;
+        let after = files.last().map_or(Lsn::NONE, |before| before.last_lsn);
+        if file.first_lsn <= after || file.last_lsn < file.first_lsn {
+            return Err(wrong());
+        }
+        files.push(file);
+    }
+    Ok(files)
+}
 
 /// Where the metadata stands; part of every commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +194,32 @@ pub fn decode_live(number: u64, bytes: &[u8]) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_of_side_files_reads_back_and_nothing_else_does() {
+        let file =
+            |first, last| AsideFile { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [0x5a; 16] };
+        let files = [file(5, 9), file(10, 10), file(40, 0x0102_0304)];
+        let bytes = encode_aside(&files);
+        let hex: String = bytes[..33].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            hex,
+            "0105000000000000000900000000000000\
+             5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a",
+            "the bytes have changed: a new version is needed"
+        );
+        assert_eq!(decode_aside(VolumeId(3), &bytes).unwrap(), files);
+        for wrong in [&bytes[..0], &bytes[..1], &bytes[..40], &[2; 33]] {
+            let error = decode_aside(VolumeId(3), wrong).unwrap_err();
+            assert!(error.to_string().contains("side files of volume 3"), "{error}");
+        }
+        for wrong in [vec![file(0, 4)], vec![file(9, 8)], vec![file(1, 5), file(5, 6)]] {
+            assert!(decode_aside(VolumeId(3), &encode_aside(&wrong)).is_err(), "{wrong:?}");
+        }
+        let many: Vec<_> = (1..=ASIDE_FILES_MAX as u64 + 1).map(|lsn| file(lsn, lsn)).collect();
+        assert!(decode_aside(VolumeId(3), &encode_aside(&many)).is_err());
+        assert!(decode_aside(VolumeId(3), &encode_aside(&many[1..])).is_ok());
+    }
 
     #[test]
     fn records_read_back_and_nothing_else_does() {

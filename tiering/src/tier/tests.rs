@@ -117,7 +117,13 @@ impl World {
             .into_iter()
             .map(|(volume, extents)| (VolumeId(volume), extents.into_extents()))
             .collect();
-        let window = Window { last_lsn: Lsn(self.lsn), volume_records, volumes };
+        let window = Window {
+            last_lsn: Lsn(self.lsn),
+            volume_records,
+            volumes,
+            asides: Vec::new(),
+            is_late: false,
+        };
         Made { window, after }
     }
 
@@ -424,6 +430,8 @@ fn window_of(lsn: u64, start: u64, bytes: Vec<u8>) -> Window<Bytes> {
         last_lsn: Lsn(lsn),
         volume_records: Vec::new(),
         volumes: vec![(VolumeId(1), vec![extent])],
+        asides: Vec::new(),
+        is_late: false,
     }
 }
 
@@ -933,7 +941,13 @@ fn scattered_window(rng: &mut Rng, lsn: u64, block_count: u64, volume_bytes: u64
         extents.insert(start, start + 8, Some(payload.clone()));
     }
     let volumes = vec![(VolumeId(1), extents.into_extents())];
-    Window { last_lsn: Lsn(lsn), volume_records: Vec::new(), volumes }
+    Window {
+        last_lsn: Lsn(lsn),
+        volume_records: Vec::new(),
+        volumes,
+        asides: Vec::new(),
+        is_late: false,
+    }
 }
 
 #[test]
@@ -967,6 +981,8 @@ fn a_volume_of_100_tib_stays_within_the_budget_and_is_trimmed_at_once() {
             last_lsn: Lsn(9),
             volume_records: Vec::new(),
             volumes: vec![(VolumeId(1), extents)],
+            asides: Vec::new(),
+            is_late: false,
         };
         let started = Instant::now();
         let report = tier.destage(trim, &Payloads).await.unwrap();
@@ -989,4 +1005,152 @@ fn a_volume_of_100_tib_stays_within_the_budget_and_is_trimmed_at_once() {
         assert_eq!((report.page_count, report.block_count), (0, 0));
         tier.close().await.unwrap();
     });
+}
+
+/// The block-th block of a volume, as one extent.
+fn block_extent(block: u64, byte: u8) -> WindowExtent<Bytes> {
+    let content = ExtentContent::Data(Bytes::from(vec![byte; BLOCK_BYTES as usize]));
+    WindowExtent { start_sector: block * 8, sector_count: 8, content }
+}
+
+fn plain_window(lsn: u64, volumes: Vec<(u32, WindowExtent<Bytes>)>) -> Window<Bytes> {
+    let volumes = volumes.into_iter().map(|(id, extent)| (VolumeId(id), vec![extent]));
+    Window {
+        last_lsn: Lsn(lsn),
+        volume_records: Vec::new(),
+        volumes: volumes.collect(),
+        asides: Vec::new(),
+        is_late: false,
+    }
+}
+
+fn trim_window(lsn: u64, volume: u32, pages: std::ops::Range<u64>) -> Window<Bytes> {
+    let extent = WindowExtent {
+        start_sector: pages.start * PAGE_SECTORS,
+        sector_count: (pages.end - pages.start) * PAGE_SECTORS,
+        content: ExtentContent::Zero,
+    };
+    plain_window(lsn, vec![(volume, extent)])
+}
+
+#[test]
+fn a_damaged_map_page_is_its_volumes_and_nobody_elses() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let both = |lsn, byte| {
+            plain_window(lsn, vec![(1, block_extent(0, byte)), (2, block_extent(0, byte))])
+        };
+        tier.destage(both(10, 1), &Payloads).await.unwrap();
+        let page = crate::map::keys::page_key(crate::map::LayerId(1), 0);
+        tier.inner.map.damage(&page).await;
+        let failed = tier.destage(both(20, 2), &Payloads).await.unwrap_err();
+        assert_eq!((failed.volume, failed.error.kind()), (Some(VolumeId(1)), ErrorKind::Corrupt));
+        let check = |start, count, has_payload| {
+            let tier = tier.clone();
+            async move { tier.check_extents(VolumeId(1), &[(start, count, has_payload)]).await }
+        };
+        assert_eq!(check(0, 8, true).await.unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(check(0, 8, false).await.unwrap_err().kind(), ErrorKind::Corrupt);
+        check(PAGE_SECTORS, 8, true).await.unwrap();
+        check(0, 100 * PAGE_SECTORS, false).await.unwrap();
+
+        // Without the volume the window goes in, and says where the rest is.
+        let files = vec![AsideFile { first_lsn: Lsn(11), last_lsn: Lsn(20), id: [7; 16] }];
+        let mut without = plain_window(20, vec![(2, block_extent(0, 2))]);
+        without.asides = vec![(VolumeId(1), files.clone())];
+        tier.destage(without, &Payloads).await.unwrap();
+        let mut found = vec![0; 512];
+        tier.read(VolumeId(2), 0, &mut found).await.unwrap();
+        assert_eq!(found, [2; 512]);
+        let report = tier.fsck(FsckOptions::default()).await.unwrap();
+        let behind = "volume 1 is behind the others: its writes from LSN 11 to 20 are only in 1";
+        assert!(report.differences.iter().any(|line| line.starts_with(behind)), "{report:?}");
+        tier.close().await.unwrap();
+        let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
+        assert_eq!(tier.asides(), BTreeMap::from([(VolumeId(1), files)]));
+
+        // A trim of many pages hides the damage; it cannot be folded, but other volumes' trims can.
+        let mut late = trim_window(20, 1, 0..100);
+        late.asides = vec![(VolumeId(1), Vec::new())];
+        late.is_late = true;
+        let early = Window { last_lsn: Lsn(19), ..late.clone() };
+        let refused = tier.destage(early, &Payloads).await.unwrap_err();
+        assert_eq!(refused.error.kind(), ErrorKind::Invalid);
+        assert!(!tier.destage(late, &Payloads).await.unwrap().was_done);
+        assert!(tier.asides().is_empty());
+        assert_eq!(tier.destaged_lsn(), Lsn(20));
+        tier.destage(trim_window(21, 2, 0..100), &Payloads).await.unwrap();
+        assert_eq!(tier.step(1000).await.unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(tier.step(1000).await.unwrap().ranges_left, 1);
+        assert_eq!(tier.step(1000).await.unwrap_err().kind(), ErrorKind::Corrupt);
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_damaged_count_of_live_blocks_stops_no_window() {
+    runtime().block_on(async {
+        let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
+        tier.destage(plain_window(1, vec![(1, block_extent(0, 1))]), &Payloads).await.unwrap();
+        tier.inner.map.damage(&crate::map::keys::live_key(1)).await;
+        tier.inner.map.forget_live();
+        tier.destage(plain_window(2, vec![(1, block_extent(0, 2))]), &Payloads).await.unwrap();
+        let mut found = vec![0; 512];
+        tier.read(VolumeId(1), 0, &mut found).await.unwrap();
+        assert_eq!(found, [2; 512]);
+        // Nothing hides it from whoever checks.
+        let failed = tier.fsck(FsckOptions::default()).await.unwrap_err();
+        assert!(failed.to_string().contains("live blocks of segment 1"), "{failed}");
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn ranges_over_a_damaged_page_do_not_fill_the_list_for_others() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let tier = Tier::open(options(store, 1)).await.unwrap();
+        tier.destage(plain_window(1, vec![(1, block_extent(0, 1))]), &Payloads).await.unwrap();
+        let page = crate::map::keys::page_key(crate::map::LayerId(1), 0);
+        tier.inner.map.damage(&page).await;
+        let range_max = crate::map::ranges::RANGE_COUNT_MAX as u64;
+        let mut lsn = 1;
+        let failed = loop {
+            lsn += 1;
+            match tier.destage(trim_window(lsn, 1, 0..100), &Payloads).await {
+                Ok(_) => assert!(lsn < 2 * range_max, "the list has no bound"),
+                Err(failed) => break failed,
+            }
+        };
+        assert_eq!((failed.volume, failed.error.kind()), (Some(VolumeId(1)), ErrorKind::Corrupt));
+        for _ in 0..20 {
+            lsn += 1;
+            tier.destage(trim_window(lsn, 2, 0..100), &Payloads).await.unwrap();
+            assert!(tier.status().map.range_count as u64 <= range_max + 1);
+        }
+        tier.close().await.unwrap();
+    });
+}
+
+/// Against one bit a sector.
+#[test]
+fn partial_blocks_are_those_that_a_window_has_to_complete() {
+    let mut rng = Rng::new(3);
+    for _ in 0..2000 {
+        let (mut extents, mut at) = (Vec::new(), 0);
+        let mut have = vec![false; 400];
+        while at < 300 {
+            at += rng.below(20);
+            let count = 1 + rng.below(40);
+            extents.push((at, count, true));
+            have[at as usize..(at + count) as usize].fill(true);
+            at += count;
+        }
+        let is_partial = |block: &[bool]| block.contains(&true) && block.contains(&false);
+        let blocks = have.chunks(8).enumerate();
+        let wanted: Vec<u64> =
+            blocks.filter(|(_, block)| is_partial(block)).map(|(index, _)| index as u64).collect();
+        assert_eq!(crate::destage::partial_blocks(&extents), wanted, "{extents:?}");
+    }
 }

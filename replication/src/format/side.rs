@@ -1,0 +1,326 @@
+//! A side file: what one volume had in one generation that was destaged without it.
+//!
+//! Invariants:
+//! - The file's key comes from a fresh random salt, which is also its id, so no nonce repeats. The
+//!   table's nonce is one that no row can have.
+//! - The table's seal binds the header up to its checksum, each payload's seal its row: nothing can
+//!   be moved within a file or between files.
+//! - The table comes last, because only reading the payloads tells which of them are lost.
+
+use super::{FormatError, part, put};
+use block::seal::{Algorithm, SALT_BYTES, SealKey, TAG_BYTES};
+use block::units::{SECTOR_BYTES, array_at, crc32c, u16_at, u32_at, u64_at};
+use block::{Epoch, Lsn, VolumeId};
+
+/// Bytes of the header; payloads follow.
+pub(crate) const SIDE_HEADER_BYTES: usize = 128;
+/// Bytes of one row of the table.
+pub(crate) const SIDE_ROW_BYTES: usize = 32;
+/// Purpose of the derived key; see [`block::seal::PoolKey::derive`].
+pub(crate) const SIDE_KEY_PURPOSE: &str = "side file";
+/// Largest payload of one row: that of a log entry. Source: `options::payload_bytes_max`.
+pub(crate) const SIDE_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
+/// Format version that this program writes.
+const VERSION: u16 = 1;
+/// Nonce of the table; rows count from 0 and are fewer than 2^32.
+const TABLE_NONCE: u64 = u64::MAX;
+
+const MAGIC: &[u8; 8] = b"SPDLSIDE";
+const AT_VERSION: usize = 8; //        u16
+const AT_ALGORITHM: usize = 10; //     u8, then a zero byte
+const AT_COMPATIBLE: usize = 12; //    u32 feature bits
+const AT_READ_ONLY: usize = 16; //     u32 read-only-compatible feature bits
+const AT_INCOMPATIBLE: usize = 20; //  u32 feature bits
+const AT_POOL: usize = 24; //          [u8; 16]
+const AT_ID: usize = 40; //            [u8; 16] random: salt of the key, and the file's identity
+const AT_EPOCH: usize = 56; //         u64, never 0
+const AT_FIRST_LSN: usize = 64; //     u64, never 0
+const AT_LAST_LSN: usize = 72; //      u64
+const AT_VOLUME: usize = 80; //        u32, never 0
+const AT_ROW_COUNT: usize = 84; //     u32
+const AT_PAYLOAD_BYTES: usize = 88; // u64, sealed payloads
+const AT_TABLE_CRC: usize = 96; //     u32, CRC-32C of the sealed table and its tag
+const AT_CRC: usize = 100; //          u32, CRC-32C of bytes 0..100
+const AT_ZERO: usize = 104; //         24 zero bytes
+const _: () = assert!(AT_ZERO + 24 == SIDE_HEADER_BYTES);
+
+const ROW_AT_SECTOR_COUNT: usize = 8; //   u64
+const ROW_AT_PLACE: usize = 16; //         u64, payload offset; LSN of what is lost
+const ROW_AT_PAYLOAD_BYTES: usize = 24; // u32, before sealing
+const ROW_AT_KIND: usize = 28; //          u8, then 3 zero bytes
+const _: () = assert!(ROW_AT_KIND + 4 == SIDE_ROW_BYTES);
+
+const KIND_WRITE: u8 = 1;
+const KIND_ZERO: u8 = 2;
+const KIND_TRIM: u8 = 3;
+const KIND_LOST: u8 = 4;
+
+/// What a side file says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SideHeader {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) pool: [u8; 16],
+    pub(crate) id: [u8; SALT_BYTES],
+    pub(crate) epoch: Epoch,
+    pub(crate) first_lsn: Lsn,
+    pub(crate) last_lsn: Lsn,
+    pub(crate) volume: VolumeId,
+    pub(crate) row_count: u32,
+    pub(crate) payload_bytes: u64,
+    pub(crate) table_checksum: u32,
+}
+
+/// Bytes of the sealed table.
+fn table_bytes(row_count: u32) -> Option<u64> {
+    let row_bytes = u64::try_from(SIDE_ROW_BYTES).ok()?;
+    u64::from(row_count).checked_mul(row_bytes)?.checked_add(u64::try_from(TAG_BYTES).ok()?)
+}
+
+impl SideHeader {
+    /// Where the sealed table begins and how long it is; `None` past 2^63 bytes.
+    pub(crate) fn table(&self) -> Option<(u64, u64)> {
+        let at = u64::try_from(SIDE_HEADER_BYTES).ok()?.checked_add(self.payload_bytes)?;
+        let bytes = table_bytes(self.row_count)?;
+        at.checked_add(bytes).filter(|end| *end <= 1 << 62).map(|_| (at, bytes))
+    }
+
+    /// Length of the whole file.
+    pub(crate) fn file_bytes(&self) -> Option<u64> {
+        self.table().and_then(|(at, bytes)| at.checked_add(bytes))
+    }
+
+    pub(crate) fn encode(&self) -> [u8; SIDE_HEADER_BYTES] {
+        let mut bytes = [0; SIDE_HEADER_BYTES];
+        let algorithm = match self.algorithm {
+            Algorithm::ChaCha20Poly1305 => 1,
+            Algorithm::Aes256Gcm => 2,
+        };
+        put(&mut bytes, 0, MAGIC);
+        put(&mut bytes, AT_VERSION, &VERSION.to_le_bytes());
+        put(&mut bytes, AT_ALGORITHM, &[algorithm]);
+        put(&mut bytes, AT_POOL, &self.pool);
+        put(&mut bytes, AT_ID, &self.id);
+        put(&mut bytes, AT_EPOCH, &self.epoch.0.to_le_bytes());
+        put(&mut bytes, AT_FIRST_LSN, &self.first_lsn.0.to_le_bytes());
+        put(&mut bytes, AT_LAST_LSN, &self.last_lsn.0.to_le_bytes());
+        put(&mut bytes, AT_VOLUME, &self.volume.0.to_le_bytes());
+        put(&mut bytes, AT_ROW_COUNT, &self.row_count.to_le_bytes());
+        put(&mut bytes, AT_PAYLOAD_BYTES, &self.payload_bytes.to_le_bytes());
+        put(&mut bytes, AT_TABLE_CRC, &self.table_checksum.to_le_bytes());
+        let crc = crc32c(bytes.get(..AT_CRC).unwrap_or_default());
+        put(&mut bytes, AT_CRC, &crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header from the first bytes of a file.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<SideHeader, FormatError> {
+        let header = bytes.get(..SIDE_HEADER_BYTES).ok_or(FormatError::Short)?;
+        if !header.starts_with(MAGIC) {
+            return Err(FormatError::NoMagic);
+        }
+        if u32_at(header, AT_CRC) != header.get(..AT_CRC).map(crc32c) {
+            return Err(FormatError::HeaderChecksum);
+        }
+        let u64_of = |at| u64_at(header, at).ok_or(FormatError::Short);
+        let u32_of = |at| u32_at(header, at).ok_or(FormatError::Short);
+        let id_of = |at| array_at::<16>(header, at).ok_or(FormatError::Short);
+        let version = u16_at(header, AT_VERSION).ok_or(FormatError::Short)?;
+        if version != VERSION {
+            return Err(FormatError::Version(version));
+        }
+        let features = u32_of(AT_READ_ONLY)? | u32_of(AT_INCOMPATIBLE)?;
+        let _compatible = u32_of(AT_COMPATIBLE)?;
+        if features != 0 {
+            return Err(FormatError::Features(features));
+        }
+        let [algorithm, zero] = array_at(header, AT_ALGORITHM).ok_or(FormatError::Short)?;
+        let found = SideHeader {
+            algorithm: Algorithm::from_u8(algorithm).ok_or(FormatError::Algorithm(algorithm))?,
+            pool: id_of(AT_POOL)?,
+            id: id_of(AT_ID)?,
+            epoch: Epoch(u64_of(AT_EPOCH)?),
+            first_lsn: Lsn(u64_of(AT_FIRST_LSN)?),
+            last_lsn: Lsn(u64_of(AT_LAST_LSN)?),
+            volume: VolumeId(u32_of(AT_VOLUME)?),
+            row_count: u32_of(AT_ROW_COUNT)?,
+            payload_bytes: u64_of(AT_PAYLOAD_BYTES)?,
+            table_checksum: u32_of(AT_TABLE_CRC)?,
+        };
+        let is_sane = zero == 0
+            && header.get(AT_ZERO..).is_some_and(|rest| rest.iter().all(|byte| *byte == 0))
+            && found.epoch.0 != 0
+            && found.first_lsn.0 != 0
+            && found.first_lsn <= found.last_lsn
+            && found.volume.0 != 0
+            && found.file_bytes().is_some();
+        if is_sane { Ok(found) } else { Err(FormatError::Range) }
+    }
+
+    /// What the table's seal is bound to: all of the header but the table's own checksum.
+    fn associated(&self) -> [u8; AT_TABLE_CRC] {
+        let mut bytes = [0; AT_TABLE_CRC];
+        let header = self.encode();
+        put(&mut bytes, 0, header.get(..AT_TABLE_CRC).unwrap_or_default());
+        bytes
+    }
+}
+
+/// What a row holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SideContent {
+    /// A payload of as many bytes as the row has sectors.
+    Write {
+        /// Of the sealed payload, from the start of the payloads.
+        offset: u64,
+    },
+    /// Reads as zeroes and counts as allocated.
+    Zero,
+    /// Reads as zeroes and is a hole.
+    Trim,
+    /// What was written here did not verify any more when the file was made.
+    Lost {
+        /// The entry that held it, or the newest one that may have.
+        lsn: Lsn,
+    },
+}
+
+/// A row of the table: consecutive sectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SideRow {
+    pub(crate) start_sector: u64,
+    pub(crate) sector_count: u64,
+    pub(crate) content: SideContent,
+}
+
+impl SideRow {
+    /// Bytes of the payload before sealing.
+    pub(crate) fn payload_bytes(&self) -> u32 {
+        match self.content {
+            SideContent::Write { .. } => {
+                let bytes = self.sector_count.saturating_mul(SECTOR_BYTES);
+                u32::try_from(bytes).unwrap_or(u32::MAX)
+            }
+            SideContent::Zero | SideContent::Trim | SideContent::Lost { .. } => 0,
+        }
+    }
+
+    /// Bytes that the row takes among the payloads.
+    pub(crate) fn sealed_bytes(&self) -> u64 {
+        let tag_bytes = u64::try_from(TAG_BYTES).unwrap_or(u64::MAX);
+        match self.content {
+            SideContent::Write { .. } => u64::from(self.payload_bytes()).saturating_add(tag_bytes),
+            _ => 0,
+        }
+    }
+
+    /// The stored form; also what the payload's seal is bound to.
+    pub(crate) fn encode(&self) -> [u8; SIDE_ROW_BYTES] {
+        let (kind, place) = match self.content {
+            SideContent::Write { offset } => (KIND_WRITE, offset),
+            SideContent::Zero => (KIND_ZERO, 0),
+            SideContent::Trim => (KIND_TRIM, 0),
+            SideContent::Lost { lsn } => (KIND_LOST, lsn.0),
+        };
+        let mut bytes = [0; SIDE_ROW_BYTES];
+        put(&mut bytes, 0, &self.start_sector.to_le_bytes());
+        put(&mut bytes, ROW_AT_SECTOR_COUNT, &self.sector_count.to_le_bytes());
+        put(&mut bytes, ROW_AT_PLACE, &place.to_le_bytes());
+        put(&mut bytes, ROW_AT_PAYLOAD_BYTES, &self.payload_bytes().to_le_bytes());
+        put(&mut bytes, ROW_AT_KIND, &[kind]);
+        bytes
+    }
+
+    fn decode(table: &[u8], at: usize) -> Result<SideRow, FormatError> {
+        let row: [u8; SIDE_ROW_BYTES] = array_at(table, at).ok_or(FormatError::Short)?;
+        let u64_of = |at| u64_at(&row, at).ok_or(FormatError::Short);
+        let [kind, 0, 0, 0] = array_at(&row, ROW_AT_KIND).ok_or(FormatError::Short)? else {
+            return Err(FormatError::Range);
+        };
+        let place = u64_of(ROW_AT_PLACE)?;
+        let content = match kind {
+            KIND_WRITE => SideContent::Write { offset: place },
+            KIND_ZERO if place == 0 => SideContent::Zero,
+            KIND_TRIM if place == 0 => SideContent::Trim,
+            KIND_LOST => SideContent::Lost { lsn: Lsn(place) },
+            _ => return Err(FormatError::Range),
+        };
+        let row_of = SideRow { start_sector: u64_of(0)?, sector_count: u64_of(8)?, content };
+        let payload_bytes = u32_at(&row, ROW_AT_PAYLOAD_BYTES).ok_or(FormatError::Short)?;
+        let is_sane = row_of.payload_bytes() == payload_bytes
+            && payload_bytes <= SIDE_PAYLOAD_BYTES_MAX
+            && row_of.sector_count > 0
+            && row_of
+                .start_sector
+                .checked_add(row_of.sector_count)
+                .is_some_and(|end| end <= super::entry::SECTORS_MAX);
+        if is_sane { Ok(row_of) } else { Err(FormatError::Range) }
+    }
+}
+
+/// Seals the table and completes the header: row count, payload bytes and checksum. `None` past
+/// what a header can say.
+pub(crate) fn seal_table(
+    header: &mut SideHeader,
+    rows: &[SideRow],
+    key: &SealKey,
+) -> Option<Vec<u8>> {
+    header.row_count = u32::try_from(rows.len()).ok()?;
+    header.payload_bytes =
+        rows.iter().try_fold(0u64, |sum, row| sum.checked_add(row.sealed_bytes()))?;
+    header.file_bytes()?;
+    let mut table: Vec<u8> = rows.iter().flat_map(SideRow::encode).collect();
+    let tag = key.seal(TABLE_NONCE, &header.associated(), &mut table);
+    table.extend_from_slice(&tag);
+    header.table_checksum = crc32c(&table);
+    Some(table)
+}
+
+/// Opens the sealed table that belongs to `header`: rows in order, disjoint, without gaps among
+/// their payloads.
+pub(crate) fn open_table(
+    header: &SideHeader,
+    sealed: &mut [u8],
+    key: &SealKey,
+) -> Result<Vec<SideRow>, FormatError> {
+    let len = table_bytes(header.row_count).and_then(|bytes| usize::try_from(bytes).ok());
+    let len = len.ok_or(FormatError::Range)?;
+    if part(sealed, 0, len)?.len() != sealed.len() {
+        return Err(FormatError::Range);
+    }
+    if crc32c(sealed) != header.table_checksum {
+        return Err(FormatError::Checksum);
+    }
+    let table =
+        key.open(TABLE_NONCE, &header.associated(), sealed).map_err(|_| FormatError::Seal)?;
+    let mut rows = Vec::with_capacity(table.len().div_ceil(SIDE_ROW_BYTES));
+    let (mut end_sector, mut payload_end) = (0u64, 0u64);
+    for at in (0..table.len()).step_by(SIDE_ROW_BYTES) {
+        let row = SideRow::decode(table, at)?;
+        let is_placed = match row.content {
+            SideContent::Write { offset } => offset == payload_end,
+            _ => true,
+        };
+        if row.start_sector < end_sector || !is_placed {
+            return Err(FormatError::Range);
+        }
+        end_sector = row.start_sector.saturating_add(row.sector_count);
+        payload_end = payload_end.checked_add(row.sealed_bytes()).ok_or(FormatError::Range)?;
+        rows.push(row);
+    }
+    if payload_end == header.payload_bytes { Ok(rows) } else { Err(FormatError::Range) }
+}
+
+/// Opens one payload, given exactly its sealed bytes, in place.
+pub(crate) fn open_side_payload<'a>(
+    row: &SideRow,
+    index: u32,
+    key: &SealKey,
+    sealed: &'a mut [u8],
+) -> Result<&'a mut [u8], FormatError> {
+    if u64::try_from(sealed.len()) != Ok(row.sealed_bytes()) {
+        return Err(FormatError::Short);
+    }
+    key.open(u64::from(index), &row.encode(), sealed)
+        .map(|bytes| &mut *bytes)
+        .map_err(|_| FormatError::Seal)
+}

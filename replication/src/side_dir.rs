@@ -1,0 +1,239 @@
+//! Side files in the log's directory.
+//!
+//! Invariants:
+//! - A file that has its name is whole and on stable storage, its name included.
+//! - A file goes only when the metadata does not name it: then the data tier, or the ring, or a
+//!   newer side file has what it holds.
+//! - Nothing of another pool or of a higher epoch is ever removed.
+
+use crate::extents::{Piece, Source};
+use crate::overlay::Sides;
+use crate::side::{
+    self, SIDE_EXTENSION, SideBytes, SideFileId, SideLayer, SideReader, SideSeed, SideSink,
+};
+use block::env::{Random, SystemRandom};
+use block::seal::PoolKey;
+use block::{Error, ErrorKind, Result, VolumeId};
+use bytes::Bytes;
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The side files that the metadata names, oldest first, of each volume that has any.
+pub type SidesWanted = BTreeMap<VolumeId, Vec<SideFileId>>;
+
+/// A side file that the metadata names and that is not here, or does not verify.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingSide {
+    /// Whose it is.
+    pub volume: VolumeId,
+    /// Which one.
+    pub file: SideFileId,
+    /// Its path.
+    pub path: PathBuf,
+    /// What is wrong with it, for people.
+    pub why: String,
+}
+
+impl SideBytes for File {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read_exact_at(buf, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.metadata().map(|metadata| metadata.len())
+    }
+}
+
+impl SideSink for File {
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_all_at(bytes, offset)
+    }
+}
+
+/// What is there, before anything is changed.
+pub(crate) struct Found {
+    pub(crate) sides: Sides,
+    pub(crate) missing: Vec<MissingSide>,
+    redundant: Vec<PathBuf>,
+}
+
+fn is_side(path: &Path) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("side-"))
+}
+
+fn list(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e| {
+        let what = format!("list the side files in {}", dir.display());
+        Error::with_source(ErrorKind::Io, what, e)
+    };
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
+        let kind = path.extension().and_then(|kind| kind.to_str());
+        if is_side(&path) && matches!(kind, Some(SIDE_EXTENSION | "tmp")) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Side files in the directory of a log that is not open.
+///
+/// # Errors
+/// `Io` when the directory cannot be read.
+pub(crate) fn count(dir: &Path) -> Result<u64> {
+    let files = list(dir)?;
+    let whole = files.iter().filter(|path| path.extension().is_some_and(|e| e == SIDE_EXTENSION));
+    Ok(whole.count() as u64)
+}
+
+/// Opens what the metadata names and finds out what may go. Changes nothing.
+///
+/// # Errors
+/// `Invalid` and `Fenced` for a file of another pool or of a higher epoch; `Io`.
+pub(crate) fn find(dir: &Path, wanted: &SidesWanted, reader: &SideReader<'_>) -> Result<Found> {
+    let mut found = Found { sides: Sides::default(), missing: Vec::new(), redundant: Vec::new() };
+    let mut named = HashSet::new();
+    for (volume, files) in wanted {
+        let mut layers = Vec::with_capacity(files.len());
+        for file in files {
+            let path = dir.join(file.file_name(*volume));
+            let layer = open_one(&path, *volume, *file, reader);
+            named.insert(path.clone());
+            layers.push(Arc::new(match layer {
+                Ok(layer) => layer,
+                // What may pass (no descriptors, no permission) is no loss: nothing is opened.
+                Err(error) if !is_gone(&error) => return Err(error),
+                Err(error) => {
+                    let (volume, why) = (*volume, error.chain());
+                    found.missing.push(MissingSide { volume, file: *file, path, why });
+                    SideLayer::missing(*file)
+                }
+            }));
+        }
+        found.sides.insert(*volume, layers);
+    }
+    for path in list(dir)? {
+        if named.contains(&path) {
+            continue;
+        }
+        let is_whole = path.extension().is_some_and(|kind| kind == SIDE_EXTENSION);
+        if is_whole && let Err(error) = check_ours(&path, reader) {
+            return Err(error);
+        }
+        found.redundant.push(path);
+    }
+    Ok(found)
+}
+
+/// The file is not there, does not verify, or its disk cannot read it.
+fn is_gone(error: &Error) -> bool {
+    error.kind() == ErrorKind::Corrupt || crate::log::is_unreadable(error)
+}
+
+/// Refuses what is another's. Damage is no matter: nobody asks for the file.
+fn check_ours(path: &Path, reader: &SideReader<'_>) -> Result<()> {
+    let name = path.display().to_string();
+    let file = File::open(path)
+        .map_err(|e| Error::with_source(ErrorKind::Io, format!("open side file {name}"), e))?;
+    match side::read_header(&name, &file, reader) {
+        Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn open_one(
+    path: &Path,
+    volume: VolumeId,
+    id: SideFileId,
+    reader: &SideReader<'_>,
+) -> Result<SideLayer> {
+    let name = path.display().to_string();
+    let file = File::open(path).map_err(|e| {
+        let kind = match e.kind() {
+            io::ErrorKind::NotFound => ErrorKind::Corrupt,
+            _ => ErrorKind::Io,
+        };
+        Error::with_source(kind, format!("open side file {name}"), e)
+    })?;
+    side::open(name, Box::new(file), volume, id, reader)
+}
+
+impl Found {
+    /// Removes what nobody asks for.
+    pub(crate) fn clean(&mut self) {
+        remove(&std::mem::take(&mut self.redundant));
+    }
+}
+
+/// Removes files. One that stays is harmless: it is tried again at the next open.
+pub(crate) fn remove(paths: &[PathBuf]) {
+    for path in paths {
+        match std::fs::remove_file(path) {
+            Ok(()) => tracing::debug!(path = %path.display(), "removed a side file"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "a side file stays for now");
+            }
+        }
+    }
+}
+
+/// A random id for a new file.
+pub(crate) fn fresh_id() -> [u8; 16] {
+    let mut id = [0; 16];
+    SystemRandom.fill(&mut id);
+    id
+}
+
+/// Writes a side file, makes it durable, and opens it. Nothing is left of one that failed.
+///
+/// # Errors
+/// `Io`, also for a full disk; those of `read`.
+pub(crate) fn create(
+    dir: &Path,
+    seed: &SideSeed,
+    pieces: &[Piece],
+    key: &PoolKey,
+    read: &dyn Fn(&Source) -> Result<Bytes>,
+) -> Result<SideLayer> {
+    let path = dir.join(seed.id.file_name(seed.volume));
+    let making = path.with_extension("tmp");
+    let written = create_as(&making, seed, pieces, key, read);
+    let named = written.and_then(|()| {
+        std::fs::rename(&making, &path)
+            .and_then(|()| File::open(dir)?.sync_all())
+            .map_err(|e| Error::with_source(ErrorKind::Io, format!("name {}", path.display()), e))
+    });
+    if let Err(error) = named {
+        // Half a file is of no use; the space may be needed.
+        remove(&[making]);
+        return Err(error);
+    }
+    let reader = SideReader { pool: seed.pool, epoch: seed.epoch, key };
+    open_one(&path, seed.volume, seed.id, &reader)
+}
+
+fn create_as(
+    path: &Path,
+    seed: &SideSeed,
+    pieces: &[Piece],
+    key: &PoolKey,
+    read: &dyn Fn(&Source) -> Result<Bytes>,
+) -> Result<()> {
+    let failed = |e| Error::with_source(ErrorKind::Io, format!("write {}", path.display()), e);
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(path).map_err(failed)?;
+    side::write(&mut file, seed, pieces, key, read)?;
+    file.sync_all().map_err(failed)
+}
