@@ -26,15 +26,17 @@ mod side;
 mod side_dir;
 #[cfg(test)]
 mod sim;
+mod unreadable;
 
 pub use extents::{Piece, Source};
 pub use format::VERSION as LOG_FORMAT_VERSION;
 pub use format::entry::{EntryKind, RECORD_BYTES_MAX};
 pub use inspect::{LogSummary, summarize};
-pub use log::{Log, LogStatus, ObsoleteSides, SideChange, SidePart, is_unreadable};
+pub use log::{Log, LogStatus, ObsoleteSides, SideChange, SidePart};
 pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
 pub use overlay::{Generation, Overlay, VolumeWeight};
 pub use recovery::Recovery;
 pub use resident::LogResident;
 pub use side::{SideFileId, SideLayer, SideResident};
 pub use side_dir::{MissingSide, SidesWanted};
+pub use unreadable::is_unreadable;

@@ -18,6 +18,7 @@ use crate::resident::LogResident;
 use crate::shared::{Pending, Shared, closed};
 use crate::side::{self, SideFileId, SideLayer, SideReader, SideResident, SideSeed};
 use crate::side_dir::{self, SidesWanted};
+use crate::unreadable;
 use block::env::{Clock, Disk, DiskReader, SystemClock, SystemRandom};
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -668,11 +669,9 @@ impl Inner {
                 unreachable!("it has no payload")
             }
         };
-        side_dir::create(&self.dir, &seed, pieces, &self.key, &|source| {
-            read(source).map_err(|error| match are_unreadable_lost {
-                true => as_lost(error),
-                false => error,
-            })
+        side_dir::create(&self.dir, &seed, pieces, &self.key, &|source| match are_unreadable_lost {
+            true => unreadable::read_or_lose(|| read(source)),
+            false => read(source),
         })
     }
 
@@ -835,33 +834,6 @@ fn start_thread(inner: &Arc<Inner>) -> Result<()> {
     Ok(())
 }
 
-/// Whether something below `error` says that a disk cannot read what it holds (EIO): it may be able
-/// to later, or never.
-#[must_use]
-pub fn is_unreadable(error: &Error) -> bool {
-    let mut cause = std::error::Error::source(error);
-    while let Some(source) = cause {
-        let io = source.downcast_ref::<std::io::Error>();
-        if io.is_some_and(|e| e.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())) {
-            return true;
-        }
-        cause = source.source();
-    }
-    false
-}
-
-/// What the disk does not read, as what does not verify.
-fn as_lost(error: Error) -> Error {
-    if is_unreadable(&error) {
-        return Error::with_source(
-            ErrorKind::Corrupt,
-            "give up what the disk does not read",
-            error,
-        );
-    }
-    error
-}
-
 /// A core whose step did not come to its end is in no known state: nothing more is answered.
 struct FailOnPanic<'a>(&'a Shared);
 
@@ -918,29 +890,5 @@ impl Drop for Reached<'_> {
         if let Some(id) = self.id {
             self.inner.shared.forget(self.lsn, self.wait, id);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_the_disk_does_not_read_is_given_up() {
-        let io = |errno: rustix::io::Errno| {
-            let source = std::io::Error::from_raw_os_error(errno.raw_os_error());
-            Error::with_source(ErrorKind::Io, "read log 7", source).context("destage")
-        };
-        let unreadable = io(rustix::io::Errno::IO);
-        assert!(is_unreadable(&unreadable));
-        assert_eq!(as_lost(unreadable.clone()).kind(), ErrorKind::Corrupt);
-        let nested = Error::with_source(ErrorKind::Unavailable, "read a block", unreadable);
-        assert!(is_unreadable(&nested));
-        for errno in [rustix::io::Errno::NOSPC, rustix::io::Errno::MFILE, rustix::io::Errno::ACCESS]
-        {
-            assert!(!is_unreadable(&io(errno)));
-            assert_eq!(as_lost(io(errno)).kind(), ErrorKind::Io);
-        }
-        assert!(!is_unreadable(&Error::new(ErrorKind::Io, "without a cause")));
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::format::batch;
 use crate::format::entry::EntryRow;
+use crate::unreadable;
 use block::env::DiskReader;
 use block::seal::{Algorithm, PoolKey, SALT_BYTES};
 use block::units::SECTOR_BYTES;
@@ -70,14 +71,8 @@ impl LogResident {
         let mut sealed = vec![0; self.row.sealed_bytes()];
         let offset = self.batch.payload_at + u64::from(self.row.payload_offset);
         let place = || format!("log {} at offset {offset}", reader.name(self.batch.file));
-        reader.read_at(self.batch.file, offset, &mut sealed).map_err(|e| {
-            let kind = match e.kind() {
-                // Cut short after it was opened: as bad as overwritten.
-                std::io::ErrorKind::UnexpectedEof => ErrorKind::Corrupt,
-                _ => ErrorKind::Io,
-            };
-            Error::with_source(kind, format!("read {}", place()), e)
-        })?;
+        let read = reader.read_at(self.batch.file, offset, &mut sealed);
+        read.map_err(|e| unreadable::error_of(format!("read {}", place()), e))?;
         let batch_key = key.derive(self.batch.algorithm, &self.batch.salt, batch::KEY_PURPOSE);
         let length =
             batch::open_payload(&self.row, self.lsn(), self.index, &batch_key, &mut sealed)

@@ -13,6 +13,7 @@ use crate::format::FormatError;
 use crate::format::side::{
     self, SIDE_HEADER_BYTES, SIDE_KEY_PURPOSE, SideContent, SideHeader, SideRow,
 };
+use crate::unreadable;
 use block::seal::{Algorithm, PoolKey, SALT_BYTES, SealKey};
 use block::units::SECTOR_BYTES;
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
@@ -111,14 +112,8 @@ impl SideResident {
         let offset = SIDE_HEADER_BYTES as u64 + offset;
         let place = || format!("side file {} at offset {offset}", self.file.name);
         let mut sealed = vec![0; usize::try_from(self.row.sealed_bytes()).expect("a payload")];
-        self.file.bytes.read_at(offset, &mut sealed).map_err(|e| {
-            let kind = match e.kind() {
-                // Cut short after it was opened: as bad as overwritten.
-                io::ErrorKind::UnexpectedEof => ErrorKind::Corrupt,
-                _ => ErrorKind::Io,
-            };
-            Error::with_source(kind, format!("read {}", place()), e)
-        })?;
+        let read = self.file.bytes.read_at(offset, &mut sealed);
+        read.map_err(|e| unreadable::error_of(format!("read {}", place()), e))?;
         let length = side::open_side_payload(&self.row, self.index, &self.file.key, &mut sealed)
             .map_err(|e| Error::with_source(ErrorKind::Corrupt, format!("open {}", place()), e))?
             .len();

@@ -137,7 +137,8 @@ pub(crate) fn find(dir: &Path, wanted: &SidesWanted, reader: &SideReader<'_>) ->
 
 /// The file is not there, does not verify, or its disk cannot read it.
 fn is_gone(error: &Error) -> bool {
-    error.kind() == ErrorKind::Corrupt || crate::log::is_unreadable(error)
+    let source = std::error::Error::source(error).and_then(|e| e.downcast_ref::<io::Error>());
+    error.kind() == ErrorKind::Corrupt || source.is_some_and(crate::unreadable::is_eio)
 }
 
 /// Refuses what is another's. Damage is no matter: nobody asks for the file.
@@ -208,19 +209,16 @@ pub(crate) fn create(
 ) -> Result<SideLayer> {
     let path = dir.join(seed.id.file_name(seed.volume));
     let making = path.with_extension("tmp");
-    let written = create_as(&making, seed, pieces, key, read);
-    let named = written.and_then(|()| {
-        std::fs::rename(&making, &path)
-            .and_then(|()| File::open(dir)?.sync_all())
-            .map_err(|e| Error::with_source(ErrorKind::Io, format!("name {}", path.display()), e))
-    });
-    if let Err(error) = named {
-        // Half a file is of no use; the space may be needed.
-        remove(&[making]);
-        return Err(error);
-    }
     let reader = SideReader { pool: seed.pool, epoch: seed.epoch, key };
-    open_one(&path, seed.volume, seed.id, &reader)
+    let made = create_as(&making, seed, pieces, key, read).and_then(|()| {
+        let named = std::fs::rename(&making, &path).and_then(|()| File::open(dir)?.sync_all());
+        named.map_err(|e| {
+            Error::with_source(ErrorKind::Io, format!("name {}", path.display()), e)
+        })?;
+        open_one(&path, seed.volume, seed.id, &reader)
+    });
+    // Nobody knows its name, and the space may be needed.
+    made.inspect_err(|_| remove(&[making, path.clone()]))
 }
 
 fn create_as(

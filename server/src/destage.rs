@@ -29,15 +29,23 @@ use tiering::{AsideFile, DestageError, ExtentContent, LogSource, Window, WindowE
 use tokio::sync::watch;
 
 /// Longest pause before volumes that are aside are tried again. Chosen by hand: a try reads what
-/// failed before, and nothing waits for it.
+/// failed before.
 const LATE_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Payload of one late window, as a part of the log (one in so many) and in bytes: the next
 /// generation waits as long as one takes. Chosen by hand.
 const LATE_PART: u64 = 8;
 const LATE_BYTES_MAX: u64 = 256 << 20;
 /// A late window is not checked any longer while a generation waits and the log is filled to this
-/// part, one in so many.
-const LATE_YIELD_FILL: u64 = 2;
+/// many percent, or somebody waits for the store. Chosen by hand: above where writers are slowed
+/// down to what destage takes.
+const LATE_YIELD_PERCENT: u64 = 80;
+/// So often in a row: a pool that is always busy must let a volume come back too. Chosen by hand.
+const LATE_YIELDS_MAX: u32 = 3;
+/// The pause before the next try where writes of a volume went aside, in units of the shortest one:
+/// they may have covered the damage. Chosen by hand.
+const LATE_NUDGE_PAUSES: u32 = 16;
+/// Pause between two looks at whether a check has to give way. Chosen by hand.
+const LATE_LOOK: Duration = Duration::from_millis(100);
 /// Payloads of side files read at the same time by such a check. Chosen by hand.
 const LATE_READS: usize = 4;
 /// Destage is urgent while this part of the log, one in so many, is in use. Chosen by hand: before
@@ -126,9 +134,16 @@ struct Attempt {
     causes: Vec<(VolumeId, Error)>,
     /// The metadata may name the files of `sides`: a commit succeeded, or nobody knows how far it came.
     is_maybe_committed: bool,
-    /// Since when the log's disk does not read a payload.
-    unreadable_since: Option<Instant>,
-    unreadable: Duration,
+    /// Volumes of which the log's disk does not read a payload.
+    unreadable: BTreeMap<VolumeId, Unreadable>,
+    unreadable_max: Duration,
+}
+
+/// Since when the log's disk does not read something of a volume.
+#[derive(Clone, Copy)]
+struct Unreadable {
+    since: Instant,
+    latest: Instant,
 }
 
 impl Attempt {
@@ -138,28 +153,36 @@ impl Attempt {
             sides: BTreeMap::new(),
             causes: Vec::new(),
             is_maybe_committed: false,
-            unreadable_since: None,
-            unreadable: options.unreadable,
+            unreadable: BTreeMap::new(),
+            unreadable_max: options.unreadable,
         }
     }
 
-    /// What the disk does not read has been given its time.
-    fn are_unreadable_lost(&self) -> bool {
-        self.unreadable_since.is_some_and(|since| since.elapsed() >= self.unreadable)
+    /// What the disk does not read of the volume has been given its time.
+    fn are_unreadable_lost(&self, volume: VolumeId) -> bool {
+        let found = self.unreadable.get(&volume);
+        found.is_some_and(|found| found.latest - found.since >= self.unreadable_max)
     }
 
-    /// Notes what a failure says about the disk.
-    fn note(&mut self, error: &Error) {
+    /// Notes what a failure says about the disk. Failures that are far apart (the store was away in
+    /// between) are not one that lasts.
+    fn note(&mut self, volume: VolumeId, error: &Error) {
         if is_unreadable(error) {
-            self.unreadable_since.get_or_insert_with(Instant::now);
+            let now = Instant::now();
+            let found =
+                self.unreadable.entry(volume).or_insert(Unreadable { since: now, latest: now });
+            if now - found.latest > self.unreadable_max / 2 {
+                found.since = now;
+            }
+            found.latest = now;
         }
     }
 
     /// Trying again does not help, and the other volumes must not wait: the store answers, but what
     /// it holds of this volume does not verify or is not there, or the log's disk has lost it.
-    fn is_of_the_volume(&self, error: &Error) -> bool {
+    fn is_of_the_volume(&self, volume: VolumeId, error: &Error) -> bool {
         matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound)
-            || (is_unreadable(error) && self.are_unreadable_lost())
+            || (is_unreadable(error) && self.are_unreadable_lost(volume))
     }
 }
 
@@ -170,6 +193,10 @@ struct Late {
     waiting: VecDeque<VolumeId>,
     is_under_way: bool,
     is_any_better: bool,
+    /// How often in a row volumes had to give way to others.
+    yields: BTreeMap<VolumeId, u32>,
+    /// Somebody waits for the end of the round.
+    is_wanted: bool,
 }
 
 impl Late {
@@ -180,16 +207,19 @@ impl Late {
             waiting: VecDeque::new(),
             is_under_way: false,
             is_any_better: false,
+            yields: BTreeMap::new(),
+            is_wanted: false,
         }
     }
 
     /// Whether there is one to be tried.
     fn begin(&mut self, shared: &Shared) -> bool {
-        let is_due =
-            shared.is_late_wanted() || (shared.is_any_aside() && Instant::now() >= self.due);
+        let is_wanted = shared.is_late_wanted();
+        let is_due = is_wanted || (shared.is_any_aside() && Instant::now() >= self.due);
         if !self.is_under_way && is_due {
             shared.late_begins();
             self.is_under_way = true;
+            self.is_wanted = is_wanted;
             self.waiting = shared.asides().into();
         }
         self.is_under_way
@@ -203,10 +233,17 @@ impl Late {
             let longer = (self.pause * 2).min(LATE_PAUSE_MAX);
             self.pause = if is_any_better { options.retry } else { longer };
             self.due = Instant::now() + self.pause;
+            self.yields.retain(|volume, _| shared.is_aside(*volume));
             shared.weigh_asides();
             return shared.late_ended();
         };
-        let caught_up = catch_up(shared, volume).await;
+        let yields = self.yields.entry(volume).or_default();
+        let gives_way = !self.is_wanted && *yields < LATE_YIELDS_MAX;
+        *yields += 1;
+        let caught_up = catch_up(shared, volume, gives_way).await;
+        if !caught_up.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
+            self.yields.remove(&volume);
+        }
         self.waiting.pop_front();
         match caught_up {
             Ok(is_back) => {
@@ -258,7 +295,7 @@ pub(crate) async fn run(
                 // What was written over heals a volume, so that it is worth a try; but first the log
                 // gets room.
                 if shared.log.next_frozen().is_none() && !current.sides.is_empty() {
-                    late.due = Instant::now();
+                    late.due = late.due.min(Instant::now() + options.retry * LATE_NUDGE_PAUSES);
                 }
                 attempt = None;
                 pause = options.retry;
@@ -361,24 +398,22 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
         shared.log.release(&generation);
     }
     let report = loop {
-        let was_maybe_committed = std::mem::replace(&mut attempt.is_maybe_committed, true);
+        attempt.is_maybe_committed = true;
         let failed = match shared.tier.destage(window_of(attempt), &source).await {
             Ok(report) => break report,
             Err(failed) => failed,
         };
-        // What is found out about one volume is found out before the batch is written.
-        attempt.is_maybe_committed = was_maybe_committed || failed.volume.is_none();
-        attempt.note(&failed.error);
-        match failed.volume {
-            Some(volume)
-                if attempt.is_of_the_volume(&failed.error)
-                    && !attempt.sides.contains_key(&volume) =>
-            {
-                set_aside(shared, attempt, volume).await?;
-                attempt.causes.push((volume, failed.error));
-            }
-            _ => return Err(failed),
+        let Some(volume) = failed.volume else { return Err(failed) };
+        // What is found out about one volume is found out before the batch is written, and after a
+        // look at what the metadata says: no earlier attempt got through either.
+        attempt.is_maybe_committed = false;
+        attempt.note(volume, &failed.error);
+        let is_new = !attempt.sides.contains_key(&volume);
+        if !is_new || !attempt.is_of_the_volume(volume, &failed.error) {
+            return Err(failed);
         }
+        set_aside(shared, attempt, volume).await?;
+        attempt.causes.push((volume, failed.error));
     };
     step(shared, "side-committed")?;
     // Before anybody hears that the generation is in the store.
@@ -411,13 +446,13 @@ async fn set_aside(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> 
         return Ok(());
     }
     step(shared, "side-start")?;
-    let are_unreadable_lost = attempt.are_unreadable_lost();
+    let are_unreadable_lost = attempt.are_unreadable_lost(volume);
     let side = match shared.check_side(volume) {
         Ok(()) => shared.log.write_side(&attempt.generation, volume, are_unreadable_lost).await,
         Err(error) => Err(error),
     };
     let side = side.map_err(|error| {
-        attempt.note(&error);
+        attempt.note(volume, &error);
         error.context(format!("set volume {volume} aside"))
     })?;
     step(shared, "side-written")?;
@@ -426,22 +461,23 @@ async fn set_aside(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> 
 }
 
 /// Destages what the oldest side files of a volume hold, up to a bound, so that it is where the
-/// others were then. True: it had no more of them and is back.
-async fn catch_up(shared: &Shared, volume: VolumeId) -> Result<bool> {
+/// others were then. True: it had no more of them and is back. `gives_way`: not while others wait.
+async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<bool> {
     if shared.is_given_up(volume) {
         return give_up(shared, volume).await.map(|()| true);
     }
-    let bytes_max = (shared.log.status().ring_bytes / LATE_PART).min(LATE_BYTES_MAX);
-    let mut part = shared.log.side_part(volume, bytes_max).await?;
-    let mut checked = check(shared, volume, &part.pieces).await;
-    let is_damaged =
-        |error: &Error| matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound);
-    if !part.rest.is_empty() && checked.as_ref().is_err_and(is_damaged) {
-        // What came later may have been written over what is damaged.
-        part = shared.log.side_part(volume, u64::MAX).await?;
-        checked = check(shared, volume, &part.pieces).await;
-    }
-    checked?;
+    let mut bytes_max = (shared.log.status().ring_bytes / LATE_PART).min(LATE_BYTES_MAX);
+    let part = loop {
+        let part = shared.log.side_part(volume, bytes_max).await?;
+        match check(shared, volume, &part.pieces, gives_way).await {
+            Ok(()) => break part,
+            // What came later may have been written over what is damaged.
+            Err(error) if is_damage(&error) && !part.rest.is_empty() => {
+                bytes_max = bytes_max.saturating_mul(2);
+            }
+            Err(error) => return Err(error),
+        }
+    };
     let window = Window {
         last_lsn: shared.tier.destaged_lsn(),
         volume_records: Vec::new(),
@@ -463,6 +499,10 @@ async fn catch_up(shared: &Shared, volume: VolumeId) -> Result<bool> {
     Ok(next.is_none())
 }
 
+fn is_damage(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) || is_unreadable(error)
+}
+
 /// Takes a volume back to what the store has of it: the metadata names its side files no more.
 async fn give_up(shared: &Shared, volume: VolumeId) -> Result<()> {
     let part = shared.log.side_part(volume, u64::MAX).await?;
@@ -482,7 +522,7 @@ async fn give_up(shared: &Shared, volume: VolumeId) -> Result<()> {
 
 /// Reads all that a late window needs, so that nothing is uploaded in vain for a volume that failed
 /// before. Ends early when the other volumes need the log's space.
-async fn check(shared: &Shared, volume: VolumeId, pieces: &[Piece]) -> Result<()> {
+async fn check(shared: &Shared, volume: VolumeId, pieces: &[Piece], gives_way: bool) -> Result<()> {
     let lost = pieces.iter().find_map(|piece| match piece.source {
         Source::Lost { lsn } => Some((piece.start_sector, piece.sector_count, lsn)),
         _ => None,
@@ -509,26 +549,25 @@ async fn check(shared: &Shared, volume: VolumeId, pieces: &[Piece]) -> Result<()
     };
     tokio::select! {
         checked = read_all => checked,
-        () = pressed(shared) => {
-            let what = "the log fills up with other volumes' data, which goes first";
+        () = pressed(shared), if gives_way => {
+            let what = "other volumes' data goes first; it is tried again";
             Err(Error::new(ErrorKind::Unavailable, what))
         }
     }
 }
 
-/// Resolves when a generation waits and the log is filling up.
+/// Resolves when somebody waits for the store, or when a generation waits and the log is filling up.
 async fn pressed(shared: &Shared) {
     let mut changes = shared.log.changes();
     loop {
         changes.mark_unchanged();
         let log = shared.log.status();
-        let is_filling = log.used_bytes.saturating_mul(LATE_YIELD_FILL) >= log.ring_bytes;
-        if is_filling && log.frozen_count > 0 {
+        let is_filling =
+            log.used_bytes.saturating_mul(100) >= log.ring_bytes.saturating_mul(LATE_YIELD_PERCENT);
+        if shared.is_wanted() || (is_filling && log.frozen_count > 0) {
             return;
         }
-        if changes.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
+        let _ = tokio::time::timeout(LATE_LOOK, changes.changed()).await;
     }
 }
 

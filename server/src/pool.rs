@@ -124,7 +124,8 @@ impl Shared {
 
     /// Somebody gave up what only missing side files of the volume held.
     pub(crate) fn is_given_up(&self, volume: VolumeId) -> bool {
-        self.aside.lock().given_up.contains(&volume)
+        let aside = self.aside.lock();
+        aside.given_up.contains(&volume) && aside.closed.contains_key(&volume)
     }
 
     /// The store has all of the volume that it has of the others.
@@ -559,7 +560,14 @@ impl Pool {
         self.shared.wait_destaged(lsn).await?;
         // What was in the ring is now in a side file here, above the one that is missing.
         tracing::warn!(volume = %name, "goes back to what the store has: writes of it are given up");
-        self.shared.aside.lock().given_up.insert(volume.id());
+        {
+            let mut aside = self.shared.aside.lock();
+            // Somebody else may have done it since: a mark that stayed would cost writes later.
+            if !aside.closed.contains_key(&volume.id()) {
+                return Ok(());
+            }
+            aside.given_up.insert(volume.id());
+        }
         self.shared.try_late().await?;
         self.shared.check_open(volume.id())
     }

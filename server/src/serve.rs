@@ -20,6 +20,7 @@ use crate::store::{Store, StoreOptions};
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use nbd::{Access, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted};
+use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -341,8 +342,9 @@ impl OpenPool {
             return Ok(());
         }
         let aside = self.pool.asides();
-        let file_count: usize = aside.values().map(Vec::len).sum();
-        if file_count > self.recovery.missing_sides.len() {
+        let missing: HashSet<[u8; 16]> =
+            self.recovery.missing_sides.iter().map(|side| side.file.id).collect();
+        if aside.values().flatten().any(|file| !missing.contains(&file.id)) {
             tracing::warn!(
                 volumes = ?aside.keys().map(|volume| volume.0).collect::<Vec<_>>(),
                 "the store lacks writes of volumes that cannot be destaged; they are in side files \

@@ -220,7 +220,7 @@ impl Volume {
             let what = format!("change volume {}: it is read-only", record.name);
             return Err(Error::new(ErrorKind::Denied, what));
         }
-        self.shared.check_not_refused(self.id)
+        Ok(())
     }
 
     fn durability(&self) -> Durability {
@@ -237,6 +237,8 @@ impl Volume {
 
     /// Queues entries for whole sectors at once, in order, and waits for all of them.
     async fn append_payload(&self, first_sector: u64, payload: Bytes, fua: bool) -> Result<Lsn> {
+        // Changes without payload are still taken: they may cover what is damaged.
+        self.shared.check_not_refused(self.id)?;
         let wait = self.wait_for(fua);
         let mut rest = payload;
         let mut start_sector = first_sector;

@@ -239,6 +239,9 @@ impl Map {
         commit: Commit,
     ) -> Result<CommitReport, CommitError> {
         self.check(writer)?;
+        if commit.is_late {
+            self.settle_ranges(writer, &commit).await?;
+        }
         let (page_changes, new_ranges) = split(&commit);
         self.make_room_for(writer, &new_ranges).await?;
         let mut draft = Draft::new(self);
@@ -419,6 +422,26 @@ impl Map {
             draft.put(&keys::live_key(*number), &encode_live(*blocks));
         }
         Ok(counts)
+    }
+
+    /// Folds away what ranges of a late commit's layers hide at its own LSN. An earlier late commit
+    /// may have left them: LSNs tell no longer which of the two was first, and what comes now must
+    /// neither be hidden by such a range nor take its place.
+    async fn settle_ranges(&self, writer: &mut Writer, commit: &Commit) -> Result<(), CommitError> {
+        let layers: HashSet<LayerId> = commit.changes.iter().map(|change| change.layer).collect();
+        loop {
+            let is_due = |(layer, range): &(LayerId, Range)| {
+                layers.contains(layer) && range.lsn >= commit.last_lsn
+            };
+            let Some((layer, range)) = self.ranges().iter().find(is_due) else { return Ok(()) };
+            match self.fold_range(writer, 4 * PAGES_AT_ONCE, layer, range).await {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Corrupt => {
+                    return Err(of_layer(layer)(error));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Folds until `new` fit beside the ranges that wait. A layer whose pages do not verify cannot be

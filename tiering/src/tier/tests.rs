@@ -1089,6 +1089,55 @@ fn a_damaged_map_page_is_its_volumes_and_nobody_elses() {
 }
 
 #[test]
+fn late_windows_at_one_lsn_count_in_their_order() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let late = |mut window: Window<Bytes>, is_last: bool| {
+            window.is_late = true;
+            let file = AsideFile { first_lsn: Lsn(1), last_lsn: Lsn(9), id: [7; 16] };
+            let left = if is_last { Vec::new() } else { vec![file] };
+            window.asides = vec![(VolumeId(1), left)];
+            window
+        };
+        let at = |page: u64| page * PAGE_SECTORS;
+        tier.destage(plain_window(10, vec![(1, block_extent(at(5) / 8, 1))]), &Payloads)
+            .await
+            .unwrap();
+        // A trim of many pages, then data in the middle of it, then another trim, and data again;
+        // nothing folds in between, and the owner dies once.
+        tier.destage(late(trim_window(10, 1, 0..100), false), &Payloads).await.unwrap();
+        tier.destage(
+            late(plain_window(10, vec![(1, block_extent(at(50) / 8, 2))]), false),
+            &Payloads,
+        )
+        .await
+        .unwrap();
+        tier.close().await.unwrap();
+        tier = Tier::open(options(store.clone(), 2)).await.unwrap();
+        tier.destage(late(trim_window(10, 1, 60..160), false), &Payloads).await.unwrap();
+        tier.destage(
+            late(plain_window(10, vec![(1, block_extent(at(70) / 8, 3))]), true),
+            &Payloads,
+        )
+        .await
+        .unwrap();
+        let expected = [(5, 0), (50, 2), (70, 3), (71, 0)];
+        for round in 0..3 {
+            tier.inner.map.forget_pages();
+            for (page, byte) in expected {
+                let mut found = vec![0xee; 512];
+                tier.read(VolumeId(1), at(page) * SECTOR_BYTES, &mut found).await.unwrap();
+                assert_eq!(found, [byte; 512], "page {page}, round {round}");
+            }
+            while tier.step(1000).await.unwrap().ranges_left > 0 {}
+        }
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
 fn a_damaged_count_of_live_blocks_stops_no_window() {
     runtime().block_on(async {
         let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();

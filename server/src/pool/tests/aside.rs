@@ -195,6 +195,8 @@ async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refuse
         world.bad.write(0, pattern(3, 512), NO_FUA).await.unwrap_err().kind(),
         ErrorKind::Unavailable
     );
+    // What has no payload may cover the damage, so it is taken.
+    world.bad.discard(128 * MIB, MIB, false).await.unwrap();
     let aside = world.aside();
     let bytes = aside.log_bytes + aside.side_bytes;
     assert!(bytes > 16 * MIB && bytes <= 3 * 16 * MIB, "{aside:?}");
@@ -505,6 +507,12 @@ async fn backlog(world: &World) -> Vec<u8> {
             world.bad.write(at, Bytes::copy_from_slice(bytes), NO_FUA).await.unwrap();
         }
         model[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+        // Trims of many pages, and data above them.
+        if round.is_multiple_of(5) {
+            world.bad.discard((32 + round * 4) * MIB, 32 * MIB, false).await.unwrap();
+        }
+        let sparse = pattern(round, 4096);
+        world.bad.write((40 + round * 4) * MIB, sparse, NO_FUA).await.unwrap();
         let lsn = world.pool.shared.log.flush().await.unwrap();
         world.pool.shared.wait_destaged(lsn).await.unwrap();
     }
@@ -515,6 +523,13 @@ async fn check_backlog(volume: &Volume, model: &[u8]) {
     assert_eq!(read(volume, 4096, SECTOR).await.unwrap(), model[4096..4608]);
     let found = read(volume, 65536, model.len() - 65536).await.unwrap();
     assert!(found == model[65536..], "contents differ");
+    // The trims of rounds 5 and 10 took what rounds 3, 4, 8 and 9 wrote.
+    for round in 0..ROUNDS {
+        let is_gone = [3, 4, 8, 9].contains(&round);
+        let expected = if is_gone { vec![0; 4096] } else { pattern(round, 4096).to_vec() };
+        let found = read(volume, (40 + round * 4) * MIB, 4096).await.unwrap();
+        assert!(found == expected, "sparse write of round {round}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
