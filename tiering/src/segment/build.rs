@@ -28,6 +28,9 @@ const FRAME_PLAIN_BYTES_MAX: usize = BLOCK_COUNT_MAX as usize * BLOCK;
 /// A compressed frame that saves less than one part in this many is stored raw: reading it would
 /// cost a decompression for nothing. Chosen by hand.
 const SAVING_MIN: usize = 8;
+/// Frames of fewer blocks are compressed without a look at a sample first. Chosen by hand: a sample
+/// is a block.
+const SAMPLE_MIN_BLOCKS: usize = 4;
 /// Level for the directory: small, and read by background jobs only. Chosen by hand.
 const DIRECTORY_LEVEL: CompressionLevel = 1;
 
@@ -74,6 +77,8 @@ pub struct SegmentBuilder {
     scratch: Vec<u8>,
     bytes: Vec<u8>,
     entries: Vec<DirectoryEntry>,
+    /// The newest frame did not compress.
+    was_raw: bool,
 }
 
 impl fmt::Debug for SegmentBuilder {
@@ -125,6 +130,7 @@ impl SegmentBuilder {
             scratch: vec![0; FRAME_PLAIN_BYTES_MAX - FRAME_PLAIN_BYTES_MAX / SAVING_MIN],
             bytes,
             entries: Vec::new(),
+            was_raw: false,
             seed,
         }
     }
@@ -139,13 +145,15 @@ impl SegmentBuilder {
         assert!(!self.is_full(), "the caller finishes a full segment");
         let block_count = u8::try_from(plaintext.len() / BLOCK).expect("at most 16");
         let frame_index = u32::try_from(self.entries.len()).expect("at most FRAME_COUNT_MAX");
-        let limit = plaintext.len() - plaintext.len() / SAVING_MIN;
-        let (codec, content) =
-            match self.compressor.compress2(&mut self.scratch[..limit], plaintext) {
-                Ok(bytes) => (Codec::Zstd, &self.scratch[..bytes]),
-                // Any failure means that it did not fit, and raw is always right.
-                Err(_) => (Codec::Raw, plaintext),
-            };
+        let compressed = match self.is_worth_a_try(plaintext) {
+            true => compress(&mut self.compressor, &mut self.scratch, plaintext),
+            false => None,
+        };
+        self.was_raw = compressed.is_none();
+        let (codec, content) = match compressed {
+            Some(bytes) => (Codec::Zstd, &self.scratch[..bytes]),
+            None => (Codec::Raw, plaintext),
+        };
         let sealed_bytes = FRAME_HEADER_BYTES + content.len() + TAG_BYTES;
         let sealed_bytes = u32::try_from(sealed_bytes).expect("at most FRAME_BYTES_MAX");
         let header =
@@ -164,6 +172,19 @@ impl SegmentBuilder {
         let at = FrameAt { frame_index, offset, sealed_bytes };
         self.entries.push(DirectoryEntry { layer, first_block, block_count, at, crc });
         at
+    }
+
+    /// After a frame that did not compress, one block tells whether the next one may: what does not
+    /// compress mostly comes in long runs (compressed, encrypted, media), and finding it out costs
+    /// more than sealing it.
+    fn is_worth_a_try(&mut self, plaintext: &[u8]) -> bool {
+        let block_count = plaintext.len() / BLOCK;
+        if !self.was_raw || block_count < SAMPLE_MIN_BLOCKS {
+            return true;
+        }
+        // Another one in each frame: a pattern in the data is not to hide what does compress.
+        let at = self.entries.len() % block_count * BLOCK;
+        compress(&mut self.compressor, &mut self.scratch, &plaintext[at..at + BLOCK]).is_some()
     }
 
     /// Bytes of header and frames so far; the finished object is a little larger.
@@ -248,6 +269,13 @@ fn header_of(seed: &SegmentSeed) -> SegmentHeader {
         features_compatible: 0,
         features_read_only: 0,
     }
+}
+
+/// Compresses into `scratch`; the length, or `None` where that saves too little.
+fn compress(compressor: &mut CCtx<'_>, scratch: &mut [u8], plain: &[u8]) -> Option<usize> {
+    let limit = plain.len() - plain.len() / SAVING_MIN;
+    // Any failure means that it did not fit, and raw is always right.
+    compressor.compress2(&mut scratch[..limit], plain).ok()
 }
 
 fn compressor(level: i32) -> CCtx<'static> {

@@ -343,3 +343,25 @@ fn annotate(bytes: &[u8], frames: &[FrameAt]) -> String {
     }
     text
 }
+
+#[test]
+fn what_compresses_after_a_run_that_does_not_is_compressed() {
+    for seed in seeds(10) {
+        let mut rng = Rng::new(seed);
+        let algorithm = Algorithm::ChaCha20Poly1305;
+        let mut builder = SegmentBuilder::new(seed_of(algorithm), &pool_key(), 1, 1 << 20);
+        let (mut raw, mut small) = (0, 0);
+        for frame in 0..60u64 {
+            let block_count = 1 + rng.below(16) as usize;
+            let is_random = frame % 20 < 12;
+            let percent = if is_random { 100 } else { 50 };
+            let plain = rng.bytes(block_count * 4096, percent);
+            let at = builder.push(1, frame * 16, &plain);
+            let is_raw = at.sealed_bytes as usize > plain.len();
+            assert_eq!(is_raw, is_random, "SEED={seed}, frame {frame} of {block_count} blocks");
+            raw += usize::from(is_raw);
+            small += usize::from(!is_raw);
+        }
+        assert!(raw > 30 && small > 20, "SEED={seed}");
+    }
+}
