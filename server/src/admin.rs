@@ -66,6 +66,17 @@ pub enum Request {
         #[serde(default)]
         shrink: bool,
     },
+    /// Changes what a volume promises. What is absent stays as it is.
+    VolumeSet {
+        /// Its name.
+        name: String,
+        /// What its answers promise.
+        #[serde(default)]
+        durability: Option<Durability>,
+        /// Whether it refuses writes.
+        #[serde(default)]
+        is_read_only: Option<bool>,
+    },
     /// Removes a volume; it can be restored for the configured time, unless `now`.
     VolumeRemove {
         /// Its name.

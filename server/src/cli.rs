@@ -175,6 +175,12 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
             let (name_copy, size_bytes) = (name.clone(), size.0);
             (pool, name, Request::VolumeResize { name: name_copy, size_bytes, shrink: *shrink })
         }
+        VolumeCommand::Set { pool, name, durability, read_only } => {
+            let (name_copy, durability) = (name.clone(), durability.map(Into::into));
+            let request =
+                Request::VolumeSet { name: name_copy, durability, is_read_only: *read_only };
+            (pool, name, request)
+        }
         VolumeCommand::Rm { pool, name, now } => {
             (pool, name, Request::VolumeRemove { name: name.clone(), now: *now })
         }

@@ -206,10 +206,11 @@ pub enum KeyKind {
 pub struct VolumeSettings {
     pub name: String,
     pub size: ByteSize,
-    #[serde(default)]
-    pub durability: Durability,
-    #[serde(default)]
-    pub read_only: bool,
+    /// Unset: as it is, and auto for one that is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub durability: Option<Durability>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<bool>,
 }
 
 impl Default for Settings {
@@ -416,18 +417,6 @@ impl Config {
             let configured = self.settings.keys.file.clone();
             NewKey::File { path: configured.unwrap_or_else(|| self.dir.join("spindle.key")) }
         })
-    }
-
-    /// The durability that `auto` stands for: `write` when a client can reach the pool from another
-    /// machine, because that client survives a reboot that unsynced writes here may not.
-    #[must_use]
-    pub fn auto_durability(&self) -> Durability {
-        let listen = self.settings.nbd.listen.as_deref().unwrap_or_default();
-        if listen.iter().all(|address| is_loopback(address)) {
-            Durability::Flush
-        } else {
-            Durability::Write
-        }
     }
 
     /// One row an option: key, value as TOML (`None` when unset), and where it comes from.

@@ -660,19 +660,21 @@ impl Pool {
         Ok(record)
     }
 
-    /// Changes durability and read-only of a volume in use.
+    /// Changes durability and read-only of a volume in use; what is `None` stays as it is.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound`; those of writing the log.
     pub async fn configure_volume(
         &self,
         name: &str,
-        durability: Durability,
-        is_read_only: bool,
+        durability: Option<Durability>,
+        is_read_only: Option<bool>,
     ) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
         let volume = self.find(name)?;
         let before = volume.record();
+        let durability = durability.unwrap_or(before.durability);
+        let is_read_only = is_read_only.unwrap_or(before.is_read_only);
         if (before.durability, before.is_read_only) == (durability, is_read_only) {
             return Ok(before);
         }
@@ -688,6 +690,14 @@ impl Pool {
                 Ok(())
             })
             .await?;
+        tracing::info!(
+            volume = %name,
+            durability = ?durability,
+            durability_before = ?before.durability,
+            is_read_only,
+            is_read_only_before = before.is_read_only,
+            "what the volume promises was changed"
+        );
         self.volumes.lock().records.insert(record.id, record.clone());
         Ok(record)
     }

@@ -297,7 +297,8 @@ impl OpenPool {
                     continue;
                 }
                 None => {
-                    self.pool.create_volume(&wanted.name, wanted.size.0, wanted.durability).await?
+                    let durability = wanted.durability.unwrap_or_default();
+                    self.pool.create_volume(&wanted.name, wanted.size.0, durability).await?
                 }
             };
             if self.pool.is_closed(&volume) {

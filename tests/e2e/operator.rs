@@ -70,6 +70,39 @@ fn volumes_come_grow_go_and_come_back_while_the_daemon_serves() {
 }
 
 #[test]
+fn a_start_leaves_what_a_volume_promises_as_it_is_unless_it_is_named() {
+    let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB"), ("db", "4MiB")]);
+    let promises = |daemon: &Daemon, name: &str| {
+        let shown = daemon.json(&["volume", "show", name]);
+        (shown["durability"].as_str().expect("a word").to_owned(), shown["is_read_only"] == true)
+    };
+    assert_eq!(promises(&daemon, "db"), ("auto".to_owned(), false));
+    let set = daemon.json(&["volume", "set", "db", "--durability", "store"]);
+    assert_eq!(set["durability"], "store", "{set}");
+    let _ = daemon.json(&["volume", "set", "db", "--read-only", "true"]);
+    assert_eq!(promises(&daemon, "db"), ("store".to_owned(), true));
+    assert!(daemon.log().contains("what the volume promises was changed"), "{}", daemon.tail());
+    daemon.stop();
+    // With `--volume db=4MiB`, which says nothing of it.
+    daemon.restart();
+    assert_eq!(promises(&daemon, "db"), ("store".to_owned(), true));
+    daemon.stop();
+    // Without a daemon, too; and what is not named stays.
+    let set = daemon.json(&["volume", "set", "db", "--read-only", "false"]);
+    assert_eq!((&set["durability"], &set["is_read_only"]), (&"store".into(), &false.into()));
+    fails(&daemon, &["volume", "set", "nothing", "--read-only", "true"], &["nothing"]);
+    fails(&daemon, &["volume", "set", "db"], &["--durability", "--read-only"]);
+    // What the configuration names comes true at the start.
+    let named = "[[volumes]]\nname = \"db\"\nsize = \"4MiB\"\ndurability = \"write\"\n";
+    std::fs::write(daemon.place().join("spindle.toml"), format!("{SMALL}{named}"))
+        .expect("write the configuration");
+    daemon.restart();
+    assert_eq!(promises(&daemon, "db"), ("write".to_owned(), false));
+    connect(&daemon, "db").expect("it opens").write(0, b"hello", 0);
+    daemon.stop();
+}
+
+#[test]
 fn status_shows_what_is_at_risk_and_a_flush_ends_it() {
     let settings = SMALL.replace("max_age = \"1s\"", "max_age = \"1h\"");
     let daemon = Daemon::started(&settings, &[("disk", "8MiB")]);

@@ -102,6 +102,21 @@ pub enum VolumeCommand {
         #[arg(long)]
         shrink: bool,
     },
+    /// Change what a volume promises, while it is in use; what is not named stays
+    #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)))]
+    Set {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Its name
+        name: String,
+        /// What an answered write has survived
+        #[arg(long, value_enum, group = "change")]
+        durability: Option<DurabilityArg>,
+        /// Refuse writes, or accept them again
+        #[arg(long, value_name = "true|false", group = "change")]
+        read_only: Option<bool>,
+    },
     /// Remove a volume; it can be restored for the time of deleted_retention
     Rm {
         /// Which pool.
@@ -137,7 +152,7 @@ pub enum VolumeCommand {
 /// The words of [`Durability`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DurabilityArg {
-    /// write when other machines can reach a listener, else flush
+    /// For each connection: write when its client is on another machine, else flush
     Auto,
     /// A crash of the daemon; a flush also a loss of power
     Flush,

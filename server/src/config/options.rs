@@ -315,13 +315,20 @@ pub const OPTIONS: &[OptionDoc] = &[
         "volumes.durability",
         "choice",
         "auto, flush, write, store",
+        "(as the volume is; auto for a new one)",
         "\"auto\"",
-        "",
         "What an answered write has survived. flush: a crash of the daemon, and a flush a loss of \
          power. write: every write also a loss of power. store: a flush waits for the store. auto: \
-         write when other machines can reach a listener, else flush.",
+         for each connection, write when its client is on another machine, else flush.",
     ),
-    row("volumes.read_only", "true or false", "", "false", "", "Refuse writes."),
+    row(
+        "volumes.read_only",
+        "true or false",
+        "",
+        "(as the volume is; false for a new one)",
+        "false",
+        "Refuse writes.",
+    ),
 ];
 
 /// A commented `spindle.toml` with every option and its default.

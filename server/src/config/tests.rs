@@ -26,7 +26,6 @@ fn a_directory_is_all_it_needs() {
     assert_eq!(config.cache_dir(), Some(Path::new("/d/cache")));
     assert_eq!(config.key_source(), KeySource::File("/d/spindle.key".into()));
     assert_eq!(config.settings().nbd.listen.as_deref(), Some(&["127.0.0.1:10809".to_owned()][..]));
-    assert_eq!(config.auto_durability(), Durability::Flush);
     let error = Config::load(None, &[]).unwrap_err().to_string();
     assert!(error.contains("--dir"), "{error}");
 }
@@ -49,7 +48,8 @@ fn flags_win_over_the_file_and_the_file_over_defaults() {
     assert_eq!((settings.log.size, settings.log.io), (ByteSize(4 << 30), LogIo::Direct));
     assert_eq!(settings.volumes.len(), 1);
     assert_eq!(settings.volumes[0].size, ByteSize(2 << 30));
-    assert!(settings.volumes[0].read_only);
+    assert_eq!(settings.volumes[0].read_only, Some(true));
+    assert_eq!(settings.volumes[0].durability, None, "unset stays unset");
     let origin = |key: &str| {
         config.rows().into_iter().find(|row| row.0 == key).map(|row| row.2.to_string()).unwrap()
     };
@@ -116,14 +116,6 @@ fn a_store_that_cannot_be_one_is_a_mistake_of_the_configuration() {
 }
 
 #[test]
-fn a_listener_for_other_machines_makes_auto_mean_write() {
-    let text = "dir = \"/d\"\n[nbd]\nlisten = [\"0.0.0.0:0\"]\nallow_plain_remote = true\n";
-    assert_eq!(load(text, &[]).unwrap().auto_durability(), Durability::Write);
-    let text = "dir = \"/d\"\n[nbd]\nlisten = [\"[::1]:0\", \"localhost:0\"]\n";
-    assert_eq!(load(text, &[]).unwrap().auto_durability(), Durability::Flush);
-}
-
-#[test]
 fn every_option_is_documented_and_every_documented_option_exists() {
     let mut settings = Settings {
         dir: Some("/d".into()),
@@ -131,8 +123,8 @@ fn every_option_is_documented_and_every_documented_option_exists() {
         volumes: vec![VolumeSettings {
             name: "a".to_owned(),
             size: ByteSize(1 << 30),
-            durability: Durability::Auto,
-            read_only: false,
+            durability: Some(Durability::Auto),
+            read_only: Some(false),
         }],
         ..Settings::default()
     };

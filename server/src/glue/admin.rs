@@ -109,6 +109,10 @@ impl AdminHandler for AdminPool {
                 let record = pool.resize_volume(&name, size_bytes, shrink).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
+            Request::VolumeSet { name, durability, is_read_only } => {
+                let record = pool.configure_volume(&name, durability, is_read_only).await?;
+                Ok(Reply::Volume(volume_info(&open, &record)))
+            }
             Request::VolumeRemove { name, now } => {
                 let record = pool.remove_volume(&name, now).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))

@@ -52,7 +52,7 @@ impl PoolExports {
 fn outlives_this_machine(client: &Client) -> bool {
     match client.peer {
         Peer::Unix { .. } => false,
-        Peer::Tcp(address) => !address.ip().is_loopback(),
+        Peer::Tcp(address) => !address.ip().to_canonical().is_loopback(),
     }
 }
 
@@ -89,7 +89,7 @@ pub struct Attachment {
 impl Attachment {
     /// A remote client's unflushed writes wait for stable storage unless the volume's owner has
     /// chosen a durability by name.
-    fn must_be_durable(&self) -> bool {
+    pub(crate) fn must_be_durable(&self) -> bool {
         self.is_remote && self.volume.record().durability == Durability::Auto
     }
 }

@@ -229,7 +229,7 @@ async fn volumes_come_go_and_come_back() {
     assert_eq!(again.id(), volume.id());
     assert_eq!(read(&again, 0, 4096).await.unwrap(), pattern(5, 4096));
     // A read-only volume refuses every change.
-    pool.configure_volume("a", Durability::Write, true).await.unwrap();
+    pool.configure_volume("a", Some(Durability::Write), Some(true)).await.unwrap();
     let denied = again.discard(0, 4096, false).await.unwrap_err();
     assert_eq!(denied.kind(), ErrorKind::Denied);
     drop((volume, other, again));
@@ -265,6 +265,36 @@ async fn a_flush_with_durability_store_waits_for_the_store() {
     let volume = pool.volume("v").unwrap();
     assert_eq!(read(&volume, 4096, 4096).await.unwrap(), pattern(2, 4096));
     drop(volume);
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auto_means_write_for_a_client_on_another_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    pool.create_volume("auto", MIB, Durability::Auto).await.unwrap();
+    pool.create_volume("named", MIB, Durability::Flush).await.unwrap();
+    let exports = PoolExports::new(pool.clone());
+    let local = ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"].map(str::to_owned);
+    let remote = ["192.0.2.7:5", "[2001:db8::7]:5"].map(str::to_owned);
+    for (addresses, is_remote) in [(&local[..], false), (&remote[..], true)] {
+        for address in addresses {
+            let peer = Peer::Tcp(address.parse().unwrap());
+            let client = Client { peer, is_tls: false, names: Vec::new() };
+            let auto = exports.open("auto", &client).await.unwrap();
+            assert_eq!(auto.must_be_durable(), is_remote, "{address}");
+            auto.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
+            let log = pool.log_status();
+            assert!(!is_remote || log.durable_lsn == log.last_lsn, "{address}: {log:?}");
+            let named = exports.open("named", &client).await.unwrap();
+            assert!(!named.must_be_durable(), "{address}: chosen by name");
+        }
+    }
+    let peer = Peer::Unix { uid: None };
+    let client = Client { peer, is_tls: false, names: Vec::new() };
+    assert!(!exports.open("auto", &client).await.unwrap().must_be_durable());
+    drop(exports);
     pool.close().await.unwrap();
 }
 
