@@ -3,7 +3,8 @@
 //! Invariants:
 //! - The socket is of mode 0600 from the moment it can be connected to.
 //! - Every line, every connection count and every wait on the peer is bounded.
-//! - A request that was read is carried to its end, even when its client is gone.
+//! - A request that was read is carried to its end, even when its client is gone; at a stop it has a
+//!   bounded time for that, and is then given up with an answer that says so.
 //! - The reply types are also what `-o json` prints: one home for each shape.
 //! - Requests and replies that hold a secret are never logged.
 
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use zeroize::Zeroizing;
 
 /// Longest request line, in bytes.
@@ -447,8 +448,15 @@ impl AdminServer {
         Ok(AdminServer { listener, path })
     }
 
-    /// Answers until `stop` resolves; then waits for the requests that are being carried out.
-    pub async fn serve<H: AdminHandler>(self, handler: Arc<H>, stop: impl Future<Output = ()>) {
+    /// Answers until `stop` resolves. The requests that are being carried out then have `grace` to
+    /// end; what has not by then (a flush while the store is away) is given up.
+    pub async fn serve<H: AdminHandler>(
+        self,
+        handler: Arc<H>,
+        stop: impl Future<Output = ()>,
+        grace: Duration,
+    ) {
+        let given_up = watch::Sender::new(false);
         let permits = Arc::new(Semaphore::new(CONNECTION_COUNT_MAX));
         let mut tasks = tokio::task::JoinSet::new();
         tokio::pin!(stop);
@@ -465,8 +473,9 @@ impl AdminServer {
             match (permit, accepted) {
                 (Ok(permit), Ok((stream, _))) => {
                     let handler = Arc::clone(&handler);
+                    let given_up = given_up.subscribe();
                     tasks.spawn(async move {
-                        if let Err(error) = answer(stream, &*handler).await {
+                        if let Err(error) = answer(stream, &*handler, given_up).await {
                             tracing::debug!(%error, "an admin connection ended early");
                         }
                         drop(permit);
@@ -480,7 +489,13 @@ impl AdminServer {
                 (Err(_), _) => break, // the semaphore is never closed
             }
         }
-        while tasks.join_next().await.is_some() {}
+        let ended = async { while tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(grace, ended).await.is_err() {
+            tracing::warn!(count = tasks.len(), "admin requests that did not end are given up");
+            given_up.send_replace(true);
+            // Telling their clients is bounded in itself.
+            while tasks.join_next().await.is_some() {}
+        }
     }
 }
 
@@ -490,7 +505,11 @@ impl Drop for AdminServer {
     }
 }
 
-async fn answer<H: AdminHandler>(stream: UnixStream, handler: &H) -> std::io::Result<()> {
+async fn answer<H: AdminHandler>(
+    stream: UnixStream,
+    handler: &H,
+    mut given_up: watch::Receiver<bool>,
+) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let line = match timeout(LINE_TIMEOUT, read_line(read, REQUEST_BYTES_MAX)).await {
         Ok(line) => line,
@@ -506,7 +525,14 @@ async fn answer<H: AdminHandler>(stream: UnixStream, handler: &H) -> std::io::Re
     let outcome = match serde_json::from_str::<Request>(&line) {
         Ok(request) => {
             drop(line); // may hold a secret
-            handler.handle(request).await
+            tokio::select! {
+                outcome = handler.handle(request) => outcome,
+                _ = given_up.wait_for(|given_up| *given_up) => Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "the daemon stopped before the request was carried out to its end; ask again \
+                     when it runs",
+                )),
+            }
         }
         // Serde's message quotes unknown names, never the values of known ones.
         Err(error) => Err(Error::new(

@@ -3,7 +3,8 @@
 //! Invariants:
 //! - Results go to standard output, everything else to standard error; errors read
 //!   `spindle: …` and say what to do.
-//! - Exit codes: 0 done, 1 failed, 2 the command line or the configuration is wrong.
+//! - Exit codes: 0 done, 1 failed, 2 the command line or the configuration is wrong, 3 a second
+//!   signal ended the daemon before its stop was done.
 //! - A command about a pool asks the daemon that runs on its directory; only when none runs, it
 //!   opens the pool itself.
 //! - No secret is taken from an argument.
@@ -51,7 +52,10 @@ pub fn main() -> ExitCode {
             return fail(&cli, &Failure::Failed(error));
         }
     };
-    match runtime.block_on(run(&cli)) {
+    let outcome = runtime.block_on(run(&cli));
+    // Whatever still blocks (an opening that a signal ended) must not hold up the end.
+    runtime.shutdown_background();
+    match outcome {
         Ok(code) => code,
         Err(failure) => fail(&cli, &failure),
     }

@@ -25,6 +25,9 @@ use tokio::sync::{Notify, RwLock, watch};
 /// of the ring. Chosen by hand: one ring that was full of it when it was found sick, which the side
 /// files must take so that the ring gets free, and one more to write over what is damaged.
 const ASIDE_RINGS: u64 = 2;
+/// Longest that closing waits for a background job. Chosen by hand: a job ends between two steps at
+/// once, unless the store does not answer.
+const JOB_GRACE: Duration = Duration::from_secs(10);
 
 /// What volumes and the destage job share.
 pub(crate) struct Shared {
@@ -32,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) tier: Tier,
     /// Why nothing is served any more, once something final happened.
     fatal: OnceLock<Error>,
+    /// The pool is being closed: nobody waits for the store any more.
+    is_closing: AtomicBool,
     /// Highest LSN that somebody waits for in the store.
     wanted_lsn: AtomicU64,
     pub(crate) wanted: Notify,
@@ -251,11 +256,12 @@ impl Shared {
         let begun = self.late_begun.load(Ordering::Acquire);
         self.is_late_wanted.store(true, Ordering::Release);
         self.wanted.notify_one();
-        let tried = ended.wait_for(|ended| *ended > begun || self.is_stopped()).await;
+        let tried = ended.wait_for(|ended| *ended > begun || self.is_ending()).await;
         self.check_serving()?;
-        tried.map(drop).map_err(|_| {
-            Error::new(ErrorKind::Unavailable, "wait for destage: the pool is closing")
-        })
+        match tried {
+            Ok(ended) if *ended > begun => Ok(()),
+            _ => Err(Error::new(ErrorKind::Unavailable, "wait for destage: the pool is closing")),
+        }
     }
 
     /// A test may end the pool between any two steps.
@@ -305,7 +311,7 @@ impl Shared {
         }
         self.wanted_lsn.fetch_max(lsn.0, Ordering::AcqRel);
         self.wanted.notify_one();
-        let reached = destaged.wait_for(|destaged| *destaged >= lsn || self.is_stopped()).await;
+        let reached = destaged.wait_for(|destaged| *destaged >= lsn || self.is_ending()).await;
         self.check_serving()?;
         match reached {
             Ok(destaged) if *destaged >= lsn => Ok(()),
@@ -337,6 +343,18 @@ impl Shared {
 
     pub(crate) fn is_stopped(&self) -> bool {
         self.fatal.get().is_some()
+    }
+
+    /// What is waited for does not come any more.
+    fn is_ending(&self) -> bool {
+        self.is_stopped() || self.is_closing.load(Ordering::Acquire)
+    }
+
+    /// Ends every wait for the store, now and later.
+    fn begin_closing(&self) {
+        self.is_closing.store(true, Ordering::Release);
+        self.destaged.send_modify(|_| ());
+        self.late_ended.send_modify(|_| ());
     }
 
     /// Stops acknowledging: another epoch owns the pool, or the log cannot be trusted.
@@ -468,6 +486,7 @@ impl Pool {
             log,
             tier,
             fatal: OnceLock::new(),
+            is_closing: AtomicBool::new(false),
             wanted_lsn: AtomicU64::new(0),
             wanted: Notify::new(),
             destaged,
@@ -885,6 +904,16 @@ impl Pool {
         self.shared.fail(error);
     }
 
+    /// Resolves when the pool has stopped for good (another owner has it, or the store lost it), with
+    /// the reason.
+    pub async fn ended(&self) -> Error {
+        let mut destaged = self.shared.destaged.subscribe();
+        // The sender lives as long as the pool does.
+        let _ = destaged.wait_for(|_| self.shared.is_stopped()).await;
+        let closed = || Error::new(ErrorKind::Unavailable, "serve the pool: it was closed");
+        self.shared.fatal.get().cloned().unwrap_or_else(closed)
+    }
+
     /// True once nothing is served any more.
     #[must_use]
     pub fn fatal(&self) -> Option<Error> {
@@ -901,11 +930,17 @@ impl Pool {
     /// # Errors
     /// The first failure; the log is then marked unclean and recovery does its work.
     pub async fn close(&self) -> Result<(Lsn, Lsn)> {
+        self.shared.begin_closing();
         let flushed = self.shared.log.flush().await;
         self.stop.send_replace(true);
         let jobs = std::mem::take(&mut *self.jobs.lock());
-        for job in jobs {
-            job.await.map_err(|error| {
+        for mut job in jobs {
+            let Ok(ended) = tokio::time::timeout(JOB_GRACE, &mut job).await else {
+                // It waits for the store; whatever it was at is repeated after the next start.
+                job.abort();
+                continue;
+            };
+            ended.map_err(|error| {
                 Error::with_source(ErrorKind::Io, "stop a background job", error)
             })?;
         }

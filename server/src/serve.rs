@@ -32,6 +32,8 @@ use tokio::sync::watch;
 /// Longest time that an orderly stop spends on moving the log's tail to the store. What is left
 /// stays in the log, and the pool stays ours.
 const CLOSE_DESTAGE_MAX: Duration = Duration::from_secs(60);
+/// Exit code of a daemon that a second signal ended before its stop was done.
+const EXIT_AT_ONCE: i32 = 3;
 /// Time that requests in flight have to finish at an orderly stop.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 /// How often the owner looks whether it still is. Chosen by hand: one listing.
@@ -387,17 +389,20 @@ pub async fn run(config: &Config, take_over: bool) -> Result<()> {
                 // A sender that is gone means the same.
                 let _ = stopped.wait_for(|stop| *stop).await;
             };
-            socket.serve(handler, stopped).await;
+            socket.serve(handler, stopped, STOP_GRACE).await;
         }
     });
     let watch = tokio::spawn(watch_ownership(open.clone(), stop.subscribe()));
     let purge = tokio::spawn(purge_removed(open.clone(), stop.subscribe()));
     announce(&endpoints);
     let mut stopped = stop.subscribe();
-    tokio::select! {
-        () = signals.stop() => {}
-        _ = stopped.wait_for(|stop| *stop) => {}
-    }
+    // A supervisor sends its signal beside or after `spindle stop`: that one means the same stop.
+    let (lost, spare_count) = tokio::select! {
+        () = signals.stop() => (None, 0),
+        _ = stopped.wait_for(|stop| *stop) => (None, 1),
+        lost = open.pool.ended() => (Some(lost), 1),
+    };
+    end_at_once_on_another(signals, spare_count);
     tracing::info!("stopping");
     stop.send_replace(true);
     server.stop(STOP_GRACE);
@@ -409,10 +414,30 @@ pub async fn run(config: &Config, take_over: bool) -> Result<()> {
     }
     handler.close().await?;
     drop(handler);
-    match Arc::into_inner(open) {
-        Some(open) => open.close().await,
-        None => Err(Error::new(ErrorKind::Io, "close the pool: it is still in use")),
+    let Some(open) = Arc::into_inner(open) else {
+        return Err(Error::new(ErrorKind::Io, "close the pool: it is still in use"));
+    };
+    let Some(lost) = lost else { return open.close().await };
+    // Not ours any more: nothing of it is moved to the store or released.
+    if let Err(error) = open.pool.close().await {
+        tracing::debug!(error = %error.chain(), "a pool that was lost did not close in order");
     }
+    Err(lost)
+}
+
+/// Ends the process at the next signal but `spare_count`, whatever an orderly stop waits for. What
+/// was answered is in the write log, as after a kill.
+fn end_at_once_on_another(mut signals: Signals, spare_count: usize) {
+    tokio::spawn(async move {
+        for _ in 0..=spare_count {
+            signals.stop().await;
+        }
+        tracing::warn!(
+            "ended at once, because another signal came during the stop; what the store does not \
+             hold is in the write log, and the pool stays owned by this directory"
+        );
+        std::process::exit(EXIT_AT_ONCE);
+    });
 }
 
 /// Opens the pool for requests of the command line while no daemon has it.
@@ -563,7 +588,11 @@ async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
             () = tokio::time::sleep(OWNERSHIP_CHECK) => {}
             _ = stop.wait_for(|stop| *stop) => return,
         }
-        match open.ownership.check().await {
+        let checked = tokio::select! {
+            checked = open.ownership.check() => checked,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        match checked {
             Ok(()) => {}
             Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Corrupt) => {
                 open.pool.fence(error);
@@ -583,7 +612,12 @@ async fn purge_removed(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
             () = tokio::time::sleep(PURGE_CHECK) => {}
             _ = stop.wait_for(|stop| *stop) => return,
         }
-        match open.pool.purge_expired().await {
+        // It waits where the log is full.
+        let purged = tokio::select! {
+            purged = open.pool.purge_expired() => purged,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        match purged {
             Ok(0) => {}
             Ok(count) => tracing::info!(count, "purged removed volumes"),
             Err(error) => tracing::warn!(error = %error.chain(), "removed volumes were not purged"),

@@ -23,9 +23,10 @@ async fn with_server<F: Future<Output = ()>>(body: impl FnOnce(PathBuf) -> F) {
     let dir = tempfile::tempdir().unwrap();
     let server = AdminServer::bind(dir.path()).unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let serving = tokio::spawn(server.serve(Arc::new(Echo), async {
+    let stopped = async {
         let _ = stopped.await;
-    }));
+    };
+    let serving = tokio::spawn(server.serve(Arc::new(Echo), stopped, Duration::from_secs(60)));
     body(dir.path().to_owned()).await;
     stop.send(()).unwrap();
     serving.await.unwrap();
@@ -113,6 +114,42 @@ async fn a_leftover_socket_counts_as_no_daemon_and_is_replaced() {
     let server = AdminServer::bind(dir.path()).unwrap();
     drop(server);
     assert!(!dir.path().join(SOCKET_NAME).exists());
+}
+
+/// Never ends a flush, as while the store is away; says when it has one.
+struct Stuck(watch::Sender<bool>);
+
+impl AdminHandler for Stuck {
+    async fn handle(&self, request: Request) -> Result<Reply> {
+        if request == Request::Flush {
+            self.0.send_replace(true);
+            std::future::pending::<()>().await;
+        }
+        Ok(Reply::Done { message: String::new() })
+    }
+}
+
+#[tokio::test]
+async fn a_stop_gives_up_requests_that_do_not_end_and_tells_their_clients() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = AdminServer::bind(dir.path()).unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let stopped = async {
+        let _ = stopped.await;
+    };
+    let begun = watch::Sender::new(false);
+    let mut begins = begun.subscribe();
+    let handler = Arc::new(Stuck(begun));
+    let serving = tokio::spawn(server.serve(handler, stopped, Duration::from_millis(50)));
+    let path = dir.path().to_owned();
+    let flush = tokio::spawn(async move { call(&path, &Request::Flush).await });
+    begins.wait_for(|begun| *begun).await.unwrap();
+    assert!(call(dir.path(), &Request::Status).await.unwrap().is_some());
+    stop.send(()).unwrap();
+    tokio::time::timeout(Duration::from_secs(30), serving).await.expect("it ends").unwrap();
+    let error = flush.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("stopped"), "{error}");
 }
 
 #[test]

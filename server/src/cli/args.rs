@@ -10,9 +10,11 @@ use toml::Value;
 /// Fast, safe virtual disks on an object store.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "spindle", version, about, max_term_width = 100, subcommand_required = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong command line or configuration.\n\
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong command line or configuration, 3 ended by a second signal.\n\
     Environment: SPINDLE_LOG sets the log filter (info, tiering=debug, …); the store's credentials \
-    come from the variables of its ecosystem (AWS_…, GOOGLE_…, AZURE_…).")]
+    come from the variables of its ecosystem (AWS_…, GOOGLE_…, AZURE_…)."
+)]
 pub struct Cli {
     /// How results are printed.
     #[arg(short, long, global = true, value_enum, default_value_t = Output::Text)]

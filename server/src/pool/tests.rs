@@ -269,6 +269,28 @@ async fn a_flush_with_durability_store_waits_for_the_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_ends_what_waits_for_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    let never = Lsn(u64::MAX);
+    let waiting = {
+        let pool = pool.clone();
+        tokio::spawn(async move { pool.shared.wait_destaged(never).await })
+    };
+    while !pool.shared.is_wanted() {
+        tokio::task::yield_now().await;
+    }
+    pool.close().await.unwrap();
+    let waited = tokio::time::timeout(Duration::from_secs(30), waiting).await.expect("it ends");
+    assert_eq!(waited.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
+    // Nor does anybody begin to.
+    let late = pool.shared.wait_destaged(never);
+    let late = tokio::time::timeout(Duration::from_secs(30), late).await.expect("it ends");
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn auto_means_write_for_a_client_on_another_machine() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
