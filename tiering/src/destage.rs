@@ -279,7 +279,7 @@ impl Inner {
             let payload = PutPayload::from_bytes(segment.bytes.clone());
             let failed = match self.store.put_opts(&path, payload, options).await {
                 Ok(_) => {
-                    self.is_upload_failing.store(false, Ordering::Relaxed);
+                    self.uploads.clear();
                     return Ok(());
                 }
                 // An earlier attempt of ours may have arrived without our hearing of it.
@@ -288,7 +288,10 @@ impl Inner {
                     | object_store::Error::Precondition { .. },
                 ) => match self.store.get(&path).await {
                     Ok(found) => match found.bytes().await {
-                        Ok(bytes) if bytes == segment.bytes => return Ok(()),
+                        Ok(bytes) if bytes == segment.bytes => {
+                            self.uploads.clear();
+                            return Ok(());
+                        }
                         // The transfer may have been bad: it is looked at once more.
                         Ok(_) if !has_differed => {
                             has_differed = true;
@@ -313,7 +316,7 @@ impl Inner {
                 Err(failed) => failed,
             };
             self.upload_retry_count.fetch_add(1, Ordering::Relaxed);
-            self.is_upload_failing.store(true, Ordering::Relaxed);
+            self.uploads.note(&failed);
             tracing::warn!(object = %path, error = %failed, "segment not written, trying again");
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);

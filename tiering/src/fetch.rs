@@ -263,6 +263,7 @@ impl Frames {
             store_frame_count: load(&counters.store_frame_count),
             store_request_count: load(&inner.store.request_count),
             store_retry_count: load(&inner.store.retry_count),
+            store_failure: inner.store.failure(),
             store_read_bytes: load(&inner.store.read_bytes),
             store_bad_count: load(&counters.store_bad_count),
             store_refetch_count: load(&counters.store_refetch_count),

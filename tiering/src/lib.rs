@@ -16,6 +16,7 @@ pub mod fetch;
 pub mod fsck;
 pub mod map;
 mod orphans;
+mod outage;
 pub mod segment;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -27,4 +28,5 @@ pub use destage::{
 pub use fsck::{FsckOptions, FsckReport};
 pub use map::records::AsideFile;
 pub use orphans::SweepReport;
+pub use outage::StoreFailure;
 pub use tier::{OwnerCheck, Tier, TierOptions, TierStatus};

@@ -19,6 +19,7 @@ use crate::map::pages::PAGE_BLOCKS;
 use crate::map::records::AsideFile;
 use crate::map::{FoldReport, Health, Map, MapOptions, MapStatus, Writer};
 use crate::orphans::{Orphans, SweepReport};
+use crate::outage::{Outage, StoreFailure};
 use crate::segment::{BLOCK_COUNT_MAX, FrameRef};
 use block::seal::{Algorithm, PoolKey};
 use block::units::BLOCK_BYTES;
@@ -144,8 +145,8 @@ pub struct TierStatus {
     pub frames: FramesStatus,
     /// Uploads that failed and were tried again.
     pub upload_retry_count: u64,
-    /// The last attempt to upload failed: the store is away, or refuses.
-    pub is_upload_failing: bool,
+    /// Why the last attempt to upload failed, until one succeeds: the store is away, or refuses.
+    pub upload_failure: Option<StoreFailure>,
     /// Segments of failed destages that wait to be deleted from the store.
     pub abandoned_count: u64,
     /// Times that the metadata database had ended and was opened anew.
@@ -175,7 +176,7 @@ pub(crate) struct Inner {
     pub(crate) is_read_only: bool,
     pub(crate) next_segment: AtomicU64,
     pub(crate) upload_retry_count: AtomicU64,
-    pub(crate) is_upload_failing: AtomicBool,
+    pub(crate) uploads: Outage,
     /// See [`Tier::set_urgent`].
     pub(crate) is_urgent: AtomicBool,
     pub(crate) reopen_count: AtomicU64,
@@ -244,7 +245,7 @@ impl Tier {
                 is_read_only,
                 next_segment,
                 upload_retry_count: AtomicU64::new(0),
-                is_upload_failing: AtomicBool::new(false),
+                uploads: Outage::default(),
                 is_urgent: AtomicBool::new(false),
                 reopen_count: AtomicU64::new(0),
             }),
@@ -423,7 +424,7 @@ impl Tier {
             map: self.inner.map.status(),
             frames: self.inner.frames.status(),
             upload_retry_count: self.inner.upload_retry_count.load(Ordering::Relaxed),
-            is_upload_failing: self.inner.is_upload_failing.load(Ordering::Relaxed),
+            upload_failure: self.inner.uploads.status(),
             abandoned_count: self.inner.orphans.abandoned_count() as u64,
             reopen_count: self.inner.reopen_count.load(Ordering::Relaxed),
             metadata_failure: match self.inner.map.health() {

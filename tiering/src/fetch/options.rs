@@ -4,6 +4,7 @@
 //! - Every budget is in bytes and every limit is reached by a test.
 
 use crate::cache::{CacheOptions, CacheStatus};
+use crate::outage::StoreFailure;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -75,6 +76,8 @@ pub struct FramesStatus {
     pub store_request_count: u64,
     /// Requests to the object store that failed for a passing reason.
     pub store_retry_count: u64,
+    /// Why the last of them did, until one succeeds.
+    pub store_failure: Option<StoreFailure>,
     /// Bytes read from the object store.
     pub store_read_bytes: u64,
     /// Frames and whole objects that did not verify as they arrived and were read once more.

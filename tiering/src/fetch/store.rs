@@ -7,13 +7,14 @@
 //!   transfer. Whether they are the right ones, the caller finds out.
 
 use super::FramesOptions;
+use crate::outage::{Outage, StoreFailure};
 use crate::segment::SegmentInfo;
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use object_store::{ObjectStore, ObjectStoreExt};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
@@ -29,7 +30,7 @@ pub struct StoreReader {
     places: Semaphore,
     attempt_timeout: Duration,
     retry_duration_max: Duration,
-    is_failing: AtomicBool,
+    outage: Outage,
     /// Requests sent, of any outcome.
     pub request_count: AtomicU64,
     /// Requests that failed for a passing reason.
@@ -47,7 +48,7 @@ impl StoreReader {
             places: Semaphore::new(options.store_read_count_max.max(1)),
             attempt_timeout: options.attempt_timeout,
             retry_duration_max: options.retry_duration_max,
-            is_failing: AtomicBool::new(false),
+            outage: Outage::default(),
             request_count: AtomicU64::new(0),
             retry_count: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
@@ -72,14 +73,20 @@ impl StoreReader {
             if backoff == BACKOFF_FIRST {
                 self.check_size(info).await?;
             }
+            self.note_failing(&source);
             if started.elapsed() + backoff > self.retry_duration_max {
                 let what = format!("read {info}: the object store does not answer");
                 return Err(Error::with_source(ErrorKind::Unavailable, what, source));
             }
-            self.note_failing(&source);
             tokio::time::sleep(jittered(backoff)).await;
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }
+    }
+
+    /// Why the last read failed for a passing reason, until one succeeds.
+    #[must_use]
+    pub fn failure(&self) -> Option<StoreFailure> {
+        self.outage.status()
     }
 
     async fn attempt(
@@ -104,7 +111,7 @@ impl StoreReader {
     }
 
     fn accept(&self, bytes: Bytes) -> Bytes {
-        if self.is_failing.swap(false, Ordering::Relaxed) {
+        if self.outage.clear() {
             tracing::info!("the object store answers again");
         }
         self.read_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -131,7 +138,7 @@ impl StoreReader {
     }
 
     fn note_failing(&self, source: &object_store::Error) {
-        if !self.is_failing.swap(true, Ordering::Relaxed) {
+        if self.outage.note(source) {
             let error = source as &dyn std::error::Error;
             tracing::warn!(error, "the object store does not answer; reads from it wait");
         }

@@ -182,11 +182,13 @@ async fn passing_failures_are_waited_out_and_lasting_ones_are_not() {
     world.store.fail_next(Op::Get, 3);
     world.check(&frames, &[1], Access::Random).await;
     assert!(frames.status().store_retry_count >= 2);
+    assert_eq!(frames.status().store_failure, None, "it answers again");
     world.store.set_away(true);
     let quick = FramesOptions { retry_duration_max: Duration::from_millis(200), ..bare() };
     let frames = world.open(quick);
     let error = frames.read(&world.frames[0].info, world.frames[0].at).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(frames.status().store_failure.is_some());
     world.store.set_away(false);
     world.check(&frames, &[0], Access::Random).await;
     // A store that never answers counts as failing, too.

@@ -406,6 +406,7 @@ fn transient_and_ambiguous_failures_are_waited_out() {
                 store.make_ambiguous(Op::Put, 2);
                 store.fail_next(Op::Get, 1);
                 tier.destage(made.window, &Payloads).await.unwrap();
+                assert_eq!(tier.status().upload_failure, None, "found to have arrived");
                 world.model = made.after;
                 store.fail_next(Op::Put, 2);
                 let made = world.window(40);
@@ -418,6 +419,35 @@ fn transient_and_ambiguous_failures_are_waited_out() {
             tier.close().await.unwrap();
         });
     }
+}
+
+#[test]
+fn an_upload_that_fails_shows_why_until_one_succeeds() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let mut world = World::new(7);
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let made = world.window(40);
+        store.set_away(true);
+        let destage = {
+            let tier = tier.clone();
+            tokio::spawn(async move { tier.destage(made.window, &Payloads).await })
+        };
+        let failing = async {
+            loop {
+                match tier.status().upload_failure {
+                    Some(failure) => return failure,
+                    None => tokio::time::sleep(Duration::from_millis(2)).await,
+                }
+            }
+        };
+        let failure = tokio::time::timeout(Duration::from_secs(30), failing).await.unwrap();
+        assert!(!failure.error.is_empty() && failure.age <= failure.lasts, "{failure:?}");
+        store.set_away(false);
+        destage.await.unwrap().unwrap();
+        assert_eq!(tier.status().upload_failure, None);
+        tier.close().await.unwrap();
+    });
 }
 
 fn window_of(lsn: u64, start: u64, bytes: Vec<u8>) -> Window<Bytes> {
