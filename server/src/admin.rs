@@ -295,6 +295,12 @@ pub struct TierInfo {
     pub range_count: u64,
     /// Uploads that failed and were tried again since the start.
     pub upload_retry_count: u64,
+    /// Why the last upload failed, until one succeeds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload_failure: Option<String>,
+    /// Why the last read from the store failed, until one succeeds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_failure: Option<String>,
     /// Times that the metadata database had ended and was opened anew since the start.
     #[serde(default)]
     pub reopen_count: u64,

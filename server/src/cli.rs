@@ -229,7 +229,7 @@ async fn ask(cli: &Cli, args: &args::PoolArgs, request: Request) -> Result<(), F
     let reply = match admin::call(config.dir(), &request).await? {
         Some(reply) => reply,
         None => {
-            let pool = backend::offline(config).await?;
+            let pool = backend::offline(config, &request).await?;
             let outcome = pool.handle(request).await;
             // Closed whatever the answer was; the first error is the one to hear about.
             let closed = pool.close().await;

@@ -188,6 +188,26 @@ impl KeyRing {
         }
     }
 
+    /// Whether `store` holds a pool's ring, whatever opens it. Writes nothing.
+    ///
+    /// # Errors
+    /// Those of listing the store.
+    pub async fn exists(store: &Store) -> Result<bool> {
+        Ok(Chain::new(store, "keyring").newest_number().await?.is_some())
+    }
+
+    /// As [`KeyRing::exists`], for a pool that was there before: false for an empty store.
+    ///
+    /// # Errors
+    /// `Corrupt` for a store that has lost its ring only.
+    pub(crate) async fn exists_or_refuse(store: &Store) -> Result<bool> {
+        let exists = KeyRing::exists(store).await?;
+        if !exists {
+            check_empty(store).await?;
+        }
+        Ok(exists)
+    }
+
     /// Opens the ring of an existing pool.
     ///
     /// # Errors

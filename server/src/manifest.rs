@@ -369,6 +369,12 @@ impl NodeDir {
         self.file.lock().node_id
     }
 
+    /// The pool that was last opened from here.
+    #[must_use]
+    pub fn pool(&self) -> Option<Uuid> {
+        self.file.lock().pool
+    }
+
     /// The directory was copied from another place since a pool was last opened from it.
     #[must_use]
     pub fn is_copy(&self) -> bool {

@@ -9,7 +9,7 @@
 //!   whether it wants to lose something.
 
 use crate::admin::{AdminHandler, AdminServer, FsckInfo};
-use crate::config::{Config, LogIo};
+use crate::config::{Config, LogIo, budget};
 use crate::destage::DestageOptions;
 use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
@@ -17,6 +17,7 @@ use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership};
 use crate::pool::{Pool, StepBack};
 use crate::store::{Store, StoreOptions};
+use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use nbd::{Access, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted};
@@ -24,10 +25,11 @@ use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tiering::cache::CacheOptions;
 use tiering::{AsideFile, FsckOptions, FsckReport, OwnerCheck, Tier, TierOptions};
 use tokio::sync::watch;
+use uuid::Uuid;
 
 /// Longest time that an orderly stop spends on moving the log's tail to the store. What is left
 /// stays in the log, and the pool stays ours.
@@ -48,25 +50,57 @@ pub struct OpenPool {
     pub(crate) ownership: Ownership,
     pub(crate) config: Config,
     pub(crate) recovery: replication::Recovery,
+    /// Since when the store does not say who owns the pool, and what it said last.
+    pub(crate) no_contact: parking_lot::Mutex<Option<(Instant, String)>>,
     _node: NodeDir,
 }
 
-/// Opens the configured pool, making it on first use.
+/// What may be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// A pool that exists. Where there is none, nothing is made or written.
+    Existing,
+    /// One is made on first use.
+    OrNew,
+    /// As `OrNew`, and it is taken from the node that has it open.
+    TakeOver,
+}
+
+/// Opens the configured pool.
 ///
 /// # Errors
 /// Those of each step, saying what to do.
-pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
+pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     raise_open_files();
     let dir = config.dir();
+    if opening == Opening::Existing {
+        check_dir_exists(config)?;
+        check_store_dir_exists(config)?;
+    }
+    let open_store = || Store::open(config.store_url(), &StoreOptions::default());
+    if opening == Opening::Existing && !KeyRing::exists(&open_store()?).await? {
+        return Err(no_pool(config, "there is no pool"));
+    }
     let node = NodeDir::open(dir)?;
-    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    if let Some(pool) = node.pool() {
+        // Before the probe and all else that writes: it may be a wrong or an emptied bucket.
+        let is_there = store_dir_exists(config)?;
+        if !is_there || !KeyRing::exists_or_refuse(&open_store()?).await? {
+            return Err(other_store(config, pool));
+        }
+    }
+    let store = open_store()?;
     store.probe().await?;
-    let keys = KeyRing::open_or_create(&store, &config.key_source()).await?;
+    let keys = match opening {
+        Opening::Existing => KeyRing::open(&store, &config.key_source()).await?,
+        _ => KeyRing::open_or_create(&store, &config.key_source()).await?,
+    };
+    let take_over = opening == Opening::TakeOver;
     let key = keys.newest().key.clone();
     let name = &config.settings().name;
     let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, take_over).await?;
     let pool = keys.pool().into_bytes();
-    let mut options = tier_options(config, &store, &keys, ownership.epoch());
+    let mut options = tier_options(config, &store, keys.pool(), &key, ownership.epoch());
     options.background = Some(crate::background::lane()?);
     let owner = ownership.clone();
     options.owner_check = Some(OwnerCheck::new(move || {
@@ -107,9 +141,9 @@ pub async fn open(config: &Config, take_over: bool) -> Result<OpenPool> {
         ownership,
         config: config.clone(),
         recovery,
+        no_contact: parking_lot::Mutex::default(),
         _node: node,
     };
-    open.make_volumes().await?;
     Ok(open)
 }
 
@@ -122,6 +156,47 @@ fn raise_open_files() {
     if let Err(error) = raised {
         tracing::warn!(%error, current = ?limit.current, "the limit of open files stays as it is");
     }
+}
+
+fn no_pool(config: &Config, why: &str) -> Error {
+    let what = format!(
+        "open the pool of {} in {}: {why}. Check --dir, --store and the configuration; to make a \
+         pool, run `spindle serve` or `spindle volume create` there",
+        config.dir().display(),
+        config.store_url()
+    );
+    Error::new(ErrorKind::NotFound, what)
+}
+
+/// This directory knows of a pool that the store knows nothing of.
+fn other_store(config: &Config, pool: Uuid) -> Error {
+    let what = format!(
+        "directory {} belongs to pool {pool}, but store {} holds no pool: it is another one, or was \
+         emptied, and nothing was written there. Use the right --store, bring the objects back, or, \
+         for a new pool, use another --dir",
+        config.dir().display(),
+        config.store_url()
+    );
+    Error::new(ErrorKind::NotFound, what)
+}
+
+fn check_dir_exists(config: &Config) -> Result<()> {
+    match config.dir().is_dir() {
+        true => Ok(()),
+        false => Err(no_pool(config, "the directory does not exist")),
+    }
+}
+
+/// Opening a store in a directory would make the directory.
+fn check_store_dir_exists(config: &Config) -> Result<()> {
+    match store_dir_exists(config)? {
+        true => Ok(()),
+        false => Err(no_pool(config, "the store does not exist")),
+    }
+}
+
+fn store_dir_exists(config: &Config) -> Result<bool> {
+    Ok(Store::dir_of(config.store_url())?.is_none_or(|dir| dir.is_dir()))
 }
 
 /// The side files that the metadata names, in the words of the log.
@@ -153,11 +228,16 @@ fn log_options(config: &Config) -> LogOptions {
     }
 }
 
-fn tier_options(config: &Config, store: &Store, keys: &KeyRing, epoch: Epoch) -> TierOptions {
+fn tier_options(
+    config: &Config,
+    store: &Store,
+    pool: Uuid,
+    key: &PoolKey,
+    epoch: Epoch,
+) -> TierOptions {
     let (settings, budget) = (config.settings(), config.budget());
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-    let key = keys.newest().key.clone();
-    let mut options = TierOptions::new(store.bulk(), keys.pool().into_bytes(), key, epoch);
+    let mut options = TierOptions::new(store.bulk(), pool.into_bytes(), key.clone(), epoch);
     options.algorithm = settings.encryption.cipher.algorithm();
     options.zstd_level = settings.destage.compression_level;
     options.segment_bytes = bytes(settings.destage.segment_size.0);
@@ -366,8 +446,9 @@ impl OpenPool {
 /// Whatever keeps the pool from opening, the sockets from listening, or the end from being orderly.
 pub async fn run(config: &Config, take_over: bool) -> Result<()> {
     let mut signals = Signals::new()?;
+    let opening = if take_over { Opening::TakeOver } else { Opening::OrNew };
     let open = tokio::select! {
-        open = open(config, take_over) => open?,
+        open = open_with_volumes(config, opening) => open?,
         () = signals.stop() => return Ok(()),
     };
     let stop = watch::Sender::new(false);
@@ -440,12 +521,19 @@ fn end_at_once_on_another(mut signals: Signals, spare_count: usize) {
     });
 }
 
-/// Opens the pool for requests of the command line while no daemon has it.
+async fn open_with_volumes(config: &Config, opening: Opening) -> Result<OpenPool> {
+    let open = open(config, opening).await?;
+    open.make_volumes().await?;
+    Ok(open)
+}
+
+/// Opens the pool for requests of the command line while no daemon has it. Configured volumes are
+/// left to the daemon.
 ///
 /// # Errors
 /// As [`open`].
-pub async fn offline(config: &Config) -> Result<AdminPool> {
-    Ok(AdminPool::offline(open(config, false).await?))
+pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
+    Ok(AdminPool::offline(open(config, opening).await?))
 }
 
 /// Walks what the store holds without opening the pool: whoever owns it is not disturbed, and
@@ -454,17 +542,27 @@ pub async fn offline(config: &Config) -> Result<AdminPool> {
 /// # Errors
 /// `NotFound` for a store without a pool; those of reading the store and the key.
 pub async fn fsck(config: &Config) -> Result<FsckInfo> {
+    check_store_dir_exists(config)?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
     let keys = KeyRing::open(&store, &config.key_source()).await?;
-    let key = &keys.newest().key;
+    fsck_of(config, keys.pool(), &keys.newest().key).await
+}
+
+/// As [`fsck`], with a key ring that is open: what opened it may be gone or another by now.
+pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Result<FsckInfo> {
+    let store = Store::open(config.store_url(), &StoreOptions::default())?;
     let Some(manifest) = crate::manifest::read(&store, key).await? else {
         let what = format!("check the pool in {}: it was never opened", store.url());
         return Err(Error::new(ErrorKind::NotFound, what));
     };
-    let epoch = Epoch(manifest.epoch);
-    let mut options = tier_options(config, &store, &keys, epoch);
-    // The cache belongs to the daemon of this directory.
+    let mut options = tier_options(config, &store, pool, key, Epoch(manifest.epoch));
+    // A walk reads everything once. It may run in a daemon whose own caches have the memory, and the
+    // cache on disk belongs to that daemon.
     options.frames.cache = None;
+    options.frames.memory_bytes = 0;
+    options.frames.stream_bytes = 0;
+    options.map.page_cache_bytes = usize::try_from(budget::MAP_BYTES_MIN).expect("it is small");
+    options.database.cache_bytes = budget::METADATA_BYTES_MIN;
     let tier = Tier::open_read_only(options).await?;
     let report = tier.fsck(FsckOptions::default()).await?;
     let volume_count = tier.volume_records().len();
@@ -593,7 +691,7 @@ async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
             _ = stop.wait_for(|stop| *stop) => return,
         };
         match checked {
-            Ok(()) => {}
+            Ok(()) => *open.no_contact.lock() = None,
             Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Corrupt) => {
                 open.pool.fence(error);
                 return;
@@ -601,6 +699,9 @@ async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
             // Nothing is known; the store being away must not stop the writers.
             Err(error) => {
                 tracing::debug!(error = %error.chain(), "ownership could not be checked");
+                let mut no_contact = open.no_contact.lock();
+                let since = no_contact.as_ref().map_or_else(Instant::now, |(since, _)| *since);
+                *no_contact = Some((since, error.chain()));
             }
         }
     }

@@ -103,6 +103,17 @@ impl Store {
         })
     }
 
+    /// The directory of a store that is one.
+    ///
+    /// # Errors
+    /// `Invalid` for a URL that names no store.
+    pub fn dir_of(url: &str) -> Result<Option<PathBuf>> {
+        match Location::parse(url)? {
+            Location::Directory(dir) => Ok(Some(dir)),
+            _ => Ok(None),
+        }
+    }
+
     /// A store that exists already: the memory store of tests, or one wrapped for faults.
     #[must_use]
     pub fn from_objects(url: &str, objects: Arc<dyn ObjectStore>) -> Store {

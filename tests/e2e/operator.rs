@@ -154,6 +154,61 @@ fn a_rotated_key_replaces_the_old_one() {
 }
 
 #[test]
+fn a_daemon_checks_its_pool_whatever_opens_it_by_now() {
+    let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
+    connect(&daemon, "disk").expect("it opens").write(0, b"precious", 0);
+    let _ = daemon.json(&["flush"]);
+    daemon.environ(&[("NEW_PHRASE", "correct horse battery staple")]);
+    let _ = daemon.json(&["key", "rotate", "--new-passphrase-env", "NEW_PHRASE"]);
+    // The configuration still names the key file, which opens nothing any more.
+    daemon.fsck();
+    daemon.stop();
+    fails(&daemon, &["fsck"], &["not opened by a key file"]);
+}
+
+#[test]
+fn a_look_makes_nothing_and_a_wrong_store_is_refused_before_anything_is_written_there() {
+    let path = binary("spindle").display().to_string();
+    let place = tests::Place::new();
+    let at = |name: &str| place.join(name).display().to_string();
+    let run = |arguments: &[&str]| {
+        let output = output(&path, arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), said)
+    };
+    std::fs::create_dir(place.join("empty")).expect("make a directory");
+    for command in [&["status"][..], &["volume", "list"], &["flush"], &["key", "backup"], &["fsck"]]
+    {
+        for (dir, store) in [("typo", "typo/store"), ("empty", "nowhere"), ("empty", "empty")] {
+            let (dir, store) = (at(dir), at(store));
+            let (code, said) = run(&[command, &["--dir", &dir, "--store", &store]].concat());
+            assert_eq!(code, Some(1), "{command:?}: {said}");
+            assert!(said.contains("no pool") || said.contains("does not exist"), "{said}");
+        }
+    }
+    let left = std::fs::read_dir(place.join("empty")).expect("it is there").count();
+    assert_eq!(left, 0, "a look left something behind");
+    assert!(!place.join("typo").exists() && !place.join("nowhere").exists());
+    // A volume that is to be made makes its pool.
+    let dir = at("dir");
+    let (code, said) = run(&["volume", "create", "disk", "8MiB", "--dir", &dir]);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = run(&["volume", "list", "--dir", &dir]);
+    assert_eq!(code, Some(0), "{said}");
+    // Its directory then refuses a store that knows nothing of the pool.
+    for store in [at("empty"), at("nowhere")] {
+        for command in [&["serve", "--nbd", "127.0.0.1:0"][..], &["volume", "create", "b", "1MiB"]]
+        {
+            let (code, said) = run(&[command, &["--dir", &dir, "--store", &store]].concat());
+            assert_eq!(code, Some(1), "{said}");
+            assert!(said.contains("belongs to pool") && said.contains("--store"), "{said}");
+        }
+    }
+    assert_eq!(std::fs::read_dir(place.join("empty")).expect("it is there").count(), 0);
+    assert!(!place.join("nowhere").exists());
+}
+
+#[test]
 fn mistakes_get_a_sentence_and_change_nothing() {
     let path = binary("spindle").display().to_string();
     let place = tests::Place::new();

@@ -215,11 +215,15 @@ fn a_taken_pool_fails_the_writes_of_its_old_owner() {
     second.restart();
     first.announce("pool stopped");
     first.announce("");
+    assert!(!first.log().contains("was taken over"), "not yet");
     let deadline = Instant::now() + Duration::from_secs(40);
     while history.write(&mut connections) {
         assert!(Instant::now() < deadline, "the old owner still acknowledges writes");
         std::thread::sleep(Duration::from_millis(10));
     }
+    // It ends by itself, so that its supervisor acts, and says why.
+    assert_eq!(first.wait(Duration::from_secs(60)).code(), Some(1));
+    assert!(first.tail().contains("was taken over"), "{}", first.tail());
     let count = history.prefix(&mut open(&second));
     assert!(count >= stored, "{count} of {stored} flushed writes are there");
 }
@@ -268,6 +272,75 @@ fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
         second.restart();
         assert_eq!(history.prefix(&mut open(&second)), history.writes.len());
     }
+}
+
+/// A daemon whose store went away with a write in the log; its status says so.
+fn cut_off(bucket: &Bucket) -> (Proxy, Daemon) {
+    let proxy = Proxy::start(bucket.address()).expect("a proxy");
+    let mut daemon = on_s3(proxy.address());
+    for text in ["destage", "store", "slatedb", "segment", "given up", "connections", "at once"] {
+        daemon.announce(text);
+    }
+    daemon.restart();
+    let well = daemon.json(&["status"])["warnings"].to_string();
+    assert!(!well.contains("store"), "{well}");
+    proxy.set(Line::Cut);
+    open(&daemon)[0].write(0, &[1; 4096], 0);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let status = daemon.json(&["status"]);
+        let warnings = status["warnings"].to_string();
+        if warnings.contains("has not answered")
+            && warnings.contains("uploads to the store have failed")
+        {
+            assert!(status["tier"]["upload_failure"].is_string(), "{status}");
+            return (proxy, daemon);
+        }
+        assert!(Instant::now() < deadline, "status does not say that the store is away: {status}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_stop_ends_while_the_store_is_away_and_a_flush_waits_for_it() {
+    let bucket = Bucket::start(Care::Honest);
+    let (proxy, mut daemon) = cut_off(&bucket);
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| daemon.command(&["flush"]));
+        // Its request is in the daemon's hands once a status, asked for later, was answered twice.
+        for _ in 0..2 {
+            let _ = daemon.json(&["status"]);
+        }
+        daemon.ask_to_stop();
+        let flushed = flush.join().expect("no panic");
+        let said = String::from_utf8_lossy(&flushed.stderr).into_owned();
+        assert!(!flushed.status.success() && said.contains("stopped"), "{said}");
+    });
+    // Within the two minutes that the manual promises.
+    daemon.finish_stop().unwrap_or_else(|error| panic!("{error}"));
+    proxy.set(Line::Open);
+    daemon.restart();
+    assert_eq!(open(&daemon)[0].read(0, 4096), [1; 4096]);
+    let _ = daemon.json(&["flush"]);
+    let well = daemon.json(&["status"])["warnings"].to_string();
+    assert!(!well.contains("the store"), "{well}");
+    daemon.stop();
+}
+
+#[test]
+fn a_second_signal_ends_a_stop_at_once_and_nothing_is_lost() {
+    let bucket = Bucket::start(Care::Honest);
+    let (proxy, mut daemon) = cut_off(&bucket);
+    daemon.ask_to_stop();
+    while !daemon.log().contains("stopping") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    daemon.ask_to_stop();
+    assert_eq!(daemon.wait(Duration::from_secs(5)).code(), Some(3), "{}", daemon.tail());
+    proxy.set(Line::Open);
+    daemon.restart();
+    assert_eq!(open(&daemon)[0].read(0, 4096), [1; 4096]);
+    daemon.stop();
 }
 
 #[test]

@@ -219,6 +219,11 @@ impl Daemon {
         self.finish_stop().unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// Sends SIGTERM and waits for nothing.
+    pub fn ask_to_stop(&self) {
+        self.process.as_ref().expect("it runs").terminate();
+    }
+
     /// Waits until it ends by itself.
     #[track_caller]
     pub fn wait(&mut self, timeout: Duration) -> ExitStatus {

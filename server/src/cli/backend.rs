@@ -3,6 +3,7 @@
 use super::args::DemoArgs;
 use crate::admin::{self, AdminHandler, FsckInfo, Reply, Request};
 use crate::config::Config;
+use crate::serve::Opening;
 use block::{Error, ErrorKind, Result};
 
 /// Serves until it is told to stop.
@@ -29,9 +30,13 @@ pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
     }
 }
 
-/// Opens the pool for one request.
-pub(super) async fn offline(config: Config) -> Result<impl AdminHandler> {
-    crate::serve::offline(&config).await
+/// Opens the pool for one request. Only a volume that is to be made may make its pool.
+pub(super) async fn offline(config: Config, request: &Request) -> Result<impl AdminHandler> {
+    let opening = match request {
+        Request::VolumeCreate { .. } => Opening::OrNew,
+        _ => Opening::Existing,
+    };
+    crate::serve::offline(&config, opening).await
 }
 
 /// Formats and their newest versions that this build reads and writes.

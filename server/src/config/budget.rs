@@ -17,11 +17,11 @@ const SEGMENT_COUNT: u64 = 3;
 /// Smallest share for payloads of the log that are not destaged yet.
 const LOG_BYTES_MIN: u64 = 32 << 20;
 /// Smallest share of the volume map.
-const MAP_BYTES_MIN: u64 = 16 << 20;
+pub(crate) const MAP_BYTES_MIN: u64 = 16 << 20;
 /// Smallest share for payloads of NBD requests: two of the largest requests.
 const NBD_BYTES_MIN: u64 = 64 << 20;
 /// Smallest share of the metadata database.
-const METADATA_BYTES_MIN: u64 = 32 << 20;
+pub(crate) const METADATA_BYTES_MIN: u64 = 32 << 20;
 /// Shares of what the minima leave, in percent.
 const LOG_PERCENT: u64 = 25;
 const MEMORY_CACHE_PERCENT: u64 = 30;

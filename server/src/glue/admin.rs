@@ -131,7 +131,13 @@ impl AdminHandler for AdminPool {
                 Ok(Reply::Done { message: format!("the store holds everything up to LSN {lsn}") })
             }
             // Beside the open pool, not through it: a walk of hours must not hold up destage.
-            Request::Fsck => Ok(Reply::Fsck(crate::serve::fsck(&open.config).await?)),
+            Request::Fsck => {
+                let (pool, key) = {
+                    let keys = open.keys.lock().await;
+                    (keys.pool(), keys.newest().key.clone())
+                };
+                Ok(Reply::Fsck(crate::serve::fsck_of(&open.config, pool, &key).await?))
+            }
             Request::KeyBackup { replace } => {
                 let key = open.keys.lock().await.add_recovery(replace).await?;
                 Ok(Reply::RecoveryKey { key })
@@ -198,6 +204,35 @@ fn aside_warning(volume: u32, aside: &crate::destage::Aside) -> String {
     )
 }
 
+/// What does not come through to the store or from it, at this moment.
+fn store_warnings(open: &OpenPool, tier: &tiering::TierStatus) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let Some((since, error)) = &*open.no_contact.lock() {
+        warnings.push(format!(
+            "the store has not answered for {} s, or refuses: {error}; writes go on until the log is \
+             full",
+            since.elapsed().as_secs()
+        ));
+    }
+    if let Some(failure) = &tier.upload_failure {
+        warnings.push(format!(
+            "uploads to the store have failed for {} s and are tried again; writes go on until the \
+             log is full; check the store, the network and the credentials: {}",
+            failure.lasts.as_secs(),
+            failure.error
+        ));
+    }
+    if let Some(failure) = &tier.frames.store_failure {
+        warnings.push(format!(
+            "the last read from the store failed, {} s ago; reads wait for up to two minutes; check \
+             the store, the network and the credentials: {}",
+            failure.age.as_secs(),
+            failure.error
+        ));
+    }
+    warnings
+}
+
 impl AdminPool {
     async fn status(&self, open: &OpenPool) -> StatusInfo {
         let log = open.pool.log_status();
@@ -220,6 +255,7 @@ impl AdminPool {
                  from memory and the log: {failure}"
             ));
         }
+        warnings.extend(store_warnings(open, &tier));
         for (volume, aside) in &progress.aside {
             warnings.push(aside_warning(*volume, aside));
         }
@@ -284,6 +320,8 @@ impl AdminPool {
                 commit_number: tier.map.commit_number,
                 range_count: tier.map.range_count as u64,
                 upload_retry_count: tier.upload_retry_count,
+                upload_failure: tier.upload_failure.map(|failure| failure.error),
+                read_failure: tier.frames.store_failure.map(|failure| failure.error),
                 reopen_count: tier.reopen_count,
                 memory_hit_count: tier.frames.memory_hit_count,
                 cache_hit_count: tier.frames.cache_hit_count,
