@@ -215,7 +215,6 @@ fn a_taken_pool_fails_the_writes_of_its_old_owner() {
     second.restart();
     first.announce("pool stopped");
     first.announce("");
-    assert!(!first.log().contains("was taken over"), "not yet");
     let deadline = Instant::now() + Duration::from_secs(40);
     while history.write(&mut connections) {
         assert!(Instant::now() < deadline, "the old owner still acknowledges writes");
@@ -305,17 +304,16 @@ fn cut_off(bucket: &Bucket) -> (Proxy, Daemon) {
 fn a_stop_ends_while_the_store_is_away_and_a_flush_waits_for_it() {
     let bucket = Bucket::start(Care::Honest);
     let (proxy, mut daemon) = cut_off(&bucket);
-    std::thread::scope(|scope| {
-        let flush = scope.spawn(|| daemon.command(&["flush"]));
-        // Its request is in the daemon's hands once a status, asked for later, was answered twice.
-        for _ in 0..2 {
-            let _ = daemon.json(&["status"]);
-        }
-        daemon.ask_to_stop();
-        let flushed = flush.join().expect("no panic");
-        let said = String::from_utf8_lossy(&flushed.stderr).into_owned();
-        assert!(!flushed.status.success() && said.contains("stopped"), "{said}");
-    });
+    let mut flush = daemon.prepare(&["flush"]);
+    let flush = flush.stderr(std::process::Stdio::piped()).spawn().expect("the program runs");
+    // Connections are taken in turn: a status that is asked for later and answered comes after it.
+    for _ in 0..3 {
+        let _ = daemon.json(&["status"]);
+    }
+    daemon.ask_to_stop();
+    let flushed = flush.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&flushed.stderr).into_owned();
+    assert!(!flushed.status.success() && said.contains("daemon stopped"), "{said}");
     // Within the two minutes that the manual promises.
     daemon.finish_stop().unwrap_or_else(|error| panic!("{error}"));
     proxy.set(Line::Open);

@@ -254,6 +254,12 @@ impl Daemon {
     /// Runs another command of the program on the same directory, configuration and environment.
     #[must_use]
     pub fn command(&self, arguments: &[&str]) -> Output {
+        self.prepare(arguments).output().expect("the program runs")
+    }
+
+    /// As [`Daemon::command`], to be started.
+    #[must_use]
+    pub fn prepare(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(arguments).arg("--dir").arg(self.dir());
         command.arg("--config").arg(self.place.join("spindle.toml")).stdin(Stdio::null());
@@ -261,7 +267,8 @@ impl Daemon {
             command.args(["--store", store]);
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        crate::process::dies_with_us(&mut command).output().expect("the program runs")
+        crate::process::dies_with_us(&mut command);
+        command
     }
 
     fn store(&self) -> Option<&str> {
