@@ -35,7 +35,10 @@ const FILTER_COMMAND: &str = "warn";
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse(); // exits with 2, or 0 for --help
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misread(&error),
+    };
     if let Err(error) = start_logging(&cli.command) {
         return fail(&cli, &Failure::Usage(error));
     }
@@ -91,6 +94,28 @@ fn fail(cli: &Cli, failure: &Failure) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// Says what is wrong with the command line, or what `--help` and `--version` ask for.
+fn misread(error: &clap::Error) -> ExitCode {
+    // Standard output or error may be closed; the exit code says it all the same.
+    let _ = error.print();
+    if error.use_stderr() && wants_json(std::env::args_os().skip(1)) {
+        let text = error.render().to_string();
+        let document = serde_json::json!({"error": {"kind": "invalid", "message": text.trim()}});
+        let _ = writeln!(std::io::stdout(), "{document}");
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+/// Whether arguments that could not be parsed ask for JSON.
+fn wants_json(arguments: impl Iterator<Item = std::ffi::OsString>) -> bool {
+    let words: Vec<String> =
+        arguments.map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let is_flag = |word: &str| matches!(word, "-o" | "--output");
+    let is_whole = |word: &str| matches!(word, "-ojson" | "-o=json" | "--output=json");
+    words.iter().any(|word| is_whole(word))
+        || words.windows(2).any(|pair| is_flag(&pair[0]) && pair[1] == "json")
+}
+
 fn start_logging(command: &Command) -> Result<()> {
     let filter = match std::env::var("SPINDLE_LOG") {
         Ok(text) => EnvFilter::try_new(&text).map_err(|error| {
@@ -112,9 +137,10 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     match &cli.command {
         Command::Serve(args) => {
             let config = load(&args.config_path(), &args.overrides())?;
-            backend::serve(config, args.take_over).await?;
+            let announce = |endpoints: &[String]| announce(cli.output, endpoints);
+            backend::serve(config, args.take_over, announce).await?;
         }
-        Command::Demo(args) => backend::demo(args).await?,
+        Command::Demo(args) => backend::demo(args, cli.output == Output::Json).await?,
         Command::Fsck(args) => {
             let config = load(&args.config, &args.overrides())?;
             let found = backend::fsck(config).await?;
@@ -142,7 +168,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             emit(cli.output, &print::ConfigRows::of(&config), print::config)?;
         }
         Command::Config(ConfigCommand::Example) => {
-            write_out(&config::options::example())?;
+            emit(cli.output, &print::Example::of_all(), |example| example.text.clone())?;
         }
         Command::Version => emit(cli.output, &print::Version::current(), print::version)?,
     }
@@ -239,6 +265,20 @@ async fn ask(cli: &Cli, args: &args::PoolArgs, request: Request) -> Result<(), F
         }
     };
     emit(cli.output, &reply, print::reply)
+}
+
+/// Says on standard output that everything answers, and where. As text, a line an endpoint, then
+/// `ready`; as JSON, one document in one line, so that a supervisor can wait for it.
+fn announce(output: Output, endpoints: &[String]) {
+    let text = match output {
+        Output::Text => {
+            endpoints.iter().map(String::as_str).chain(["ready"]).collect::<Vec<_>>().join("\n")
+        }
+        Output::Json => serde_json::json!({"is_ready": true, "endpoints": endpoints}).to_string(),
+    };
+    let mut out = std::io::stdout().lock();
+    // Nobody may be reading any more; the daemon serves all the same.
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
 async fn stop(cli: &Cli, args: &args::PoolArgs) -> Result<(), Failure> {

@@ -30,33 +30,70 @@ const LATENCY_COUNT: u64 = 2000;
 /// # Errors
 /// Whatever goes wrong; a read that differs from what was written is `Corrupt`.
 ///
-/// With `is_short` it ends after the measurements.
-pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool) -> Result<()> {
+/// With `is_short` it ends after the measurements. With `is_json` it prints one JSON document, when
+/// these are done, instead of its text.
+pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool, is_json: bool) -> Result<()> {
+    let say = |text: String| {
+        if !is_json {
+            println!("{text}");
+        }
+    };
     let stop = stop_on_signals()?;
     let place = Place::new(dir)?;
     let mut daemon = Daemon::start(binary, &place.path, "127.0.0.1:0")?;
-    println!("A pool in {} with a volume of {VOLUME_SIZE}.", place.path.display());
+    say(format!("A pool in {} with a volume of {VOLUME_SIZE}.", place.path.display()));
     let mut client = Client::connect(&daemon.address)?;
     let seconds = prove_write(&mut client)?;
-    println!(
-        "Wrote {PROOF_WRITE_COUNT} MiB in {:.2} s and {SMALL_WRITE_COUNT} blocks of 4 KiB, no flush.",
-        seconds
-    );
+    say(format!(
+        "Wrote {PROOF_WRITE_COUNT} MiB in {seconds:.2} s and {SMALL_WRITE_COUNT} blocks of 4 KiB, \
+         no flush."
+    ));
     drop(client);
     let address = daemon.address.clone();
     daemon.kill()?;
-    println!("Killed the daemon (kill -9), started it again …");
+    say("Killed the daemon (kill -9), started it again …".to_owned());
     let started = Instant::now();
     let mut daemon = Daemon::start(binary, &place.path, &address)?;
     let opened = started.elapsed();
     let mut client = Client::connect(&daemon.address)?;
     prove_read(&mut client)?;
-    println!("… up in {:.2} s; every byte that was answered is there.", opened.as_secs_f64());
-    measure(&mut client)?;
+    let restart_seconds = opened.as_secs_f64();
+    say(format!("… up in {restart_seconds:.2} s; every byte that was answered is there."));
+    let latencies = measure(&mut client)?;
     drop(client);
+    if is_json {
+        let document = serde_json::json!({
+            "dir": place.path,
+            "volume": VOLUME,
+            "endpoints": daemon.endpoints,
+            "written_mib": PROOF_WRITE_COUNT,
+            "write_seconds": seconds,
+            "restart_seconds": restart_seconds,
+            "is_verified": true,
+            "latencies": latencies,
+        });
+        println!("{document}");
+    } else {
+        print_latencies(&latencies);
+    }
     if is_short {
         return daemon.stop();
     }
+    if !is_json {
+        print_what_is_next(&daemon, binary, &place.path);
+    }
+    loop {
+        match stop.recv_timeout(Duration::from_millis(200)) {
+            Ok(()) => break,
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => daemon.check_running()?,
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    say("Stopping.".to_owned());
+    daemon.stop()
+}
+
+fn print_what_is_next(daemon: &Daemon, binary: &Path, dir: &Path) {
     println!("\nIt serves until Ctrl-C:\n\n    nbd://{}/{VOLUME}\n", daemon.address);
     for uri in &daemon.endpoints {
         if uri.starts_with("nbd+unix") {
@@ -65,21 +102,12 @@ pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool) -> Result<()> {
     }
     println!("Next, in another terminal:\n");
     println!("    nbdinfo nbd://{}/{VOLUME}", daemon.address);
-    println!("    {} status --dir {}", binary.display(), place.path.display());
+    println!("    {} status --dir {}", binary.display(), dir.display());
     println!(
         "    sudo nbd-client 127.0.0.1 {} /dev/nbd0 -N {VOLUME} && sudo mkfs.ext4 /dev/nbd0",
         daemon.address.rsplit(':').next().unwrap_or_default()
     );
     println!("    {} serve --help\n", binary.display());
-    loop {
-        match stop.recv_timeout(Duration::from_millis(200)) {
-            Ok(()) => break,
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => daemon.check_running()?,
-            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
-        }
-    }
-    println!("Stopping.");
-    daemon.stop()
 }
 
 /// A message when SIGINT or SIGTERM comes.
@@ -281,7 +309,15 @@ fn prove_read(client: &mut Client) -> Result<()> {
     Ok(())
 }
 
-fn measure(client: &mut Client) -> Result<()> {
+/// Latency of one kind of request, 4 KiB each, one at a time.
+#[derive(serde::Serialize)]
+struct Latency {
+    what: &'static str,
+    median_us: f64,
+    p99_us: f64,
+}
+
+fn measure(client: &mut Client) -> Result<Vec<Latency>> {
     let mut block = vec![0; BLOCK_BYTES];
     fill(&mut block, 42);
     let offset = |index: u64| (index * 104_729 % 16_384) * BLOCK_BYTES as u64;
@@ -302,15 +338,19 @@ fn measure(client: &mut Client) -> Result<()> {
         client.read(offset(index), &mut block)?;
         reads.push(started.elapsed());
     }
-    println!("\nLatency over NBD, 4 KiB, one at a time       median        p99");
-    for (what, list) in
-        [("write", &mut writes), ("write and flush", &mut syncs), ("read", &mut reads)]
-    {
+    let of = |what, mut list: Vec<Duration>| {
         list.sort_unstable();
         let us = |permille: usize| list[list.len() * permille / 1000].as_secs_f64() * 1e6;
-        println!("    {what:<36} {:>7.0} us {:>7.0} us", us(500), us(990));
+        Latency { what, median_us: us(500), p99_us: us(990) }
+    };
+    Ok(vec![of("write", writes), of("write and flush", syncs), of("read", reads)])
+}
+
+fn print_latencies(latencies: &[Latency]) {
+    println!("\nLatency over NBD, 4 KiB, one at a time       median        p99");
+    for Latency { what, median_us, p99_us } in latencies {
+        println!("    {what:<36} {median_us:>7.0} us {p99_us:>7.0} us");
     }
-    Ok(())
 }
 
 /// One request at a time: enough to show something, and to measure a latency.

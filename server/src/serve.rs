@@ -439,12 +439,12 @@ impl OpenPool {
     }
 }
 
-/// Serves the configured pool until SIGTERM or SIGINT, printing the endpoints on stdout, a line
-/// each, and `ready` when everything answers.
+/// Serves the configured pool until SIGTERM or SIGINT. Calls `announce` with the endpoints when
+/// everything answers.
 ///
 /// # Errors
 /// Whatever keeps the pool from opening, the sockets from listening, or the end from being orderly.
-pub async fn run(config: &Config, take_over: bool) -> Result<()> {
+pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[String])) -> Result<()> {
     let mut signals = Signals::new()?;
     let opening = if take_over { Opening::TakeOver } else { Opening::OrNew };
     let open = tokio::select! {
@@ -583,16 +583,6 @@ pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
         problem_count: report.difference_count,
         problems: report.differences,
     }
-}
-
-fn announce(endpoints: &[String]) {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    for line in endpoints.iter().map(String::as_str).chain(["ready"]) {
-        // Nobody may be reading any more; the daemon serves all the same.
-        let _ = writeln!(out, "{line}");
-    }
-    let _ = out.flush();
 }
 
 fn nbd_server(config: &Config, open: &OpenPool) -> Result<Server<PoolExports>> {

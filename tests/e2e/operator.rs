@@ -242,6 +242,45 @@ fn mistakes_get_a_sentence_and_change_nothing() {
 }
 
 #[test]
+fn every_command_can_speak_json() {
+    let path = binary("spindle").display().to_string();
+    let spoken = |arguments: &[&str]| {
+        let output = output(&path, arguments);
+        let out = String::from_utf8_lossy(&output.stdout).into_owned();
+        let parsed: serde_json::Value = serde_json::from_str(&out)
+            .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out:?}"));
+        (output.status.code(), parsed)
+    };
+    for arguments in [&["stats", "-o", "json"][..], &["-o", "json", "volume", "create", "a", "1X"]]
+    {
+        let (code, document) = spoken(arguments);
+        assert_eq!((code, &document["error"]["kind"]), (Some(2), &"invalid".into()));
+        assert!(document["error"]["message"].as_str().is_some_and(|said| said.len() > 10));
+    }
+    let (code, document) = spoken(&["config", "example", "-o", "json"]);
+    assert_eq!(code, Some(0));
+    assert!(document["text"].as_str().is_some_and(|text| text.contains("[nbd]")));
+    assert!(document["options"].as_array().is_some_and(|options| options.len() > 20));
+    let (code, document) = spoken(&["demo", "--exit", "-o", "json"]);
+    assert_eq!(code, Some(0));
+    assert_eq!((&document["is_verified"], &document["volume"]), (&true.into(), &"demo".into()));
+    assert_eq!(document["latencies"].as_array().map(Vec::len), Some(3), "{document}");
+    // The daemon says where it serves in one line, so that a script can wait for it.
+    let place = tests::Place::new();
+    let mut serve = std::process::Command::new(&path);
+    serve.args(["serve", "-o", "json", "--nbd", "127.0.0.1:0", "--volume", "disk=1MiB", "--dir"]);
+    serve.arg(place.join("dir")).env("SPINDLE_LOG", "error");
+    let mut process = tests::process::Process::start(&mut serve, &place.join("log")).expect("runs");
+    let line = process.line(std::time::Duration::from_secs(60)).expect("it becomes ready");
+    let ready: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(ready["is_ready"], true, "{ready}");
+    let uri = ready["endpoints"][0].as_str().expect("an endpoint");
+    assert!(uri.starts_with("nbd://127.0.0.1:") && uri.ends_with("/disk"), "{ready}");
+    process.terminate();
+    assert!(process.wait(std::time::Duration::from_secs(60)).is_some_and(|end| end.success()));
+}
+
+#[test]
 fn a_second_daemon_on_the_same_directory_is_refused() {
     let daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
     let path = binary("spindle").display().to_string();

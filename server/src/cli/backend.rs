@@ -6,19 +6,25 @@ use crate::config::Config;
 use crate::serve::Opening;
 use block::{Error, ErrorKind, Result};
 
-/// Serves until it is told to stop.
-pub(super) async fn serve(config: Config, take_over: bool) -> Result<()> {
-    crate::serve::run(&config, take_over).await
+/// Serves until it is told to stop; calls `announce` with the endpoints when everything answers.
+pub(super) async fn serve(
+    config: Config,
+    take_over: bool,
+    announce: impl FnOnce(&[String]),
+) -> Result<()> {
+    crate::serve::run(&config, take_over, announce).await
 }
 
 /// The demonstration.
-pub(super) async fn demo(args: &DemoArgs) -> Result<()> {
+pub(super) async fn demo(args: &DemoArgs, is_json: bool) -> Result<()> {
     let binary = std::env::current_exe()
         .map_err(|error| Error::with_source(ErrorKind::Io, "find the spindle binary", error))?;
     let (dir, is_short) = (args.dir.clone(), args.exit);
-    tokio::task::spawn_blocking(move || crate::demo::run(dir.as_deref(), &binary, is_short))
-        .await
-        .map_err(|error| Error::with_source(ErrorKind::Io, "run the demo", error))?
+    tokio::task::spawn_blocking(move || {
+        crate::demo::run(dir.as_deref(), &binary, is_short, is_json)
+    })
+    .await
+    .map_err(|error| Error::with_source(ErrorKind::Io, "run the demo", error))?
 }
 
 /// Walks the pool: in the daemon that has it open, or from the store alone.

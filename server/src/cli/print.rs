@@ -2,6 +2,7 @@
 
 use crate::admin::{FsckInfo, Reply, StatusInfo, VolumeInfo};
 use crate::config::Config;
+use crate::config::options::{self, OptionDoc};
 use crate::units::{ByteSize, utc};
 use serde::Serialize;
 use std::fmt::Write;
@@ -262,6 +263,20 @@ pub(super) fn config(rows: &ConfigRows) -> String {
         };
     }
     text
+}
+
+/// Every option, and a file of all of them.
+#[derive(Debug, Serialize)]
+pub(super) struct Example {
+    /// The commented `spindle.toml`.
+    pub(super) text: String,
+    options: &'static [OptionDoc],
+}
+
+impl Example {
+    pub(super) fn of_all() -> Example {
+        Example { text: options::example(), options: options::OPTIONS }
+    }
 }
 
 /// What `spindle version` prints.

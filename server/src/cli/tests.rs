@@ -57,6 +57,17 @@ fn the_contracts_command_lines_parse() {
 }
 
 #[test]
+fn a_command_line_that_does_not_parse_is_known_to_ask_for_json() {
+    let wants = |line: &str| wants_json(line.split(' ').map(Into::into));
+    for line in ["status -o json", "-ojson stats", "volume --output=json", "--output json x"] {
+        assert!(wants(line), "{line}");
+    }
+    for line in ["status", "status -o yaml", "status -o text json", "volume create json"] {
+        assert!(!wants(line), "{line}");
+    }
+}
+
+#[test]
 fn flags_become_configuration() {
     let Command::Serve(args) = parse(
         "spindle serve --dir /d --nbd 127.0.0.1:0 --nbd [::1]:0 --volume a=1G --memory 2G \

@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 /// What there is to know about one option.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct OptionDoc {
     /// Dotted key.
     pub key: &'static str,
