@@ -505,10 +505,13 @@ fn merge(table: &mut toml::Table, change: &Override) {
     }
 }
 
+/// Files of a write log. Source: docs/format.md, the number of a file in its header.
+const LOG_FILE_COUNT_MAX: u64 = 65_536;
+
 fn check_ranges(settings: &Settings) -> Result<()> {
     units::check_name("pool", &settings.name).map_err(|why| invalid(format!("name: {why}")))?;
     let log = &settings.log;
-    size_in("log.file_size", log.file_size, 1 << 20, 2 << 30)?;
+    size_in("log.file_size", log.file_size, 1 << 20, 256 << 20)?;
     size_in("log.size", log.size, 16 << 20, 1 << 40)?;
     if !log.file_size.0.is_multiple_of(4096) {
         return Err(invalid("log.file_size must be a multiple of 4096 bytes"));
@@ -516,6 +519,14 @@ fn check_ranges(settings: &Settings) -> Result<()> {
     if !log.size.0.is_multiple_of(log.file_size.0) || log.size.0 / log.file_size.0 < 4 {
         return Err(invalid(format!(
             "log.size {} must be a multiple of log.file_size {} and at least four files",
+            log.size, log.file_size
+        )));
+    }
+    let file_count = log.size.0 / log.file_size.0;
+    if file_count > LOG_FILE_COUNT_MAX {
+        return Err(invalid(format!(
+            "log.size {} with log.file_size {} is {file_count} files; at most {LOG_FILE_COUNT_MAX} \
+             are possible: make log.file_size larger",
             log.size, log.file_size
         )));
     }

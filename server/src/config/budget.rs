@@ -14,6 +14,9 @@ use block::{Error, ErrorKind, Result};
 const PROCESS_BYTES: u64 = 96 << 20;
 /// Segments in memory at a time: one being built, one being sealed, one being uploaded.
 const SEGMENT_COUNT: u64 = 3;
+/// What each connection may have received and not read yet. Source: `nbd/src/session.rs`,
+/// `INBOX_BYTES`.
+const INBOX_BYTES: u64 = 128 << 10;
 /// Smallest share for payloads of the log that are not destaged yet.
 const LOG_BYTES_MIN: u64 = 32 << 20;
 /// Smallest share of the volume map.
@@ -71,8 +74,10 @@ impl Budget {
             ));
         }
         let segments = settings.destage.segment_size.0.saturating_mul(SEGMENT_COUNT);
+        let connection_count_max = settings.nbd.connection_count_max;
         let minimum = [
             PROCESS_BYTES,
+            u64::from(connection_count_max) * INBOX_BYTES,
             segments,
             LOG_BYTES_MIN,
             MAP_BYTES_MIN,
@@ -87,7 +92,8 @@ impl Budget {
                 ErrorKind::Invalid,
                 format!(
                     "memory {} is too small: at least {} with these settings (destage.segment_size \
-                     {}, memory_cache.size {}, nbd.payload_memory {})",
+                     {}, memory_cache.size {}, nbd.payload_memory {}, nbd.connection_count_max \
+                     {connection_count_max})",
                     settings.memory,
                     ByteSize(minimum.next_multiple_of(1 << 20)),
                     settings.destage.segment_size,
@@ -122,6 +128,7 @@ mod tests {
 
     fn sum(budget: &Budget, settings: &Settings) -> u64 {
         PROCESS_BYTES
+            + u64::from(settings.nbd.connection_count_max) * INBOX_BYTES
             + settings.destage.segment_size.0 * SEGMENT_COUNT
             + budget.log_payload_bytes
             + budget.memory_cache_bytes

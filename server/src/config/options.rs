@@ -65,7 +65,7 @@ pub const OPTIONS: &[OptionDoc] = &[
     row(
         "memory",
         "bytes",
-        "from about 336MiB",
+        "from about 368MiB",
         "\"1GiB\"",
         "",
         "Memory of the whole process. It is divided over the caches and buffers.",
@@ -81,7 +81,7 @@ pub const OPTIONS: &[OptionDoc] = &[
     row(
         "log.size",
         "bytes",
-        "16MiB to 1TiB, a multiple of log.file_size, at least four files",
+        "16MiB to 1TiB, a multiple of log.file_size, 4 to 65536 files",
         "\"2GiB\"",
         "",
         "Size of the write log. It absorbs bursts and times without the store. An existing log \
@@ -90,7 +90,7 @@ pub const OPTIONS: &[OptionDoc] = &[
     row(
         "log.file_size",
         "bytes",
-        "1MiB to 2GiB, a multiple of 4096",
+        "1MiB to 256MiB, a multiple of 4096",
         "\"64MiB\"",
         "",
         "Size of one file of the log.",
