@@ -7,6 +7,7 @@
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tests::daemon::{Daemon, SMALL};
 use tests::nbd::{Connection, Endpoint, Wanted};
@@ -14,6 +15,10 @@ use tests::needs;
 use tests::place::{Place, run};
 use tests::process::Process;
 use tests::seed::{Random, seeds};
+
+/// Writes under way while the daemon is killed, and the blocks of each writer.
+const WRITERS: u64 = 32;
+const SLOTS: u64 = 8;
 
 /// Python with the bindings of the distribution.
 const PYTHON: &str = "/usr/bin/python3";
@@ -183,6 +188,32 @@ print("ok")
     }
 }
 
+/// What a writer puts into its block in a turn.
+fn block(writer: u64, turn: u64) -> Vec<u8> {
+    let mut bytes = vec![0; 4096];
+    Random::new(turn, writer).fill(&mut bytes);
+    bytes
+}
+
+/// Writes one block after the other, insisting on success, and returns the number of the last turn:
+/// at least one a slot, from `first`, which is a multiple of their number.
+fn write_until(
+    connection: &mut Connection,
+    writer: u64,
+    first: u64,
+    answered: &AtomicU64,
+    is_over: &AtomicBool,
+) -> u64 {
+    for turn in first.. {
+        connection.write((writer * SLOTS + turn % SLOTS) * 4096, &block(writer, turn), 0);
+        answered.fetch_add(1, Ordering::SeqCst);
+        if turn + 1 >= first + SLOTS && is_over.load(Ordering::SeqCst) {
+            return turn;
+        }
+    }
+    unreachable!("turns do not end by themselves")
+}
+
 #[test]
 fn a_client_that_reconnects_notices_only_a_pause_when_the_daemon_is_killed() {
     needs!("nbdkit");
@@ -196,19 +227,41 @@ fn a_client_that_reconnects_notices_only_a_pause_when_the_daemon_is_killed() {
     command.args(["retries=60", "retry-delay=1", "retry-exponential=no"]);
     let _proxy = Process::start(&mut command, &place.join("log")).expect("nbdkit starts");
     let endpoint = Endpoint::parse(&format!("nbd+unix:///?socket={}", socket.display()));
-    let mut connection = connect(&endpoint.expect("well formed"));
-    for round in 0..3u8 {
-        for index in 0..50u8 {
-            connection.write(u64::from(index) * 4096, &[round * 50 + index; 4096], 0);
-            if index == 25 {
-                daemon.kill();
-                daemon.restart();
+    let endpoint = endpoint.expect("well formed");
+    // The proxy handles one request of a connection at a time: as many connections as are to be
+    // under way when the daemon dies.
+    let mut connections: Vec<Connection> = (0..WRITERS).map(|_| connect(&endpoint)).collect();
+    for round in 0..3u64 {
+        let (answered, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let has_come = |count: u64| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while answered.load(Ordering::SeqCst) < count && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_micros(100));
             }
-        }
-        connection.flush();
-        for index in 0..50u8 {
-            let found = connection.read(u64::from(index) * 4096, 4096);
-            assert!(found == [round * 50 + index; 4096], "block {index} of round {round}");
+            answered.load(Ordering::SeqCst) >= count
+        };
+        let written: Vec<u64> = std::thread::scope(|scope| {
+            let (answered, is_over) = (&answered, &is_over);
+            let spawn = |(writer, connection)| {
+                scope.spawn(move || write_until(connection, writer, round << 32, answered, is_over))
+            };
+            let threads: Vec<_> = (0..).zip(&mut connections).map(spawn).collect();
+            let is_busy = has_come(20 * WRITERS);
+            daemon.kill();
+            daemon.restart();
+            // All of them have lost one and got it answered by the next daemon.
+            let is_back = has_come(answered.load(Ordering::SeqCst) + 20 * WRITERS);
+            is_over.store(true, Ordering::SeqCst);
+            assert!(is_busy && is_back, "round {round}: {answered:?} answers, busy: {is_busy}");
+            threads.into_iter().map(|thread| thread.join().expect("every write works")).collect()
+        });
+        connections[0].flush();
+        for (writer, turn) in (0..).zip(written) {
+            for slot in 0..SLOTS {
+                let newest = (turn - slot) / SLOTS * SLOTS + slot;
+                let found = connections[0].read((writer * SLOTS + slot) * 4096, 4096);
+                assert!(found == block(writer, newest), "slot {slot} of {writer} in round {round}");
+            }
         }
     }
 }
