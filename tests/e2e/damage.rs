@@ -219,49 +219,93 @@ fn a_damaged_manifest_or_key_ring_is_refused() {
     fill(&daemon);
     daemon.stop();
     let store = daemon.dir().join("store");
-    let small: Vec<PathBuf> = files(&store)
-        .into_iter()
-        .filter(|path| {
-            let path = path.strip_prefix(&store).expect("below it").display().to_string();
-            path.starts_with("manifest") || path.starts_with("owner") || path.starts_with("keys")
-        })
-        .collect();
-    assert!(!small.is_empty(), "no manifest among {:?}", files(&store));
-    let kinds: std::collections::BTreeSet<_> =
-        small.iter().map(|path| path.parent().expect("it has one").to_owned()).collect();
-    for kind in kinds {
-        let newest = small.iter().rfind(|path| path.starts_with(&kind)).expect("one at least");
-        let bytes = std::fs::read(newest).expect("a readable file");
-        flip(newest, bytes.len() / 2);
-        let said = daemon.refuses_to_start();
-        println!("{}: {said}", newest.display());
-        std::fs::write(newest, bytes).expect("a writable file");
+    for kind in ["manifest", "keyring"] {
+        // Only the newest of a chain counts.
+        let newest = files(&store.join(kind)).pop();
+        let newest = newest.unwrap_or_else(|| panic!("no {kind} among {:?}", files(&store)));
+        let name = newest.strip_prefix(&store).expect("below it").display().to_string();
+        let bytes = std::fs::read(&newest).expect("a readable file");
+        for at in [1, bytes.len() / 2, bytes.len() - 3] {
+            flip(&newest, at);
+            let said = daemon.refuses_to_start();
+            println!("{name}, byte {at}: {said}");
+            let refusal = said.lines().rfind(|line| line.contains("spindle: ")).unwrap_or(&said);
+            for part in [&name, "damaged"] {
+                assert!(refusal.contains(part), "{name}, byte {at}: no {part:?} in: {said}");
+            }
+            std::fs::write(&newest, &bytes).expect("a writable file");
+        }
     }
     daemon.restart();
     assert_eq!(failed_blocks(&daemon), 0);
 }
 
+fn copy_tree(from: &Path, to: &Path) {
+    run("cp", &["-a", &from.display().to_string(), &to.display().to_string()]);
+}
+
+/// Puts `older` in the place of the stopped daemon's store: it must be refused as what it is. The
+/// newer one is back afterwards.
+fn is_refused_as_rolled_back(daemon: &mut Daemon, older: &Path) {
+    let (store, newer) = (daemon.dir().join("store"), daemon.place().join("newer"));
+    std::fs::rename(&store, &newer).expect("it can be renamed");
+    copy_tree(older, &store);
+    daemon.announce("");
+    let said = daemon.refuses_to_start();
+    println!("{said}");
+    assert!(said.contains("store was rolled back"), "{said}");
+    std::fs::remove_dir_all(&store).expect("it can be removed");
+    std::fs::rename(&newer, &store).expect("it can be renamed");
+}
+
 #[test]
-fn a_store_rolled_back_to_an_older_state_is_refused() {
+fn a_store_rolled_back_to_an_earlier_epoch_is_refused() {
     let mut daemon = Daemon::started(SMALL, &[("disk", "16MiB")]);
     fill(&daemon);
     daemon.stop();
-    let (store, older) = (daemon.dir().join("store"), daemon.place().join("older"));
-    let paths = [&store, &older].map(|path| path.display().to_string());
-    run("cp", &["-a", &paths[0], &paths[1]]);
+    let older = daemon.place().join("older");
+    copy_tree(&daemon.dir().join("store"), &older);
     daemon.restart();
     let mut connection = connect(&daemon);
     connection.write(0, &payload(2, 0, 64 << 10), 0);
     drop(connection);
     let _ = daemon.json(&["flush"]);
     daemon.kill();
-    std::fs::rename(&store, daemon.place().join("newer")).expect("it can be renamed");
-    run("cp", &["-a", &paths[1], &paths[0]]);
-    daemon.announce("");
-    let said = daemon.refuses_to_start();
-    println!("{said}");
-    std::fs::remove_dir_all(&store).expect("it can be removed");
-    std::fs::rename(daemon.place().join("newer"), &store).expect("it can be renamed");
+    is_refused_as_rolled_back(&mut daemon, &older);
     daemon.restart();
     assert!(connect(&daemon).read(0, 64 << 10) == payload(2, 0, 64 << 10));
+}
+
+/// A stopped daemon after a refusal. The ownership chain of both states of its store is the same: only
+/// the log knows how far the store had come.
+fn refused_within_an_epoch() -> Daemon {
+    let mut daemon = Daemon::started(SMALL, &[("disk", "16MiB")]);
+    fill(&daemon);
+    let _ = daemon.json(&["flush"]);
+    let older = daemon.place().join("older");
+    daemon.pause();
+    copy_tree(&daemon.dir().join("store"), &older);
+    daemon.resume();
+    let mut connection = connect(&daemon);
+    connection.write(0, &payload(2, 0, 64 << 10), 0);
+    let _ = daemon.json(&["flush"]);
+    // The log says how far the store is with whatever it writes next.
+    connection.write(64 << 10, &payload(2, 64 << 10, 64 << 10), CMD_FLAG_FUA);
+    drop(connection);
+    daemon.kill();
+    is_refused_as_rolled_back(&mut daemon, &older);
+    daemon
+}
+
+#[test]
+fn a_store_rolled_back_within_an_epoch_is_refused() {
+    drop(refused_within_an_epoch());
+}
+
+#[test]
+#[ignore = "the refused opening takes an epoch in the older store, and then refuses the newer one"]
+fn the_newer_store_opens_again_after_a_roll_back_within_an_epoch() {
+    let mut daemon = refused_within_an_epoch();
+    daemon.restart();
+    assert!(connect(&daemon).read(0, 128 << 10) == payload(2, 0, 128 << 10));
 }
