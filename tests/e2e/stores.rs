@@ -10,37 +10,32 @@ use tests::cut::{Line, Proxy};
 use tests::daemon::{Daemon, SMALL};
 use tests::nbd::wire::*;
 use tests::nbd::{Connection, Wanted};
-use tests::place::skip;
 use tests::seed::{Random, seeds};
 use tests::stamp::{Stamp, stamped};
-use tests::store::{BUCKET, Minio};
+use tests::store::{BUCKET, Server, environment};
 use tests::torture::target::Target;
 
 const VOLUMES: &[(&str, &str)] = &[("db", "16MiB"), ("log", "16MiB")];
 const SECTORS: u64 = (16 << 20) / 512;
 
-macro_rules! needs_minio {
-    () => {
-        if Minio::program().is_none() {
-            return skip("no S3 server was built (tests/run does, where Go is installed)");
-        }
-    };
-}
-
-/// A daemon on an S3 server reached at `address`.
-fn on_s3(address: &str) -> Daemon {
-    let mut daemon = Daemon::new(SMALL, VOLUMES);
+/// A daemon, not started, on an S3 server reached at `address`.
+pub fn on_s3(settings: &str, volumes: &[(&str, &str)], address: &str) -> Daemon {
+    let mut daemon = Daemon::new(settings, volumes);
     daemon.argue(&["--store", &format!("s3://{BUCKET}/pools/one")]);
-    let environment = Minio::environment(address);
+    let variables = environment(address);
     let pairs: Vec<(&str, &str)> =
-        environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     daemon.environ(&pairs);
     daemon
 }
 
+fn on(address: &str) -> Daemon {
+    on_s3(SMALL, VOLUMES, address)
+}
+
 /// Another machine: an empty directory, the same store, the same key.
 fn second(first: &Daemon, address: &str) -> Daemon {
-    let second = on_s3(address);
+    let second = on_s3(SMALL, VOLUMES, address);
     std::fs::create_dir_all(second.dir()).expect("make a directory");
     copy(&first.dir().join("spindle.key"), &second.dir().join("spindle.key"));
     second
@@ -141,15 +136,14 @@ fn open(daemon: &Daemon) -> Vec<Connection> {
 
 #[test]
 fn a_bucket_and_a_key_are_enough_for_another_machine() {
-    needs_minio!();
     for seed in seeds(1) {
-        let minio = Minio::start();
-        let mut first = on_s3(minio.address());
+        let server = Server::start();
+        let mut first = on(server.address());
         first.restart();
         let mut history = History::new(seed);
         history.run_for(&mut open(&first), Duration::from_secs(3));
         first.stop();
-        let mut second = second(&first, minio.address());
+        let mut second = second(&first, server.address());
         second.restart();
         let mut connections = open(&second);
         let count = history.prefix(&mut connections);
@@ -168,15 +162,14 @@ fn a_bucket_and_a_key_are_enough_for_another_machine() {
 
 #[test]
 fn what_a_dead_machine_leaves_in_the_bucket_is_a_prefix_of_its_history() {
-    needs_minio!();
     for seed in seeds(1) {
-        let minio = Minio::start();
-        let mut first = on_s3(minio.address());
+        let server = Server::start();
+        let mut first = on(server.address());
         first.restart();
         let mut history = History::new(seed);
         history.run_for(&mut open(&first), Duration::from_secs(6));
         first.kill();
-        let mut second = second(&first, minio.address());
+        let mut second = second(&first, server.address());
         let refusal = second.refuses_to_start();
         assert!(refusal.contains("take-over"), "it says how to go on: {refusal}");
         second.argue(&["--take-over"]);
@@ -196,16 +189,15 @@ fn what_a_dead_machine_leaves_in_the_bucket_is_a_prefix_of_its_history() {
 
 #[test]
 fn a_taken_pool_fails_the_writes_of_its_old_owner() {
-    needs_minio!();
-    let minio = Minio::start();
-    let mut first = on_s3(minio.address());
+    let server = Server::start();
+    let mut first = on(server.address());
     first.restart();
     let mut history = History::new(1);
     let mut connections = open(&first);
     history.run_for(&mut connections, Duration::from_secs(1));
     let _ = first.json(&["flush"]);
     let stored = history.writes.len();
-    let mut second = second(&first, minio.address());
+    let mut second = second(&first, server.address());
     let refusal = second.refuses_to_start();
     assert!(refusal.contains("take-over"), "it says how to go on: {refusal}");
     history.run_for(&mut connections, Duration::from_millis(200));
@@ -229,13 +221,12 @@ fn a_taken_pool_fails_the_writes_of_its_old_owner() {
 
 #[test]
 fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
-    needs_minio!();
     for (seed, line) in
         seeds(1).into_iter().flat_map(|seed| [(seed, Line::Cut), (seed, Line::Silent)])
     {
-        let mut minio = Minio::start();
-        let proxy = Proxy::start(minio.address()).expect("a proxy");
-        let mut daemon = on_s3(proxy.address());
+        let mut server = Server::start();
+        let proxy = Proxy::start(server.address()).expect("a proxy");
+        let mut daemon = on(proxy.address());
         daemon.restart();
         // What was tried and failed is worth a warning.
         daemon.announce("destage");
@@ -254,8 +245,8 @@ fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
         let status = daemon.json(&["status"]);
         println!("at risk: {}", status["at_risk"]);
         std::thread::sleep(Duration::from_secs(5));
-        minio.down();
-        minio.up();
+        server.down();
+        server.up();
         assert!(history.write(&mut connections));
         proxy.set(Line::Open);
         let flushed = Instant::now();
@@ -343,10 +334,9 @@ fn a_second_signal_ends_a_stop_at_once_and_nothing_is_lost() {
 
 #[test]
 fn more_than_the_log_holds_waits_for_the_store_and_nothing_fails() {
-    needs_minio!();
-    let minio = Minio::start();
-    let proxy = Proxy::start(minio.address()).expect("a proxy");
-    let mut daemon = on_s3(proxy.address());
+    let server = Server::start();
+    let proxy = Proxy::start(server.address()).expect("a proxy");
+    let mut daemon = on(proxy.address());
     daemon.announce("destage");
     daemon.announce("store");
     daemon.announce("slatedb");
@@ -377,28 +367,28 @@ fn more_than_the_log_holds_waits_for_the_store_and_nothing_fails() {
 
 #[test]
 fn a_store_that_cannot_be_used_is_refused_with_the_reason() {
-    needs_minio!();
-    let minio = Minio::start();
-    let refusal = |name: &str, value: &str, store: &str| {
+    let server = Server::start();
+    let refusal = |changed: &[(&str, &str)], store: &str| {
         let mut daemon = Daemon::new(SMALL, VOLUMES);
         daemon.argue(&["--store", store]);
-        let mut environment = Minio::environment(minio.address());
-        environment.retain(|(known, _)| *known != name);
-        environment.push(("UNUSED", String::new()));
-        let pairs: Vec<(&str, &str)> =
-            environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        daemon.environ(&pairs);
-        if !value.is_empty() {
-            daemon.environ(&[(name, value)]);
-        }
+        let mut variables = environment(server.address());
+        variables.retain(|(known, _)| changed.iter().all(|(name, _)| name != known));
+        let kept = variables.iter().map(|(name, value)| (*name, value.as_str()));
+        daemon.environ(&kept.chain(changed.iter().copied()).collect::<Vec<_>>());
         daemon.refuses_to_start().to_lowercase()
     };
     let store = format!("s3://{BUCKET}/p");
-    let wrong = refusal("AWS_SECRET_ACCESS_KEY", "not-the-secret", &store);
-    assert!(wrong.contains("credentials") || wrong.contains("denied"), "{wrong}");
-    let missing = refusal("NOTHING", "", "s3://no-such-bucket/p");
+    let mut wrong = vec![("AWS_ACCESS_KEY_ID", "nobody")];
+    if server.checks_signatures() {
+        wrong.push(("AWS_SECRET_ACCESS_KEY", "not-the-secret"));
+    }
+    for credential in wrong {
+        let said = refusal(&[credential], &store);
+        assert!(said.contains("credentials") || said.contains("denied"), "{credential:?}: {said}");
+    }
+    let missing = refusal(&[], "s3://no-such-bucket/p");
     assert!(missing.contains("not found") && missing.contains("bucket"), "{missing}");
-    let nobody = refusal("AWS_ENDPOINT_URL", "http://127.0.0.1:9", &store);
+    let nobody = refusal(&[("AWS_ENDPOINT_URL", "http://127.0.0.1:9")], &store);
     assert!(nobody.contains("no answer") || nobody.contains("endpoint"), "{nobody}");
 }
 
@@ -411,7 +401,7 @@ fn a_store_that_cannot_say_who_owns_a_pool_is_refused_with_the_reason() {
         (Care::ListsNothing, "a listing does not show an object just created"),
     ] {
         let bucket = Bucket::start(care);
-        let mut daemon = on_s3(bucket.address());
+        let mut daemon = on(bucket.address());
         daemon.announce("ERROR");
         let said = daemon.refuses_to_start();
         for part in [reason, "If-None-Match: *", "use another store", "disks/pools/one"] {
@@ -421,7 +411,7 @@ fn a_store_that_cannot_say_who_owns_a_pool_is_refused_with_the_reason() {
     }
     // The same server with its conditions kept carries a pool, so they are what was missed.
     let bucket = Bucket::start(Care::Honest);
-    let mut daemon = on_s3(bucket.address());
+    let mut daemon = on(bucket.address());
     daemon.restart();
     let mut connections = open(&daemon);
     let mut history = History::new(4);

@@ -2,13 +2,14 @@
 //!
 //! Invariants:
 //! - Honest, it is good enough for a pool: a refusal of the careless one is for its carelessness.
-//! - It checks no signature and answers one request after the other on each connection.
+//! - It knows one bucket and one access key. It checks no signature, and answers one request after the
+//!   other on each connection.
 
-use crate::store::BUCKET;
+use crate::store::{BUCKET, USER};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
 /// Largest head and body of a request. Chosen by hand: objects of tests are a few MiB.
@@ -32,6 +33,10 @@ pub enum Care {
 
 struct State {
     care: Care,
+    /// While it is down every connection ends at once.
+    is_down: bool,
+    /// Connections that were made since it was down last.
+    sockets: Vec<TcpStream>,
     /// By key, with the number of the PUT that made it.
     objects: BTreeMap<String, (u64, Vec<u8>)>,
     put_count: u64,
@@ -45,6 +50,7 @@ pub struct Bucket {
 
 struct Request {
     method: String,
+    bucket: String,
     key: String,
     query: BTreeMap<String, String>,
     headers: BTreeMap<String, String>,
@@ -63,14 +69,19 @@ impl Bucket {
     pub fn start(care: Care) -> Bucket {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound").to_string();
-        let state = State { care, objects: BTreeMap::new(), put_count: 0 };
+        let (objects, sockets) = (BTreeMap::new(), Vec::new());
+        let state = State { care, is_down: false, sockets, objects, put_count: 0 };
         let state = Arc::new(Mutex::new(state));
         let shared = Arc::clone(&state);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (Ok(stream), state) = (stream, Arc::clone(&shared)) else { return };
                 // A client may leave at any moment; what it was told stays true.
-                std::thread::spawn(move || drop(serve(&stream, &state)));
+                std::thread::spawn(move || {
+                    drop(serve(&stream, &state));
+                    // The list of connections holds it open; the client must see its end.
+                    let _ = stream.shutdown(Shutdown::Both);
+                });
             }
         });
         Bucket { address, state }
@@ -82,6 +93,21 @@ impl Bucket {
         &self.address
     }
 
+    /// Ends all connections and refuses further ones; the objects stay.
+    pub fn down(&self) {
+        let mut state = self.state.lock().expect("no panic holds it");
+        state.is_down = true;
+        for socket in state.sockets.drain(..) {
+            // Its client may have left.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Serves again after [`Bucket::down`].
+    pub fn up(&self) {
+        self.state.lock().expect("no panic holds it").is_down = false;
+    }
+
     /// Keys of its objects.
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
@@ -91,9 +117,23 @@ impl Bucket {
 
 fn serve(stream: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
     stream.set_nodelay(true)?;
+    {
+        let mut state = state.lock().expect("no panic holds it");
+        if state.is_down {
+            return Ok(());
+        }
+        state.sockets.retain(|socket| socket.peer_addr().is_ok());
+        state.sockets.push(stream.try_clone()?);
+    }
     let mut reader = BufReader::new(stream);
     while let Some(request) = receive(&mut reader)? {
-        let reply = state.lock().expect("no panic holds it").answer(&request);
+        let reply = {
+            let mut state = state.lock().expect("no panic holds it");
+            if state.is_down {
+                return Ok(());
+            }
+            state.answer(&request)
+        };
         let mut head = format!("HTTP/1.1 {} -\r\nContent-Length: ", reply.status);
         // Of an object that was asked for by HEAD only the size is told.
         let _ = write!(head, "{}\r\n", reply.body.len());
@@ -149,9 +189,10 @@ fn receive(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<Request>> {
     };
     let query = query.split('&').filter(|part| !part.is_empty()).map(pair).collect();
     let path = unescape(path);
-    let key = path.strip_prefix(&format!("/{BUCKET}")).unwrap_or(&path);
-    let key = key.trim_start_matches('/').to_owned();
-    Ok(Some(Request { method: method.to_owned(), key, query, headers, body }))
+    let path = path.trim_start_matches('/');
+    let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
+    let (method, bucket, key) = (method.to_owned(), bucket.to_owned(), key.to_owned());
+    Ok(Some(Request { method, bucket, key, query, headers, body }))
 }
 
 fn unescape(text: &str) -> String {
@@ -178,6 +219,14 @@ const MODIFIED: (&str, &str) = ("Sat, 01 Jan 2000 00:00:00 GMT", "2000-01-01T00:
 
 impl State {
     fn answer(&mut self, request: &Request) -> Reply {
+        let signed = request.headers.get("authorization").map(String::as_str);
+        let signer = signed.and_then(|text| text.split("Credential=").nth(1)?.split('/').next());
+        if signed.is_some() && signer != Some(USER) {
+            return refusal(403, "InvalidAccessKeyId");
+        }
+        if request.bucket != BUCKET {
+            return refusal(404, "NoSuchBucket");
+        }
         match request.method.as_str() {
             "PUT" => self.put(request),
             "GET" if request.key.is_empty() => self.list(request),
@@ -322,6 +371,32 @@ mod tests {
             assert_eq!(bucket.keys(), ["a/b"]);
         }
         assert!(ask(&Bucket::start(Care::KnowsNoConditions), create, "").contains(" 501 "));
+    }
+
+    #[test]
+    fn another_key_or_bucket_is_refused_and_a_server_that_is_down_answers_nothing() {
+        let bucket = Bucket::start(Care::Honest);
+        let signed = |user: &str| {
+            let head = "PUT /disks/a HTTP/1.1\r\nAuthorization: AWS4-HMAC-SHA256 Credential=";
+            ask(&bucket, &format!("{head}{user}/20000101/us-east-1/s3/aws4_request"), "one")
+        };
+        assert!(signed("somebody").contains(" 403 ") && bucket.keys().is_empty());
+        assert!(signed(USER).contains(" 200 "));
+        assert!(ask(&bucket, "GET /other/a HTTP/1.1", "").contains("NoSuchBucket"));
+        let mut idle = TcpStream::connect(bucket.address()).unwrap();
+        write!(idle, "HEAD /disks/a HTTP/1.1\r\n\r\n").unwrap();
+        idle.read_exact(&mut [0; 12]).unwrap();
+        bucket.down();
+        // What was under way ends, in whichever way, and nothing else is answered.
+        let mut rest = Vec::new();
+        let _ = idle.read_to_end(&mut rest);
+        let mut other = TcpStream::connect(bucket.address()).unwrap();
+        let _ = write!(other, "GET /disks/a HTTP/1.1\r\n\r\n");
+        let mut reply = Vec::new();
+        let _ = other.read_to_end(&mut reply);
+        assert!(reply.is_empty(), "{}", String::from_utf8_lossy(&reply));
+        bucket.up();
+        assert!(ask(&bucket, "GET /disks/a HTTP/1.1", "").ends_with("one"));
     }
 
     #[test]

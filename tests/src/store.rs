@@ -1,8 +1,9 @@
-//! A real S3 server for one test: MinIO on a directory of its own.
+//! An S3 server for one test: MinIO on a directory of its own where it was built, else the tests' own.
 //!
 //! Invariants:
 //! - Its data is gone with its guard; its port is free before and after.
 
+use crate::bucket::{Bucket, Care};
 use crate::place::Place;
 use crate::process::Process;
 use std::net::{TcpListener, TcpStream};
@@ -12,10 +13,77 @@ use std::time::{Duration, Instant};
 
 /// Name of the bucket.
 pub const BUCKET: &str = "disks";
-const USER: &str = "spindletest";
+/// The access key that it takes.
+pub const USER: &str = "spindletest";
 const PASSWORD: &str = "spindletest-password";
 
-/// A running S3 server.
+/// A running S3 server with an empty bucket.
+pub enum Server {
+    /// The real one.
+    Minio(Minio),
+    /// The tests' own (see [`crate::bucket`]).
+    Own(Bucket),
+}
+
+impl Server {
+    /// Starts the best that there is.
+    #[must_use]
+    pub fn start() -> Server {
+        if Minio::program().is_some() {
+            return Server::Minio(Minio::start());
+        }
+        println!(
+            "no MinIO was built (tests/run does, where Go is installed): the tests' own server"
+        );
+        Server::Own(Bucket::start(Care::Honest))
+    }
+
+    /// `host:port`.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        match self {
+            Server::Minio(minio) => minio.address(),
+            Server::Own(bucket) => bucket.address(),
+        }
+    }
+
+    /// It serves nobody any more; its data stays.
+    pub fn down(&mut self) {
+        match self {
+            Server::Minio(minio) => minio.down(),
+            Server::Own(bucket) => bucket.down(),
+        }
+    }
+
+    /// Starts it again after [`Server::down`].
+    pub fn up(&mut self) {
+        match self {
+            Server::Minio(minio) => minio.up(),
+            Server::Own(bucket) => bucket.up(),
+        }
+    }
+
+    /// Whether it checks signatures.
+    #[must_use]
+    pub fn checks_signatures(&self) -> bool {
+        matches!(self, Server::Minio(_))
+    }
+}
+
+/// Environment that leads an S3 client to a server, or to a proxy in front of it.
+#[must_use]
+pub fn environment(address: &str) -> Vec<(&'static str, String)> {
+    vec![
+        ("AWS_ACCESS_KEY_ID", USER.to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", PASSWORD.to_owned()),
+        ("AWS_ENDPOINT_URL", format!("http://{address}")),
+        ("AWS_ENDPOINT", format!("http://{address}")),
+        ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ("AWS_REGION", "us-east-1".to_owned()),
+    ]
+}
+
+/// A running MinIO.
 pub struct Minio {
     place: Place,
     address: String,
@@ -68,25 +136,6 @@ impl Minio {
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
-    }
-
-    /// The directory that holds the bucket's objects.
-    #[must_use]
-    pub fn bucket_dir(&self) -> PathBuf {
-        self.place.join("data").join(BUCKET)
-    }
-
-    /// Environment that leads an S3 client here, or to a proxy in front of it.
-    #[must_use]
-    pub fn environment(address: &str) -> Vec<(&'static str, String)> {
-        vec![
-            ("AWS_ACCESS_KEY_ID", USER.to_owned()),
-            ("AWS_SECRET_ACCESS_KEY", PASSWORD.to_owned()),
-            ("AWS_ENDPOINT_URL", format!("http://{address}")),
-            ("AWS_ENDPOINT", format!("http://{address}")),
-            ("AWS_ALLOW_HTTP", "true".to_owned()),
-            ("AWS_REGION", "us-east-1".to_owned()),
-        ]
     }
 }
 
