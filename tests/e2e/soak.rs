@@ -1,20 +1,31 @@
-//! Load for a while: nothing grows, nothing stalls, and the memory budget holds.
+//! Load for a while: nothing grows, nothing stalls, the memory budget holds, and opening is quick.
 //!
 //! Invariants:
 //! - `SPINDLE_TEST_SOAK_SECONDS` sets the length (default 20; nightly runs take longer).
+//! - `SPINDLE_TEST_SCATTERED_GIB` makes the small writes all over a huge volume that many, on a pool
+//!   with default settings, whose budget then holds to the byte (20 is the promise).
+//! - `SPINDLE_TEST_FULL_LOG_MIB` sets the size of the log that is opened full (default 128; the promise
+//!   is about 2048, the product's default).
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tests::cut::{Line, Proxy};
 use tests::daemon::{Daemon, SMALL};
 use tests::nbd::wire::*;
 use tests::nbd::{Connection, Wanted};
 use tests::seed::{Random, seeds};
+use tests::store::Server;
 
 /// The budget of [`SMALL`].
 const BUDGET_BYTES: u64 = 400 << 20;
 
-/// A soak of chosen length holds spindle to its promises; the short one, which runs beside other
-/// tests on a log of 16 MiB, to bounds that only a leak or a hang exceeds.
+/// A soak of chosen length holds spindle to its promises, on a log of 256 MiB; the short one, which runs
+/// beside other tests on a log of 16 MiB, to bounds that only a leak or a hang exceeds.
 fn is_long() -> bool {
     std::env::var("SPINDLE_TEST_SOAK_SECONDS").is_ok()
 }
@@ -24,20 +35,62 @@ fn memory_bytes_max() -> u64 {
     if is_long() { BUDGET_BYTES * 5 / 4 } else { BUDGET_BYTES * 5 / 2 }
 }
 
-/// Longest answer to one write. The promise is one second on a quiet machine.
-fn stall_max() -> Duration {
-    Duration::from_secs(if is_long() { 4 } else { 40 })
+/// Longest answer to one write, given the longest raw sync of the same run.
+fn stall_max(worst_sync: Duration) -> Duration {
+    if is_long() { Duration::from_secs(1).max(3 * worst_sync) } else { Duration::from_secs(40) }
+}
+
+/// Longest time to open a pool after a crash, whatever its size.
+const OPEN_MAX: Duration = Duration::from_secs(5);
+
+/// A number in the environment.
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a whole number, not {text:?}")))
+}
+
+/// Writes and syncs a block of a file of its own now and then: how slow the disk itself is.
+struct Probe {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Duration>,
+}
+
+impl Probe {
+    fn start(path: PathBuf) -> Probe {
+        let file = std::fs::File::create(path).expect("make a file");
+        let is_over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&is_over);
+        let thread = std::thread::spawn(move || {
+            let mut worst = Duration::ZERO;
+            while !seen.load(Ordering::SeqCst) {
+                let begun = Instant::now();
+                let written = file.write_all_at(&[0x5a; 4096], 0).and_then(|()| file.sync_data());
+                written.expect("the probe's file can be written");
+                worst = worst.max(begun.elapsed());
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            worst
+        });
+        Probe { is_over, thread }
+    }
+
+    /// The longest write and sync.
+    fn stop(self) -> Duration {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.thread.join().expect("the probe does not panic")
+    }
 }
 
 fn soak_time() -> Duration {
-    let seconds = std::env::var("SPINDLE_TEST_SOAK_SECONDS").ok();
-    Duration::from_secs(seconds.map_or(20, |text| text.parse().expect("a number of seconds")))
+    Duration::from_secs(number("SPINDLE_TEST_SOAK_SECONDS").unwrap_or(20))
 }
 
 /// What a process holds.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     resident_bytes: u64,
+    /// The most that was ever resident.
+    peak_bytes: u64,
     descriptor_count: usize,
     thread_count: u64,
     mapping_count: usize,
@@ -56,6 +109,7 @@ fn usage(daemon: &Daemon) -> Usage {
     let maps = std::fs::read_to_string(format!("{proc}/maps")).expect("it runs");
     Usage {
         resident_bytes: fields["VmRSS"] << 10,
+        peak_bytes: fields["VmHWM"] << 10,
         descriptor_count: std::fs::read_dir(format!("{proc}/fd")).expect("it runs").count(),
         thread_count: fields["Threads"],
         mapping_count: maps.lines().count(),
@@ -66,7 +120,10 @@ fn usage(daemon: &Daemon) -> Usage {
 fn a_long_load_grows_nothing_and_stalls_nobody() {
     for seed in seeds(1) {
         println!("SEED={seed}");
-        let mut daemon = Daemon::started(SMALL, &[("disk", "1GiB")]);
+        let log_mib = if is_long() { 256 } else { 16 };
+        let log = format!("size = \"{log_mib}MiB\"\nfile_size = \"{}MiB\"", log_mib / 4);
+        let settings = SMALL.replace("size = \"16MiB\"\nfile_size = \"4MiB\"", &log);
+        let mut daemon = Daemon::started(&settings, &[("disk", "1GiB")]);
         let endpoint = daemon.unix("disk");
         let mut connection = Connection::open(&endpoint, &Wanted::everything()).expect("it opens");
         let mut random = Random::new(seed, 31);
@@ -75,6 +132,7 @@ fn a_long_load_grows_nothing_and_stalls_nobody() {
         let (begun, time) = (Instant::now(), soak_time());
         let mut sent: BTreeMap<u64, Instant> = BTreeMap::new();
         let (mut slowest, mut bytes, mut early) = (Duration::ZERO, 0u64, None);
+        let probe = Probe::start(daemon.place().join("probe"));
         while begun.elapsed() < time {
             while sent.len() < 32 {
                 let length = u32::try_from(random.between(1, 128) * 512).expect("small");
@@ -93,10 +151,15 @@ fn a_long_load_grows_nothing_and_stalls_nobody() {
             }
         }
         let (early, late) = (early.expect("the time was long enough"), usage(&daemon));
-        println!("{} MiB, slowest answer {slowest:?}\n{early:?}\n{late:?}", bytes >> 20);
-        let laps_wanted = if is_long() { 10 } else { 2 };
-        assert!(bytes > laps_wanted * (16 << 20), "{laps_wanted} laps of the log of 16 MiB");
-        assert!(slowest < stall_max(), "a write waited {slowest:?}");
+        let worst_sync = probe.stop();
+        println!(
+            "{} MiB, slowest answer {slowest:?}, slowest raw sync {worst_sync:?}",
+            bytes >> 20
+        );
+        println!("{early:?}\n{late:?}");
+        let laps_wanted = (time.as_secs() / 60).max(2);
+        assert!(bytes > laps_wanted * log_mib << 20, "fewer than {laps_wanted} laps of the log");
+        assert!(slowest < stall_max(worst_sync), "a write waited {slowest:?}");
         assert!(late.resident_bytes < memory_bytes_max(), "{late:?} is over the budget");
         assert!(late.descriptor_count <= early.descriptor_count + 8, "{early:?} {late:?}");
         let threads_more = if is_long() { 8 } else { 40 };
@@ -116,9 +179,13 @@ fn a_long_load_grows_nothing_and_stalls_nobody() {
 fn small_writes_all_over_a_huge_volume_stay_inside_the_memory_budget() {
     for seed in seeds(1) {
         println!("SEED={seed}");
-        // A thousand 4 KiB writes for every second of the soak.
-        let count = soak_time().as_secs() * 1000;
-        let mut daemon = Daemon::started(SMALL, &[("huge", "100TiB")]);
+        // A thousand 4 KiB writes for every second of the soak; or as many as are promised, and then
+        // nothing is set and nothing added to the budget, which is 1 GiB.
+        let scattered_gib = number("SPINDLE_TEST_SCATTERED_GIB");
+        let count = scattered_gib.map_or(soak_time().as_secs() * 1000, |gib| gib << 18);
+        let bytes_max = scattered_gib.map_or(memory_bytes_max(), |_| 1 << 30);
+        let settings = if scattered_gib.is_some() { "" } else { SMALL };
+        let mut daemon = Daemon::started(settings, &[("huge", "100TiB")]);
         let endpoint = daemon.unix("huge");
         let mut connection = Connection::open(&endpoint, &Wanted::everything()).expect("it opens");
         let places = || {
@@ -131,16 +198,12 @@ fn small_writes_all_over_a_huge_volume_stay_inside_the_memory_budget() {
             block
         };
         let mut flying = 0;
-        let mut peak = 0;
-        for (index, offset) in places().enumerate() {
+        for offset in places() {
             connection.submit(CMD_WRITE, 0, offset, 4096, &block(offset)).expect("sent");
             flying += 1;
             while flying >= 32 {
                 assert_eq!(connection.receive().expect("a reply").error, 0);
                 flying -= 1;
-            }
-            if index % 1000 == 0 {
-                peak = peak.max(usage(&daemon).resident_bytes);
             }
         }
         while flying > 0 {
@@ -149,12 +212,14 @@ fn small_writes_all_over_a_huge_volume_stay_inside_the_memory_budget() {
         }
         drop(connection);
         let _ = daemon.json(&["flush"]);
-        peak = peak.max(usage(&daemon).resident_bytes);
+        let peak = usage(&daemon).peak_bytes;
         daemon.kill();
         let begun = Instant::now();
         daemon.restart();
-        println!("{count} writes, at most {} MiB, opened in {:?}", peak >> 20, begun.elapsed());
-        assert!(peak < memory_bytes_max(), "{} MiB are over the budget", peak >> 20);
+        let opened = begun.elapsed();
+        println!("{count} writes, at most {} MiB, opened in {opened:?}", peak >> 20);
+        assert!(peak < bytes_max, "{} MiB are over the budget", peak >> 20);
+        assert!(opened < OPEN_MAX, "opening took {opened:?}");
         let endpoint = daemon.unix("huge");
         let mut connection = Connection::open(&endpoint, &Wanted::everything()).expect("it opens");
         for offset in places().step_by(7) {
@@ -163,4 +228,69 @@ fn small_writes_all_over_a_huge_volume_stay_inside_the_memory_budget() {
         drop(connection);
         daemon.stop();
     }
+}
+
+#[test]
+fn a_log_that_is_full_opens_in_time() {
+    /// The size that the promise of [`OPEN_MAX`] is about.
+    const DEFAULT_MIB: u64 = 2048;
+    const BLOCK_BYTES: u64 = 4096;
+    let log_mib = number("SPINDLE_TEST_FULL_LOG_MIB").unwrap_or(128);
+    // A second for all that does not depend on the log, the rest in proportion.
+    let second = Duration::from_secs(1);
+    let open_max = second + (OPEN_MAX - second).mul_f64(log_mib as f64 / DEFAULT_MIB as f64);
+    let settings = format!("[log]\nsize = \"{log_mib}MiB\"\nfile_size = \"{}MiB\"\n", log_mib / 32);
+    let server = Server::start();
+    let proxy = Proxy::start(server.address()).expect("a proxy");
+    let mut daemon = super::stores::on_s3(&settings, &[("disk", "16GiB")], proxy.address());
+    for word in ["destage", "store", "slatedb", "full"] {
+        daemon.announce(word);
+    }
+    daemon.restart();
+    proxy.set(Line::Cut);
+    let block = |index: u64| {
+        let mut block = [0; 4096];
+        Random::new(index, 34).fill(&mut block);
+        block
+    };
+    // Small writes that do not touch each other: the most that there can be to recover.
+    let place = |index: u64| index * 2 * BLOCK_BYTES;
+    let endpoint = daemon.unix("disk");
+    let mut connection = Connection::open(&endpoint, &Wanted::everything()).expect("it opens");
+    let fill = || {
+        let log = &daemon.json(&["status"])["log"];
+        log["used_bytes"].as_f64().expect("a number") / log["ring_bytes"].as_f64().expect("one")
+    };
+    let (mut sent, mut answered) = (0u64, 0);
+    // The writers are slowed more and more; the last percents would take for ever.
+    while fill() < 0.95 {
+        for _ in 0..2000 {
+            while sent < answered + 256 {
+                connection.submit(CMD_WRITE, 0, place(sent), 4096, &block(sent)).expect("sent");
+                sent += 1;
+            }
+            assert_eq!(connection.receive().expect("a reply").error, 0);
+            answered += 1;
+        }
+    }
+    while answered < sent {
+        assert_eq!(connection.receive().expect("a reply").error, 0);
+        answered += 1;
+    }
+    let fill = fill();
+    drop(connection);
+    daemon.kill();
+    proxy.set(Line::Open);
+    let begun = Instant::now();
+    daemon.restart();
+    let opened = begun.elapsed();
+    println!("{sent} writes, log {:.1} % full, opened in {opened:?}", 100.0 * fill);
+    assert!(opened < open_max, "opening a full log of {log_mib} MiB took {opened:?}");
+    let endpoint = daemon.unix("disk");
+    let mut connection = Connection::open(&endpoint, &Wanted::everything()).expect("it opens");
+    for index in (0..sent).step_by(101) {
+        assert!(connection.read(place(index), 4096) == block(index), "write {index} of {sent}");
+    }
+    drop(connection);
+    daemon.kill();
 }
