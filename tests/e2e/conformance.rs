@@ -2,7 +2,8 @@
 //! what must be refused and how, and what bad clients must not be able to do to good ones.
 //!
 //! Invariants:
-//! - One list of checks for every transport; TLS runs it too (see the module `tls`).
+//! - One list of checks for every transport; TLS runs it too (see the module `tls`). Each runs twice:
+//!   with compact headers and with extended ones.
 //! - Numbers cite doc/proto.md of NetworkBlockDevice/nbd by section name.
 
 use std::io::Write;
@@ -13,6 +14,7 @@ use tests::nbd::{Connection, Endpoint, TlsClient, Wanted};
 use tests::seed::Random;
 
 /// How to reach the server.
+#[derive(Clone)]
 pub struct Way {
     /// The export to use; its contents are destroyed.
     pub endpoint: Endpoint,
@@ -20,9 +22,14 @@ pub struct Way {
     pub tls: Option<TlsClient>,
     /// Size of the export in bytes.
     pub size_bytes: u64,
+    is_extended: bool,
 }
 
 impl Way {
+    pub fn new(endpoint: Endpoint, tls: Option<TlsClient>, size_bytes: u64) -> Way {
+        Way { endpoint, tls, size_bytes, is_extended: false }
+    }
+
     fn haggle(&self) -> Haggle {
         let haggle = Haggle::greet(self.endpoint.connect().expect("it listens"));
         let haggle = haggle.expect("a greeting");
@@ -33,17 +40,21 @@ impl Way {
     }
 
     fn connect(&self) -> Connection {
-        let wanted = Wanted { tls: self.tls.clone(), ..Wanted::everything() };
+        let tls = self.tls.clone();
+        let wanted = Wanted { tls, is_extended: self.is_extended, ..Wanted::everything() };
         Connection::open(&self.endpoint, &wanted).expect("the export opens")
     }
 
-    /// Every check.
+    /// Every check, with both kinds of headers.
     pub fn check(&self) {
-        for (name, check) in CHECKS {
-            println!("{name}");
-            check(self);
-            // Whatever happened to that connection, others are served.
-            self.connect().disconnect().unwrap_or_else(|error| panic!("after {name}: {error}"));
+        for is_extended in [false, true] {
+            let way = Way { is_extended, ..self.clone() };
+            for (name, check) in CHECKS {
+                println!("{name}, extended headers: {is_extended}");
+                check(&way);
+                // Whatever happened to that connection, others are served.
+                way.connect().disconnect().unwrap_or_else(|error| panic!("after {name}: {error}"));
+            }
         }
     }
 }
@@ -123,6 +134,7 @@ fn flags(way: &Way) {
     assert_eq!(flags & expected, expected, "{flags:#x}");
     assert_eq!(flags & IS_READ_ONLY, 0);
     assert!(is_structured && connection.has_allocation());
+    assert_eq!(connection.is_extended(), way.is_extended);
 }
 
 fn unaligned(way: &Way) {
@@ -200,7 +212,7 @@ fn allocation(way: &Way) {
     let mut states = Vec::new();
     while at < 4 << 20 {
         let length = (4 << 20) - at;
-        let reply = connection.call(CMD_BLOCK_STATUS, 0, u64::from(at), length, &[]);
+        let reply = connection.call_long(CMD_BLOCK_STATUS, 0, at, length, &[]);
         let extents = reply.expect("a reply").extents;
         assert!(!extents.is_empty());
         for (bytes, state) in extents {
@@ -209,7 +221,7 @@ fn allocation(way: &Way) {
             at += bytes;
         }
     }
-    let state_at = |offset: u32| states.iter().rev().find(|(at, _)| *at <= offset).expect("one").1;
+    let state_at = |offset: u64| states.iter().rev().find(|(at, _)| *at <= offset).expect("one").1;
     assert_eq!(state_at(0), STATE_HOLE | STATE_ZERO);
     assert_eq!(state_at(1 << 20), 0, "{states:?}");
     assert_eq!(state_at((1 << 20) + (64 << 10)), STATE_HOLE | STATE_ZERO, "{states:?}");
@@ -305,7 +317,8 @@ fn is_closed(connection: &mut Connection) -> bool {
 
 fn rubbish(way: &Way) {
     let mut connection = way.connect();
-    connection.stream().write_all(&[0x42; 28]).expect("sent");
+    // As long as the longer kind of header, so that nothing is waited for.
+    connection.stream().write_all(&[0x42; 32]).expect("sent");
     assert!(is_closed(&mut connection), "a request without magic ends the connection");
     let mut haggle = way.haggle();
     haggle.stream.write_all(&[0x42; 64]).expect("sent");
@@ -315,7 +328,7 @@ fn rubbish(way: &Way) {
 fn half_a_write(way: &Way) {
     let mut connection = way.connect();
     connection.write(0, &[5; 4096], 0);
-    let header = request(CMD_WRITE, 0, 77, 0, 4096);
+    let header = connection.header(CMD_WRITE, 0, 77, 0, 4096);
     connection.stream().write_all(&header).expect("sent");
     connection.stream().write_all(&[6; 1000]).expect("sent");
     drop(connection);
@@ -324,7 +337,8 @@ fn half_a_write(way: &Way) {
 
 fn absurd(way: &Way) {
     let mut connection = way.connect();
-    connection.stream().write_all(&request(CMD_WRITE, 0, 9, 0, u32::MAX)).expect("sent");
+    let header = connection.header(CMD_WRITE, 0, 9, 0, u64::from(u32::MAX));
+    connection.stream().write_all(&header).expect("sent");
     // "Request message": refused with an error or the end of the connection.
     assert!(connection.receive().is_err(), "no reply to a request this client never recorded");
     let mut connection = way.connect();
@@ -337,7 +351,8 @@ fn never_reads(way: &Way) {
     let mut length = 0;
     for cookie in 0..64u64 {
         // The kernel's buffers take some; the server must not keep the rest in memory for ever.
-        greedy.stream().write_all(&request(CMD_READ, 0, cookie, 0, 1 << 20)).expect("sent");
+        let header = greedy.header(CMD_READ, 0, cookie, 0, 1 << 20);
+        greedy.stream().write_all(&header).expect("sent");
         length += 1;
     }
     assert_eq!(length, 64);
@@ -359,14 +374,14 @@ fn daemon() -> Daemon {
 #[test]
 fn over_tcp() {
     let mut daemon = daemon();
-    Way { endpoint: daemon.tcp("disk"), tls: None, size_bytes: SIZE_BYTES }.check();
+    Way::new(daemon.tcp("disk"), None, SIZE_BYTES).check();
     daemon.stop();
 }
 
 #[test]
 fn over_a_unix_socket() {
     let mut daemon = daemon();
-    Way { endpoint: daemon.unix("disk"), tls: None, size_bytes: SIZE_BYTES }.check();
+    Way::new(daemon.unix("disk"), None, SIZE_BYTES).check();
     daemon.stop();
 }
 
@@ -382,4 +397,56 @@ fn a_read_only_export_refuses_changes() {
         assert_eq!(connection.call(command, 0, 0, 512, payload).unwrap().error, EPERM);
     }
     assert_eq!(connection.read(0, 512), [0; 512]);
+}
+
+#[test]
+fn extended_headers_carry_lengths_beyond_32_bits() {
+    const GIB: u64 = 1 << 30;
+    let mut daemon = Daemon::started(SMALL, &[("huge", "1TiB")]);
+    let mut connection = Connection::open(&daemon.tcp("huge"), &Wanted::extended()).unwrap();
+    for at in [0, 5 * GIB, 9 * GIB] {
+        connection.write(at, &[7; 4096], 0);
+    }
+    let reply = connection.call_long(CMD_TRIM, 0, 0, 6 * GIB, &[]).expect("a reply");
+    assert_eq!(reply.error, 0);
+    assert_eq!(connection.read(5 * GIB, 4096), [0; 4096], "the trim ends at 32 bits");
+    assert_eq!(connection.read(9 * GIB, 4096), [7; 4096], "beyond the trim");
+    let reply = connection.call_long(CMD_BLOCK_STATUS, 0, 0, 1 << 40, &[]).expect("a reply");
+    let hole = STATE_HOLE | STATE_ZERO;
+    assert_eq!(reply.extents, [(9 * GIB, hole), (4096, 0), ((1 << 40) - 9 * GIB - 4096, hole)]);
+    let reply = connection.call_long(CMD_WRITE_ZEROES, 0, GIB, 10 * GIB, &[]).expect("a reply");
+    assert_eq!(reply.error, 0);
+    assert_eq!(connection.read(9 * GIB, 4096), [0; 4096], "the zeroes end at 32 bits");
+    // Payloads have their limit, whatever the header could say.
+    let reply = connection.call_long(CMD_READ, 0, 0, 64 << 20, &[]).expect("a reply");
+    assert_eq!(reply.error, EINVAL);
+    connection.disconnect().expect("a goodbye");
+    daemon.stop();
+}
+
+#[test]
+fn a_client_grows_a_volume_where_it_may() {
+    let open = |daemon: &Daemon| Connection::open(&daemon.unix("disk"), &Wanted::everything());
+    let daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
+    let mut connection = open(&daemon).expect("it opens");
+    assert_eq!(connection.info().flags & CAN_RESIZE, 0, "only where it is configured");
+    assert_eq!(connection.call(CMD_RESIZE, 0, 16 << 20, 0, &[]).expect("a reply").error, EINVAL);
+    let settings = format!("{SMALL}[nbd]\nallow_resize = true\n");
+    let mut daemon = Daemon::started(&settings, &[("disk", "8MiB")]);
+    let (mut one, mut other) = (open(&daemon).expect("it opens"), open(&daemon).expect("again"));
+    assert_eq!(one.info().flags & CAN_RESIZE, CAN_RESIZE);
+    let beyond = 12 << 20;
+    assert_eq!(other.call(CMD_WRITE, 0, beyond, 512, &[1; 512]).expect("a reply").error, ENOSPC);
+    assert_eq!(one.call(CMD_RESIZE, 0, 16 << 20, 0, &[]).expect("a reply").error, 0);
+    other.write(beyond, &[1; 512], 0);
+    assert_eq!(open(&daemon).expect("it opens").info().size_bytes, 16 << 20);
+    let shrunk = one.call(CMD_RESIZE, 0, 8 << 20, 0, &[]).expect("a reply");
+    assert_eq!(shrunk.error, EPERM, "a client may not take away what others use");
+    daemon.kill();
+    // The configuration still has the first size.
+    daemon.announce("the volume is larger than configured and stays so");
+    daemon.restart();
+    let mut connection = open(&daemon).expect("it opens");
+    assert_eq!(connection.info().size_bytes, 16 << 20);
+    assert_eq!(connection.read(beyond, 512), [1; 512]);
 }

@@ -84,7 +84,7 @@ fn the_whole_protocol_works_under_tls() {
     let authority = Authority::new("authority");
     let mut daemon = daemon(&authority, "");
     let tls = Some(authority.client(None));
-    Way { endpoint: daemon.tcp("disk"), tls, size_bytes: 96 << 20 }.check();
+    Way::new(daemon.tcp("disk"), tls, 96 << 20).check();
     daemon.stop();
 }
 

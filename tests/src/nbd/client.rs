@@ -22,7 +22,7 @@ pub struct Reply {
     /// What was read.
     pub payload: Vec<u8>,
     /// Runs of (bytes, `STATE_…` flags).
-    pub extents: Vec<(u32, u32)>,
+    pub extents: Vec<(u64, u64)>,
     /// Chunks of the reply.
     pub chunk_count: u32,
 }
@@ -39,6 +39,7 @@ pub struct Connection {
     stream: BufReader<Stream>,
     info: ExportInfo,
     is_structured: bool,
+    is_extended: bool,
     allocation: Option<u32>,
     next_cookie: u64,
     pending: HashMap<u64, Pending>,
@@ -54,7 +55,10 @@ impl Connection {
         if let Some(tls) = &wanted.tls {
             haggle = haggle.start_tls(tls)?;
         }
-        let is_structured = wanted.is_structured && haggle.structured()?;
+        if wanted.is_extended {
+            haggle.extended()?;
+        }
+        let is_structured = wanted.is_extended || (wanted.is_structured && haggle.structured()?);
         let allocation = if is_structured && wanted.is_allocation {
             haggle.allocation(&endpoint.export)?
         } else {
@@ -67,6 +71,7 @@ impl Connection {
             stream: BufReader::with_capacity(256 << 10, haggle.stream),
             info,
             is_structured,
+            is_extended: wanted.is_extended,
             allocation,
             next_cookie: 1,
             pending: HashMap::new(),
@@ -91,6 +96,30 @@ impl Connection {
         self.is_structured
     }
 
+    /// Whether headers are extended.
+    #[must_use]
+    pub fn is_extended(&self) -> bool {
+        self.is_extended
+    }
+
+    /// A request header as this connection has them.
+    #[must_use]
+    pub fn header(
+        &self,
+        command: u16,
+        flags: u16,
+        cookie: u64,
+        offset: u64,
+        length: u64,
+    ) -> Vec<u8> {
+        if !self.is_extended {
+            let length = u32::try_from(length).expect("lengths of compact headers have 32 bits");
+            return request(command, flags, cookie, offset, length);
+        }
+        let announces = if command == CMD_WRITE { CMD_FLAG_PAYLOAD_LEN } else { 0 };
+        extended_request(command, flags | announces, cookie, offset, length)
+    }
+
     /// Requests that are not answered yet.
     #[must_use]
     pub fn pending_count(&self) -> usize {
@@ -109,13 +138,28 @@ impl Connection {
         length: u32,
         payload: &[u8],
     ) -> io::Result<u64> {
+        self.submit_long(command, flags, offset, u64::from(length), payload)
+    }
+
+    /// As [`Connection::submit`]; a length of more than 32 bits needs extended headers.
+    ///
+    /// # Errors
+    /// As [`Connection::submit`].
+    pub fn submit_long(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        length: u64,
+        payload: &[u8],
+    ) -> io::Result<u64> {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
         let is_read = command == CMD_READ;
-        let bytes = if is_read { usize::try_from(length).expect("32 bits fit") } else { 0 };
+        let bytes = if is_read { usize::try_from(length).expect("64 bits fit") } else { 0 };
         let reply = Reply { cookie, payload: vec![0; bytes], ..Reply::default() };
         self.pending.insert(cookie, Pending { command, offset, reply, received: Vec::new() });
-        let mut bytes = request(command, flags, cookie, offset, length);
+        let mut bytes = self.header(command, flags, cookie, offset, length);
         bytes.extend_from_slice(payload);
         self.stream.get_mut().write_all(&bytes)?;
         Ok(cookie)
@@ -128,8 +172,11 @@ impl Connection {
     pub fn receive(&mut self) -> io::Result<Reply> {
         loop {
             let done = match u32::from_be_bytes(take_array(&mut self.stream)?) {
-                MAGIC_SIMPLE => Some(self.receive_simple()?),
-                MAGIC_STRUCTURED if self.is_structured => self.receive_chunk()?,
+                MAGIC_SIMPLE if !self.is_extended => Some(self.receive_simple()?),
+                MAGIC_STRUCTURED if self.is_structured && !self.is_extended => {
+                    self.receive_chunk()?
+                }
+                MAGIC_EXTENDED_REPLY if self.is_extended => self.receive_chunk()?,
                 magic => return Err(wrong(format!("reply magic {magic:#x}"))),
             };
             if let Some(cookie) = done {
@@ -151,8 +198,23 @@ impl Connection {
         length: u32,
         payload: &[u8],
     ) -> io::Result<Reply> {
+        self.call_long(command, flags, offset, u64::from(length), payload)
+    }
+
+    /// As [`Connection::call`]; a length of more than 32 bits needs extended headers.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub fn call_long(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        length: u64,
+        payload: &[u8],
+    ) -> io::Result<Reply> {
         assert!(self.pending.is_empty(), "call is for one request at a time");
-        self.submit(command, flags, offset, length, payload)?;
+        self.submit_long(command, flags, offset, length, payload)?;
         self.receive()
     }
 
@@ -189,7 +251,8 @@ impl Connection {
     /// # Errors
     /// When the stream breaks.
     pub fn disconnect(mut self) -> io::Result<()> {
-        self.stream.get_mut().write_all(&request(CMD_DISC, 0, 0, 0, 0))?;
+        let goodbye = self.header(CMD_DISC, 0, 0, 0, 0);
+        self.stream.get_mut().write_all(&goodbye)?;
         // The server closes when everything before is answered.
         match take_array::<1>(&mut self.stream) {
             Ok(_) => Err(wrong("bytes after the last reply")),
@@ -225,7 +288,16 @@ impl Connection {
         let flags = u16::from_be_bytes(take_array(&mut self.stream)?);
         let kind = u16::from_be_bytes(take_array(&mut self.stream)?);
         let cookie = u64::from_be_bytes(take_array(&mut self.stream)?);
-        let length = u32::from_be_bytes(take_array(&mut self.stream)?);
+        let offset = if self.is_extended {
+            Some(u64::from_be_bytes(take_array(&mut self.stream)?))
+        } else {
+            None
+        };
+        let length = if self.is_extended {
+            u64::from_be_bytes(take_array(&mut self.stream)?)
+        } else {
+            u64::from(u32::from_be_bytes(take_array(&mut self.stream)?))
+        };
         if length > 65 << 20 {
             return Err(wrong(format!("a chunk of {length} bytes")));
         }
@@ -233,6 +305,10 @@ impl Connection {
         let allocation = self.allocation;
         let pending = lookup(&mut self.pending, cookie)?;
         pending.reply.chunk_count += 1;
+        // "Extended reply chunk message": the offset is the request's.
+        if offset.is_some_and(|offset| offset != pending.offset) {
+            return Err(wrong(format!("chunk for offset {offset:?}, asked at {}", pending.offset)));
+        }
         match kind {
             CHUNK_NONE if bytes.is_empty() && flags & CHUNK_DONE != 0 => {}
             CHUNK_OFFSET_DATA => {
@@ -244,18 +320,15 @@ impl Connection {
                 let hole = u32::from_be_bytes(at(&bytes, 8)?);
                 pending.place(offset, usize::try_from(hole).expect("32 bits fit"), None)?;
             }
-            CHUNK_BLOCK_STATUS => {
+            // Each for its kind of headers, and no other.
+            CHUNK_BLOCK_STATUS | CHUNK_BLOCK_STATUS_EXT
+                if self.is_extended == (kind == CHUNK_BLOCK_STATUS_EXT) =>
+            {
                 let context = u32::from_be_bytes(at(&bytes, 0)?);
                 if pending.command != CMD_BLOCK_STATUS || Some(context) != allocation {
                     return Err(wrong(format!("block status of context {context}")));
                 }
-                if bytes.len() % 8 != 4 || bytes.len() == 4 {
-                    return Err(wrong(format!("block status of {} bytes", bytes.len())));
-                }
-                for extent in bytes[4..].chunks(8) {
-                    let length = u32::from_be_bytes(at(extent, 0)?);
-                    pending.reply.extents.push((length, u32::from_be_bytes(at(extent, 4)?)));
-                }
+                pending.reply.extents.extend(extents_of(&bytes, self.is_extended)?);
             }
             CHUNK_ERROR | CHUNK_ERROR_OFFSET => {
                 let error = u32::from_be_bytes(at(&bytes, 0)?);
@@ -294,6 +367,32 @@ impl Pending {
         self.received.push((range.start, range.end));
         Ok(())
     }
+}
+
+/// The extents of a block status, which are 8 bytes each behind 4, or 16 behind 8 that count them.
+fn extents_of(bytes: &[u8], is_extended: bool) -> io::Result<Vec<(u64, u64)>> {
+    let (head_bytes, extent_bytes) = if is_extended { (8, 16) } else { (4, 8) };
+    let extents = bytes.get(head_bytes..).unwrap_or_default();
+    if extents.is_empty() || !extents.len().is_multiple_of(extent_bytes) {
+        return Err(wrong(format!("block status of {} bytes", bytes.len())));
+    }
+    let extents: Vec<(u64, u64)> = extents
+        .chunks(extent_bytes)
+        .map(|extent| match is_extended {
+            true => Ok((u64::from_be_bytes(at(extent, 0)?), u64::from_be_bytes(at(extent, 8)?))),
+            false => {
+                let half = |index| at(extent, index).map(u32::from_be_bytes).map(u64::from);
+                Ok((half(0)?, half(4)?))
+            }
+        })
+        .collect::<io::Result<_>>()?;
+    if is_extended {
+        let count = usize::try_from(u32::from_be_bytes(at(bytes, 4)?)).expect("32 bits fit");
+        if count != extents.len() {
+            return Err(wrong(format!("{} extents, announced as {count}", extents.len())));
+        }
+    }
+    Ok(extents)
 }
 
 fn lookup(pending: &mut HashMap<u64, Pending>, cookie: u64) -> io::Result<&mut Pending> {

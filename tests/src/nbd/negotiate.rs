@@ -14,6 +14,9 @@ pub struct Wanted {
     pub is_structured: bool,
     /// The `base:allocation` context, which needs structured replies.
     pub is_allocation: bool,
+    /// Extended headers, which bring structured replies along; without them in the server the
+    /// connection fails.
+    pub is_extended: bool,
     /// TLS before anything else.
     pub tls: Option<TlsClient>,
 }
@@ -22,7 +25,13 @@ impl Wanted {
     /// Structured replies and allocation.
     #[must_use]
     pub fn everything() -> Wanted {
-        Wanted { is_structured: true, is_allocation: true, tls: None }
+        Wanted { is_structured: true, is_allocation: true, ..Wanted::default() }
+    }
+
+    /// The same with extended headers.
+    #[must_use]
+    pub fn extended() -> Wanted {
+        Wanted { is_extended: true, ..Wanted::everything() }
     }
 }
 
@@ -192,6 +201,17 @@ impl Haggle {
     pub fn structured(&mut self) -> io::Result<bool> {
         let replies = self.ask(OPT_STRUCTURED_REPLY, &[])?;
         Ok(replies.last().map(|reply| reply.kind) == Some(REP_ACK))
+    }
+
+    /// Extended headers: an error when the server does not have them.
+    ///
+    /// # Errors
+    /// Also when the stream breaks or the server breaks the format.
+    pub fn extended(&mut self) -> io::Result<()> {
+        match self.ask(OPT_EXTENDED_HEADERS, &[])?.last() {
+            Some(OptionReply { kind: REP_ACK, payload }) if payload.is_empty() => Ok(()),
+            last => Err(wrong(format!("EXTENDED_HEADERS answered {last:?}"))),
+        }
     }
 
     /// Selects `base:allocation`: its id when the server has it.

@@ -13,6 +13,9 @@ pub const MAGIC_REQUEST: u32 = 0x2560_9513;
 pub const MAGIC_SIMPLE: u32 = 0x6744_6698;
 pub const MAGIC_STRUCTURED: u32 = 0x668e_33ef;
 
+pub const MAGIC_EXTENDED_REQUEST: u32 = 0x21e4_1c71;
+pub const MAGIC_EXTENDED_REPLY: u32 = 0x6e8a_278c;
+
 pub const FLAG_FIXED_NEWSTYLE: u16 = 1;
 pub const FLAG_NO_ZEROES: u16 = 2;
 
@@ -24,6 +27,7 @@ pub const OPT_INFO: u32 = 6;
 pub const OPT_GO: u32 = 7;
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
 pub const OPT_SET_META_CONTEXT: u32 = 10;
+pub const OPT_EXTENDED_HEADERS: u32 = 11;
 
 pub const REP_ACK: u32 = 1;
 pub const REP_SERVER: u32 = 2;
@@ -45,6 +49,8 @@ pub const CAN_TRIM: u16 = 1 << 5;
 pub const CAN_WRITE_ZEROES: u16 = 1 << 6;
 pub const CAN_DF: u16 = 1 << 7;
 pub const CAN_MULTI_CONN: u16 = 1 << 8;
+/// Branch `extension-resize` of the protocol document.
+pub const CAN_RESIZE: u16 = 1 << 9;
 pub const CAN_CACHE: u16 = 1 << 10;
 pub const CAN_FAST_ZERO: u16 = 1 << 11;
 pub const IS_READ_ONLY: u16 = 1 << 1;
@@ -57,23 +63,27 @@ pub const CMD_TRIM: u16 = 4;
 pub const CMD_CACHE: u16 = 5;
 pub const CMD_WRITE_ZEROES: u16 = 6;
 pub const CMD_BLOCK_STATUS: u16 = 7;
+/// Branch `extension-resize` of the protocol document: the size is in the offset.
+pub const CMD_RESIZE: u16 = 8;
 
 pub const CMD_FLAG_FUA: u16 = 1;
 pub const CMD_FLAG_NO_HOLE: u16 = 2;
 pub const CMD_FLAG_DF: u16 = 4;
 pub const CMD_FLAG_REQ_ONE: u16 = 8;
 pub const CMD_FLAG_FAST_ZERO: u16 = 16;
+pub const CMD_FLAG_PAYLOAD_LEN: u16 = 32;
 
 pub const CHUNK_DONE: u16 = 1;
 pub const CHUNK_NONE: u16 = 0;
 pub const CHUNK_OFFSET_DATA: u16 = 1;
 pub const CHUNK_OFFSET_HOLE: u16 = 2;
 pub const CHUNK_BLOCK_STATUS: u16 = 5;
+pub const CHUNK_BLOCK_STATUS_EXT: u16 = 6;
 pub const CHUNK_ERROR: u16 = (1 << 15) + 1;
 pub const CHUNK_ERROR_OFFSET: u16 = (1 << 15) + 2;
 
-pub const STATE_HOLE: u32 = 1;
-pub const STATE_ZERO: u32 = 2;
+pub const STATE_HOLE: u64 = 1;
+pub const STATE_ZERO: u64 = 2;
 
 pub const EPERM: u32 = 1;
 pub const EIO: u32 = 5;
@@ -92,6 +102,25 @@ pub const REQUEST_BYTES: usize = 28;
 pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(REQUEST_BYTES);
     bytes.extend_from_slice(&MAGIC_REQUEST.to_be_bytes());
+    bytes.extend_from_slice(&flags.to_be_bytes());
+    bytes.extend_from_slice(&command.to_be_bytes());
+    bytes.extend_from_slice(&cookie.to_be_bytes());
+    bytes.extend_from_slice(&offset.to_be_bytes());
+    bytes.extend_from_slice(&length.to_be_bytes());
+    bytes
+}
+
+/// One extended request header; the flag that announces a payload is the caller's.
+#[must_use]
+pub fn extended_request(
+    command: u16,
+    flags: u16,
+    cookie: u64,
+    offset: u64,
+    length: u64,
+) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(REQUEST_BYTES + 4);
+    bytes.extend_from_slice(&MAGIC_EXTENDED_REQUEST.to_be_bytes());
     bytes.extend_from_slice(&flags.to_be_bytes());
     bytes.extend_from_slice(&command.to_be_bytes());
     bytes.extend_from_slice(&cookie.to_be_bytes());
