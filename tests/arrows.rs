@@ -1,4 +1,5 @@
-//! The dependency arrows between the packages, their licences and sources, and the names of modules.
+//! The dependency arrows between the packages, their licences and sources, the names of modules, and
+//! the log lines that the operator's guide explains.
 //!
 //! Invariants:
 //! - server -> {nbd, ublk, replication, tiering} -> block, and siblings never see each other.
@@ -191,4 +192,61 @@ fn every_source_file_opens_with_what_it_owns() {
         }
     }
     assert!(bad.is_empty(), "no //! at the top of {bad:?}");
+}
+
+/// The source of the packages that log, without tests, and each text in one line.
+fn source_that_logs() -> String {
+    let mut all = String::new();
+    let mut todo: Vec<_> = ["block", "nbd", "replication", "tiering", "server"]
+        .map(|package| workspace().join(package).join("src"))
+        .into();
+    while let Some(path) = todo.pop() {
+        let name = path.file_name().expect("it has a name").to_string_lossy().into_owned();
+        if path.is_dir() && name != "tests" {
+            let entries = std::fs::read_dir(&path).expect("a readable directory");
+            todo.extend(entries.map(|entry| entry.expect("a readable entry").path()));
+        } else if name.ends_with(".rs") && !["tests.rs", "testing.rs"].contains(&name.as_str()) {
+            let text = std::fs::read_to_string(&path).expect("a readable file");
+            for (index, part) in text.split("\\\n").enumerate() {
+                all += if index == 0 { part } else { part.trim_start() };
+            }
+        }
+    }
+    all
+}
+
+/// The texts of every call of a macro: what stands between quotation marks up to its semicolon.
+fn texts_of<'a>(source: &'a str, call: &str) -> Vec<&'a str> {
+    let calls = source.split(call).skip(1);
+    calls.filter_map(|rest| rest.split(");").next()?.rsplit('"').nth(1)).collect()
+}
+
+#[test]
+fn the_guide_explains_the_log_lines_that_there_are() {
+    let guide = std::fs::read_to_string(workspace().join("docs/operations.md"));
+    let guide = guide.expect("a readable file");
+    let section = guide.split("\n## ").find(|part| part.starts_with("Log lines to act on"));
+    let rows = section.expect("the section is there").lines().filter_map(|line| {
+        let mut cells = line.split('|').map(str::trim).skip(1);
+        Some((cells.next()?, cells.next()?))
+    });
+    let explained: Vec<(&str, &str)> = rows
+        .filter(|(level, _)| ["error", "warn"].contains(level))
+        .flat_map(|(level, lines)| {
+            lines.split('`').skip(1).step_by(2).map(move |line| (level, line))
+        })
+        .collect();
+    let source = source_that_logs();
+    let logged = |level: &str| texts_of(&source, &format!("tracing::{level}!("));
+    for (level, line) in &explained {
+        let is_logged = logged(level).iter().any(|text| text.contains(line));
+        assert!(is_logged, "nothing logs {line:?} as {level}");
+    }
+    // An error asks for a person, so each is explained.
+    let errors = logged("error");
+    assert!(errors.len() > 5, "{errors:?}");
+    for error in errors {
+        let is_explained = explained.iter().any(|(_, line)| error.contains(line));
+        assert!(is_explained, "the guide does not say what to do about {error:?}");
+    }
 }
