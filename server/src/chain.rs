@@ -229,10 +229,19 @@ struct SealLine {
 
 /// Bytes of a document with `body` under `key`.
 pub(crate) fn seal_document<T: Serialize>(key: &PoolKey, purpose: &str, body: &T) -> Result<Bytes> {
+    seal_document_with(random_bytes(), key, purpose, body)
+}
+
+/// As [`seal_document`]; `salt` is random and used once.
+pub(crate) fn seal_document_with<T: Serialize>(
+    salt: [u8; SALT_BYTES],
+    key: &PoolKey,
+    purpose: &str,
+    body: &T,
+) -> Result<Bytes> {
     let mut text = serde_json::to_string(body).map_err(|error| {
         Error::with_source(ErrorKind::Invalid, format!("encode {purpose}"), error)
     })?;
-    let salt: [u8; SALT_BYTES] = random_bytes();
     let tag = key.derive(ALGORITHM, &salt, purpose).seal(0, text.as_bytes(), &mut []);
     let seal = SealLine {
         crc32c: format!("{:08x}", crc32c(text.as_bytes())),

@@ -552,17 +552,27 @@ async fn make_slot(body: &RingBody, material: &Material, keys: &[DataKey]) -> Re
     if body.slots.len() >= SLOT_COUNT_MAX {
         return Err(Error::new(ErrorKind::Full, "the key ring has no free slot"));
     }
-    let nonce: [u8; 12] = random_bytes();
     let argon2 = matches!(material, Material::Phrase(..)).then_some(ARGON2);
-    let mut slot = Slot {
+    let slot = Slot {
         id: body.slots.iter().map(|slot| slot.id).max().unwrap_or(0) + 1,
         kind: material.kind(),
         created_at: units::unix_seconds_now(),
         salt: to_hex(&random_bytes::<SALT_BYTES>()),
         argon2,
-        nonce: to_hex(&nonce),
+        nonce: to_hex(&random_bytes::<12>()),
         sealed: String::new(),
     };
+    wrap(body, slot, material, keys).await
+}
+
+/// Puts the data keys into a slot of which everything else is there.
+async fn wrap(
+    body: &RingBody,
+    mut slot: Slot,
+    material: &Material,
+    keys: &[DataKey],
+) -> Result<Slot> {
+    let nonce = from_hex(&slot.nonce).expect("whoever makes a slot gives it 12 bytes");
     let key = wrapping_key(&slot, material).await?;
     let mut bytes = Zeroizing::new(Vec::with_capacity(keys.len() * ENTRY_BYTES + 16));
     for entry in keys {

@@ -1,6 +1,7 @@
 //! Tests of the key ring.
 
 use super::*;
+use crate::chain::seal_document_with;
 use crate::store::testing::{Fault, FaultyStore};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -418,5 +419,84 @@ async fn secrets_are_never_printed() {
         ] {
             assert!(!text.contains(secret), "{text}");
         }
+    }
+}
+
+/// A ring with every kind of slot, as version 1 has it, from `testdata/`. Files are added with each
+/// version, never edited. What opens it: the key file and the recovery key beside it, and this.
+const GOLDEN_PASSPHRASE: &str = "correct horse battery staple";
+const GOLDEN_RING: &str = include_str!("../../testdata/keyring-v1.txt");
+const GOLDEN_KEY_FILE: &str = include_str!("../../testdata/key-file-v1.txt");
+const GOLDEN_RECOVERY: &str = include_str!("../../testdata/recovery-key-v1.txt");
+
+async fn golden_ring() -> (RingBody, Vec<DataKey>, bytes::Bytes) {
+    let data_keys = [(1, 0x11), (2, 0x22)];
+    let data_keys = data_keys.map(|(id, byte)| DataKey { id, key: PoolKey::new([byte; 32]) });
+    let secret = Secret::new(GOLDEN_PASSPHRASE.to_owned());
+    // Cheap, so that the cost is seen to come from the slot.
+    let cost = Argon2Cost { memory_kib: 64, pass_count: 2, lane_count: 1 };
+    let phrase = |kind| (Material::Phrase(kind, secret.clone()), Some(cost));
+    let key = |kind, byte| (Material::Key(kind, Zeroizing::new([byte; 32])), None);
+    let mut body = RingBody {
+        format: Format::CURRENT,
+        pool: Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
+        number: 7,
+        nonce: "f0".repeat(16),
+        slots: Vec::new(),
+    };
+    for (id, (material, argon2)) in (1..).zip([
+        key(SlotKind::KeyFile, 0x44),
+        phrase(SlotKind::Passphrase),
+        phrase(SlotKind::Command),
+        key(SlotKind::Recovery, 0x55),
+    ]) {
+        let slot = Slot {
+            id,
+            kind: material.kind(),
+            created_at: 1_700_000_000 + u64::from(id),
+            salt: format!("a{id}").repeat(16),
+            argon2,
+            nonce: format!("b{id}").repeat(12),
+            sealed: String::new(),
+        };
+        body.slots.push(wrap(&body, slot, &material, &data_keys).await.unwrap());
+    }
+    let salt = [0xc0; SALT_BYTES];
+    let bytes = seal_document_with(salt, &data_keys[1].key, PURPOSE, &body).unwrap();
+    (body, data_keys.into(), bytes)
+}
+
+#[tokio::test]
+async fn golden_key_ring_of_version_1() {
+    let (body, data_keys, written) = golden_ring().await;
+    let (key_file, recovery) = [("SPINDLE-KEY-1", 0x44), (RECOVERY_PREFIX, 0x55)]
+        .map(|(prefix, byte)| printed::encode(prefix, &[byte; 32]))
+        .into();
+    if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {
+        println!("{}{}\n{}", std::str::from_utf8(&written).unwrap(), *key_file, *recovery);
+        return;
+    }
+    assert_eq!(written, GOLDEN_RING);
+    assert_eq!(*key_file, GOLDEN_KEY_FILE.trim_end());
+    assert_eq!(*recovery, GOLDEN_RECOVERY.trim_end());
+    let world = World::new();
+    world.memory.set("keyring/00000000000000000007", GOLDEN_RING).await;
+    for (name, text) in [("spindle.key", GOLDEN_KEY_FILE), ("recovery", GOLDEN_RECOVERY)] {
+        std::fs::write(world.path(name), text).unwrap();
+        let mode = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(world.path(name), mode).unwrap();
+    }
+    for source in [
+        world.file(),
+        passphrase(GOLDEN_PASSPHRASE),
+        KeySource::Command(vec!["echo".to_owned(), GOLDEN_PASSPHRASE.to_owned()]),
+        KeySource::RecoveryFile(world.path("recovery")),
+    ] {
+        let ring = world.open(&source).await.unwrap();
+        assert_eq!(ring.body, body, "{source:?}");
+        let keys = |keys: &[DataKey]| -> Vec<_> {
+            keys.iter().map(|entry| (entry.id, *entry.key.expose())).collect()
+        };
+        assert_eq!(keys(ring.data_keys()), keys(&data_keys), "{source:?}");
     }
 }

@@ -293,3 +293,59 @@ fn small_files_are_replaced_whole() {
     assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
+
+/// From `testdata/`. Files are added with each version, never edited.
+const GOLDEN_MANIFEST: &str = include_str!("../../testdata/manifest-v1.txt");
+const GOLDEN_NODE: &str = include_str!("../../testdata/node-v1.json");
+
+#[tokio::test]
+async fn golden_manifest_of_version_1() {
+    let manifest = Manifest {
+        format: Format::CURRENT,
+        pool: POOL,
+        name: "main".to_owned(),
+        number: 12,
+        previous_number: 11,
+        epoch: 9,
+        owner_since_epoch: 5,
+        owner: Owner {
+            node_id: Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
+            host: "db1".to_owned(),
+            pid: 4321,
+            opened_at: 1_700_000_000,
+        },
+        is_released: true,
+        nonce: "f0".repeat(16),
+    };
+    let salt = [0xc0; block::seal::SALT_BYTES];
+    let written = crate::chain::seal_document_with(salt, &key(), PURPOSE, &manifest).unwrap();
+    if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {
+        return print!("{}", std::str::from_utf8(&written).unwrap());
+    }
+    assert_eq!(written, GOLDEN_MANIFEST);
+    let memory = FaultyStore::new(Fault::None);
+    memory.set("manifest/00000000000000000012", GOLDEN_MANIFEST).await;
+    assert_eq!(read(&memory.store(), &key()).await.unwrap(), Some(manifest));
+}
+
+#[test]
+fn golden_identity_of_a_directory_of_version_1() {
+    let file = NodeFile {
+        format: Format::CURRENT,
+        node_id: Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
+        directory_inode: 1234,
+        pool: Some(POOL),
+        epoch: 9,
+        attempts: vec!["f0".repeat(16)],
+    };
+    let written = serde_json::to_string_pretty(&file).unwrap();
+    if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {
+        return println!("{written}");
+    }
+    assert_eq!(written, GOLDEN_NODE.trim_end());
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("node.json"), GOLDEN_NODE).unwrap();
+    let node = NodeDir::open(dir.path()).unwrap();
+    assert_eq!(*node.file.lock(), file);
+    assert!(node.is_copy(), "it is of another directory");
+}

@@ -210,7 +210,33 @@ pub fn encode_directory(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::map::golden::{Fields, Golden};
     use crate::testing::{Rng, seeds};
+
+    const FILE_FIELDS: Fields = &[
+        ("magic", 8),
+        ("version", 2),
+        ("zero", 2),
+        ("region bytes", 4),
+        ("pool", 16),
+        ("zero", 4),
+        ("CRC", 4),
+    ];
+    const PACK_FIELDS: Fields = &[
+        ("magic", 4),
+        ("entry count", 4),
+        ("sequence", 8),
+        ("pack bytes", 4),
+        ("position in the region", 4),
+        ("CRC of the entries", 4),
+        ("CRC of the header", 4),
+        ("key", 8),
+        ("offset", 4),
+        ("sealed bytes", 4),
+        ("key", 8),
+        ("offset", 4),
+        ("sealed bytes", 4),
+    ];
 
     #[test]
     fn a_directory_is_read_back_and_any_flipped_bit_is_found() {
@@ -226,6 +252,26 @@ mod tests {
             let read = PackHeader::decode(&damaged).and_then(|h| h.decode_entries(&damaged));
             assert_eq!(read, None, "bit {at}");
         }
+    }
+
+    /// Bytes of version 1, annotated in `testdata/`; never edited.
+    #[test]
+    fn golden_cache_file_of_version_1() {
+        let text = include_str!("../../testdata/cache-v1.hex");
+        let mut golden = Golden::new("cache", text);
+        let header = encode_file_header(b"0123456789abcdef", 0x0040_0000);
+        assert!(header[FILE_HEADER_BYTES..].iter().all(|byte| *byte == 0));
+        let header = golden.take("file header", &header[..FILE_HEADER_BYTES], FILE_FIELDS);
+        assert!(is_file_header(&header, b"0123456789abcdef", 0x0040_0000));
+        let frames = [(0x0102_0304_0506_0708, 5000), (0x1112_1314_1516_1718, 600)];
+        let (directory, entries) = encode_directory(0x0a0b_0c0d, 0x8000, &frames).unwrap();
+        let directory = golden.take("pack", &directory, PACK_FIELDS);
+        let pack = PackHeader::decode(&directory).unwrap();
+        assert_eq!((pack.entry_count, pack.sequence), (2, 0x0a0b_0c0d));
+        assert_eq!((pack.pack_bytes, pack.position), (8192, 0x8000));
+        assert_eq!(pack.decode_entries(&directory).unwrap(), entries);
+        assert_eq!((entries[1].offset, entries[1].sealed_bytes), (5064, 600));
+        golden.end();
     }
 
     #[test]

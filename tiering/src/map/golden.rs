@@ -14,16 +14,16 @@ use block::{Epoch, Lsn, VolumeId};
 use std::collections::BTreeMap;
 
 /// Names of fields and their lengths; what follows the last is an error.
-type Fields = &'static [(&'static str, usize)];
+pub(crate) type Fields = &'static [(&'static str, usize)];
 
 /// The sections of one golden file.
-struct Golden {
+pub(crate) struct Golden {
     file: &'static str,
     sections: BTreeMap<String, Vec<u8>>,
 }
 
 impl Golden {
-    fn new(file: &'static str, text: &str) -> Golden {
+    pub(crate) fn new(file: &'static str, text: &str) -> Golden {
         let mut sections: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         let mut name = String::new();
         for line in text.lines() {
@@ -44,7 +44,7 @@ impl Golden {
     }
 
     /// `written` is what this build writes of the section. Returns the golden bytes, to be read.
-    fn take(&mut self, name: &str, written: &[u8], fields: Fields) -> Vec<u8> {
+    pub(crate) fn take(&mut self, name: &str, written: &[u8], fields: Fields) -> Vec<u8> {
         if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {
             println!("[{name}]");
             let mut rest = written;
@@ -62,7 +62,7 @@ impl Golden {
         golden
     }
 
-    fn end(self) {
+    pub(crate) fn end(self) {
         let left: Vec<_> = self.sections.keys().collect();
         assert!(left.is_empty(), "{}: nothing reads {left:?}", self.file);
     }

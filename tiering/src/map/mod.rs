@@ -16,7 +16,7 @@ pub mod clock_cache;
 pub mod commit;
 pub mod database;
 #[cfg(test)]
-mod golden;
+pub(crate) mod golden;
 pub mod keys;
 pub mod layers;
 pub mod pages;
