@@ -952,7 +952,13 @@ impl Pool {
             .map_err(|error| Error::with_source(ErrorKind::Io, "close the log", error))?;
         let last_lsn = flushed?;
         log_closed?;
-        tier_closed?;
+        match tier_closed {
+            // What the store lacks is in the log, which is closed in order.
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                tracing::warn!(error = %error.chain(), "the store did not hear of the end");
+            }
+            closed => closed?,
+        }
         Ok((last_lsn, destaged_lsn))
     }
 }
