@@ -176,6 +176,15 @@ pub struct VolumeInfo {
     /// Seconds since 1970 from which a removed volume is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub purge_at: Option<u64>,
+    /// Answered writes may be gone: clients on other machines are refused.
+    #[serde(default)]
+    pub is_stepped_back: bool,
+    /// The store holds it less far than the other volumes.
+    #[serde(default)]
+    pub is_aside: bool,
+    /// Nothing of it is served, because a side file is missing here.
+    #[serde(default)]
+    pub is_closed: bool,
 }
 
 /// The state of a pool.
@@ -211,12 +220,66 @@ pub struct StatusInfo {
     pub destage: DestageInfo,
     /// The data tier.
     pub tier: TierInfo,
+    /// The NBD server; absent where no daemon runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nbd: Option<NbdInfo>,
+    /// The read cache on disk; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheInfo>,
     /// Memory budget in bytes.
     pub memory_bytes_max: u64,
+    /// What opens the pool.
+    #[serde(default)]
+    pub key_slots: Vec<KeySlotInfo>,
     /// A recovery key was made.
     pub has_recovery_key: bool,
     /// What a person should know or do.
     pub warnings: Vec<String>,
+}
+
+/// The NBD server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NbdInfo {
+    /// Open connections.
+    pub connection_count: u64,
+    /// Connections refused since the start because there were too many.
+    pub refused_count: u64,
+    /// Requests answered since the start.
+    pub request_count: u64,
+    /// Of them, answered with an error.
+    pub error_count: u64,
+    /// Memory for requests in flight that is in use, in bytes.
+    pub payload_bytes: u64,
+}
+
+/// The read cache on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheInfo {
+    /// It works. It turns itself off until the next start when its disk fails too often.
+    pub is_on: bool,
+    /// Frames that it holds.
+    pub frame_count: u64,
+    /// Bytes of its disk in use.
+    pub used_bytes: u64,
+    /// Bytes that wait in memory to be written.
+    pub pending_bytes: u64,
+    /// Frames written since the start.
+    pub insert_count: u64,
+    /// Frames not written because too much was waiting.
+    pub dropped_count: u64,
+    /// Frames whose copy here did not verify; each was read from the store instead.
+    pub bad_count: u64,
+    /// Reads and writes of its disk that failed.
+    pub error_count: u64,
+}
+
+/// One way to open the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeySlotInfo {
+    /// What opens it.
+    pub kind: SlotKind,
+    /// Seconds since 1970.
+    pub created_at: u64,
 }
 
 /// What would be lost should this machine never come back.
@@ -270,6 +333,9 @@ pub struct DestageInfo {
 pub struct AsideInfo {
     /// Its id.
     pub volume: u32,
+    /// Its name.
+    #[serde(default)]
+    pub name: String,
     /// First write that the store may lack.
     pub since_lsn: u64,
     /// Bytes of it that only the log has.

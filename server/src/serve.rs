@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tiering::cache::CacheOptions;
 use tiering::{AsideFile, FsckOptions, FsckReport, OwnerCheck, Tier, TierOptions};
+use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -404,6 +405,26 @@ impl OpenPool {
         Ok(())
     }
 
+    /// Who has the pool, where that can be learned: the metadata knows only that somebody has.
+    async fn reason_of_loss(&self, found: Error) -> Error {
+        if found.kind() != ErrorKind::Fenced {
+            return found;
+        }
+        match tokio::time::timeout(STOP_GRACE, self.ownership.check()).await {
+            Ok(Err(error)) if error.kind() == ErrorKind::Fenced => error,
+            _ => found,
+        }
+    }
+
+    fn names_of(&self, ids: impl Iterator<Item = u32>) -> Vec<String> {
+        let records = self.pool.records();
+        let name = |id| match records.iter().find(|record| record.id == id) {
+            Some(record) => record.name.clone(),
+            None => format!("number {id}"),
+        };
+        ids.map(name).collect()
+    }
+
     /// Orderly stop: the store gets what it lacks, within a bounded time, and the pool is released
     /// if it got everything.
     ///
@@ -429,7 +450,7 @@ impl OpenPool {
             self.recovery.missing_sides.iter().map(|side| side.file.id).collect();
         if aside.values().flatten().any(|file| !missing.contains(&file.id)) {
             tracing::warn!(
-                volumes = ?aside.keys().map(|volume| volume.0).collect::<Vec<_>>(),
+                volumes = ?self.names_of(aside.keys().map(|volume| volume.0)),
                 "the store lacks writes of volumes that cannot be destaged; they are in side files \
                  in this directory's log, and the pool stays owned by it"
             );
@@ -451,6 +472,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         open = open_with_volumes(config, opening) => open?,
         () = signals.stop() => return Ok(()),
     };
+    let hangups = watch_signal(SignalKind::hangup())?;
     let stop = watch::Sender::new(false);
     let server = nbd_server(config, &open)?;
     let (listeners, endpoints) = listen(config, &open).await?;
@@ -460,7 +482,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         serving.spawn(async move { server.serve(listener).await });
     }
     let open = Arc::new(open);
-    let handler = AdminPool::serving(open.clone(), endpoints.clone(), stop.clone());
+    let handler = AdminPool::serving(open.clone(), endpoints.clone(), server.clone(), stop.clone());
     let handler = Arc::new(handler);
     let admin = tokio::spawn({
         let (handler, mut stopped) = (handler.clone(), stop.subscribe());
@@ -475,6 +497,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     });
     let watch = tokio::spawn(watch_ownership(open.clone(), stop.subscribe()));
     let purge = tokio::spawn(purge_removed(open.clone(), stop.subscribe()));
+    let reload = tokio::spawn(reload_certificates(server.clone(), hangups, stop.subscribe()));
     announce(&endpoints);
     let mut stopped = stop.subscribe();
     // A supervisor sends its signal beside or after `spindle stop`: that one means the same stop.
@@ -490,7 +513,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     while let Some(ended) = serving.join_next().await {
         ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
     }
-    for task in [admin, watch, purge] {
+    for task in [admin, watch, purge, reload] {
         task.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     }
     handler.close().await?;
@@ -503,7 +526,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     if let Err(error) = open.pool.close().await {
         tracing::debug!(error = %error.chain(), "a pool that was lost did not close in order");
     }
-    Err(lost)
+    Err(open.reason_of_loss(lost).await)
 }
 
 /// Ends the process at the next signal but `spare_count`, whatever an orderly stop waits for. What
@@ -644,20 +667,15 @@ async fn listen(config: &Config, open: &OpenPool) -> Result<(Vec<Listener>, Vec<
 
 /// SIGTERM and SIGINT.
 struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+    terminate: Signal,
+    interrupt: Signal,
 }
 
 impl Signals {
     fn new() -> Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let watch = |kind| {
-            signal(kind)
-                .map_err(|error| Error::with_source(ErrorKind::Io, "watch for signals", error))
-        };
         Ok(Signals {
-            terminate: watch(SignalKind::terminate())?,
-            interrupt: watch(SignalKind::interrupt())?,
+            terminate: watch_signal(SignalKind::terminate())?,
+            interrupt: watch_signal(SignalKind::interrupt())?,
         })
     }
 
@@ -665,6 +683,35 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn watch_signal(kind: SignalKind) -> Result<Signal> {
+    tokio::signal::unix::signal(kind)
+        .map_err(|error| Error::with_source(ErrorKind::Io, "watch for signals", error))
+}
+
+/// Reads the TLS certificates anew at each SIGHUP.
+async fn reload_certificates(
+    server: Server<PoolExports>,
+    mut hangups: Signal,
+    mut stop: watch::Receiver<bool>,
+) {
+    loop {
+        tokio::select! {
+            _ = hangups.recv() => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        match server.reload_tls() {
+            Ok(()) => {
+                tracing::info!("TLS certificates are read anew, for connections from here on")
+            }
+            Err(error) => tracing::error!(
+                error = %error.chain(),
+                "TLS certificates were not read anew; those from before stay in use: correct the \
+                 file and send SIGHUP again"
+            ),
         }
     }
 }

@@ -110,6 +110,10 @@ fn status_shows_what_is_at_risk_and_a_flush_ends_it() {
     let before = daemon.json(&["status"]);
     println!("{before}");
     assert!(before["at_risk"]["bytes"].as_u64().is_some_and(|bytes| bytes >= 65536), "{before}");
+    assert!(before["nbd"]["request_count"].as_u64().is_some_and(|count| count > 0), "{before}");
+    assert_eq!(before["cache"]["is_on"], true, "{before}");
+    assert_eq!(before["key_slots"][0]["kind"], "key-file", "{before}");
+    assert_eq!(daemon.json(&["volume", "show", "disk"])["is_aside"], false);
     let _ = daemon.json(&["flush"]);
     let after = daemon.json(&["status"]);
     assert_eq!(after["at_risk"]["bytes"], 0, "{after}");

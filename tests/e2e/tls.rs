@@ -128,3 +128,35 @@ fn clients_are_known_by_certificate_and_open_what_is_theirs() {
     let mut haggle = Haggle::greet(disk.connect().unwrap()).unwrap().start_tls(&db).unwrap();
     assert_eq!(haggle.list().expect("LIST works"), ["disk"], "others' exports are not listed");
 }
+
+#[test]
+fn a_hangup_reads_the_certificates_anew_and_a_bad_file_keeps_the_old_ones() {
+    let old = Authority::new("old");
+    let new = Authority::new("new");
+    let mut daemon = daemon(&old, "");
+    daemon.announce("were not read anew");
+    let disk = daemon.tcp("disk");
+    opens(&disk, &old.client(None)).expect("the certificate of the start");
+    opens(&disk, &new.client(None)).expect_err("not yet");
+    let wait_for = |text: &str| {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while !daemon.log().contains(text) {
+            assert!(std::time::Instant::now() < deadline, "no {text:?} in: {}", daemon.tail());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    let certificate = daemon.place().join("server.crt");
+    std::fs::write(&certificate, "no certificate").expect("write a file");
+    daemon.hang_up();
+    wait_for("were not read anew");
+    assert!(daemon.tail().contains("server.crt"), "it names the file: {}", daemon.tail());
+    opens(&disk, &old.client(None)).expect("those from before stay");
+    let (_, _, pem, key) = new.issue("localhost");
+    std::fs::write(&certificate, pem).expect("write a certificate");
+    std::fs::write(daemon.place().join("server.key"), key).expect("write a key");
+    daemon.hang_up();
+    wait_for("are read anew");
+    opens(&disk, &new.client(None)).expect("the new certificate");
+    opens(&disk, &old.client(None)).expect_err("the old one is gone");
+    daemon.stop();
+}

@@ -224,6 +224,12 @@ impl Daemon {
         self.process.as_ref().expect("it runs").terminate();
     }
 
+    /// Sends SIGHUP.
+    pub fn hang_up(&self) {
+        let process = self.process.as_ref().expect("it runs");
+        process.killer().signal(rustix::process::Signal::HUP);
+    }
+
     /// Waits until it ends by itself.
     #[track_caller]
     pub fn wait(&mut self, timeout: Duration) -> ExitStatus {

@@ -1,6 +1,6 @@
 //! Owns the text that people read: tables and sentences made of the admin replies.
 
-use crate::admin::{FsckInfo, Reply, StatusInfo, VolumeInfo};
+use crate::admin::{CacheInfo, FsckInfo, NbdInfo, Reply, StatusInfo, VolumeInfo};
 use crate::config::Config;
 use crate::config::options::{self, OptionDoc};
 use crate::units::{ByteSize, utc};
@@ -41,9 +41,22 @@ fn state(volume: &VolumeInfo) -> String {
     match (volume.removed_at, volume.purge_at) {
         (Some(_), Some(purge_at)) => format!("removed, restorable until {}", utc(purge_at)),
         (Some(removed_at), None) => format!("removed {}", utc(removed_at)),
-        _ if volume.is_read_only => "read-only".to_owned(),
-        _ => "read-write".to_owned(),
+        _ => present_state(volume),
     }
+}
+
+fn present_state(volume: &VolumeInfo) -> String {
+    let mut words = vec![if volume.is_read_only { "read-only" } else { "read-write" }];
+    if volume.is_closed {
+        words = vec!["not served"];
+    }
+    if volume.is_aside {
+        words.push("behind in the store");
+    }
+    if volume.is_stepped_back {
+        words.push("refuses other machines");
+    }
+    words.join(", ")
 }
 
 fn volumes(volumes: &[VolumeInfo]) -> String {
@@ -172,7 +185,10 @@ fn status(info: &StatusInfo) -> String {
                 info.tier.reopen_count
             ),
         ),
+        ("clients", clients(info.nbd.as_ref())),
+        ("cache", cache(info.cache.as_ref())),
         ("memory", size(info.memory_bytes_max)),
+        ("opened by", slots(info)),
         ("version", info.version.clone()),
     ]);
     for endpoint in &info.endpoints {
@@ -186,6 +202,32 @@ fn status(info: &StatusInfo) -> String {
         let _ = writeln!(text, "warning: {warning}");
     }
     text
+}
+
+fn clients(nbd: Option<&NbdInfo>) -> String {
+    let Some(nbd) = nbd else { return "none, nothing is served".to_owned() };
+    format!(
+        "{} connections ({} refused), {} requests ({} failed)",
+        nbd.connection_count, nbd.refused_count, nbd.request_count, nbd.error_count
+    )
+}
+
+fn cache(cache: Option<&CacheInfo>) -> String {
+    let Some(cache) = cache else { return "none".to_owned() };
+    format!(
+        "{}, {} in {} frames ({} bad, {} not kept, {} errors)",
+        if cache.is_on { "on" } else { "OFF" },
+        ByteSize(cache.used_bytes).rounded(),
+        cache.frame_count,
+        cache.bad_count,
+        cache.dropped_count,
+        cache.error_count
+    )
+}
+
+fn slots(info: &StatusInfo) -> String {
+    let slots: Vec<String> = info.key_slots.iter().map(|slot| slot.kind.to_string()).collect();
+    slots.join(", ")
 }
 
 /// The findings of fsck.
@@ -317,6 +359,9 @@ mod tests {
             created_at: 0,
             removed_at: None,
             purge_at: None,
+            is_stepped_back: false,
+            is_aside: false,
+            is_closed: false,
         }
     }
 
@@ -333,6 +378,15 @@ mod tests {
     fn a_removed_volume_says_until_when_it_can_be_restored() {
         let removed = VolumeInfo { removed_at: Some(0), purge_at: Some(86_400), ..info("a") };
         assert!(volume(&removed).contains("removed, restorable until 1970-01-02"));
+    }
+
+    #[test]
+    fn a_volume_that_needs_somebody_says_so_in_the_list() {
+        let aside = VolumeInfo { is_aside: true, is_stepped_back: true, ..info("a") };
+        let text = volumes(std::slice::from_ref(&aside));
+        assert!(text.contains("read-write, behind in the store, refuses other machines"), "{text}");
+        let closed = VolumeInfo { is_closed: true, ..aside };
+        assert!(volumes(&[closed]).contains("not served, behind in the store"));
     }
 
     #[test]

@@ -6,14 +6,17 @@
 //! - Secrets go back to the client that asked and nowhere else.
 
 use crate::admin::{
-    AdminHandler, AsideInfo, AtRisk, DestageInfo, LogInfo, Reply, Request, StatusInfo, TierInfo,
-    VolumeInfo,
+    AdminHandler, AsideInfo, AtRisk, CacheInfo, DestageInfo, KeySlotInfo, LogInfo, NbdInfo, Reply,
+    Request, StatusInfo, TierInfo, VolumeInfo,
 };
+use crate::glue::exports::PoolExports;
 use crate::keys::NewKey;
 use crate::record::{VolumeRecord, VolumeState};
 use crate::serve::OpenPool;
 use block::{Error, ErrorKind, Result};
+use nbd::Server;
 use std::sync::Arc;
+use tiering::cache::CacheStatus;
 use tokio::sync::{Mutex, watch};
 
 /// Age of data that is only in the log, as a multiple of the configured one, from which the status
@@ -24,6 +27,7 @@ const LATE_FACTOR: f64 = 2.0;
 pub struct AdminPool {
     open: Mutex<Option<Arc<OpenPool>>>,
     endpoints: Vec<String>,
+    nbd: Option<Server<PoolExports>>,
     is_offline: bool,
     stop: watch::Sender<bool>,
 }
@@ -34,9 +38,11 @@ impl AdminPool {
     pub fn serving(
         open: Arc<OpenPool>,
         endpoints: Vec<String>,
+        nbd: Server<PoolExports>,
         stop: watch::Sender<bool>,
     ) -> AdminPool {
-        AdminPool { open: Mutex::new(Some(open)), endpoints, is_offline: false, stop }
+        let (open, nbd) = (Mutex::new(Some(open)), Some(nbd));
+        AdminPool { open, endpoints, nbd, is_offline: false, stop }
     }
 
     /// For a command that has opened the pool itself and closes it by [`AdminHandler::close`].
@@ -45,6 +51,7 @@ impl AdminPool {
         AdminPool {
             open: Mutex::new(Some(Arc::new(open))),
             endpoints: Vec::new(),
+            nbd: None,
             is_offline: true,
             stop: watch::Sender::new(false),
         }
@@ -63,6 +70,7 @@ fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
         VolumeState::Removed { removed_at } => Some(removed_at),
         VolumeState::Present | VolumeState::Purged => None,
     };
+    let aside = open.pool.destage_progress().aside.remove(&record.id);
     let retention = open.config.settings().deleted_retention.duration().as_secs();
     VolumeInfo {
         id: record.id,
@@ -73,6 +81,9 @@ fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
         created_at: record.created_at,
         removed_at,
         purge_at: removed_at.map(|at| at.saturating_add(retention)),
+        is_stepped_back: record.is_stepped_back,
+        is_closed: aside.as_ref().is_some_and(|aside| aside.is_closed),
+        is_aside: aside.is_some(),
     }
 }
 
@@ -127,7 +138,7 @@ impl AdminHandler for AdminPool {
             }
             Request::Status => Ok(Reply::Status(Box::new(self.status(&open).await))),
             Request::Flush => {
-                let lsn = pool.destage_all().await?;
+                let lsn = pool.destage_all().await.map_err(|error| name_asides(&open, error))?;
                 Ok(Reply::Done { message: format!("the store holds everything up to LSN {lsn}") })
             }
             // Beside the open pool, not through it: a walk of hours must not hold up destage.
@@ -179,9 +190,10 @@ fn key_file(open: &OpenPool) -> Result<std::path::PathBuf> {
     })
 }
 
-fn aside_info((volume, aside): (u32, crate::destage::Aside)) -> AsideInfo {
+fn aside_info(open: &OpenPool, volume: u32, aside: crate::destage::Aside) -> AsideInfo {
     AsideInfo {
         volume,
+        name: name_of(open, volume),
         since_lsn: aside.since_lsn,
         log_bytes: aside.log_bytes,
         side_bytes: aside.side_bytes,
@@ -192,16 +204,84 @@ fn aside_info((volume, aside): (u32, crate::destage::Aside)) -> AsideInfo {
     }
 }
 
-fn aside_warning(volume: u32, aside: &crate::destage::Aside) -> String {
+/// The name of a volume that people know; its number where it has none.
+fn name_of(open: &OpenPool, volume: u32) -> String {
+    let records = open.pool.records();
+    let record = records.into_iter().find(|record| record.id == volume);
+    record.map_or_else(|| format!("number {volume}"), |record| record.name)
+}
+
+/// Says by name which volumes keep the store from holding everything.
+fn name_asides(open: &OpenPool, error: Error) -> Error {
+    let aside = open.pool.destage_progress().aside;
+    if aside.is_empty() {
+        return error;
+    }
+    let names: Vec<String> = aside.keys().map(|volume| name_of(open, *volume)).collect();
+    error.context(format!(
+        "not everything of volume {} can be copied to the store; `spindle status` says why and what \
+         to do",
+        names.join(", ")
+    ))
+}
+
+fn aside_warning(volume: &str, aside: &crate::destage::Aside) -> String {
     if aside.is_closed {
         return format!("volume {volume} is not served: {}", aside.reason);
     }
     let refusing = if aside.is_refusing_writes { "; it refuses writes" } else { "" };
     format!(
         "volume {volume} cannot be destaged: its writes since LSN {} are on this machine only, {} \
-         bytes in {} side files and {} bytes in the log{refusing}: {}",
+         bytes in {} side files and {} bytes in the log{refusing}: {}. Bring the damaged object of the store \
+         back, or write over what is damaged, or give the volume up with `spindle volume rm --now \
+         {volume}`",
         aside.since_lsn, aside.side_bytes, aside.side_file_count, aside.log_bytes, aside.reason
     )
+}
+
+fn nbd_info(status: nbd::Status) -> NbdInfo {
+    NbdInfo {
+        connection_count: status.connection_count as u64,
+        refused_count: status.refused_count as u64,
+        request_count: status.request_count,
+        error_count: status.error_count,
+        payload_bytes: status.payload_bytes as u64,
+    }
+}
+
+fn cache_info(status: &CacheStatus) -> CacheInfo {
+    CacheInfo {
+        is_on: status.is_on,
+        frame_count: status.frame_count,
+        used_bytes: status.used_bytes,
+        pending_bytes: status.pending_bytes,
+        insert_count: status.insert_count,
+        dropped_count: status.dropped_count,
+        bad_count: status.bad_count,
+        error_count: status.error_count,
+    }
+}
+
+/// What is wrong with the read cache: it costs speed, nothing else.
+fn cache_warning(open: &OpenPool, status: Option<&CacheStatus>) -> Option<String> {
+    let dir = open.config.cache_dir()?.display();
+    match status {
+        None => Some(format!(
+            "the read cache in {dir} could not be opened, and reads come from the store: see the log, \
+             and restart spindle once the cause is gone"
+        )),
+        Some(status) if !status.is_on => Some(format!(
+            "the read cache in {dir} has turned itself off after {} errors, and reads come from the \
+             store: check the disk and its space, then restart spindle",
+            status.error_count
+        )),
+        Some(status) if status.bad_count > 0 => Some(format!(
+            "the read cache in {dir} gave {} frames that do not verify; each was read from the store \
+             instead: check its disk",
+            status.bad_count
+        )),
+        Some(_) => None,
+    }
 }
 
 /// What does not come through to the store or from it, at this moment.
@@ -239,7 +319,13 @@ impl AdminPool {
         let tier = open.pool.tier_status();
         let progress = open.pool.destage_progress();
         let manifest = open.ownership.manifest();
-        let has_recovery_key = open.keys.lock().await.has_recovery();
+        let (has_recovery_key, key_slots) = {
+            let keys = open.keys.lock().await;
+            (keys.has_recovery(), keys.slots())
+        };
+        let key_slots = key_slots.into_iter();
+        let key_slots: Vec<KeySlotInfo> =
+            key_slots.map(|(kind, created_at)| KeySlotInfo { kind, created_at }).collect();
         let oldest_seconds = log.oldest_undestaged_age.map_or(0.0, |age| age.as_secs_f64());
         let failure = open.pool.fatal().map(|error| error.chain());
         let mut warnings = Vec::new();
@@ -256,8 +342,9 @@ impl AdminPool {
             ));
         }
         warnings.extend(store_warnings(open, &tier));
+        warnings.extend(cache_warning(open, tier.frames.cache.as_ref()));
         for (volume, aside) in &progress.aside {
-            warnings.push(aside_warning(*volume, aside));
+            warnings.push(aside_warning(&name_of(open, *volume), aside));
         }
         if !has_recovery_key {
             warnings.push("no recovery key was made: run `spindle key backup`".to_owned());
@@ -314,7 +401,11 @@ impl AdminPool {
                 stored_bytes: progress.stored_bytes,
                 failure_count: progress.failure_count,
                 failure: progress.failure,
-                aside: progress.aside.into_iter().map(aside_info).collect(),
+                aside: progress
+                    .aside
+                    .into_iter()
+                    .map(|(volume, aside)| aside_info(open, volume, aside))
+                    .collect(),
             },
             tier: TierInfo {
                 commit_number: tier.map.commit_number,
@@ -329,7 +420,10 @@ impl AdminPool {
                 store_refetch_count: tier.frames.store_refetch_count,
                 store_bad_count: tier.frames.store_bad_count,
             },
+            nbd: self.nbd.as_ref().map(|server| nbd_info(server.status())),
+            cache: tier.frames.cache.as_ref().map(cache_info),
             memory_bytes_max: open.config.budget().total_bytes,
+            key_slots,
             has_recovery_key,
             warnings,
         }
