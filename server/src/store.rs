@@ -462,7 +462,7 @@ fn open_directory(dir: &Path) -> Result<Arc<dyn ObjectStore>> {
             )
         })?
         .with_fsync(true);
-    Ok(Arc::new(local))
+    Ok(Arc::new(direct::DirectFiles::new(dir.to_owned(), local)))
 }
 
 fn open_remote(location: &Location, patience: &Patience) -> Result<Arc<dyn ObjectStore>> {
@@ -558,6 +558,7 @@ fn is_loopback(authority: &str) -> bool {
         || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
+mod direct;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]

@@ -1,0 +1,261 @@
+//! A directory as an object store, with large new objects written past the page cache.
+//!
+//! A segment is written once and mostly read from the read cache, so its pages in the page cache are
+//! memory, and the processor's time to fill it, for nothing. Everything else is the library's.
+//!
+//! Invariants:
+//! - An object has its name when all of it is on stable storage, and the name is durable when the put
+//!   is answered; a name that is taken is never replaced.
+//! - What cannot be written this way (a file system without direct I/O) is left to the library.
+
+use async_trait::async_trait;
+use block::env::{IO_ALIGN_BYTES, IoBuffer};
+use futures::stream::BoxStream;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use parking_lot::Mutex;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Smaller objects are metadata, which is read again soon. Chosen by hand.
+const DIRECT_BYTES_MIN: usize = 1 << 20;
+/// Written at once. Chosen by hand: large enough for a disk, small enough for the processor's cache.
+const STEP_BYTES: usize = 1 << 20;
+
+/// See the module.
+pub(super) struct DirectFiles {
+    inner: LocalFileSystem,
+    files: Arc<Files>,
+}
+
+struct Files {
+    dir: PathBuf,
+    /// The buffer of the put before, for the next one.
+    spare: Mutex<Option<IoBuffer>>,
+    next_staged: AtomicU64,
+}
+
+impl fmt::Debug for DirectFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DirectFiles({})", self.files.dir.display())
+    }
+}
+
+impl fmt::Display for DirectFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.inner)
+    }
+}
+
+impl DirectFiles {
+    /// `inner` is the same directory in the library's hands.
+    pub(super) fn new(dir: PathBuf, inner: LocalFileSystem) -> Self {
+        let files = Files {
+            dir,
+            spare: Mutex::default(),
+            next_staged: AtomicU64::new(u64::from(std::process::id()) << 24),
+        };
+        DirectFiles { inner, files: Arc::new(files) }
+    }
+}
+
+impl Files {
+    /// The object's path where it is the name as it stands.
+    fn path_of(&self, location: &Path) -> Option<PathBuf> {
+        let is_plain =
+            |byte: u8| byte.is_ascii_alphanumeric() || [b'/', b'-', b'_', b'.'].contains(&byte);
+        location.as_ref().bytes().all(is_plain).then(|| self.dir.join(location.as_ref()))
+    }
+
+    /// Writes a new object. `None`: it has to be written in another way, and nothing is left of it.
+    fn create(&self, location: &Path, payload: &PutPayload) -> Result<Option<PutResult>> {
+        let Some(path) = self.path_of(location) else { return Ok(None) };
+        // As the library names what it has not finished: listings leave it out.
+        let number = self.next_staged.fetch_add(1, Ordering::Relaxed);
+        let mut staged = path.clone().into_os_string();
+        staged.push(format!("#{number}"));
+        let staged = PathBuf::from(staged);
+        let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).expect("a flag of open");
+        let opened =
+            OpenOptions::new().write(true).create_new(true).custom_flags(direct).open(&staged);
+        // No such directory yet, or no direct I/O here.
+        let Ok(file) = opened else {
+            let _ = std::fs::remove_file(&staged);
+            return Ok(None);
+        };
+        let written = self.write(&file, payload).and_then(|()| file.sync_all());
+        drop(file);
+        let named = match written {
+            Ok(()) => std::fs::hard_link(&staged, &path)
+                .and_then(|()| path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())),
+            Err(error) => Err(error),
+        };
+        let _ = std::fs::remove_file(&staged);
+        match named {
+            Ok(()) => {
+                Ok(Some(PutResult { e_tag: None, version: None, extensions: Default::default() }))
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(Error::AlreadyExists { path: location.to_string(), source: error.into() })
+            }
+            Err(error) => Err(Error::Generic { store: "directory", source: error.into() }),
+        }
+    }
+
+    /// Writes the payload in aligned steps, the last one padded and cut off again.
+    fn write(&self, file: &File, payload: &PutPayload) -> io::Result<()> {
+        let mut buffer = self.spare.lock().take().unwrap_or_default();
+        let written = write_steps(file, payload, &mut buffer);
+        *self.spare.lock() = Some(buffer);
+        written
+    }
+}
+
+fn write_steps(file: &File, payload: &PutPayload, buffer: &mut IoBuffer) -> io::Result<()> {
+    let mut at = 0;
+    buffer.reset(STEP_BYTES);
+    for part in payload {
+        let mut rest = &part[..];
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(STEP_BYTES - buffer.len()));
+            buffer.push(now);
+            rest = later;
+            if buffer.len() == STEP_BYTES {
+                file.write_all_at(buffer.as_slice(), at)?;
+                at += STEP_BYTES as u64;
+                buffer.reset(STEP_BYTES);
+            }
+        }
+    }
+    let left = buffer.len();
+    if left > 0 {
+        buffer.pad_to(left.next_multiple_of(IO_ALIGN_BYTES));
+        file.write_all_at(buffer.as_slice(), at)?;
+    }
+    file.set_len(at + left as u64)
+}
+
+#[async_trait]
+impl ObjectStore for DirectFiles {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        let is_direct =
+            options.mode == PutMode::Create && payload.content_length() >= DIRECT_BYTES_MIN;
+        if is_direct {
+            let (files, at, bytes) = (Arc::clone(&self.files), location.clone(), payload.clone());
+            let created = tokio::task::spawn_blocking(move || files.create(&at, &bytes)).await;
+            let created = created
+                .map_err(|error| Error::Generic { store: "directory", source: error.into() })?;
+            if let Some(result) = created? {
+                return Ok(result);
+            }
+        }
+        self.inner.put_opts(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.inner.get_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::TryStreamExt;
+    use object_store::ObjectStoreExt;
+
+    fn store(dir: &std::path::Path) -> DirectFiles {
+        let inner = LocalFileSystem::new_with_prefix(dir).unwrap().with_fsync(true);
+        DirectFiles::new(dir.to_owned(), inner)
+    }
+
+    fn bytes(seed: u8, len: usize) -> Vec<u8> {
+        (0..len).map(|at| (at / 7) as u8 ^ (at / 4096) as u8 ^ seed).collect()
+    }
+
+    #[tokio::test]
+    async fn large_objects_of_any_length_read_back_and_are_created_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let create = || PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        let mib = 1 << 20;
+        let mut names = Vec::new();
+        for (index, len) in [mib, mib + 1, mib + 4095, 2 * mib, 3 * mib + 512, 4096, 5 * mib - 1]
+            .into_iter()
+            .enumerate()
+        {
+            // In parts that end anywhere.
+            let whole = bytes(index as u8, len);
+            let (first, second) = whole.split_at(len / 3);
+            let payload =
+                PutPayload::from_iter([first.to_vec(), second.to_vec()].map(bytes::Bytes::from));
+            let name = Path::from(format!("segments/{index:04x}-a_b.seg"));
+            store.put_opts(&name, payload, create()).await.unwrap();
+            let found = store.get(&name).await.unwrap().bytes().await.unwrap();
+            assert!(found == whole, "{len} bytes");
+            let again = store.put_opts(&name, bytes(99, len).into(), create()).await.unwrap_err();
+            assert!(matches!(again, Error::AlreadyExists { .. }), "{again}");
+            let found = store.get(&name).await.unwrap().bytes().await.unwrap();
+            assert!(found == whole, "{len} bytes");
+            names.push(name);
+        }
+        let listed: Vec<Path> =
+            store.list(None).map_ok(|meta| meta.location).try_collect().await.unwrap();
+        assert_eq!(listed.len(), names.len());
+        // Nothing unfinished is left.
+        let files = std::fs::read_dir(dir.path().join("segments")).unwrap().count();
+        assert_eq!(files, names.len());
+    }
+
+    #[test]
+    fn what_was_written_in_part_is_never_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        std::fs::create_dir(dir.path().join("segments")).unwrap();
+        // Killed before the link.
+        std::fs::write(dir.path().join("segments/0001.seg#4711"), b"half").unwrap();
+        let listed = futures::executor::block_on(store.list(None).try_collect::<Vec<_>>()).unwrap();
+        assert!(listed.is_empty(), "{listed:?}");
+    }
+}
