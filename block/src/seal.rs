@@ -23,7 +23,7 @@ pub const SALT_BYTES: usize = 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Algorithm {
-    /// RFC 8439. The default: fast without special instructions.
+    /// RFC 8439. Fast without special instructions.
     #[default]
     ChaCha20Poly1305 = 1,
     /// NIST SP 800-38D. Faster where the CPU has AES instructions.
@@ -31,6 +31,21 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// The faster one on this machine: AES where the processor has instructions for it and for its
+    /// authentication. Without them AES is several times slower than the other.
+    #[must_use]
+    pub fn of_this_cpu() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        let has_aes = std::arch::is_x86_feature_detected!("aes")
+            && std::arch::is_x86_feature_detected!("pclmulqdq");
+        #[cfg(target_arch = "aarch64")]
+        let has_aes = std::arch::is_aarch64_feature_detected!("aes")
+            && std::arch::is_aarch64_feature_detected!("pmull");
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let has_aes = false;
+        if has_aes { Algorithm::Aes256Gcm } else { Algorithm::ChaCha20Poly1305 }
+    }
+
     /// The algorithm that a header names, if this version knows it.
     #[must_use]
     pub fn from_u8(value: u8) -> Option<Self> {

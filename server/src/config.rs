@@ -113,8 +113,11 @@ pub struct EncryptionSettings {
 /// AEAD of new data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cipher {
-    /// RFC 8439.
+    /// The faster one on this machine.
     #[default]
+    #[serde(rename = "auto")]
+    Auto,
+    /// RFC 8439.
     #[serde(rename = "chacha20-poly1305")]
     ChaCha20Poly1305,
     /// NIST SP 800-38D.
@@ -127,6 +130,7 @@ impl Cipher {
     #[must_use]
     pub fn algorithm(self) -> Algorithm {
         match self {
+            Cipher::Auto => Algorithm::of_this_cpu(),
             Cipher::ChaCha20Poly1305 => Algorithm::ChaCha20Poly1305,
             Cipher::Aes256Gcm => Algorithm::Aes256Gcm,
         }

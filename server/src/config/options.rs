@@ -154,10 +154,10 @@ pub const OPTIONS: &[OptionDoc] = &[
     row(
         "encryption.cipher",
         "choice",
-        "chacha20-poly1305, aes-256-gcm",
-        "\"chacha20-poly1305\"",
+        "auto, chacha20-poly1305, aes-256-gcm",
+        "\"auto\"",
         "",
-        "Cipher of new data. Data that exists keeps its own.",
+        "Cipher of new data; auto: AES where the processor has instructions for it. Data that exists keeps its own.",
     ),
     row(
         "nbd.listen",
