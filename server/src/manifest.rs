@@ -85,7 +85,8 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// Takes the pool under the next epoch.
+    /// Takes the pool under the next epoch. The directory remembers the attempt, and the epoch with
+    /// [`Ownership::settle`].
     ///
     /// # Errors
     /// `Busy` when another directory has the pool open and `take_over` is not set, or won at the
@@ -117,12 +118,21 @@ impl Ownership {
                 format!("open pool {name}: it was opened at the same moment by {who}"),
             ));
         }
-        node.record(pool, manifest.epoch)?;
         let ownership = Ownership { chain, key: key.clone(), manifest, previous };
         if let Err(error) = ownership.chain.prune(KEEP_COUNT).await {
             tracing::warn!(error = %error.chain(), "old manifests were not deleted");
         }
         Ok(ownership)
+    }
+
+    /// Notes in the directory that it has held this epoch: from now on an older state of the store is
+    /// refused. To be called once everything of the pool has opened and before anything is served; an
+    /// opening that was refused, because the store is an old one, must not stand against the newer one.
+    ///
+    /// # Errors
+    /// `Io` when node.json cannot be written.
+    pub fn settle(&self, node: &NodeDir) -> Result<()> {
+        node.record(self.manifest.pool, self.manifest.epoch)
     }
 
     /// This owner's term.

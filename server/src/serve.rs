@@ -123,6 +123,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let (log, recovery) = opened
         .await
         .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))??;
+    ownership.settle(&node)?;
     mark_log_made(dir)?;
     report_recovery(&recovery);
     let destage = DestageOptions {

@@ -303,7 +303,6 @@ fn a_store_rolled_back_within_an_epoch_is_refused() {
 }
 
 #[test]
-#[ignore = "the refused opening takes an epoch in the older store, and then refuses the newer one"]
 fn the_newer_store_opens_again_after_a_roll_back_within_an_epoch() {
     let mut daemon = refused_within_an_epoch();
     daemon.restart();

@@ -18,7 +18,9 @@ fn node() -> (TempDir, NodeDir) {
 }
 
 async fn acquire(store: &Store, node: &NodeDir, take_over: bool) -> Result<Ownership> {
-    Ownership::acquire(store, node, &key(), POOL, "main", take_over).await
+    let ownership = Ownership::acquire(store, node, &key(), POOL, "main", take_over).await?;
+    ownership.settle(node)?;
+    Ok(ownership)
 }
 
 #[tokio::test]
