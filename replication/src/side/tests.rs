@@ -1,3 +1,5 @@
+//! Side files read back what was set aside, or say what is lost.
+
 use super::*;
 use crate::sim::SimSide;
 use block::seal::KEY_BYTES;
