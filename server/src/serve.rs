@@ -103,6 +103,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let pool = keys.pool().into_bytes();
     let mut options = tier_options(config, &store, keys.pool(), &key, ownership.epoch());
     options.background = Some(crate::background::lane()?);
+    warn_of_small_index(config);
     let owner = ownership.clone();
     options.owner_check = Some(OwnerCheck::new(move || {
         let owner = owner.clone();
@@ -124,6 +125,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         .await
         .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))??;
     ownership.settle(&node)?;
+    store.clean_unfinished(tiering::segment::FOLDER);
     mark_log_made(dir)?;
     report_recovery(&recovery);
     let destage = DestageOptions {
@@ -147,6 +149,19 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         _node: node,
     };
     Ok(open)
+}
+
+fn warn_of_small_index(config: &Config) {
+    let budget = config.budget();
+    if config.cache_dir().is_some() && budget.cache_index_bytes < budget.cache_index_wanted_bytes {
+        tracing::warn!(
+            cache = %config.settings().cache.size,
+            index_bytes = budget.cache_index_bytes,
+            wanted_bytes = budget.cache_index_wanted_bytes,
+            "memory is too small to index all of the read cache: small blocks may leave parts of it \
+             unused"
+        );
+    }
 }
 
 /// Asks for as many open files as the system allows: connections, files of the log, and side files
@@ -244,8 +259,10 @@ fn tier_options(
     options.zstd_level = settings.destage.compression_level;
     options.segment_bytes = bytes(settings.destage.segment_size.0);
     options.frames.memory_bytes = budget.memory_cache_bytes;
-    options.frames.cache =
-        config.cache_dir().map(|dir| CacheOptions::new(dir, settings.cache.size.0));
+    options.frames.cache = config.cache_dir().map(|dir| CacheOptions {
+        index_bytes: budget.cache_index_bytes,
+        ..CacheOptions::new(dir, settings.cache.size.0)
+    });
     options.map.page_cache_bytes = bytes(budget.map_cache_bytes);
     options.database.cache_bytes = budget.metadata_cache_bytes;
     options.database.has_conditional_update = store.local_dir().is_none();

@@ -138,6 +138,14 @@ impl Store {
         Arc::clone(&self.control)
     }
 
+    /// Removes what puts that were cut short have left in a directory: nothing lists or reads it. To be
+    /// called by the pool's owner before it puts anything itself. Blocks.
+    pub fn clean_unfinished(&self, folder: &str) {
+        if let Some(dir) = &self.local_dir {
+            direct::clean_unfinished(&dir.join(folder));
+        }
+    }
+
     /// The directory, where the store is one on this machine.
     #[must_use]
     pub fn local_dir(&self) -> Option<&Path> {

@@ -9,9 +9,18 @@ use super::Settings;
 use crate::units::ByteSize;
 use block::{Error, ErrorKind, Result};
 
-/// The process itself: code, stacks, the overlay's and the cache's indexes, connections, buffers
-/// of the store's client. Chosen by hand; the soak test watches the sum.
+/// The process itself: code, stacks, the overlay's index, that of a read cache of ordinary size,
+/// connections, buffers of the store's client. Chosen by hand; the soak test watches the sum.
 const PROCESS_BYTES: u64 = 96 << 20;
+/// Of [`PROCESS_BYTES`], for the index of the read cache.
+const CACHE_INDEX_BYTES: u64 = 32 << 20;
+/// Smallest index of the read cache.
+const CACHE_INDEX_BYTES_MIN: u64 = 16 << 20;
+/// Bytes of the read cache for each byte of its index: a frame takes 20 bytes there (source:
+/// `tiering/src/cache/index.rs`), and 8 KiB in the cache are a database's blocks, or compressed ones.
+const CACHE_BYTES_PER_INDEX_BYTE: u64 = 8192 / 20;
+/// The index of the read cache takes at most this part of the budget, one in so many, or 64 MiB.
+const CACHE_INDEX_PART: u64 = 8;
 /// Segments in memory at a time: one being built, one being sealed, one being uploaded.
 const SEGMENT_COUNT: u64 = 3;
 /// What each connection may have received and not read yet. Source: `nbd/src/session.rs`,
@@ -50,6 +59,10 @@ pub struct Budget {
     pub nbd_payload_bytes: u64,
     /// Blocks and write buffers of the metadata database.
     pub metadata_cache_bytes: u64,
+    /// Index of the read cache.
+    pub cache_index_bytes: u64,
+    /// What an index of the whole read cache would take.
+    pub cache_index_wanted_bytes: u64,
 }
 
 impl Budget {
@@ -75,8 +88,13 @@ impl Budget {
         }
         let segments = settings.destage.segment_size.0.saturating_mul(SEGMENT_COUNT);
         let connection_count_max = settings.nbd.connection_count_max;
+        let cache_index_wanted_bytes = settings.cache.size.0 / CACHE_BYTES_PER_INDEX_BYTE;
+        let cache_index_bytes_max = (total / CACHE_INDEX_PART).max(64 << 20);
+        let cache_index_bytes =
+            cache_index_wanted_bytes.clamp(CACHE_INDEX_BYTES_MIN, cache_index_bytes_max);
         let minimum = [
             PROCESS_BYTES,
+            cache_index_bytes.saturating_sub(CACHE_INDEX_BYTES),
             u64::from(connection_count_max) * INBOX_BYTES,
             segments,
             LOG_BYTES_MIN,
@@ -114,6 +132,8 @@ impl Budget {
             map_cache_bytes: MAP_BYTES_MIN + share(MAP_PERCENT),
             nbd_payload_bytes: nbd.unwrap_or_else(|| NBD_BYTES_MIN + share(nbd_percent)),
             metadata_cache_bytes: METADATA_BYTES_MIN + share(METADATA_PERCENT),
+            cache_index_bytes,
+            cache_index_wanted_bytes,
         })
     }
 }
@@ -128,6 +148,7 @@ mod tests {
 
     fn sum(budget: &Budget, settings: &Settings) -> u64 {
         PROCESS_BYTES
+            + budget.cache_index_bytes.saturating_sub(CACHE_INDEX_BYTES)
             + u64::from(settings.nbd.connection_count_max) * INBOX_BYTES
             + settings.destage.segment_size.0 * SEGMENT_COUNT
             + budget.log_payload_bytes
@@ -135,6 +156,21 @@ mod tests {
             + budget.map_cache_bytes
             + budget.nbd_payload_bytes
             + budget.metadata_cache_bytes
+    }
+
+    #[test]
+    fn a_large_read_cache_has_an_index_for_it_within_its_part() {
+        let index_of = |memory: u64, cache: u64| {
+            let mut settings = settings(memory);
+            settings.cache.size = ByteSize(cache);
+            let budget = Budget::divide(&settings).unwrap();
+            assert!(sum(&budget, &settings) <= memory);
+            (budget.cache_index_bytes >> 20, budget.cache_index_wanted_bytes >> 20)
+        };
+        assert_eq!(index_of(1 << 30, 10 << 30), (25, 25));
+        assert_eq!(index_of(1 << 30, 0), (16, 0));
+        assert_eq!(index_of(1 << 30, 1 << 40), (128, 2563));
+        assert_eq!(index_of(32 << 30, 1 << 40), (2563, 2563));
     }
 
     #[test]

@@ -117,7 +117,7 @@ pub const OPTIONS: &[OptionDoc] = &[
         "0 for none, or 64MiB to 1PiB",
         "\"10GiB\"",
         "",
-        "Size of the read cache.",
+        "Size of the read cache. Its index takes about a 400th of it from memory, at most an eighth of memory.",
     ),
     row(
         "memory_cache.size",

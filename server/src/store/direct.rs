@@ -121,6 +121,38 @@ impl Files {
     }
 }
 
+/// Whether a file is one that has not got its object's name yet.
+fn is_unfinished(name: &str) -> bool {
+    let number = name.rsplit_once('#').map(|(_, number)| number);
+    number.is_some_and(|number| {
+        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    })
+}
+
+/// Removes the unfinished files in a directory and in those right below it.
+pub(super) fn clean_unfinished(dir: &std::path::Path) {
+    let mut dirs = vec![(dir.to_owned(), 0)];
+    while let Some((dir, depth)) = dirs.pop() {
+        let Ok(entries) = std::fs::read_dir(&dir) else { continue };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let name = entry.file_name();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) && depth == 0 {
+                dirs.push((path, 1));
+            } else if name.to_str().is_some_and(is_unfinished) {
+                match std::fs::remove_file(&path) {
+                    Ok(()) => {
+                        tracing::info!(path = %path.display(), "removed an unfinished object")
+                    }
+                    Err(error) => {
+                        tracing::debug!(path = %path.display(), %error, "an unfinished object stays");
+                    }
+                }
+            }
+        }
+    }
+}
+
 fn write_steps(file: &File, payload: &PutPayload, buffer: &mut IoBuffer) -> io::Result<()> {
     let mut at = 0;
     buffer.reset(STEP_BYTES);
@@ -249,13 +281,27 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_in_part_is_never_listed() {
+    fn what_was_written_in_part_is_never_listed_and_can_be_removed() {
         let dir = tempfile::tempdir().unwrap();
         let store = store(dir.path());
-        std::fs::create_dir(dir.path().join("segments")).unwrap();
-        // Killed before the link.
-        std::fs::write(dir.path().join("segments/0001.seg#4711"), b"half").unwrap();
-        let listed = futures::executor::block_on(store.list(None).try_collect::<Vec<_>>()).unwrap();
-        assert!(listed.is_empty(), "{listed:?}");
+        let folder = dir.path().join("segments");
+        std::fs::create_dir_all(folder.join("0001")).unwrap();
+        // Killed before the link, or before the removal.
+        for name in ["0001#4711", "0001/0002#3", "0001/0003#", "0001/0004#a", "0001/0005"] {
+            std::fs::write(folder.join(name), b"half").unwrap();
+        }
+        let list =
+            || futures::executor::block_on(store.list(None).try_collect::<Vec<_>>()).unwrap();
+        assert_eq!(list().len(), 3);
+        clean_unfinished(&folder);
+        assert_eq!(list().len(), 3);
+        let mut left: Vec<_> = std::fs::read_dir(folder.join("0001"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["0003#", "0004#a", "0005"]);
+        assert!(!folder.join("0001#4711").exists());
+        clean_unfinished(&folder.join("nothing"));
     }
 }
