@@ -267,7 +267,7 @@ fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
 /// A daemon whose store went away with a write in the log; its status says so.
 fn cut_off(bucket: &Bucket) -> (Proxy, Daemon) {
     let proxy = Proxy::start(bucket.address()).expect("a proxy");
-    let mut daemon = on_s3(proxy.address());
+    let mut daemon = on(proxy.address());
     for text in ["destage", "store", "slatedb", "segment", "given up", "connections", "at once"] {
         daemon.announce(text);
     }
