@@ -55,7 +55,12 @@ impl Chain {
 
     /// Name of an object, as errors show it.
     pub(crate) fn name(&self, number: u64) -> String {
-        format!("{}/{number:020}", self.prefix)
+        Chain::name_in(self.prefix, number)
+    }
+
+    /// As [`Chain::name`], in any chain.
+    pub(crate) fn name_in(prefix: &str, number: u64) -> String {
+        format!("{prefix}/{number:020}")
     }
 
     fn path(&self, number: u64) -> ObjectPath {

@@ -16,7 +16,9 @@ mod print;
 use crate::admin::{self, AdminHandler, Request};
 use crate::config::{self, Config};
 use crate::keys::{KeySource, NewKey};
-use args::{Cli, Command, ConfigCommand, KeyCommand, NewKeyArgs, Output, VolumeCommand};
+use args::{
+    Cli, Command, ConfigCommand, KeyCommand, NewKeyArgs, Output, PoolCommand, VolumeCommand,
+};
 use block::{Error, ErrorKind, Result};
 use clap::Parser;
 use std::io::{IsTerminal, Write};
@@ -153,6 +155,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             let (args, request) = volume_request(command)?;
             ask(cli, args, request).await?;
         }
+        Command::Pool(command) => pool_command(cli, command).await?,
         Command::Status(args) => ask(cli, args, Request::Status).await?,
         Command::Flush(args) => ask(cli, args, Request::Flush).await?,
         Command::Stop(args) => stop(cli, args).await?,
@@ -224,6 +227,27 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
     };
     check(name)?;
     Ok((pool, request))
+}
+
+/// These need the pool to themselves: no daemon is asked, and one that runs is in the way.
+async fn pool_command(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
+    let load = |args: &args::PoolArgs| load(&args.config, &args.overrides());
+    match command {
+        PoolCommand::Rm { pool } => {
+            let removed = backend::pool_remove(load(pool)?).await?;
+            emit(cli.output, &removed, print::pool_removed)
+        }
+        PoolCommand::Restore { pool } => {
+            let restored = backend::pool_restore(load(pool)?).await?;
+            emit(cli.output, &restored, print::pool_restored)
+        }
+        PoolCommand::Purge { pool, now } => {
+            let config = load(pool)?;
+            let dir = config.dir().to_owned();
+            let purged = backend::pool_purge(config, *now).await?;
+            emit(cli.output, &purged, |purged| print::pool_purged(purged, &dir))
+        }
+    }
 }
 
 /// What the pool is to be opened with. Passphrases are read here, where the descriptors and the

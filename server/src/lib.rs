@@ -14,6 +14,7 @@ pub mod manifest;
 pub(crate) mod planted;
 pub mod pool;
 pub mod record;
+pub mod removal;
 pub mod serve;
 pub mod store;
 pub mod units;

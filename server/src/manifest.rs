@@ -7,7 +7,10 @@
 //!   directory takes its own pool back after a crash, under the next epoch.
 //! - One process at a time in a directory (`DIR/lock`).
 //! - A manifest is authentic under the pool key, or it is refused as damaged.
-//! - No clock decides anything; times in a manifest are shown to people only.
+//! - A removed pool is opened by a restore only, and one whose purge has begun by nothing any more:
+//!   both are links of the chain, so that of a restore and a purge at the same moment one wins.
+//! - No clock decides who owns a pool; times in a manifest are shown to people, and say how long a
+//!   removed pool is kept.
 
 use crate::chain::{
     Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
@@ -22,6 +25,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Manifests kept for people to look at; only the newest counts.
@@ -71,8 +75,25 @@ pub struct Manifest {
     pub owner: Owner,
     /// The owner closed the pool in order and serves no longer.
     pub is_released: bool,
+    /// When the pool was removed, in seconds since 1970; absent while it is in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removed_at: Option<u64>,
+    /// Objects of the removed pool are being deleted, or are gone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_purging: bool,
     /// Random: tells our own create from another's after an ambiguous answer.
     nonce: String,
+}
+
+/// On which terms a pool is taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    /// From the node that has it open, too.
+    pub take_over: bool,
+    /// It was removed, and is in use again from then on.
+    pub restores: bool,
+    /// How long a removed pool is kept, for those who are refused.
+    pub retention: Duration,
 }
 
 /// The right to serve a pool. Hold it as long as the pool is open.
@@ -89,22 +110,25 @@ impl Ownership {
     /// [`Ownership::settle`].
     ///
     /// # Errors
-    /// `Busy` when another directory has the pool open and `take_over` is not set, or won at the
-    /// same moment; `Corrupt` for a damaged newest manifest or a store older than this directory.
+    /// `Busy` when another directory has the pool open and a take-over is not asked for, or won at
+    /// the same moment; `NotFound` for a removed pool, unless it is restored; `Invalid` for a restore
+    /// of one that is not removed; `Corrupt` for a damaged newest manifest or a store older than this
+    /// directory.
     pub async fn acquire(
         store: &Store,
         node: &NodeDir,
         key: &PoolKey,
         pool: Uuid,
         name: &str,
-        take_over: bool,
+        terms: Terms,
     ) -> Result<Ownership> {
         let chain = Chain::new(store, "manifest");
         let previous = read_newest(&chain, key).await?;
         node.check_not_rolled_back(pool, previous.as_ref())?;
         if let Some(previous) = &previous {
-            check_available(node, pool, previous, take_over)?;
+            check_available(node, pool, previous, terms.take_over)?;
         }
+        check_not_removed(name, previous.as_ref(), terms)?;
         let manifest = next_manifest(node, pool, name, previous.as_ref());
         let bytes = seal_document(key, PURPOSE, &manifest)?;
         node.record_attempt(&manifest.nonce)?;
@@ -206,16 +230,77 @@ impl Ownership {
     /// # Errors
     /// `Fenced` when another owner took over meanwhile.
     pub async fn release(&self) -> Result<()> {
-        let mut released = self.manifest.clone();
-        released.previous_number = released.number;
-        released.number += 1;
+        let mut released = successor(&self.manifest);
         released.is_released = true;
-        released.nonce = fresh_nonce();
-        let bytes = seal_document(&self.key, PURPOSE, &released)?;
-        match self.chain.create(released.number, &bytes).await? {
+        self.end_with(&released).await
+    }
+
+    /// Says that the pool is removed, in place of a release. Returns when, in seconds since 1970.
+    ///
+    /// # Errors
+    /// `Fenced` when another owner took over meanwhile.
+    pub async fn remove(&self) -> Result<u64> {
+        let mut removed = successor(&self.manifest);
+        let now = units::unix_seconds_now();
+        removed.is_released = true;
+        removed.removed_at = Some(now);
+        self.end_with(&removed).await?;
+        Ok(now)
+    }
+
+    async fn end_with(&self, last: &Manifest) -> Result<()> {
+        let bytes = seal_document(&self.key, PURPOSE, last)?;
+        match self.chain.create(last.number, &bytes).await? {
             Created::Ours => Ok(()),
             Created::Lost => Err(self.fenced().await),
         }
+    }
+}
+
+/// Says that the purge of a removed pool begins: nothing opens or restores it from here on.
+///
+/// # Errors
+/// `Busy` when it was restored at the same moment, or another purge has begun.
+pub(crate) async fn begin_purge(
+    store: &Store,
+    key: &PoolKey,
+    newest: &Manifest,
+) -> Result<Manifest> {
+    let mut purging = successor(newest);
+    purging.is_purging = true;
+    let bytes = seal_document(key, PURPOSE, &purging)?;
+    match Chain::new(store, "manifest").create(purging.number, &bytes).await? {
+        Created::Ours => Ok(purging),
+        Created::Lost => Err(Error::new(
+            ErrorKind::Busy,
+            format!(
+                "purge pool {}: it was restored, or another purge began, at the same moment; \
+                 nothing was deleted here",
+                newest.name
+            ),
+        )),
+    }
+}
+
+/// The newest manifest where the key ring is gone, so that it cannot be told from a forged one:
+/// enough to finish a purge, which has deleted everything but manifests by then.
+pub(crate) async fn read_unverified(store: &Store) -> Result<Option<Manifest>> {
+    let chain = Chain::new(store, "manifest");
+    let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
+    Document::parse(&chain.name(number), &bytes)?.body().map(Some)
+}
+
+/// Name of the manifest with this number.
+pub(crate) fn object_name(number: u64) -> String {
+    Chain::name_in("manifest", number)
+}
+
+fn successor(manifest: &Manifest) -> Manifest {
+    Manifest {
+        number: manifest.number + 1,
+        previous_number: manifest.number,
+        nonce: fresh_nonce(),
+        ..manifest.clone()
     }
 }
 
@@ -272,6 +357,36 @@ fn check_available(node: &NodeDir, pool: Uuid, previous: &Manifest, take_over: b
     ))
 }
 
+fn check_not_removed(name: &str, previous: Option<&Manifest>, terms: Terms) -> Result<()> {
+    let removed = previous.and_then(|previous| Some((previous, previous.removed_at?)));
+    let (kind, why) = match removed {
+        None if terms.restores => {
+            (ErrorKind::Invalid, "it is not removed, so there is nothing to restore".to_owned())
+        }
+        None => return Ok(()),
+        Some((previous, at)) if previous.is_purging => (
+            ErrorKind::NotFound,
+            format!(
+                "it was removed at {}, and its purge has begun, so it cannot be restored; \
+                 `spindle pool purge` deletes what is left",
+                units::utc(at)
+            ),
+        ),
+        Some(_) if terms.restores => return Ok(()),
+        Some((_, at)) => (
+            ErrorKind::NotFound,
+            format!(
+                "it was removed at {} and is kept until {} at least; `spindle pool restore` \
+                 brings it back, `spindle pool purge` deletes it for good",
+                units::utc(at),
+                units::utc(at.saturating_add(terms.retention.as_secs()))
+            ),
+        ),
+    };
+    let name = previous.map_or(name, |previous| &previous.name);
+    Err(Error::new(kind, format!("open pool {name}: {why}")))
+}
+
 fn next_manifest(node: &NodeDir, pool: Uuid, name: &str, previous: Option<&Manifest>) -> Manifest {
     let epoch = previous.map_or(1, |previous| previous.epoch + 1);
     let is_unbroken = previous.is_some_and(|previous| node.has_witnessed(previous));
@@ -293,6 +408,8 @@ fn next_manifest(node: &NodeDir, pool: Uuid, name: &str, previous: Option<&Manif
             opened_at: units::unix_seconds_now(),
         },
         is_released: false,
+        removed_at: None,
+        is_purging: false,
         nonce: fresh_nonce(),
     }
 }

@@ -14,7 +14,7 @@ use crate::destage::DestageOptions;
 use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
 use crate::keys::KeyRing;
-use crate::manifest::{NodeDir, Ownership};
+use crate::manifest::{NodeDir, Ownership, Terms};
 use crate::pool::{Pool, StepBack};
 use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
@@ -34,7 +34,7 @@ use uuid::Uuid;
 
 /// Longest time that an orderly stop spends on moving the log's tail to the store. What is left
 /// stays in the log, and the pool stays ours.
-const CLOSE_DESTAGE_MAX: Duration = Duration::from_secs(60);
+const CLOSE_DESTAGE_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
 /// Exit code of a daemon that a second signal ended before its stop was done.
 const EXIT_AT_ONCE: i32 = 3;
 /// Time that requests in flight have to finish at an orderly stop.
@@ -61,10 +61,18 @@ pub struct OpenPool {
 pub enum Opening {
     /// A pool that exists. Where there is none, nothing is made or written.
     Existing,
+    /// As `Existing`, but one that was removed, which is in use again then.
+    Removed,
     /// One is made on first use.
     OrNew,
     /// As `OrNew`, and it is taken from the node that has it open.
     TakeOver,
+}
+
+impl Opening {
+    fn makes_none(self) -> bool {
+        matches!(self, Opening::Existing | Opening::Removed)
+    }
 }
 
 /// Opens the configured pool.
@@ -74,12 +82,12 @@ pub enum Opening {
 pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     raise_open_files();
     let dir = config.dir();
-    if opening == Opening::Existing {
+    if opening.makes_none() {
         check_dir_exists(config)?;
         check_store_dir_exists(config)?;
     }
     let open_store = || Store::open(config.store_url(), &StoreOptions::default());
-    if opening == Opening::Existing && !KeyRing::exists(&open_store()?).await? {
+    if opening.makes_none() && !KeyRing::exists(&open_store()?).await? {
         return Err(no_pool(config, "there is no pool"));
     }
     let node = NodeDir::open(dir)?;
@@ -93,13 +101,20 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let store = open_store()?;
     store.probe().await?;
     let keys = match opening {
-        Opening::Existing => KeyRing::open(&store, &config.key_source()).await?,
-        _ => KeyRing::open_or_create(&store, &config.key_source()).await?,
+        Opening::Existing | Opening::Removed => KeyRing::open(&store, &config.key_source()).await?,
+        Opening::OrNew | Opening::TakeOver => {
+            KeyRing::open_or_create(&store, &config.key_source()).await?
+        }
     };
-    let take_over = opening == Opening::TakeOver;
+    let retention = config.settings().deleted_retention.duration();
+    let terms = Terms {
+        take_over: opening == Opening::TakeOver,
+        restores: opening == Opening::Removed,
+        retention,
+    };
     let key = keys.newest().key.clone();
     let name = &config.settings().name;
-    let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, take_over).await?;
+    let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, terms).await?;
     let pool = keys.pool().into_bytes();
     let mut options = tier_options(config, &store, keys.pool(), &key, ownership.epoch());
     options.background = Some(crate::background::lane()?);
@@ -132,7 +147,6 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         max_age: config.settings().destage.max_age.duration(),
         ..DestageOptions::default()
     };
-    let retention = config.settings().deleted_retention.duration();
     let pool = Pool::start(log, tier, destage, retention, &recovery.missing_sides)?;
     if ownership.is_forced() {
         pool.note_step_back(StepBack::TakeOver).await?;
@@ -205,7 +219,7 @@ fn check_dir_exists(config: &Config) -> Result<()> {
 }
 
 /// Opening a store in a directory would make the directory.
-fn check_store_dir_exists(config: &Config) -> Result<()> {
+pub(crate) fn check_store_dir_exists(config: &Config) -> Result<()> {
     match store_dir_exists(config)? {
         true => Ok(()),
         false => Err(no_pool(config, "the store does not exist")),
@@ -449,11 +463,47 @@ impl OpenPool {
     /// # Errors
     /// The first failure; nothing that was promised is lost by it.
     pub async fn close(self) -> Result<()> {
+        match self.close_pool().await? {
+            Closed::AllInStore | Closed::LacksLost(_) => self.ownership.release().await,
+            Closed::Lacks(_) => Ok(()),
+        }
+    }
+
+    /// As [`OpenPool::close`], and the pool is removed instead of released. Returns when.
+    ///
+    /// # Errors
+    /// Also where the store does not hold everything: the pool is then not removed.
+    pub(crate) async fn remove(self) -> Result<u64> {
+        let lacks = match self.close_pool().await? {
+            Closed::AllInStore => return self.ownership.remove().await,
+            Closed::LacksLost(lacks) => {
+                // It stays released, as a stop leaves it.
+                self.ownership.release().await?;
+                lacks
+            }
+            Closed::Lacks(lacks) => lacks,
+        };
+        let what = "remove the pool: the store does not hold all of it, and it was not removed. See \
+             `spindle status`, and try again once the cause is gone";
+        Err(Error::with_source(lacks.kind(), what, lacks))
+    }
+
+    /// Moves what the store lacks there, within a bounded time, and closes all but the ownership.
+    async fn close_pool(&self) -> Result<Closed> {
         let everything = tokio::time::timeout(CLOSE_DESTAGE_MAX, self.pool.destage_all()).await;
-        if let Ok(Err(error)) = &everything {
+        let lacking = match everything {
+            Ok(Ok(_)) => None,
+            Ok(Err(error)) => Some(error),
+            Err(_) => Some(Error::new(ErrorKind::Unavailable, "the store did not take it in time")),
+        };
+        if let Some(error) = &lacking {
             tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
         }
         let (last_lsn, destaged_lsn) = self.pool.close().await?;
+        let lacks = |lacking: Option<Error>| {
+            let unknown = || Error::new(ErrorKind::Unavailable, "the newest writes are not there");
+            lacking.unwrap_or_else(unknown)
+        };
         if destaged_lsn < last_lsn {
             tracing::warn!(
                 last_lsn = last_lsn.0,
@@ -461,7 +511,7 @@ impl OpenPool {
                 "the store does not hold the newest writes; they are in this directory's log, and \
                  the pool stays owned by it"
             );
-            return Ok(());
+            return Ok(Closed::Lacks(lacks(lacking)));
         }
         let aside = self.pool.asides();
         let missing: HashSet<[u8; 16]> =
@@ -472,10 +522,23 @@ impl OpenPool {
                 "the store lacks writes of volumes that cannot be destaged; they are in side files \
                  in this directory's log, and the pool stays owned by it"
             );
-            return Ok(());
+            return Ok(Closed::Lacks(lacks(lacking)));
         }
-        self.ownership.release().await
+        match aside.is_empty() {
+            true => Ok(Closed::AllInStore),
+            false => Ok(Closed::LacksLost(lacks(lacking))),
+        }
     }
+}
+
+/// What the store held when a pool was closed.
+enum Closed {
+    /// Everything.
+    AllInStore,
+    /// All but writes whose side files are missing here, so that this directory is of no use to them.
+    LacksLost(Error),
+    /// Not all: the rest is in this directory.
+    Lacks(Error),
 }
 
 /// Serves the configured pool until SIGTERM or SIGINT. Calls `announce` with the endpoints when

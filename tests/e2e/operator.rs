@@ -123,6 +123,51 @@ fn status_shows_what_is_at_risk_and_a_flush_ends_it() {
 }
 
 #[test]
+fn a_pool_is_removed_restored_and_purged() {
+    let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
+    connect(&daemon, "disk").expect("it opens").write(0, b"precious", 0);
+    fails(&daemon, &["pool", "rm"], &["in use by process", "stop"]);
+    connect(&daemon, "disk").expect("it is served on").write(8, b" data", 0);
+    daemon.stop();
+    fails(&daemon, &["pool", "purge", "--now"], &["not removed", "pool rm"]);
+    let removed = daemon.json(&["pool", "rm"]);
+    assert_eq!(removed["name"], "main", "{removed}");
+    let moment = |key: &str| removed[key].as_u64().expect("a moment");
+    assert_eq!(moment("purge_at") - moment("removed_at"), 7 * 86_400);
+    fails(&daemon, &["status"], &["was removed at", "pool restore"]);
+    let said = daemon.refuses_to_start();
+    assert!(said.contains("was removed at") && said.contains("pool restore"), "{said}");
+    daemon.fsck();
+    fails(&daemon, &["pool", "purge"], &["is kept until", "--now"]);
+
+    assert_eq!(daemon.json(&["pool", "restore"])["volume_count"], 1);
+    daemon.restart();
+    assert_eq!(connect(&daemon, "disk").expect("it is back").read(0, 13), b"precious data");
+    daemon.stop();
+
+    let _ = daemon.json(&["pool", "rm"]);
+    let store = daemon.dir().join("store");
+    std::fs::write(store.join("of somebody else"), b"stays").expect("the store is there");
+    let purged = daemon.command(&["pool", "purge", "--now"]);
+    let said = String::from_utf8_lossy(&purged.stdout);
+    assert!(purged.status.success() && said.contains("may be deleted"), "{said}");
+    assert_eq!(files_below(&store), [store.join("of somebody else")]);
+    fails(&daemon, &["pool", "restore"], &["there is no pool"]);
+}
+
+/// All files of a directory and those below it.
+fn files_below(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let (mut found, mut todo) = (Vec::new(), vec![dir.to_owned()]);
+    while let Some(dir) = todo.pop() {
+        for entry in std::fs::read_dir(dir).expect("a readable directory") {
+            let path = entry.expect("a readable entry").path();
+            if path.is_dir() { todo.push(path) } else { found.push(path) }
+        }
+    }
+    found
+}
+
+#[test]
 fn a_recovery_key_opens_the_pool_when_the_key_file_is_lost() {
     let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
     connect(&daemon, "disk").expect("it opens").write(0, b"precious", 0);

@@ -43,6 +43,9 @@ pub enum Command {
     /// Volumes of a pool
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Remove a pool, bring it back, or delete it for good
+    #[command(subcommand)]
+    Pool(PoolCommand),
     /// State of a pool
     Status(PoolArgs),
     /// Copy everything to the store, and wait until it is there
@@ -148,6 +151,32 @@ pub enum VolumeCommand {
         /// Where a side file is missing: go back to what the store has, without its writes
         #[arg(long)]
         give_up_writes: bool,
+    },
+}
+
+/// A pool as a whole, while no daemon has it.
+#[derive(Clone, Debug, Subcommand)]
+pub enum PoolCommand {
+    /// Remove a pool: nothing opens it any more; it can be restored until it is purged
+    Rm {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+    /// Bring a removed pool back
+    Restore {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+    /// Delete a removed pool from the store, beyond recovery, once deleted_retention has passed
+    Purge {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Do not wait for deleted_retention
+        #[arg(long)]
+        now: bool,
     },
 }
 

@@ -3,6 +3,7 @@
 use super::args::DemoArgs;
 use crate::admin::{self, AdminHandler, FsckInfo, Reply, Request};
 use crate::config::Config;
+use crate::removal::{self, PoolPurged, PoolRemoved, PoolRestored};
 use crate::serve::Opening;
 use block::{Error, ErrorKind, Result};
 
@@ -34,6 +35,21 @@ pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
         Some(_) => Err(Error::new(ErrorKind::Unavailable, "the daemon's reply is not understood")),
         None => crate::serve::fsck(&config).await,
     }
+}
+
+/// Removes the pool.
+pub(super) async fn pool_remove(config: Config) -> Result<PoolRemoved> {
+    removal::remove(&config).await
+}
+
+/// Brings a removed pool back.
+pub(super) async fn pool_restore(config: Config) -> Result<PoolRestored> {
+    removal::restore(&config).await
+}
+
+/// Deletes a removed pool.
+pub(super) async fn pool_purge(config: Config, now: bool) -> Result<PoolPurged> {
+    removal::purge(&config, now).await
 }
 
 /// Opens the pool for one request. Only a volume that is to be made may make its pool.

@@ -3,6 +3,7 @@
 use crate::admin::{CacheInfo, FsckInfo, NbdInfo, Reply, StatusInfo, VolumeInfo};
 use crate::config::Config;
 use crate::config::options::{self, OptionDoc};
+use crate::removal::{PoolPurged, PoolRemoved, PoolRestored};
 use crate::units::{ByteSize, utc};
 use serde::Serialize;
 use std::fmt::Write;
@@ -254,6 +255,38 @@ pub(super) fn fsck(found: &FsckInfo) -> String {
         "the pool is NOT consistent\n"
     });
     text
+}
+
+/// What removing a pool came to.
+pub(super) fn pool_removed(removed: &PoolRemoved) -> String {
+    format!(
+        "pool {} is removed: nothing opens it any more, and nothing of it is deleted\n\
+         bring it back with:        spindle pool restore\n\
+         delete it for good with:   spindle pool purge        (from {}; before that with --now)\n",
+        removed.name,
+        utc(removed.purge_at)
+    )
+}
+
+/// What restoring a pool came to.
+pub(super) fn pool_restored(restored: &PoolRestored) -> String {
+    format!(
+        "pool {} is back, with {} volumes; serve it with: spindle serve\n",
+        restored.name, restored.volume_count
+    )
+}
+
+/// What purging a pool came to. `dir` is its directory.
+pub(super) fn pool_purged(purged: &PoolPurged, dir: &std::path::Path) -> String {
+    format!(
+        "pool {} is deleted: {} objects, {}\n\
+         {} is left as it is: what it holds of the pool (log, cache, key) is of no use any more, and \
+         may be deleted\n",
+        purged.name,
+        purged.object_count,
+        ByteSize(purged.object_bytes).rounded(),
+        dir.display()
+    )
 }
 
 /// The effective configuration.

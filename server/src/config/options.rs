@@ -76,7 +76,7 @@ pub const OPTIONS: &[OptionDoc] = &[
         "0s to 3650d",
         "\"7d\"",
         "",
-        "How long a removed volume can be restored.",
+        "How long a removed volume or pool can be restored.",
     ),
     row(
         "log.size",

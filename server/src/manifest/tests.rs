@@ -17,8 +17,12 @@ fn node() -> (TempDir, NodeDir) {
     (dir, node)
 }
 
+fn terms(take_over: bool) -> Terms {
+    Terms { take_over, ..Terms::default() }
+}
+
 async fn acquire(store: &Store, node: &NodeDir, take_over: bool) -> Result<Ownership> {
-    let ownership = Ownership::acquire(store, node, &key(), POOL, "main", take_over).await?;
+    let ownership = Ownership::acquire(store, node, &key(), POOL, "main", terms(take_over)).await?;
     ownership.settle(node)?;
     Ok(ownership)
 }
@@ -197,7 +201,8 @@ async fn a_damaged_manifest_is_refused_by_name() {
     memory.remove("manifest/00000000000000000002").await;
     memory.set(name, bytes).await;
     let other = PoolKey::new([4; 32]);
-    let error = Ownership::acquire(&store, &a, &other, POOL, "main", true).await.unwrap_err();
+    let error =
+        Ownership::acquire(&store, &a, &other, POOL, "main", terms(true)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     acquire(&store, &a, false).await.unwrap();
 }
@@ -229,7 +234,7 @@ async fn a_directory_belongs_to_one_pool() {
     let (_dir, a) = node();
     acquire(&store, &a, false).await.unwrap();
     let pool = Uuid::from_u128(8);
-    let error = Ownership::acquire(&other, &a, &key(), pool, "x", true).await.unwrap_err();
+    let error = Ownership::acquire(&other, &a, &key(), pool, "x", terms(true)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied);
     assert!(error.to_string().contains("belongs to pool"), "{error}");
 }
@@ -317,6 +322,8 @@ async fn golden_manifest_of_version_1() {
             opened_at: 1_700_000_000,
         },
         is_released: true,
+        removed_at: None,
+        is_purging: false,
         nonce: "f0".repeat(16),
     };
     let salt = [0xc0; block::seal::SALT_BYTES];

@@ -29,18 +29,20 @@ pub(crate) enum Fault {
     ListsNothing,
     /// Seeded: a create fails, with or without having had its effect.
     Ambiguous(u64),
+    /// Of all deletes the one with this number fails, counted from 0.
+    RefusesDelete(u64),
 }
 
 /// A memory store with a fault.
 pub(crate) struct FaultyStore {
     inner: InMemory,
     fault: Fault,
-    count: AtomicU64,
+    count: Arc<AtomicU64>,
 }
 
 impl FaultyStore {
     pub(crate) fn new(fault: Fault) -> Arc<FaultyStore> {
-        Arc::new(FaultyStore { inner: InMemory::new(), fault, count: AtomicU64::new(0) })
+        Arc::new(FaultyStore { inner: InMemory::new(), fault, count: Arc::default() })
     }
 
     /// A store for the code under test.
@@ -167,7 +169,15 @@ impl ObjectStore for FaultyStore {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
+        let Fault::RefusesDelete(refused) = self.fault else {
+            return self.inner.delete_stream(locations);
+        };
+        let count = Arc::clone(&self.count);
+        let locations = locations.map(move |location| {
+            let number = count.fetch_add(1, Ordering::Relaxed);
+            if number == refused { Err(lost_answer()) } else { location }
+        });
+        self.inner.delete_stream(locations.boxed())
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {

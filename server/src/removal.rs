@@ -1,0 +1,250 @@
+//! Removing a whole pool, bringing it back, and deleting it for good.
+//!
+//! Invariants:
+//! - Only a pool of which the store holds everything is removed, and only by who owns it: nobody's
+//!   pool is taken for it.
+//! - A purge deletes objects of a pool that is removed and marked as being purged, so that nothing
+//!   can restore it meanwhile.
+//! - It deletes data first, then the key rings, and the newest manifest last of all: however it is
+//!   cut short, what is left says that a purge has begun, and the next one goes on.
+//! - Only below the folders that spindle itself makes in the pool's prefix is anything deleted.
+
+use crate::config::Config;
+use crate::keys::{KeyRing, KeySource};
+use crate::manifest::{self, Manifest};
+use crate::serve::{self, Opening};
+use crate::store::{Reason, Store, StoreOptions};
+use crate::units;
+use block::{Error, ErrorKind, Result};
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path as ObjectPath;
+use object_store::{ObjectMeta, ObjectStore};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Where the data of a pool is, and what the probe of a store may have left behind.
+const DATA_FOLDERS: [&str; 3] = ["segments", "metadata", "probe"];
+/// Objects that are deleted at a time: what S3 takes in one request.
+const DELETE_COUNT_MAX: usize = 1000;
+/// Walks of a folder until nothing is found. Chosen by hand: a job of the last owner may have ended
+/// an upload during the first.
+const WALK_COUNT_MAX: u32 = 4;
+
+/// A pool that was removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PoolRemoved {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub pool: Uuid,
+    /// When, in seconds since 1970.
+    pub removed_at: u64,
+    /// Until then it is not purged, unless it is asked for by `--now`.
+    pub purge_at: u64,
+}
+
+/// A pool that is back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PoolRestored {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub pool: Uuid,
+    /// Volumes in it, removed ones not counted.
+    pub volume_count: u64,
+}
+
+/// A pool that is deleted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PoolPurged {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub pool: Uuid,
+    /// Objects that this purge deleted.
+    pub object_count: u64,
+    /// Their bytes.
+    pub object_bytes: u64,
+}
+
+/// Moves everything to the store and marks the pool there as removed.
+///
+/// # Errors
+/// Those of opening it, and those that keep the store from getting everything; it is not removed
+/// then.
+pub async fn remove(config: &Config) -> Result<PoolRemoved> {
+    let open = serve::open(config, Opening::Existing).await?;
+    let Manifest { name, pool, .. } = open.ownership.manifest().clone();
+    let removed_at = open.remove().await?;
+    let retention = config.settings().deleted_retention.duration();
+    Ok(PoolRemoved { name, pool, removed_at, purge_at: purge_at(removed_at, retention) })
+}
+
+/// Opens a removed pool, so that it is in use again, and releases it.
+///
+/// # Errors
+/// Those of opening it; `Invalid` for a pool that is not removed.
+pub async fn restore(config: &Config) -> Result<PoolRestored> {
+    let open = serve::open(config, Opening::Removed).await?;
+    let Manifest { name, pool, .. } = open.ownership.manifest().clone();
+    let volume_count = open.pool().volumes().len() as u64;
+    open.close().await?;
+    Ok(PoolRestored { name, pool, volume_count })
+}
+
+/// Deletes a removed pool from the store. With `now`, without waiting for the time that it is kept.
+///
+/// # Errors
+/// `Invalid` for a pool that is not removed, `Busy` for one that is to be kept yet; those of the
+/// store and of the key. A purge that was cut short can be repeated.
+pub async fn purge(config: &Config, now: bool) -> Result<PoolPurged> {
+    serve::check_store_dir_exists(config)?;
+    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    let retention = config.settings().deleted_retention.duration();
+    purge_store(&store, &config.key_source(), retention, now).await
+}
+
+async fn purge_store(
+    store: &Store,
+    source: &KeySource,
+    retention: Duration,
+    now: bool,
+) -> Result<PoolPurged> {
+    let manifest = begin(store, source, retention, now).await?;
+    let mut purged =
+        PoolPurged { name: manifest.name, pool: manifest.pool, object_count: 0, object_bytes: 0 };
+    if let Err(error) = delete_all(store, manifest.number, &mut purged).await {
+        let what = format!(
+            "purge pool {}: cut short after {} objects; it cannot be restored any more. Run \
+             `spindle pool purge` again once the cause is gone",
+            purged.name, purged.object_count
+        );
+        return Err(Error::with_source(error.kind(), what, error));
+    }
+    Ok(purged)
+}
+
+/// Makes sure that the pool may be purged and that nothing restores it. Returns its newest manifest.
+async fn begin(
+    store: &Store,
+    source: &KeySource,
+    retention: Duration,
+    now: bool,
+) -> Result<Manifest> {
+    if !KeyRing::exists(store).await? {
+        // Of a purge that was cut short among the manifests. Nothing else is believed without a key.
+        return match manifest::read_unverified(store).await? {
+            Some(manifest) if manifest.is_purging => Ok(manifest),
+            _ => Err(Error::new(
+                ErrorKind::NotFound,
+                format!("purge the pool in {}: the store holds no pool", store.url()),
+            )),
+        };
+    }
+    let keys = KeyRing::open(store, source).await?;
+    let key = &keys.newest().key;
+    let newest = manifest::read(store, key).await?.filter(|newest| newest.pool == keys.pool());
+    let Some((newest, removed_at)) = newest.and_then(|newest| {
+        let removed_at = newest.removed_at?;
+        Some((newest, removed_at))
+    }) else {
+        let what = format!(
+            "purge the pool in {}: it is not removed; `spindle pool rm` does that first",
+            store.url()
+        );
+        return Err(Error::new(ErrorKind::Invalid, what));
+    };
+    if newest.is_purging {
+        return Ok(newest);
+    }
+    let purge_at = purge_at(removed_at, retention);
+    if !now && units::unix_seconds_now() < purge_at {
+        let what = format!(
+            "purge pool {}: it was removed at {} and is kept until {}; nothing was deleted. To delete \
+             it all the same, beyond recovery, use --now",
+            newest.name,
+            units::utc(removed_at),
+            units::utc(purge_at)
+        );
+        return Err(Error::new(ErrorKind::Busy, what));
+    }
+    manifest::begin_purge(store, key, &newest).await
+}
+
+fn purge_at(removed_at: u64, retention: Duration) -> u64 {
+    removed_at.saturating_add(retention.as_secs())
+}
+
+/// Deletes everything, the manifest `newest` last.
+async fn delete_all(store: &Store, newest: u64, purged: &mut PoolPurged) -> Result<()> {
+    let bulk = store.bulk();
+    for folder in DATA_FOLDERS {
+        delete_folder(store, &bulk, folder, None, purged).await?;
+    }
+    let control = store.control();
+    delete_folder(store, &control, "keyring", None, purged).await?;
+    let last = ObjectPath::from(manifest::object_name(newest));
+    delete_folder(store, &control, "manifest", Some(&last), purged).await?;
+    delete_folder(store, &control, "manifest", None, purged).await
+}
+
+/// Deletes what is below `folder`, but for `spared`, until a walk finds nothing.
+async fn delete_folder(
+    store: &Store,
+    objects: &Arc<dyn ObjectStore>,
+    folder: &str,
+    spared: Option<&ObjectPath>,
+    purged: &mut PoolPurged,
+) -> Result<()> {
+    let prefix = ObjectPath::from(folder);
+    for _ in 0..WALK_COUNT_MAX {
+        let listed = objects.list(Some(&prefix));
+        let wanted = listed.try_filter(|meta| std::future::ready(Some(&meta.location) != spared));
+        let mut chunks = wanted.try_chunks(DELETE_COUNT_MAX);
+        let mut is_empty = true;
+        while let Some(chunk) = chunks.next().await {
+            // What came before an error of the listing waits for the next purge.
+            let chunk = chunk.map_err(|error| store.explain(&format!("list {folder}"), error.1))?;
+            is_empty = false;
+            delete_objects(store, objects, chunk, purged).await?;
+        }
+        if is_empty {
+            return Ok(());
+        }
+    }
+    let what = format!(
+        "delete what is below {folder}/: there is something new each time. Stop what still writes to \
+         {}",
+        store.url()
+    );
+    Err(Error::new(ErrorKind::Busy, what))
+}
+
+async fn delete_objects(
+    store: &Store,
+    objects: &Arc<dyn ObjectStore>,
+    chunk: Vec<ObjectMeta>,
+    purged: &mut PoolPurged,
+) -> Result<()> {
+    // The answers come in the order of the names.
+    let sizes: Vec<u64> = chunk.iter().map(|meta| meta.size).collect();
+    let names = futures::stream::iter(chunk.into_iter().map(|meta| Ok(meta.location))).boxed();
+    let mut deleted = objects.delete_stream(names).zip(futures::stream::iter(sizes));
+    while let Some((outcome, size)) = deleted.next().await {
+        match outcome {
+            Ok(_) => {
+                purged.object_count += 1;
+                purged.object_bytes += size;
+            }
+            // Another purge was quicker.
+            Err(error) if Reason::of(&error) == Reason::NotFound => {}
+            Err(error) => return Err(store.explain("delete objects of the pool", error)),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
