@@ -271,7 +271,7 @@ pub(super) fn pool_removed(removed: &PoolRemoved) -> String {
 /// What restoring a pool came to.
 pub(super) fn pool_restored(restored: &PoolRestored) -> String {
     format!(
-        "pool {} is back, with {} volumes; serve it with: spindle serve\n",
+        "pool {} is back (volumes: {}); serve it with: spindle serve\n",
         restored.name, restored.volume_count
     )
 }
