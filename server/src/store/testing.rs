@@ -2,9 +2,9 @@
 
 use super::Store;
 use bytes::Bytes;
-use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -29,7 +29,8 @@ pub(crate) enum Fault {
     ListsNothing,
     /// Seeded: a create fails, with or without having had its effect.
     Ambiguous(u64),
-    /// Of all deletes the one with this number fails, counted from 0.
+    /// Of all deletions the one with this number fails, counted from 0; and listings go backwards,
+    /// as their order is no promise.
     RefusesDelete(u64),
 }
 
@@ -184,7 +185,12 @@ impl ObjectStore for FaultyStore {
         if self.fault == Fault::ListsNothing {
             return futures::stream::empty().boxed();
         }
-        self.inner.list(prefix)
+        let listed = self.inner.list(prefix);
+        if !matches!(self.fault, Fault::RefusesDelete(_)) {
+            return listed;
+        }
+        let all = listed.collect::<Vec<_>>();
+        all.map(|all| futures::stream::iter(all.into_iter().rev())).flatten_stream().boxed()
     }
 
     fn list_with_delimiter<'a, 'b, 'c>(
