@@ -180,6 +180,7 @@ fn purge_at(removed_at: u64, retention: Duration) -> u64 {
 /// Deletes everything, the manifest `newest` last.
 async fn delete_all(store: &Store, newest: u64, purged: &mut PoolPurged) -> Result<()> {
     let bulk = store.bulk();
+    store.clean_unfinished(tiering::segment::FOLDER);
     for folder in DATA_FOLDERS {
         delete_folder(store, &bulk, folder, None, purged).await?;
     }
