@@ -94,11 +94,15 @@ impl Files {
         };
         let written = self.write(&file, payload).and_then(|()| file.sync_all());
         drop(file);
-        let named = match written {
-            Ok(()) => std::fs::hard_link(&staged, &path)
-                .and_then(|()| path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())),
-            Err(error) => Err(error),
-        };
+        let sync_dir = || path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all());
+        let named = written.and_then(|()| match std::fs::hard_link(&staged, &path) {
+            // Perhaps by a put of ours whose name did not get to stable storage: whoever hears that
+            // the object is there relies on it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                sync_dir().and(Err(error))
+            }
+            linked => linked.and_then(|()| sync_dir()),
+        });
         let _ = std::fs::remove_file(&staged);
         match named {
             Ok(()) => {
