@@ -210,6 +210,13 @@ mod tests {
 
     const SECTORS: u64 = 40;
 
+    /// The daemon's memory budget counts on it (`server/src/config/budget.rs`).
+    #[test]
+    fn an_extent_is_small() {
+        let bytes = size_of::<u64>() + size_of::<Extent>();
+        assert!(bytes <= 104, "key and extent take {bytes} bytes");
+    }
+
     fn source(tag: u8, count: u64) -> Source {
         match tag % 5 {
             0 => Source::Zeroes { is_trim: true },

@@ -264,6 +264,7 @@ fn log_options(config: &Config) -> LogOptions {
         },
         algorithm: config.settings().encryption.cipher.algorithm(),
         payload_memory_bytes: config.budget().log_payload_bytes,
+        entry_count_max: config.budget().extent_count_max,
         generation_bytes_max: default.generation_bytes_max.min(log.size.0 / 8),
         ..default
     }
@@ -283,8 +284,10 @@ fn tier_options(
     options.zstd_level = settings.destage.compression_level;
     options.segment_bytes = bytes(settings.destage.segment_size.0);
     options.frames.memory_bytes = budget.memory_cache_bytes;
+    options.frames.stream_bytes = budget.stream_bytes;
     options.frames.cache = config.cache_dir().map(|dir| CacheOptions {
         index_bytes: budget.cache_index_bytes,
+        pending_bytes_max: budget.cache_pending_bytes,
         ..CacheOptions::new(dir, settings.cache.size.0)
     });
     options.map.page_cache_bytes = bytes(budget.map_cache_bytes);

@@ -37,6 +37,10 @@ pub const FOLDER: &str = "metadata";
 /// Chosen by hand: above what one window's operands take.
 const MEMTABLE_BYTES: usize = 16 << 20;
 
+/// What memtables take together, in bytes: one that is filled and one that is written out. More
+/// writes wait.
+pub const MEMTABLE_BYTES_MAX: u64 = 2 * MEMTABLE_BYTES as u64;
+
 /// Tables of level 0 before a commit waits for compaction. Chosen by hand: a minute of commits.
 const LEVEL_0_COUNT_MAX: usize = 64;
 
@@ -120,7 +124,7 @@ fn settings(options: &DatabaseOptions) -> Settings {
         // An outage of the store must not end the database.
         manifest_update_timeout: Duration::from_secs(365 * 24 * 3600),
         min_filter_keys: 64,
-        max_unflushed_bytes: 4 * MEMTABLE_BYTES,
+        max_unflushed_bytes: 2 * MEMTABLE_BYTES,
         l0_sst_size_bytes: MEMTABLE_BYTES,
         l0_max_ssts: LEVEL_0_COUNT_MAX,
         l0_max_ssts_per_key: LEVEL_0_COUNT_MAX,
