@@ -1,6 +1,7 @@
 //! Volumes that cannot be destaged: the others go on, nothing is lost, and what is behind is said.
 
 use super::*;
+use crate::destage::Aside;
 use object_store::{ObjectStoreExt, PutPayload};
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,0 +1,303 @@
+//! Volumes that are aside: behind the others in the store, because their data does not go into it.
+//! What the rest of the pool knows of them, and the rounds in which they are tried again.
+//!
+//! Invariants:
+//! - `is_any_aside` says whether the list has any: who reads or writes looks no further without.
+//! - What all of them have on this machine is bounded; a volume above its share refuses writes until
+//!   the store has taken enough of it.
+//! - Of a volume of which a side file is missing nothing is served, until it is brought back or
+//!   somebody gives up what it held.
+//! - Who waits for a round is answered by one that began after the call.
+
+use super::{Pool, Shared};
+use crate::destage::Aside;
+use crate::volume::Volume;
+use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use replication::MissingSide;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::Ordering;
+use tiering::Tier;
+
+/// What volumes that cannot be destaged may have in the ring and in side files together, in lengths
+/// of the ring. Chosen by hand: one ring that was full of it when it was found sick, which the side
+/// files must take so that the ring gets free, and one more to write over what is damaged.
+const ASIDE_RINGS: u64 = 2;
+
+/// Volumes that are behind the others in the store.
+#[derive(Default)]
+pub(super) struct AsideVolumes {
+    /// Why, and since which LSN.
+    pub(super) volumes: BTreeMap<VolumeId, (String, Lsn)>,
+    /// Those that have too much that only this machine holds.
+    refused: HashSet<VolumeId>,
+    /// Those of which a side file is not here: nothing is served of them.
+    closed: HashMap<VolumeId, Error>,
+    /// Those of the closed ones that are to go back to what the store has.
+    given_up: HashSet<VolumeId>,
+}
+
+impl AsideVolumes {
+    /// Why a volume that is aside is: a missing file comes before what was found when it was tried.
+    fn reason(&self, volume: VolumeId) -> String {
+        match self.closed.get(&volume) {
+            Some(error) => error.chain(),
+            None => self.volumes.get(&volume).map(|(why, _)| why.clone()).unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn first(&self) -> Option<(VolumeId, String)> {
+        self.volumes.keys().next().map(|volume| (*volume, self.reason(*volume)))
+    }
+}
+
+impl Shared {
+    /// A volume was found not to go into the store, from `since` on.
+    pub(crate) fn note_aside(&self, volume: VolumeId, since: Lsn, cause: &Error) {
+        let reason = cause.chain();
+        tracing::error!(
+            volume = volume.0,
+            since_lsn = since.0,
+            error = reason,
+            "a volume cannot be destaged; its newest writes stay on this machine, in side files \
+             beside the log, and are tried again; the other volumes go on"
+        );
+        self.aside.lock().volumes.insert(volume, (reason, since));
+        self.is_any_aside.store(true, Ordering::Release);
+    }
+
+    /// It still does not.
+    pub(crate) fn note_still_aside(&self, volume: VolumeId, cause: &Error) {
+        tracing::debug!(volume = volume.0, error = %cause.chain(), "still aside");
+        if let Some((reason, _)) = self.aside.lock().volumes.get_mut(&volume) {
+            *reason = cause.chain();
+        }
+    }
+
+    /// The store has it up to before `since`.
+    pub(crate) fn note_nearer(&self, volume: VolumeId, since: Lsn) {
+        tracing::debug!(volume = volume.0, since_lsn = since.0, "nearer to the others");
+        if let Some((_, behind)) = self.aside.lock().volumes.get_mut(&volume) {
+            *behind = since;
+        }
+    }
+
+    /// Somebody gave up what only missing side files of the volume held.
+    pub(crate) fn is_given_up(&self, volume: VolumeId) -> bool {
+        let aside = self.aside.lock();
+        aside.given_up.contains(&volume) && aside.closed.contains_key(&volume)
+    }
+
+    /// The store has all of the volume that it has of the others.
+    pub(crate) fn note_back(&self, volume: VolumeId) {
+        tracing::info!(volume = volume.0, "the volume can be destaged again");
+        let mut aside = self.aside.lock();
+        self.progress.lock().aside.remove(&volume.0);
+        aside.volumes.remove(&volume);
+        aside.closed.remove(&volume);
+        aside.given_up.remove(&volume);
+        if aside.refused.remove(&volume) {
+            self.log.refuse(volume, None);
+        }
+        self.is_any_aside.store(!aside.volumes.is_empty(), Ordering::Release);
+    }
+
+    pub(crate) fn is_any_aside(&self) -> bool {
+        self.is_any_aside.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_aside(&self, volume: VolumeId) -> bool {
+        self.is_any_aside() && self.aside.lock().volumes.contains_key(&volume)
+    }
+
+    pub(crate) fn asides(&self) -> Vec<VolumeId> {
+        self.aside.lock().volumes.keys().copied().collect()
+    }
+
+    /// Counts what volumes that are aside have here, and makes those refuse writes that have more
+    /// than their share of what all may have.
+    pub(crate) fn weigh_asides(&self) {
+        let mut aside = self.aside.lock();
+        if aside.volumes.is_empty() && self.progress.lock().aside.is_empty() {
+            return;
+        }
+        let status = self.log.status();
+        let bytes_max = status.ring_bytes * ASIDE_RINGS;
+        // Their index is in memory beside that of the log.
+        let extents_max = status.extent_count_max / 2;
+        let share = aside.volumes.len().max(1) as u64;
+        let weights: Vec<_> = aside
+            .volumes
+            .keys()
+            .map(|volume| (*volume, self.log.overlay().weight_of(*volume)))
+            .collect();
+        let bytes_of = |weight: &replication::VolumeWeight| weight.log_bytes + weight.side_bytes;
+        let bytes: u64 = weights.iter().map(|(_, weight)| bytes_of(weight)).sum();
+        let extents: u64 = weights.iter().map(|(_, weight)| weight.extent_count).sum();
+        let mut listed = BTreeMap::new();
+        for (volume, weight) in weights {
+            let is_too_much = (bytes > bytes_max && bytes_of(&weight) >= bytes_max / share)
+                || (extents > extents_max && weight.extent_count >= extents_max / share);
+            let since = aside.volumes[&volume].1;
+            let reason = aside.reason(volume);
+            if is_too_much != aside.refused.contains(&volume) {
+                self.set_refused(&mut aside, volume, is_too_much.then_some(&reason));
+            }
+            let entry = Aside {
+                since_lsn: since.0,
+                log_bytes: weight.log_bytes,
+                side_bytes: weight.side_bytes,
+                side_file_count: weight.side_file_count,
+                is_refusing_writes: is_too_much,
+                is_closed: aside.closed.contains_key(&volume),
+                reason,
+            };
+            listed.insert(volume.0, entry);
+        }
+        self.progress.lock().aside = listed;
+    }
+
+    fn set_refused(&self, aside: &mut AsideVolumes, volume: VolumeId, reason: Option<&String>) {
+        let error = reason.map(|reason| refusal(volume, reason));
+        match &error {
+            Some(error) => {
+                tracing::error!(volume = volume.0, error = %error.chain(), "writes are refused");
+                aside.refused.insert(volume);
+            }
+            None => {
+                tracing::info!(volume = volume.0, "writes are accepted again");
+                aside.refused.remove(&volume);
+            }
+        }
+        self.log.refuse(volume, error);
+    }
+
+    /// Fails for a volume of which nothing more can be kept.
+    pub(crate) fn check_not_refused(&self, volume: VolumeId) -> Result<()> {
+        if !self.is_any_aside() {
+            return Ok(());
+        }
+        let aside = self.aside.lock();
+        match (aside.refused.contains(&volume), aside.volumes.get(&volume)) {
+            (true, Some((reason, _))) => Err(refusal(volume, reason)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails for a volume of which a side file is missing.
+    pub(crate) fn check_open(&self, volume: VolumeId) -> Result<()> {
+        if !self.is_any_aside() {
+            return Ok(());
+        }
+        self.aside.lock().closed.get(&volume).cloned().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn is_late_wanted(&self) -> bool {
+        self.is_late_wanted.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn late_begins(&self) {
+        self.late_begun.fetch_add(1, Ordering::AcqRel);
+        self.is_late_wanted.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn late_ended(&self) {
+        self.late_ended.send_replace(self.late_begun.load(Ordering::Acquire));
+    }
+
+    /// Resolves when every volume that is aside was tried after this call.
+    pub(super) async fn try_late(&self) -> Result<()> {
+        let mut ended = self.late_ended.subscribe();
+        let begun = self.late_begun.load(Ordering::Acquire);
+        self.is_late_wanted.store(true, Ordering::Release);
+        self.wanted.notify_one();
+        let tried = ended.wait_for(|ended| *ended > begun || self.is_ending()).await;
+        self.check_serving()?;
+        match tried {
+            Ok(ended) if *ended > begun => Ok(()),
+            _ => Err(Error::new(ErrorKind::Unavailable, "wait for destage: the pool is closing")),
+        }
+    }
+
+    /// As [`Shared::wait_destaged`], for what one volume was answered. Fails while the store does not
+    /// hold it though it holds what came after.
+    pub(crate) async fn wait_destaged_of(&self, volume: VolumeId, lsn: Lsn) -> Result<()> {
+        self.wait_destaged(lsn).await?;
+        let aside = self.aside.lock();
+        match aside.volumes.get(&volume) {
+            Some((reason, since)) if *since <= lsn => {
+                let what = format!(
+                    "wait for destage: volume {volume} cannot be destaged, its writes since LSN \
+                     {since} are on this machine only: {reason}"
+                );
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Pool {
+    /// A volume of which a side file is missing goes back to what the store has.
+    pub(super) async fn give_up_writes(
+        &self,
+        volume: &Volume,
+        is_meant: bool,
+        closed: Error,
+    ) -> Result<()> {
+        let name = volume.record().name;
+        if !is_meant {
+            let what = format!(
+                "accept volume {name}: writes of it are missing. With --give-up-writes it goes back \
+                 to what the store has, and they are lost for good"
+            );
+            return Err(Error::with_source(ErrorKind::Invalid, what, closed));
+        }
+        let lsn = self.shared.log.flush().await?;
+        self.shared.wait_destaged(lsn).await?;
+        // What was in the ring is now in a side file here, above the one that is missing.
+        tracing::warn!(volume = %name, "goes back to what the store has: writes of it are given up");
+        {
+            let mut aside = self.shared.aside.lock();
+            // Somebody else may have done it since: a mark that stayed would cost writes later.
+            if !aside.closed.contains_key(&volume.id()) {
+                return Ok(());
+            }
+            aside.given_up.insert(volume.id());
+        }
+        self.shared.try_late().await?;
+        self.shared.check_open(volume.id())
+    }
+}
+
+fn refusal(volume: VolumeId, reason: &str) -> Error {
+    let what = format!(
+        "change volume {volume}: it cannot be destaged, and this machine holds as much of it as it \
+         may: {reason}"
+    );
+    Error::new(ErrorKind::Unavailable, what)
+}
+
+/// Volumes of which the metadata names side files: those of which one is missing are closed.
+pub(super) fn asides_at_start(tier: &Tier, missing: &[MissingSide]) -> AsideVolumes {
+    let mut aside = AsideVolumes::default();
+    for (volume, files) in tier.asides() {
+        let since = files.first().map_or(Lsn::NONE, |file| file.first_lsn);
+        let last = files.last().map_or(Lsn::NONE, |file| file.last_lsn);
+        let reason = "not tried since the start".to_owned();
+        aside.volumes.insert(volume, (reason, since));
+        let Some(side) = missing.iter().find(|side| side.volume == volume) else { continue };
+        let what = format!(
+            "open volume {volume}: its writes from LSN {since} to {last} are only in side files \
+             beside the write log of the machine that wrote them, and {} is not whole here ({}). \
+             Bring it back from that machine (there it is in DIR/log or DIR/log.overtaken-…) and \
+             restart. Or go back to what the store has, without these writes, with `spindle volume \
+             accept --give-up-writes`; or remove the volume with `spindle volume rm --now`",
+            side.path.display(),
+            side.why
+        );
+        let error = Error::new(ErrorKind::Corrupt, what);
+        tracing::error!(volume = volume.0, error = %error.chain(), "a volume is not served");
+        aside.closed.insert(volume, error);
+    }
+    aside
+}

@@ -1,0 +1,185 @@
+//! What the volumes and the background jobs of a pool share: its log, its tier, how far the store
+//! is, and why nothing is served any more.
+//!
+//! Invariants:
+//! - Once something final happened, every check and every wait fails with its first reason, and the
+//!   log takes nothing more.
+//! - Who waits for the store is woken by progress, by what is final, and by the pool's closing.
+//! - There is one change lock a volume, the same one for every holder.
+
+use super::aside::{AsideVolumes, asides_at_start};
+use crate::destage::DestageProgress;
+use crate::record::VolumeRecord;
+use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use parking_lot::Mutex;
+use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use tiering::Tier;
+use tokio::sync::{Notify, RwLock, watch};
+
+/// What volumes and the destage job share.
+pub(crate) struct Shared {
+    pub(crate) log: Log,
+    pub(crate) tier: Tier,
+    /// Why nothing is served any more, once something final happened.
+    pub(super) fatal: OnceLock<Error>,
+    /// The pool is being closed: nobody waits for the store any more.
+    is_closing: AtomicBool,
+    /// Highest LSN that somebody waits for in the store.
+    wanted_lsn: AtomicU64,
+    pub(crate) wanted: Notify,
+    pub(crate) destaged: watch::Sender<Lsn>,
+    pub(crate) progress: Mutex<DestageProgress>,
+    /// One lock a volume, shared by its changes, alone for what must not be interleaved with any.
+    change_locks: Mutex<HashMap<VolumeId, Arc<RwLock<()>>>>,
+    pub(super) aside: Mutex<AsideVolumes>,
+    /// Some volume is aside: only then is the list looked at.
+    pub(super) is_any_aside: AtomicBool,
+    pub(super) is_late_wanted: AtomicBool,
+    /// Rounds in which volumes that are aside were tried again: begun, and ended.
+    pub(super) late_begun: AtomicU64,
+    pub(super) late_ended: watch::Sender<u64>,
+    /// The step at which a test ends the pool.
+    #[cfg(test)]
+    pub(super) ends_at: Mutex<Option<&'static str>>,
+    /// Of this volume no side file can be written, as on a full disk.
+    #[cfg(test)]
+    pub(super) side_fails_of: Mutex<Option<VolumeId>>,
+}
+
+impl Shared {
+    /// Of an opened log and tier, with volumes of which a side file is `missing`.
+    pub(super) fn new(log: Log, tier: Tier, missing: &[MissingSide]) -> Shared {
+        let destaged = watch::Sender::new(tier.destaged_lsn());
+        let aside = asides_at_start(&tier, missing);
+        Shared {
+            change_locks: Mutex::default(),
+            is_any_aside: AtomicBool::new(!aside.volumes.is_empty()),
+            aside: Mutex::new(aside),
+            is_late_wanted: AtomicBool::new(false),
+            late_begun: AtomicU64::new(0),
+            late_ended: watch::Sender::new(0),
+            #[cfg(test)]
+            ends_at: Mutex::default(),
+            #[cfg(test)]
+            side_fails_of: Mutex::default(),
+            log,
+            tier,
+            fatal: OnceLock::new(),
+            is_closing: AtomicBool::new(false),
+            wanted_lsn: AtomicU64::new(0),
+            wanted: Notify::new(),
+            destaged,
+            progress: Mutex::default(),
+        }
+    }
+
+    /// Makes a volume's record durable in the log.
+    pub(crate) async fn log_record(&self, record: &VolumeRecord) -> Result<()> {
+        self.log.append(record_entry(record), Wait::Durable).await.map(drop)
+    }
+
+    /// The volume's lock; the same one for every holder.
+    pub(crate) fn change_lock(&self, volume: VolumeId) -> Arc<RwLock<()>> {
+        self.change_locks.lock().entry(volume).or_default().clone()
+    }
+
+    /// A test may end the pool between any two steps.
+    #[cfg(test)]
+    pub(crate) fn pass(&self, name: &'static str) -> Result<()> {
+        if *self.ends_at.lock() != Some(name) {
+            return Ok(());
+        }
+        let error = Error::new(ErrorKind::Io, format!("ended by the test at {name}"));
+        self.fail(error.clone());
+        Err(error)
+    }
+
+    /// See [`crate::destage`].
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps)]
+    pub(crate) fn pass(&self, _name: &'static str) -> Result<()> {
+        Ok(())
+    }
+
+    /// A test may keep side files from being written.
+    #[cfg(test)]
+    pub(crate) fn check_side(&self, volume: VolumeId) -> Result<()> {
+        match *self.side_fails_of.lock() == Some(volume) {
+            true => Err(Error::new(ErrorKind::Io, "no space for it")),
+            false => Ok(()),
+        }
+    }
+
+    /// See [`crate::destage`].
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps)]
+    pub(crate) fn check_side(&self, _volume: VolumeId) -> Result<()> {
+        Ok(())
+    }
+
+    /// Fails once the pool is fenced or its log has failed.
+    pub(crate) fn check_serving(&self) -> Result<()> {
+        self.fatal.get().cloned().map_or(Ok(()), Err)
+    }
+
+    /// Resolves when the object store holds everything up to `lsn`.
+    pub(crate) async fn wait_destaged(&self, lsn: Lsn) -> Result<()> {
+        let mut destaged = self.destaged.subscribe();
+        if *destaged.borrow() >= lsn {
+            return self.check_serving();
+        }
+        self.wanted_lsn.fetch_max(lsn.0, Ordering::AcqRel);
+        self.wanted.notify_one();
+        let reached = destaged.wait_for(|destaged| *destaged >= lsn || self.is_ending()).await;
+        self.check_serving()?;
+        match reached {
+            Ok(destaged) if *destaged >= lsn => Ok(()),
+            _ => Err(Error::new(ErrorKind::Unavailable, "wait for destage: the pool is closing")),
+        }
+    }
+
+    /// Somebody waits for data that is not in the store yet.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted_lsn.load(Ordering::Acquire) > self.destaged.borrow().0
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.fatal.get().is_some()
+    }
+
+    /// What is waited for does not come any more.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_stopped() || self.is_closing.load(Ordering::Acquire)
+    }
+
+    /// Ends every wait for the store, now and later.
+    pub(super) fn begin_closing(&self) {
+        self.is_closing.store(true, Ordering::Release);
+        self.destaged.send_modify(|_| ());
+        self.late_ended.send_modify(|_| ());
+    }
+
+    /// Stops acknowledging: another epoch owns the pool, or the log cannot be trusted.
+    pub(crate) fn fail(&self, error: Error) {
+        tracing::error!(error = %error.chain(), "pool stopped; restart spindle once the cause is gone");
+        // First, so that no read starts any more; a second reason changes nothing.
+        let _ = self.fatal.set(error.clone());
+        self.log.fail(error);
+        // Wakes everybody who waits for progress that will not come.
+        self.destaged.send_modify(|_| ());
+        self.late_ended.send_modify(|_| ());
+    }
+}
+
+fn record_entry(record: &VolumeRecord) -> NewEntry {
+    NewEntry {
+        volume: VolumeId(record.id),
+        kind: EntryKind::VolumeRecord,
+        start_sector: 0,
+        sector_count: 0,
+        payload: record.encode(),
+    }
+}
