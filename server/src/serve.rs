@@ -1,33 +1,34 @@
-//! Opening and closing a pool, and serving it until told to stop.
+//! Serving a pool until told to stop, and closing it. How it is opened is in `opening`.
 //!
 //! Invariants:
-//! - Order of opening: directory lock, store, keys, ownership, metadata, log. Each step refuses
-//!   before the next one changes anything.
-//! - A log that another owner has overtaken is never replayed: it is set aside, whole.
 //! - Order of closing: front ends, destage, log, metadata, ownership. Only a pool of which the
 //!   store holds everything is released: another machine may then open it without being asked
 //!   whether it wants to lose something.
 
+mod opening;
+
+pub(crate) use opening::check_store_dir_exists;
+#[cfg(test)]
+pub(crate) use opening::sides_wanted;
+pub use opening::{Opening, open};
+
 use crate::admin::{AdminHandler, AdminServer, FsckInfo};
-use crate::config::{Config, LogIo, budget};
-use crate::destage::DestageOptions;
+use crate::config::{Config, budget};
 use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
 use crate::keys::KeyRing;
-use crate::manifest::{NodeDir, Ownership, Terms};
-use crate::pool::{Pool, StepBack};
+use crate::manifest::{NodeDir, Ownership};
+use crate::pool::Pool;
 use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
-use block::{Epoch, Error, ErrorKind, Lsn, Result};
+use block::{Epoch, Error, ErrorKind, Result};
 use nbd::{Access, Listener, Server, ServerOptions, TlsMode, TlsOptions};
-use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted};
+use opening::tier_options;
 use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tiering::cache::CacheOptions;
-use tiering::{AsideFile, FsckOptions, FsckReport, OwnerCheck, Tier, TierOptions};
+use tiering::{FsckOptions, FsckReport, Tier};
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -54,352 +55,6 @@ pub struct OpenPool {
     /// Since when the store does not say who owns the pool, and what it said last.
     pub(crate) no_contact: parking_lot::Mutex<Option<(Instant, String)>>,
     _node: NodeDir,
-}
-
-/// What may be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening {
-    /// A pool that exists. Where there is none, nothing is made or written.
-    Existing,
-    /// As `Existing`, but one that was removed, which is in use again then.
-    Removed,
-    /// One is made on first use.
-    OrNew,
-    /// As `OrNew`, and it is taken from the node that has it open.
-    TakeOver,
-}
-
-impl Opening {
-    fn makes_none(self) -> bool {
-        matches!(self, Opening::Existing | Opening::Removed)
-    }
-}
-
-/// Opens the configured pool.
-///
-/// # Errors
-/// Those of each step, saying what to do.
-pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
-    raise_open_files();
-    keep_pages_small();
-    let dir = config.dir();
-    if opening.makes_none() {
-        check_dir_exists(config)?;
-        check_store_dir_exists(config)?;
-    }
-    let open_store = || Store::open(config.store_url(), &StoreOptions::default());
-    if opening.makes_none() && !KeyRing::exists(&open_store()?).await? {
-        return Err(no_pool(config, "there is no pool"));
-    }
-    let node = NodeDir::open(dir)?;
-    if let Some(pool) = node.pool() {
-        // Before the probe and all else that writes: it may be a wrong or an emptied bucket.
-        let is_there = store_dir_exists(config)?;
-        if !is_there || !KeyRing::exists_or_refuse(&open_store()?).await? {
-            return Err(other_store(config, pool));
-        }
-    }
-    let store = open_store()?;
-    store.probe().await?;
-    let keys = match opening {
-        Opening::Existing | Opening::Removed => KeyRing::open(&store, &config.key_source()).await?,
-        Opening::OrNew | Opening::TakeOver => {
-            KeyRing::open_or_create(&store, &config.key_source()).await?
-        }
-    };
-    let retention = config.settings().deleted_retention.duration();
-    let terms = Terms {
-        take_over: opening == Opening::TakeOver,
-        restores: opening == Opening::Removed,
-        retention,
-    };
-    let key = keys.newest().key.clone();
-    let name = &config.settings().name;
-    let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, terms).await?;
-    let pool = keys.pool().into_bytes();
-    let mut options = tier_options(config, &store, keys.pool(), &key, ownership.epoch());
-    options.background = Some(crate::background::lane()?);
-    warn_of_small_index(config);
-    let owner = ownership.clone();
-    options.owner_check = Some(OwnerCheck::new(move || {
-        let owner = owner.clone();
-        Box::pin(async move { owner.check().await })
-    }));
-    let tier = Tier::open(options).await?;
-    let log_dir = dir.join("log");
-    set_aside_if_overtaken(&log_dir, &ownership)?;
-    check_log_is_there(dir, &log_dir, &ownership, tier.destaged_lsn())?;
-    let identity =
-        LogIdentity { pool, epoch: ownership.epoch(), boot_id: LogIdentity::kernel_boot_id()? };
-    let (options, destaged) = (log_options(config), tier.destaged_lsn());
-    let log_key = key.clone();
-    let sides = sides_wanted(&tier);
-    let opened = tokio::task::spawn_blocking(move || {
-        Log::open_with_sides(&log_dir, identity, log_key, options, destaged, &sides)
-    });
-    let (log, recovery) = opened
-        .await
-        .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))??;
-    ownership.settle(&node)?;
-    store.clean_unfinished(tiering::segment::FOLDER);
-    mark_log_made(dir)?;
-    report_recovery(&recovery);
-    let destage = DestageOptions {
-        max_age: config.settings().destage.max_age.duration(),
-        ..DestageOptions::default()
-    };
-    let pool = Pool::start(log, tier, destage, retention, &recovery.missing_sides)?;
-    if ownership.is_forced() {
-        pool.note_step_back(StepBack::TakeOver).await?;
-    } else if !recovery.is_tail_proven {
-        pool.note_step_back(StepBack::Reboot).await?;
-    }
-    let open = OpenPool {
-        pool,
-        keys: tokio::sync::Mutex::new(keys),
-        ownership,
-        config: config.clone(),
-        recovery,
-        no_contact: parking_lot::Mutex::default(),
-        _node: node,
-    };
-    Ok(open)
-}
-
-fn warn_of_small_index(config: &Config) {
-    let budget = config.budget();
-    if config.cache_dir().is_some() && budget.cache_index_bytes < budget.cache_index_wanted_bytes {
-        tracing::warn!(
-            cache = %config.settings().cache.size,
-            index_bytes = budget.cache_index_bytes,
-            wanted_bytes = budget.cache_index_wanted_bytes,
-            "memory is too small to index all of the read cache: small blocks may leave parts of it \
-             unused"
-        );
-    }
-}
-
-/// Memory in use is to be memory that is needed: buffers come and go, and with huge pages each that is
-/// still touched a little counts as 2 MiB. Measured with 75 s of random writes and a budget of
-/// 448 MiB: 305 MiB at most instead of 478, 196 MiB at rest instead of 440, no slower.
-fn keep_pages_small() {
-    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
-        tracing::debug!(%error, "huge pages stay as the system has them");
-    }
-}
-
-/// Asks for as many open files as the system allows: connections, files of the log, and side files
-/// must not run out of them at the same time.
-fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    if let Err(error) = raised {
-        tracing::warn!(%error, current = ?limit.current, "the limit of open files stays as it is");
-    }
-}
-
-fn no_pool(config: &Config, why: &str) -> Error {
-    let what = format!(
-        "open the pool of {} in {}: {why}. Check --dir, --store and the configuration; to make a \
-         pool, run `spindle serve` or `spindle volume create` there",
-        config.dir().display(),
-        config.store_url()
-    );
-    Error::new(ErrorKind::NotFound, what)
-}
-
-/// This directory knows of a pool that the store knows nothing of.
-fn other_store(config: &Config, pool: Uuid) -> Error {
-    let what = format!(
-        "directory {} belongs to pool {pool}, but store {} holds no pool: it is another one, or was \
-         emptied, and nothing was written there. Use the right --store, bring the objects back, or, \
-         for a new pool, use another --dir",
-        config.dir().display(),
-        config.store_url()
-    );
-    Error::new(ErrorKind::NotFound, what)
-}
-
-fn check_dir_exists(config: &Config) -> Result<()> {
-    match config.dir().is_dir() {
-        true => Ok(()),
-        false => Err(no_pool(config, "the directory does not exist")),
-    }
-}
-
-/// Opening a store in a directory would make the directory.
-pub(crate) fn check_store_dir_exists(config: &Config) -> Result<()> {
-    match store_dir_exists(config)? {
-        true => Ok(()),
-        false => Err(no_pool(config, "the store does not exist")),
-    }
-}
-
-fn store_dir_exists(config: &Config) -> Result<bool> {
-    Ok(Store::dir_of(config.store_url())?.is_none_or(|dir| dir.is_dir()))
-}
-
-/// The side files that the metadata names, in the words of the log.
-pub(crate) fn sides_wanted(tier: &Tier) -> SidesWanted {
-    let file = |file: AsideFile| SideFileId {
-        first_lsn: file.first_lsn,
-        last_lsn: file.last_lsn,
-        id: file.id,
-    };
-    let asides = tier.asides().into_iter();
-    asides.map(|(volume, files)| (volume, files.into_iter().map(file).collect())).collect()
-}
-
-fn log_options(config: &Config) -> LogOptions {
-    let log = &config.settings().log;
-    let default = LogOptions::default();
-    LogOptions {
-        ring_bytes: log.size.0,
-        file_bytes: log.file_size.0,
-        io_mode: match log.io {
-            LogIo::Auto => IoMode::default(),
-            LogIo::Buffered => IoMode::Buffered,
-            LogIo::Direct => IoMode::Direct,
-        },
-        algorithm: config.settings().encryption.cipher.algorithm(),
-        payload_memory_bytes: config.budget().log_payload_bytes,
-        entry_count_max: config.budget().extent_count_max,
-        generation_bytes_max: default.generation_bytes_max.min(log.size.0 / 8),
-        ..default
-    }
-}
-
-fn tier_options(
-    config: &Config,
-    store: &Store,
-    pool: Uuid,
-    key: &PoolKey,
-    epoch: Epoch,
-) -> TierOptions {
-    let (settings, budget) = (config.settings(), config.budget());
-    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-    let mut options = TierOptions::new(store.bulk(), pool.into_bytes(), key.clone(), epoch);
-    options.algorithm = settings.encryption.cipher.algorithm();
-    options.zstd_level = settings.destage.compression_level;
-    options.segment_bytes = bytes(settings.destage.segment_size.0);
-    options.frames.memory_bytes = budget.memory_cache_bytes;
-    options.frames.stream_bytes = budget.stream_bytes;
-    options.frames.cache = config.cache_dir().map(|dir| CacheOptions {
-        index_bytes: budget.cache_index_bytes,
-        pending_bytes_max: budget.cache_pending_bytes,
-        ..CacheOptions::new(dir, settings.cache.size.0)
-    });
-    options.map.page_cache_bytes = bytes(budget.map_cache_bytes);
-    options.database.cache_bytes = budget.metadata_cache_bytes;
-    options.database.has_conditional_update = store.local_dir().is_none();
-    options
-}
-
-/// Reports what the log had for us; the numbers are also in the status.
-fn report_recovery(recovery: &replication::Recovery) {
-    tracing::info!(
-        entry_count = recovery.entry_count,
-        last_lsn = recovery.last_lsn.0,
-        was_clean = recovery.was_clean,
-        "write log opened"
-    );
-    if !recovery.is_tail_proven {
-        tracing::warn!(
-            reason = recovery.lost_reason.as_deref().unwrap_or("unknown"),
-            "the machine stopped while writes were answered ahead of stable storage: some that \
-             were answered but never flushed may be gone"
-        );
-    }
-}
-
-/// Moves a log that this directory may not replay out of the way.
-fn set_aside_if_overtaken(log_dir: &Path, ownership: &Ownership) -> Result<()> {
-    let Some(log) = replication::summarize(log_dir)? else { return Ok(()) };
-    if ownership.may_replay(log.epoch) {
-        return Ok(());
-    }
-    // Before the log goes, so that a crash in between is not taken for a lost log.
-    let mark = log_dir.with_file_name(LOG_MADE);
-    match std::fs::remove_file(&mark) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            let what = format!("remove {}", mark.display());
-            return Err(Error::with_source(ErrorKind::Io, what, error));
-        }
-        _ => {}
-    }
-    let aside = free_name(log_dir, log.epoch.0);
-    std::fs::rename(log_dir, &aside).map_err(|error| {
-        Error::with_source(ErrorKind::Io, format!("set aside {}", log_dir.display()), error)
-    })?;
-    let only_here_count = log.last_lsn.0.saturating_sub(log.destaged_lsn.0);
-    if only_here_count == 0 && log.side_file_count == 0 {
-        // Everything in it reached the store before the pool moved on.
-        return std::fs::remove_dir_all(&aside).map_err(|error| {
-            Error::with_source(ErrorKind::Io, format!("remove {}", aside.display()), error)
-        });
-    }
-    tracing::error!(
-        log_epoch = log.epoch.0,
-        only_here_count,
-        side_file_count = log.side_file_count,
-        kept_at = %aside.display(),
-        "another node has owned the pool since this directory's log was written; the log is kept \
-         and not replayed: the writes that it alone holds are not part of the pool"
-    );
-    Ok(())
-}
-
-fn free_name(log_dir: &Path, epoch: u64) -> PathBuf {
-    (0..)
-        .map(|count| match count {
-            0 => log_dir.with_file_name(format!("log.overtaken-{epoch}")),
-            _ => log_dir.with_file_name(format!("log.overtaken-{epoch}-{count}")),
-        })
-        .find(|path| !path.exists())
-        .expect("some name is free")
-}
-
-const LOG_MADE: &str = "log.made";
-
-/// A log that was here and is gone held acknowledged writes unless the pool was released.
-fn check_log_is_there(
-    dir: &Path,
-    log_dir: &Path,
-    ownership: &Ownership,
-    destaged: Lsn,
-) -> Result<()> {
-    let was_made = dir.join(LOG_MADE).exists();
-    let is_ours = ownership.previous().is_some_and(|previous| {
-        !previous.is_released && ownership.manifest().owner_since_epoch <= previous.epoch
-    });
-    // Whatever else lies there (a lock, a lost+found): without a ring file there is no log.
-    let has_ring = std::fs::read_dir(log_dir).is_ok_and(|entries| {
-        entries.flatten().any(|entry| entry.path().extension().is_some_and(|kind| kind == "log"))
-    });
-    if was_made && is_ours && !has_ring {
-        let what = format!(
-            "open the write log: {} holds no log, but this directory had a log when the pool was last \
-             open and the pool was not closed in order; writes after LSN {destaged} are in that \
-             log only. Bring it back; or, to go on without them, delete {}",
-            log_dir.display(),
-            dir.join(LOG_MADE).display()
-        );
-        return Err(Error::new(ErrorKind::Corrupt, what));
-    }
-    Ok(())
-}
-
-fn mark_log_made(dir: &Path) -> Result<()> {
-    let path = dir.join(LOG_MADE);
-    let failed =
-        |error| Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error);
-    if path.exists() {
-        return Ok(());
-    }
-    let file = std::fs::File::create(&path).map_err(failed)?;
-    file.sync_all().map_err(failed)?;
-    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)
 }
 
 impl OpenPool {
@@ -854,19 +509,5 @@ async fn purge_removed(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
             Ok(count) => tracing::info!(count, "purged removed volumes"),
             Err(error) => tracing::warn!(error = %error.chain(), "removed volumes were not purged"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn huge_pages_are_off_in_a_process_that_opens_pools() {
-        keep_pages_small();
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        // Kernels before 5.0 do not say.
-        let said = status.lines().find(|line| line.starts_with("THP_enabled:"));
-        assert!(said.is_none_or(|line| line.ends_with('0')), "{said:?}");
     }
 }
