@@ -1,0 +1,217 @@
+//! A store that fails, hands over bad bytes, or is away: what passes is waited out, and what an upload
+//! leaves behind is deleted.
+
+use super::*;
+use crate::testing::Fault;
+
+#[test]
+fn transient_and_ambiguous_failures_are_waited_out() {
+    for seed in seeds(1) {
+        println!("SEED={seed}");
+        runtime().block_on(async {
+            let store = Arc::new(FaultStore::default());
+            let mut world = World::new(seed);
+            let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+            for _ in 0..3 {
+                let made = world.window(40);
+                store.make_ambiguous(Op::Put, 2);
+                store.fail_next(Op::Get, 1);
+                tier.destage(made.window, &Payloads).await.unwrap();
+                assert_eq!(tier.status().upload_failure, None, "found to have arrived");
+                world.model = made.after;
+                store.fail_next(Op::Put, 2);
+                let made = world.window(40);
+                tier.destage(made.window, &Payloads).await.unwrap();
+                world.model = made.after;
+            }
+            assert!(tier.status().upload_retry_count > 0);
+            check_all(&tier, &world.model).await;
+            check_fsck(&tier).await;
+            tier.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_upload_that_fails_shows_why_until_one_succeeds() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let mut world = World::new(7);
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let made = world.window(40);
+        store.set_away(true);
+        let destage = {
+            let tier = tier.clone();
+            tokio::spawn(async move { tier.destage(made.window, &Payloads).await })
+        };
+        let failing = async {
+            loop {
+                match tier.status().upload_failure {
+                    Some(failure) => return failure,
+                    None => tokio::time::sleep(Duration::from_millis(2)).await,
+                }
+            }
+        };
+        let failure = tokio::time::timeout(Duration::from_secs(30), failing).await.unwrap();
+        assert!(!failure.error.is_empty() && failure.age <= failure.lasts, "{failure:?}");
+        store.set_away(false);
+        destage.await.unwrap().unwrap();
+        assert_eq!(tier.status().upload_failure, None);
+        tier.close().await.unwrap();
+    });
+}
+
+fn window_of(lsn: u64, start: u64, bytes: Vec<u8>) -> Window<Bytes> {
+    let extent = WindowExtent {
+        start_sector: start,
+        sector_count: bytes.len() as u64 / SECTOR_BYTES,
+        content: ExtentContent::Data(bytes.into()),
+    };
+    Window {
+        last_lsn: Lsn(lsn),
+        volume_records: Vec::new(),
+        volumes: vec![(VolumeId(1), vec![extent])],
+        asides: Vec::new(),
+        is_late: false,
+    }
+}
+
+#[test]
+fn a_destage_gets_over_bad_transfers_of_what_it_reads() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let mut uncached = options(store.clone(), 1);
+        uncached.frames.memory_bytes = 0;
+        uncached.frames.stream_bytes = 0;
+        let tier = Tier::open(uncached).await.unwrap();
+        tier.destage(window_of(1, 0, vec![1; 8192]), &Payloads).await.unwrap();
+        // One sector of an old block: the rest of it is read from the store.
+        for (lsn, fault) in [(2, Fault::Flipped), (3, Fault::Short)] {
+            store.inject(Op::Get, "segments", 1, fault);
+            let window = window_of(lsn, lsn, vec![lsn as u8; SECTOR]);
+            let report = tier.destage(window, &Payloads).await.unwrap();
+            assert_eq!((report.merged_block_count, store.clear_injected()), (1, 0));
+        }
+        assert_eq!(tier.status().frames.store_refetch_count, 1);
+        // An upload whose answer was lost is compared with what is there.
+        for fault in [Fault::Flipped, Fault::Short] {
+            store.make_ambiguous(Op::Put, 1);
+            store.inject(Op::Get, "segments", 1, fault);
+            let lsn = tier.destaged_lsn().0 + 1;
+            tier.destage(window_of(lsn, 64, vec![9; 4096]), &Payloads).await.unwrap();
+            assert_eq!(store.clear_injected(), 0);
+        }
+        let mut buf = vec![0; 5 * SECTOR];
+        tier.read(VolumeId(1), 0, &mut buf).await.unwrap();
+        let first: Vec<u8> = buf.iter().step_by(SECTOR).copied().collect();
+        assert_eq!(first, [1, 1, 2, 3, 1]);
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_window_given_twice_or_cancelled_is_destaged_once() {
+    for seed in seeds(2) {
+        println!("SEED={seed}");
+        runtime().block_on(async {
+            let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+            let store = Arc::new(FaultStore::new(shared));
+            let mut world = World::new(seed);
+            let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+            store.set_delay(Duration::from_millis(2));
+            let mut cancelled_count = 0;
+            for round in 0..10u64 {
+                let made = world.window(30);
+                let patience = Duration::from_millis(round * 3);
+                let first =
+                    tokio::time::timeout(patience, tier.destage(made.window.clone(), &Payloads));
+                if first.await.is_err() {
+                    cancelled_count += 1;
+                    tier.destage(made.window.clone(), &Payloads).await.unwrap();
+                }
+                let again = tier.destage(made.window, &Payloads).await.unwrap();
+                assert!(again.was_done);
+                world.model = made.after;
+            }
+            assert!(cancelled_count > 2, "{cancelled_count} cancelled");
+            check_all(&tier, &world.model).await;
+            check_fsck(&tier).await;
+            sweep_all_abandoned(&tier).await;
+            let segments = check_fsck(&tier).await.segment_count;
+            let found = tier.sweep_orphans().await.unwrap();
+            assert_eq!(found.object_count, segments, "nothing but named segments is left");
+            check_all(&tier, &world.model).await;
+            tier.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let mut world = World::new(1);
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let made = world.window(30);
+        // Uploaded, and never committed: the source fails at the last volume.
+        let mut broken = made.window.clone();
+        let (volume, extents) = broken.volumes.last().unwrap().clone();
+        let short = WindowExtent {
+            start_sector: 4096,
+            sector_count: 8,
+            content: ExtentContent::Data(Bytes::from_static(b"short")),
+        };
+        broken.volumes = vec![(volume, extents), (VolumeId(99), vec![short])];
+        tier.destage(broken, &Payloads).await.unwrap_err();
+        tier.destage(made.window, &Payloads).await.unwrap();
+        // An upload that a failed commit has left may turn out to be committed.
+        let named = tier.inner.map.segments_after(0, 1).await.unwrap()[0].0.info.object_path();
+        tier.inner.orphans.abandon(vec![named.clone()]);
+        let id = "00112233445566778899aabbccddeeff";
+        let extra = Path::from(format!("segments/{:016x}/{:016x}-{id}", 1, 77_000));
+        store.put(&extra, "abandoned".into()).await.unwrap();
+        tier.inner.orphans.abandon(vec![extra.clone()]);
+        let waiting = tier.status().abandoned_count;
+        assert!(waiting >= 3, "{waiting}");
+
+        store.fail_next(Op::Delete, 1);
+        let error = tier.sweep_abandoned().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert_eq!(tier.status().abandoned_count, waiting, "what was not deleted stays listed");
+        assert_eq!(sweep_all_abandoned(&tier).await, waiting - 1);
+        assert!(store.get(&extra).await.is_err());
+        store.get(&named).await.unwrap();
+        check_all(&tier, &made.after).await;
+        let segments = check_fsck(&tier).await.segment_count;
+        assert_eq!(tier.sweep_orphans().await.unwrap().object_count, segments);
+
+        // Beyond its bound the list forgets the oldest; a sweep is a bounded number of requests.
+        let path =
+            |number: u64| Path::from(format!("segments/{:016x}/{:016x}-{id}", 1, 1000 + number));
+        tier.inner.orphans.abandon((0..5000).map(path).collect());
+        assert_eq!(tier.status().abandoned_count, 4096);
+        store.put(&path(4999), "newest".into()).await.unwrap();
+        let swept = tier.sweep_abandoned().await.unwrap();
+        assert_eq!((swept.object_count, tier.status().abandoned_count), (32, 4064));
+        sweep_all_abandoned(&tier).await;
+        assert!(store.get(&path(4999)).await.is_err());
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_store_that_is_away_at_the_start_is_an_error_in_time() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        store.set_away(true);
+        let error = Tier::open(options(store.clone(), 1)).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        store.set_away(false);
+        store.go_away_after(3);
+        let mut impatient = options(store, 1);
+        impatient.open_timeout = Duration::from_millis(300);
+        let error = Tier::open(impatient).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+    });
+}

@@ -1,0 +1,223 @@
+//! What a window does to a volume: beside reads, of any size, in any order of late ones.
+
+use super::*;
+use std::time::Instant;
+
+/// Reads at random until told to stop. As with the overlay in front, what a window in flight holds
+/// may come from either side of it. Returns how many reads could be checked.
+async fn read_beside(
+    tier: Tier,
+    between: Arc<parking_lot::Mutex<Between>>,
+    stop: Arc<AtomicBool>,
+    mut rng: Rng,
+) -> u64 {
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let volume = 1 + rng.below(2) as u32;
+        let offset = ZONES[rng.below(2) as usize] + rng.below(ZONE_BYTES);
+        let mut buf = vec![0xaa; 1 + rng.below(40_000) as usize];
+        let before = between.lock().settled.clone();
+        tier.read(VolumeId(volume), offset, &mut buf).await.unwrap();
+        let after = between.lock().begun.clone();
+        if after.0 > before.0 + 1 {
+            tokio::task::yield_now().await;
+            continue; // it lasted longer than a window
+        }
+        let before = expected(&before.1, volume, offset, buf.len());
+        let after = expected(&after.1, volume, offset, buf.len());
+        for at in 0..buf.len() {
+            let is_right = buf[at] == before[at] || buf[at] == after[at];
+            assert!(is_right, "volume {volume}, byte {}", offset + at as u64);
+        }
+        count += 1;
+        tokio::time::sleep(Duration::from_micros(300)).await; // a hit in memory never waits
+    }
+    count
+}
+
+#[test]
+fn reads_beside_a_destage_see_each_block_before_or_after_it() {
+    for seed in seeds(2) {
+        println!("SEED={seed}");
+        runtime().block_on(async {
+            let store = Arc::new(FaultStore::default());
+            let mut small = options(store.clone(), 1);
+            small.map.page_cache_bytes = 48 << 10; // pages come and go
+            let tier = Tier::open(small).await.unwrap();
+            store.set_delay(Duration::from_micros(200));
+            let mut world = World::new(seed);
+            let empty = (0, Arc::new(Model::new()));
+            let between = Between { settled: empty.clone(), begun: empty };
+            let between = Arc::new(parking_lot::Mutex::new(between));
+            let stop = Arc::new(AtomicBool::new(false));
+            let reader = |number: u64| {
+                let rng = Rng::new(seed * 100 + number);
+                tokio::spawn(read_beside(tier.clone(), between.clone(), stop.clone(), rng))
+            };
+            let readers = [reader(0), reader(1), reader(2)];
+            for number in 1..=25 {
+                let made = world.window(6);
+                let after = (number, Arc::new(made.after.clone()));
+                between.lock().begun = after.clone();
+                tier.destage(made.window, &Payloads).await.unwrap();
+                tier.step(1).await.unwrap();
+                between.lock().settled = after;
+                world.model = made.after;
+            }
+            stop.store(true, Ordering::Relaxed);
+            let mut read_count = 0;
+            for reader in readers {
+                read_count += reader.await.unwrap();
+            }
+            assert!(read_count > 50, "{read_count} reads");
+            check_all(&tier, &world.model).await;
+            check_fsck(&tier).await;
+            tier.close().await.unwrap();
+        });
+    }
+}
+
+fn scattered_window(rng: &mut Rng, lsn: u64, block_count: u64, volume_bytes: u64) -> Window<Bytes> {
+    let mut extents = Extents::default();
+    let payload = Bytes::from(rng.bytes(BLOCK_BYTES as usize, 50));
+    for _ in 0..block_count {
+        let start = rng.below(volume_bytes / BLOCK_BYTES) * 8;
+        extents.insert(start, start + 8, Some(payload.clone()));
+    }
+    let volumes = vec![(VolumeId(1), extents.into_extents())];
+    Window {
+        last_lsn: Lsn(lsn),
+        volume_records: Vec::new(),
+        volumes,
+        asides: Vec::new(),
+        is_late: false,
+    }
+}
+
+#[test]
+fn a_volume_of_100_tib_stays_within_the_budget_and_is_trimmed_at_once() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut small = options(store.clone(), 1);
+        small.segment_bytes = 16 << 20;
+        small.map.page_cache_bytes = 1 << 20;
+        let tier = Tier::open(small.clone()).await.unwrap();
+        let mut rng = Rng::new(5);
+        let volume_bytes = 100 << 40;
+        for lsn in 1..=4 {
+            let window = scattered_window(&mut rng, lsn, 10_000, volume_bytes);
+            tier.destage(window, &Payloads).await.unwrap();
+            assert!(tier.status().map.page_cache_bytes <= 1 << 20);
+        }
+        tier.close().await.unwrap();
+        let started = Instant::now();
+        small.epoch = Epoch(2);
+        let tier = Tier::open(small).await.unwrap();
+        assert!(started.elapsed() < Duration::from_secs(2), "open took {:?}", started.elapsed());
+        assert_eq!(tier.status().map.page_count, 0);
+
+        let extents = vec![WindowExtent {
+            start_sector: 3,
+            sector_count: volume_bytes / SECTOR_BYTES - 7,
+            content: ExtentContent::Zero,
+        }];
+        let trim = Window {
+            last_lsn: Lsn(9),
+            volume_records: Vec::new(),
+            volumes: vec![(VolumeId(1), extents)],
+            asides: Vec::new(),
+            is_late: false,
+        };
+        let started = Instant::now();
+        let report = tier.destage(trim, &Payloads).await.unwrap();
+        assert!(started.elapsed() < Duration::from_secs(1), "trim took {:?}", started.elapsed());
+        assert_eq!(report.commit.range_count, 1);
+        let found = tier.allocation(VolumeId(1), 0, volume_bytes, 10).await.unwrap();
+        assert!(found.iter().all(|extent| extent.is_hole), "{found:?}");
+        check_fsck(&tier).await;
+        let mut looked_at = 0;
+        loop {
+            let report = tier.step(1000).await.unwrap();
+            assert!(report.page_count <= 1000);
+            looked_at += report.page_count;
+            if report.ranges_left == 0 {
+                break;
+            }
+        }
+        assert!((39_000..=40_000).contains(&looked_at), "{looked_at} pages");
+        let report = check_fsck(&tier).await;
+        assert_eq!((report.page_count, report.block_count), (0, 0));
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn late_windows_at_one_lsn_count_in_their_order() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let late = |mut window: Window<Bytes>, is_last: bool| {
+            window.is_late = true;
+            let file = AsideFile { first_lsn: Lsn(1), last_lsn: Lsn(9), id: [7; 16] };
+            let left = if is_last { Vec::new() } else { vec![file] };
+            window.asides = vec![(VolumeId(1), left)];
+            window
+        };
+        let at = |page: u64| page * PAGE_SECTORS;
+        tier.destage(plain_window(10, vec![(1, block_extent(at(5) / 8, 1))]), &Payloads)
+            .await
+            .unwrap();
+        // A trim of many pages, then data in the middle of it, then another trim, and data again;
+        // nothing folds in between, and the owner dies once.
+        tier.destage(late(trim_window(10, 1, 0..100), false), &Payloads).await.unwrap();
+        tier.destage(
+            late(plain_window(10, vec![(1, block_extent(at(50) / 8, 2))]), false),
+            &Payloads,
+        )
+        .await
+        .unwrap();
+        tier.close().await.unwrap();
+        tier = Tier::open(options(store.clone(), 2)).await.unwrap();
+        tier.destage(late(trim_window(10, 1, 60..160), false), &Payloads).await.unwrap();
+        tier.destage(
+            late(plain_window(10, vec![(1, block_extent(at(70) / 8, 3))]), true),
+            &Payloads,
+        )
+        .await
+        .unwrap();
+        let expected = [(5, 0), (50, 2), (70, 3), (71, 0)];
+        for round in 0..3 {
+            tier.inner.map.forget_pages();
+            for (page, byte) in expected {
+                let mut found = vec![0xee; 512];
+                tier.read(VolumeId(1), at(page) * SECTOR_BYTES, &mut found).await.unwrap();
+                assert_eq!(found, [byte; 512], "page {page}, round {round}");
+            }
+            while tier.step(1000).await.unwrap().ranges_left > 0 {}
+        }
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
+/// Against one bit a sector.
+#[test]
+fn partial_blocks_are_those_that_a_window_has_to_complete() {
+    let mut rng = Rng::new(3);
+    for _ in 0..2000 {
+        let (mut extents, mut at) = (Vec::new(), 0);
+        let mut have = vec![false; 400];
+        while at < 300 {
+            at += rng.below(20);
+            let count = 1 + rng.below(40);
+            extents.push((at, count, true));
+            have[at as usize..(at + count) as usize].fill(true);
+            at += count;
+        }
+        let is_partial = |block: &[bool]| block.contains(&true) && block.contains(&false);
+        let blocks = have.chunks(8).enumerate();
+        let wanted: Vec<u64> =
+            blocks.filter(|(_, block)| is_partial(block)).map(|(index, _)| index as u64).collect();
+        assert_eq!(crate::destage::partial_blocks(&extents), wanted, "{extents:?}");
+    }
+}
