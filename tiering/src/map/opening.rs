@@ -1,0 +1,267 @@
+//! Opening the map: for its owner, for a reader, and over another handle of the same database.
+//!
+//! Invariants:
+//! - An owner commits its epoch before anything else; a map in which a higher epoch has committed is
+//!   not opened for writing.
+//! - Another handle takes the place of the one before only if it shows the same database, to an owner
+//!   in no older state than was known to be durable. Where it does not, nothing changes.
+//! - Nothing that was read from the state before is cached beside the new one.
+
+use super::clock_cache::ClockCache;
+use super::database::Database;
+use super::keys::{self, HEADER_KEY, Header, Opener, ROOT_KEY, family, range_of, volume_of};
+use super::ranges::{Range, RangeList};
+use super::records::{self, AsideFile, Root};
+use super::{Health, LayerId, Map, MapOptions, State, Writer, after, get};
+use block::seal::{Algorithm, PoolKey};
+use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
+use bytes::Bytes;
+use parking_lot::RwLock;
+use slatedb::WriteBatch;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::watch;
+
+impl Map {
+    /// Opens the map in `db`, making it if the database is empty, and commits that `epoch` owns it.
+    ///
+    /// # Errors
+    /// `Fenced` if a higher epoch has committed; `Corrupt`, also for a key of another pool.
+    pub async fn open(
+        db: Arc<Database>,
+        pool_key: &PoolKey,
+        algorithm: Algorithm,
+        epoch: Epoch,
+        options: MapOptions,
+    ) -> Result<(Map, Writer)> {
+        let mut batch = WriteBatch::new();
+        let (header, root) = match Self::find_root(&db, pool_key).await? {
+            Some((header, root)) => (header, root),
+            None => {
+                let header = Header::new(algorithm);
+                batch.put(HEADER_KEY, header.bytes());
+                let destaged = Lsn::NONE;
+                (header, Root { epoch, destaged, commit_number: 0, next_segment: 1 })
+            }
+        };
+        check_epoch(&root, epoch)?;
+        let opener = Opener::new(header, pool_key);
+        let loaded = Loaded::load(&db, &opener).await?;
+        let root = commit_root(&db, &opener, Root { epoch, ..root }, batch).await?;
+        Ok((Map::new(db, opener, &root, options, loaded), Writer::new(root)))
+    }
+
+    /// Goes on with another handle of the same database, which has fenced the one before. What that
+    /// one held and had not made durable is forgotten; `writer` is well again. Reads see the one
+    /// state or the other, never a mixture.
+    ///
+    /// # Errors
+    /// `Fenced` if a higher epoch has committed; `Corrupt` if it is another database, or an older
+    /// state of it; what the database says. Nothing has changed then.
+    pub async fn reopen(
+        &self,
+        writer: &mut Writer,
+        db: Arc<Database>,
+        pool_key: &PoolKey,
+    ) -> Result<()> {
+        let found = Self::find_root(&db, pool_key).await?;
+        let Some((_, root)) = found.filter(|(header, _)| self.opener.is_for(header)) else {
+            return Err(keys::corrupt(HEADER_KEY, "another database is in its place"));
+        };
+        let (epoch, known) = (writer.root().epoch, writer.root().commit_number);
+        check_epoch(&root, epoch)?;
+        if root.commit_number < known {
+            let what = format!("commit {known} was durable, it is back at {}", root.commit_number);
+            return Err(keys::corrupt(ROOT_KEY, what));
+        }
+        let loaded = Loaded::load(&db, &self.opener).await?;
+        let root =
+            commit_root(&db, &self.opener, Root { epoch, ..root }, WriteBatch::new()).await?;
+        if !self.replace(db, loaded, &root) {
+            return Err(Error::new(ErrorKind::Unavailable, "open metadata: the pool is closing"));
+        }
+        *writer = Writer::new(root);
+        Ok(())
+    }
+
+    /// Opens the map as it is, without writing anything. The writer refuses every change.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no map; as [`Map::open`].
+    pub async fn read_only(
+        db: Arc<Database>,
+        pool_key: &PoolKey,
+        options: MapOptions,
+    ) -> Result<(Map, Writer)> {
+        let Some((header, root)) = Self::find_root(&db, pool_key).await? else {
+            return Err(Error::new(ErrorKind::NotFound, "open metadata: there is none"));
+        };
+        let opener = Opener::new(header, pool_key);
+        let loaded = Loaded::load(&db, &opener).await?;
+        Ok((Map::new(db, opener, &root, options, loaded), Writer::new(root)))
+    }
+
+    /// A reader goes on with the newest state of the database.
+    ///
+    /// # Errors
+    /// As [`Map::read_only`]; nothing has changed then.
+    pub async fn refresh(&self, db: Arc<Database>, pool_key: &PoolKey) -> Result<()> {
+        let found = Self::find_root(&db, pool_key).await?;
+        let Some((_, root)) = found.filter(|(header, _)| self.opener.is_for(header)) else {
+            return Err(keys::corrupt(HEADER_KEY, "another database is in its place"));
+        };
+        let loaded = Loaded::load(&db, &self.opener).await?;
+        if !self.replace(db, loaded, &root) {
+            return Err(Error::new(ErrorKind::Unavailable, "open metadata: it was closed"));
+        }
+        Ok(())
+    }
+
+    /// Puts another state in the place of the present one, unless there is to be none: `false`.
+    fn replace(&self, db: Arc<Database>, loaded: Loaded, root: &Root) -> bool {
+        let Loaded { ranges, volume_records, asides } = loaded;
+        let is_replaced = self.state.send_if_modified(|state| {
+            let is_open = !matches!(state.health, Health::Final(_));
+            if is_open {
+                *state = State { db, ranges, health: Health::Well };
+            }
+            is_open
+        });
+        if is_replaced {
+            // Before the caches are emptied: what was read from the state before is not cached any
+            // more.
+            self.generation.fetch_add(1, Ordering::SeqCst);
+            self.pages.retain(|_| false);
+            self.segments.retain(|_| false);
+            self.live.retain(|_| false);
+            *self.volume_records.write() = volume_records;
+            *self.asides.write() = asides;
+            self.destaged.store(root.destaged.0, Ordering::Release);
+            self.commit_number.store(root.commit_number, Ordering::Release);
+        }
+        is_replaced
+    }
+
+    /// Whether `epoch` may open the map for writing.
+    ///
+    /// # Errors
+    /// As [`Map::open`].
+    pub async fn check_owner(db: &Database, pool_key: &PoolKey, epoch: Epoch) -> Result<()> {
+        match Self::find_root(db, pool_key).await? {
+            Some((_, root)) => check_epoch(&root, epoch),
+            None => Ok(()),
+        }
+    }
+
+    /// Header and root record; `None` for a new database.
+    async fn find_root(db: &Database, pool_key: &PoolKey) -> Result<Option<(Header, Root)>> {
+        let header = get(db, HEADER_KEY).await?;
+        match (header, get(db, ROOT_KEY).await?) {
+            (Some(header), Some(root)) => {
+                let header = Header::decode(&header)?;
+                let plain = Opener::new(header, pool_key).open_one(ROOT_KEY, &root)?;
+                Ok(Some((header, Root::decode(&plain)?)))
+            }
+            (None, None) => Ok(None),
+            _ => Err(keys::corrupt(ROOT_KEY, "header and root do not belong together")),
+        }
+    }
+
+    fn new(
+        db: Arc<Database>,
+        opener: Opener,
+        root: &Root,
+        options: MapOptions,
+        loaded: Loaded,
+    ) -> Map {
+        Map {
+            state: watch::Sender::new(State { db, ranges: loaded.ranges, health: Health::Well }),
+            opener,
+            pages: ClockCache::new(options.page_cache_bytes),
+            page_retain_bytes: options.page_cache_bytes / 4,
+            segments: ClockCache::new(options.segment_cache_bytes * 3 / 4),
+            live: ClockCache::new(options.segment_cache_bytes / 4),
+            volume_records: RwLock::new(loaded.volume_records),
+            asides: RwLock::new(loaded.asides),
+            generation: AtomicU64::new(0),
+            destaged: AtomicU64::new(root.destaged.0),
+            commit_number: AtomicU64::new(root.commit_number),
+        }
+    }
+}
+
+/// What is kept in memory of the records beside the pages.
+struct Loaded {
+    ranges: RangeList,
+    volume_records: BTreeMap<VolumeId, Bytes>,
+    asides: BTreeMap<VolumeId, Vec<AsideFile>>,
+}
+
+impl Loaded {
+    async fn load(db: &Database, opener: &Opener) -> Result<Loaded> {
+        let mut ranges: Vec<(LayerId, Range)> = Vec::new();
+        scan(db, family::RANGE, |key, value| {
+            let (layer, lsn, ordinal) =
+                range_of(key).ok_or_else(|| keys::corrupt(key, "not a range key"))?;
+            let plain = opener.open_one(key, value)?;
+            ranges.push((layer, Range::decode(layer, lsn, ordinal, &plain)?));
+            Ok(())
+        })
+        .await?;
+        let mut volume_records = BTreeMap::new();
+        scan(db, family::VOLUME, |key, value| {
+            let volume = volume_of(key).ok_or_else(|| keys::corrupt(key, "not a volume key"))?;
+            volume_records.insert(volume, Bytes::from(opener.open_one(key, value)?));
+            Ok(())
+        })
+        .await?;
+        let mut asides = BTreeMap::new();
+        scan(db, family::ASIDE, |key, value| {
+            let volume = volume_of(key).ok_or_else(|| keys::corrupt(key, "not a volume key"))?;
+            let plain = opener.open_one(key, value)?;
+            asides.insert(volume, records::decode_aside(volume, &plain)?);
+            Ok(())
+        })
+        .await?;
+        Ok(Loaded { ranges: RangeList::default().with(ranges), volume_records, asides })
+    }
+}
+
+/// Calls `each` for every key and value of a family, in order.
+async fn scan(
+    db: &Database,
+    family: u8,
+    mut each: impl FnMut(&[u8], &[u8]) -> Result<()> + Send,
+) -> Result<()> {
+    let failed = |cause| db.failed("scan metadata", cause);
+    let range = (Bound::Included(vec![family]), after(family));
+    let mut found = db.scan(range).await.map_err(failed)?;
+    while let Some(entry) = found.next().await.map_err(failed)? {
+        each(&entry.key, &entry.value)?;
+    }
+    Ok(())
+}
+
+/// Commits `batch` and the next root record: how a map is opened. Returns the root.
+async fn commit_root(
+    db: &Database,
+    opener: &Opener,
+    before: Root,
+    mut batch: WriteBatch,
+) -> Result<Root> {
+    let root = Root { commit_number: before.commit_number + 1, ..before };
+    batch.put(ROOT_KEY, opener.sealer().seal(ROOT_KEY, &root.encode()));
+    db.write(batch).await?;
+    db.flush().await?;
+    Ok(root)
+}
+
+fn check_epoch(root: &Root, epoch: Epoch) -> Result<()> {
+    if root.epoch > epoch {
+        let what = format!("open metadata as epoch {epoch}: epoch {} has committed", root.epoch);
+        return Err(Error::new(ErrorKind::Fenced, what));
+    }
+    Ok(())
+}
