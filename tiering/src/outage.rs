@@ -51,11 +51,11 @@ impl Outage {
 
     /// How it fails, while it does.
     pub(crate) fn status(&self) -> Option<StoreFailure> {
-        let failing = self.0.lock();
+        let (failing, now) = (self.0.lock(), Instant::now());
         failing.as_ref().map(|failing| StoreFailure {
             error: failing.error.clone(),
-            lasts: failing.began.elapsed(),
-            age: failing.last.elapsed(),
+            lasts: now.duration_since(failing.began),
+            age: now.duration_since(failing.last),
         })
     }
 }
