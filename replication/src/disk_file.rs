@@ -9,7 +9,6 @@
 //! - One process at a time: the directory is locked.
 
 use crate::options::IoMode;
-use crate::short_slice::ask_for_short_slice;
 use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
 use block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -183,13 +182,8 @@ impl Worker {
     fn start(name: &str, files: &Arc<Files>) -> io::Result<Worker> {
         let (requests, inbox) = channel();
         let files = Arc::clone(files);
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
-            // A sync is a few microseconds of work and then the device's; who flushed waits for it.
-            if let Err(error) = ask_for_short_slice() {
-                tracing::debug!(%error, "the log's threads wait for their core like others");
-            }
-            serve(&files, &inbox);
-        })?;
+        let thread =
+            std::thread::Builder::new().name(name.into()).spawn(move || serve(&files, &inbox))?;
         Ok(Worker { requests, thread })
     }
 }

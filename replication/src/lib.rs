@@ -22,7 +22,6 @@ mod recovery;
 mod resident;
 mod scan;
 mod shared;
-mod short_slice;
 mod side;
 mod side_dir;
 #[cfg(test)]
@@ -38,7 +37,6 @@ pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
 pub use overlay::{Generation, Overlay, VolumeWeight};
 pub use recovery::Recovery;
 pub use resident::LogResident;
-pub use short_slice::ask_for_short_slice;
 pub use side::{SideFileId, SideLayer, SideResident};
 pub use side_dir::{MissingSide, SidesWanted};
 pub use unreadable::is_unreadable;

@@ -49,12 +49,6 @@ pub fn main() -> ExitCode {
         .max_blocking_threads(BLOCKING_THREAD_COUNT_MAX)
         .event_interval(POLLS_BETWEEN_LOOKS)
         .global_queue_interval(POLLS_BETWEEN_LOOKS)
-        .on_thread_start(|| {
-            // Requests are answered here, and a busy neighbour's slice is longer than a synced write.
-            if let Err(error) = replication::ask_for_short_slice() {
-                tracing::debug!(%error, "the daemon's threads wait for their core like others");
-            }
-        })
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
