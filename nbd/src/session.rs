@@ -38,7 +38,7 @@ mod replies;
 
 /// Requests read by one system call. Chosen by hand: 31 writes of 4 KiB.
 const INBOX_BYTES: usize = 128 << 10;
-/// Largest part of a request that is one call of the device. Chosen by hand: the largest request
+/// Largest part of a write that is one call of the device. Chosen by hand: the largest request
 /// that ordinary clients send.
 pub const PIECE_BYTES: u32 = 1 << 20;
 /// Largest part of a read that is one call of the device, where the reply may come in parts. Chosen by

@@ -8,6 +8,7 @@
 use super::Settings;
 use crate::units::ByteSize;
 use block::{Error, ErrorKind, Result};
+use tiering::map::database::MEMTABLE_BYTES_MAX;
 
 /// The process itself: code, stacks, the index of a read cache of ordinary size, compactions, buffers
 /// of the store's client. Chosen by hand; the soak test watches the sum.
@@ -26,8 +27,8 @@ const SEGMENT_COUNT: u64 = 3;
 /// What each connection may have received and not read yet. Source: `nbd/src/session.rs`,
 /// `INBOX_BYTES`.
 const INBOX_BYTES: u64 = 128 << 10;
-/// What may wait for the read cache: this part of the budget, at least a segment, and no more than the
-/// maximum, which no disk that is worth having fills. Chosen by hand.
+/// What may wait for the read cache: this part of the budget, at least a segment, at most the maximum.
+/// Chosen by hand: what a disk writes in the time that destage takes for a segment.
 const CACHE_PENDING_PART: u64 = 16;
 const CACHE_PENDING_BYTES_MAX: u64 = 96 << 20;
 /// Frames of sequential streams: this part of the budget, within bounds. Chosen by hand: four
@@ -35,15 +36,14 @@ const CACHE_PENDING_BYTES_MAX: u64 = 96 << 20;
 const STREAM_PART: u64 = 32;
 const STREAM_BYTES_MIN: u64 = 8 << 20;
 const STREAM_BYTES_MAX: u64 = 256 << 20;
-/// The overlay's index: this part of the budget, within bounds.
+/// The overlay's index: this part of the budget, within bounds. Chosen by hand: at the default budget
+/// a log of the default size fits, full of 4 KiB writes.
 const OVERLAY_PART: u64 = 8;
 const OVERLAY_BYTES_MIN: u64 = 32 << 20;
 const OVERLAY_BYTES_MAX: u64 = 4 << 30;
 /// Bytes of the overlay's index for an extent: 104 for key and extent, at nodes that are two thirds
 /// full, and its part of a batch. Source: `replication/src/extents.rs`, where a test holds the 104.
 const EXTENT_BYTES: u64 = 192;
-/// Write buffers of the metadata database. Source: `tiering/src/map/database.rs`.
-const MEMTABLE_BYTES: u64 = tiering::map::database::MEMTABLE_BYTES_MAX;
 /// Smallest share for payloads of the log that are not destaged yet.
 const LOG_BYTES_MIN: u64 = 32 << 20;
 /// Smallest share of the volume map.
@@ -195,7 +195,7 @@ fn minimum(total: u64, settings: &Settings) -> u64 {
         LOG_BYTES_MIN,
         MAP_BYTES_MIN,
         METADATA_BYTES_MIN,
-        MEMTABLE_BYTES,
+        MEMTABLE_BYTES_MAX,
         settings.nbd.payload_memory.map_or(NBD_BYTES_MIN, |size| size.0),
         settings.memory_cache.size.map_or(0, |size| size.0),
     ]
@@ -221,7 +221,7 @@ mod tests {
             + budget.map_cache_bytes
             + budget.nbd_payload_bytes
             + budget.metadata_cache_bytes
-            + MEMTABLE_BYTES
+            + MEMTABLE_BYTES_MAX
             + budget.cache_pending_bytes
             + budget.stream_bytes
             + budget.extent_count_max * EXTENT_BYTES
