@@ -6,19 +6,21 @@
 //!   mark that its holder looks at after letting go.
 //! - The log thread ticks a few times a second and does what no task stayed for.
 
+mod sides;
+
+pub use self::sides::{ObsoleteSides, SideChange, SidePart};
+
 use crate::core::{self, Core};
 use crate::disk_file::FileDisk;
-use crate::extents::{Piece, Source};
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait, payload_bytes_max};
-use crate::overlay::{Generation, LayersOf, Overlay};
+use crate::overlay::{Generation, Overlay};
 use crate::pace::Pace;
 use crate::planted::Planted;
 use crate::recovery::{self, OpenArgs, Recovery};
 use crate::resident::LogResident;
 use crate::shared::{Pending, Shared, closed};
-use crate::side::{self, SideFileId, SideLayer, SideReader, SideResident, SideSeed};
+use crate::side::SideReader;
 use crate::side_dir::{self, SidesWanted};
-use crate::unreadable;
 use block::env::{Clock, Disk, DiskReader, SystemClock, SystemRandom};
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -39,9 +41,6 @@ const TICK: Duration = Duration::from_millis(200);
 const ROUNDS_MAX: usize = 2;
 /// Log space that an entry takes beside its payload, for pacing.
 const ENTRY_OVERHEAD_BYTES: u64 = 64;
-/// Pairs of neighbours merged with each new side file of a volume that has too many: those with the
-/// least to write, so a few percent of all that the volume has. Two, so that the number falls.
-const SIDE_MERGES_MAX: usize = 2;
 /// Shorter delays are saved up. Source: the granularity of tokio's timer.
 const SLEEP_NS_MIN: u64 = 1_000_000;
 
@@ -319,65 +318,6 @@ impl Log {
         self.inner.shared.overlay.next_frozen()
     }
 
-    /// Reads a payload of a side file: verified and decrypted.
-    ///
-    /// # Errors
-    /// `Corrupt`, naming file and offset, when it does not verify; `Io` when it cannot be read.
-    pub async fn read_side(&self, resident: &SideResident) -> Result<Bytes> {
-        let resident = resident.clone();
-        let read = tokio::task::spawn_blocking(move || resident.read());
-        read.await.map_err(|e| Error::with_source(ErrorKind::Io, "read a side file", e))?
-    }
-
-    /// Writes what `generation`, the oldest frozen one, has of `volume` to a side file, so that the
-    /// rest of it can be destaged alone. It counts once the data tier's metadata names
-    /// [`SideChange::files`]; until then it is only a copy. A payload that does not verify any more
-    /// is noted as lost; one that the disk does not read only when `are_unreadable_lost` says that it
-    /// has been given its time.
-    ///
-    /// # Errors
-    /// `Io`, also when the disk is full: nothing is left of the file then. [`is_unreadable`] tells
-    /// the payloads that the disk does not read.
-    pub async fn write_side(
-        &self,
-        generation: &Arc<Generation>,
-        volume: VolumeId,
-        are_unreadable_lost: bool,
-    ) -> Result<SideChange> {
-        let (inner, generation) = (Arc::clone(&self.inner), Arc::clone(generation));
-        let write = move || inner.write_side(&generation, volume, are_unreadable_lost);
-        let write = tokio::task::spawn_blocking(write);
-        write.await.map_err(|e| Error::with_source(ErrorKind::Io, "write a side file", e))?
-    }
-
-    /// What the oldest side files of `volume` show together: as many as have `payload_bytes_max`, at
-    /// least one. Empty where it has none.
-    ///
-    /// # Errors
-    /// `Io` when the work was cut short.
-    pub async fn side_part(&self, volume: VolumeId, payload_bytes_max: u64) -> Result<SidePart> {
-        let inner = Arc::clone(&self.inner);
-        let merge = move || {
-            let layers = inner.shared.overlay.sides_of(volume);
-            let mut bytes = 0;
-            let fits = layers.iter().take_while(|layer| {
-                let is_first = bytes == 0;
-                bytes += layer.weight.payload_bytes.max(1);
-                is_first || bytes <= payload_bytes_max
-            });
-            let count = fits.count();
-            let (taken, rest) = layers.split_at(count);
-            SidePart {
-                volume,
-                pieces: side::merge(taken),
-                files: taken.iter().map(|layer| layer.id()).collect(),
-                rest: rest.iter().map(|layer| layer.id()).collect(),
-            }
-        };
-        let merged = tokio::task::spawn_blocking(merge).await;
-        merged.map_err(|e| Error::with_source(ErrorKind::Io, "merge side files", e))
-    }
-
     /// To be called when all of `generation`, the oldest frozen one, is in the data tier and the
     /// data tier durably says so: it leaves the overlay, and its log space is written over. Panics
     /// when it is not the oldest.
@@ -408,53 +348,6 @@ impl Log {
         inner.shared.tell_changed();
         inner.drive();
         obsolete
-    }
-
-    /// To be called when the data tier has all that these side files hold, and its metadata durably
-    /// names only the rest of the volume's.
-    pub fn drop_sides(&self, part: &SidePart) -> ObsoleteSides {
-        let mut layers = self.inner.shared.overlay.sides_of(part.volume);
-        layers.retain(|layer| !part.files.contains(&layer.id()));
-        let change = SideChange { volume: part.volume, layers, passing: Vec::new() };
-        let (changes, obsolete) = self.take_changes(vec![change]);
-        self.inner.shared.overlay.change_sides(changes);
-        obsolete
-    }
-
-    /// The files of changes that will not be made and that no metadata can name: those that were
-    /// written for them.
-    pub fn discard_sides(&self, changes: Vec<SideChange>) -> ObsoleteSides {
-        let mut obsolete = Vec::new();
-        for change in changes {
-            let kept = self.inner.shared.overlay.sides_of(change.volume);
-            let is_new = |id: &SideFileId| kept.iter().all(|layer| layer.id() != *id);
-            let names = change.files().into_iter().filter(is_new).chain(change.passing);
-            obsolete.extend(names.map(|id| self.inner.dir.join(id.file_name(change.volume))));
-        }
-        ObsoleteSides(obsolete)
-    }
-
-    fn take_changes(&self, changes: Vec<SideChange>) -> (Vec<LayersOf>, ObsoleteSides) {
-        let mut obsolete = Vec::new();
-        for change in &changes {
-            let kept = change.files();
-            let before = self.inner.shared.overlay.sides_of(change.volume);
-            let gone = before.iter().map(|layer| layer.id()).filter(|id| !kept.contains(id));
-            let names = gone.chain(change.passing.iter().copied());
-            obsolete.extend(names.map(|id| self.inner.dir.join(id.file_name(change.volume))));
-        }
-        let layers = changes.into_iter().map(|change| (change.volume, change.layers));
-        (layers.collect(), ObsoleteSides(obsolete))
-    }
-
-    /// Removes files that nothing names. One that cannot be removed goes at the next open.
-    pub async fn remove_sides(&self, obsolete: ObsoleteSides) {
-        if !obsolete.0.is_empty() {
-            let removal = tokio::task::spawn_blocking(move || side_dir::remove(&obsolete.0));
-            if let Err(error) = removal.await {
-                tracing::warn!(%error, "side files stay for now");
-            }
-        }
     }
 
     /// From this call on writes of `volume` fail with `error`, also those that wait for log space:
@@ -510,45 +403,6 @@ impl Log {
     }
 }
 
-/// The side files of one volume, as they are to be.
-#[derive(Clone, Debug)]
-pub struct SideChange {
-    volume: VolumeId,
-    layers: Vec<Arc<SideLayer>>,
-    /// Written and merged into others before anything named them.
-    passing: Vec<SideFileId>,
-}
-
-impl SideChange {
-    /// Whose they are.
-    #[must_use]
-    pub fn volume(&self) -> VolumeId {
-        self.volume
-    }
-
-    /// What the metadata is to name, oldest first.
-    #[must_use]
-    pub fn files(&self) -> Vec<SideFileId> {
-        self.layers.iter().map(|layer| layer.id()).collect()
-    }
-}
-
-/// What some of the side files of a volume hold: the oldest ones.
-#[derive(Clone, Debug)]
-pub struct SidePart {
-    volume: VolumeId,
-    /// What they show together: sorted, disjoint extents.
-    pub pieces: Vec<Piece>,
-    files: Vec<SideFileId>,
-    /// The volume's other side files, oldest first.
-    pub rest: Vec<SideFileId>,
-}
-
-/// Side files that nothing names any more.
-#[derive(Debug, Default)]
-#[must_use = "the files stay until they are removed"]
-pub struct ObsoleteSides(Vec<PathBuf>);
-
 enum Queued {
     At(Lsn),
     NoRoom(Pending),
@@ -593,86 +447,6 @@ impl Inner {
             }
             Err(_) => Err(self.gone()),
         }
-    }
-
-    /// See [`Log::write_side`]. Blocks.
-    fn write_side(
-        &self,
-        generation: &Generation,
-        volume: VolumeId,
-        are_unreadable_lost: bool,
-    ) -> Result<SideChange> {
-        let (first_lsn, last_lsn) = (generation.first_lsn(), generation.last_lsn());
-        let pieces = generation.pieces_of(volume);
-        let mut fresh = Vec::new();
-        let written = self.write_layers(volume, &mut fresh, |fresh| {
-            let create = |first_lsn, last_lsn, pieces: &[Piece]| {
-                self.create_side(volume, first_lsn, last_lsn, pieces, are_unreadable_lost)
-            };
-            let new = create(first_lsn, last_lsn, &pieces)?;
-            fresh.push(new.id());
-            let mut layers = self.shared.overlay.sides_of(volume);
-            layers.push(Arc::new(new));
-            let count_max = self.shared.overlay.side_files_max(volume);
-            for _ in 0..SIDE_MERGES_MAX {
-                let index = side::cheapest_pair(&layers);
-                let Some(index) = index.filter(|_| layers.len() > count_max) else { break };
-                let pair = &layers[index..index + 2];
-                let (first_lsn, last_lsn) = (pair[0].id().first_lsn, pair[1].id().last_lsn);
-                let merged = create(first_lsn, last_lsn, &side::merge(pair))?;
-                fresh.push(merged.id());
-                layers.splice(index..index + 2, [Arc::new(merged)]);
-            }
-            Ok(layers)
-        });
-        let layers = written?;
-        let is_used = |id: &SideFileId| layers.iter().any(|layer| layer.id() == *id);
-        fresh.retain(|id| !is_used(id));
-        Ok(SideChange { volume, layers, passing: fresh })
-    }
-
-    /// Runs `write`, which notes the files that it makes, and removes them when it fails: they will
-    /// be written again, and the space may be what is missing.
-    fn write_layers<T>(
-        &self,
-        volume: VolumeId,
-        fresh: &mut Vec<SideFileId>,
-        write: impl FnOnce(&mut Vec<SideFileId>) -> Result<T>,
-    ) -> Result<T> {
-        write(fresh).inspect_err(|_| {
-            let paths: Vec<PathBuf> =
-                fresh.iter().map(|id| self.dir.join(id.file_name(volume))).collect();
-            side_dir::remove(&paths);
-        })
-    }
-
-    fn create_side(
-        &self,
-        volume: VolumeId,
-        first_lsn: Lsn,
-        last_lsn: Lsn,
-        pieces: &[Piece],
-        are_unreadable_lost: bool,
-    ) -> Result<SideLayer> {
-        let seed = SideSeed {
-            pool: self.identity.pool,
-            epoch: self.identity.epoch,
-            algorithm: self.options.algorithm,
-            volume,
-            id: SideFileId { first_lsn, last_lsn, id: side_dir::fresh_id() },
-        };
-        let read = |source: &Source| match source {
-            Source::Payload(bytes) => Ok(bytes.clone()),
-            Source::LogResident(resident) => resident.read(&*self.reader, &self.key),
-            Source::SideResident(resident) => resident.read(),
-            Source::Zeroes { .. } | Source::Lost { .. } | Source::Beneath => {
-                unreachable!("it has no payload")
-            }
-        };
-        side_dir::create(&self.dir, &seed, pieces, &self.key, &|source| match are_unreadable_lost {
-            true => unreadable::read_or_lose(|| read(source)),
-            false => read(source),
-        })
     }
 
     /// Why nothing is queued any more.
