@@ -1,0 +1,443 @@
+//! A block device of the kernel: how it comes, how it is taken over, how it goes.
+//!
+//! Invariants:
+//! - A device is known by its number and the caller's cookie together: one that carries another
+//!   cookie is never touched.
+//! - The number is told to the caller before the device can be used, so that no device is left that
+//!   nobody has a record of.
+//! - All calls block, some for seconds: they are for threads that may.
+
+use crate::abi::{Info, feature, state};
+use crate::control::Control;
+use crate::params::params;
+use crate::queue::{self, Counters, QueueArgs};
+use crate::wakes::Wakes;
+use block::units::SECTOR_BYTES;
+use block::{BlockDevice, Error, ErrorKind, Result};
+use std::fs::{File, OpenOptions};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a device whose server is just ending is waited for. Chosen by hand: a process with much
+/// memory takes a second or two to go.
+const RECOVERY_WAIT: Duration = Duration::from_secs(30);
+/// How long the nodes in `/dev` are waited for.
+const NODE_WAIT: Duration = Duration::from_secs(10);
+/// Time between two looks at what nobody tells us of.
+const POLL: Duration = Duration::from_millis(5);
+
+/// How a device is made. Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What the caller wants to know the device by.
+    pub cookie: u64,
+    /// Hardware queues, each with a thread: at least 1.
+    pub queue_count: u16,
+    /// Requests in flight of a queue: 1 to [`crate::QUEUE_DEPTH_MAX`].
+    pub queue_depth: u16,
+    /// Largest payload of a request: a multiple of 4096, at most [`crate::IO_BYTES_MAX`].
+    pub io_bytes_max: u32,
+    /// 512 or 4096.
+    pub logical_block_bytes: u32,
+    /// Payloads of a queue in memory at a time; at least one request's.
+    pub payload_bytes_max: u64,
+}
+
+/// What a device has done since it was added or taken over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Requests.
+    pub read_count: u64,
+    /// Requests.
+    pub write_count: u64,
+    /// Requests.
+    pub flush_count: u64,
+    /// Requests, those to write zeroes included.
+    pub discard_count: u64,
+    /// Requests that were answered with an error.
+    pub failure_count: u64,
+    /// Payloads.
+    pub read_bytes: u64,
+    /// Payloads.
+    pub written_bytes: u64,
+}
+
+/// A device that this process serves. Dropping it stops serving as [`Device::leave`] does.
+pub struct Device {
+    number: u32,
+    control: Control,
+    threads: Threads,
+    logical_block_bytes: u32,
+}
+
+/// Whether devices can be made here.
+///
+/// # Errors
+/// What is missing and what to do about it, as `Unsupported` or `Denied`.
+pub fn check() -> Result<()> {
+    Control::open().map(drop)
+}
+
+/// The number of the device with this cookie, if there is one.
+///
+/// # Errors
+/// Those of the driver, and [`check`]'s.
+pub fn find(cookie: u64) -> Result<Option<u32>> {
+    let mut control = Control::open()?;
+    for number in numbers() {
+        if control.info(number)?.is_some_and(|info| info.cookie == cookie) {
+            return Ok(Some(number));
+        }
+    }
+    Ok(None)
+}
+
+/// Numbers of the devices that the kernel has.
+fn numbers() -> Vec<u32> {
+    let entries = std::fs::read_dir("/sys/class/ublk-char").into_iter().flatten().flatten();
+    let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix("ublkc")?.parse().ok();
+    entries.filter_map(|entry| number(entry.file_name())).collect()
+}
+
+/// Removes a device that no process serves: its server is gone for good, which is the caller's to know
+/// where it knows the `cookie`. Without one the device may be anybody's. Users of it get errors.
+///
+/// # Errors
+/// `NotFound`: there is none with this number and cookie. `Busy`: a living process serves somebody's.
+pub fn delete(number: u32, cookie: Option<u64>) -> Result<()> {
+    let mut control = Control::open()?;
+    let info = control.info(number)?;
+    let is_meant = |info: &Info| cookie.is_none_or(|cookie| cookie == info.cookie);
+    let Some(info) = info.filter(is_meant) else {
+        let what = format!("remove ublk device {number}: there is no such device");
+        return Err(Error::new(ErrorKind::NotFound, what));
+    };
+    if cookie.is_none() && is_served(&info) {
+        let what = format!(
+            "remove ublk device {number}: process {} serves it; detach it there",
+            info.server_pid
+        );
+        return Err(Error::new(ErrorKind::Busy, what));
+    }
+    control.stop(number)?;
+    control.delete(number)
+}
+
+/// A living process other than ours that is said to serve it.
+fn is_served(info: &Info) -> bool {
+    let own = i32::try_from(std::process::id()).expect("process numbers are small");
+    info.server_pid > 0
+        && info.server_pid != own
+        && matches!(info.state, state::LIVE | state::DEAD)
+        && std::path::Path::new(&format!("/proc/{}", info.server_pid)).exists()
+}
+
+impl Device {
+    /// Adds a device of the driver's choice of number. `note` is told the number before the device can
+    /// be used; when it fails, nothing stays.
+    ///
+    /// # Errors
+    /// `Unsupported`, `Denied`: see [`check`]. `Invalid`: the options make no sense. `Io`: the driver
+    /// failed.
+    pub fn add<D: BlockDevice>(
+        device: &Arc<D>,
+        options: &Options,
+        note: impl FnOnce(u32) -> Result<()>,
+    ) -> Result<Device> {
+        check_options(options)?;
+        let limits = device.limits();
+        let params = params(&limits, options.logical_block_bytes, options.io_bytes_max)?;
+        let mut control = Control::open()?;
+        let resize = control.features() & feature::UPDATE_SIZE;
+        let wanted = Info {
+            queue_count: options.queue_count,
+            queue_depth: options.queue_depth,
+            state: state::DEAD,
+            io_bytes_max: options.io_bytes_max,
+            device: u32::MAX,
+            server_pid: -1,
+            flags: feature::USER_RECOVERY
+                | feature::USER_RECOVERY_REISSUE
+                | feature::CMD_IOCTL_ENCODE
+                | feature::USER_COPY
+                | resize,
+            cookie: options.cookie,
+        };
+        let info = control.add(&wanted)?;
+        let number = info.device;
+        let started =
+            note(number).and_then(|()| control.set_params(number, &params)).and_then(|()| {
+                let threads = Threads::start(device, options, &info)?;
+                control.start(number)?;
+                wait_for(&block_path(number))?;
+                Ok(threads)
+            });
+        match started {
+            Ok(threads) => {
+                let logical_block_bytes = options.logical_block_bytes;
+                Ok(Device { number, control, threads, logical_block_bytes })
+            }
+            Err(error) => {
+                if let Err(late) = control.stop(number).and_then(|()| control.delete(number)) {
+                    tracing::warn!(number, error = %late.chain(), "half a ublk device stays");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes over the device that an earlier process served. `None`: there is none with this number
+    /// and cookie any more (the machine was rebooted), or it never started.
+    ///
+    /// # Errors
+    /// `Busy`: another process serves it, or still ends after a long wait. Otherwise as
+    /// [`Device::add`]; the device stays as it is then.
+    pub fn recover<D: BlockDevice>(
+        number: u32,
+        device: &Arc<D>,
+        options: &Options,
+    ) -> Result<Option<Device>> {
+        let mut control = Control::open()?;
+        let until = Instant::now() + RECOVERY_WAIT;
+        let info = loop {
+            let Some(info) = control.info(number)?.filter(|info| info.cookie == options.cookie)
+            else {
+                return Ok(None);
+            };
+            match info.state {
+                // An earlier process died before it had started it, or while it removed it.
+                state::DEAD => {
+                    control.delete(number)?;
+                    return Ok(None);
+                }
+                state::QUIESCED | state::FAIL_IO => break info,
+                _ if Instant::now() >= until => {
+                    let what = format!(
+                        "take over ublk device {number}: process {} serves it still",
+                        info.server_pid
+                    );
+                    return Err(Error::new(ErrorKind::Busy, what));
+                }
+                // Its server is being taken down; the driver is told when its last file is closed.
+                _ => std::thread::sleep(POLL),
+            }
+        };
+        control.start_recovery(number, until)?;
+        // What the device was made with stays.
+        let made = Options {
+            queue_count: info.queue_count,
+            queue_depth: info.queue_depth,
+            io_bytes_max: info.io_bytes_max,
+            ..*options
+        };
+        let threads = Threads::start(device, &made, &info)?;
+        control.end_recovery(number)?;
+        let logical_block_bytes = options.logical_block_bytes;
+        Ok(Some(Device { number, control, threads, logical_block_bytes }))
+    }
+
+    /// The device's number: 3 for `/dev/ublkb3`.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The block device.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        block_path(self.number)
+    }
+
+    /// What the device has done.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        let Counters { reads, writes, flushes, discards, failures, read_bytes, written_bytes } =
+            &*self.threads.counters;
+        Statistics {
+            read_count: reads.load(Ordering::Relaxed),
+            write_count: writes.load(Ordering::Relaxed),
+            flush_count: flushes.load(Ordering::Relaxed),
+            discard_count: discards.load(Ordering::Relaxed),
+            failure_count: failures.load(Ordering::Relaxed),
+            read_bytes: read_bytes.load(Ordering::Relaxed),
+            written_bytes: written_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Tells the kernel the volume's new size.
+    ///
+    /// # Errors
+    /// `Unsupported`: the kernel cannot. `Invalid`: no multiple of the logical block.
+    pub fn resize(&mut self, size_bytes: u64) -> Result<()> {
+        if !size_bytes.is_multiple_of(u64::from(self.logical_block_bytes)) {
+            let what = format!(
+                "resize ublk device {}: {size_bytes} bytes are no multiple of its logical block of {}",
+                self.number, self.logical_block_bytes
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        self.control.update_size(self.number, size_bytes / SECTOR_BYTES)
+    }
+
+    /// Whether something has the block device for itself: a mounted file system, swap, a device mapper
+    /// target, a RAID.
+    ///
+    /// # Errors
+    /// Those of opening it.
+    pub fn is_in_use(&self) -> Result<bool> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let flag = i32::try_from(rustix::fs::OFlags::EXCL.bits()).expect("a flag of open");
+        match OpenOptions::new().read(true).custom_flags(flag).open(self.path()) {
+            Ok(_) => Ok(false),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
+                Ok(true)
+            }
+            Err(error) => {
+                let what = format!("look whether {} is in use", self.path().display());
+                Err(Error::with_source(ErrorKind::Io, what, error))
+            }
+        }
+    }
+
+    /// Answers what was begun, within `grace`, and stops serving; the device stays, and the next process
+    /// gets what was not answered.
+    pub fn leave(mut self, grace: Duration) {
+        self.threads.leave(grace);
+    }
+
+    /// Takes the device out of the kernel. Requests in flight are answered first; whoever has it open
+    /// gets errors from then on.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn remove(mut self) -> Result<()> {
+        self.control.stop(self.number)?;
+        self.threads.join();
+        self.control.delete(self.number)
+    }
+}
+
+/// The queues of a device. Dropped, they end.
+struct Threads {
+    threads: Vec<(Arc<Wakes>, JoinHandle<()>)>,
+    counters: Arc<Counters>,
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.leave(Duration::ZERO);
+    }
+}
+
+impl Threads {
+    /// Returns when every queue can take requests.
+    fn start<D: BlockDevice>(device: &Arc<D>, options: &Options, info: &Info) -> Result<Threads> {
+        let node = Arc::new(open_node(info.device)?);
+        let counters = Arc::new(Counters::default());
+        let mut made = Threads { threads: Vec::new(), counters: counters.clone() };
+        let (announce, announced) = mpsc::channel();
+        for queue in 0..info.queue_count {
+            let io = |error| Error::with_source(ErrorKind::Io, "start a ublk queue", error);
+            let wakes = Wakes::new(info.queue_depth).map_err(io)?;
+            let args = QueueArgs {
+                device: device.clone(),
+                node: node.clone(),
+                number: info.device,
+                queue,
+                depth: info.queue_depth,
+                io_bytes_max: info.io_bytes_max,
+                payload_bytes_max: options.payload_bytes_max,
+                counters: counters.clone(),
+                wakes: wakes.clone(),
+                runtime: tokio::runtime::Handle::current(),
+            };
+            let announce = announce.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("ublk-{}-{queue}", info.device))
+                .spawn(move || queue::serve(args, move |outcome| drop(announce.send(outcome))))
+                .map_err(io)?;
+            made.threads.push((wakes, thread));
+        }
+        drop(announce);
+        for outcome in announced {
+            outcome?;
+        }
+        Ok(made)
+    }
+
+    fn leave(&mut self, grace: Duration) {
+        self.threads.iter().for_each(|(wakes, _)| wakes.leave());
+        let until = Instant::now() + grace;
+        while Instant::now() < until && self.threads.iter().any(|(_, thread)| !thread.is_finished())
+        {
+            std::thread::sleep(POLL);
+        }
+        self.threads.iter().for_each(|(wakes, _)| wakes.leave_now());
+        self.join();
+    }
+
+    fn join(&mut self) {
+        for (_, thread) in self.threads.drain(..) {
+            // A thread that panics ends the process.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn check_options(options: &Options) -> Result<()> {
+    let Options { queue_count, queue_depth, io_bytes_max, .. } = *options;
+    let wrong = match () {
+        () if queue_count == 0 || queue_count > 128 => "1 to 128 queues",
+        () if queue_depth == 0 || queue_depth > crate::QUEUE_DEPTH_MAX => "a depth of 1 to 4096",
+        () if io_bytes_max == 0
+            || io_bytes_max > crate::IO_BYTES_MAX
+            || !io_bytes_max.is_multiple_of(4096) =>
+        {
+            "requests of a multiple of 4096 bytes, at most 32 MiB"
+        }
+        () => return Ok(()),
+    };
+    Err(Error::new(ErrorKind::Invalid, format!("make a ublk device: it takes {wrong}")))
+}
+
+fn block_path(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkb{number}"))
+}
+
+/// The character device through which the kernel's requests come. One process can have it open.
+fn open_node(number: u32) -> Result<File> {
+    let path = PathBuf::from(format!("/dev/ublkc{number}"));
+    wait_for(&path)?;
+    let until = Instant::now() + NODE_WAIT;
+    loop {
+        match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(node) => return Ok(node),
+            // Its owner is set by udev, and an earlier server's last file may still be closing.
+            Err(error) if Instant::now() >= until => {
+                let what = format!("open {}", path.display());
+                return Err(Error::with_source(ErrorKind::Io, what, error));
+            }
+            Err(_) => std::thread::sleep(POLL),
+        }
+    }
+}
+
+fn wait_for(path: &std::path::Path) -> Result<()> {
+    let until = Instant::now() + NODE_WAIT;
+    while !path.exists() {
+        if Instant::now() >= until {
+            let what = format!(
+                "wait for {}: the kernel has the device, but nothing makes its node; is /dev a \
+                 devtmpfs, or udev running?",
+                path.display()
+            );
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+        std::thread::sleep(POLL);
+    }
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! ublk front end: block devices of this machine's kernel over any [`block::BlockDevice`].
+//!
+//! Invariants:
+//! - A device outlives the process that serves it: what was in flight is answered by the next one,
+//!   and users of the device see a pause, never an error.
+//! - The kernel's requests are input: none reaches the device outside the agreed limits.
+//! - The interface is `include/uapi/linux/ublk_cmd.h` of the kernel; it is spoken directly, so that the
+//!   build needs no binding generator.
+//!
+//! ```text
+//! device    add, recover, leave, remove      control  commands of /dev/ublk-control
+//! queue     one thread, one ring: requests   wakes    which of them can go on
+//! params    what the kernel is told (pure)   request  what a request may do (pure)
+//! abi       bytes <-> types (pure)           errno    ErrorKind -> result of a request
+//! ```
+#![deny(unsafe_code)]
+
+mod abi;
+mod control;
+mod device;
+mod errno;
+mod params;
+mod queue;
+mod request;
+mod wakes;
+
+pub use abi::{IO_BYTES_MAX, QUEUE_DEPTH_MAX};
+pub use device::{Device, Options, Statistics, check, delete, find};
