@@ -15,3 +15,4 @@ mod soak;
 mod space;
 mod stores;
 mod tls;
+mod ublk;

@@ -1,0 +1,256 @@
+//! Volumes as devices of a kernel (ublk): what is written through the device is there, through deaths of
+//! the daemon too, and bad moments are refused.
+//!
+//! Invariants:
+//! - It runs in a guest kernel (`tests/guest`): this machine's devices are left alone.
+//! - Clients of the device see a pause when the daemon dies, never an error, never wrong bytes.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tests::daemon::Daemon;
+use tests::place::{output, run};
+use tests::power::guest;
+use tests::process::{Process, dies_with_us};
+use tests::seed::{Random, seeds};
+use tests::{Place, needs, needs_root};
+
+/// A small log, so that it laps and destages while the device is used.
+const SETTINGS: &str = "memory = \"640MiB\"\n\
+    [log]\nsize = \"64MiB\"\nfile_size = \"8MiB\"\n\
+    [cache]\nsize = \"64MiB\"\n\
+    [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";
+
+/// Loads, each of which verifies what it wrote.
+const LOADS: &[&[&str]] = &[
+    &["--rw=randwrite", "--bsrange=512-64k", "--iodepth=16"],
+    &["--rw=write", "--bs=1M", "--iodepth=4"],
+    &["--rw=randwrite", "--bs=4k", "--iodepth=32", "--fsync=16"],
+    &["--rw=trimwrite", "--bs=16k", "--iodepth=8"],
+];
+
+/// Attaches `db` and returns its device.
+fn attach(daemon: &Daemon, more: &[&str]) -> String {
+    let reply = daemon.json(&[&["attach", "db"], more].concat());
+    reply["device"].as_str().unwrap_or_else(|| panic!("it has a device: {reply}")).to_owned()
+}
+
+fn kills_wanted() -> u64 {
+    let wanted = std::env::var("SPINDLE_TEST_UBLK_KILLS").ok();
+    wanted.map_or(4, |text| text.parse().expect("a number of kills"))
+}
+
+fn variables(seed: u64) -> Vec<(&'static str, String)> {
+    let kills = std::env::var("SPINDLE_TEST_UBLK_KILLS").ok();
+    let kills = kills.map(|kills| ("SPINDLE_TEST_UBLK_KILLS", kills));
+    [Some(("SEED", seed.to_string())), kills].into_iter().flatten().collect()
+}
+
+#[test]
+fn a_device_outlives_its_daemon() {
+    needs_root!();
+    needs!("fio");
+    for seed in seeds(1) {
+        let name = "ublk::a_device_outlives_its_daemon";
+        let time = Duration::from_secs(240 + 20 * kills_wanted());
+        guest::run(name, time, &variables(seed), || outlives(seed));
+    }
+}
+
+fn outlives(seed: u64) {
+    println!("SEED={seed}");
+    let mut random = Random::new(seed, 0);
+    let mut daemon = Daemon::started(SETTINGS, &[("db", "256M")]);
+    let device = attach(&daemon, &["--queues", "1"]);
+    let place = Place::new();
+    let (mut kills, mut turn) = (0, 0);
+    while kills < kills_wanted() || turn < LOADS.len() {
+        let load = LOADS[turn % LOADS.len()];
+        turn += 1;
+        let mut fio = Command::new("fio");
+        fio.args(["--name=load", "--ioengine=libaio", "--direct=1", "--size=64M", "--loops=2"]);
+        fio.args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_backlog=256"]);
+        fio.args([
+            &format!("--filename={device}"),
+            &format!("--randseed={}", random.below(1 << 30)),
+        ]);
+        fio.args(load).current_dir(place.path());
+        let log = place.join("fio.log");
+        let mut fio = Process::start(&mut fio, &log).expect("fio starts");
+        // At moments that have nothing to do with what it does.
+        let mut until = Instant::now() + Duration::from_millis(300 + random.below(900));
+        let status = loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if let Some(status) = fio.wait(left.max(Duration::from_millis(1))) {
+                break status;
+            }
+            if Instant::now() >= until && kills < kills_wanted() {
+                match random.below(4) {
+                    // An upgrade: what is in flight is answered first, or left to the next daemon.
+                    0 => daemon.stop(),
+                    _ => daemon.kill(),
+                }
+                daemon.restart();
+                kills += 1;
+                until = Instant::now() + Duration::from_millis(300 + random.below(900));
+            } else if Instant::now() >= until {
+                until = Instant::now() + Duration::from_secs(1);
+            }
+        };
+        let said = std::fs::read_to_string(&log).unwrap_or_default();
+        assert!(status.success(), "SEED={seed}: fio {load:?}: {status}\n{said}\n{}", daemon.tail());
+    }
+    let listed = daemon.json(&["attach", "list"]);
+    assert_eq!(listed["attachments"][0]["failure_count"], 0, "{listed}");
+    let complaints = daemon.unannounced();
+    assert!(complaints.is_empty(), "SEED={seed}: {complaints:#?}");
+    println!("{kills} ends of the daemon, {turn} loads");
+    let _ = daemon.json(&["detach", "db"]);
+    assert!(!Path::new(&device).exists(), "the device is gone");
+    daemon.stop();
+    daemon.fsck();
+}
+
+#[test]
+fn a_mounted_file_system_outlives_the_daemon() {
+    needs_root!();
+    needs!("mkfs.ext4", "tar");
+    for seed in seeds(1) {
+        let name = "ublk::a_mounted_file_system_outlives_the_daemon";
+        guest::run(name, Duration::from_secs(300), &variables(seed), || mounted(seed));
+    }
+}
+
+fn mounted(seed: u64) {
+    println!("SEED={seed}");
+    let mut random = Random::new(seed, 0);
+    let mut daemon = Daemon::started(SETTINGS, &[("db", "512M")]);
+    // Two: a guest with one processor has one.
+    let device = attach(&daemon, &["--queues", "2", "--logical-block", "4096"]);
+    run("mkfs.ext4", &["-q", &device]);
+    let place = Place::new();
+    let mountpoint = place.join("mnt");
+    std::fs::create_dir(&mountpoint).expect("make a directory");
+    let path = mountpoint.display().to_string();
+    run("mount", &[&device, &path]);
+    let busy = daemon.command(&["detach", "db"]);
+    assert!(!busy.status.success());
+    let said = String::from_utf8_lossy(&busy.stderr).into_owned();
+    assert!(said.contains("is in use") && said.contains("unmount"), "{said}");
+    // Some thousand files that every machine with a compiler has.
+    let mut copy = Command::new("sh");
+    copy.args([
+        "-c",
+        "cp -r /usr/include \"$1\" && sync && echo 3 >/proc/sys/vm/drop_caches",
+        "sh",
+    ]);
+    copy.arg(mountpoint.join("copy"));
+    let mut copy = Process::start(&mut copy, &place.join("cp.log")).expect("cp starts");
+    let status = loop {
+        if let Some(status) = copy.wait(Duration::from_millis(200 + random.below(800))) {
+            break status;
+        }
+        daemon.kill();
+        daemon.restart();
+    };
+    let said = std::fs::read_to_string(place.join("cp.log")).unwrap_or_default();
+    assert!(status.success(), "SEED={seed}: {said}\n{}", daemon.tail());
+    daemon.kill();
+    daemon.restart();
+    run(
+        "diff",
+        &["-r", "--no-dereference", "/usr/include", &mountpoint.join("copy").display().to_string()],
+    );
+    run("umount", &[&path]);
+    let checked = output("e2fsck", &["-fn", &device]);
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.fsck();
+}
+
+#[test]
+fn bad_moments_of_a_device_are_refused_and_lose_nothing() {
+    needs_root!();
+    needs!("blkdiscard", "nbdinfo");
+    let name = "ublk::bad_moments_of_a_device_are_refused_and_lose_nothing";
+    guest::run(name, Duration::from_secs(120), &[], bad_moments);
+}
+
+/// Insists that a command fails with this in its error.
+#[track_caller]
+fn refused(daemon: &Daemon, arguments: &[&str], why: &str) {
+    let output = daemon.command(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains(why), "{arguments:?}: {said}");
+}
+
+fn bad_moments() {
+    let mut daemon = Daemon::started(SETTINGS, &[("db", "64M"), ("other", "64M")]);
+    refused(&daemon, &["attach", "nothing"], "there is none");
+    refused(&daemon, &["attach", "elsewhere/db"], "is called main, not elsewhere");
+    refused(&daemon, &["attach", "db", "--logical-block", "1024"], "512 or 4096");
+    refused(&daemon, &["attach", "db", "--depth", "0"], "a depth of 1 to 4096");
+    refused(&daemon, &["attach", "db", "--queues", "100"], "raise `memory`");
+    refused(&daemon, &["detach", "db"], "is not attached");
+    let uri = daemon.unix("db").uri();
+    let device = attach(&daemon, &[]);
+    assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(1));
+    refused(&daemon, &["attach", "db"], "it is attached as /dev/spindle/main/db");
+    refused(&daemon, &["volume", "rm", "db"], "detach it first");
+    refused(&daemon, &["attach", "--cleanup"], "");
+    // Two writers need to say so.
+    assert!(!output("nbdinfo", &[&uri]).status.success(), "NBD clients are refused");
+    assert!(output("nbdinfo", &[&daemon.unix("other").uri()]).status.success());
+    // The device tells the truth.
+    let queue = |name: &str| {
+        let path = format!("/sys/block/{}/queue/{name}", device.trim_start_matches("/dev/"));
+        std::fs::read_to_string(path).expect("the kernel has it").trim().to_owned()
+    };
+    assert_eq!((queue("write_cache"), queue("fua")), ("write back".to_owned(), "1".to_owned()));
+    assert_eq!(
+        (queue("logical_block_size"), queue("physical_block_size")),
+        ("512".into(), "4096".into())
+    );
+    assert_eq!(queue("discard_granularity"), "4096");
+    // A link that keeps its name.
+    let link = "/dev/spindle/main/db";
+    assert_eq!(std::fs::read_link(link).expect("there is a link"), Path::new(&device));
+    let write = |text: &str| {
+        let script =
+            format!("printf %-4096s {text} | dd of={link} bs=4096 count=1 oflag=direct,sync");
+        run("sh", &["-c", &script]);
+    };
+    let read =
+        || run("sh", &["-c", &format!("dd if={link} bs=4096 count=1 iflag=direct | tr -d ' \\0'")]);
+    write("before");
+    // A daemon that is gone for good leaves a device that waits; requests of its users wait with it.
+    daemon.kill();
+    refused(&daemon, &["attach", "other"], "no daemon runs");
+    let mut waiting = Command::new("dd");
+    waiting.args([&format!("if={device}"), "of=/dev/null", "bs=4096", "count=1", "iflag=direct"]);
+    waiting.stdin(Stdio::null()).stderr(Stdio::null());
+    let mut waiting = dies_with_us(&mut waiting).spawn().expect("dd starts");
+    let cleaned = daemon.json(&["attach", "--cleanup"]);
+    assert!(cleaned["message"].as_str().is_some_and(|said| said.contains(&device)), "{cleaned}");
+    let _ = waiting.wait().expect("its requests have ended");
+    assert!(!Path::new(&device).exists());
+    // Nothing is attached by itself after that, and the data is there.
+    daemon.restart();
+    assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(0));
+    let again = attach(&daemon, &["--shared"]);
+    assert_eq!(read(), "before");
+    assert!(output("nbdinfo", &[&uri]).status.success(), "NBD clients are welcome");
+    run("blkdiscard", &[&again]);
+    assert_eq!(read(), "");
+    write("after");
+    // In order, with a device that stays.
+    daemon.stop();
+    assert!(Path::new(&again).exists(), "the device waits for the next daemon");
+    daemon.restart();
+    assert_eq!(read(), "after");
+    let _ = daemon.json(&["detach", link]);
+    assert!(!Path::new(link).exists());
+    daemon.stop();
+    daemon.fsck();
+}
