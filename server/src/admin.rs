@@ -8,6 +8,7 @@
 //! - The reply types are also what `-o json` prints: one home for each shape.
 //! - Requests and replies that hold a secret are never logged.
 
+use crate::attach::{AttachOptions, AttachmentInfo};
 use crate::keys::{NewKey, Secret, SlotKind};
 use crate::record::Durability;
 use block::{Error, ErrorKind, Result};
@@ -117,6 +118,23 @@ pub enum Request {
         /// What opens it from now on.
         new: Option<NewKey>,
     },
+    /// Makes a volume a device of this machine's kernel.
+    Attach {
+        /// Its name.
+        name: String,
+        /// How.
+        options: AttachOptions,
+    },
+    /// Takes the device of a volume out of the kernel.
+    Detach {
+        /// The volume's name, the link to its device, or the device.
+        target: String,
+        /// Also while something uses it, which gets errors then.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Which volumes are attached.
+    AttachList,
     /// Stops the daemon in order. Answered before it is gone.
     Stop,
 }
@@ -145,6 +163,13 @@ pub enum Reply {
     RecoveryKey {
         /// The key.
         key: Secret,
+    },
+    /// A volume that is attached.
+    Attached(AttachmentInfo),
+    /// Volumes that are attached.
+    Attachments {
+        /// Sorted by name.
+        attachments: Vec<AttachmentInfo>,
     },
     /// The key was replaced.
     KeyRotated {

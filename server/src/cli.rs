@@ -14,6 +14,7 @@ mod backend;
 mod print;
 
 use crate::admin::{self, AdminHandler, Request};
+use crate::attach::AttachOptions;
 use crate::config::{self, Config};
 use crate::keys::{KeySource, NewKey};
 use args::{
@@ -21,12 +22,13 @@ use args::{
 };
 use block::{Error, ErrorKind, Result};
 use clap::Parser;
+use rustix::io::Errno;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 /// Log lines by default. Libraries speak up only when something is odd.
-const FILTER_DAEMON: &str = "warn,server=info,nbd=info,replication=info,tiering=info";
+const FILTER_DAEMON: &str = "warn,server=info,nbd=info,ublk=info,replication=info,tiering=info";
 /// Threads for files. Chosen by hand: a queue of 32 reads of a cold cache, and some more.
 const BLOCKING_THREAD_COUNT_MAX: usize = 40;
 /// Polls of tasks between two looks at sockets and at tasks that other threads woke. Chosen by hand:
@@ -43,6 +45,9 @@ pub fn main() -> ExitCode {
     };
     if let Err(error) = start_logging(&cli.command) {
         return fail(&cli, &Failure::Usage(error));
+    }
+    if matches!(cli.command, Command::Serve(_)) {
+        write_back_memory();
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -63,6 +68,15 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(failure) => fail(&cli, &failure),
+    }
+}
+
+/// Says that this process, and every thread that it starts, writes back memory: where memory is short,
+/// the kernel must not have it wait for a device that it serves itself.
+fn write_back_memory() {
+    match rustix::process::configure_io_flusher_behavior(true) {
+        Ok(()) | Err(Errno::PERM | Errno::INVAL) => {} // not root, or a kernel before 5.6
+        Err(error) => tracing::debug!(%error, "the process is an ordinary one to the kernel"),
     }
 }
 
@@ -156,6 +170,13 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             ask(cli, args, request).await?;
         }
         Command::Pool(command) => pool_command(cli, command).await?,
+        Command::Attach(args) => attach(cli, args).await?,
+        Command::Detach(args) => {
+            let config = load(&args.pool.config, &args.pool.overrides())?;
+            let target = within(&config, &args.target)?;
+            let request = Request::Detach { target, force: args.force };
+            ask_daemon(cli, &config, &request).await?;
+        }
         Command::Status(args) => ask(cli, args, Request::Status).await?,
         Command::Flush(args) => ask(cli, args, Request::Flush).await?,
         Command::Stop(args) => stop(cli, args).await?,
@@ -289,6 +310,56 @@ async fn ask(cli: &Cli, args: &args::PoolArgs, request: Request) -> Result<(), F
         }
     };
     emit(cli.output, &reply, print::reply)
+}
+
+/// Only a daemon can carry out the request.
+async fn ask_daemon(cli: &Cli, config: &Config, request: &Request) -> Result<(), Failure> {
+    match admin::call(config.dir(), request).await? {
+        Some(reply) => emit(cli.output, &reply, print::reply),
+        None => Err(Failure::Failed(Error::new(
+            ErrorKind::NotFound,
+            format!(
+                "no daemon runs on {}, and only a daemon can serve a device; start `spindle serve`",
+                config.dir().display()
+            ),
+        ))),
+    }
+}
+
+/// The name without the pool's in front; the configured pool is the only one there is.
+fn within(config: &Config, target: &str) -> Result<String, Failure> {
+    let Some((pool, name)) = target.split_once('/').filter(|(pool, _)| !pool.is_empty()) else {
+        return Ok(target.to_owned());
+    };
+    let configured = &config.settings().name;
+    if pool == configured {
+        return Ok(name.to_owned());
+    }
+    let what = format!("{target}: the pool of this directory is called {configured}, not {pool}");
+    Err(Failure::Usage(Error::new(ErrorKind::Invalid, what)))
+}
+
+async fn attach(cli: &Cli, args: &args::AttachArgs) -> Result<(), Failure> {
+    let config = load(&args.pool.config, &args.pool.overrides())?;
+    if args.cleanup {
+        let done = backend::clean_up_devices(&config, args.target.as_deref()).await?;
+        return emit(cli.output, &done, print::reply);
+    }
+    let target = args.target.as_deref().unwrap_or_default();
+    if target == "list" {
+        return ask_daemon(cli, &config, &Request::AttachList).await;
+    }
+    let name = within(&config, target)?;
+    let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
+    crate::units::check_name("volume", &name).map_err(usage)?;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let options = AttachOptions {
+        queue_count: args.queues.unwrap_or(u16::try_from(processors.min(4)).expect("at most 4")),
+        queue_depth: args.depth,
+        logical_block_bytes: args.logical_block,
+        is_shared: args.shared,
+    };
+    ask_daemon(cli, &config, &Request::Attach { name, options }).await
 }
 
 /// Says on standard output that everything answers, and where. As text, a line an endpoint, then

@@ -2,8 +2,10 @@
 //! package that knows all others.
 
 pub mod admin;
+pub mod attach;
 pub mod background;
 pub(crate) mod chain;
+pub(crate) mod claims;
 pub mod cli;
 pub mod config;
 pub mod demo;

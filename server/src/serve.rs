@@ -13,6 +13,8 @@ pub(crate) use opening::sides_wanted;
 pub use opening::{Opening, open};
 
 use crate::admin::{AdminHandler, AdminServer, FsckInfo};
+use crate::attach::Attachments;
+use crate::claims::Claims;
 use crate::config::{Config, budget};
 use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
@@ -223,7 +225,11 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     };
     let hangups = watch_signal(SignalKind::hangup())?;
     let stop = watch::Sender::new(false);
-    let server = nbd_server(config, &open)?;
+    let claims = Arc::new(Claims::default());
+    let attachments = open_attachments(config, &open, &claims)?;
+    // Before NBD clients could take what was attached.
+    attachments.recover(|epoch| open.ownership.may_replay(epoch)).await?;
+    let server = nbd_server(config, &open, claims)?;
     let (listeners, endpoints) = listen(config, &open).await?;
     let mut serving = tokio::task::JoinSet::new();
     for listener in listeners {
@@ -231,7 +237,13 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         serving.spawn(async move { server.serve(listener).await });
     }
     let open = Arc::new(open);
-    let handler = AdminPool::serving(open.clone(), endpoints.clone(), server.clone(), stop.clone());
+    let handler = AdminPool::serving(
+        open.clone(),
+        endpoints.clone(),
+        server.clone(),
+        attachments.clone(),
+        stop.clone(),
+    );
     let handler = Arc::new(handler);
     let admin = tokio::spawn({
         let (handler, mut stopped) = (handler.clone(), stop.subscribe());
@@ -259,6 +271,10 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     tracing::info!("stopping");
     stop.send_replace(true);
     server.stop(STOP_GRACE);
+    match lost {
+        None => attachments.leave().await,
+        Some(_) => attachments.abandon().await,
+    }
     while let Some(ended) = serving.join_next().await {
         ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
     }
@@ -357,7 +373,27 @@ pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
     }
 }
 
-fn nbd_server(config: &Config, open: &OpenPool) -> Result<Server<PoolExports>> {
+fn open_attachments(
+    config: &Config,
+    open: &OpenPool,
+    claims: &Arc<Claims>,
+) -> Result<Arc<Attachments>> {
+    let attachments = Attachments::open(
+        config.dir(),
+        &config.settings().name,
+        open.pool.clone(),
+        claims.clone(),
+        open.ownership.epoch(),
+        config.budget().device_payload_bytes,
+    );
+    attachments.map(Arc::new)
+}
+
+fn nbd_server(
+    config: &Config,
+    open: &OpenPool,
+    claims: Arc<Claims>,
+) -> Result<Server<PoolExports>> {
     let settings = &config.settings().nbd;
     let tls = settings.tls.as_ref().map(|tls| TlsOptions {
         certificate: tls.cert.clone(),
@@ -377,7 +413,7 @@ fn nbd_server(config: &Config, open: &OpenPool) -> Result<Server<PoolExports>> {
         can_resize: settings.allow_resize,
         ..ServerOptions::default()
     };
-    Server::new(Arc::new(PoolExports::new(open.pool.clone())), options)
+    Server::new(Arc::new(PoolExports::new(open.pool.clone(), claims)), options)
 }
 
 /// Binds every configured socket. Returns them with the URIs of all present volumes.

@@ -46,6 +46,10 @@ pub enum Command {
     /// Remove a pool, bring it back, or delete it for good
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Make a volume a block device of this machine: `attach db`, `attach POOL/db`, `attach list`
+    Attach(AttachArgs),
+    /// Take the block device of a volume away; nothing may use it
+    Detach(DetachArgs),
     /// State of a pool
     Status(PoolArgs),
     /// Copy everything to the store, and wait until it is there
@@ -152,6 +156,45 @@ pub enum VolumeCommand {
         #[arg(long)]
         give_up_writes: bool,
     },
+}
+
+/// How a volume is attached.
+#[derive(Clone, Debug, Args)]
+pub struct AttachArgs {
+    /// Which pool.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+    /// A volume, or POOL/VOLUME; `list` shows what is attached; with --cleanup, a device
+    #[arg(required_unless_present = "cleanup")]
+    pub target: Option<String>,
+    /// Hardware queues, each with a thread; as many as processors by default, at most 4
+    #[arg(long, value_name = "COUNT")]
+    pub queues: Option<u16>,
+    /// Requests in flight of a queue
+    #[arg(long, value_name = "COUNT", default_value_t = 64)]
+    pub depth: u16,
+    /// Logical block of the device, 512 or 4096 bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 512)]
+    pub logical_block: u32,
+    /// NBD clients may write to the volume as well
+    #[arg(long)]
+    pub shared: bool,
+    /// While no daemon runs: remove the devices that the last one left, or the one that is named
+    #[arg(long)]
+    pub cleanup: bool,
+}
+
+/// How a volume is detached.
+#[derive(Clone, Debug, Args)]
+pub struct DetachArgs {
+    /// Which pool.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+    /// The volume, POOL/VOLUME, or its device
+    pub target: String,
+    /// Also while something uses it, which gets errors then
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// A pool as a whole, while no daemon has it.

@@ -2,6 +2,7 @@
 
 use super::args::DemoArgs;
 use crate::admin::{self, AdminHandler, FsckInfo, Reply, Request};
+use crate::attach;
 use crate::config::Config;
 use crate::removal::{self, PoolPurged, PoolRemoved, PoolRestored};
 use crate::serve::Opening;
@@ -35,6 +36,16 @@ pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
         Some(_) => Err(Error::new(ErrorKind::Unavailable, "the daemon's reply is not understood")),
         None => crate::serve::fsck(&config).await,
     }
+}
+
+/// Removes devices that a daemon that is gone left in the kernel.
+pub(super) async fn clean_up_devices(config: &Config, device: Option<&str>) -> Result<Reply> {
+    let (dir, device) = (config.dir().to_owned(), device.map(str::to_owned));
+    let done = tokio::task::spawn_blocking(move || attach::clean_up(&dir, device.as_deref()));
+    let message = done
+        .await
+        .map_err(|error| Error::with_source(ErrorKind::Io, "remove devices", error))??;
+    Ok(Reply::Done { message })
 }
 
 /// Removes the pool.

@@ -1,6 +1,7 @@
 //! Owns the text that people read: tables and sentences made of the admin replies.
 
 use crate::admin::{CacheInfo, FsckInfo, NbdInfo, Reply, StatusInfo, VolumeInfo};
+use crate::attach::AttachmentInfo;
 use crate::config::Config;
 use crate::config::options::{self, OptionDoc};
 use crate::removal::{PoolPurged, PoolRemoved, PoolRestored};
@@ -93,6 +94,35 @@ fn volume(volume: &VolumeInfo) -> String {
     ])
 }
 
+fn attached(info: &AttachmentInfo) -> String {
+    let device =
+        info.device.as_ref().map_or_else(|| "-".to_owned(), |path| path.display().to_string());
+    pairs(&[
+        ("volume", info.volume.clone()),
+        ("device", device),
+        ("link", info.link.display().to_string()),
+    ])
+}
+
+fn attachment_list(infos: &[AttachmentInfo]) -> String {
+    if infos.is_empty() {
+        return "nothing is attached; attach a volume with: spindle attach NAME --dir DIR\n"
+            .to_owned();
+    }
+    let mut rows = vec![["VOLUME", "DEVICE", "LINK", "STATE"].map(str::to_owned).to_vec()];
+    rows.extend(infos.iter().map(|info| {
+        let device =
+            info.device.as_ref().map_or_else(|| "-".to_owned(), |path| path.display().to_string());
+        let state = match &info.failure {
+            Some(failure) => format!("not served: {failure}"),
+            None if info.is_in_use => "in use".to_owned(),
+            None => "idle".to_owned(),
+        };
+        vec![info.volume.clone(), device, info.link.display().to_string(), state]
+    }));
+    table(&rows, &[])
+}
+
 /// A reply of the daemon.
 pub(super) fn reply(reply: &Reply) -> String {
     match reply {
@@ -108,6 +138,8 @@ pub(super) fn reply(reply: &Reply) -> String {
              To use it: put it in a file and start spindle with --recovery-key-file FILE.\n",
             key.expose()
         ),
+        Reply::Attached(info) => attached(info),
+        Reply::Attachments { attachments } => attachment_list(attachments),
         Reply::KeyRotated { message, .. } => format!("{message}\n"),
     }
 }

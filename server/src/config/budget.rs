@@ -56,10 +56,18 @@ pub(crate) const METADATA_BYTES_MIN: u64 = 32 << 20;
 const LOG_PERCENT: u64 = 25;
 const MEMORY_CACHE_PERCENT: u64 = 30;
 const MAP_PERCENT: u64 = 20;
-const NBD_PERCENT: u64 = 10;
+const NBD_PERCENT: u64 = 7;
+/// Devices of the kernel get nothing of the smallest budget: attaching says so.
+const DEVICE_PERCENT: u64 = 3;
 const METADATA_PERCENT: u64 = 15;
 const _: () = assert!(
-    LOG_PERCENT + MEMORY_CACHE_PERCENT + MAP_PERCENT + NBD_PERCENT + METADATA_PERCENT == 100
+    LOG_PERCENT
+        + MEMORY_CACHE_PERCENT
+        + MAP_PERCENT
+        + NBD_PERCENT
+        + DEVICE_PERCENT
+        + METADATA_PERCENT
+        == 100
 );
 
 /// Bytes that each part may hold.
@@ -75,6 +83,8 @@ pub struct Budget {
     pub map_cache_bytes: u64,
     /// Payloads of NBD requests in flight, over all connections.
     pub nbd_payload_bytes: u64,
+    /// Payloads of requests in flight of devices of the kernel, over all devices.
+    pub device_payload_bytes: u64,
     /// Blocks of the metadata database; its write buffers come on top.
     pub metadata_cache_bytes: u64,
     /// Segments and frames that wait for the read cache.
@@ -135,7 +145,12 @@ impl Budget {
         // What is set explicitly takes no share; the others keep their proportions.
         let cache_percent = if memory_cache.is_some() { 0 } else { MEMORY_CACHE_PERCENT };
         let nbd_percent = if nbd.is_some() { 0 } else { NBD_PERCENT };
-        let all = LOG_PERCENT + MAP_PERCENT + METADATA_PERCENT + cache_percent + nbd_percent;
+        let all = LOG_PERCENT
+            + MAP_PERCENT
+            + METADATA_PERCENT
+            + DEVICE_PERCENT
+            + cache_percent
+            + nbd_percent;
         let share = |percent: u64| rest / all * percent;
         Ok(Budget {
             total_bytes: total,
@@ -143,6 +158,7 @@ impl Budget {
             memory_cache_bytes: memory_cache.unwrap_or_else(|| share(cache_percent)),
             map_cache_bytes: MAP_BYTES_MIN + share(MAP_PERCENT),
             nbd_payload_bytes: nbd.unwrap_or_else(|| NBD_BYTES_MIN + share(nbd_percent)),
+            device_payload_bytes: share(DEVICE_PERCENT),
             metadata_cache_bytes: METADATA_BYTES_MIN + share(METADATA_PERCENT),
             cache_pending_bytes: parts.cache_pending_bytes,
             stream_bytes: parts.stream_bytes,
@@ -220,6 +236,7 @@ mod tests {
             + budget.memory_cache_bytes
             + budget.map_cache_bytes
             + budget.nbd_payload_bytes
+            + budget.device_payload_bytes
             + budget.metadata_cache_bytes
             + MEMTABLE_BYTES_MAX
             + budget.cache_pending_bytes

@@ -9,6 +9,7 @@ use crate::admin::{
     AdminHandler, AsideInfo, AtRisk, CacheInfo, DestageInfo, KeySlotInfo, LogInfo, NbdInfo, Reply,
     Request, StatusInfo, TierInfo, VolumeInfo,
 };
+use crate::attach::Attachments;
 use crate::glue::exports::PoolExports;
 use crate::keys::NewKey;
 use crate::record::{VolumeRecord, VolumeState};
@@ -28,6 +29,7 @@ pub struct AdminPool {
     open: Mutex<Option<Arc<OpenPool>>>,
     endpoints: Vec<String>,
     nbd: Option<Server<PoolExports>>,
+    attachments: Option<Arc<Attachments>>,
     is_offline: bool,
     stop: watch::Sender<bool>,
 }
@@ -39,10 +41,11 @@ impl AdminPool {
         open: Arc<OpenPool>,
         endpoints: Vec<String>,
         nbd: Server<PoolExports>,
+        attachments: Arc<Attachments>,
         stop: watch::Sender<bool>,
     ) -> AdminPool {
-        let (open, nbd) = (Mutex::new(Some(open)), Some(nbd));
-        AdminPool { open, endpoints, nbd, is_offline: false, stop }
+        let (open, nbd, attachments) = (Mutex::new(Some(open)), Some(nbd), Some(attachments));
+        AdminPool { open, endpoints, nbd, attachments, is_offline: false, stop }
     }
 
     /// For a command that has opened the pool itself and closes it by [`AdminHandler::close`].
@@ -52,9 +55,30 @@ impl AdminPool {
             open: Mutex::new(Some(Arc::new(open))),
             endpoints: Vec::new(),
             nbd: None,
+            attachments: None,
             is_offline: true,
             stop: watch::Sender::new(false),
         }
+    }
+
+    fn attachments(&self) -> Result<&Arc<Attachments>> {
+        self.attachments.as_ref().ok_or_else(|| {
+            let what = "attach and detach volumes: no daemon runs on this directory, and only a daemon \
+                        can serve a device; start `spindle serve`";
+            Error::new(ErrorKind::Unavailable, what)
+        })
+    }
+
+    async fn check_detached(&self, pool: &crate::pool::Pool, name: &str) -> Result<()> {
+        let (Some(attachments), Some(volume)) = (&self.attachments, pool.volume(name)) else {
+            return Ok(());
+        };
+        let Some(link) = attachments.link_of(volume.id()).await else { return Ok(()) };
+        let what = format!(
+            "remove volume {name}: it is attached as {}; detach it first: spindle detach {name}",
+            link.display()
+        );
+        Err(Error::new(ErrorKind::Busy, what))
     }
 
     async fn open(&self) -> Result<Arc<OpenPool>> {
@@ -125,6 +149,7 @@ impl AdminHandler for AdminPool {
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::VolumeRemove { name, now } => {
+                self.check_detached(pool, &name).await?;
                 let record = pool.remove_volume(&name, now).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
@@ -160,6 +185,17 @@ impl AdminHandler for AdminPool {
                 };
                 let rotated = open.keys.lock().await.rotate(&new).await?;
                 Ok(Reply::KeyRotated { kind: rotated.kind, message: rotated.message })
+            }
+            Request::Attach { name, options } => {
+                Ok(Reply::Attached(self.attachments()?.attach(&name, options).await?))
+            }
+            Request::Detach { target, force } => {
+                let name = self.attachments()?.detach(&target, force).await?;
+                Ok(Reply::Done { message: format!("volume {name} is detached") })
+            }
+            Request::AttachList => {
+                let attachments = self.attachments()?.list().await;
+                Ok(Reply::Attachments { attachments })
             }
             Request::Stop => {
                 self.stop.send_replace(true);

@@ -7,6 +7,7 @@
 //!   needs: a client on another machine survives a reboot of this one, so what it was answered has
 //!   to survive it as well.
 
+use crate::claims::{Claim, Claims};
 use crate::pool::Pool;
 use crate::record::Durability;
 use crate::volume::Volume;
@@ -20,13 +21,14 @@ use std::sync::Arc;
 /// What the NBD server serves.
 pub struct PoolExports {
     pool: Arc<Pool>,
+    claims: Arc<Claims>,
 }
 
 impl PoolExports {
-    /// Serves every volume of `pool`, also those made later.
+    /// Serves every volume of `pool`, also those made later, as far as `claims` allows.
     #[must_use]
-    pub fn new(pool: Arc<Pool>) -> Self {
-        PoolExports { pool }
+    pub(crate) fn new(pool: Arc<Pool>, claims: Arc<Claims>) -> Self {
+        PoolExports { pool, claims }
     }
 
     fn find(&self, name: &str) -> Result<Arc<Volume>> {
@@ -76,17 +78,28 @@ impl Exports for PoolExports {
             );
             return Err(Error::new(ErrorKind::Denied, what));
         }
-        Ok(Arc::new(Attachment { volume, is_remote }))
+        let record = volume.record();
+        let claim = match record.is_read_only {
+            true => None,
+            false => Some(self.claims.connect(record.id, &record.name)?),
+        };
+        Ok(Arc::new(Attachment { volume, is_remote, _claim: claim }))
     }
 }
 
-/// A volume as one connection sees it.
+/// A volume as one connection, or one device of this machine, sees it.
 pub struct Attachment {
     volume: Arc<Volume>,
     is_remote: bool,
+    _claim: Option<Claim>,
 }
 
 impl Attachment {
+    /// For a device of this machine, whose claim is the caller's to keep.
+    pub(crate) fn local(volume: Arc<Volume>) -> Attachment {
+        Attachment { volume, is_remote: false, _claim: None }
+    }
+
     /// A remote client's unflushed writes wait for stable storage unless the volume's owner has
     /// chosen a durability by name.
     pub(crate) fn must_be_durable(&self) -> bool {

@@ -297,7 +297,7 @@ async fn auto_means_write_for_a_client_on_another_machine() {
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("auto", MIB, Durability::Auto).await.unwrap();
     pool.create_volume("named", MIB, Durability::Flush).await.unwrap();
-    let exports = PoolExports::new(pool.clone());
+    let exports = PoolExports::new(pool.clone(), Arc::default());
     let local = ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"].map(str::to_owned);
     let remote = ["192.0.2.7:5", "[2001:db8::7]:5"].map(str::to_owned);
     for (addresses, is_remote) in [(&local[..], false), (&remote[..], true)] {
@@ -341,7 +341,7 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 3, 2).await;
     assert!(!is_proven);
     pool.note_step_back(StepBack::Reboot).await.unwrap();
-    let exports = PoolExports::new(pool.clone());
+    let exports = PoolExports::new(pool.clone(), Arc::default());
     let refused = exports.open("named", &remote).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied);
     assert!(refused.chain().contains("spindle volume accept named"), "{}", refused.chain());
@@ -354,7 +354,7 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     // It stays so, though the log has no more to say, until somebody says that it is all right.
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 4, 2).await;
     assert!(is_proven);
-    let exports = PoolExports::new(pool.clone());
+    let exports = PoolExports::new(pool.clone(), Arc::default());
     assert!(exports.open("named", &remote).await.is_err());
     assert!(!pool.accept_step_back("named", false).await.unwrap().is_stepped_back);
     exports.open("named", &remote).await.map(drop).unwrap();

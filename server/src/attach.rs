@@ -1,0 +1,663 @@
+//! Volumes as devices of this machine's kernel: which are attached, how they come back after a restart,
+//! how they go.
+//!
+//! Invariants:
+//! - `DIR/attachments.json` names a device before it can be used, and until it is gone: a daemon that
+//!   dies at any moment finds its devices again, and none that is not its own.
+//! - A device goes on with a restarted daemon only where no other directory has owned the pool since:
+//!   what is mounted from it has seen a history of the volume that would no longer be its own. Otherwise
+//!   the device is removed, and its users get errors.
+//! - Devices are served from this process's own volumes; they end before the log is closed.
+
+use crate::chain::random_bytes;
+use crate::claims::{Claim, Claims};
+use crate::glue::exports::Attachment;
+use crate::manifest::{NodeDir, write_durably};
+use crate::pool::Pool;
+use crate::volume::Volume;
+use block::{Epoch, Error, ErrorKind, Result, VolumeId};
+use parking_lot::Mutex as SyncMutex;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+use ublk::{Device, Options};
+
+const FILE: &str = "attachments.json";
+const VERSION: u32 = 1;
+/// Where the links to devices are. Source: the place that udev rules of disks use for theirs.
+const LINKS: &str = "/dev/spindle";
+/// Largest payload of a request to a device. Chosen by hand: larger ones are cut by the kernel, and
+/// cost no more.
+const IO_BYTES_MAX: u32 = 512 << 10;
+/// Time that requests in flight have at an orderly stop; what is not answered then, the next daemon
+/// gets again.
+const LEAVE_GRACE: Duration = Duration::from_secs(5);
+/// Parts into which the memory for payloads of devices is cut: so many queues at most.
+const QUEUE_COUNT_MAX: u64 = 8;
+
+/// How a volume is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttachOptions {
+    /// Hardware queues of the device, each with a thread.
+    pub queue_count: u16,
+    /// Requests in flight of a queue.
+    pub queue_depth: u16,
+    /// 512 or 4096 bytes.
+    pub logical_block_bytes: u32,
+    /// NBD clients may write to the volume too.
+    pub is_shared: bool,
+}
+
+/// One attached volume, as `attachments.json` has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    volume: u32,
+    /// The kernel's number of the device; absent until it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    number: Option<u32>,
+    /// What the kernel keeps with the device, so that it is known again.
+    cookie: u64,
+    /// Newest epoch of the pool in which this process or an earlier one served the device.
+    epoch: u64,
+    options: AttachOptions,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    version: u32,
+    attachments: Vec<Record>,
+}
+
+/// An attached volume, as the admin sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachmentInfo {
+    /// Name of the volume.
+    pub volume: String,
+    /// The block device; absent where it is not served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<PathBuf>,
+    /// The link to it that keeps its name.
+    pub link: PathBuf,
+    /// How it was attached.
+    pub options: AttachOptions,
+    /// Something has the device for itself: a mounted file system, swap, a RAID.
+    pub is_in_use: bool,
+    /// Requests since this daemon serves it.
+    pub read_count: u64,
+    /// Requests since this daemon serves it.
+    pub write_count: u64,
+    /// Requests since this daemon serves it.
+    pub flush_count: u64,
+    /// Requests that failed.
+    pub failure_count: u64,
+    /// Why it is not served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+struct Live {
+    record: Record,
+    state: State,
+}
+
+enum State {
+    Served(Served),
+    /// It is in the kernel perhaps, and not served by us.
+    Failed(Error),
+}
+
+struct Served {
+    device: Arc<SyncMutex<Option<Device>>>,
+    /// Tells the kernel about changes of the volume's size.
+    resizes: JoinHandle<()>,
+    _claim: Claim,
+}
+
+/// The devices of a pool. Nothing is attached from it after [`Attachments::leave`].
+pub struct Attachments {
+    path: PathBuf,
+    links: PathBuf,
+    pool: Arc<Pool>,
+    claims: Arc<Claims>,
+    epoch: Epoch,
+    payload_bytes_max: u64,
+    live: Mutex<BTreeMap<u32, Live>>,
+}
+
+impl Attachments {
+    /// Reads which volumes of `pool`, which is called `name`, were attached from directory `dir`.
+    /// `payload_bytes_max` is the memory for payloads of all devices.
+    ///
+    /// # Errors
+    /// `Corrupt`: the list is damaged, or of a later version.
+    pub fn open(
+        dir: &Path,
+        name: &str,
+        pool: Arc<Pool>,
+        claims: Arc<Claims>,
+        epoch: Epoch,
+        payload_bytes_max: u64,
+    ) -> Result<Attachments> {
+        let path = dir.join(FILE);
+        let records = read(&path)?;
+        let waiting = || Error::new(ErrorKind::Unavailable, "the daemon is just starting");
+        let live = records
+            .into_iter()
+            .map(|record| (record.volume, Live { record, state: State::Failed(waiting()) }));
+        Ok(Attachments {
+            path,
+            links: Path::new(LINKS).join(name),
+            pool,
+            claims,
+            epoch,
+            payload_bytes_max,
+            live: Mutex::new(live.collect()),
+        })
+    }
+
+    /// Serves again what was attached when the last daemon ended. `is_ours` tells whether this directory
+    /// has owned the pool without another between since an epoch. Failures are kept with the
+    /// attachment and logged: the daemon serves its other clients all the same.
+    pub async fn recover(&self, is_ours: impl Fn(Epoch) -> bool) -> Result<()> {
+        let mut live = self.live.lock().await;
+        let volumes: Vec<u32> = live.keys().copied().collect();
+        for id in volumes {
+            let record = live[&id].record.clone();
+            let outcome = self.recover_one(&record, &is_ours).await;
+            match outcome {
+                Ok(Some((record, served))) => {
+                    live.insert(id, Live { record, state: State::Served(served) });
+                }
+                Ok(None) => {
+                    live.remove(&id);
+                }
+                Err(error) => {
+                    tracing::error!(
+                        volume = id, error = %error.chain(),
+                        "an attached volume is not served; its device waits. Remove the cause and \
+                         restart, or give it up with `spindle detach --force`"
+                    );
+                    live.insert(id, Live { record, state: State::Failed(error) });
+                }
+            }
+        }
+        self.write(&live)
+    }
+
+    async fn recover_one(
+        &self,
+        record: &Record,
+        is_ours: &impl Fn(Epoch) -> bool,
+    ) -> Result<Option<(Record, Served)>> {
+        let volume = self.pool.volumes().into_iter().find(|v| v.id() == VolumeId(record.volume));
+        let refused = match &volume {
+            None => Some("its volume was removed"),
+            Some(_) if !is_ours(Epoch(record.epoch)) => {
+                Some("another node has owned the pool since it was last served")
+            }
+            Some(_) => None,
+        };
+        let (Some(volume), None) = (volume, refused) else {
+            tracing::error!(
+                volume = record.volume, device = ?record.number, reason = refused,
+                "a device is removed from the kernel and not served again: its users get errors; attach \
+                 the volume anew"
+            );
+            self.remove_from_kernel(record).await?;
+            return Ok(None);
+        };
+        let name = volume.record().name;
+        let claim = self.claims.attach(record.volume, &name, record.options.is_shared)?;
+        let shown = Arc::new(Attachment::local(volume.clone()));
+        let options = self.ublk_options(record);
+        let number = record.number;
+        let recovered = blocking(move || {
+            match number.map_or_else(|| ublk::find(options.cookie), |n| Ok(Some(n)))? {
+                Some(number) => Device::recover(number, &shown, &options),
+                None => Ok(None),
+            }
+        })
+        .await?;
+        let mut record = Record { epoch: self.epoch.0, ..record.clone() };
+        let device = match recovered {
+            Some(device) => device,
+            // The machine was restarted, or the device was never there.
+            None => self.add(&volume, &mut record).await?,
+        };
+        tracing::info!(volume = name, device = %device.path().display(), "attached");
+        Ok(Some((record, self.serve(&volume, device, claim))))
+    }
+
+    /// Attaches a volume.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such volume. `Busy`: it is attached, or others have it open.
+    /// `Unsupported`, `Denied`: this machine lacks something. `Invalid`: the options.
+    pub async fn attach(&self, name: &str, options: AttachOptions) -> Result<AttachmentInfo> {
+        let mut live = self.live.lock().await;
+        let volume = self.pool.volume(name).ok_or_else(|| {
+            let what =
+                format!("attach volume {name}: there is none; `spindle volume list` shows all");
+            Error::new(ErrorKind::NotFound, what)
+        })?;
+        let id = volume.id().0;
+        if live.contains_key(&id) {
+            let link = self.links.join(name);
+            let what = format!("attach volume {name}: it is attached as {}", link.display());
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        self.check_memory(&live, &options)?;
+        blocking(ublk::check).await?;
+        let claim = self.claims.attach(id, name, options.is_shared)?;
+        let cookie = u64::from_le_bytes(random_bytes());
+        let mut record = Record { volume: id, number: None, cookie, epoch: self.epoch.0, options };
+        // Before the kernel has it, so that whatever is left of it can be found.
+        let mut records: Vec<Record> = live.values().map(|live| live.record.clone()).collect();
+        records.push(record.clone());
+        write(&self.path, records)?;
+        match self.add(&volume, &mut record).await {
+            Ok(device) => {
+                let served = self.serve(&volume, device, claim);
+                live.insert(id, Live { record, state: State::Served(served) });
+                self.write(&live)?;
+                Ok(self.info(&live[&id]).await)
+            }
+            Err(error) => {
+                self.write(&live)?;
+                Err(error.context(format!("attach volume {name}")))
+            }
+        }
+    }
+
+    /// Adds a device to the kernel and notes its number in `record` and on disk.
+    async fn add(&self, volume: &Arc<Volume>, record: &mut Record) -> Result<Device> {
+        let shown = Arc::new(Attachment::local(volume.clone()));
+        let options = self.ublk_options(record);
+        let (path, noted) = (self.path.clone(), record.clone());
+        let added = blocking(move || {
+            Device::add(&shown, &options, |number| {
+                let mut records = read(&path)?;
+                records.retain(|other| other.volume != noted.volume);
+                records.push(Record { number: Some(number), ..noted });
+                write(&path, records)
+            })
+        });
+        let device = added.await?;
+        record.number = Some(device.number());
+        Ok(device)
+    }
+
+    fn serve(&self, volume: &Arc<Volume>, device: Device, claim: Claim) -> Served {
+        let name = volume.record().name;
+        self.link(&name, &device.path());
+        let device = Arc::new(SyncMutex::new(Some(device)));
+        let mut sizes = volume.size_changes();
+        let resized = device.clone();
+        let resizes = tokio::spawn(async move {
+            while sizes.changed().await.is_ok() {
+                let size_bytes = *sizes.borrow_and_update();
+                let device = resized.clone();
+                let told = blocking(move || match &mut *device.lock() {
+                    Some(device) => device.resize(size_bytes),
+                    None => Ok(()),
+                });
+                if let Err(error) = told.await {
+                    tracing::warn!(
+                        volume = name, error = %error.chain(),
+                        "the device of a volume keeps its size"
+                    );
+                }
+            }
+        });
+        Served { device, resizes, _claim: claim }
+    }
+
+    /// A link that people and `fstab` can name, whatever number the kernel chose.
+    fn link(&self, name: &str, device: &Path) {
+        let link = self.links.join(name);
+        let made = std::fs::create_dir_all(&self.links).and_then(|()| {
+            let fresh = self.links.join(format!(".{name}.new"));
+            let _ = std::fs::remove_file(&fresh); // of a daemon that ended here
+            std::os::unix::fs::symlink(device, &fresh)?;
+            std::fs::rename(&fresh, &link)
+        });
+        if let Err(error) = made {
+            tracing::warn!(link = %link.display(), %error, "no link to a device was made");
+        }
+    }
+
+    fn unlink(&self, name: &str) {
+        let link = self.links.join(name);
+        match std::fs::remove_file(&link) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(link = %link.display(), %error, "the link to a device stays");
+            }
+            _ => {}
+        }
+        let _ = std::fs::remove_dir(&self.links); // once it is empty
+    }
+
+    /// Detaches a volume, by its name, its link or its device. Without `is_forced` nothing may use it.
+    ///
+    /// # Errors
+    /// `NotFound`: it is not attached. `Busy`: a file system or the like has it.
+    pub async fn detach(&self, target: &str, is_forced: bool) -> Result<String> {
+        let mut live = self.live.lock().await;
+        let id = self.find(&live, target)?;
+        let attached = &live[&id];
+        let name = self.name_of(id);
+        match &attached.state {
+            State::Served(served) => {
+                let (slot, asked) = (served.device.clone(), name.clone());
+                blocking(move || {
+                    let mut slot = slot.lock();
+                    let Some(device) = slot.take() else { return Ok(()) };
+                    let may_go = match device.is_in_use() {
+                        Ok(is_in_use) => is_forced || !is_in_use,
+                        Err(error) if !is_forced => {
+                            *slot = Some(device);
+                            return Err(error);
+                        }
+                        Err(_) => true,
+                    };
+                    if !may_go {
+                        let what = format!(
+                            "detach volume {asked}: {} is in use; unmount it first (`findmnt {0}`, \
+                             `lsblk {0}` show by what), or use --force, and its users get errors",
+                            device.path().display()
+                        );
+                        *slot = Some(device);
+                        return Err(Error::new(ErrorKind::Busy, what));
+                    }
+                    device.remove()
+                })
+                .await?;
+                served.resizes.abort();
+            }
+            State::Failed(error) if !is_forced => {
+                let what = format!(
+                    "detach volume {name}: its device is not served ({}); --force removes it, and its \
+                     users get errors",
+                    error.chain()
+                );
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
+            State::Failed(_) => self.remove_from_kernel(&attached.record).await?,
+        }
+        self.unlink(&name);
+        live.remove(&id);
+        self.write(&live)?;
+        Ok(name)
+    }
+
+    /// What is attached, by name.
+    pub async fn list(&self) -> Vec<AttachmentInfo> {
+        let live = self.live.lock().await;
+        let mut infos = Vec::with_capacity(live.len());
+        for attached in live.values() {
+            infos.push(self.info(attached).await);
+        }
+        infos.sort_by(|a, b| a.volume.cmp(&b.volume));
+        infos
+    }
+
+    /// The link of a volume that is attached.
+    pub async fn link_of(&self, volume: VolumeId) -> Option<PathBuf> {
+        let live = self.live.lock().await;
+        live.contains_key(&volume.0).then(|| self.links.join(self.name_of(volume.0)))
+    }
+
+    /// Stops serving in order: requests that were begun are answered, the devices stay and wait for the
+    /// next daemon.
+    pub async fn leave(&self) {
+        for served in self.take_served().await {
+            let left = blocking(move || {
+                served.lock().take().into_iter().for_each(|device| device.leave(LEAVE_GRACE));
+                Ok(())
+            });
+            if let Err(error) = left.await {
+                tracing::error!(error = %error.chain(), "a device did not stop in order");
+            }
+        }
+    }
+
+    /// Ends the devices of a pool that is not ours any more: their users get errors, because what they
+    /// would read later is not what they wrote.
+    pub async fn abandon(&self) {
+        for served in self.take_served().await {
+            let removed =
+                blocking(move || served.lock().take().map_or(Ok(()), |device| device.remove()));
+            if let Err(error) = removed.await {
+                tracing::error!(error = %error.chain(), "a device could not be removed");
+            }
+        }
+    }
+
+    async fn take_served(&self) -> Vec<Arc<SyncMutex<Option<Device>>>> {
+        let all = std::mem::take(&mut *self.live.lock().await);
+        let served = all.into_values().filter_map(|live| match live.state {
+            State::Served(served) => {
+                served.resizes.abort();
+                Some(served.device)
+            }
+            State::Failed(_) => None,
+        });
+        served.collect()
+    }
+
+    async fn remove_from_kernel(&self, record: &Record) -> Result<()> {
+        let (number, cookie) = (record.number, record.cookie);
+        let removed = blocking(move || match number {
+            Some(number) => ublk::delete(number, Some(cookie)),
+            None => Ok(()),
+        });
+        match removed.await {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn name_of(&self, id: u32) -> String {
+        let records = self.pool.records();
+        let record = records.into_iter().find(|record| record.id == id);
+        record.map_or_else(|| format!("number-{id}"), |record| record.name)
+    }
+
+    fn find(&self, live: &BTreeMap<u32, Live>, target: &str) -> Result<u32> {
+        let path = Path::new(target);
+        let is_it = |(id, attached): (&u32, &Live)| {
+            let name = self.name_of(*id);
+            let device = attached.record.number.map(|number| format!("/dev/ublkb{number}"));
+            target == name || path == self.links.join(name) || Some(target) == device.as_deref()
+        };
+        let found = live.iter().find(|(id, attached)| is_it((id, attached)));
+        found.map(|(id, _)| *id).ok_or_else(|| {
+            let what =
+                format!("detach {target}: it is not attached; `spindle attach list` shows what is");
+            Error::new(ErrorKind::NotFound, what)
+        })
+    }
+
+    async fn info(&self, attached: &Live) -> AttachmentInfo {
+        let volume = self.name_of(attached.record.volume);
+        let mut info = AttachmentInfo {
+            link: self.links.join(&volume),
+            volume,
+            device: None,
+            options: attached.record.options,
+            is_in_use: false,
+            read_count: 0,
+            write_count: 0,
+            flush_count: 0,
+            failure_count: 0,
+            failure: None,
+        };
+        match &attached.state {
+            State::Failed(error) => info.failure = Some(error.chain()),
+            State::Served(served) => {
+                let device = served.device.clone();
+                let looked = blocking(move || {
+                    let slot = device.lock();
+                    let Some(device) = &*slot else { return Ok(None) };
+                    Ok(Some((device.path(), device.is_in_use(), device.statistics())))
+                });
+                if let Ok(Some((path, is_in_use, statistics))) = looked.await {
+                    info.device = Some(path);
+                    info.is_in_use = is_in_use.unwrap_or(true);
+                    info.read_count = statistics.read_count;
+                    info.write_count = statistics.write_count;
+                    info.flush_count = statistics.flush_count;
+                    info.failure_count = statistics.failure_count;
+                }
+            }
+        }
+        info
+    }
+
+    fn ublk_options(&self, record: &Record) -> Options {
+        Options {
+            cookie: record.cookie,
+            queue_count: record.options.queue_count,
+            queue_depth: record.options.queue_depth,
+            io_bytes_max: IO_BYTES_MAX,
+            logical_block_bytes: record.options.logical_block_bytes,
+            payload_bytes_max: self.payload_bytes_max / QUEUE_COUNT_MAX,
+        }
+    }
+
+    fn check_memory(&self, live: &BTreeMap<u32, Live>, options: &AttachOptions) -> Result<()> {
+        let queues: u64 =
+            live.values().map(|live| u64::from(live.record.options.queue_count)).sum::<u64>()
+                + u64::from(options.queue_count);
+        let queue_bytes = self.payload_bytes_max / QUEUE_COUNT_MAX;
+        if queue_bytes >= u64::from(IO_BYTES_MAX) && queues <= QUEUE_COUNT_MAX {
+            return Ok(());
+        }
+        let what = format!(
+            "attach: {queues} queues of devices need {} bytes of memory for requests, and the budget has \
+             {} for at most {QUEUE_COUNT_MAX} queues; raise `memory`, or attach with fewer queues",
+            queues * u64::from(IO_BYTES_MAX),
+            self.payload_bytes_max
+        );
+        Err(Error::new(ErrorKind::Full, what))
+    }
+
+    fn write(&self, live: &BTreeMap<u32, Live>) -> Result<()> {
+        write(&self.path, live.values().map(|live| live.record.clone()).collect())
+    }
+}
+
+/// Devices are served by threads and commands that block.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Error::with_source(ErrorKind::Io, "work on a device", error))?
+}
+
+fn read(path: &Path) -> Result<Vec<Record>> {
+    let damaged = |why: String| {
+        let what = format!(
+            "read {}: {why}. It says which devices of the kernel belong to this pool; to start without \
+             them, move it away, and remove them with `spindle attach --cleanup`",
+            path.display()
+        );
+        Error::new(ErrorKind::Corrupt, what)
+    };
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(damaged(error.to_string())),
+    };
+    let document: Document =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    if document.version != VERSION {
+        return Err(damaged(format!("its version is {}, not {VERSION}", document.version)));
+    }
+    Ok(document.attachments)
+}
+
+fn write(path: &Path, attachments: Vec<Record>) -> Result<()> {
+    let document = Document { version: VERSION, attachments };
+    let mut bytes = serde_json::to_vec_pretty(&document)
+        .map_err(|error| Error::with_source(ErrorKind::Io, "encode attachments", error))?;
+    bytes.push(b'\n');
+    write_durably(path, &bytes, 0o600)
+}
+
+/// Removes from the kernel the devices that a daemon on `dir` left, or `device` alone, which may be
+/// anybody's. Returns what was done, for a person. Blocks.
+///
+/// # Errors
+/// `Busy`: a daemon runs, or a process serves the device. `Invalid`: it is no such device.
+pub fn clean_up(dir: &Path, device: Option<&str>) -> Result<String> {
+    if let Some(device) = device {
+        let number = device.strip_prefix("/dev/ublkb").and_then(|number| number.parse().ok());
+        let number = number.ok_or_else(|| {
+            let what = format!("clean up {device}: name a device like /dev/ublkb0, or none");
+            Error::new(ErrorKind::Invalid, what)
+        })?;
+        ublk::delete(number, None)?;
+        return Ok(format!("{device} is removed"));
+    }
+    // Held until the end: no daemon starts meanwhile.
+    let _node = NodeDir::open(dir)?;
+    let path = dir.join(FILE);
+    let mut records = read(&path)?;
+    let mut removed = Vec::new();
+    while let Some(record) = records.last() {
+        let number = match record.number {
+            Some(number) => Some(number),
+            None => ublk::find(record.cookie)?,
+        };
+        if let Some(number) = number {
+            match ublk::delete(number, Some(record.cookie)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                Err(_) => {}
+                Ok(()) => removed.push(format!("/dev/ublkb{number}")),
+            }
+        }
+        records.pop();
+        write(&path, records.clone())?;
+    }
+    match removed.is_empty() {
+        true => Ok("no device was left".to_owned()),
+        false => Ok(format!("{} removed", removed.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_read_back_and_damage_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        assert_eq!(read(&path).unwrap(), []);
+        let options = AttachOptions {
+            queue_count: 2,
+            queue_depth: 64,
+            logical_block_bytes: 512,
+            is_shared: false,
+        };
+        let record = Record { volume: 3, number: Some(7), cookie: u64::MAX, epoch: 9, options };
+        write(&path, vec![record.clone()]).unwrap();
+        assert_eq!(read(&path).unwrap(), [record]);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("\"version\": 1", "\"version\": 2")).unwrap();
+        let error = read(&path).unwrap_err();
+        assert!(error.to_string().contains("its version is 2"), "{error}");
+        std::fs::write(&path, &text[..text.len() / 2]).unwrap();
+        let error = read(&path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("--cleanup"), "{error}");
+    }
+}
