@@ -1,7 +1,7 @@
 //! Places where a test may end the process, between any two steps of destage.
 //!
 //! Invariants:
-//! - Without the feature `failpoints` nothing of it is compiled.
+//! - Without the feature `failpoints` a point is no code at all: the macro below is all there is.
 //!
 //! `SPINDLE_FAILPOINT=name` ends the process the first time that `name` is passed, `name:3` the
 //! third time; as with `kill -9`, nothing is flushed or cleaned up.
@@ -14,18 +14,6 @@ macro_rules! fail_point {
         $crate::failpoint::pass($name);
     };
 }
-
-/// Every point of this package in the order in which a destage passes them.
-pub const NAMES: &[&str] = &[
-    "destage-start",
-    "destage-segment-built",
-    "destage-segment-uploaded",
-    "destage-before-commit",
-    "commit-before-write",
-    "commit-before-flush",
-    "commit-after-flush",
-    "destage-committed",
-];
 
 /// Ends the process if the environment says so.
 #[cfg(feature = "failpoints")]
