@@ -27,6 +27,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Batches in flight at once, where the disk does not complete them at once (direct I/O). Chosen by
 /// hand; buffered writes complete at once and never have one in flight.
@@ -424,7 +425,7 @@ impl Core {
             Incoming::new(pending.entry, resident)
         });
         let (log_bytes, extent_count) =
-            shared.overlay.insert(header.first_lsn, incoming, end_position);
+            shared.overlay.insert(header.first_lsn, incoming, end_position, Instant::now());
         let options = &self.config.options;
         if log_bytes >= options.generation_bytes_max || extent_count >= options.entry_count_max / 4
         {

@@ -14,6 +14,7 @@ use block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -90,6 +91,13 @@ impl FileDisk {
             done: Vec::new(),
             _lock: lock,
         })
+    }
+
+    /// When each file of the ring was last written, by number.
+    pub(crate) fn written_at(&self) -> HashMap<u32, Instant> {
+        let readers = self.files.readers.read();
+        let files = (0u32..).zip(readers.iter());
+        files.filter_map(|(number, file)| Some((number, written_at(file.as_ref()?)?))).collect()
     }
 
     /// Sets what is called, from other threads, when a request has ended.
@@ -321,6 +329,14 @@ fn start_writeback(file: &File, offset: u64, len: usize) {
     unsafe {
         libc::sync_file_range(file.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE);
     }
+}
+
+/// When the file was last written, by its modification time and the wall clock: a moment of this
+/// process's clock, which may be before the machine started. `None` when the file system does not say
+/// or that moment is yet to come.
+pub(crate) fn written_at(file: &File) -> Option<Instant> {
+    let age = file.metadata().ok()?.modified().ok()?.elapsed().ok()?;
+    Instant::now().checked_sub(age)
 }
 
 fn put_at(files: &mut Vec<Option<Arc<File>>>, index: u32, file: File) {

@@ -89,8 +89,13 @@ pub struct LogStatus {
     pub durable_lsn: Lsn,
     /// Newest entry in the data tier.
     pub destaged_lsn: Lsn,
-    /// Age of the oldest entry that is not destaged.
+    /// Age of the oldest entry in the ring that is not destaged. Entries that were recovered are as
+    /// old as the last write, before the open, to the log file that has them: that is a lower bound,
+    /// by the wall clock, because the log's format has no time.
     pub oldest_undestaged_age: Option<Duration>,
+    /// Age of the oldest entry that is in side files alone; after an open, of the last write to the
+    /// oldest side file, a lower bound as above.
+    pub oldest_side_age: Option<Duration>,
     /// Data that is only in the log.
     pub undestaged_bytes: u64,
     /// Payloads held in memory.
@@ -113,6 +118,14 @@ pub struct LogStatus {
     pub is_full: bool,
     /// The log has failed for good.
     pub is_failed: bool,
+}
+
+impl LogStatus {
+    /// Age of the oldest entry that only this machine has, in the ring or in a side file.
+    #[must_use]
+    pub fn oldest_age(&self) -> Option<Duration> {
+        self.oldest_undestaged_age.max(self.oldest_side_age)
+    }
 }
 
 impl Log {
@@ -160,6 +173,8 @@ impl Log {
             destaged,
             random: &SystemRandom,
             planted: Planted::from_environment(),
+            // Before recovery writes the tail of the log anew.
+            written_at: disk.written_at(),
         };
         let mut opened = recovery::open(&mut disk, &args)?;
         sides.clean();
@@ -522,6 +537,7 @@ impl Inner {
             durable_lsn: self.shared.durable(),
             destaged_lsn: self.shared.destaged(),
             oldest_undestaged_age: overlay.since.map(|since| now.duration_since(since)),
+            oldest_side_age: overlay.side_since.map(|since| now.duration_since(since)),
             undestaged_bytes: overlay.undestaged_bytes,
             memory_bytes: overlay.memory_bytes,
             extent_count: overlay.extent_count,

@@ -40,7 +40,7 @@ pub struct Generation {
     pub(crate) end_position: u64,
     /// Bytes of log that it used.
     pub(crate) log_bytes: u64,
-    /// When its first entry came.
+    /// When its first entry came, or for a recovered one a moment that is not earlier.
     pub(crate) since: Option<Instant>,
 }
 
@@ -207,7 +207,10 @@ pub(crate) struct OverlayStatus {
     pub(crate) extent_count: u64,
     pub(crate) undestaged_bytes: u64,
     pub(crate) frozen_count: u64,
+    /// When the oldest entry of the ring came.
     pub(crate) since: Option<Instant>,
+    /// The same for what side files hold.
+    pub(crate) side_since: Option<Instant>,
 }
 
 /// An entry on its way into the overlay. The payload has its place in the log beside it.
@@ -331,13 +334,14 @@ impl Overlay {
         newest.into_iter().collect()
     }
 
-    /// Takes the entries of one batch, `first_lsn` upwards. Returns how much of the log the active
-    /// generation has used, and how many extents it has.
+    /// Takes the entries of one batch, `first_lsn` upwards, that came at `came_at` or before. Returns
+    /// how much of the log the active generation has used, and how many extents it has.
     pub(crate) fn insert(
         &self,
         first_lsn: Lsn,
         entries: impl Iterator<Item = Incoming>,
         position: u64,
+        came_at: Instant,
     ) -> (u64, u64) {
         let mut stack = self.stack.write();
         let mut lsn = first_lsn;
@@ -346,7 +350,7 @@ impl Overlay {
         for entry in entries {
             assert_eq!(active.last_lsn.next(), lsn, "entries enter the overlay in order");
             active.last_lsn = lsn;
-            active.since.get_or_insert_with(Instant::now);
+            active.since.get_or_insert(came_at);
             lsn = lsn.next();
             let source = match entry.kind {
                 EntryKind::Write => {
@@ -426,12 +430,17 @@ impl Overlay {
 
     pub(crate) fn status(&self) -> OverlayStatus {
         let stack = self.stack.read();
+        // Of recovered generations an older one may have the later bound; whatever is older than
+        // another is at least as old as it.
+        let generations = stack.frozen.iter().map(|frozen| &**frozen).chain([&stack.active]);
+        let since = generations.filter_map(|generation| generation.since).min();
         OverlayStatus {
             memory_bytes: stack.memory_bytes(),
             extent_count: stack.extent_count(),
             undestaged_bytes: stack.frozen_weight.payload_bytes + stack.active.weight.payload_bytes,
             frozen_count: u64::try_from(stack.frozen.len()).expect("64 bits"),
-            since: stack.frozen.front().map_or(stack.active.since, |oldest| oldest.since),
+            since,
+            side_since: stack.sides.values().flatten().filter_map(|layer| layer.since).min(),
         }
     }
 }

@@ -19,7 +19,8 @@ use crate::side_dir::MissingSide;
 use block::env::{Disk, DiskReader, DiskRequest, IO_ALIGN_BYTES, IoBuffer, Random};
 use block::seal::{PoolKey, SALT_BYTES};
 use block::{Error, ErrorKind, Lsn, Result};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 /// What opening the log found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,6 +65,9 @@ pub(crate) struct OpenArgs<'a> {
     pub(crate) destaged: Lsn,
     pub(crate) random: &'a dyn Random,
     pub(crate) planted: Planted,
+    /// When each file of the ring was last written before this open, by number: no entry in it is
+    /// younger. The format has no time of its own. A file without one counts as written at the open.
+    pub(crate) written_at: HashMap<u32, Instant>,
 }
 
 /// Opens the log on `disk`, which must do nothing else meanwhile. Blocks.

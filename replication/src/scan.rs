@@ -19,6 +19,7 @@ use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 pub(crate) const FIRST_AT: u64 = FILE_HEADER_BYTES as u64;
 /// Read at a time when the rest of the ring is searched. Chosen by hand.
@@ -335,8 +336,9 @@ impl<'a> Scan<'a> {
             return Err(self.bad(ErrorKind::Corrupt, at, FormatError::Range));
         }
         self.next_lsn = Lsn(first.0 + incoming.len() as u64);
+        let came_at = self.args.written_at.get(&at.slot).copied().unwrap_or_else(Instant::now);
         let (log_bytes, extent_count) =
-            self.overlay.insert(first, incoming.into_iter(), self.position);
+            self.overlay.insert(first, incoming.into_iter(), self.position, came_at);
         let options = &self.args.options;
         if log_bytes >= options.generation_bytes_max || extent_count >= options.entry_count_max / 4
         {

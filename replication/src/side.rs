@@ -21,6 +21,7 @@ use bytes::Bytes;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Names one side file of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -140,6 +141,9 @@ pub struct SideLayer {
     pub(crate) weight: Weight,
     /// Sectors that are lost.
     pub(crate) lost_sector_count: u64,
+    /// When the oldest entry in it came, as far as is known: after an open, when the file was
+    /// written, which is not earlier. `None` where nothing is known or the file is missing.
+    pub(crate) since: Option<Instant>,
     /// False: the file is missing or damaged, and every sector may be in it.
     is_whole: bool,
 }
@@ -164,8 +168,14 @@ impl SideLayer {
             extents: ExtentMap::default(),
             weight: Weight::default(),
             lost_sector_count: 0,
+            since: None,
             is_whole,
         }
+    }
+
+    /// The layer, with the time from which it holds entries.
+    pub(crate) fn since(self, since: Option<Instant>) -> SideLayer {
+        SideLayer { since, ..self }
     }
 
     fn put(&mut self, start: u64, count: u64, source: Source) {

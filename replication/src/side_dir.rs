@@ -6,6 +6,7 @@
 //!   newer side file has what it holds.
 //! - Nothing of another pool or of a higher epoch is ever removed.
 
+use crate::disk_file::written_at;
 use crate::extents::{Piece, Source};
 use crate::overlay::Sides;
 use crate::side::{
@@ -166,7 +167,8 @@ fn open_one(
         };
         Error::with_source(kind, format!("open side file {name}"), e)
     })?;
-    side::open(name, Box::new(file), volume, id, reader)
+    let since = written_at(&file);
+    Ok(side::open(name, Box::new(file), volume, id, reader)?.since(since))
 }
 
 impl Found {

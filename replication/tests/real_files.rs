@@ -4,9 +4,10 @@ use block::seal::{KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, VolumeId};
 use bytes::Bytes;
 use replication::{
-    EntryKind, IoMode, Log, LogIdentity, LogOptions, NewEntry, Recovery, Source, Wait,
+    EntryKind, IoMode, Log, LogIdentity, LogOptions, NewEntry, Recovery, SidesWanted, Source, Wait,
 };
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 const VOLUME: VolumeId = VolumeId(7);
 
@@ -459,4 +460,97 @@ async fn what_a_killed_process_acknowledged_is_there() {
         }
         log.close().unwrap();
     }
+}
+
+/// Says of every file of the directory that it was written `age` ago.
+fn backdate(dir: &Path, age: Duration) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let file = std::fs::File::options().write(true).open(entry.unwrap().path()).unwrap();
+        file.set_modified(SystemTime::now() - age).unwrap();
+    }
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+#[tokio::test]
+async fn what_was_recovered_is_as_old_as_its_log_file() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    assert_eq!(log.status().oldest_undestaged_age, None);
+    log.append(write(0, 1, 8), Wait::Durable).await.unwrap();
+    assert!(log.status().oldest_undestaged_age.unwrap() < HOUR);
+    drop(log);
+    backdate(dir.path(), HOUR);
+    let (log, _) = open(dir.path(), 1, 0);
+    let age = log.status().oldest_undestaged_age.unwrap();
+    assert!(age >= HOUR && age < 2 * HOUR, "{age:?} after an outage of an hour");
+    // A younger entry beside it, in the same generation and in the next one, changes nothing.
+    log.append(write(8, 1, 8), Wait::Durable).await.unwrap();
+    let frozen = log.freeze().unwrap();
+    log.append(write(16, 1, 8), Wait::Durable).await.unwrap();
+    assert!(log.status().oldest_undestaged_age.unwrap() >= HOUR);
+    log.release(&frozen);
+    assert!(log.status().oldest_undestaged_age.unwrap() < HOUR);
+    drop(log);
+    // What is destaged has no age, and a clock that was set back makes none.
+    backdate(dir.path(), HOUR);
+    let (log, _) = open(dir.path(), 1, 3);
+    assert_eq!(log.status().oldest_undestaged_age, None);
+    log.append(write(0, 1, 8), Wait::Durable).await.unwrap();
+    drop(log);
+    for file in files_of(dir.path()) {
+        let file = std::fs::File::options().write(true).open(file).unwrap();
+        file.set_modified(SystemTime::now() + HOUR).unwrap();
+    }
+    let (log, _) = open(dir.path(), 1, 3);
+    assert!(log.status().oldest_undestaged_age.unwrap() < HOUR);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_in_side_files_keeps_its_age() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    log.append(write(0, 1, 8), Wait::Durable).await.unwrap();
+    drop(log);
+    backdate(dir.path(), HOUR);
+    let (log, _) = open(dir.path(), 1, 0);
+    let mut files = Vec::new();
+    // So many that the oldest ones are merged.
+    for round in 1..=70u64 {
+        if round > 1 {
+            log.append(write(round * 8, 1, 8), Wait::Written).await.unwrap();
+        }
+        let frozen = log.freeze().unwrap();
+        let change = log.write_side(&frozen, VOLUME, false).await.unwrap();
+        files = change.files();
+        let obsolete = log.release_with(&frozen, vec![change]);
+        log.remove_sides(obsolete).await;
+        let status = log.status();
+        assert_eq!(
+            (status.oldest_undestaged_age, status.oldest_age()),
+            (None, status.oldest_side_age)
+        );
+        assert!(status.oldest_age().unwrap() >= HOUR, "{status:?}");
+    }
+    assert!(files.len() < 70 && files[0].last_lsn > Lsn(1), "the oldest ones were merged");
+    drop(log);
+    // The time itself is in no file: after an open the age is that of the oldest file.
+    backdate(dir.path(), HOUR / 2);
+    let wanted = SidesWanted::from([(VOLUME, files)]);
+    let (log, recovery) = Log::open_with_sides(
+        dir.path(),
+        identity(1, 1),
+        key(),
+        options(IoMode::Buffered),
+        Lsn(70),
+        &wanted,
+    )
+    .unwrap();
+    assert_eq!(recovery.missing_sides, Vec::new());
+    let age = log.status().oldest_age().unwrap();
+    assert!(age >= HOUR / 2 && age < HOUR, "{age:?}");
+    let part = log.side_part(VOLUME, u64::MAX).await.unwrap();
+    let obsolete = log.drop_sides(&part);
+    log.remove_sides(obsolete).await;
+    assert_eq!(log.status().oldest_age(), None);
 }

@@ -177,12 +177,14 @@ impl Inner {
     ) -> Result<SideChange> {
         let (first_lsn, last_lsn) = (generation.first_lsn(), generation.last_lsn());
         let pieces = generation.pieces_of(volume);
+        // Nothing of a volume in the generation is older; what is younger counts as old as that.
+        let since = generation.since;
         let mut fresh = Vec::new();
         let written = self.write_layers(volume, &mut fresh, |fresh| {
             let create = |first_lsn, last_lsn, pieces: &[Piece]| {
                 self.create_side(volume, first_lsn, last_lsn, pieces, are_unreadable_lost)
             };
-            let new = create(first_lsn, last_lsn, &pieces)?;
+            let new = create(first_lsn, last_lsn, &pieces)?.since(since);
             fresh.push(new.id());
             let mut layers = self.shared.overlay.sides_of(volume);
             layers.push(Arc::new(new));
@@ -192,7 +194,8 @@ impl Inner {
                 let Some(index) = index.filter(|_| layers.len() > count_max) else { break };
                 let pair = &layers[index..index + 2];
                 let (first_lsn, last_lsn) = (pair[0].id().first_lsn, pair[1].id().last_lsn);
-                let merged = create(first_lsn, last_lsn, &side::merge(pair))?;
+                let since = pair.iter().filter_map(|layer| layer.since).min();
+                let merged = create(first_lsn, last_lsn, &side::merge(pair))?.since(since);
                 fresh.push(merged.id());
                 layers.splice(index..index + 2, [Arc::new(merged)]);
             }

@@ -183,6 +183,7 @@ impl World {
             destaged: self.destaged,
             random: &*self.random,
             planted: self.plan.planted,
+            written_at: std::collections::HashMap::new(),
         };
         (recovery::open(&mut disk, &args), disk)
     }

@@ -362,7 +362,7 @@ impl AdminPool {
         let key_slots = key_slots.into_iter();
         let key_slots: Vec<KeySlotInfo> =
             key_slots.map(|(kind, created_at)| KeySlotInfo { kind, created_at }).collect();
-        let oldest_seconds = log.oldest_undestaged_age.map_or(0.0, |age| age.as_secs_f64());
+        let oldest_seconds = log.oldest_age().map_or(0.0, |age| age.as_secs_f64());
         let failure = open.pool.fatal().map(|error| error.chain());
         let mut warnings = Vec::new();
         if let Some(failure) = &failure {
