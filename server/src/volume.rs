@@ -446,6 +446,19 @@ impl BlockDevice for Volume {
     }
 
     async fn write_zeroes(&self, offset: u64, length: u64, flags: ZeroFlags) -> Result<()> {
+        if flags.fast_only {
+            self.check_change(offset, length)?;
+            // Whole sectors are one entry without payload. A ragged end reads its sector first, which
+            // may have to come from the store.
+            if length > 0 && !Split::of(offset, length).is_aligned() {
+                let what = format!(
+                    "zero {length} bytes at {offset} of volume {}: not fast, the range has no \
+                     boundaries of {SECTOR_BYTES} bytes",
+                    self.id
+                );
+                return Err(Error::new(ErrorKind::Unsupported, what));
+            }
+        }
         let kind = if flags.no_hole { EntryKind::Zero } else { EntryKind::Trim };
         self.clear(offset, length, kind, flags.fua).await
     }

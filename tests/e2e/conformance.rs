@@ -281,8 +281,20 @@ fn fua_and_cache(way: &Way) {
         let reply = connection.call(command, flags, 512, 512, &[]).expect("a reply");
         assert_eq!(reply.error, 0, "command {command}");
     }
-    let fast = connection.call(CMD_WRITE_ZEROES, CMD_FLAG_FAST_ZERO, 0, 1 << 20, &[]).unwrap();
-    assert!([0, ENOTSUP].contains(&fast.error), "{}", fast.error);
+    // Fast where the range has whole sectors, and without effect where it has not.
+    for flags in [CMD_FLAG_FAST_ZERO, CMD_FLAG_FAST_ZERO | CMD_FLAG_NO_HOLE] {
+        connection.write(0, &[7; 4096], 0);
+        for (offset, length) in [(1, 512), (0, 511), (512, 513), (100, 200)] {
+            let slow = connection.call(CMD_WRITE_ZEROES, flags, offset, length, &[]).unwrap();
+            assert_eq!(slow.error, ENOTSUP, "{length} bytes at {offset}");
+        }
+        assert_eq!(connection.read(0, 4096), [7; 4096]);
+        for (offset, length) in [(512, 512), (0, 1 << 20)] {
+            let fast = connection.call(CMD_WRITE_ZEROES, flags, offset, length, &[]).unwrap();
+            assert_eq!(fast.error, 0, "{length} bytes at {offset}");
+        }
+        assert_eq!(connection.read(0, 4096), [0; 4096]);
+    }
 }
 
 fn simple(way: &Way) {

@@ -194,6 +194,39 @@ async fn overlapping_ragged_writes_keep_each_others_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zeroes_that_have_to_be_fast_are_refused_where_sectors_are_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    let volume = pool.create_volume("a", MIB, Durability::Auto).await.unwrap();
+    let written = pattern(1, 8192);
+    for no_hole in [false, true] {
+        let fast = ZeroFlags { fast_only: true, no_hole, ..ZeroFlags::default() };
+        volume.write(0, written.clone(), NO_FUA).await.unwrap();
+        for (offset, length) in [(1, 512), (0, 511), (512, 513), (100, 200), (8191, 2)] {
+            let error = volume.write_zeroes(offset, length, fast).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{length} at {offset}: {error}");
+        }
+        assert_eq!(read(&volume, 0, 8192).await.unwrap(), written, "a refusal changes nothing");
+        let outside = volume.write_zeroes(MIB - 1, 512, fast).await.unwrap_err();
+        assert_eq!(outside.kind(), ErrorKind::Full, "never fast, and never at all");
+        for (offset, length) in [(512, 512), (1024, 4096), (7, 0)] {
+            volume.write_zeroes(offset, length, fast).await.unwrap();
+        }
+        assert_eq!(read(&volume, 0, 512).await.unwrap(), written[..512]);
+        assert_eq!(read(&volume, 512, 4608).await.unwrap(), [0; 4608]);
+        assert_eq!(read(&volume, 5120, 3072).await.unwrap(), written[5120..]);
+        // Who can wait is served.
+        let slow = ZeroFlags { no_hole, ..ZeroFlags::default() };
+        volume.write_zeroes(1, 510, slow).await.unwrap();
+        assert_eq!(read(&volume, 0, 1).await.unwrap(), written[..1]);
+        assert_eq!(read(&volume, 1, 510).await.unwrap(), [0; 510]);
+    }
+    drop(volume);
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn volumes_come_go_and_come_back() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
