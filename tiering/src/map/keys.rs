@@ -27,6 +27,7 @@ pub const FORMAT_VERSION: u16 = 1;
 const HEADER_BYTES: usize = 4 + 2 + 1 + 1 + 3 * 4 + SALT_BYTES;
 const AT_VERSION: usize = 4;
 const AT_ALGORITHM: usize = 6; // then one zero byte
+pub(super) const AT_READ_ONLY: usize = 12;
 const AT_INCOMPATIBLE: usize = 16;
 const AT_SALT: usize = 20;
 const _: () = assert!(AT_SALT + SALT_BYTES == HEADER_BYTES);
@@ -236,6 +237,24 @@ impl Header {
                     "open metadata: written by a later version (format {version}, features {incompatible:#x})"
                 ),
             )),
+        }
+    }
+
+    /// Whether this version may change the metadata.
+    ///
+    /// # Errors
+    /// `Unsupported` where a later version uses features that only its readers may ignore.
+    pub fn check_writable(&self) -> Result<()> {
+        match u32_at(&self.bytes, AT_READ_ONLY) {
+            Some(0) => Ok(()),
+            features => {
+                let features = features.unwrap_or_default();
+                let what = format!(
+                    "open metadata for writing: a later version wrote it (read-only features \
+                     {features:#x})"
+                );
+                Err(Error::new(ErrorKind::Unsupported, what))
+            }
         }
     }
 

@@ -28,7 +28,8 @@ impl Map {
     /// Opens the map in `db`, making it if the database is empty, and commits that `epoch` owns it.
     ///
     /// # Errors
-    /// `Fenced` if a higher epoch has committed; `Corrupt`, also for a key of another pool.
+    /// `Fenced` if a higher epoch has committed; `Corrupt`, also for a key of another pool;
+    /// `Unsupported` for the metadata of a later version.
     pub async fn open(
         db: Arc<Database>,
         pool_key: &PoolKey,
@@ -47,6 +48,7 @@ impl Map {
             }
         };
         check_epoch(&root, epoch)?;
+        header.check_writable()?;
         let opener = Opener::new(header, pool_key);
         let loaded = Loaded::load(&db, &opener).await?;
         let root = commit_root(&db, &opener, Root { epoch, ..root }, batch).await?;
@@ -150,7 +152,9 @@ impl Map {
     /// As [`Map::open`].
     pub async fn check_owner(db: &Database, pool_key: &PoolKey, epoch: Epoch) -> Result<()> {
         match Self::find_root(db, pool_key).await? {
-            Some((_, root)) => check_epoch(&root, epoch),
+            Some((header, root)) => {
+                check_epoch(&root, epoch).and_then(|()| header.check_writable())
+            }
             None => Ok(()),
         }
     }
@@ -264,4 +268,36 @@ fn check_epoch(root: &Root, epoch: Epoch) -> Result<()> {
         return Err(Error::new(ErrorKind::Fenced, what));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::database::DatabaseOptions;
+    use crate::map::keys::AT_READ_ONLY;
+    use object_store::memory::InMemory;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn features_that_only_readers_may_ignore_keep_a_writer_out() {
+        let key = PoolKey::new([9; 32]);
+        let mut bytes = Header::new(Algorithm::default()).bytes().to_vec();
+        bytes[AT_READ_ONLY] = 1;
+        let header = Header::decode(&bytes).unwrap();
+        let store = Arc::new(InMemory::new());
+        let db = Database::open(store, &DatabaseOptions::default(), None).await.unwrap();
+        let db = Arc::new(db);
+        let mut batch = WriteBatch::new();
+        batch.put(HEADER_KEY, header.bytes());
+        let root = Root { epoch: Epoch(1), destaged: Lsn(3), commit_number: 1, next_segment: 1 };
+        commit_root(&db, &Opener::new(header, &key), root, batch).await.unwrap();
+
+        let (algorithm, options) = (Algorithm::default(), MapOptions::default());
+        let opened = Map::open(db.clone(), &key, algorithm, Epoch(2), options).await;
+        assert_eq!(opened.map(drop).unwrap_err().kind(), ErrorKind::Unsupported);
+        let checked = Map::check_owner(&db, &key, Epoch(2)).await;
+        assert_eq!(checked.unwrap_err().kind(), ErrorKind::Unsupported, "before the claim");
+        let (map, _) = Map::read_only(db.clone(), &key, options).await.unwrap();
+        assert_eq!(map.destaged_lsn(), Lsn(3));
+        db.close().await.unwrap();
+    }
 }
