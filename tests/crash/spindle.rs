@@ -11,6 +11,20 @@ use tests::place::{binary, skip};
 use tests::seed::seeds;
 use tests::torture::{Plan, Totals, VolumePlan, torture};
 
+/// Fail points that every destage passes, so that each ends the daemon in a run of default length.
+const EVERY_DESTAGE: [&str; 10] = [
+    "destage-start",
+    "destage-segment-built",
+    "destage-segment-uploaded",
+    "destage-before-commit",
+    "commit-before-write",
+    "commit-before-flush",
+    "commit-after-flush",
+    "destage-committed",
+    "side-committed",
+    "side-released",
+];
+
 /// Names differ in length by one, so that both kinds of sockets are used.
 const VOLUMES: &[(&str, &str)] = &[("db", "64MiB"), ("log", "8MiB"), ("huge", "1TiB")];
 
@@ -33,13 +47,21 @@ fn plan(seed: u64, round_count: u64) -> Plan {
             // Neither its start nor its end is aligned to anything.
             volume("huge", (64 << 30) / 512 - 777, 12 << 20),
         ],
+        fail_points: Vec::new(),
         fail_point_percent: 60,
+        // Six destages of a pool that is at rest, on a machine that does much else.
+        fail_point_time: Duration::from_secs(30),
     }
 }
 
-fn survives(mut daemon: Daemon, seed: u64, round_count: u64) -> Totals {
+fn survives(daemon: Daemon, seed: u64, round_count: u64) {
+    survives_plan(daemon, &plan(seed, round_count));
+}
+
+fn survives_plan(mut daemon: Daemon, plan: &Plan) -> Totals {
+    let seed = plan.seed;
     println!("SEED={seed}");
-    let totals = torture(&mut daemon, &plan(seed, round_count));
+    let totals = torture(&mut daemon, plan);
     let totals = totals.unwrap_or_else(|found| panic!("{found}"));
     daemon.fsck();
     println!("{totals:?}");
@@ -74,9 +96,27 @@ fn every_acknowledged_write_survives_a_death_between_two_steps_of_destage() {
     for seed in seeds(1) {
         let mut daemon = Daemon::new(SMALL, VOLUMES);
         daemon.use_binary("spindle-faulty");
-        let totals = survives(daemon, seed, 25);
-        assert!(totals.fail_point_count > 0, "no fail point was armed");
+        let fail_points = EVERY_DESTAGE.map(str::to_owned).to_vec();
+        let mut plan = Plan { fail_points, ..plan(seed, 25) };
+        // The time ends no run before each fail point has had its round.
+        plan.time += plan.fail_point_time * u32::try_from(plan.round_count).expect("few");
+        let totals = survives_plan(daemon, &plan);
+        let wanted = EVERY_DESTAGE.len().min(usize::try_from(plan.round_count).expect("few"));
+        let fired = totals.fired.len();
+        assert!(fired >= wanted, "SEED={seed}: {fired} of {wanted} fail points: {totals:?}");
     }
+}
+
+#[test]
+fn a_fail_point_that_the_daemon_never_comes_to_does_not_count_as_fired() {
+    if !binary("spindle-faulty").exists() {
+        return skip("the build with fail points is missing (tests/run makes it)");
+    }
+    let mut daemon = Daemon::new(SMALL, VOLUMES);
+    daemon.use_binary("spindle-faulty");
+    let mut plan = Plan { fail_points: vec!["nowhere".to_owned()], ..plan(1, 1) };
+    (plan.round_count, plan.fail_point_time) = (1, Duration::from_secs(2));
+    assert!(survives_plan(daemon, &plan).fired.is_empty());
 }
 
 /// Bugs that the source can be told to have and that `kill -9` shows, with the rounds within which
@@ -125,8 +165,7 @@ fn planted_bugs_are_found_within_their_number_of_rounds() {
             daemon.use_binary("spindle-faulty");
             daemon.environ(&[("SPINDLE_PLANTED", name)]);
             daemon.announce("");
-            let plan = Plan { fail_point_percent: 0, ..plan(seed, *round_count) };
-            match torture(&mut daemon, &plan) {
+            match torture(&mut daemon, &plan(seed, *round_count)) {
                 Err(found) => println!("{found}"),
                 Ok(totals) => panic!("SEED={seed}: {name} was not found: {totals:?}"),
             }

@@ -24,7 +24,9 @@ fn run(fault: Fault, seed: u64, round_count: u64) -> Result<Totals, String> {
         round: Duration::from_millis(60),
         time: Duration::from_secs(120),
         volumes: (0..2).map(volume).collect(),
+        fail_points: Vec::new(),
         fail_point_percent: 0,
+        fail_point_time: Duration::ZERO,
     };
     torture(&mut Toy::new(fault, seed, 2, BYTES), &plan)
 }

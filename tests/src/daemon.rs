@@ -33,6 +33,10 @@ pub struct Daemon {
     environment: Vec<(String, String)>,
     announced: Vec<String>,
     process: Option<Process>,
+    /// How a process ended that went before it was ready.
+    early_end: Option<ExitStatus>,
+    /// Length of the log when the newest process was started.
+    log_start: usize,
     endpoints: Vec<String>,
     checked_bytes: usize,
     fail_point: Option<String>,
@@ -53,6 +57,8 @@ impl Daemon {
             // A new pool's key file is announced by the program on purpose.
             announced: vec!["made a new key file".to_owned()],
             process: None,
+            early_end: None,
+            log_start: 0,
             endpoints: Vec::new(),
             checked_bytes: 0,
             fail_point: None,
@@ -134,6 +140,8 @@ impl Daemon {
     fn spawn(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "it runs already");
         self.is_asked_to_stop = false;
+        self.early_end = None;
+        self.log_start = self.log().len();
         let process = Process::start(&mut self.serve(), &self.log_path());
         let failed = |error| format!("start {}: {error}", self.binary.display());
         self.process = Some(process.map_err(failed)?);
@@ -156,6 +164,7 @@ impl Daemon {
                 None => {
                     if let Some(status) = process.ended() {
                         self.process = None;
+                        self.early_end = Some(status);
                         return Err(format!("it ended with {status}:\n{}", self.tail()));
                     }
                 }
@@ -184,6 +193,14 @@ impl Daemon {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+
+    /// The fail point that the newest process says it ends at.
+    fn fail_point_said(&self) -> Option<String> {
+        let log = self.log();
+        let fresh = log.get(self.log_start..).unwrap_or_default();
+        let rest = fresh.lines().find_map(|line| line.strip_prefix("fail point "))?;
+        rest.split_once(": the process ends here").map(|(name, _)| name.to_owned())
     }
 
     /// Where a volume is served over TCP.
@@ -347,16 +364,18 @@ impl Target for Daemon {
         Box::new(move || killer.kill())
     }
 
-    fn reap(&mut self) -> Result<(), String> {
+    fn reap(&mut self) -> Result<Option<String>, String> {
         use std::os::unix::process::ExitStatusExt;
-        // A start that failed at a fail point has reaped it already.
-        let Some(mut process) = self.process.take() else {
-            return Ok(());
+        let status = match self.process.take() {
+            Some(mut process) => process.wait(Duration::from_secs(60)),
+            None => self.early_end.take(),
         };
-        let status = process.wait(Duration::from_secs(60)).ok_or("a killed process ends")?;
-        match status.signal() {
-            Some(9 | 6) => Ok(()),
-            _ if self.is_asked_to_stop && status.success() => Ok(()),
+        let status = status.ok_or("a killed process ends")?;
+        match (status.signal(), self.fail_point_said()) {
+            (Some(9), _) => Ok(None),
+            // An abort is an end that was asked for at the armed fail point only.
+            (Some(6), Some(name)) => Ok(Some(name)),
+            _ if self.is_asked_to_stop && status.success() => Ok(None),
             _ => Err(format!("it ended by itself with {status}:\n{}", self.tail())),
         }
     }
@@ -373,11 +392,6 @@ impl Target for Daemon {
             Some(status) => Err(format!("the stop ended with {status}:\n{}", self.tail())),
             None => Err(format!("no end {STOP_TIMEOUT:?} after SIGTERM:\n{}", self.tail())),
         }
-    }
-
-    fn fail_points(&self) -> Vec<String> {
-        let is_faulty = self.binary.ends_with("spindle-faulty");
-        if is_faulty { fail_points_of_the_source() } else { Vec::new() }
     }
 
     fn arm(&mut self, fail_point: Option<String>) {

@@ -3,6 +3,7 @@
 //! Invariants:
 //! - Every sector of every window is checked after every restart that comes up.
 //! - The first wrong thing ends the run with the seed, the round and what was wrong.
+//! - A fail point counts when the server's process ended at it, not when it was armed.
 
 use super::profile::{Ending, Profile};
 use super::target::Target;
@@ -11,6 +12,7 @@ use crate::model::VolumeModel;
 use crate::nbd::wire::CMD_READ;
 use crate::nbd::{Connection, Endpoint, Wanted};
 use crate::seed::Random;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -39,8 +41,13 @@ pub struct Plan {
     pub time: Duration,
     /// The volumes.
     pub volumes: Vec<VolumePlan>,
-    /// Of a hundred rounds, how many arm a fail point, where the server has some.
+    /// Places where the server can be told to die. Each is armed until it has ended the server once,
+    /// as far as the rounds suffice, then any of them.
+    pub fail_points: Vec<String>,
+    /// Of a hundred rounds, how many arm a fail point; more where the rounds run out.
     pub fail_point_percent: u64,
+    /// A server that does not come to the armed fail point within this time is killed.
+    pub fail_point_time: Duration,
 }
 
 /// What a run did.
@@ -52,8 +59,8 @@ pub struct Totals {
     pub acknowledged_count: u64,
     /// Kills during recovery.
     pub recovery_kill_count: u64,
-    /// Rounds that ended at a fail point.
-    pub fail_point_count: u64,
+    /// How often each fail point ended the server.
+    pub fired: BTreeMap<String, u64>,
     /// Longest start, in milliseconds.
     pub start_ms_max: u64,
 }
@@ -84,6 +91,21 @@ struct Run<'a> {
     totals: Totals,
     words: String,
     start: Duration,
+}
+
+/// Why a server that was started is not what it should be.
+enum Unfit {
+    /// It is gone, or was never there.
+    Gone(String),
+    /// It answered, and the answer is wrong.
+    Wrong(String),
+}
+
+impl Unfit {
+    fn words(self) -> String {
+        let (Unfit::Gone(words) | Unfit::Wrong(words)) = self;
+        words
+    }
 }
 
 impl<'a> Run<'a> {
@@ -117,14 +139,19 @@ impl<'a> Run<'a> {
 
     fn round(&mut self, target: &mut dyn Target) -> Result<(), String> {
         let profile = Profile::random(&mut self.random);
-        let (ending, point) = self.ending(target);
+        let (ending, point) = self.ending();
         self.words =
             format!("mix {}, ending {ending:?} {}", profile.name, point.as_deref().unwrap_or(""));
         target.arm(point);
         let is_up = match self.start(target) {
-            // A fail point may lie before serving.
-            Err(_) if matches!(ending, Ending::FailPoint(_)) && target.reap().is_ok() => false,
-            started => started.map(|()| true)?,
+            Ok(()) => true,
+            // A fail point may lie before serving, or before the last answer of the check.
+            Err(Unfit::Gone(error)) if matches!(ending, Ending::FailPoint(_)) => {
+                let fired = target.reap().map_err(|ended| format!("{error}\n{ended}"))?;
+                self.fired(fired.ok_or(error)?);
+                false
+            }
+            Err(unfit) => return Err(unfit.words()),
         };
         target.arm(None);
         if is_up {
@@ -145,20 +172,30 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn ending(&mut self, target: &dyn Target) -> (Ending, Option<String>) {
-        let points = target.fail_points();
-        if !points.is_empty() && self.random.chance(self.plan.fail_point_percent) {
-            let point = self.random.pick(&points).clone();
-            let nth = self.random.between(1, 6);
-            return (Ending::FailPoint(self.plan.round * 4), Some(format!("{point}:{nth}")));
+    fn ending(&mut self) -> (Ending, Option<String>) {
+        let all = &self.plan.fail_points;
+        let is_left = |point: &&String| !self.totals.fired.contains_key(*point);
+        let left: Vec<&String> = all.iter().filter(is_left).collect();
+        let round_count_left = self.plan.round_count - self.totals.round_count + 1;
+        let is_urgent = u64::try_from(left.len()).expect("few") >= round_count_left;
+        let is_armed = self.random.chance(self.plan.fail_point_percent) || is_urgent;
+        if all.is_empty() || !is_armed {
+            return (Ending::random(&mut self.random, self.plan.round), None);
         }
-        (Ending::random(&mut self.random, self.plan.round), None)
+        let candidates = if left.is_empty() { all.iter().collect() } else { left };
+        let point = *self.random.pick(&candidates);
+        let nth = self.random.between(1, 6);
+        (Ending::FailPoint(self.plan.fail_point_time), Some(format!("{point}:{nth}")))
+    }
+
+    fn fired(&mut self, point: String) {
+        *self.totals.fired.entry(point).or_default() += 1;
     }
 
     /// Starts the server and checks all it serves.
-    fn start(&mut self, target: &mut dyn Target) -> Result<(), String> {
+    fn start(&mut self, target: &mut dyn Target) -> Result<(), Unfit> {
         let begun = Instant::now();
-        target.start()?;
+        target.start().map_err(Unfit::Gone)?;
         self.start = begun.elapsed();
         let start_ms = u64::try_from(self.start.as_millis()).expect("short");
         self.totals.start_ms_max = self.totals.start_ms_max.max(start_ms);
@@ -222,23 +259,23 @@ impl<'a> Run<'a> {
             return Err(format!("{wrong}\nmeanwhile it said: {said}"));
         }
         if is_killed {
-            target.reap()?;
+            if let Some(point) = target.reap()? {
+                self.fired(point);
+            }
         } else {
             target.finish_stop()?;
         }
-        self.totals.fail_point_count += u64::from(matches!(ending, Ending::FailPoint(_)));
         Ok(())
     }
 
     fn final_check(&mut self, target: &mut dyn Target) -> Result<(), String> {
-        self.start(target)?;
-        target.begin_stop();
-        target.finish_stop()?;
-        self.complain(target)?;
-        self.start(target)?;
-        target.begin_stop();
-        target.finish_stop()?;
-        self.complain(target)
+        for _ in 0..2 {
+            self.start(target).map_err(Unfit::words)?;
+            target.begin_stop();
+            target.finish_stop()?;
+            self.complain(target)?;
+        }
+        Ok(())
     }
 
     fn complain(&self, target: &mut dyn Target) -> Result<(), String> {
@@ -288,11 +325,16 @@ fn conduct(
 }
 
 /// Reads the window of a volume and checks it.
-fn check(endpoint: &Endpoint, model: &mut VolumeModel) -> Result<(), String> {
+fn check(endpoint: &Endpoint, model: &mut VolumeModel) -> Result<(), Unfit> {
     const STEP: u32 = 256 << 10;
     const DEPTH: usize = 8;
-    let failed =
-        |error: std::io::Error| format!("read {} after a restart: {error}", endpoint.uri());
+    let failed = |error: std::io::Error| {
+        let words = format!("read {} after a restart: {error}", endpoint.uri());
+        match error.kind() {
+            std::io::ErrorKind::InvalidData => Unfit::Wrong(words),
+            _ => Unfit::Gone(words),
+        }
+    };
     let mut connection = Connection::open(endpoint, &Wanted::everything()).map_err(failed)?;
     let window = model.window();
     let mut next = window.start;
@@ -308,9 +350,10 @@ fn check(endpoint: &Endpoint, model: &mut VolumeModel) -> Result<(), String> {
         let reply = connection.receive().map_err(failed)?;
         let offset = flying.remove(&reply.cookie).expect("it was sent");
         if reply.error != 0 {
-            return Err(format!("read {} at {offset}: error {}", endpoint.uri(), reply.error));
+            let words = format!("read {} at {offset}: error {}", endpoint.uri(), reply.error);
+            return Err(Unfit::Wrong(words));
         }
-        model.recovered(offset, &reply.payload)?;
+        model.recovered(offset, &reply.payload).map_err(Unfit::Wrong)?;
     }
     connection.disconnect().map_err(failed)
 }

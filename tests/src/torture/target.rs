@@ -29,11 +29,11 @@ pub trait Target {
     /// A handle that kills the running server.
     fn killer(&self) -> Kill;
 
-    /// Returns when the killed server is gone, with how it ended when that was not by a kill.
+    /// Returns when the killed server is gone, with the armed fail point where that ended it.
     ///
     /// # Errors
     /// When it ended by itself in a way that nobody asked for.
-    fn reap(&mut self) -> Result<(), String>;
+    fn reap(&mut self) -> Result<Option<String>, String>;
 
     /// Begins an orderly stop.
     fn begin_stop(&mut self);
@@ -44,12 +44,7 @@ pub trait Target {
     /// When it does not end, or ends with an error.
     fn finish_stop(&mut self) -> Result<(), String>;
 
-    /// Names of places where the server can be told to die during the next run, if it has any.
-    fn fail_points(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    /// Arms one for the next start.
+    /// Arms a fail point, a place where the server ends its process, for the next start.
     fn arm(&mut self, _fail_point: Option<String>) {}
 
     /// What it logged that nobody announced.

@@ -222,8 +222,8 @@ impl Target for Toy {
         Box::new(move || state.lock().expect("no panic holds it").crash())
     }
 
-    fn reap(&mut self) -> Result<(), String> {
-        Ok(())
+    fn reap(&mut self) -> Result<Option<String>, String> {
+        Ok(None)
     }
 
     fn begin_stop(&mut self) {
