@@ -3,5 +3,6 @@
 //! Invariants:
 //! - The tester is proved against broken servers before it is believed about spindle.
 
+mod aside;
 mod spindle;
 mod toys;

@@ -5,6 +5,7 @@
 //! - The log is small, so that it laps and destages many times in a round.
 //! - `SPINDLE_TEST_ROUNDS` sets the rounds, for long runs at night.
 
+use crate::aside::WITH_SIDE_FILES;
 use std::time::Duration;
 use tests::daemon::{self, Daemon, SMALL};
 use tests::place::{binary, skip};
@@ -117,6 +118,14 @@ fn a_fail_point_that_the_daemon_never_comes_to_does_not_count_as_fired() {
     let mut plan = Plan { fail_points: vec!["nowhere".to_owned()], ..plan(1, 1) };
     (plan.round_count, plan.fail_point_time) = (1, Duration::from_secs(2));
     assert!(survives_plan(daemon, &plan).fired.is_empty());
+}
+
+#[test]
+fn every_fail_point_of_the_source_is_armed_by_a_test() {
+    let mut armed: Vec<_> = EVERY_DESTAGE.iter().chain(WITH_SIDE_FILES).copied().collect();
+    armed.sort_unstable();
+    armed.dedup();
+    assert_eq!(armed, daemon::fail_points_of_the_source());
 }
 
 /// Bugs that the source can be told to have and that `kill -9` shows, with the rounds within which

@@ -416,7 +416,10 @@ impl Drop for Daemon {
 /// Names of the fail points that the source names: the list cannot grow stale.
 #[must_use]
 pub fn fail_points_of_the_source() -> Vec<String> {
-    quoted_after("fail_point!(\"")
+    // Those of package `tiering`, and the steps of `server/src/destage.rs`.
+    let mut names = quoted_after("fail_point!(\"");
+    names.extend(quoted_after("step(shared, \""));
+    names
 }
 
 /// Names of the planted bugs that the source can be told to have.
