@@ -39,16 +39,21 @@ fn connect(daemon: &Daemon) -> Connection {
 }
 
 /// Reads everything block by block: how many blocks failed. Wrong data fails the test.
-fn failed_blocks(daemon: &Daemon) -> u64 {
+fn failed_blocks(daemon: &Daemon) -> usize {
+    failed_offsets(daemon).len()
+}
+
+/// As [`failed_blocks`]: where.
+fn failed_offsets(daemon: &Daemon) -> Vec<u64> {
     let mut connection = connect(daemon);
-    let mut failed = 0;
+    let mut failed = Vec::new();
     for start in (0..BYTES).step_by(4096) {
         let reply = connection.call(CMD_READ, 0, start, 4096, &[]).expect("a reply");
         if reply.error == 0 {
             assert!(reply.payload == payload(1, start, 4096), "wrong data at {start}");
         } else {
             assert_eq!(reply.error, EIO);
-            failed += 1;
+            failed.push(start);
         }
     }
     failed
@@ -99,8 +104,15 @@ fn a_flipped_bit_in_a_segment_is_an_error_that_names_it() {
         daemon.announce("frame");
         daemon.announce("orrupt");
         daemon.restart();
-        let failed = failed_blocks(&daemon);
-        assert!((1..=64).contains(&failed), "{failed} blocks failed: one frame is damaged");
+        let failed = failed_offsets(&daemon);
+        assert!((1..=64).contains(&failed.len()), "{failed:?} failed: one frame is damaged");
+        let log = daemon.log();
+        let place = format!("read volume 1, offset {}: read segment ", failed[0]);
+        let is_named = |line: &str| {
+            let cause = line.split_once(&place).map_or("", |(_, cause)| cause);
+            cause.contains(&name) && cause.contains("frame ")
+        };
+        assert!(log.lines().any(is_named), "no {place:?} with {name}: {}", daemon.tail());
         // Written anew, it is whole again.
         fill(&daemon);
         assert_eq!(failed_blocks(&daemon), 0);
