@@ -80,6 +80,16 @@ impl History {
         }
     }
 
+    /// Reads what the newest write wrote.
+    fn check_newest(&self, connections: &mut [Connection]) {
+        let sequence = u64::try_from(self.writes.len()).expect("fits");
+        let (volume, sector, count) = *self.writes.last().expect("there is one");
+        let stamp = Stamp { volume: u8::try_from(volume).expect("small"), sector, sequence };
+        let expected = stamped(self.run, stamp, usize::try_from(count).expect("small"));
+        let length = u32::try_from(expected.len()).expect("small");
+        assert!(connections[volume].read(sector * 512, length) == expected, "write {sequence}");
+    }
+
     /// What the volumes hold after the first `count` writes.
     fn after(&self, count: usize) -> [Vec<u8>; 2] {
         let bytes = usize::try_from(SECTORS * 512).expect("fits");
@@ -219,6 +229,12 @@ fn a_taken_pool_fails_the_writes_of_its_old_owner() {
     assert!(count >= stored, "{count} of {stored} flushed writes are there");
 }
 
+/// How long the store is away.
+fn outage() -> Duration {
+    let seconds = std::env::var("SPINDLE_TEST_OUTAGE_SECONDS").ok();
+    Duration::from_secs(seconds.map_or(5, |text| text.parse().expect("a number")))
+}
+
 #[test]
 fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
     for (seed, line) in
@@ -237,14 +253,21 @@ fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
         let mut connections = open(&daemon);
         history.run_for(&mut connections, Duration::from_secs(1));
         proxy.set(line);
-        // A few MiB: well below the log's size, so nobody has to wait.
+        let begun = Instant::now();
+        // A few MiB, all at once and then bit by bit: well below the log's size, so nobody has to wait.
         for _ in 0..200 {
             assert!(history.write(&mut connections), "a write failed while the store was away");
         }
         connections[0].flush();
         let status = daemon.json(&["status"]);
         println!("at risk: {}", status["at_risk"]);
-        std::thread::sleep(Duration::from_secs(5));
+        let outage = outage();
+        while begun.elapsed() < outage {
+            assert!(history.write(&mut connections), "a write failed while the store was away");
+            history.check_newest(&mut connections);
+            std::thread::sleep(outage / 200);
+        }
+        println!("{} writes after {:?} without a store", history.writes.len(), begun.elapsed());
         server.down();
         server.up();
         assert!(history.write(&mut connections));
