@@ -7,7 +7,7 @@
 //! Prints one URI a listener, then `ready`; SIGTERM or Ctrl-C stops it in good order.
 
 #[path = "../tests/server/memory.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "the tests of this package also plant failures and look at the calls")]
 mod memory;
 
 use memory::{MemoryDevice, MemoryExports};

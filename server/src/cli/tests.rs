@@ -13,7 +13,7 @@ fn the_grammar_is_consistent() {
 }
 
 #[test]
-fn the_contracts_command_lines_parse() {
+fn the_documented_command_lines_parse() {
     for line in [
         "spindle serve --dir /d",
         "spindle serve --dir /d --store s3://b/p --nbd 127.0.0.1:0 --nbd-unix /d/s --volume a=1G --volume b=2T -c spindle.toml --take-over",

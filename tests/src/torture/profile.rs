@@ -7,7 +7,8 @@ use crate::seed::Random;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Largest request. The promise covers any size; this one keeps rounds short.
+/// Largest request. What spindle promises holds for any size that NBD allows; this one keeps rounds
+/// short.
 pub const REQUEST_BYTES_MAX: u64 = 256 << 10;
 
 /// Kinds of requests.
