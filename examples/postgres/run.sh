@@ -53,11 +53,11 @@ check_machine() {
 	[ -c /dev/fuse ] || die 'no /dev/fuse: this kernel or container has no FUSE'
 	local missing=() pair
 	for pair in nbdfuse:libnbd-bin nbdkit:nbdkit losetup:mount mkfs.ext4:e2fsprogs \
-		"$postgres_bin/pg_amcheck:postgresql-15" "$postgres_bin/pgbench:postgresql-15"; do
+		"$postgres_bin/pg_amcheck:postgresql" "$postgres_bin/pgbench:postgresql"; do
 		command -v "${pair%:*}" >/dev/null || missing+=("${pair##*:}")
 	done
 	[ ${#missing[@]} = 0 ] || die "missing programs: apt-get install ${missing[*]}"
-	id postgres >/dev/null 2>&1 || die 'no user postgres: apt-get install postgresql-15'
+	id postgres >/dev/null 2>&1 || die 'no user postgres: apt-get install postgresql'
 	case $variant in reconnect | remount | both) ;; *) die "no such variant: $variant" ;; esac
 	case $store in s3 | file) ;; *) die "no such store: $store" ;; esac
 }
