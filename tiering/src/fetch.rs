@@ -44,6 +44,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use store::StoreReader;
 use streams::Streams;
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 
 /// Frames of one segment that lie closer than this are read from the store in one request: it costs
 /// less to transfer the gap than to ask twice. Chosen by hand, from 20 ms a request at 10 MiB/s.
@@ -180,8 +181,9 @@ impl Frames {
     }
 
     /// Reads frames in the background into the stream cache. Never waits and never fails; what
-    /// exceeds the budget is dropped and counted. Must be called from a tokio runtime.
-    pub fn read_ahead(&self, frames: &[FrameRef]) {
+    /// exceeds the budget is dropped and counted. Must be called from a tokio runtime. Returns the
+    /// task that fetches, if there is anything to fetch; it goes on when it is not waited for.
+    pub fn read_ahead(&self, frames: &[FrameRef]) -> Option<JoinHandle<()>> {
         let inner = &self.0;
         let mut wanted = Vec::new();
         let mut bytes = 0;
@@ -201,14 +203,14 @@ impl Frames {
         }
         if wanted.is_empty() {
             inner.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return;
+            return None;
         }
         let inner = inner.clone();
-        tokio::spawn(async move {
+        Some(tokio::spawn(async move {
             inner.counters.ahead_frame_count.fetch_add(wanted.len() as u64, Ordering::Relaxed);
             inner.clone().fetch_ahead(wanted).await;
             inner.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        });
+        }))
     }
 
     /// After a segment's upload: its frames enter the NVMe cache in the background, and can be read

@@ -6,6 +6,7 @@
 //! - A read sees every window whose destage has returned. During a destage the caller's overlay still
 //!   shows the window, so it does not matter which of its pages a read finds.
 //! - Bytes that do not verify are an error that names volume, offset, segment and frame, never data.
+//! - What a hint starts is bounded in tasks and in bytes, however slow the store is.
 
 mod keep;
 mod read;
@@ -33,6 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
 /// Bytes of address space of one map page.
 const PAGE_BYTES: u64 = PAGE_BLOCKS * BLOCK_BYTES;
@@ -40,8 +42,16 @@ const PAGE_BYTES: u64 = PAGE_BLOCKS * BLOCK_BYTES;
 /// Frames fetched by one read at the same time: bounds what a large read holds besides its buffer.
 const FRAMES_AT_ONCE: usize = 64;
 
-/// Most that one hint to prefetch asks for, in bytes.
+/// Most that one hint to prefetch asks for, in bytes. Chosen by hand: more than the stream cache
+/// holds by default is fetched in vain.
 const PREFETCH_BYTES_MAX: u64 = 32 << 20;
+/// Hints of clients that are followed at the same time; one more is dropped. Chosen by hand: enough to
+/// fill the budget of read-ahead with requests of 512 KiB, and a hint over the most scattered map
+/// holds less than 1 MiB while it is resolved.
+const PREFETCH_COUNT_MAX: usize = 32;
+/// The same for read-ahead of streams, apart from it so that hints of one client do not end the
+/// read-ahead of another. Chosen by hand: a read asks for at most 8 MiB, mostly for less.
+const READ_AHEAD_COUNT_MAX: usize = 64;
 
 /// Pages that one allocation query looks at; it answers for a shorter range beyond.
 const ALLOCATION_PAGES_MAX: usize = 4096;
@@ -153,6 +163,8 @@ pub struct TierStatus {
     pub reopen_count: u64,
     /// Why the metadata database has ended, until it is open again.
     pub metadata_failure: Option<String>,
+    /// Hints to prefetch and read-ahead of streams that were dropped, because too many were under way.
+    pub hint_dropped_count: u64,
 }
 
 /// See the module. Cheap to clone; every method may be called from any task at any time.
@@ -180,6 +192,9 @@ pub(crate) struct Inner {
     /// See [`Tier::set_urgent`].
     pub(crate) is_urgent: AtomicBool,
     pub(crate) reopen_count: AtomicU64,
+    prefetch_places: Arc<Semaphore>,
+    read_ahead_places: Arc<Semaphore>,
+    hint_dropped_count: AtomicU64,
 }
 
 impl Tier {
@@ -248,6 +263,9 @@ impl Tier {
                 uploads: Outage::default(),
                 is_urgent: AtomicBool::new(false),
                 reopen_count: AtomicU64::new(0),
+                prefetch_places: Arc::new(Semaphore::new(PREFETCH_COUNT_MAX)),
+                read_ahead_places: Arc::new(Semaphore::new(READ_AHEAD_COUNT_MAX)),
+                hint_dropped_count: AtomicU64::new(0),
             }),
         };
         if !is_read_only {
@@ -283,7 +301,7 @@ impl Tier {
     pub async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
         let advice = self.inner.frames.on_read(volume, offset, buf.len() as u64);
         if let Some(ahead) = advice.ahead {
-            self.read_ahead(volume, ahead);
+            self.read_ahead(volume, ahead, &self.inner.read_ahead_places);
         }
         self.inner.read_with(volume, offset, buf, advice.access).await
     }
@@ -304,24 +322,38 @@ impl Tier {
         found.map_err(|error| error.context(format!("map volume {volume}, offset {offset}")))
     }
 
-    /// Hint that a range will be read. Fetches its frames in the background, as far as there is room.
+    /// Hint that a range will be read. Fetches the frames of its first 32 MiB in the background, as
+    /// far as there is room. Never waits: while the store is slow, hints beyond a fixed number are
+    /// dropped and counted.
     pub fn prefetch(&self, volume: VolumeId, offset: u64, length: u64) {
-        self.read_ahead(volume, offset..offset.saturating_add(length));
+        let range = offset..offset.saturating_add(length);
+        self.read_ahead(volume, range, &self.inner.prefetch_places);
     }
 
-    fn read_ahead(&self, volume: VolumeId, range: Range<u64>) {
+    fn read_ahead(&self, volume: VolumeId, range: Range<u64>, places: &Arc<Semaphore>) {
+        // Whoever hints does not wait for what the hint starts, so nothing else bounds the tasks.
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            self.inner.hint_dropped_count.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
         let inner = self.inner.clone();
         let end = range.end.min(range.start.saturating_add(PREFETCH_BYTES_MAX));
         let task = async move {
             match inner.resolve(volume, range.start, end.saturating_sub(range.start)).await {
                 Ok(wanted) => {
                     let mut frames: Vec<FrameRef> = wanted.iter().map(|part| part.frame).collect();
+                    drop(wanted);
                     frames.dedup();
-                    inner.frames.read_ahead(&frames);
+                    if let Some(fetch) = inner.frames.read_ahead(&frames)
+                        && let Err(error) = fetch.await
+                    {
+                        tracing::debug!(%error, "read-ahead ended early");
+                    }
                 }
                 // The read itself will say it.
                 Err(error) => tracing::debug!(%error, "read-ahead given up"),
             }
+            drop(place);
         };
         tokio::spawn(task);
     }
@@ -431,6 +463,7 @@ impl Tier {
                 Health::Well => None,
                 Health::Ended(error) | Health::Final(error) => Some(error.chain()),
             },
+            hint_dropped_count: self.inner.hint_dropped_count.load(Ordering::Relaxed),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 
 /// One thread and a clock that jumps to the next timer when nothing is left to do: hours pass in a
 /// moment.
-fn patient_runtime() -> Runtime {
+pub(super) fn patient_runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
 }
 
@@ -187,7 +187,7 @@ fn a_database_that_has_given_up_is_opened_anew_and_no_window_is_lost_or_halved()
 }
 
 /// Ends the database of `tier` for good and waits until that is known.
-async fn end_database(store: &FaultStore, tier: &Tier, world: &mut World) -> Made {
+pub(super) async fn end_database(store: &FaultStore, tier: &Tier, world: &mut World) -> Made {
     store.inject(Op::Put, "metadata/manifest", 1, Fault::NotFound);
     let made = world.window(10);
     let error = Error::from(tier.destage(made.window.clone(), &Payloads).await.unwrap_err());

@@ -7,6 +7,7 @@
 
 mod crash;
 mod damage;
+mod hints;
 mod keep;
 mod owners;
 mod store;
