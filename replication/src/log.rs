@@ -264,7 +264,8 @@ impl Log {
                 guard.inner.drive();
             }
             guard.is_due = false;
-            let reached = Reached { inner: &guard.inner, lsn, wait, id: None }.await;
+            let inner = &guard.inner;
+            let reached = Reached { inner, lsn, wait, is_entry: true, id: None }.await;
             guard.is_answered = true;
             reached?;
             guard.inner.hold_back(bytes).await;
@@ -283,12 +284,22 @@ impl Log {
         async move {
             inner.shared.check()?;
             if !inner.shared.is_reached(target, Wait::Durable) {
-                inner.shared.want_sync(target);
-                inner.drive();
-                Reached { inner: &inner, lsn: target, wait: Wait::Durable, id: None }.await?;
+                inner.sync_to(target).await?;
             }
             Ok(inner.shared.durable())
         }
+    }
+
+    /// Resolves when everything up to `lsn`, an entry that was answered or is in a frozen generation,
+    /// is on stable storage.
+    ///
+    /// # Errors
+    /// `Io`: the log has failed before it came there.
+    pub async fn make_durable(&self, lsn: Lsn) -> Result<()> {
+        if self.inner.shared.is_reached(lsn, Wait::Durable) {
+            return Ok(());
+        }
+        self.inner.sync_to(lsn).await
     }
 
     /// What is not yet in the data tier.
@@ -467,6 +478,13 @@ impl Inner {
     /// Why nothing is queued any more.
     fn gone(&self) -> Error {
         self.shared.check().err().unwrap_or_else(closed)
+    }
+
+    /// Waits until everything up to `lsn` is on stable storage.
+    async fn sync_to(&self, lsn: Lsn) -> Result<()> {
+        self.shared.want_sync(lsn);
+        self.drive();
+        Reached { inner: self, lsn, wait: Wait::Durable, is_entry: false, id: None }.await
     }
 
     /// Steps the core, or makes sure that who is stepping it steps once more.
@@ -663,6 +681,8 @@ struct Reached<'a> {
     inner: &'a Inner,
     lsn: Lsn,
     wait: Wait,
+    /// See [`Shared::poll_reached`].
+    is_entry: bool,
     id: Option<u64>,
 }
 
@@ -671,7 +691,8 @@ impl Future for Reached<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let this = self.get_mut();
-        this.inner.shared.poll_reached(this.lsn, this.wait, &mut this.id, context)
+        let place = (this.lsn, this.wait, this.is_entry);
+        this.inner.shared.poll_reached(place, &mut this.id, context)
     }
 }
 

@@ -369,19 +369,19 @@ impl Shared {
     }
 
     /// Ready when `lsn` is answered or the log failed; otherwise `context` is woken then. `id` is
-    /// the waiter's own, given at the first call.
+    /// the waiter's own, given at the first call. Of the entry itself (`is_entry`) a refusal is an
+    /// answer too; who waits for a place in the log only waits until the log has come there.
     pub(crate) fn poll_reached(
         &self,
-        lsn: Lsn,
-        wait: Wait,
+        (lsn, wait, is_entry): (Lsn, Wait, bool),
         id: &mut Option<u64>,
         context: &mut Context<'_>,
     ) -> Poll<Result<()>> {
         if self.is_reached(lsn, wait) {
-            return Poll::Ready(self.refusal(lsn));
+            return Poll::Ready(if is_entry { self.refusal(lsn) } else { Ok(()) });
         }
         let mut waiters = self.waiters.lock();
-        if let Some(error) = waiters.refused.get(&lsn.0) {
+        if is_entry && let Some(error) = waiters.refused.get(&lsn.0) {
             return Poll::Ready(Err(error.clone()));
         }
         // The marks rise before this lock is taken to wake, so a look under the lock misses nothing.
@@ -442,7 +442,7 @@ mod tests {
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);
         let mut poll = |lsn, wait, id: &mut Option<u64>| {
-            shared.poll_reached(Lsn(lsn), wait, id, &mut context).is_ready()
+            shared.poll_reached((Lsn(lsn), wait, true), id, &mut context).is_ready()
         };
         let mut ids = [None; 4];
         assert!(poll(10, Wait::Durable, &mut None));
@@ -480,7 +480,9 @@ mod tests {
         assert_eq!(lsns, [Lsn(11), Lsn(12), Lsn(13)]);
         let mut ids = [None; 3];
         for (lsn, id) in lsns.iter().zip(&mut ids) {
-            assert!(shared.poll_reached(*lsn, Wait::Written, id, &mut context).is_pending());
+            assert!(
+                shared.poll_reached((*lsn, Wait::Written, true), id, &mut context).is_pending()
+            );
         }
         shared.refuse(VolumeId(1), Some(Error::new(ErrorKind::Unavailable, "too much of it")));
         assert_eq!(count.0.load(Ordering::Relaxed), 1, "the one writer wakes");
@@ -491,9 +493,12 @@ mod tests {
         // It stays refused though its place in the log is written and answered.
         shared.advance(Lsn(13), Lsn(13));
         for (lsn, is_refused) in lsns.into_iter().zip([true, false, false]) {
-            let polled = shared.poll_reached(lsn, Wait::Written, &mut None, &mut context);
+            let polled = shared.poll_reached((lsn, Wait::Written, true), &mut None, &mut context);
             let Poll::Ready(answer) = polled else { panic!("{lsn} still waits") };
             assert_eq!(answer.is_err(), is_refused, "{lsn}");
+            let place = (lsn, Wait::Written, false);
+            let polled = shared.poll_reached(place, &mut None, &mut context);
+            assert!(matches!(polled, Poll::Ready(Ok(()))), "the log has come to {lsn}");
         }
         shared.forget_refusal(Lsn(11));
         assert_eq!(shared.refused_count.load(Ordering::Relaxed), 0);
@@ -511,11 +516,13 @@ mod tests {
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);
         let mut id = None;
-        assert!(shared.poll_reached(Lsn(11), Wait::Written, &mut id, &mut context).is_pending());
+        assert!(
+            shared.poll_reached((Lsn(11), Wait::Written, true), &mut id, &mut context).is_pending()
+        );
         shared.finish(Error::new(ErrorKind::Io, "sync the write log"));
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         let Poll::Ready(Err(error)) =
-            shared.poll_reached(Lsn(11), Wait::Written, &mut id, &mut context)
+            shared.poll_reached((Lsn(11), Wait::Written, true), &mut id, &mut context)
         else {
             panic!("still waits");
         };

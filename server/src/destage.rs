@@ -3,6 +3,9 @@
 //! Invariants:
 //! - One window at a time, in LSN order: the store is always a consistent prefix of the pool's
 //!   history over all its volumes.
+//! - A window is committed only once the log is on stable storage up to its last entry: so the log
+//!   never ends below what the store has, whatever power loss or crash comes, and one that does is
+//!   an older copy or has lost something.
 //! - A generation is released only after its window is durable.
 //! - A failure that may pass is retried for ever, with a pause that is bounded; a fence stops the
 //!   pool.
@@ -393,6 +396,8 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
             set_aside(shared, attempt, volume).await?;
         }
     }
+    // A log that has failed before it came so far keeps the window from being committed.
+    shared.log.make_durable(generation.last_lsn()).await?;
     let is_dropped_early = planted().overlay_dropped_early && is_in_memory(&window_of(attempt));
     if is_dropped_early {
         shared.log.release(&generation);

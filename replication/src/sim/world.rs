@@ -356,6 +356,11 @@ impl World {
         if generation.first_lsn() != self.destaged.next() {
             return Err(format!("generation begins at {}", generation.first_lsn()));
         }
+        if process.shared.durable() < generation.last_lsn() {
+            // The tier is never ahead of what is on stable storage.
+            process.shared.want_sync(generation.last_lsn());
+            return Ok(());
+        }
         let layers = self.set_aside(process, &generation)?;
         if self.rng.chance(5) {
             // Side files that the metadata never hears of.

@@ -302,6 +302,31 @@ async fn a_flush_with_durability_store_waits_for_the_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_never_gets_ahead_of_what_the_log_has_on_stable_storage() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    let volume = pool.create_volume("v", MIB, Durability::Flush).await.unwrap();
+    for seed in 0..5 {
+        volume.write(0, pattern(seed, 4096), NO_FUA).await.unwrap();
+        volume.write(4096, pattern(seed, 4096), NO_FUA).await.unwrap();
+        let last_lsn = pool.log_status().last_lsn;
+        pool.shared.wait_destaged(last_lsn).await.unwrap();
+        let durable_lsn = pool.log_status().durable_lsn;
+        assert!(durable_lsn >= last_lsn, "{last_lsn} is in the store, {durable_lsn} is durable");
+    }
+    // A log that fails before it has synced keeps its last entries out of the store.
+    volume.write(0, pattern(9, 4096), NO_FUA).await.unwrap();
+    pool.shared.log.fail(Error::new(ErrorKind::Io, "the sync failed"));
+    pool.shared.log.freeze();
+    tokio::time::sleep(MAX_AGE * 3).await;
+    let (log, destaged) = (pool.log_status(), pool.shared.tier.destaged_lsn());
+    assert!(destaged <= log.durable_lsn && log.durable_lsn < log.last_lsn, "{destaged}: {log:?}");
+    drop(volume);
+    kill(pool).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_ends_what_waits_for_the_store() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
