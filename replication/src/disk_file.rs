@@ -6,8 +6,11 @@
 //!   never delays a write.
 //! - A file that has its name is whole and on stable storage, header included, and its blocks are
 //!   written: a later sync has no allocation to record.
+//! - Before a file of the ring is used, `ring.made` says that it was made: one that is gone later, the
+//!   newest ones included, is missed.
 //! - One process at a time: the directory is locked.
 
+use crate::format::made;
 use crate::options::IoMode;
 use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
 use block::{Error, ErrorKind, Result};
@@ -33,6 +36,9 @@ const WAIT: Duration = Duration::from_millis(5);
 /// How long a predecessor that is just ending is waited for. Chosen by hand.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 
+/// Says how many files of the ring were made.
+const MADE_NAME: &str = "ring.made";
+
 /// Is called from the disk's threads when there is something to reap.
 type Notify = Arc<dyn Fn() + Send + Sync>;
 
@@ -45,6 +51,8 @@ struct Files {
     completions: Mutex<Vec<DiskCompletion>>,
     arrived: Condvar,
     notify: RwLock<Option<Notify>>,
+    /// What `ring.made` says; `None` where there is none.
+    made_count: Mutex<Option<u32>>,
 }
 
 /// Files named `ring-NNNNN.log` in a directory of their own.
@@ -71,6 +79,7 @@ impl FileDisk {
         };
         make_dir(dir).map_err(|e| io("make log directory", e))?;
         let lock = lock(dir)?;
+        let made_count = read_made(dir)?;
         let files = Arc::new(Files {
             dir: dir.to_owned(),
             io_mode,
@@ -79,6 +88,7 @@ impl FileDisk {
             completions: Mutex::default(),
             arrived: Condvar::new(),
             notify: RwLock::default(),
+            made_count: Mutex::new(made_count),
         });
         files.open_all().map_err(|e| io("open the files of log directory", e))?;
         let start = |name| Worker::start(name, &files).map_err(|e| io("start threads for", e));
@@ -104,6 +114,45 @@ impl FileDisk {
     pub(crate) fn set_notify(&self, notify: Notify) {
         *self.files.notify.write() = Some(notify);
     }
+
+    /// Files of the ring that were made, here or elsewhere; `None` where nothing says so.
+    pub(crate) fn made_count(&self) -> Option<u32> {
+        *self.files.made_count.lock()
+    }
+
+    /// Makes sure that `ring.made` says that `count` files were made.
+    pub(crate) fn note_made(&self, count: u32) -> Result<()> {
+        self.files.note_made(count).map_err(|e| {
+            let path = self.files.dir.join(MADE_NAME);
+            Error::with_source(ErrorKind::Io, format!("write {}", path.display()), e)
+        })
+    }
+}
+
+/// A file that is damaged refuses the log: no crash damages it, and just then newer files may be
+/// missing. Somebody who knows that none is may delete it.
+fn read_made(dir: &Path) -> Result<Option<u32>> {
+    let path = dir.join(MADE_NAME);
+    let bytes = match std::fs::read(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => {
+            let what = format!("read {}", path.display());
+            return Err(Error::with_source(ErrorKind::Io, what, e));
+        }
+        Ok(bytes) => bytes,
+    };
+    made::decode(&bytes).map(Some).map_err(|e| {
+        if e.is_unsupported() {
+            let what = format!("open the write log: read {}", path.display());
+            return Error::with_source(ErrorKind::Unsupported, what, e);
+        }
+        let what = format!(
+            "open the write log: {} is damaged, so nobody knows whether all files of the log are \
+             there; if they are, delete it. Nothing was changed",
+            path.display()
+        );
+        Error::with_source(ErrorKind::Corrupt, what, e)
+    })
 }
 
 /// Makes the directory, so that it is there after a loss of power too.
@@ -283,7 +332,26 @@ impl Files {
         }
         std::fs::rename(&making, &path)?;
         File::open(&self.dir)?.sync_all()?;
+        self.note_made(file + 1)?;
         self.open_one(file)
+    }
+
+    fn note_made(&self, count: u32) -> io::Result<()> {
+        let mut made_count = self.made_count.lock();
+        if made_count.is_some_and(|made| made >= count) {
+            return Ok(());
+        }
+        let path = self.dir.join(MADE_NAME);
+        let making = path.with_extension("made.tmp");
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let file = options.open(&making)?;
+        file.write_all_at(&made::encode(count), 0)?;
+        file.sync_all()?;
+        std::fs::rename(&making, &path)?;
+        File::open(&self.dir)?.sync_all()?;
+        *made_count = Some(count);
+        Ok(())
     }
 
     /// Past the page cache where the file system can: the zeroes are of no use to anybody.

@@ -10,7 +10,7 @@ mod sides;
 
 pub use self::sides::{ObsoleteSides, SideChange, SidePart};
 
-use crate::core::{self, Core};
+use crate::core::{self, Core, FileState};
 use crate::disk_file::FileDisk;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait, payload_bytes_max};
 use crate::overlay::{Generation, Overlay};
@@ -135,7 +135,8 @@ impl Log {
     /// # Errors
     /// `Invalid`: options that cannot work, or the log of another pool. `Busy`: open elsewhere.
     /// `Fenced`: a higher epoch wrote it. `Corrupt`: damaged below what was on stable storage, or
-    /// it does not fit the data tier (entries missing in between, or the tier rolled back).
+    /// it does not fit the data tier (entries missing in between, or the tier rolled back), or
+    /// files of it are missing (see [`crate::is_incomplete`]).
     /// `Unsupported`: a later program wrote it. `Io`: the file system failed. `Full`: no room for
     /// the opening batch. Nothing is changed then.
     pub fn open(
@@ -175,8 +176,13 @@ impl Log {
             planted: Planted::from_environment(),
             // Before recovery writes the tail of the log anew.
             written_at: disk.written_at(),
+            made_count: disk.made_count(),
         };
         let mut opened = recovery::open(&mut disk, &args)?;
+        // Where an earlier program or a crash has left them unsaid, before anything is put there.
+        let is_ready = |state: &&FileState| **state == FileState::Ready;
+        let ready = opened.files.iter().filter(is_ready).count();
+        disk.note_made(u32::try_from(ready).expect("file count"))?;
         sides.clean();
         opened.overlay.set_sides(std::mem::take(&mut sides.sides));
         opened.recovery.missing_sides = std::mem::take(&mut sides.missing);

@@ -68,6 +68,8 @@ pub(crate) struct OpenArgs<'a> {
     /// When each file of the ring was last written before this open, by number: no entry in it is
     /// younger. The format has no time of its own. A file without one counts as written at the open.
     pub(crate) written_at: HashMap<u32, Instant>,
+    /// Files of the ring that were made, where the directory remembers that.
+    pub(crate) made_count: Option<u32>,
 }
 
 /// Opens the log on `disk`, which must do nothing else meanwhile. Blocks.
@@ -77,6 +79,7 @@ pub(crate) fn open(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Opened> {
     let files =
         reader.files().map_err(|e| Error::with_source(ErrorKind::Io, "list the log's files", e))?;
     let ring = if files.is_empty() {
+        check_none_missing(&*reader, 0, args)?;
         make_first_file(disk, args)?
     } else {
         read_headers(&*reader, &files, args)?
@@ -154,7 +157,21 @@ fn read_headers(
         let why = format!("open the write log: {name} is missing and later files are there");
         return Err(Error::new(ErrorKind::Corrupt, why));
     }
+    check_none_missing(reader, files.len(), args)?;
     Ok(ring)
+}
+
+/// All files that were made are to be there: the newest ones may hold what was flushed last.
+fn check_none_missing(reader: &dyn DiskReader, found: usize, args: &OpenArgs<'_>) -> Result<()> {
+    let found = u32::try_from(found).expect("file count");
+    match args.made_count {
+        Some(made) if made > found => {
+            let (name, s) = (reader.name(found), if made == 1 { " was" } else { "s were" });
+            let why = format!("open the write log: {name} is missing: {made} file{s} made");
+            Err(crate::incomplete::error_of(why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Making the log ready, once the scan has found its end.

@@ -261,6 +261,56 @@ async fn damage_below_what_was_flushed_is_refused_and_names_the_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_file_of_the_ring_is_missed_the_newest_too() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    for n in 0..9u64 {
+        log.append(write(n * 512, n as u8, 512), Wait::Durable).await.unwrap();
+    }
+    while files_of(dir.path()).len() < 4 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    log.close().unwrap();
+    let kept = tempfile::tempdir_in(".").unwrap();
+    let put = |from: &Path, to: &Path| {
+        for entry in std::fs::read_dir(from).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+    };
+    put(dir.path(), kept.path());
+    let files = files_of(dir.path());
+    for first_gone in 0..files.len() {
+        for file in &files[first_gone..] {
+            std::fs::remove_file(file).unwrap();
+        }
+        let error = open_as(dir.path(), identity(2, 1), 0).err().expect("it is missed");
+        let (said, name) = (error.chain(), files[first_gone].display().to_string());
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{said}");
+        assert!(said.contains(&name) && said.contains("missing"), "{said}");
+        assert!(replication::is_incomplete(&error), "{said}");
+        assert_eq!(files_of(dir.path()), files[..first_gone], "nothing was changed");
+        put(kept.path(), dir.path());
+    }
+    // A count that cannot be read says nothing, so nobody knows.
+    let made = dir.path().join("ring.made");
+    std::fs::write(&made, "ring.made").unwrap();
+    let error = open_as(dir.path(), identity(2, 1), 0).err().expect("it is damaged");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert!(error.chain().contains("ring.made"), "{error}");
+    // A log of a program that kept no count is opened as it is, and has one from then on.
+    std::fs::remove_file(&made).unwrap();
+    std::fs::remove_file(&files[3]).unwrap();
+    let (log, recovery) = open(dir.path(), 2, 0);
+    assert_eq!(recovery.last_lsn, Lsn(9));
+    drop(log);
+    std::fs::remove_file(&files[2]).unwrap();
+    let _ = std::fs::remove_file(&files[3]);
+    let error = open_as(dir.path(), identity(3, 1), 0).err().expect("it is missed");
+    assert!(error.chain().contains(&files[2].display().to_string()), "{}", error.chain());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reboot_is_told_from_a_restart() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let reopen = |boot| open_as(dir.path(), identity(1, boot), 0).unwrap();

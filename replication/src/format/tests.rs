@@ -10,6 +10,7 @@ use super::FormatError;
 use super::batch::{self, BatchHeader};
 use super::entry::{EntryKind, EntryRow};
 use super::file::FileHeader;
+use super::made;
 use super::side::{self, SideContent, SideHeader, SideRow};
 use block::env::IoBuffer;
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
@@ -159,6 +160,26 @@ fn check_golden(name: &str, golden: &str, bytes: &[u8], fields: &[(&str, usize)]
             "the bytes of {name} have changed: a new version needs a new file"
         );
     }
+}
+
+const MADE_FIELDS: &[(&str, usize)] =
+    &[("magic", 8), ("version", 2), ("zero", 2), ("count", 4), ("checksum", 4)];
+
+#[test]
+fn golden_bytes_of_the_count_of_files_of_version_1() {
+    let bytes = made::encode(8);
+    check_golden("made-v1.hex", include_str!("../../testdata/made-v1.hex"), &bytes, MADE_FIELDS);
+    assert_eq!(made::decode(&bytes), Ok(8));
+    for bit in 0..bytes.len() * 8 {
+        let mut flipped = bytes;
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        assert!(made::decode(&flipped).is_err(), "bit {bit}");
+    }
+    for len in 0..bytes.len() {
+        assert!(made::decode(&bytes[..len]).is_err(), "{len} bytes");
+    }
+    assert_eq!(made::decode(&[&bytes[..], &[0]].concat()), Err(FormatError::Range));
+    assert_eq!(made::decode(&made::encode(0)), Err(FormatError::Range));
 }
 
 #[test]

@@ -62,6 +62,12 @@ impl Platter {
         (number, at)
     }
 
+    /// As the directory of a log remembers: what is made is there for good.
+    pub(crate) fn made_count(&self) -> Option<u32> {
+        let made = u32::try_from(self.files.len()).expect("a small ring");
+        (made > 0).then_some(made)
+    }
+
     fn write(&mut self, number: u32, offset: usize, bytes: &[u8]) {
         let file = self.files.get_mut(&number).expect("the log writes to files that exist");
         assert!(offset.is_multiple_of(4096) && bytes.len().is_multiple_of(4096), "unaligned write");

@@ -184,6 +184,7 @@ impl World {
             random: &*self.random,
             planted: self.plan.planted,
             written_at: std::collections::HashMap::new(),
+            made_count: self.platter.lock().made_count(),
         };
         (recovery::open(&mut disk, &args), disk)
     }
