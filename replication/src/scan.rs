@@ -3,7 +3,7 @@
 //! Invariants:
 //! - A batch is taken only when it follows the one before: sequence, checksum link, open id, LSN.
 //! - A bad batch ends the log only where nothing says that it was on stable storage; otherwise the
-//!   log is refused.
+//!   log is refused. What the data tier holds says so too.
 //! - Nothing is written.
 
 use crate::core::LiveFile;
@@ -381,7 +381,7 @@ impl<'a> Scan<'a> {
     /// Nothing below a durable LSN may be missing.
     fn check_end(&self) -> Result<()> {
         if self.durable_lsn <= self.last_lsn().max(self.args.destaged) {
-            return Ok(());
+            return self.check_reaches_tier();
         }
         let what = match self.end {
             Some(FormatError::NoMagic) | None => "the batch that belongs there is not there".into(),
@@ -398,6 +398,34 @@ impl<'a> Scan<'a> {
                 self.last_lsn()
             ),
         ))
+    }
+
+    /// Entries are in the data tier only once they are on stable storage here, so a log of this
+    /// directory reaches as far. One that does not may lack entries beyond as well.
+    fn check_reaches_tier(&self) -> Result<()> {
+        let (last, destaged) = (self.last_lsn(), self.args.destaged);
+        // A ring that was made and never served holds at most one opening batch, which may be torn.
+        let is_fresh = self.newest.is_none() && self.sequence_seen <= 1;
+        if last >= destaged || is_fresh {
+            return Ok(());
+        }
+        let place =
+            format!("{} at offset {}", self.reader.name(self.end_at.slot), self.end_at.offset);
+        if self.args.made_count.is_none() {
+            tracing::warn!(
+                last_lsn = last.0,
+                destaged_lsn = destaged.0,
+                end = place,
+                "the write log ends below what the store holds: an earlier program left it so, or it \
+                 is an older copy, and then what was written after it is gone"
+            );
+            return Ok(());
+        }
+        let why = format!(
+            "open the write log: it ends at LSN {last}, in {place}, but the store holds entries up \
+             to LSN {destaged}, and those were on stable storage in the log before"
+        );
+        Err(crate::incomplete::error_of(why))
     }
 
     fn bad(&self, kind: ErrorKind, at: At, error: FormatError) -> Error {

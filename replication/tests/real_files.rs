@@ -311,6 +311,65 @@ async fn a_missing_file_of_the_ring_is_missed_the_newest_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_ends_below_what_is_destaged_is_refused() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    log.append(write(0, 1, 8), Wait::Durable).await.unwrap();
+    log.close().unwrap();
+    let (files, older) = (files_of(dir.path()), tempfile::tempdir_in(".").unwrap());
+    let made = dir.path().join("ring.made");
+    let all = files.iter().chain([&made]);
+    let kept: Vec<_> = all.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect();
+    let put_back = || kept.iter().for_each(|(path, bytes)| std::fs::write(path, bytes).unwrap());
+    let (log, _) = open(dir.path(), 2, 0);
+    assert_eq!(log.append(write(0, 2, 8), Wait::Written).await.unwrap(), Lsn(2));
+    log.make_durable(Lsn(2)).await.unwrap();
+    assert_eq!(log.status().durable_lsn, Lsn(2));
+    log.close().unwrap();
+    // In order the log reaches what is destaged, also when all of it is.
+    drop(open(dir.path(), 3, 1));
+    drop(open(dir.path(), 4, 2));
+    put_back();
+    let error = open_as(dir.path(), identity(5, 1), 2).err().expect("it is an older copy");
+    let said = error.chain();
+    assert!(error.kind() == ErrorKind::Corrupt && replication::is_incomplete(&error), "{said}");
+    for words in ["ends at LSN 1,", "up to LSN 2,", "an older copy", "nothing was changed"] {
+        assert!(said.contains(words), "it does not say {words:?}: {said}");
+    }
+    let is_kept = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).unwrap() == *bytes;
+    assert!(kept.iter().all(is_kept), "it says that nothing was changed");
+    // One that reaches is taken, and so is one that is made after the data tier, also when the power
+    // goes while its first batch is written.
+    drop(open(dir.path(), 5, 1));
+    let (log, recovery) = open(older.path(), 6, 2);
+    assert_eq!(recovery.last_lsn, Lsn(2));
+    drop(log);
+    drop(open(older.path(), 7, 2));
+    let first = &files_of(older.path())[0];
+    let mut bytes = std::fs::read(first).unwrap();
+    bytes[4096..].fill(0);
+    std::fs::write(first, bytes).unwrap();
+    let (log, recovery) = open(older.path(), 8, 2);
+    assert!(recovery.is_tail_proven && recovery.last_lsn == Lsn(2));
+    drop(log);
+    // An earlier program let the data tier run ahead, and left no count of files.
+    put_back();
+    std::fs::remove_file(&made).unwrap();
+    drop(open(dir.path(), 9, 2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_has_failed_makes_nothing_durable() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let (log, _) = open(dir.path(), 1, 0);
+    log.append(write(0, 1, 8), Wait::Durable).await.unwrap();
+    log.append(write(0, 2, 8), Wait::Written).await.unwrap();
+    log.fail(block::Error::new(ErrorKind::Io, "the sync failed"));
+    log.make_durable(Lsn(1)).await.unwrap();
+    assert_eq!(log.make_durable(Lsn(3)).await.unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reboot_is_told_from_a_restart() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let reopen = |boot| open_as(dir.path(), identity(1, boot), 0).unwrap();

@@ -103,12 +103,17 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let (options, destaged) = (log_options(config), tier.destaged_lsn());
     let log_key = key.clone();
     let sides = sides_wanted(&tier);
+    let advice = giving_up_the_log(dir, &log_dir);
     let opened = tokio::task::spawn_blocking(move || {
         Log::open_with_sides(&log_dir, identity, log_key, options, destaged, &sides)
     });
     let (log, recovery) = opened
         .await
-        .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))??;
+        .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))?
+        .map_err(|error| match replication::is_incomplete(&error) {
+            true => error.context(format!("pool {name} does not open with this log. {advice}")),
+            false => error,
+        })?;
     ownership.settle(&node)?;
     store.clean_unfinished(tiering::segment::FOLDER);
     mark_log_made(dir)?;
@@ -348,13 +353,23 @@ fn check_log_is_there(
         let what = format!(
             "open the write log: {} holds no log, but this directory had a log when the pool was last \
              open and the pool was not closed in order; writes after LSN {destaged} are in that \
-             log only. Bring it back; or, to go on without them, delete {}",
+             log only. {}",
             log_dir.display(),
-            dir.join(LOG_MADE).display()
+            giving_up_the_log(dir, log_dir)
         );
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
     Ok(())
+}
+
+/// What to do about a log that is gone or lacks its end.
+fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
+    format!(
+        "Bring the newest log back; or, to go on without what only that one held, move {} away and \
+         delete {}",
+        log_dir.display(),
+        dir.join(LOG_MADE).display()
+    )
 }
 
 fn mark_log_made(dir: &Path) -> Result<()> {
