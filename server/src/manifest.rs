@@ -502,6 +502,12 @@ impl NodeDir {
         self.file.lock().pool
     }
 
+    /// Highest epoch that was held from here, with everything of the pool open.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.file.lock().epoch)
+    }
+
     /// The directory was copied from another place since a pool was last opened from it.
     #[must_use]
     pub fn is_copy(&self) -> bool {

@@ -37,6 +37,25 @@ pub enum StepBack {
     Reboot,
     /// The pool was taken from another machine, with what that one had not yet copied to the store.
     TakeOver,
+    /// The write log of this directory was given up, with what the store did not hold yet.
+    LostLog,
+}
+
+impl StepBack {
+    /// What happened, for people.
+    fn why(self) -> &'static str {
+        match self {
+            StepBack::Reboot => {
+                "the machine stopped while writes were answered ahead of stable storage"
+            }
+            StepBack::TakeOver => {
+                "the pool was taken over, and what its owner had not copied to the store is not here"
+            }
+            StepBack::LostLog => {
+                "the write log of this directory is gone, with what the store did not hold yet"
+            }
+        }
+    }
 }
 
 /// A pool that this process owns.
@@ -127,13 +146,14 @@ impl Pool {
                 StepBack::Reboot => {
                     matches!(record.durability, Durability::Flush | Durability::Store)
                 }
-                StepBack::TakeOver => true,
+                StepBack::TakeOver | StepBack::LostLog => true,
             };
             if !is_concerned || record.is_stepped_back {
                 continue;
             }
             tracing::warn!(
                 volume = %record.name,
+                why = cause.why(),
                 "clients on other machines are refused: unmount or restart what used this volume \
                  until now, then run `spindle volume accept {}`",
                 record.name

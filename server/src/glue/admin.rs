@@ -406,7 +406,7 @@ impl AdminPool {
             let name = record.name;
             warnings.push(format!(
                 "volume {name} refuses clients on other machines, because answered writes may be \
-                 gone since a reboot or a take-over: restart its clients, then run \
+                 gone since a reboot, a take-over or the loss of the write log: restart its clients, then run \
                  `spindle volume accept {name}`"
             ));
         }

@@ -6,7 +6,8 @@
 //!   before the next one changes anything.
 //! - A log that another owner has overtaken is never replayed: it is set aside, whole.
 //! - A log that was here and is gone is missed unless the pool was released since: it may hold writes
-//!   that nothing else does, and the pool does not open without it.
+//!   that nothing else does, and the pool does not open without it. Once somebody has given it up,
+//!   every volume steps back.
 
 use super::OpenPool;
 use crate::config::{Config, LogIo};
@@ -97,7 +98,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let tier = Tier::open(options).await?;
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, &ownership)?;
-    check_log_is_there(dir, &log_dir, &ownership, tier.destaged_lsn())?;
+    let is_log_lost = check_log_is_there(dir, &log_dir, &ownership, &node, tier.destaged_lsn())?;
     let identity =
         LogIdentity { pool, epoch: ownership.epoch(), boot_id: LogIdentity::kernel_boot_id()? };
     let (options, destaged) = (log_options(config), tier.destaged_lsn());
@@ -125,6 +126,8 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let pool = Pool::start(log, tier, destage, retention, &recovery.missing_sides)?;
     if ownership.is_forced() {
         pool.note_step_back(StepBack::TakeOver).await?;
+    } else if is_log_lost {
+        pool.note_step_back(StepBack::LostLog).await?;
     } else if !recovery.is_tail_proven {
         pool.note_step_back(StepBack::Reboot).await?;
     }
@@ -334,13 +337,15 @@ fn free_name(log_dir: &Path, epoch: u64) -> PathBuf {
         .expect("some name is free")
 }
 
-/// A log that was here and is gone held acknowledged writes unless the pool was released.
+/// A log that was here and is gone held acknowledged writes unless the pool was released. True: it is
+/// gone, and somebody has said that the pool is to go on without it.
 fn check_log_is_there(
     dir: &Path,
     log_dir: &Path,
     ownership: &Ownership,
+    node: &NodeDir,
     destaged: Lsn,
-) -> Result<()> {
+) -> Result<bool> {
     let was_made = dir.join(LOG_MADE).exists();
     let is_ours = ownership.previous().is_some_and(|previous| {
         !previous.is_released && ownership.manifest().owner_since_epoch <= previous.epoch
@@ -359,7 +364,17 @@ fn check_log_is_there(
         );
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
-    Ok(())
+    // An opening that was cut short before it came to the log has served nothing.
+    let has_served = node.epoch().0 >= ownership.manifest().owner_since_epoch;
+    let is_lost = is_ours && has_served && !has_ring;
+    if is_lost {
+        tracing::warn!(
+            destaged_lsn = destaged.0,
+            "the write log of this directory is gone and the pool was not closed in order: writes \
+             that were answered and not yet in the store are lost"
+        );
+    }
+    Ok(is_lost)
 }
 
 /// What to do about a log that is gone or lacks its end.
@@ -385,15 +400,4 @@ fn mark_log_made(dir: &Path) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn huge_pages_are_off_in_a_process_that_opens_pools() {
-        keep_pages_small();
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        // Kernels before 5.0 do not say.
-        let said = status.lines().find(|line| line.starts_with("THP_enabled:"));
-        assert!(said.is_none_or(|line| line.ends_with('0')), "{said:?}");
-    }
-}
+mod tests;

@@ -1,0 +1,168 @@
+//! Promises of opening a pool: what is missed, what is refused, who steps back.
+
+use super::*;
+use crate::config::Override;
+use crate::record::Durability;
+use block::{BlockDevice, WriteFlags};
+
+#[test]
+fn huge_pages_are_off_in_a_process_that_opens_pools() {
+    keep_pages_small();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    // Kernels before 5.0 do not say.
+    let said = status.lines().find(|line| line.starts_with("THP_enabled:"));
+    assert!(said.is_none_or(|line| line.ends_with('0')), "{said:?}");
+}
+
+/// A small pool below `place`, served from its directory `dir`; nothing is destaged unasked.
+fn config(place: &Path, dir: &str) -> Config {
+    let set = |key, value: &str| Override {
+        key,
+        flag: "--test",
+        value: toml::Value::String(value.to_owned()),
+    };
+    let path = |name: &str| place.join(name).display().to_string();
+    let set = [
+        set("dir", &path(dir)),
+        set("store", &path("store")),
+        set("keys.file", &path("key")),
+        set("log.size", "16MiB"),
+        set("log.file_size", "1MiB"),
+        set("cache.size", "0"),
+        set("destage.max_age", "1h"),
+    ];
+    Config::load(None, &set).unwrap()
+}
+
+async fn write_flushed(open: &OpenPool, text: &'static [u8]) {
+    let volume = open.pool().volume("db").unwrap();
+    volume.write(0, text.into(), WriteFlags { fua: false }).await.unwrap();
+    volume.flush().await.unwrap();
+}
+
+fn is_stepped_back(open: &OpenPool) -> bool {
+    open.pool().volume("db").unwrap().record().is_stepped_back
+}
+
+/// Ends a pool as a killed process would: nothing is flushed or released.
+async fn crash(open: OpenPool) {
+    open.pool().fence(Error::new(ErrorKind::Io, "killed by the test"));
+    open.close().await.unwrap_err();
+}
+
+/// A pool with one volume.
+async fn made(config: &Config) -> OpenPool {
+    let pool = open(config, Opening::OrNew).await.unwrap();
+    pool.pool().create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
+    pool
+}
+
+#[track_caller]
+fn says(error: &Error, words: &[&str]) {
+    let said = error.chain();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{said}");
+    for word in words {
+        assert!(said.contains(word), "it does not say {word:?}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_log_in_its_place_is_refused_and_given_up_only_by_name() {
+    let place = tempfile::tempdir().unwrap();
+    let config = config(place.path(), "a");
+    let (log, older) = (place.path().join("a/log"), place.path().join("older"));
+    let pool = made(&config).await;
+    write_flushed(&pool, b"first").await;
+    crash(pool).await;
+    std::fs::create_dir(&older).unwrap();
+    for entry in std::fs::read_dir(&log).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, older.join(path.file_name().unwrap())).unwrap();
+    }
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    write_flushed(&pool, b"second").await;
+    pool.pool().destage_all().await.unwrap();
+    write_flushed(&pool, b"third").await;
+    crash(pool).await;
+    std::fs::rename(&log, place.path().join("newest")).unwrap();
+    std::fs::rename(&older, &log).unwrap();
+    let advice = ["move ", "a/log away and delete ", "a/log.made"];
+    for _ in 0..2 {
+        let error = open(&config, Opening::OrNew).await.err().expect("it is an older copy");
+        says(&error, &["ends at LSN", "the store holds", "older copy", "nothing was changed"]);
+        says(&error, &advice);
+    }
+    // Half of the advice leads to the other half.
+    std::fs::rename(&log, &older).unwrap();
+    let error = open(&config, Opening::OrNew).await.err().expect("there is none");
+    says(&error, &["holds no log"]);
+    says(&error, &advice);
+    // The newest one is as good as before.
+    std::fs::remove_dir_all(&log).unwrap_or_default();
+    std::fs::rename(place.path().join("newest"), &log).unwrap();
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    let mut bytes = [0; 5];
+    pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"third");
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_was_given_up_makes_every_volume_step_back() {
+    let place = tempfile::tempdir().unwrap();
+    let config = config(place.path(), "a");
+    let give_up = || {
+        std::fs::remove_dir_all(place.path().join("a/log")).unwrap();
+        std::fs::remove_file(place.path().join("a/log.made")).unwrap();
+    };
+    let pool = made(&config).await;
+    pool.pool().destage_all().await.unwrap();
+    write_flushed(&pool, b"gone").await;
+    crash(pool).await;
+    give_up();
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(is_stepped_back(&pool), "nobody hears that writes are gone");
+    // Said durably, and only once.
+    crash(pool).await;
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(is_stepped_back(&pool));
+    pool.pool().accept_step_back("db", false).await.unwrap();
+    crash(pool).await;
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    pool.close().await.unwrap();
+    // Of a pool that was released nothing is lost.
+    give_up();
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_opening_that_is_cut_short_before_there_is_a_log_steps_nobody_back() {
+    let place = tempfile::tempdir().unwrap();
+    let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
+    made(&here).await.close().await.unwrap();
+    // The pool is taken, and then the process is killed.
+    let store = Store::open(there.store_url(), &StoreOptions::default()).unwrap();
+    let keys = KeyRing::open(&store, &there.key_source()).await.unwrap();
+    let node = NodeDir::open(there.dir()).unwrap();
+    let (key, terms) = (&keys.newest().key, Terms::default());
+    Ownership::acquire(&store, &node, key, keys.pool(), "main", terms).await.unwrap();
+    drop(node);
+    let pool = open(&there, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    // Back where it was, the log there is overtaken and a new one goes on above it.
+    write_flushed(&pool, b"there").await;
+    pool.close().await.unwrap();
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    crash(pool).await;
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    let mut bytes = [0; 5];
+    pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"there");
+    pool.close().await.unwrap();
+}
