@@ -103,6 +103,8 @@ pub struct Ownership {
     key: PoolKey,
     manifest: Manifest,
     previous: Option<Manifest>,
+    /// Taken from a directory that was copied.
+    is_from_copy: bool,
 }
 
 impl Ownership {
@@ -142,7 +144,8 @@ impl Ownership {
                 format!("open pool {name}: it was opened at the same moment by {who}"),
             ));
         }
-        let ownership = Ownership { chain, key: key.clone(), manifest, previous };
+        let key = key.clone();
+        let ownership = Ownership { chain, key, manifest, previous, is_from_copy: node.is_copy() };
         if let Err(error) = ownership.chain.prune(KEEP_COUNT).await {
             tracing::warn!(error = %error.chain(), "old manifests were not deleted");
         }
@@ -177,12 +180,13 @@ impl Ownership {
         self.previous.as_ref()
     }
 
-    /// Another directory had the pool until now and did not let go of it: what it had answered and not
-    /// yet copied to the store is not here.
+    /// Another directory, or the one that this is a copy of, had the pool until now and did not let go
+    /// of it: what it had answered and not yet copied to the store is not here.
     #[must_use]
     pub fn is_forced(&self) -> bool {
         let is_first_term = self.manifest.owner_since_epoch == self.manifest.epoch;
-        is_first_term && self.previous.as_ref().is_some_and(|previous| !previous.is_released)
+        let is_released = self.previous.as_ref().is_none_or(|previous| previous.is_released);
+        (is_first_term || self.is_from_copy) && !is_released
     }
 
     /// Whether a write log of this directory, last written under `log_epoch`, may be replayed: no
@@ -338,16 +342,20 @@ fn check_available(node: &NodeDir, pool: Uuid, previous: &Manifest, take_over: b
     if previous.is_released || take_over || (node.has_witnessed(previous) && !node.is_copy()) {
         return Ok(());
     }
-    let why = if previous.owner.node_id == node.node_id() {
-        format!(
-            "pool {} was opened from a copy of the directory {}, by {}",
-            previous.name,
+    let name = &previous.name;
+    if previous.owner.node_id == node.node_id() {
+        let what = format!(
+            "pool {name} was opened from a copy of the directory {}, by {}, or this directory is \
+             the copy (moved, or restored from a backup). Stop that process if it still runs, and \
+             use the directory that it served where there is one. --take-over goes on from this \
+             one: it fences the other, whose clients get errors, and gives up what was written \
+             since the copy was made and is not in the store",
             node.path().display(),
             previous.owner
-        )
-    } else {
-        format!("pool {} is open on {}", previous.name, previous.owner)
-    };
+        );
+        return Err(Error::new(ErrorKind::Busy, what));
+    }
+    let why = format!("pool {name} is open on {}", previous.owner);
     Err(Error::new(
         ErrorKind::Busy,
         format!(

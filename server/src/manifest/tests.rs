@@ -279,11 +279,15 @@ async fn a_copied_directory_does_not_pass_for_the_original() {
     assert!(b.is_copy());
     let error = acquire(&store, &b, false).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
-    assert!(error.to_string().contains("copy"), "{error}");
+    let said = error.to_string();
+    for words in ["from a copy of", "or this directory is the copy", "a backup", "gives up what"] {
+        assert!(said.contains(words), "it does not say {words:?}: {said}");
+    }
     owner.check().await.unwrap();
     // By force the copy goes on from the copied log, and the original is out for good.
     let taken = acquire(&store, &b, true).await.unwrap();
     assert!(taken.may_replay(Epoch(1)));
+    assert!(taken.is_forced(), "what the original wrote since is not here");
     drop((owner, a));
     let a = NodeDir::open(&dir.path().join("pool")).unwrap();
     assert_eq!(acquire(&store, &a, false).await.unwrap_err().kind(), ErrorKind::Busy);
