@@ -21,6 +21,7 @@ pub mod segment;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tier;
+mod watched;
 
 pub use destage::{
     DestageError, DestageReport, ExtentContent, LogSource, Window, WindowExtent, WindowVolume,

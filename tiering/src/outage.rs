@@ -61,7 +61,7 @@ impl Outage {
 }
 
 /// The chain of causes in one line, without the queries of URLs.
-fn public_text(error: &dyn Error) -> String {
+pub(crate) fn public_text(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

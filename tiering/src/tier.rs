@@ -22,6 +22,7 @@ use crate::map::{FoldReport, Health, Map, MapOptions, MapStatus, Writer};
 use crate::orphans::{Orphans, SweepReport};
 use crate::outage::{Outage, StoreFailure};
 use crate::segment::{BLOCK_COUNT_MAX, FrameRef};
+use crate::watched::Watched;
 use block::seal::{Algorithm, PoolKey};
 use block::units::BLOCK_BYTES;
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
@@ -58,6 +59,11 @@ const ALLOCATION_PAGES_MAX: usize = 4096;
 
 /// Longest wait for the store when closing. Chosen by hand: nothing is lost by giving up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How often an opening that waits looks whether it is to say so, and from when on it says so where no
+/// call has failed. Chosen by hand: an opening takes a second, on a busy machine a few.
+const OPEN_LOOK: Duration = Duration::from_secs(5);
+const OPEN_SILENCE_MAX: Duration = Duration::from_secs(20);
 
 /// Asks whoever grants ownership of the pool whether this process still has it.
 #[derive(Clone)]
@@ -176,6 +182,8 @@ pub struct Tier {
 pub(crate) struct Inner {
     pub(crate) options: TierOptions,
     pub(crate) store: Arc<dyn ObjectStore>,
+    /// The same one, for the metadata database.
+    pub(crate) watched: Arc<Watched>,
     pub(crate) pool_key: PoolKey,
     pub(crate) map: Map,
     pub(crate) frames: Frames,
@@ -221,16 +229,29 @@ impl Tier {
     async fn open_as(options: TierOptions, is_read_only: bool) -> Result<Tier> {
         check(&options)?;
         let background = options.background.clone().unwrap_or_else(Handle::current);
-        let opening = options.clone();
+        let watched = Arc::new(Watched::new(options.store.clone()));
+        let (opening, store) = (options.clone(), watched.clone());
         let open = async move {
-            if is_read_only { read_map(&opening).await } else { open_map(&opening).await }
+            if is_read_only {
+                read_map(&opening, &store).await
+            } else {
+                open_map(&opening, &store).await
+            }
         };
-        let timeout = options.open_timeout;
-        let opened = background.spawn(async move { tokio::time::timeout(timeout, open).await });
+        let (timeout, store) = (options.open_timeout, watched.clone());
+        let opened = background.spawn(async move {
+            tokio::select! {
+                opened = tokio::time::timeout(timeout, open) => opened,
+                never = tell_of_waiting(&store) => match never {},
+            }
+        });
         let (map, writer) = match opened.await {
             Ok(Ok(opened)) => opened?,
             Ok(Err(_)) => {
-                let what = format!("open data tier: no answer from the store in {timeout:?}");
+                let what = match watched.last_failure() {
+                    Some(why) => format!("open data tier: not open after {timeout:?}: {why}"),
+                    None => format!("open data tier: no answer from the store in {timeout:?}"),
+                };
                 return Err(Error::new(ErrorKind::Unavailable, what));
             }
             Err(cause) => return Err(Error::with_source(ErrorKind::Io, "open data tier", cause)),
@@ -249,6 +270,7 @@ impl Tier {
             inner: Arc::new(Inner {
                 options,
                 store,
+                watched,
                 pool_key: key,
                 map,
                 frames,
@@ -461,7 +483,13 @@ impl Tier {
             reopen_count: self.inner.reopen_count.load(Ordering::Relaxed),
             metadata_failure: match self.inner.map.health() {
                 Health::Well => None,
-                Health::Ended(error) | Health::Final(error) => Some(error.chain()),
+                Health::Final(error) => Some(error.chain()),
+                // The attempt that is under way may be waiting for a call that fails.
+                Health::Ended(error) => {
+                    let failure = self.inner.watched.last_failure();
+                    let said = failure.map_or_else(String::new, |said| format!("; {said}"));
+                    Some(error.chain() + &said)
+                }
             },
             hint_dropped_count: self.inner.hint_dropped_count.load(Ordering::Relaxed),
         }
@@ -501,8 +529,8 @@ fn check(options: &TierOptions) -> Result<()> {
 }
 
 /// Opens the map for writing, unless a later epoch has been here.
-async fn open_map(options: &TierOptions) -> Result<(Map, Writer)> {
-    let db = open_database(options, false).await?;
+async fn open_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, Writer)> {
+    let db = open_database(options, store, false).await?;
     let (key, algorithm) = (&options.pool_key, options.algorithm);
     let opened = Map::open(db.clone(), key, algorithm, options.epoch, options.map).await;
     if opened.is_err() {
@@ -512,10 +540,15 @@ async fn open_map(options: &TierOptions) -> Result<(Map, Writer)> {
 }
 
 /// Claims the metadata database, unless a later owner has been here.
-async fn open_database(options: &TierOptions, must_exist: bool) -> Result<Arc<Database>> {
-    let (store, key) = (&options.store, &options.pool_key);
+async fn open_database(
+    options: &TierOptions,
+    watched: &Arc<Watched>,
+    must_exist: bool,
+) -> Result<Arc<Database>> {
+    let store: Arc<dyn ObjectStore> = watched.clone();
+    let key = &options.pool_key;
     let mut expected_writer = None;
-    if probe(store).await? {
+    if probe(&store).await? {
         // An owner of the past that wakes up here must not fence the present one, so it looks before
         // it claims, and claims only if nobody has come in between.
         let reader = Database::read_only(store.clone(), &options.database).await?;
@@ -541,11 +574,26 @@ async fn open_database(options: &TierOptions, must_exist: bool) -> Result<Arc<Da
     }
 }
 
-async fn read_map(options: &TierOptions) -> Result<(Map, Writer)> {
-    if !probe(&options.store).await? {
+/// Says from time to time that an opening waits, and for what.
+async fn tell_of_waiting(store: &Watched) -> std::convert::Infallible {
+    let mut waited = Duration::ZERO;
+    loop {
+        tokio::time::sleep(OPEN_LOOK).await;
+        waited += OPEN_LOOK;
+        let failure = store.last_failure();
+        if failure.is_some() || waited >= OPEN_SILENCE_MAX {
+            let failure = failure.as_deref().unwrap_or("the store has not answered");
+            tracing::warn!(waited_s = waited.as_secs(), failure, "the data tier is not open yet");
+        }
+    }
+}
+
+async fn read_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, Writer)> {
+    let store: Arc<dyn ObjectStore> = store.clone();
+    if !probe(&store).await? {
         return Err(Error::new(ErrorKind::NotFound, "open data tier: the store holds no pool"));
     }
-    let db = Database::read_only(options.store.clone(), &options.database).await?;
+    let db = Database::read_only(store, &options.database).await?;
     Map::read_only(Arc::new(db), &options.pool_key, options.map).await
 }
 

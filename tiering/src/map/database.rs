@@ -6,10 +6,11 @@
 //! - Its memory is bounded by [`DatabaseOptions`]: memtables, block cache, compaction buffers.
 //! - The store failing for a while is waited out, never an error; a fenced writer is `Fenced`.
 //! - What waiting does not mend ends the database for good: an object that is gone or was written by
-//!   somebody else, an operation that the store refuses as unknown, a table that does not verify, a
-//!   panic, in any of its background tasks. Everything fails with `Unavailable` from then on, whatever
+//!   somebody else or is too short, an operation that the store refuses as unknown, a table that does
+//!   not verify, a panic, in any of its background tasks. Everything fails with `Unavailable` from then on, whatever
 //!   the cause was, because another handle may do better; `tier::keep` opens one.
 
+use crate::watched::Shorter;
 use block::{Error, ErrorKind};
 use bytes::Bytes;
 use object_store::ObjectStore;
@@ -385,23 +386,38 @@ impl Database {
     }
 }
 
-/// The store has said that an object does not exist.
-fn is_object_missing(cause: &slatedb::Error) -> bool {
+/// What the store has said, if that is the cause.
+fn store_error(cause: &slatedb::Error) -> Option<&object_store::Error> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(cause);
     while let Some(error) = next {
         let shared = error.downcast_ref::<Arc<object_store::Error>>().map(Arc::as_ref);
-        let found = shared.or_else(|| error.downcast_ref::<object_store::Error>());
-        if matches!(found, Some(object_store::Error::NotFound { .. })) {
-            return true;
+        if let Some(found) = shared.or_else(|| error.downcast_ref::<object_store::Error>()) {
+            return Some(found);
         }
         next = error.source();
     }
-    false
+    None
+}
+
+/// The store has said that an object does not exist.
+fn is_object_missing(cause: &slatedb::Error) -> bool {
+    matches!(store_error(cause), Some(object_store::Error::NotFound { .. }))
+}
+
+/// An object of the database is too short.
+fn shorter(cause: &slatedb::Error) -> Option<Shorter> {
+    match store_error(cause)? {
+        object_store::Error::NotSupported { source } => source.downcast_ref::<Shorter>().cloned(),
+        _ => None,
+    }
 }
 
 /// What an error of the database asks of the caller.
 #[must_use]
 pub fn error(doing: impl Into<String>, cause: slatedb::Error) -> Error {
+    if let Some(shorter) = shorter(&cause) {
+        return Error::with_source(ErrorKind::Corrupt, doing, shorter);
+    }
     let kind = match cause.kind() {
         slatedb::ErrorKind::Closed(CloseReason::Fenced) => ErrorKind::Fenced,
         slatedb::ErrorKind::Data => ErrorKind::Corrupt,

@@ -68,7 +68,7 @@ impl Inner {
         if let Ok(Err(error)) = tokio::time::timeout(CLOSE_TIMEOUT, old.abandon()).await {
             tracing::debug!(error = %error.chain(), "a metadata database that has ended");
         }
-        let db = open_database(&self.options, true).await?;
+        let db = open_database(&self.options, &self.watched, true).await?;
         let reopened = self.map.reopen(&mut writer, db.clone(), &self.pool_key).await;
         if reopened.is_err() {
             close_quietly(&db).await;

@@ -213,5 +213,60 @@ fn a_store_that_is_away_at_the_start_is_an_error_in_time() {
         impatient.open_timeout = Duration::from_millis(300);
         let error = Tier::open(impatient).await.err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let said = error.chain();
+        assert!(said.contains("injected fault") && said.contains("metadata/"), "{said}");
+    });
+}
+
+#[test]
+fn metadata_that_is_cut_short_is_damage_and_says_which_object() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let mut world = World::new(9);
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        for _ in 0..3 {
+            let made = world.window(40);
+            tier.destage(made.window, &Payloads).await.unwrap();
+        }
+        tier.close().await.unwrap();
+        let tables: Vec<_> = store
+            .list(Some(&Path::from("metadata/compacted")))
+            .map_ok(|meta| (meta.location, meta.size))
+            .try_collect()
+            .await
+            .unwrap();
+        assert!(!tables.is_empty());
+        let mut shorter_count = 0;
+        for (table, size) in &tables {
+            let whole = store.get(table).await.unwrap().bytes().await.unwrap();
+            for cut in (0..8).map(|part| size * part / 8).chain([size - 1]) {
+                let cut = usize::try_from(cut).unwrap();
+                store.damage(table, |bytes| bytes.truncate(cut)).await;
+                for is_read_only in [false, true] {
+                    let began = std::time::Instant::now();
+                    let opened = match is_read_only {
+                        false => Tier::open(options(store.clone(), 2)).await,
+                        true => Tier::open_read_only(options(store.clone(), 2)).await,
+                    };
+                    assert!(began.elapsed() < Duration::from_secs(15), "{table} cut at {cut}");
+                    let error = match opened {
+                        // What is not needed to open it, or not any more, is not looked at.
+                        Ok(tier) => {
+                            let _ = tier.close().await;
+                            continue;
+                        }
+                        Err(error) => error,
+                    };
+                    let said = error.chain();
+                    assert_eq!(error.kind(), ErrorKind::Corrupt, "{table} cut at {cut}: {said}");
+                    if said.contains("shorter than the metadata says") {
+                        assert!(said.contains(table.as_ref()), "{said}");
+                        shorter_count += 1;
+                    }
+                }
+            }
+            store.damage(table, |bytes| *bytes = whole.to_vec()).await;
+        }
+        assert!(shorter_count > 0, "no cut was one past which something was asked for");
     });
 }

@@ -1,0 +1,162 @@
+//! The object store as the metadata database sees it: its newest failure is remembered, and an object
+//! that is too short fails for good.
+//!
+//! The database tries again for as long as a call fails, also where no try can help: it would wait for
+//! ever, and say nothing.
+//!
+//! Invariants:
+//! - What is asked and answered is not changed, but for a range that begins past an object's end.
+//! - A failure that is part of asking (no such object, created by somebody else) is none.
+
+use crate::outage::public_text;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions,
+    PutPayload, PutResult, Result,
+};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// An object that ends before what the metadata says is in it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "object {path} is shorter than the metadata says: it has {bytes} bytes, and {range} of it were asked for"
+)]
+pub(crate) struct Shorter {
+    path: Path,
+    bytes: u64,
+    range: String,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    inner: Arc<dyn ObjectStore>,
+    newest: Arc<Newest>,
+}
+
+/// The newest failure: of which object, why, and when.
+#[derive(Debug, Default)]
+struct Newest(Mutex<Option<(Path, String, Instant)>>);
+
+impl Newest {
+    fn note(&self, path: &Path, error: &Error) {
+        let is_answer = matches!(
+            error,
+            Error::NotFound { .. }
+                | Error::AlreadyExists { .. }
+                | Error::Precondition { .. }
+                | Error::NotModified { .. }
+        );
+        if !is_answer {
+            // What is found out here is said without the kind that the database needs.
+            let shorter = std::error::Error::source(error).filter(|source| source.is::<Shorter>());
+            let text = public_text(shorter.unwrap_or(error));
+            *self.0.lock() = Some((path.clone(), text, Instant::now()));
+        }
+    }
+}
+
+impl Watched {
+    pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Watched {
+        Watched { inner, newest: Arc::default() }
+    }
+
+    /// The newest failure, with the object that was asked for, for people. It stays when other calls
+    /// succeed.
+    pub(crate) fn last_failure(&self) -> Option<String> {
+        let newest = self.newest.0.lock();
+        let (path, text, at) = newest.as_ref()?;
+        let age = at.elapsed().as_secs();
+        Some(format!("the store's last failure, {age} s ago, was of {path}: {text}"))
+    }
+
+    fn noted<T>(&self, path: &Path, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| self.newest.note(path, error))
+    }
+
+    /// Whether a get failed because the object is too short. Stores say that in many ways, so its length
+    /// is asked for.
+    async fn shorter(&self, path: &Path, range: Option<&GetRange>) -> Option<Error> {
+        let (range, start, is_empty) = match range? {
+            range @ GetRange::Bounded(bytes) => (range, bytes.start, bytes.end <= bytes.start),
+            range @ GetRange::Offset(start) => (range, *start, false),
+            GetRange::Suffix(_) => return None,
+        };
+        let bytes = self.inner.head(path).await.ok()?.size;
+        let shorter = Shorter { path: path.clone(), bytes, range: range.to_string() };
+        // A range that makes no sense was read from where the footer would be.
+        let is_shorter = start >= bytes || is_empty;
+        // The database takes this kind of error as it is.
+        is_shorter.then(|| Error::NotSupported { source: Box::new(shorter) })
+    }
+}
+
+impl std::fmt::Display for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.inner)
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Watched {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.noted(location, self.inner.put_opts(location, payload, options).await)
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.noted(location, self.inner.put_multipart_opts(location, options).await)
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let range = options.range.clone();
+        let mut got = match self.inner.get_opts(location, options).await {
+            Ok(got) => got,
+            Err(error @ Error::NotFound { .. }) => return Err(error),
+            Err(error) => {
+                let error = self.shorter(location, range.as_ref()).await.unwrap_or(error);
+                return self.noted(location, Err(error));
+            }
+        };
+        if let GetResultPayload::Stream(body) = got.payload {
+            let (newest, path) = (self.newest.clone(), location.clone());
+            let body = body.inspect_err(move |error| newest.note(&path, error));
+            got.payload = GetResultPayload::Stream(body.boxed());
+        }
+        Ok(got)
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let (newest, path) = (self.newest.clone(), prefix.cloned().unwrap_or_default());
+        self.inner.list(prefix).inspect_err(move |error| newest.note(&path, error)).boxed()
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        let path = prefix.cloned().unwrap_or_default();
+        self.noted(&path, self.inner.list_with_delimiter(prefix).await)
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.noted(from, self.inner.copy_opts(from, to, options).await)
+    }
+}
