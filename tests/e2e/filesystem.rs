@@ -4,13 +4,14 @@
 //! Invariants:
 //! - Every mount and loop device goes with the test, also when it fails.
 
-use std::path::{Path, PathBuf};
+use crate::postgres::Postgres;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tests::daemon::{Daemon, SMALL};
 use tests::place::{Place, output, run, skip};
 use tests::process::Process;
-use tests::torture::target::{Kill, Target};
+use tests::torture::target::Target;
 use tests::{needs, needs_root};
 
 /// An export as a mounted ext4.
@@ -125,135 +126,6 @@ fn ext4_survives_a_kill_of_the_daemon_with_all_that_was_synced() {
     daemon.fsck();
 }
 
-/// A PostgreSQL server on a mounted volume.
-struct Postgres {
-    programs: PathBuf,
-    data: PathBuf,
-    sockets: PathBuf,
-    server: Option<Process>,
-}
-
-impl Postgres {
-    fn programs() -> Option<PathBuf> {
-        let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?;
-        let dirs = versions.filter_map(|entry| Some(entry.ok()?.path().join("bin")));
-        dirs.filter(|dir| dir.join("initdb").exists()).max()
-    }
-
-    /// A command line as the database's own user, because it refuses to run as root.
-    fn command(&self, program: &str, arguments: &[&str]) -> Vec<String> {
-        let program = self.programs.join(program).display().to_string();
-        let mut line: Vec<String> = [
-            "--reuid=postgres",
-            "--regid=postgres",
-            "--init-groups",
-            "--pdeathsig=KILL",
-            "--",
-            &program,
-        ]
-        .iter()
-        .map(|word| (*word).to_owned())
-        .collect();
-        line.extend(arguments.iter().map(|argument| (*argument).to_owned()));
-        line
-    }
-
-    #[track_caller]
-    fn run(&self, program: &str, arguments: &[&str]) -> String {
-        let line = self.command(program, arguments);
-        run("setpriv", &line.iter().map(String::as_str).collect::<Vec<_>>())
-    }
-
-    fn sql(&self, text: &str) -> String {
-        let sockets = self.sockets.display().to_string();
-        self.run("psql", &["-h", &sockets, "-d", "postgres", "-XAtqc", text]).trim().to_owned()
-    }
-
-    /// Commits 1, 2, 3, … into `seen`, pulls `trigger` when `count` of them were answered, and goes on
-    /// until the database is gone; returns the last that was answered.
-    fn commit_until(&self, count: u64, place: &Place, trigger: Kill) -> u64 {
-        let script = place.join("commits.sql");
-        let inserts =
-            (1..=100_000).map(|id| format!("insert into seen values ({id}) returning id;\n"));
-        std::fs::write(&script, inserts.collect::<String>()).expect("write the script");
-        let (sockets, file) = (self.sockets.display().to_string(), script.display().to_string());
-        let psql =
-            ["-h", &sockets, "-d", "postgres", "-XAtq", "-v", "ON_ERROR_STOP=1", "-f", &file];
-        let mut command = Command::new("setpriv");
-        command.args(self.command("psql", &psql));
-        let log = place.join("psql.log");
-        let mut client = Process::start(&mut command, &log).expect("it starts");
-        let (mut last, mut trigger) = (0, Some(trigger));
-        // The pipe ends with the client, and that when its server has lost its disk.
-        while let Some(line) = client.line(Duration::from_secs(60)) {
-            assert_eq!(line, (last + 1).to_string(), "answers come in order");
-            last += 1;
-            if last >= count
-                && let Some(trigger) = trigger.take()
-            {
-                trigger();
-            }
-        }
-        let status = client.wait(Duration::from_secs(10)).expect("the client ends");
-        let said = std::fs::read_to_string(&log).unwrap_or_default();
-        assert!(trigger.is_none() && !status.success(), "after {last} commits: {status} {said}");
-        last
-    }
-
-    fn start(&mut self, place: &Place) {
-        let data = self.data.display().to_string();
-        let sockets = format!("unix_socket_directories={}", self.sockets.display());
-        let line = self.command(
-            "postgres",
-            &[
-                "-D",
-                &data,
-                "-c",
-                &sockets,
-                "-c",
-                "listen_addresses=",
-                "-c",
-                "shared_buffers=32MB",
-                "-c",
-                "checkpoint_timeout=30s",
-                "-c",
-                "max_wal_size=64MB",
-            ],
-        );
-        let mut command = Command::new("setpriv");
-        command.args(line);
-        let server = Process::start(&mut command, &place.join("postgres.log")).expect("it starts");
-        self.server = Some(server);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let sockets = self.sockets.display().to_string();
-        let line = self.command("pg_isready", &["-q", "-h", &sockets]);
-        let line: Vec<&str> = line.iter().map(String::as_str).collect();
-        while !output("setpriv", &line).status.success() {
-            let log = || std::fs::read_to_string(place.join("postgres.log")).unwrap_or_default();
-            assert!(Instant::now() < deadline, "PostgreSQL does not come up: {}", log());
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-
-    /// Ends it at once, without a checkpoint: recovery is for the next start.
-    fn kill(&mut self) {
-        if let Some(mut server) = self.server.take() {
-            server.killer().signal(rustix::process::Signal::QUIT);
-            server.wait(Duration::from_secs(20));
-        }
-    }
-}
-
-impl Drop for Postgres {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn give_to_postgres(path: &Path) {
-    run("chown", &["postgres", &path.display().to_string()]);
-}
-
 #[test]
 fn postgresql_recovers_every_committed_transaction_after_a_kill_of_the_daemon() {
     needs_root!();
@@ -263,23 +135,11 @@ fn postgresql_recovers_every_committed_transaction_after_a_kill_of_the_daemon() 
     };
     let mut daemon = Daemon::started(&settings(), &[("disk", "1GiB")]);
     let place = Place::new();
-    run("chmod", &["755", &place.path().display().to_string()]);
     let mounted = Mounted::mount(&daemon.unix("disk").uri(), &place, true);
-    let (data, sockets) = (mounted.mountpoint.join("data"), place.join("sockets"));
-    std::fs::create_dir_all(&data).expect("make a directory");
-    std::fs::create_dir_all(&sockets).expect("make a directory");
-    give_to_postgres(&data);
-    give_to_postgres(&sockets);
-    let mut postgres = Postgres { programs, data, sockets, server: None };
-    let path = postgres.data.display().to_string();
-    postgres.run("initdb", &["-D", &path, "--data-checksums", "-A", "trust", "-U", "postgres"]);
-    postgres.start(&place);
-    let socket = postgres.sockets.display().to_string();
-    let database = ["-h", &socket, "postgres"];
-    postgres.run("pgbench", &[&["-i", "-q", "-s", "3"][..], &database].concat());
+    let mut postgres = Postgres::made(programs, &mounted.mountpoint, &place);
+    postgres.bench(&["-i", "-q", "-s", "3"]);
     postgres.sql("create table seen(id bigint primary key)");
-    let before = postgres.run("pgbench", &[&["-T", "5", "-c", "4"][..], &database].concat());
-    println!("{before}");
+    println!("{}", postgres.bench(&["-T", "5", "-c", "4"]));
     // Commits one after the other until the daemon dies under them: what was answered must be there.
     // Of the one that was under way nobody knows.
     let killer = daemon.killer();
@@ -294,16 +154,7 @@ fn postgresql_recovers_every_committed_transaction_after_a_kill_of_the_daemon() 
     let found = postgres.sql("select count(*), min(id), max(id) from seen");
     let possible = [committed, committed + 1].map(|last| format!("{last}|1|{last}"));
     assert!(possible.contains(&found), "{committed} were answered, found {found}");
-    let balance = postgres.sql(
-        "select (select sum(abalance) from pgbench_accounts) = \
-         (select coalesce(sum(delta), 0) from pgbench_history)",
-    );
-    assert_eq!(balance, "t", "accounts and history disagree");
-    postgres.sql("create extension if not exists amcheck");
-    postgres.run("pg_amcheck", &["-h", &socket, "-d", "postgres"]);
-    postgres.run("pg_ctl", &["-D", &path, "stop", "-m", "fast"]);
-    postgres.server = None;
-    postgres.run("pg_checksums", &["--check", "-D", &path]);
+    postgres.check();
     mounted.unmount();
     daemon.stop();
     daemon.fsck();

@@ -10,6 +10,7 @@ mod filesystem;
 mod guest;
 mod neighbour;
 mod operator;
+mod postgres;
 mod power;
 mod soak;
 mod space;

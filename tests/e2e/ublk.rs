@@ -5,11 +5,12 @@
 //! - It runs in a guest kernel (`tests/guest`): this machine's devices are left alone.
 //! - Clients of the device see a pause when the daemon dies, never an error, never wrong bytes.
 
+use crate::postgres::Postgres;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tests::daemon::Daemon;
-use tests::place::{output, run};
+use tests::place::{output, run, skip};
 use tests::power::guest;
 use tests::process::{Process, dies_with_us};
 use tests::seed::{Random, seeds};
@@ -161,6 +162,58 @@ fn mounted(seed: u64) {
         "diff",
         &["-r", "--no-dereference", "/usr/include", &mountpoint.join("copy").display().to_string()],
     );
+    run("umount", &[&path]);
+    let checked = output("e2fsck", &["-fn", &device]);
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.fsck();
+}
+
+#[test]
+fn postgresql_on_a_device_sees_a_pause_where_the_daemon_dies() {
+    needs_root!();
+    needs!("mkfs.ext4", "setpriv");
+    if Postgres::programs().is_none() {
+        return skip("PostgreSQL is not installed");
+    }
+    for seed in seeds(1) {
+        let name = "ublk::postgresql_on_a_device_sees_a_pause_where_the_daemon_dies";
+        guest::run(name, Duration::from_secs(400), &variables(seed), || database(seed));
+    }
+}
+
+fn database(seed: u64) {
+    println!("SEED={seed}");
+    let mut random = Random::new(seed, 0);
+    let mut daemon = Daemon::started(SETTINGS, &[("db", "1G")]);
+    let device = attach(&daemon, &[]);
+    run("mkfs.ext4", &["-q", &device]);
+    let place = Place::new();
+    let mountpoint = place.join("mnt");
+    std::fs::create_dir(&mountpoint).expect("make a directory");
+    let path = mountpoint.display().to_string();
+    run("mount", &[&device, &path]);
+    let programs = Postgres::programs().expect("it is installed");
+    let postgres = Postgres::made(programs, &mountpoint, &place);
+    postgres.bench(&["-i", "-q", "-s", "2"]);
+    let bench = std::thread::spawn(move || {
+        let said = postgres.bench(&["-T", "10", "-c", "4"]);
+        (postgres, said)
+    });
+    let mut kills = 0;
+    while !bench.is_finished() {
+        // A moment that has nothing to do with what it does.
+        std::thread::sleep(Duration::from_millis(500 + random.below(1500)));
+        daemon.kill();
+        daemon.restart();
+        kills += 1;
+    }
+    let (mut postgres, said) = bench.join().expect("pgbench ends well");
+    assert!(kills >= 2, "it was killed {kills} times");
+    println!("{said}");
+    assert!(said.contains("number of failed transactions: 0 "), "{said}");
+    postgres.check();
     run("umount", &[&path]);
     let checked = output("e2fsck", &["-fn", &device]);
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
