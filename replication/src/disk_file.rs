@@ -38,6 +38,8 @@ const LOCK_WAIT: Duration = Duration::from_millis(500);
 
 /// Says how many files of the ring were made.
 const MADE_NAME: &str = "ring.made";
+/// What takes its place next.
+const MADE_NEXT_NAME: &str = "ring.made.tmp";
 
 /// Is called from the disk's threads when there is something to reap.
 type Notify = Arc<dyn Fn() + Send + Sync>;
@@ -122,7 +124,8 @@ impl FileDisk {
 
     /// Makes sure that `ring.made` says that `count` files were made.
     pub(crate) fn note_made(&self, count: u32) -> Result<()> {
-        self.files.note_made(count).map_err(|e| {
+        let files = &self.files;
+        files.write_made(count).and_then(|()| files.name_made(count)).map_err(|e| {
             let path = self.files.dir.join(MADE_NAME);
             Error::with_source(ErrorKind::Io, format!("write {}", path.display()), e)
         })
@@ -322,7 +325,9 @@ impl Files {
     fn create(&self, file: u32, len: u64, header: &[u8]) -> io::Result<()> {
         let path = self.path(file);
         let making = path.with_extension("tmp");
-        let result = self.create_as(&making, len, header);
+        let made = self.create_as(&making, len, header);
+        // All that needs space comes before the file has its name.
+        let result = made.and_then(|()| self.write_made(file + 1));
         if result.is_err() {
             // Half a file is of no use; the space may be needed.
             if let Err(error) = std::fs::remove_file(&making) {
@@ -332,25 +337,34 @@ impl Files {
         }
         std::fs::rename(&making, &path)?;
         File::open(&self.dir)?.sync_all()?;
-        self.note_made(file + 1)?;
+        self.name_made(file + 1)?;
         self.open_one(file)
     }
 
-    fn note_made(&self, count: u32) -> io::Result<()> {
-        let mut made_count = self.made_count.lock();
-        if made_count.is_some_and(|made| made >= count) {
+    fn is_noted(&self, count: u32) -> bool {
+        self.made_count.lock().is_some_and(|made| made >= count)
+    }
+
+    /// Writes the next `ring.made`, under another name.
+    fn write_made(&self, count: u32) -> io::Result<()> {
+        if self.is_noted(count) {
             return Ok(());
         }
-        let path = self.dir.join(MADE_NAME);
-        let making = path.with_extension("made.tmp");
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
-        let file = options.open(&making)?;
+        let file = options.open(self.dir.join(MADE_NEXT_NAME))?;
         file.write_all_at(&made::encode(count), 0)?;
-        file.sync_all()?;
-        std::fs::rename(&making, &path)?;
+        file.sync_all()
+    }
+
+    /// Puts what [`Files::write_made`] wrote in its place.
+    fn name_made(&self, count: u32) -> io::Result<()> {
+        if self.is_noted(count) {
+            return Ok(());
+        }
+        std::fs::rename(self.dir.join(MADE_NEXT_NAME), self.dir.join(MADE_NAME))?;
         File::open(&self.dir)?.sync_all()?;
-        *made_count = Some(count);
+        *self.made_count.lock() = Some(count);
         Ok(())
     }
 

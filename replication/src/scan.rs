@@ -383,21 +383,26 @@ impl<'a> Scan<'a> {
         if self.durable_lsn <= self.last_lsn().max(self.args.destaged) {
             return self.check_reaches_tier();
         }
+        Err(self.damaged(self.durable_lsn))
+    }
+
+    /// The log does not go on at its end, though entries up to `known` were on stable storage.
+    fn damaged(&self, known: Lsn) -> Error {
         let what = match self.end {
             Some(FormatError::NoMagic) | None => "the batch that belongs there is not there".into(),
             Some(e) => e.to_string(),
         };
-        Err(Error::new(
+        Error::new(
             ErrorKind::Corrupt,
             format!(
                 "open the write log: {} is damaged at offset {}: {what}; entries up to {} were on \
                  stable storage and only those up to {} can be read. Nothing was changed",
                 self.reader.name(self.end_at.slot),
                 self.end_at.offset,
-                self.durable_lsn,
+                known,
                 self.last_lsn()
             ),
-        ))
+        )
     }
 
     /// Entries are in the data tier only once they are on stable storage here, so a log of this
@@ -409,21 +414,14 @@ impl<'a> Scan<'a> {
         if last >= destaged || is_fresh {
             return Ok(());
         }
-        let place =
-            format!("{} at offset {}", self.reader.name(self.end_at.slot), self.end_at.offset);
-        if self.args.made_count.is_none() {
-            tracing::warn!(
-                last_lsn = last.0,
-                destaged_lsn = destaged.0,
-                end = place,
-                "the write log ends below what the store holds: an earlier program left it so, or it \
-                 is an older copy, and then what was written after it is gone"
-            );
-            return Ok(());
+        if self.newest.is_none_or(|newest| newest.header.sequence < self.sequence_seen) {
+            return Err(self.damaged(destaged));
         }
         let why = format!(
-            "open the write log: it ends at LSN {last}, in {place}, but the store holds entries up \
-             to LSN {destaged}, and those were on stable storage in the log before"
+            "open the write log: it ends at LSN {last}, in {} at offset {}, but the store holds \
+             entries up to LSN {destaged}, and those were on stable storage in the log before",
+            self.reader.name(self.end_at.slot),
+            self.end_at.offset
         );
         Err(crate::incomplete::error_of(why))
     }
