@@ -69,7 +69,9 @@ fn outlives(seed: u64) {
         let load = LOADS[turn % LOADS.len()];
         turn += 1;
         let mut fio = Command::new("fio");
-        fio.args(["--name=load", "--ioengine=libaio", "--direct=1", "--size=64M", "--loops=2"]);
+        fio.args(["--name=load", "--ioengine=libaio", "--direct=1", "--size=32M"]);
+        // Slow enough for some kills a load, and for the store, which only grows, to have room in memory.
+        fio.arg("--rate=16M");
         fio.args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_backlog=256"]);
         fio.args([
             &format!("--filename={device}"),
