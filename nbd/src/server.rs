@@ -57,7 +57,7 @@ impl Default for ServerOptions {
             connection_count_max: 256,
             request_count_max: 256,
             handshake_timeout: Duration::from_secs(10),
-            stall_timeout: Duration::from_secs(5),
+            stall_timeout: Duration::from_secs(3),
             tls: None,
             access: Access::default(),
             can_resize: false,
