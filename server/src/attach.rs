@@ -167,6 +167,9 @@ impl Attachments {
     /// attachment and logged: the daemon serves its other clients all the same.
     pub async fn recover(&self, is_ours: impl Fn(Epoch) -> bool) -> Result<()> {
         let mut live = self.live.lock().await;
+        if live.is_empty() {
+            return Ok(()); // nothing is written where nothing was ever attached
+        }
         let volumes: Vec<u32> = live.keys().copied().collect();
         for id in volumes {
             let record = live[&id].record.clone();

@@ -6,7 +6,7 @@
 //! - Clients of the device see a pause when the daemon dies, never an error, never wrong bytes.
 
 use crate::postgres::Postgres;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tests::daemon::Daemon;
@@ -34,6 +34,24 @@ const LOADS: &[&[&str]] = &[
 fn attach(daemon: &Daemon, more: &[&str]) -> String {
     let reply = daemon.json(&[&["attach", "db"], more].concat());
     reply["device"].as_str().unwrap_or_else(|| panic!("it has a device: {reply}")).to_owned()
+}
+
+/// Makes an ext4 on the device and mounts it.
+#[track_caller]
+fn mount(device: &str, place: &Place) -> PathBuf {
+    let mountpoint = place.join("mnt");
+    std::fs::create_dir(&mountpoint).expect("make a directory");
+    run("mkfs.ext4", &["-q", device]);
+    run("mount", &[device, &mountpoint.display().to_string()]);
+    mountpoint
+}
+
+/// Unmounts it and insists that it is whole.
+#[track_caller]
+fn unmount(mountpoint: &Path, device: &str) {
+    run("umount", &[&mountpoint.display().to_string()]);
+    let checked = output("e2fsck", &["-fn", device]);
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
 fn kills_wanted() -> u64 {
@@ -130,12 +148,8 @@ fn mounted(seed: u64) {
     let mut daemon = Daemon::started(SETTINGS, &[("db", "512M")]);
     // Two: a guest with one processor has one.
     let device = attach(&daemon, &["--queues", "2", "--logical-block", "4096"]);
-    run("mkfs.ext4", &["-q", &device]);
     let place = Place::new();
-    let mountpoint = place.join("mnt");
-    std::fs::create_dir(&mountpoint).expect("make a directory");
-    let path = mountpoint.display().to_string();
-    run("mount", &[&device, &path]);
+    let mountpoint = mount(&device, &place);
     let busy = daemon.command(&["detach", "db"]);
     assert!(!busy.status.success());
     let said = String::from_utf8_lossy(&busy.stderr).into_owned();
@@ -164,9 +178,7 @@ fn mounted(seed: u64) {
         "diff",
         &["-r", "--no-dereference", "/usr/include", &mountpoint.join("copy").display().to_string()],
     );
-    run("umount", &[&path]);
-    let checked = output("e2fsck", &["-fn", &device]);
-    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    unmount(&mountpoint, &device);
     let _ = daemon.json(&["detach", "db"]);
     daemon.stop();
     daemon.fsck();
@@ -190,12 +202,8 @@ fn database(seed: u64) {
     let mut random = Random::new(seed, 0);
     let mut daemon = Daemon::started(SETTINGS, &[("db", "1G")]);
     let device = attach(&daemon, &[]);
-    run("mkfs.ext4", &["-q", &device]);
     let place = Place::new();
-    let mountpoint = place.join("mnt");
-    std::fs::create_dir(&mountpoint).expect("make a directory");
-    let path = mountpoint.display().to_string();
-    run("mount", &[&device, &path]);
+    let mountpoint = mount(&device, &place);
     let programs = Postgres::programs().expect("it is installed");
     let postgres = Postgres::made(programs, &mountpoint, &place);
     postgres.bench(&["-i", "-q", "-s", "2"]);
@@ -216,9 +224,7 @@ fn database(seed: u64) {
     println!("{said}");
     assert!(said.contains("number of failed transactions: 0 "), "{said}");
     postgres.check();
-    run("umount", &[&path]);
-    let checked = output("e2fsck", &["-fn", &device]);
-    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    unmount(&mountpoint, &device);
     let _ = daemon.json(&["detach", "db"]);
     daemon.stop();
     daemon.fsck();
