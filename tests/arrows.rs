@@ -197,7 +197,7 @@ fn every_source_file_opens_with_what_it_owns() {
 /// The source of the packages that log, without tests, and each text in one line.
 fn source_that_logs() -> String {
     let mut all = String::new();
-    let mut todo: Vec<_> = ["block", "nbd", "replication", "tiering", "server"]
+    let mut todo: Vec<_> = ["block", "nbd", "ublk", "replication", "tiering", "server"]
         .map(|package| workspace().join(package).join("src"))
         .into();
     while let Some(path) = todo.pop() {
