@@ -6,7 +6,7 @@
 //!   dies at any moment finds its devices again, and none that is not its own.
 //! - A device goes on with a restarted daemon only where no other directory has owned the pool since:
 //!   what is mounted from it has seen a history of the volume that would no longer be its own. Otherwise
-//!   the device is removed, and its users get errors.
+//!   the device is removed, and its users get errors. The same where the volume has stepped back since.
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
 use crate::chain::random_bytes;
@@ -65,6 +65,9 @@ struct Record {
     cookie: u64,
     /// Newest epoch of the pool in which this process or an earlier one served the device.
     epoch: u64,
+    /// The volume had stepped back before the device was made: what uses it has seen nothing else.
+    #[serde(default)]
+    is_stepped_back: bool,
     options: AttachOptions,
 }
 
@@ -109,15 +112,19 @@ struct Live {
 
 enum State {
     Served(Served),
-    /// It is in the kernel perhaps, and not served by us.
-    Failed(Error),
+    /// It is in the kernel perhaps, and not served by us. Nobody else writes to the volume meanwhile:
+    /// requests that wait in the kernel may still come.
+    Failed {
+        error: Error,
+        _claim: Option<Claim>,
+    },
 }
 
 struct Served {
     device: Arc<SyncMutex<Option<Device>>>,
     /// Tells the kernel about changes of the volume's size.
     resizes: JoinHandle<()>,
-    _claim: Claim,
+    claim: Claim,
 }
 
 /// The devices of a pool. Nothing is attached from it after [`Attachments::leave`].
@@ -148,9 +155,12 @@ impl Attachments {
         let path = dir.join(FILE);
         let records = read(&path)?;
         let waiting = || Error::new(ErrorKind::Unavailable, "the daemon is just starting");
-        let live = records
-            .into_iter()
-            .map(|record| (record.volume, Live { record, state: State::Failed(waiting()) }));
+        let live = records.into_iter().map(|record| {
+            (
+                record.volume,
+                Live { record, state: State::Failed { error: waiting(), _claim: None } },
+            )
+        });
         Ok(Attachments {
             path,
             links: Path::new(LINKS).join(name),
@@ -187,7 +197,9 @@ impl Attachments {
                         "an attached volume is not served; its device waits. Remove the cause and \
                          restart, or give it up with `spindle detach --force`"
                     );
-                    live.insert(id, Live { record, state: State::Failed(error) });
+                    let shared = record.options.is_shared;
+                    let claim = self.claims.attach(id, &self.name_of(id), shared).ok();
+                    live.insert(id, Live { record, state: State::Failed { error, _claim: claim } });
                 }
             }
         }
@@ -204,6 +216,12 @@ impl Attachments {
             None => Some("its volume was removed"),
             Some(_) if !is_ours(Epoch(record.epoch)) => {
                 Some("another node has owned the pool since it was last served")
+            }
+            // After a reboot there is no device, and nothing that has seen what is gone.
+            Some(volume) if volume.record().is_stepped_back && !record.is_stepped_back => {
+                let cookie = record.cookie;
+                let is_there = blocking(move || ublk::find(cookie)).await?.is_some();
+                is_there.then_some("its volume has stepped back: answered writes are gone")
             }
             Some(_) => None,
         };
@@ -228,7 +246,8 @@ impl Attachments {
             }
         })
         .await?;
-        let mut record = Record { epoch: self.epoch.0, ..record.clone() };
+        let is_stepped_back = volume.record().is_stepped_back;
+        let mut record = Record { epoch: self.epoch.0, is_stepped_back, ..record.clone() };
         let device = match recovered {
             Some(device) => device,
             // The machine was restarted, or the device was never there.
@@ -260,7 +279,14 @@ impl Attachments {
         blocking(ublk::check).await?;
         let claim = self.claims.attach(id, name, options.is_shared)?;
         let cookie = u64::from_le_bytes(random_bytes());
-        let mut record = Record { volume: id, number: None, cookie, epoch: self.epoch.0, options };
+        let mut record = Record {
+            volume: id,
+            number: None,
+            cookie,
+            epoch: self.epoch.0,
+            is_stepped_back: volume.record().is_stepped_back,
+            options,
+        };
         // Before the kernel has it, so that whatever is left of it can be found.
         let mut records: Vec<Record> = live.values().map(|live| live.record.clone()).collect();
         records.push(record.clone());
@@ -269,7 +295,6 @@ impl Attachments {
             Ok(device) => {
                 let served = self.serve(&volume, device, claim);
                 live.insert(id, Live { record, state: State::Served(served) });
-                self.write(&live)?;
                 Ok(self.info(&live[&id]).await)
             }
             Err(error) => {
@@ -319,7 +344,7 @@ impl Attachments {
                 }
             }
         });
-        Served { device, resizes, _claim: claim }
+        Served { device, resizes, claim }
     }
 
     /// A link that people and `fstab` can name, whatever number the kernel chose.
@@ -359,9 +384,12 @@ impl Attachments {
         match &attached.state {
             State::Served(served) => {
                 let (slot, asked) = (served.device.clone(), name.clone());
-                blocking(move || {
+                let detached = blocking(move || {
                     let mut slot = slot.lock();
-                    let Some(device) = slot.take() else { return Ok(()) };
+                    let Some(device) = slot.take() else {
+                        let what = format!("detach volume {asked}: that is under way already");
+                        return Err(Error::new(ErrorKind::Busy, what));
+                    };
                     let may_go = match device.is_in_use() {
                         Ok(is_in_use) => is_forced || !is_in_use,
                         Err(error) if !is_forced => {
@@ -380,11 +408,24 @@ impl Attachments {
                         return Err(Error::new(ErrorKind::Busy, what));
                     }
                     device.remove()
-                })
-                .await?;
+                });
+                if let Err(error) = detached.await {
+                    if served.device.lock().is_none() {
+                        served.resizes.abort();
+                        let attached = live.get_mut(&id).expect("found above");
+                        let failed = State::Failed { error: error.clone(), _claim: None };
+                        if let State::Served(served) =
+                            std::mem::replace(&mut attached.state, failed)
+                        {
+                            attached.state =
+                                State::Failed { error: error.clone(), _claim: Some(served.claim) };
+                        }
+                    }
+                    return Err(error);
+                }
                 served.resizes.abort();
             }
-            State::Failed(error) if !is_forced => {
+            State::Failed { error, .. } if !is_forced => {
                 let what = format!(
                     "detach volume {name}: its device is not served ({}); --force removes it, and its \
                      users get errors",
@@ -392,7 +433,7 @@ impl Attachments {
                 );
                 return Err(Error::new(ErrorKind::Busy, what));
             }
-            State::Failed(_) => self.remove_from_kernel(&attached.record).await?,
+            State::Failed { .. } => self.remove_from_kernel(&attached.record).await?,
         }
         self.unlink(&name);
         live.remove(&id);
@@ -450,7 +491,7 @@ impl Attachments {
                 served.resizes.abort();
                 Some(served.device)
             }
-            State::Failed(_) => None,
+            State::Failed { .. } => None,
         });
         served.collect()
     }
@@ -503,7 +544,7 @@ impl Attachments {
             failure: None,
         };
         match &attached.state {
-            State::Failed(error) => info.failure = Some(error.chain()),
+            State::Failed { error, .. } => info.failure = Some(error.chain()),
             State::Served(served) => {
                 let device = served.device.clone();
                 let looked = blocking(move || {
@@ -651,7 +692,9 @@ mod tests {
             logical_block_bytes: 512,
             is_shared: false,
         };
-        let record = Record { volume: 3, number: Some(7), cookie: u64::MAX, epoch: 9, options };
+        let (number, cookie) = (Some(7), u64::MAX);
+        let record =
+            Record { volume: 3, number, cookie, epoch: 9, is_stepped_back: false, options };
         write(&path, vec![record.clone()]).unwrap();
         assert_eq!(read(&path).unwrap(), [record]);
         let text = std::fs::read_to_string(&path).unwrap();
