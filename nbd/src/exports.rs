@@ -20,6 +20,8 @@ pub enum Peer {
         /// Effective user id of the process that connected, when the kernel knows it.
         uid: Option<u32>,
     },
+    /// This machine's kernel, for one of its devices.
+    Kernel,
 }
 
 impl std::fmt::Display for Peer {
@@ -28,6 +30,7 @@ impl std::fmt::Display for Peer {
             Peer::Tcp(address) => address.fmt(f),
             Peer::Unix { uid: Some(uid) } => write!(f, "unix socket, uid {uid}"),
             Peer::Unix { uid: None } => f.write_str("unix socket"),
+            Peer::Kernel => f.write_str("the kernel"),
         }
     }
 }

@@ -356,7 +356,9 @@ impl Handshake {
         out
     }
 
-    fn transmission_flags(&self, limits: &Limits) -> u16 {
+    /// What the server says that an export can do.
+    #[must_use]
+    pub fn transmission_flags(&self, limits: &Limits) -> u16 {
         use transmission_flag::*;
         let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_CACHE;
         if limits.is_read_only {

@@ -14,12 +14,14 @@
 //! session   requests and replies      request    what a request may do (pure)
 //! wire      bytes <-> types (pure)    errno      ErrorKind -> NBD error
 //! memory    payload bytes, bounded    tls        certificates, names, STARTTLS
+//! kernel    devices of this machine's kernel by its nbd driver
 //! ```
 #![forbid(unsafe_code)]
 
 mod errno;
 mod exports;
 pub mod handshake;
+pub mod kernel;
 mod memory;
 mod negotiate;
 mod outbox;
@@ -31,5 +33,8 @@ pub mod tls;
 pub mod wire;
 
 pub use exports::{Access, Client, Export, Exports, Peer};
-pub use server::{Listener, Server, ServerOptions, Status, check_listen_address};
+pub use server::{
+    KernelConnection, Listener, Place, Server, ServerOptions, Status, check_listen_address,
+};
+pub use session::Counters;
 pub use tls::{TlsMode, TlsOptions};

@@ -7,11 +7,11 @@
 //!   more, those that run are answered, then connections close.
 
 use crate::exports::{Access, Client, Exports, Peer};
-use crate::handshake::Handshake;
+use crate::handshake::{Handshake, Terms};
 use crate::memory::PayloadMemory;
-use crate::negotiate::{Negotiator, NoSession};
+use crate::negotiate::{Negotiator, NoSession, Opened};
 use crate::session::{Counters, End, Session, SessionOptions};
-use crate::stream::{Plain, Stream};
+use crate::stream::{Inbox, Plain, Stream};
 use crate::tls::{self, TlsMode, TlsOptions};
 use block::{Error, ErrorKind, Result};
 use std::io;
@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Semaphore, watch};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
@@ -63,6 +63,24 @@ impl Default for ServerOptions {
             can_resize: false,
         }
     }
+}
+
+/// A place among the connections of a server, given back when it is dropped.
+#[derive(Debug)]
+pub struct Place {
+    _permit: OwnedSemaphorePermit,
+}
+
+/// A connection whose other end is this machine's kernel.
+pub struct KernelConnection<D> {
+    /// Our end.
+    pub stream: UnixStream,
+    /// What is served.
+    pub device: Arc<D>,
+    /// Its name, for the log.
+    pub name: String,
+    /// What it did is added here.
+    pub counters: Arc<Counters>,
 }
 
 /// Counts at this moment.
@@ -328,6 +346,56 @@ impl<E: Exports> Server<E> {
             request_count: shared.counters.requests.load(Ordering::Relaxed),
             error_count: shared.counters.errors.load(Ordering::Relaxed),
             payload_bytes: shared.memory.reserved_bytes(),
+        }
+    }
+
+    /// A place among the connections, for one that needs no negotiation.
+    ///
+    /// # Errors
+    /// `Full`: there are too many.
+    pub fn place(&self) -> Result<Place> {
+        let permit = Arc::clone(&self.shared.connections).try_acquire_owned().map_err(|_| {
+            let what = format!(
+                "take a connection: all {} are in use; close some, or allow more (`connection_count_max` in \
+                 [nbd])",
+                self.shared.options.connection_count_max
+            );
+            Error::new(ErrorKind::Full, what)
+        })?;
+        Ok(Place { _permit: permit })
+    }
+
+    /// Serves a connection of this machine's kernel until it ends, or `stop` says so. Simple replies, no
+    /// negotiation, no rules of access. `counters` has what it did.
+    pub async fn serve_kernel(
+        &self,
+        _place: Place,
+        kernel: KernelConnection<E::Device>,
+        stop: watch::Receiver<Option<Instant>>,
+    ) {
+        let shared = &*self.shared;
+        let opened = Opened {
+            stream: Stream::Plain(Plain::Unix(kernel.stream)),
+            inbox: Inbox::new(0),
+            client: Client { peer: Peer::Kernel, is_tls: false, names: Vec::new() },
+            device: kernel.device,
+            name: kernel.name.clone(),
+            terms: Terms::default(),
+        };
+        let options = SessionOptions {
+            request_count_max: shared.options.request_count_max,
+            stall_timeout: shared.options.stall_timeout,
+            can_resize: false,
+            memory: Arc::clone(&shared.memory),
+            counters: kernel.counters,
+            stop,
+        };
+        let export = kernel.name;
+        match Session::new(opened, options).run().await {
+            End::Orderly => tracing::debug!(export, "a connection of the kernel ended"),
+            End::Protocol(why) => tracing::warn!(export, why, "disconnect the kernel"),
+            End::Stalled => tracing::warn!(export, "disconnect the kernel: it stalled"),
+            End::Io(error) => tracing::info!(export, %error, "a connection of the kernel was lost"),
         }
     }
 

@@ -11,12 +11,15 @@
 
 use crate::chain::random_bytes;
 use crate::claims::{Claim, Claims};
-use crate::glue::exports::Attachment;
-use crate::manifest::{NodeDir, write_durably};
+use crate::glue::exports::{Attachment, PoolExports};
+use crate::manifest::NodeDir;
 use crate::pool::Pool;
 use crate::volume::Volume;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
+use kernel::{Device, IO_BYTES_MAX, Parts};
+use nbd::Server;
 use parking_lot::Mutex as SyncMutex;
+use record::{FILE, Record, read, write};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,59 +27,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
-use ublk::{Device, Options};
 
-const FILE: &str = "attachments.json";
-const VERSION: u32 = 1;
+mod kernel;
+mod record;
+
+pub use record::{AttachOptions, Driver};
+
 /// Where the links to devices are. Source: the place that udev rules of disks use for theirs.
 const LINKS: &str = "/dev/spindle";
-/// Largest payload of a request to a device. Chosen by hand: larger ones are cut by the kernel, and
-/// cost no more.
-const IO_BYTES_MAX: u32 = 512 << 10;
 /// Time that requests in flight have at an orderly stop; what is not answered then, the next daemon
 /// gets again.
 const LEAVE_GRACE: Duration = Duration::from_secs(5);
-/// Parts into which the memory for payloads of devices is cut: so many queues at most.
+/// Parts into which the memory for payloads of ublk devices is cut: so many queues at most.
 const QUEUE_COUNT_MAX: u64 = 8;
-
-/// How a volume is attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AttachOptions {
-    /// Hardware queues of the device, each with a thread.
-    pub queue_count: u16,
-    /// Requests in flight of a queue.
-    pub queue_depth: u16,
-    /// 512 or 4096 bytes.
-    pub logical_block_bytes: u32,
-    /// NBD clients may write to the volume too.
-    pub is_shared: bool,
-}
-
-/// One attached volume, as `attachments.json` has it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Record {
-    volume: u32,
-    /// The kernel's number of the device; absent until it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    number: Option<u32>,
-    /// What the kernel keeps with the device, so that it is known again.
-    cookie: u64,
-    /// Newest epoch of the pool in which this process or an earlier one served the device.
-    epoch: u64,
-    /// The volume had stepped back before the device was made: what uses it has seen nothing else.
-    #[serde(default)]
-    is_stepped_back: bool,
-    options: AttachOptions,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Document {
-    version: u32,
-    attachments: Vec<Record>,
-}
 
 /// An attached volume, as the admin sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +96,8 @@ pub struct Attachments {
     links: PathBuf,
     pool: Arc<Pool>,
     claims: Arc<Claims>,
+    /// Serves connections of the nbd driver.
+    server: Server<PoolExports>,
     epoch: Epoch,
     payload_bytes_max: u64,
     live: Mutex<BTreeMap<u32, Live>>,
@@ -140,7 +105,8 @@ pub struct Attachments {
 
 impl Attachments {
     /// Reads which volumes of `pool`, which is called `name`, were attached from directory `dir`.
-    /// `payload_bytes_max` is the memory for payloads of all devices.
+    /// `payload_bytes_max` is the memory for payloads of all ublk devices; those of the nbd driver are
+    /// connections of `server`.
     ///
     /// # Errors
     /// `Corrupt`: the list is damaged, or of a later version.
@@ -149,6 +115,7 @@ impl Attachments {
         name: &str,
         pool: Arc<Pool>,
         claims: Arc<Claims>,
+        server: Server<PoolExports>,
         epoch: Epoch,
         payload_bytes_max: u64,
     ) -> Result<Attachments> {
@@ -166,6 +133,7 @@ impl Attachments {
             links: Path::new(LINKS).join(name),
             pool,
             claims,
+            server,
             epoch,
             payload_bytes_max,
             live: Mutex::new(live.collect()),
@@ -219,8 +187,8 @@ impl Attachments {
             }
             // After a reboot there is no device, and nothing that has seen what is gone.
             Some(volume) if volume.record().is_stepped_back && !record.is_stepped_back => {
-                let cookie = record.cookie;
-                let is_there = blocking(move || ublk::find(cookie)).await?.is_some();
+                let asked = record.clone();
+                let is_there = blocking(move || kernel::is_there(&asked)).await?;
                 is_there.then_some("its volume has stepped back: answered writes are gone")
             }
             Some(_) => None,
@@ -236,20 +204,15 @@ impl Attachments {
         };
         let name = volume.record().name;
         let claim = self.claims.attach(record.volume, &name, record.options.is_shared)?;
-        let shown = Arc::new(Attachment::local(volume.clone()));
-        let options = self.ublk_options(record);
-        let number = record.number;
-        let recovered = blocking(move || {
-            match number.map_or_else(|| ublk::find(options.cookie), |n| Ok(Some(n)))? {
-                Some(number) => Device::recover(number, &shown, &options),
-                None => Ok(None),
-            }
-        })
-        .await?;
+        let (parts, known) = (self.parts(&volume), record.clone());
+        let recovered = blocking(move || Device::recover(&parts, &known)).await?;
         let is_stepped_back = volume.record().is_stepped_back;
         let mut record = Record { epoch: self.epoch.0, is_stepped_back, ..record.clone() };
         let device = match recovered {
-            Some(device) => device,
+            Some(device) => {
+                record.number = Some(device.number());
+                device
+            }
             // The machine was restarted, or the device was never there.
             None => self.add(&volume, &mut record).await?,
         };
@@ -276,7 +239,7 @@ impl Attachments {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         self.check_memory(&live, &options)?;
-        blocking(ublk::check).await?;
+        blocking(move || kernel::check(options.driver)).await?;
         let claim = self.claims.attach(id, name, options.is_shared)?;
         let cookie = u64::from_le_bytes(random_bytes());
         let mut record = Record {
@@ -306,14 +269,13 @@ impl Attachments {
 
     /// Adds a device to the kernel and notes its number in `record` and on disk.
     async fn add(&self, volume: &Arc<Volume>, record: &mut Record) -> Result<Device> {
-        let shown = Arc::new(Attachment::local(volume.clone()));
-        let options = self.ublk_options(record);
+        let parts = self.parts(volume);
         let (path, noted) = (self.path.clone(), record.clone());
         let added = blocking(move || {
-            Device::add(&shown, &options, |number| {
+            Device::add(&parts, &noted, |number| {
                 let mut records = read(&path)?;
                 records.retain(|other| other.volume != noted.volume);
-                records.push(Record { number: Some(number), ..noted });
+                records.push(Record { number: Some(number), ..noted.clone() });
                 write(&path, records)
             })
         });
@@ -390,7 +352,7 @@ impl Attachments {
                         let what = format!("detach volume {asked}: that is under way already");
                         return Err(Error::new(ErrorKind::Busy, what));
                     };
-                    let may_go = match device.is_in_use() {
+                    let may_go = match kernel::is_in_use(&device.path()) {
                         Ok(is_in_use) => is_forced || !is_in_use,
                         Err(error) if !is_forced => {
                             *slot = Some(device);
@@ -497,15 +459,8 @@ impl Attachments {
     }
 
     async fn remove_from_kernel(&self, record: &Record) -> Result<()> {
-        let (number, cookie) = (record.number, record.cookie);
-        let removed = blocking(move || match number {
-            Some(number) => ublk::delete(number, Some(cookie)),
-            None => Ok(()),
-        });
-        match removed.await {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        let record = record.clone();
+        blocking(move || kernel::delete(&record).map(drop)).await
     }
 
     fn name_of(&self, id: u32) -> String {
@@ -518,8 +473,9 @@ impl Attachments {
         let path = Path::new(target);
         let is_it = |(id, attached): (&u32, &Live)| {
             let name = self.name_of(*id);
-            let device = attached.record.number.map(|number| format!("/dev/ublkb{number}"));
-            target == name || path == self.links.join(name) || Some(target) == device.as_deref()
+            let Record { number, options, .. } = attached.record;
+            let device = number.map(|number| kernel::path_of(options.driver, number));
+            target == name || path == self.links.join(name) || Some(path) == device.as_deref()
         };
         let found = live.iter().find(|(id, attached)| is_it((id, attached)));
         found.map(|(id, _)| *id).ok_or_else(|| {
@@ -548,13 +504,19 @@ impl Attachments {
             State::Served(served) => {
                 let device = served.device.clone();
                 let looked = blocking(move || {
-                    let slot = device.lock();
-                    let Some(device) = &*slot else { return Ok(None) };
-                    Ok(Some((device.path(), device.is_in_use(), device.statistics())))
+                    let mut slot = device.lock();
+                    let Some(device) = &mut *slot else { return Ok(None) };
+                    let failure = device.failure();
+                    let is_in_use = match failure {
+                        None => kernel::is_in_use(&device.path()).unwrap_or(true),
+                        Some(_) => false,
+                    };
+                    Ok(Some((device.path(), failure, is_in_use, device.statistics())))
                 });
-                if let Ok(Some((path, is_in_use, statistics))) = looked.await {
+                if let Ok(Some((path, failure, is_in_use, statistics))) = looked.await {
                     info.device = Some(path);
-                    info.is_in_use = is_in_use.unwrap_or(true);
+                    info.failure = failure.map(|error| error.chain());
+                    info.is_in_use = is_in_use;
                     info.read_count = statistics.read_count;
                     info.write_count = statistics.write_count;
                     info.flush_count = statistics.flush_count;
@@ -565,21 +527,22 @@ impl Attachments {
         info
     }
 
-    fn ublk_options(&self, record: &Record) -> Options {
-        Options {
-            cookie: record.cookie,
-            queue_count: record.options.queue_count,
-            queue_depth: record.options.queue_depth,
-            io_bytes_max: IO_BYTES_MAX,
-            logical_block_bytes: record.options.logical_block_bytes,
-            payload_bytes_max: self.payload_bytes_max / QUEUE_COUNT_MAX,
+    fn parts(&self, volume: &Arc<Volume>) -> Parts {
+        Parts {
+            shown: Arc::new(Attachment::local(volume.clone())),
+            name: volume.record().name,
+            server: self.server.clone(),
+            queue_bytes_max: self.payload_bytes_max / QUEUE_COUNT_MAX,
         }
     }
 
     fn check_memory(&self, live: &BTreeMap<u32, Live>, options: &AttachOptions) -> Result<()> {
-        let queues: u64 =
-            live.values().map(|live| u64::from(live.record.options.queue_count)).sum::<u64>()
-                + u64::from(options.queue_count);
+        if options.driver != Driver::Ublk {
+            return Ok(()); // its connections have their own bound
+        }
+        let all = live.values().map(|live| &live.record.options).chain([options]);
+        let of_ublk = all.filter(|options| options.driver == Driver::Ublk);
+        let queues: u64 = of_ublk.map(|options| u64::from(options.queue_count)).sum();
         let queue_bytes = self.payload_bytes_max / QUEUE_COUNT_MAX;
         if queue_bytes >= u64::from(IO_BYTES_MAX) && queues <= QUEUE_COUNT_MAX {
             return Ok(());
@@ -606,36 +569,6 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| Error::with_source(ErrorKind::Io, "work on a device", error))?
 }
 
-fn read(path: &Path) -> Result<Vec<Record>> {
-    let damaged = |why: String| {
-        let what = format!(
-            "read {}: {why}. It says which devices of the kernel belong to this pool; to start without \
-             them, move it away, and remove them with `spindle attach --cleanup`",
-            path.display()
-        );
-        Error::new(ErrorKind::Corrupt, what)
-    };
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(damaged(error.to_string())),
-    };
-    let document: Document =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    if document.version != VERSION {
-        return Err(damaged(format!("its version is {}, not {VERSION}", document.version)));
-    }
-    Ok(document.attachments)
-}
-
-fn write(path: &Path, attachments: Vec<Record>) -> Result<()> {
-    let document = Document { version: VERSION, attachments };
-    let mut bytes = serde_json::to_vec_pretty(&document)
-        .map_err(|error| Error::with_source(ErrorKind::Io, "encode attachments", error))?;
-    bytes.push(b'\n');
-    write_durably(path, &bytes, 0o600)
-}
-
 /// Removes from the kernel the devices that a daemon on `dir` left, or `device` alone, which may be
 /// anybody's. Returns what was done, for a person. Blocks.
 ///
@@ -643,12 +576,7 @@ fn write(path: &Path, attachments: Vec<Record>) -> Result<()> {
 /// `Busy`: a daemon runs, or a process serves the device. `Invalid`: it is no such device.
 pub fn clean_up(dir: &Path, device: Option<&str>) -> Result<String> {
     if let Some(device) = device {
-        let number = device.strip_prefix("/dev/ublkb").and_then(|number| number.parse().ok());
-        let number = number.ok_or_else(|| {
-            let what = format!("clean up {device}: name a device like /dev/ublkb0, or none");
-            Error::new(ErrorKind::Invalid, what)
-        })?;
-        ublk::delete(number, None)?;
+        kernel::delete_any(device)?;
         return Ok(format!("{device} is removed"));
     }
     // Held until the end: no daemon starts meanwhile.
@@ -657,53 +585,12 @@ pub fn clean_up(dir: &Path, device: Option<&str>) -> Result<String> {
     let mut records = read(&path)?;
     let mut removed = Vec::new();
     while let Some(record) = records.last() {
-        let number = match record.number {
-            Some(number) => Some(number),
-            None => ublk::find(record.cookie)?,
-        };
-        if let Some(number) = number {
-            match ublk::delete(number, Some(record.cookie)) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                Err(_) => {}
-                Ok(()) => removed.push(format!("/dev/ublkb{number}")),
-            }
-        }
+        removed.extend(kernel::delete(record)?.map(|path| path.display().to_string()));
         records.pop();
         write(&path, records.clone())?;
     }
     match removed.is_empty() {
         true => Ok("no device was left".to_owned()),
         false => Ok(format!("{} removed", removed.join(", "))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_list_is_read_back_and_damage_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(FILE);
-        assert_eq!(read(&path).unwrap(), []);
-        let options = AttachOptions {
-            queue_count: 2,
-            queue_depth: 64,
-            logical_block_bytes: 512,
-            is_shared: false,
-        };
-        let (number, cookie) = (Some(7), u64::MAX);
-        let record =
-            Record { volume: 3, number, cookie, epoch: 9, is_stepped_back: false, options };
-        write(&path, vec![record.clone()]).unwrap();
-        assert_eq!(read(&path).unwrap(), [record]);
-        let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::write(&path, text.replace("\"version\": 1", "\"version\": 2")).unwrap();
-        let error = read(&path).unwrap_err();
-        assert!(error.to_string().contains("its version is 2"), "{error}");
-        std::fs::write(&path, &text[..text.len() / 2]).unwrap();
-        let error = read(&path).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Corrupt);
-        assert!(error.to_string().contains("--cleanup"), "{error}");
     }
 }

@@ -14,7 +14,7 @@ mod backend;
 mod print;
 
 use crate::admin::{self, AdminHandler, Request};
-use crate::attach::AttachOptions;
+use crate::attach::{AttachOptions, Driver};
 use crate::config::{self, Config};
 use crate::keys::{KeySource, NewKey};
 use args::{
@@ -352,14 +352,31 @@ async fn attach(cli: &Cli, args: &args::AttachArgs) -> Result<(), Failure> {
     let name = within(&config, target)?;
     let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
     crate::units::check_name("volume", &name).map_err(usage)?;
+    ask_daemon(cli, &config, &Request::Attach { name, options: attach_options(args) }).await
+}
+
+fn attach_options(args: &args::AttachArgs) -> AttachOptions {
+    let is_shared = args.shared;
+    if args.nbd {
+        return AttachOptions {
+            driver: Driver::Nbd,
+            queue_count: args.connections,
+            queue_depth: nbd::kernel::QUEUE_DEPTH,
+            // What this driver reports as the physical block too.
+            logical_block_bytes: args.logical_block.unwrap_or(4096),
+            is_shared,
+            dead_timeout_seconds: args.dead_timeout.duration().as_secs(),
+        };
+    }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let options = AttachOptions {
+    AttachOptions {
+        driver: Driver::Ublk,
         queue_count: args.queues.unwrap_or(u16::try_from(processors.min(4)).expect("at most 4")),
         queue_depth: args.depth,
-        logical_block_bytes: args.logical_block,
-        is_shared: args.shared,
-    };
-    ask_daemon(cli, &config, &Request::Attach { name, options }).await
+        logical_block_bytes: args.logical_block.unwrap_or(512),
+        is_shared,
+        dead_timeout_seconds: 0,
+    }
 }
 
 /// Says on standard output that everything answers, and where. As text, a line an endpoint, then

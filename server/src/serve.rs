@@ -20,7 +20,7 @@ use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
 use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership};
-use crate::pool::Pool;
+use crate::pool::{Pool, StepBack};
 use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result};
@@ -54,6 +54,8 @@ pub struct OpenPool {
     pub(crate) ownership: Ownership,
     pub(crate) config: Config,
     pub(crate) recovery: replication::Recovery,
+    /// Why writes that were answered may be gone, if they may.
+    pub(crate) step_back: Option<StepBack>,
     /// Since when the store does not say who owns the pool, and what it said last.
     pub(crate) no_contact: parking_lot::Mutex<Option<(Instant, String)>>,
     _node: NodeDir,
@@ -226,10 +228,10 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let hangups = watch_signal(SignalKind::hangup())?;
     let stop = watch::Sender::new(false);
     let claims = Arc::new(Claims::default());
-    let attachments = open_attachments(config, &open, &claims)?;
+    let server = nbd_server(config, &open, claims.clone())?;
+    let attachments = open_attachments(config, &open, claims, server.clone())?;
     // Before NBD clients could take what was attached.
     attachments.recover(|epoch| open.ownership.may_replay(epoch)).await?;
-    let server = nbd_server(config, &open, claims)?;
     let (listeners, endpoints) = listen(config, &open).await?;
     let mut serving = tokio::task::JoinSet::new();
     for listener in listeners {
@@ -312,6 +314,11 @@ fn end_at_once_on_another(mut signals: Signals, spare_count: usize) {
 async fn open_with_volumes(config: &Config, opening: Opening) -> Result<OpenPool> {
     let open = open(config, opening).await?;
     open.make_volumes().await?;
+    // One that the store did not know was made anew just now: its clients of before see an empty one.
+    if let Some(cause @ (StepBack::LostLog | StepBack::TakeOver)) = open.step_back {
+        open.pool.note_step_back(cause).await?;
+    }
+    opening::settle_lost_log(config.dir())?;
     Ok(open)
 }
 
@@ -321,7 +328,9 @@ async fn open_with_volumes(config: &Config, opening: Opening) -> Result<OpenPool
 /// # Errors
 /// As [`open`].
 pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
-    Ok(AdminPool::offline(open(config, opening).await?))
+    let open = open(config, opening).await?;
+    opening::settle_lost_log(config.dir())?;
+    Ok(AdminPool::offline(open))
 }
 
 /// Walks what the store holds without opening the pool: whoever owns it is not disturbed, and
@@ -376,13 +385,15 @@ pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
 fn open_attachments(
     config: &Config,
     open: &OpenPool,
-    claims: &Arc<Claims>,
+    claims: Arc<Claims>,
+    server: Server<PoolExports>,
 ) -> Result<Arc<Attachments>> {
     let attachments = Attachments::open(
         config.dir(),
         &config.settings().name,
         open.pool.clone(),
-        claims.clone(),
+        claims,
+        server,
         open.ownership.epoch(),
         config.budget().device_payload_bytes,
     );

@@ -6,6 +6,7 @@
 mod clients;
 mod conformance;
 mod damage;
+mod devices;
 mod filesystem;
 mod guest;
 mod neighbour;
@@ -16,4 +17,3 @@ mod soak;
 mod space;
 mod stores;
 mod tls;
-mod ublk;

@@ -283,26 +283,6 @@ impl Device {
         self.control.update_size(self.number, size_bytes / SECTOR_BYTES)
     }
 
-    /// Whether something has the block device for itself: a mounted file system, swap, a device mapper
-    /// target, a RAID.
-    ///
-    /// # Errors
-    /// Those of opening it.
-    pub fn is_in_use(&self) -> Result<bool> {
-        use std::os::unix::fs::OpenOptionsExt;
-        let flag = i32::try_from(rustix::fs::OFlags::EXCL.bits()).expect("a flag of open");
-        match OpenOptions::new().read(true).custom_flags(flag).open(self.path()) {
-            Ok(_) => Ok(false),
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
-                Ok(true)
-            }
-            Err(error) => {
-                let what = format!("look whether {} is in use", self.path().display());
-                Err(Error::with_source(ErrorKind::Io, what, error))
-            }
-        }
-    }
-
     /// Answers what was begun, within `grace`, and stops serving; the device stays, and the next process
     /// gets what was not answered.
     pub fn leave(mut self, grace: Duration) {

@@ -2,7 +2,7 @@
 
 use crate::config::Override;
 use crate::record::Durability;
-use crate::units::ByteSize;
+use crate::units::{ByteSize, Span};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use toml::Value;
@@ -168,14 +168,23 @@ pub struct AttachArgs {
     #[arg(required_unless_present = "cleanup")]
     pub target: Option<String>,
     /// Hardware queues, each with a thread; as many as processors by default, at most 4
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", conflicts_with = "nbd")]
     pub queues: Option<u16>,
     /// Requests in flight of a queue
-    #[arg(long, value_name = "COUNT", default_value_t = 64)]
+    #[arg(long, value_name = "COUNT", default_value_t = 64, conflicts_with = "nbd")]
     pub depth: u16,
-    /// Logical block of the device, 512 or 4096 bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 512)]
-    pub logical_block: u32,
+    /// Logical block of the device, 512 or 4096 bytes; 512 by default, with --nbd 4096
+    #[arg(long, value_name = "BYTES")]
+    pub logical_block: Option<u32>,
+    /// By the kernel's nbd driver, where it has no ublk
+    #[arg(long)]
+    pub nbd: bool,
+    /// Connections to the nbd driver, 1 to 16
+    #[arg(long, value_name = "COUNT", default_value_t = 1, requires = "nbd")]
+    pub connections: u16,
+    /// Requests to an nbd device fail when no daemon has served it for so long
+    #[arg(long, value_name = "DURATION", default_value = "1d", requires = "nbd")]
+    pub dead_timeout: Span,
     /// NBD clients may write to the volume as well
     #[arg(long)]
     pub shared: bool,

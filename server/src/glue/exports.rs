@@ -53,7 +53,7 @@ impl PoolExports {
 /// True for a client that may go on when this machine reboots.
 fn outlives_this_machine(client: &Client) -> bool {
     match client.peer {
-        Peer::Unix { .. } => false,
+        Peer::Unix { .. } | Peer::Kernel => false,
         Peer::Tcp(address) => !address.ip().to_canonical().is_loopback(),
     }
 }

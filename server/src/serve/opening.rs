@@ -25,6 +25,8 @@ use tiering::{AsideFile, OwnerCheck, Tier, TierOptions};
 use uuid::Uuid;
 
 const LOG_MADE: &str = "log.made";
+/// Mark in DIR from before a new log takes the place of one that was lost until every volume says so.
+const LOG_LOST: &str = "log.lost";
 
 /// What may be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +101,9 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, &ownership)?;
     let is_log_lost = check_log_is_there(dir, &log_dir, &ownership, &node, tier.destaged_lsn())?;
+    if is_log_lost {
+        make_mark(dir, LOG_LOST)?;
+    }
     let identity =
         LogIdentity { pool, epoch: ownership.epoch(), boot_id: LogIdentity::kernel_boot_id()? };
     let (options, destaged) = (log_options(config), tier.destaged_lsn());
@@ -117,22 +122,25 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         })?;
     ownership.settle(&node)?;
     store.clean_unfinished(tiering::segment::FOLDER);
-    mark_log_made(dir)?;
+    make_mark(dir, LOG_MADE)?;
     report_recovery(&recovery);
     let destage = DestageOptions {
         max_age: config.settings().destage.max_age.duration(),
         ..DestageOptions::default()
     };
     let pool = Pool::start(log, tier, destage, retention, &recovery.missing_sides)?;
-    if ownership.is_forced() {
-        pool.note_step_back(StepBack::TakeOver).await?;
-    } else if is_log_lost {
-        pool.note_step_back(StepBack::LostLog).await?;
-    } else if !recovery.is_tail_proven {
-        pool.note_step_back(StepBack::Reboot).await?;
+    let step_back = match () {
+        () if ownership.is_forced() => Some(StepBack::TakeOver),
+        () if is_log_lost => Some(StepBack::LostLog),
+        () if !recovery.is_tail_proven => Some(StepBack::Reboot),
+        () => None,
+    };
+    if let Some(cause) = step_back {
+        pool.note_step_back(cause).await?;
     }
     let open = OpenPool {
         pool,
+        step_back,
         keys: tokio::sync::Mutex::new(keys),
         ownership,
         config: config.clone(),
@@ -366,7 +374,7 @@ fn check_log_is_there(
     }
     // An opening that was cut short before it came to the log has served nothing.
     let has_served = node.epoch().0 >= ownership.manifest().owner_since_epoch;
-    let is_lost = is_ours && has_served && !has_ring;
+    let is_lost = dir.join(LOG_LOST).exists() || (is_ours && has_served && !has_ring);
     if is_lost {
         tracing::warn!(
             destaged_lsn = destaged.0,
@@ -387,8 +395,21 @@ fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
     )
 }
 
-fn mark_log_made(dir: &Path) -> Result<()> {
-    let path = dir.join(LOG_MADE);
+/// To be called when the volumes of the configuration are there, and say that they have stepped back if
+/// they have.
+pub(super) fn settle_lost_log(dir: &Path) -> Result<()> {
+    let path = dir.join(LOG_LOST);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        outcome => outcome.and_then(|()| std::fs::File::open(dir)?.sync_all()).map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("remove {}", path.display()), error)
+        }),
+    }
+}
+
+/// Makes an empty file in `dir`, on stable storage.
+fn make_mark(dir: &Path, name: &str) -> Result<()> {
+    let path = dir.join(name);
     let failed =
         |error| Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error);
     if path.exists() {

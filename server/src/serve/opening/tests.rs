@@ -127,10 +127,20 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(is_stepped_back(&pool));
+    settle_lost_log(config.dir()).unwrap();
     pool.pool().accept_step_back("db", false).await.unwrap();
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(!is_stepped_back(&pool));
+    pool.close().await.unwrap();
+    // Of a process that ended before any volume could say so, the next one says it.
+    give_up();
+    make_mark(config.dir(), LOG_LOST).unwrap();
+    make_mark(config.dir(), LOG_MADE).unwrap();
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(is_stepped_back(&pool));
+    settle_lost_log(config.dir()).unwrap();
+    pool.pool().accept_step_back("db", false).await.unwrap();
     pool.close().await.unwrap();
     // Of a pool that was released nothing is lost.
     give_up();

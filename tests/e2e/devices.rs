@@ -1,5 +1,5 @@
-//! Volumes as devices of a kernel (ublk): what is written through the device is there, through deaths of
-//! the daemon too, and bad moments are refused.
+//! Volumes as devices of a kernel (ublk, and its nbd driver): what is written through the device is
+//! there, through deaths of the daemon too, and bad moments are refused.
 //!
 //! Invariants:
 //! - It runs in a guest kernel (`tests/guest`): this machine's devices are left alone.
@@ -70,17 +70,44 @@ fn a_device_outlives_its_daemon() {
     needs_root!();
     needs!("fio");
     for seed in seeds(1) {
-        let name = "ublk::a_device_outlives_its_daemon";
+        let name = "devices::a_device_outlives_its_daemon";
         let time = Duration::from_secs(240 + 20 * kills_wanted());
-        guest::run(name, time, &variables(seed), || outlives(seed));
+        guest::run(name, time, &variables(seed), || outlives(seed, &["--queues", "1"]));
     }
 }
 
-fn outlives(seed: u64) {
+#[test]
+fn a_device_of_nbd_outlives_its_daemon() {
+    needs_root!();
+    needs!("fio");
+    for seed in seeds(1) {
+        let name = "devices::a_device_of_nbd_outlives_its_daemon";
+        let time = Duration::from_secs(240 + 40 * kills_wanted());
+        guest::run(name, time, &variables(seed), || {
+            outlives(seed, &["--nbd", "--logical-block", "512"]);
+        });
+    }
+}
+
+#[test]
+fn a_device_of_several_connections_outlives_its_daemon() {
+    needs_root!();
+    needs!("fio");
+    for seed in seeds(1) {
+        let name = "devices::a_device_of_several_connections_outlives_its_daemon";
+        // The kernel asks again after 30 s.
+        let time = Duration::from_secs(240 + 60 * kills_wanted());
+        guest::run(name, time, &variables(seed), || {
+            outlives(seed, &["--nbd", "--connections", "4", "--logical-block", "512"]);
+        });
+    }
+}
+
+fn outlives(seed: u64, options: &[&str]) {
     println!("SEED={seed}");
     let mut random = Random::new(seed, 0);
     let mut daemon = Daemon::started(SETTINGS, &[("db", "256M")]);
-    let device = attach(&daemon, &["--queues", "1"]);
+    let device = attach(&daemon, options);
     let place = Place::new();
     let (mut kills, mut turn) = (0, 0);
     while kills < kills_wanted() || turn < LOADS.len() {
@@ -127,9 +154,16 @@ fn outlives(seed: u64) {
     assert!(complaints.is_empty(), "SEED={seed}: {complaints:#?}");
     println!("{kills} ends of the daemon, {turn} loads");
     let _ = daemon.json(&["detach", "db"]);
-    assert!(!Path::new(&device).exists(), "the device is gone");
+    assert_eq!(size_of(&device), 0, "the device is gone");
     daemon.stop();
     daemon.fsck();
+}
+
+/// Bytes of a device; 0 for one that is gone, or not connected to anything.
+fn size_of(device: &str) -> u64 {
+    let name = device.trim_start_matches("/dev/");
+    let sectors = std::fs::read_to_string(format!("/sys/block/{name}/size")).unwrap_or_default();
+    sectors.trim().parse::<u64>().unwrap_or(0) * 512
 }
 
 #[test]
@@ -137,7 +171,7 @@ fn a_mounted_file_system_outlives_the_daemon() {
     needs_root!();
     needs!("mkfs.ext4", "tar");
     for seed in seeds(1) {
-        let name = "ublk::a_mounted_file_system_outlives_the_daemon";
+        let name = "devices::a_mounted_file_system_outlives_the_daemon";
         guest::run(name, Duration::from_secs(300), &variables(seed), || mounted(seed));
     }
 }
@@ -192,7 +226,7 @@ fn postgresql_on_a_device_sees_a_pause_where_the_daemon_dies() {
         return skip("PostgreSQL is not installed");
     }
     for seed in seeds(1) {
-        let name = "ublk::postgresql_on_a_device_sees_a_pause_where_the_daemon_dies";
+        let name = "devices::postgresql_on_a_device_sees_a_pause_where_the_daemon_dies";
         guest::run(name, Duration::from_secs(400), &variables(seed), || database(seed));
     }
 }
@@ -234,7 +268,7 @@ fn database(seed: u64) {
 fn bad_moments_of_a_device_are_refused_and_lose_nothing() {
     needs_root!();
     needs!("blkdiscard", "nbdinfo");
-    let name = "ublk::bad_moments_of_a_device_are_refused_and_lose_nothing";
+    let name = "devices::bad_moments_of_a_device_are_refused_and_lose_nothing";
     guest::run(name, Duration::from_secs(120), &[], bad_moments);
 }
 
@@ -288,10 +322,7 @@ fn bad_moments() {
     // A daemon that is gone for good leaves a device that waits; requests of its users wait with it.
     daemon.kill();
     refused(&daemon, &["attach", "other"], "no daemon runs");
-    let mut waiting = Command::new("dd");
-    waiting.args([&format!("if={device}"), "of=/dev/null", "bs=4096", "count=1", "iflag=direct"]);
-    waiting.stdin(Stdio::null()).stderr(Stdio::null());
-    let mut waiting = dies_with_us(&mut waiting).spawn().expect("dd starts");
+    let mut waiting = reader(&device);
     let cleaned = daemon.json(&["attach", "--cleanup"]);
     assert!(cleaned["message"].as_str().is_some_and(|said| said.contains(&device)), "{cleaned}");
     let _ = waiting.wait().expect("its requests have ended");
@@ -312,6 +343,160 @@ fn bad_moments() {
     assert_eq!(read(), "after");
     let _ = daemon.json(&["detach", link]);
     assert!(!Path::new(link).exists());
+    daemon.stop();
+    daemon.fsck();
+}
+
+#[test]
+fn bad_moments_of_an_nbd_device_are_refused_and_lose_nothing() {
+    needs_root!();
+    let name = "devices::bad_moments_of_an_nbd_device_are_refused_and_lose_nothing";
+    guest::run(name, Duration::from_secs(120), &[], bad_moments_of_nbd);
+}
+
+fn bad_moments_of_nbd() {
+    let mut daemon = Daemon::started(SETTINGS, &[("db", "64M"), ("other", "64M")]);
+    daemon.announce("the volume is larger than configured and stays so");
+    let place = Place::new();
+    refused(&daemon, &["attach", "db", "--nbd", "--queues", "2"], "cannot be used with");
+    refused(&daemon, &["attach", "db", "--connections", "2"], "--nbd");
+    refused(&daemon, &["attach", "db", "--nbd", "--connections", "17"], "1 to 16 connections");
+    refused(&daemon, &["attach", "db", "--nbd", "--logical-block", "1000"], "512 to 4096");
+    refused(&daemon, &["attach", "db", "--nbd", "--dead-timeout", "10ms"], "at least 1 s");
+    assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(0));
+    let device = attach(&daemon, &["--nbd"]);
+    refused(&daemon, &["attach", "db"], "it is attached as /dev/spindle/main/db");
+    refused(&daemon, &["attach", "--cleanup", &device], "detach it there");
+    assert_eq!(size_of(&device), 64 << 20);
+    let queue = |name: &str| {
+        let path = format!("/sys/block/{}/queue/{name}", device.trim_start_matches("/dev/"));
+        std::fs::read_to_string(path).expect("the kernel has it").trim().to_owned()
+    };
+    assert_eq!((queue("write_cache"), queue("fua")), ("write back".to_owned(), "1".to_owned()));
+    assert_eq!(
+        (queue("logical_block_size"), queue("physical_block_size")),
+        ("4096".into(), "4096".into())
+    );
+    assert_eq!(queue("discard_granularity"), "4096");
+    // A size that changes in use.
+    let _ = daemon.json(&["volume", "resize", "db", "96M"]);
+    let until = Instant::now() + Duration::from_secs(20);
+    while size_of(&device) != 96 << 20 {
+        assert!(Instant::now() < until, "the kernel keeps the size {}", size_of(&device));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mountpoint = mount(&device, &place);
+    refused(&daemon, &["detach", "db"], "is in use");
+    std::fs::write(mountpoint.join("kept"), b"kept").expect("write a file");
+    unmount(&mountpoint, &device);
+    // A daemon that is gone for good leaves a device that waits; so do its users.
+    daemon.kill();
+    let mut waiting = reader(&device);
+    let cleaned = daemon.json(&["attach", "--cleanup"]);
+    assert!(cleaned["message"].as_str().is_some_and(|said| said.contains(&device)), "{cleaned}");
+    assert!(!waiting.wait().expect("its requests have ended").success());
+    daemon.restart();
+    assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(0));
+    // One that is to wait for a second only.
+    let device = attach(&daemon, &["--nbd", "--dead-timeout", "1s"]);
+    daemon.kill();
+    assert!(!reader(&device).wait().expect("its requests have ended").success());
+    daemon.restart();
+    // The kernel has given it up: it is there again all the same, with what it held.
+    let device = daemon.json(&["attach", "list"])["attachments"][0]["device"].clone();
+    let device = device.as_str().expect("it is served").to_owned();
+    run("mount", &[&device, &mountpoint.display().to_string()]);
+    assert_eq!(std::fs::read(mountpoint.join("kept")).expect("it is there"), b"kept");
+    unmount(&mountpoint, &device);
+    let _ = daemon.json(&["detach", &device]);
+    daemon.stop();
+    daemon.fsck();
+}
+
+/// A process that reads a block.
+fn reader(device: &str) -> std::process::Child {
+    let mut reader = Command::new("dd");
+    reader.args([&format!("if={device}"), "of=/dev/null", "bs=4096", "count=1", "iflag=direct"]);
+    reader.stdin(Stdio::null()).stderr(Stdio::null());
+    dies_with_us(&mut reader).spawn().expect("dd starts")
+}
+
+#[test]
+fn a_device_does_not_go_on_with_a_volume_that_has_stepped_back() {
+    needs_root!();
+    let name = "devices::a_device_does_not_go_on_with_a_volume_that_has_stepped_back";
+    guest::run(name, Duration::from_secs(120), &[], stepped_back);
+}
+
+fn stepped_back() {
+    for driver in [&[][..], &["--nbd"]] {
+        let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
+        let device = attach(&daemon, driver);
+        let held = std::fs::File::open(&device).expect("open the device");
+        daemon.kill();
+        // The log is lost, and given up.
+        let dir = daemon.dir();
+        std::fs::remove_dir_all(dir.join("log")).expect("remove the log");
+        std::fs::remove_file(dir.join("log.made")).expect("remove its mark");
+        daemon.restart();
+        let complaints = daemon.unannounced();
+        assert!(
+            complaints.iter().any(|line| line.contains("has stepped back")),
+            "{driver:?}: {complaints:#?}"
+        );
+        let listed = daemon.json(&["attach", "list"]);
+        assert_eq!(listed["attachments"].as_array().map(Vec::len), Some(0), "{listed}");
+        assert!(!reader(&device).wait().expect("dd ends").success(), "its users get errors");
+        drop(held);
+        // A new one has seen nothing else, and outlives a restart.
+        let again = attach(&daemon, driver);
+        daemon.kill();
+        daemon.restart();
+        assert!(reader(&again).wait().expect("dd ends").success());
+        let _ = daemon.json(&["detach", "db"]);
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_device_that_is_not_served_keeps_others_from_its_volume() {
+    needs_root!();
+    needs!("nbdinfo");
+    let name = "devices::a_device_that_is_not_served_keeps_others_from_its_volume";
+    guest::run(name, Duration::from_secs(120), &[], not_served);
+}
+
+fn not_served() {
+    let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
+    let device = attach(&daemon, &["--queues", "1"]);
+    daemon.kill();
+    // Another process has the device's node: the daemon cannot take it over.
+    let node = device.replace("ublkb", "ublkc");
+    let until = Instant::now() + Duration::from_secs(20);
+    let held = loop {
+        match std::fs::File::open(&node) {
+            Ok(held) => break held,
+            // The daemon is still going.
+            Err(error) => assert!(Instant::now() < until, "open {node}: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    daemon.announce("an attached volume is not served; its device waits");
+    daemon.restart();
+    let listed = daemon.json(&["attach", "list"]);
+    assert!(listed["attachments"][0]["failure"].is_string(), "{listed}");
+    assert!(listed["attachments"][0]["device"].is_null(), "{listed}");
+    let uri = daemon.unix("db").uri();
+    assert!(!output("nbdinfo", &[&uri]).status.success(), "NBD clients are refused");
+    refused(&daemon, &["attach", "db"], "it is attached as");
+    refused(&daemon, &["detach", "db"], "--force");
+    drop(held);
+    // With the cause removed, it is served again.
+    daemon.stop();
+    daemon.restart();
+    assert!(reader(&device).wait().expect("dd ends").success());
+    let _ = daemon.json(&["detach", "db"]);
+    assert!(output("nbdinfo", &[&uri]).status.success());
     daemon.stop();
     daemon.fsck();
 }

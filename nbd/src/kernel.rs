@@ -1,0 +1,19 @@
+//! Devices of this machine's kernel by its nbd driver: for kernels without ublk.
+//!
+//! The driver is a client of the protocol that lives in the kernel. It is given sockets whose other ends
+//! are in this process, by generic netlink, so that nothing needs to be installed. Source:
+//! drivers/block/nbd.c of the kernel.
+//!
+//! ```text
+//! device   a device and its connections    driver  commands, /sys
+//! netlink  bytes of the commands (pure)
+//! ```
+
+mod device;
+mod driver;
+mod netlink;
+
+pub use device::{
+    Backend, CONNECTION_COUNT_MAX, Device, DeviceOptions, QUEUE_DEPTH, Statistics, Stop,
+    block_path, check, delete, delete_any, find,
+};

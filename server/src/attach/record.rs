@@ -1,0 +1,162 @@
+//! `attachments.json`: which volumes of a pool are attached to this machine's kernel.
+//!
+//! Invariants:
+//! - A list of a later version, or one that says something unknown, is refused: what a device of an
+//!   unknown kind needs to stay safe is unknown too.
+
+use crate::manifest::write_durably;
+use block::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+pub(super) const FILE: &str = "attachments.json";
+const VERSION: u32 = 1;
+
+/// Which driver of the kernel a device has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Driver {
+    /// A device of its own, with the shortest way from the kernel to the daemon.
+    #[default]
+    Ublk,
+    /// The client of the NBD protocol that kernels have had for long.
+    Nbd,
+}
+
+impl Driver {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+    fn is_ublk(&self) -> bool {
+        *self == Driver::Ublk
+    }
+}
+
+/// How a volume is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttachOptions {
+    /// By which driver.
+    #[serde(default, skip_serializing_if = "Driver::is_ublk")]
+    pub driver: Driver,
+    /// ublk: hardware queues of the device, each with a thread. nbd: connections.
+    pub queue_count: u16,
+    /// ublk: requests in flight of a queue. nbd: the kernel's 128.
+    pub queue_depth: u16,
+    /// 512 or 4096 bytes.
+    pub logical_block_bytes: u32,
+    /// NBD clients may write to the volume too.
+    pub is_shared: bool,
+    /// nbd: requests wait for so long while no daemon serves them, then they fail. ublk: 0, they wait for
+    /// ever.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dead_timeout_seconds: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// One attached volume, as `attachments.json` has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Record {
+    pub(super) volume: u32,
+    /// The kernel's number of the device; absent until it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) number: Option<u32>,
+    /// What the kernel keeps with the device, so that it is known again.
+    pub(super) cookie: u64,
+    /// Newest epoch of the pool in which this process or an earlier one served the device.
+    pub(super) epoch: u64,
+    /// The volume had stepped back before the device was made: what uses it has seen nothing else.
+    #[serde(default)]
+    pub(super) is_stepped_back: bool,
+    pub(super) options: AttachOptions,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    version: u32,
+    attachments: Vec<Record>,
+}
+
+pub(super) fn read(path: &Path) -> Result<Vec<Record>> {
+    let damaged = |why: String| {
+        let what = format!(
+            "read {}: {why}. It says which devices of the kernel belong to this pool; to start without \
+             them, move it away, and remove them with `spindle attach --cleanup`",
+            path.display()
+        );
+        Error::new(ErrorKind::Corrupt, what)
+    };
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(damaged(error.to_string())),
+    };
+    let document: Document =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    if document.version != VERSION {
+        return Err(damaged(format!("its version is {}, not {VERSION}", document.version)));
+    }
+    Ok(document.attachments)
+}
+
+pub(super) fn write(path: &Path, attachments: Vec<Record>) -> Result<()> {
+    let document = Document { version: VERSION, attachments };
+    let mut bytes = serde_json::to_vec_pretty(&document)
+        .map_err(|error| Error::with_source(ErrorKind::Io, "encode attachments", error))?;
+    bytes.push(b'\n');
+    write_durably(path, &bytes, 0o600)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(driver: Driver, dead_timeout_seconds: u64) -> Record {
+        let options = AttachOptions {
+            driver,
+            queue_count: 2,
+            queue_depth: 64,
+            logical_block_bytes: 512,
+            is_shared: false,
+            dead_timeout_seconds,
+        };
+        let (number, cookie) = (Some(7), u64::MAX);
+        Record { volume: 3, number, cookie, epoch: 9, is_stepped_back: false, options }
+    }
+
+    #[test]
+    fn the_list_is_read_back_and_damage_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        assert_eq!(read(&path).unwrap(), []);
+        let records = [record(Driver::Ublk, 0), record(Driver::Nbd, 60)];
+        write(&path, records.to_vec()).unwrap();
+        assert_eq!(read(&path).unwrap(), records);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("\"version\": 1", "\"version\": 2")).unwrap();
+        let error = read(&path).unwrap_err();
+        assert!(error.to_string().contains("its version is 2"), "{error}");
+        std::fs::write(&path, text.replace("\"nbd\"", "\"other\"")).unwrap();
+        assert!(read(&path).is_err(), "an unknown driver");
+        std::fs::write(&path, &text[..text.len() / 2]).unwrap();
+        let error = read(&path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("--cleanup"), "{error}");
+    }
+
+    /// As spindle wrote it before there was another driver.
+    #[test]
+    fn a_list_without_drivers_is_one_of_ublk() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        let text = r#"{"version": 1, "attachments": [{"volume": 3, "number": 7,
+            "cookie": 18446744073709551615, "epoch": 9, "is_stepped_back": false, "options":
+            {"queue_count": 2, "queue_depth": 64, "logical_block_bytes": 512, "is_shared": false}}]}"#;
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(read(&path).unwrap(), [record(Driver::Ublk, 0)]);
+    }
+}
