@@ -4,7 +4,8 @@
 //! - A client sees and opens only what [`Access`] allows it, and is told nothing about the rest:
 //!   the rule is checked before the export is looked up.
 
-use block::{BlockDevice, Limits, Result};
+use crate::wire::ClaimRequest;
+use block::{BlockDevice, Error, ErrorKind, Limits, Result};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -45,6 +46,9 @@ pub struct Client {
     /// Names of its verified certificate (subject alternative DNS names, then the common name);
     /// empty without one.
     pub names: Vec<String>,
+    /// What it said of itself beyond this connection, if anything: only what [`Client::names`] says is
+    /// proven.
+    pub claim: Option<ClaimRequest>,
 }
 
 impl Client {
@@ -82,6 +86,27 @@ pub trait Exports: Send + Sync + 'static {
         name: &str,
         client: &Client,
     ) -> impl Future<Output = Result<Arc<Self::Device>>> + Send;
+
+    /// Ends the attachment that `claim` names: nothing that came by its connections runs any more after
+    /// that.
+    ///
+    /// # Errors
+    /// `Unsupported`: this implementation knows no attachments.
+    fn release(
+        &self,
+        claim: &ClaimRequest,
+        client: &Client,
+    ) -> impl Future<Output = Result<()>> + Send {
+        let (_, _) = (claim, client);
+        async { Err(Error::new(ErrorKind::Unsupported, "no attachments are kept")) }
+    }
+
+    /// Ends when `device` may not be used any more: its connection is closed then, and what runs on it is
+    /// dropped.
+    fn revoked(&self, device: &Arc<Self::Device>) -> impl Future<Output = ()> + Send {
+        let _ = device;
+        std::future::pending()
+    }
 
     /// Describes an export without attaching.
     ///
@@ -146,6 +171,7 @@ mod tests {
             peer: Peer::Tcp("127.0.0.1:1".parse().unwrap()),
             is_tls: true,
             names: names.iter().map(|name| (*name).to_owned()).collect(),
+            claim: None,
         }
     }
 

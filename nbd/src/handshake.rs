@@ -9,9 +9,9 @@
 
 use crate::tls::TlsMode;
 use crate::wire::{
-    self, CLIENT_FLAGS_BYTES, Dialect, EXPORT_NAME_PADDING_BYTES, InfoRequest, MetaRequest,
-    OptionHeader, STRING_BYTES_MAX, handshake_flag, info, option, option_reply, put_option_reply,
-    transmission_flag,
+    self, CLIENT_FLAGS_BYTES, ClaimRequest, Dialect, EXPORT_NAME_PADDING_BYTES, InfoRequest,
+    MetaRequest, OptionHeader, STRING_BYTES_MAX, handshake_flag, info, option, option_reply,
+    put_option_reply, transmission_flag,
 };
 use block::{ErrorKind, Limits};
 
@@ -41,6 +41,8 @@ pub enum Action {
     Meta(MetaLookup),
     /// Open the export; answer with [`Handshake::opened`] or [`Handshake::refused`].
     Open(Lookup),
+    /// Note who the client is, or end its attachment; answer with [`Handshake::claimed`].
+    Claim(ClaimRequest),
 }
 
 /// An export that INFO, GO or EXPORT_NAME named.
@@ -180,6 +182,10 @@ impl Handshake {
             option::STRUCTURED_REPLY => self.on_structured_reply(data),
             option::EXTENDED_HEADERS => self.on_extended_headers(data),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.on_meta(option, data),
+            option::CLAIM => match ClaimRequest::decode(data) {
+                Ok(claim) => Action::Claim(claim),
+                Err(_) => refuse(option, option_reply::ERR_INVALID, "malformed claim"),
+            },
             _ => refuse(option, option_reply::ERR_UNSUP, "unknown option"),
         }
     }
@@ -324,6 +330,15 @@ impl Handshake {
             out.resize(out.len() + EXPORT_NAME_PADDING_BYTES, 0);
         }
         (out, terms)
+    }
+
+    /// Answers CLAIM.
+    #[must_use]
+    pub fn claimed(&self, outcome: Result<(), (ErrorKind, String)>) -> Vec<u8> {
+        match outcome {
+            Ok(()) => ack(option::CLAIM),
+            Err((kind, why)) => error(option::CLAIM, lookup_error(kind), &why),
+        }
     }
 
     /// Answers INFO, GO or EXPORT_NAME for an export that may not be opened.

@@ -15,5 +15,5 @@ mod netlink;
 
 pub use device::{
     Backend, CONNECTION_COUNT_MAX, Device, DeviceOptions, QUEUE_DEPTH, Statistics, Stop,
-    block_path, check, delete, delete_any, find,
+    block_path, check, delete, delete_any, find, identifiers,
 };

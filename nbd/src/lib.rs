@@ -1,4 +1,5 @@
-//! NBD front end: a server of the Network Block Device protocol over any [`block::BlockDevice`].
+//! NBD front end: a server of the Network Block Device protocol over any [`block::BlockDevice`], and
+//! devices of this machine's kernel by its NBD client.
 //!
 //! Invariants:
 //! - Bytes of a client are input: nothing it sends panics the process, makes it reserve memory
@@ -15,9 +16,11 @@
 //! wire      bytes <-> types (pure)    errno      ErrorKind -> NBD error
 //! memory    payload bytes, bounded    tls        certificates, names, STARTTLS
 //! kernel    devices of this machine's kernel by its nbd driver
+//! client    negotiation as a client, for devices whose volume another machine serves
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod client;
 mod errno;
 mod exports;
 pub mod handshake;

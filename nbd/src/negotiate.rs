@@ -10,7 +10,7 @@ use crate::handshake::{Action, Admission, Handshake, Lookup, MetaLookup, Terms};
 use crate::memory::PAYLOAD_BYTES_MAX;
 use crate::stream::{Inbox, Stream};
 use crate::tls;
-use crate::wire::{self, OptionHeader};
+use crate::wire::{self, ClaimRequest, Intent, OptionHeader};
 use block::{BlockDevice, Error, ErrorKind, Limits, Result};
 use std::future::poll_fn;
 use std::io;
@@ -91,6 +91,7 @@ impl<E: Exports> Negotiator<'_, E> {
                     io.send(&reply).await?;
                     io.encrypt(self.tls.as_ref()).await?;
                     handshake.on_tls();
+                    io.client.claim = None; // anybody could have said that
                 }
                 Action::List => {
                     let exports = self.list(&io.client).await;
@@ -109,6 +110,11 @@ impl<E: Exports> Negotiator<'_, E> {
                         Err(error) => refuse(&mut io, &handshake, &lookup, &error).await?,
                     };
                     io.send(&reply).await?;
+                }
+                Action::Claim(claim) => {
+                    let outcome = self.claim(claim, &mut io.client).await;
+                    let outcome = outcome.map_err(|error| (error.kind(), error.to_string()));
+                    io.send(&handshake.claimed(outcome)).await?;
                 }
                 Action::Open(lookup) => match self.open(&lookup, &io.client).await {
                     Ok((device, description)) => {
@@ -155,6 +161,15 @@ impl<E: Exports> Negotiator<'_, E> {
         self.check_access(name, client)?;
         let (export, limits) = self.exports.describe(name, client).await?;
         Ok((export, advertised(limits)))
+    }
+
+    async fn claim(&self, claim: ClaimRequest, client: &mut Client) -> Result<()> {
+        self.check_access(&claim.export, client)?;
+        if claim.intent == Intent::Release {
+            return self.exports.release(&claim, client).await;
+        }
+        client.claim = Some(claim);
+        Ok(())
     }
 
     async fn open(&self, lookup: &Lookup, client: &Client) -> Result<(Arc<E::Device>, String)> {

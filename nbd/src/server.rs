@@ -377,7 +377,7 @@ impl<E: Exports> Server<E> {
         let opened = Opened {
             stream: Stream::Plain(Plain::Unix(kernel.stream)),
             inbox: Inbox::new(0),
-            client: Client { peer: Peer::Kernel, is_tls: false, names: Vec::new() },
+            client: Client { peer: Peer::Kernel, is_tls: false, names: Vec::new(), claim: None },
             device: kernel.device,
             name: kernel.name.clone(),
             terms: Terms::default(),
@@ -421,7 +421,7 @@ impl<E: Exports> Server<E> {
             access: &shared.options.access,
             tls: self.acceptor(),
         };
-        let client = Client { peer, is_tls: false, names: Vec::new() };
+        let client = Client { peer, is_tls: false, names: Vec::new(), claim: None };
         let handshake = Handshake::new(tls, shared.options.can_resize);
         let negotiation = negotiator.run(stream, client, handshake);
         let mut stop = shared.stop.subscribe();
@@ -455,7 +455,15 @@ impl<E: Exports> Server<E> {
             counters: Arc::clone(&shared.counters),
             stop: shared.stop.subscribe(),
         };
-        match Session::new(opened, options).run().await {
+        let device = Arc::clone(&opened.device);
+        let end = tokio::select! {
+            end = Session::new(opened, options).run() => end,
+            () = shared.exports.revoked(&device) => {
+                tracing::warn!(export, client, "disconnect client: its connection was replaced, or ended");
+                return;
+            }
+        };
+        match end {
             End::Orderly => tracing::info!(export, client, "client detached"),
             End::Protocol(why) => tracing::warn!(export, client, "disconnect client: {why}"),
             End::Stalled => {

@@ -8,10 +8,10 @@ use block::{Error, ErrorKind, Result};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// Whether a listener's connections are encrypted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,6 +64,34 @@ pub fn acceptor(options: &TlsOptions) -> Result<TlsAcceptor> {
         .with_single_cert(certificates(&options.certificate)?, key)
         .map_err(|error| invalid(reading(&options.certificate), error))?;
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// For a client: `dir` holds `ca-cert.pem`, and `client-cert.pem` and `client-key.pem` where the server
+/// wants to know who it is. Source of the names: gnutls of libnbd and qemu.
+///
+/// # Errors
+/// `Invalid`, naming the file, when one is missing or wrong.
+pub fn connector(dir: &Path) -> Result<TlsConnector> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let ca = dir.join("ca-cert.pem");
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(&ca)? {
+        roots.add(certificate).map_err(|error| invalid(reading(&ca), error))?;
+    }
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
+        .map_err(|error| invalid("choose TLS versions", error))?
+        .with_root_certificates(roots);
+    let (certificate, key) = (dir.join("client-cert.pem"), dir.join("client-key.pem"));
+    if !certificate.exists() {
+        return Ok(TlsConnector::from(Arc::new(builder.with_no_client_auth())));
+    }
+    let secret =
+        PrivateKeyDer::from_pem_file(&key).map_err(|error| invalid(reading(&key), error))?;
+    let config = builder
+        .with_client_auth_cert(certificates(&certificate)?, secret)
+        .map_err(|error| invalid(reading(&certificate), error))?;
+    Ok(TlsConnector::from(Arc::new(config)))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {

@@ -11,6 +11,9 @@
     clippy::unwrap_used
 )]
 
+mod claim;
+
+pub use claim::{ClaimRequest, Intent, LABEL_BYTES_MAX};
 /// First 8 bytes of the server. Spec, "Newstyle negotiation".
 pub const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
 /// Second 8 bytes of the server, and the start of each option. Spec, "Newstyle negotiation".
@@ -67,6 +70,8 @@ pub mod option {
     pub const SET_META_CONTEXT: u32 = 10;
     /// 64-bit lengths in requests and replies.
     pub const EXTENDED_HEADERS: u32 = 11;
+    /// An extension of this server, see [`super::ClaimRequest`]; others answer that they do not know it.
+    pub const CLAIM: u32 = 0x7370_0001;
 }
 
 /// Option replies. Spec, "Option reply types".
@@ -220,7 +225,8 @@ impl<'a> Fields<'a> {
         Fields(bytes)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+    /// The next `N` bytes.
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
         let (head, tail) = self.0.split_first_chunk::<N>().ok_or(WireError::Length)?;
         self.0 = tail;
         Ok(*head)

@@ -9,6 +9,7 @@
 //! - Requests and replies that hold a secret are never logged.
 
 use crate::attach::{AttachOptions, AttachmentInfo};
+use crate::claims::ClientInfo;
 use crate::keys::{NewKey, Secret, SlotKind};
 use crate::record::Durability;
 use block::{Error, ErrorKind, Result};
@@ -170,6 +171,9 @@ pub enum Reply {
     Attachments {
         /// Sorted by name.
         attachments: Vec<AttachmentInfo>,
+        /// Those that other machines, or programs of this one, have as devices of theirs.
+        #[serde(default)]
+        clients: Vec<ClientInfo>,
     },
     /// The key was replaced.
     KeyRotated {

@@ -10,7 +10,7 @@
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
 use crate::chain::random_bytes;
-use crate::claims::{Claim, Claims};
+use crate::claims::{Claim, Claims, ClientInfo};
 use crate::glue::exports::{Attachment, PoolExports};
 use crate::manifest::NodeDir;
 use crate::pool::Pool;
@@ -30,6 +30,7 @@ use tokio::task::JoinHandle;
 
 mod kernel;
 mod record;
+pub mod remote;
 
 pub use record::{AttachOptions, Driver};
 
@@ -340,7 +341,12 @@ impl Attachments {
     /// `NotFound`: it is not attached. `Busy`: a file system or the like has it.
     pub async fn detach(&self, target: &str, is_forced: bool) -> Result<String> {
         let mut live = self.live.lock().await;
-        let id = self.find(&live, target)?;
+        let id = match self.find(&live, target) {
+            Ok(id) => id,
+            Err(error) => {
+                return self.detach_clients(target, is_forced).await.unwrap_or(Err(error));
+            }
+        };
         let attached = &live[&id];
         let name = self.name_of(id);
         match &attached.state {
@@ -403,6 +409,41 @@ impl Attachments {
         Ok(name)
     }
 
+    /// Ends what clients have of a volume. `None`: they have nothing.
+    async fn detach_clients(&self, name: &str, is_forced: bool) -> Option<Result<String>> {
+        let volume = self.pool.volume(name)?;
+        let labels = self.claims.holders_of(volume.id().0);
+        if labels.is_empty() {
+            return None;
+        }
+        if !is_forced {
+            let what = format!(
+                "detach volume {name}: it is attached to client {}; detach it there, or use --force: the \
+                 client is refused from then on, and its users get errors",
+                labels.join(", ")
+            );
+            return Some(Err(Error::new(ErrorKind::Busy, what)));
+        }
+        let ended = self.claims.fence(volume.id().0).await;
+        Some(ended.map(|_| name.to_owned()))
+    }
+
+    /// Clients that have volumes attached.
+    #[must_use]
+    pub fn clients(&self) -> Vec<ClientInfo> {
+        self.claims.list(|volume| self.name_of(volume))
+    }
+
+    /// To whom a volume is attached, for people: the link of its device, or its clients.
+    pub async fn user_of(&self, volume: VolumeId) -> Option<String> {
+        let live = self.live.lock().await;
+        if live.contains_key(&volume.0) {
+            return Some(self.links.join(self.name_of(volume.0)).display().to_string());
+        }
+        let labels = self.claims.holders_of(volume.0);
+        (!labels.is_empty()).then(|| format!("a device of client {}", labels.join(", ")))
+    }
+
     /// What is attached, by name.
     pub async fn list(&self) -> Vec<AttachmentInfo> {
         let live = self.live.lock().await;
@@ -412,12 +453,6 @@ impl Attachments {
         }
         infos.sort_by(|a, b| a.volume.cmp(&b.volume));
         infos
-    }
-
-    /// The link of a volume that is attached.
-    pub async fn link_of(&self, volume: VolumeId) -> Option<PathBuf> {
-        let live = self.live.lock().await;
-        live.contains_key(&volume.0).then(|| self.links.join(self.name_of(volume.0)))
     }
 
     /// Stops serving in order: requests that were begun are answered, the devices stay and wait for the

@@ -1,28 +1,99 @@
 //! Who writes to a volume: one device of this machine's kernel, or NBD clients, or both where that was
 //! asked for.
 //!
+//! A client may say who it is (the option CLAIM of `nbd::wire`): then the volume is attached to it, as
+//! it is to this machine by a device, until it says that this is over, or somebody here ends it by force.
+//!
 //! Invariants:
-//! - A volume that is attached for its device alone has no other writer, and the reverse: two file
-//!   systems mounted from one volume would destroy it.
+//! - A volume that is attached for its device or its client alone has no other writer, and the reverse:
+//!   two file systems mounted from one volume would destroy it.
+//! - Who a volume is attached to is on stable storage before its first request, and what was ended by
+//!   force is there before anybody else is let in: an old client that comes back is refused.
+//! - A connection that replaces a lost one starts after the last request of that one has ended.
 
-use block::{Error, ErrorKind, Result};
+use crate::manifest::write_durably;
+use block::{Epoch, Error, ErrorKind, Result};
+use nbd::wire::{ClaimRequest, Intent};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+const FILE: &str = "clients.json";
+const VERSION: u32 = 1;
+/// Requests of an older connection are waited for so long. Chosen by hand: less than a client waits for
+/// its negotiation; it tries again.
+const DRAIN_WAIT: Duration = Duration::from_secs(8);
+/// Volumes attached to clients at most, and clients of one that is shared. Chosen by hand: the list is
+/// written whole.
+const HOLDER_COUNT_MAX: usize = 1024;
 
 /// The claims on the volumes of a pool.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Claims {
+    path: PathBuf,
+    epoch: Epoch,
     users: Mutex<HashMap<u32, Users>>,
+    /// One change of the list at a time.
+    changes: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Users {
     connection_count: u64,
     device: Option<IsShared>,
+    holders: Vec<Holder>,
 }
 
 type IsShared = bool;
+
+/// A client that a volume is attached to.
+#[derive(Debug)]
+struct Holder {
+    record: Record,
+    gates: HashMap<u16, Arc<Gate>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    volume: u32,
+    client: Uuid,
+    attachment: Uuid,
+    label: String,
+    is_shared: bool,
+    /// Seconds since the Unix epoch.
+    attached_at: u64,
+    /// Newest epoch of the pool in which it was attached.
+    epoch: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    version: u32,
+    clients: Vec<Record>,
+}
+
+/// A client that a volume is attached to, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientInfo {
+    /// Name of the volume.
+    pub volume: String,
+    /// What the client calls itself.
+    pub label: String,
+    /// Other writers are allowed.
+    pub is_shared: bool,
+    /// Connections at the moment.
+    pub connection_count: u64,
+    /// Seconds since the Unix epoch.
+    pub attached_at: u64,
+}
 
 /// A claim, given up when it is dropped.
 #[derive(Debug)]
@@ -30,31 +101,266 @@ pub struct Claim {
     claims: Arc<Claims>,
     volume: u32,
     is_device: bool,
+    gate: Option<(Uuid, u16, Arc<Gate>)>,
+}
+
+impl Claim {
+    /// Ends when the claim is worth nothing any more.
+    pub(crate) async fn revoked(&self) {
+        match self.gate() {
+            Some(gate) => gate.closed().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// To be passed by every request of a client that has said who it is.
+    pub(crate) fn gate(&self) -> Option<&Gate> {
+        self.gate.as_ref().map(|(_, _, gate)| &**gate)
+    }
+}
+
+/// What the requests of one connection pass, so that they can be ended and waited for.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    is_closed: AtomicBool,
+    running_count: AtomicUsize,
+    /// The gate was closed, or the last request behind it has ended.
+    changed: Notify,
+}
+
+/// A request that is running.
+#[derive(Debug)]
+pub(crate) struct Passed<'a>(&'a Gate);
+
+impl Gate {
+    /// # Errors
+    /// `Fenced`: another connection has taken this one's place, or the attachment was ended.
+    pub(crate) fn pass(&self) -> Result<Passed<'_>> {
+        self.running_count.fetch_add(1, Ordering::SeqCst);
+        let passed = Passed(self);
+        match self.is_closed.load(Ordering::SeqCst) {
+            false => Ok(passed),
+            true => Err(Error::new(
+                ErrorKind::Fenced,
+                "serve a request: its connection was replaced, or its client is not attached any more",
+            )),
+        }
+    }
+
+    /// No request starts after this.
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.changed.notify_waiters();
+    }
+
+    /// Ends when no request may start any more.
+    pub(crate) async fn closed(&self) {
+        self.until(|| self.is_closed.load(Ordering::SeqCst)).await;
+    }
+
+    async fn drained(&self) {
+        self.until(|| self.running_count.load(Ordering::SeqCst) == 0).await;
+    }
+
+    async fn until(&self, is_so: impl Fn() -> bool) {
+        let mut changed = std::pin::pin!(self.changed.notified());
+        loop {
+            changed.as_mut().enable(); // before the look, so that no change is missed
+            if is_so() {
+                return;
+            }
+            changed.as_mut().await;
+            changed.set(self.changed.notified());
+        }
+    }
+}
+
+impl Drop for Passed<'_> {
+    fn drop(&mut self) {
+        let before = self.0.running_count.fetch_sub(1, Ordering::SeqCst);
+        if before == 1 && self.0.is_closed.load(Ordering::SeqCst) {
+            self.0.changed.notify_waiters();
+        }
+    }
 }
 
 impl Claims {
+    /// Reads from directory `dir` which clients have volumes. `is_current` tells whether what a client
+    /// of a volume has seen is still the volume's history: of a volume, and the epoch in which it was
+    /// attached last. Others are forgotten, and refused when they come.
+    ///
+    /// # Errors
+    /// `Corrupt`: the list is damaged, or of a later version. Those of writing it.
+    pub fn open(
+        dir: &Path,
+        epoch: Epoch,
+        is_current: impl Fn(u32, Epoch) -> bool,
+    ) -> Result<Claims> {
+        let path = dir.join(FILE);
+        let found = read(&path)?;
+        let had_some = !found.is_empty();
+        let mut users: HashMap<u32, Users> = HashMap::new();
+        for record in found {
+            if !is_current(record.volume, Epoch(record.epoch)) {
+                tracing::warn!(
+                    volume = record.volume,
+                    client = record.label,
+                    "a client's attachment is over: what it has seen of the volume is not its history \
+                     any more; it has to attach anew"
+                );
+                continue;
+            }
+            let record = Record { epoch: epoch.0, ..record };
+            let holder = Holder { record, gates: HashMap::new() };
+            users.entry(holder.record.volume).or_default().holders.push(holder);
+        }
+        let claims = Claims {
+            path,
+            epoch,
+            users: Mutex::new(users),
+            changes: tokio::sync::Mutex::default(),
+        };
+        if had_some {
+            claims.write(claims.records())?;
+        }
+        Ok(claims)
+    }
+
     /// For an NBD connection that may write to volume `volume`, which people know as `name`.
     ///
     /// # Errors
-    /// `Busy`: the volume is attached, and not shared.
-    pub fn connect(self: &Arc<Self>, volume: u32, name: &str) -> Result<Claim> {
+    /// `Busy`: the volume is attached to somebody else, and not shared. `Fenced`: the client's
+    /// attachment was ended. `Unavailable`: requests of the connection that this one replaces are still
+    /// running; try again. Those of writing the list.
+    pub async fn connect(
+        self: &Arc<Self>,
+        volume: u32,
+        name: &str,
+        request: Option<&ClaimRequest>,
+    ) -> Result<Claim> {
+        let Some(request) = request else {
+            let mut all = self.users.lock();
+            let users = all.entry(volume).or_default();
+            let allowed = users.check_device(name).and_then(|()| users.check_holders(name, None));
+            if let Err(error) = allowed {
+                forget_if_unused(&mut all, volume);
+                return Err(error);
+            }
+            users.connection_count += 1;
+            return Ok(Claim { claims: self.clone(), volume, is_device: false, gate: None });
+        };
+        let _one_at_a_time = self.changes.lock().await;
+        let (client, attachment) = (Uuid::from_bytes(request.client), attachment_of(request));
+        let old = self.admit(volume, name, request)?;
+        drain(&old).await?;
+        if request.intent == Intent::Attach {
+            let record = Record {
+                volume,
+                client,
+                attachment,
+                label: request.label.clone(),
+                is_shared: request.is_shared,
+                attached_at: now(),
+                epoch: self.epoch.0,
+            };
+            let mut records = self.records();
+            records.retain(|other| other.volume != volume || other.client != client);
+            if records.len() >= HOLDER_COUNT_MAX {
+                let what = format!(
+                    "attach export {name:?}: {HOLDER_COUNT_MAX} clients have volumes already"
+                );
+                return Err(Error::new(ErrorKind::Full, what));
+            }
+            records.push(record.clone());
+            self.write(records)?;
+            let mut all = self.users.lock();
+            let holders = &mut all.entry(volume).or_default().holders;
+            holders.retain(|holder| holder.record.client != client);
+            holders.push(Holder { record, gates: HashMap::new() });
+        }
+        let gate = Arc::new(Gate::default());
         let mut all = self.users.lock();
         let users = all.entry(volume).or_default();
-        if users.device == Some(false) {
-            let what = format!(
-                "open export {name:?}: the volume is attached to this machine as a device, which has it \
-                 alone; detach it, or attach it with --shared"
-            );
-            return Err(Error::new(ErrorKind::Busy, what));
-        }
+        let holder = users.holders.iter_mut().find(|holder| holder.record.attachment == attachment);
+        let holder = holder.ok_or_else(|| fenced(name))?;
+        holder.gates.insert(request.connection, gate.clone());
         users.connection_count += 1;
-        Ok(Claim { claims: self.clone(), volume, is_device: false })
+        let gate = Some((attachment, request.connection, gate));
+        Ok(Claim { claims: self.clone(), volume, is_device: false, gate })
+    }
+
+    /// Decides on a client, and closes the gates of what it had before, which are returned.
+    fn admit(&self, volume: u32, name: &str, request: &ClaimRequest) -> Result<Vec<Arc<Gate>>> {
+        let (client, attachment) = (Uuid::from_bytes(request.client), attachment_of(request));
+        let mut all = self.users.lock();
+        let users = all.entry(volume).or_default();
+        let allowed = users.check(name, client, attachment, request);
+        if let Err(error) = allowed {
+            forget_if_unused(&mut all, volume);
+            return Err(error);
+        }
+        let mut old = Vec::new();
+        for holder in users.holders.iter().filter(|holder| holder.record.client == client) {
+            let is_same = holder.record.attachment == attachment;
+            let replaced = |connection: &u16| !is_same || *connection == request.connection;
+            let gates = holder.gates.iter().filter(|(connection, _)| replaced(connection));
+            old.extend(gates.map(|(_, gate)| gate.clone()));
+        }
+        old.iter().for_each(|gate| gate.close());
+        Ok(old)
+    }
+
+    /// A client says that its attachment is over.
+    ///
+    /// # Errors
+    /// `Unavailable`: its requests are still running; try again. Those of writing the list.
+    pub async fn release(&self, volume: u32, request: &ClaimRequest) -> Result<()> {
+        let _one_at_a_time = self.changes.lock().await;
+        let attachment = attachment_of(request);
+        let is_it = |record: &Record| record.volume == volume && record.attachment == attachment;
+        self.end(volume, is_it).await.map(drop)
+    }
+
+    /// Ends by force whatever attachments clients have of a volume, durably, and returns what the
+    /// clients call themselves.
+    ///
+    /// # Errors
+    /// `Unavailable`: they are ended, but requests are still running: nobody may be let in yet. Those of
+    /// writing the list.
+    pub async fn fence(&self, volume: u32) -> Result<Vec<String>> {
+        let _one_at_a_time = self.changes.lock().await;
+        self.end(volume, |record| record.volume == volume).await
+    }
+
+    async fn end(&self, volume: u32, is_it: impl Fn(&Record) -> bool) -> Result<Vec<String>> {
+        let old: Vec<Arc<Gate>> = {
+            let all = self.users.lock();
+            let holders = all.get(&volume).into_iter().flat_map(|users| &users.holders);
+            let ended = holders.filter(|holder| is_it(&holder.record));
+            ended.flat_map(|holder| holder.gates.values().cloned()).collect()
+        };
+        old.iter().for_each(|gate| gate.close());
+        // Before it is forgotten: whoever is let in next must not meet requests of this one.
+        drain(&old).await?;
+        let mut records = self.records();
+        records.retain(|record| !is_it(record));
+        self.write(records)?;
+        let mut all = self.users.lock();
+        let Some(users) = all.get_mut(&volume) else { return Ok(Vec::new()) };
+        let (ended, rest) = std::mem::take(&mut users.holders)
+            .into_iter()
+            .partition(|holder: &Holder| is_it(&holder.record));
+        users.holders = rest;
+        forget_if_unused(&mut all, volume);
+        let ended: Vec<Holder> = ended;
+        Ok(ended.into_iter().map(|holder| holder.record.label).collect())
     }
 
     /// For a device.
     ///
     /// # Errors
-    /// `Busy`: there is a device already, or, unless it is to be shared, an NBD connection.
+    /// `Busy`: there is a device already, or, unless it is to be shared, an NBD connection, or a client
+    /// has the volume alone.
     pub fn attach(self: &Arc<Self>, volume: u32, name: &str, is_shared: bool) -> Result<Claim> {
         let mut all = self.users.lock();
         let users = all.entry(volume).or_default();
@@ -62,16 +368,157 @@ impl Claims {
             let what = format!("attach volume {name}: it is attached already");
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        if users.connection_count > 0 && !is_shared {
+        let allowed = match users.connection_count {
+            0 => Ok(()),
+            _ if is_shared => Ok(()),
+            count => Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "attach volume {name}: {count} NBD connections have it open; close them, or attach it \
+                     with --shared if its users agree on who writes where"
+                ),
+            )),
+        };
+        let allowed = allowed.and_then(|()| users.check_holders(name, Some(is_shared)));
+        if let Err(error) = allowed {
+            forget_if_unused(&mut all, volume);
+            return Err(error);
+        }
+        users.device = Some(is_shared);
+        Ok(Claim { claims: self.clone(), volume, is_device: true, gate: None })
+    }
+
+    /// Clients that have volumes; `name_of` knows what people call a volume.
+    pub fn list(&self, name_of: impl Fn(u32) -> String) -> Vec<ClientInfo> {
+        let all = self.users.lock();
+        let holders = all.values().flat_map(|users| &users.holders);
+        let mut infos: Vec<ClientInfo> = holders
+            .map(|Holder { record, gates }| ClientInfo {
+                volume: name_of(record.volume),
+                label: record.label.clone(),
+                is_shared: record.is_shared,
+                connection_count: gates.len() as u64,
+                attached_at: record.attached_at,
+            })
+            .collect();
+        infos.sort_by(|a, b| (&a.volume, &a.label).cmp(&(&b.volume, &b.label)));
+        infos
+    }
+
+    /// Clients that a volume is attached to, as they call themselves.
+    pub fn holders_of(&self, volume: u32) -> Vec<String> {
+        let all = self.users.lock();
+        let holders = all.get(&volume).into_iter().flat_map(|users| &users.holders);
+        holders.map(|holder| holder.record.label.clone()).collect()
+    }
+
+    fn records(&self) -> Vec<Record> {
+        let all = self.users.lock();
+        let holders = all.values().flat_map(|users| &users.holders);
+        let mut records: Vec<Record> = holders.map(|holder| holder.record.clone()).collect();
+        records.sort_by_key(|record| (record.volume, record.client));
+        records
+    }
+
+    fn write(&self, clients: Vec<Record>) -> Result<()> {
+        let document = Document { version: VERSION, clients };
+        let mut bytes = serde_json::to_vec_pretty(&document)
+            .map_err(|error| Error::with_source(ErrorKind::Io, "encode clients", error))?;
+        bytes.push(b'\n');
+        write_durably(&self.path, &bytes, 0o600)
+    }
+}
+
+impl Users {
+    fn check_device(&self, name: &str) -> Result<()> {
+        if self.device != Some(false) {
+            return Ok(());
+        }
+        let what = format!(
+            "open export {name:?}: the volume is attached to the server's machine as a device, which has \
+             it alone; detach it there, or attach it with --shared"
+        );
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+
+    /// Whether somebody may come beside the clients that have the volume. `is_shared`: who comes would
+    /// share it, or not; `None` for connections that do not say.
+    fn check_holders(&self, name: &str, is_shared: Option<IsShared>) -> Result<()> {
+        let wants_it_alone = is_shared == Some(false);
+        let in_the_way = |holder: &&Holder| wants_it_alone || !holder.record.is_shared;
+        let Some(holder) = self.holders.iter().find(in_the_way) else { return Ok(()) };
+        let what = format!(
+            "open volume {name:?}: it is attached to client {}; detach it there, or run `spindle detach \
+             --force {name}` on the server, which refuses that client from then on",
+            holder.record.label
+        );
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+
+    fn check(
+        &self,
+        name: &str,
+        client: Uuid,
+        attachment: Uuid,
+        request: &ClaimRequest,
+    ) -> Result<()> {
+        let own = self.holders.iter().find(|holder| holder.record.client == client);
+        if request.intent != Intent::Attach {
+            return match own.is_some_and(|own| own.record.attachment == attachment) {
+                true => Ok(()),
+                false => Err(fenced(name)),
+            };
+        }
+        self.check_device(name)?;
+        let others = self.holders.iter().filter(|holder| holder.record.client != client);
+        for holder in others {
+            if !request.is_shared || !holder.record.is_shared {
+                return self.check_holders(name, Some(request.is_shared));
+            }
+        }
+        let own_count = own.map_or(0, |own| own.gates.len() as u64);
+        if !request.is_shared && self.connection_count > own_count {
             let what = format!(
-                "attach volume {name}: {} NBD connections have it open; close them, or attach it with \
-                 --shared if its users agree on who writes where",
-                users.connection_count
+                "attach export {name:?}: {} other NBD connections have it open; close them, or attach it \
+                 with --shared if its users agree on who writes where",
+                self.connection_count - own_count
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        users.device = Some(is_shared);
-        Ok(Claim { claims: self.clone(), volume, is_device: true })
+        Ok(())
+    }
+}
+
+fn fenced(name: &str) -> Error {
+    let what = format!(
+        "open export {name:?}: the attachment of this client was ended on the server; unmount what uses \
+         its device, and attach anew"
+    );
+    Error::new(ErrorKind::Fenced, what)
+}
+
+fn attachment_of(request: &ClaimRequest) -> Uuid {
+    Uuid::from_bytes(request.attachment)
+}
+
+async fn drain(gates: &[Arc<Gate>]) -> Result<()> {
+    let all = async {
+        for gate in gates {
+            gate.drained().await;
+        }
+    };
+    tokio::time::timeout(DRAIN_WAIT, all).await.map_err(|_| {
+        let what = "let a client in: earlier requests of its volume are still running; try again";
+        Error::new(ErrorKind::Unavailable, what)
+    })
+}
+
+fn forget_if_unused(all: &mut HashMap<u32, Users>, volume: u32) {
+    let is_unused = |users: &Users| {
+        users.device.is_none() && users.connection_count == 0 && users.holders.is_empty()
+    };
+    if all.get(&volume).is_some_and(is_unused) {
+        all.remove(&volume);
     }
 }
 
@@ -84,32 +531,43 @@ impl Drop for Claim {
         } else {
             users.connection_count -= 1;
         }
-        if users.device.is_none() && users.connection_count == 0 {
-            all.remove(&self.volume);
+        if let Some((attachment, connection, gate)) = &self.gate {
+            let mut holders = users.holders.iter_mut();
+            if let Some(holder) = holders.find(|holder| holder.record.attachment == *attachment)
+                && holder.gates.get(connection).is_some_and(|current| Arc::ptr_eq(current, gate))
+            {
+                holder.gates.remove(connection);
+            }
         }
+        forget_if_unused(&mut all, self.volume);
     }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn read(path: &Path) -> Result<Vec<Record>> {
+    let damaged = |why: String| {
+        let what = format!(
+            "read {}: {why}. It says which clients have volumes of this pool; to start without it, move \
+             it away: clients of before are refused then until they attach anew",
+            path.display()
+        );
+        Error::new(ErrorKind::Corrupt, what)
+    };
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(damaged(error.to_string())),
+    };
+    let document: Document =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    if document.version != VERSION {
+        return Err(damaged(format!("its version is {}, not {VERSION}", document.version)));
+    }
+    Ok(document.clients)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_device_or_connections_unless_shared() {
-        let claims = Arc::new(Claims::default());
-        let (first, second) = (claims.connect(1, "v").unwrap(), claims.connect(1, "v").unwrap());
-        let error = claims.attach(1, "v", false).unwrap_err();
-        assert!(error.to_string().contains("2 NBD connections"), "{error}");
-        drop((first, second));
-        let device = claims.attach(1, "v", false).unwrap();
-        assert_eq!(claims.connect(1, "v").unwrap_err().kind(), ErrorKind::Busy);
-        assert_eq!(claims.attach(1, "v", true).unwrap_err().kind(), ErrorKind::Busy);
-        assert!(claims.connect(2, "w").is_ok(), "another volume");
-        drop(device);
-        let connection = claims.connect(1, "v").unwrap();
-        let shared = claims.attach(1, "v", true).unwrap();
-        assert!(claims.connect(1, "v").is_ok());
-        drop((connection, shared));
-        assert!(claims.users.lock().is_empty());
-    }
-}
+mod tests;

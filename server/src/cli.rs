@@ -14,6 +14,7 @@ mod backend;
 mod print;
 
 use crate::admin::{self, AdminHandler, Request};
+use crate::attach::remote::RemoteOptions;
 use crate::attach::{AttachOptions, Driver};
 use crate::config::{self, Config};
 use crate::keys::{KeySource, NewKey};
@@ -46,7 +47,7 @@ pub fn main() -> ExitCode {
     if let Err(error) = start_logging(&cli.command) {
         return fail(&cli, &Failure::Usage(error));
     }
-    if matches!(cli.command, Command::Serve(_)) {
+    if matches!(cli.command, Command::Serve(_)) || is_remote_attach(&cli.command) {
         write_back_memory();
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -69,6 +70,11 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => fail(&cli, &failure),
     }
+}
+
+/// It serves a device, as the daemon does.
+fn is_remote_attach(command: &Command) -> bool {
+    matches!(command, Command::Attach(args) if args.target.as_deref().is_some_and(is_uri))
 }
 
 /// Says that this process, and every thread that it starts, writes back memory: where memory is short,
@@ -138,7 +144,9 @@ fn start_logging(command: &Command) -> Result<()> {
             let context = format!("SPINDLE_LOG={text} is not a filter, like info or tiering=debug");
             Error::with_source(ErrorKind::Invalid, context, error)
         })?,
-        Err(_) if matches!(command, Command::Serve(_)) => EnvFilter::new(FILTER_DAEMON),
+        Err(_) if matches!(command, Command::Serve(_)) || is_remote_attach(command) => {
+            EnvFilter::new(FILTER_DAEMON)
+        }
         Err(_) => EnvFilter::new(FILTER_COMMAND),
     };
     tracing_subscriber::fmt()
@@ -171,6 +179,10 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         }
         Command::Pool(command) => pool_command(cli, command).await?,
         Command::Attach(args) => attach(cli, args).await?,
+        Command::Detach(args) if is_uri(&args.target) => {
+            let done = backend::detach_remote(&args.target, args.force).await?;
+            emit(cli.output, &done, print::reply)?;
+        }
         Command::Detach(args) => {
             let config = load(&args.pool.config, &args.pool.overrides())?;
             let target = within(&config, &args.target)?;
@@ -340,6 +352,22 @@ fn within(config: &Config, target: &str) -> Result<String, Failure> {
 }
 
 async fn attach(cli: &Cli, args: &args::AttachArgs) -> Result<(), Failure> {
+    if let Some(uri) = args.target.as_deref().filter(|target| is_uri(target)) {
+        let usage = |why: &str| Failure::Usage(Error::new(ErrorKind::Invalid, why));
+        if !args.nbd {
+            return Err(usage("attach a URI: that is what the nbd driver is for; add --nbd"));
+        }
+        let local = attach_options(args);
+        let options = RemoteOptions {
+            uri: uri.to_owned(),
+            connection_count: local.queue_count,
+            logical_block_bytes: local.logical_block_bytes,
+            dead_timeout: args.dead_timeout.duration(),
+            is_shared: args.shared,
+        };
+        backend::attach_remote(&options, |lines| announce(cli.output, lines)).await?;
+        return Ok(());
+    }
     let config = load(&args.pool.config, &args.pool.overrides())?;
     if args.cleanup {
         let done = backend::clean_up_devices(&config, args.target.as_deref()).await?;
@@ -353,6 +381,10 @@ async fn attach(cli: &Cli, args: &args::AttachArgs) -> Result<(), Failure> {
     let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
     crate::units::check_name("volume", &name).map_err(usage)?;
     ask_daemon(cli, &config, &Request::Attach { name, options: attach_options(args) }).await
+}
+
+fn is_uri(target: &str) -> bool {
+    target.contains("://")
 }
 
 fn attach_options(args: &args::AttachArgs) -> AttachOptions {

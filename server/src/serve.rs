@@ -21,6 +21,7 @@ use crate::glue::exports::PoolExports;
 use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership};
 use crate::pool::{Pool, StepBack};
+use crate::record::VolumeRecord;
 use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result};
@@ -227,7 +228,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     };
     let hangups = watch_signal(SignalKind::hangup())?;
     let stop = watch::Sender::new(false);
-    let claims = Arc::new(Claims::default());
+    let claims = Arc::new(open_claims(config, &open)?);
     let server = nbd_server(config, &open, claims.clone())?;
     let attachments = open_attachments(config, &open, claims, server.clone())?;
     // Before NBD clients could take what was attached.
@@ -382,6 +383,15 @@ pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
     }
 }
 
+/// Clients of a volume that has stepped back have seen what is gone.
+fn open_claims(config: &Config, open: &OpenPool) -> Result<Claims> {
+    let records = open.pool.records();
+    Claims::open(config.dir(), open.ownership.epoch(), |volume, epoch| {
+        let is_as_it_was = |record: &VolumeRecord| record.id == volume && !record.is_stepped_back;
+        open.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
+    })
+}
+
 fn open_attachments(
     config: &Config,
     open: &OpenPool,
@@ -462,20 +472,20 @@ async fn listen(config: &Config, open: &OpenPool) -> Result<(Vec<Listener>, Vec<
 }
 
 /// SIGTERM and SIGINT.
-struct Signals {
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         Ok(Signals {
             terminate: watch_signal(SignalKind::terminate())?,
             interrupt: watch_signal(SignalKind::interrupt())?,
         })
     }
 
-    async fn stop(&mut self) {
+    pub(crate) async fn stop(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

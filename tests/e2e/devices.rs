@@ -17,7 +17,7 @@ use tests::seed::{Random, seeds};
 use tests::{Place, needs, needs_root};
 
 /// A small log, so that it laps and destages while the device is used.
-const SETTINGS: &str = "memory = \"640MiB\"\n\
+pub(crate) const SETTINGS: &str = "memory = \"640MiB\"\n\
     [log]\nsize = \"64MiB\"\nfile_size = \"8MiB\"\n\
     [cache]\nsize = \"64MiB\"\n\
     [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";
@@ -54,12 +54,12 @@ fn unmount(mountpoint: &Path, device: &str) {
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
-fn kills_wanted() -> u64 {
+pub(crate) fn kills_wanted() -> u64 {
     let wanted = std::env::var("SPINDLE_TEST_UBLK_KILLS").ok();
     wanted.map_or(4, |text| text.parse().expect("a number of kills"))
 }
 
-fn variables(seed: u64) -> Vec<(&'static str, String)> {
+pub(crate) fn variables(seed: u64) -> Vec<(&'static str, String)> {
     let kills = std::env::var("SPINDLE_TEST_UBLK_KILLS").ok();
     let kills = kills.map(|kills| ("SPINDLE_TEST_UBLK_KILLS", kills));
     [Some(("SEED", seed.to_string())), kills].into_iter().flatten().collect()
@@ -274,7 +274,7 @@ fn bad_moments_of_a_device_are_refused_and_lose_nothing() {
 
 /// Insists that a command fails with this in its error.
 #[track_caller]
-fn refused(daemon: &Daemon, arguments: &[&str], why: &str) {
+pub(crate) fn refused(daemon: &Daemon, arguments: &[&str], why: &str) {
     let output = daemon.command(arguments);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains(why), "{arguments:?}: {said}");
@@ -414,7 +414,7 @@ fn bad_moments_of_nbd() {
 }
 
 /// A process that reads a block.
-fn reader(device: &str) -> std::process::Child {
+pub(crate) fn reader(device: &str) -> std::process::Child {
     let mut reader = Command::new("dd");
     reader.args([&format!("if={device}"), "of=/dev/null", "bs=4096", "count=1", "iflag=direct"]);
     reader.stdin(Stdio::null()).stderr(Stdio::null());

@@ -7,6 +7,7 @@ mod clients;
 mod conformance;
 mod damage;
 mod devices;
+mod devices_remote;
 mod filesystem;
 mod guest;
 mod neighbour;

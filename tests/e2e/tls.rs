@@ -6,6 +6,7 @@
 use crate::conformance::Way;
 use rcgen::{CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use std::path::Path;
 use std::sync::Arc;
 use tests::daemon::{Daemon, SMALL};
 use tests::nbd::negotiate::Haggle;
@@ -13,7 +14,7 @@ use tests::nbd::wire::*;
 use tests::nbd::{Connection, Endpoint, TlsClient, Wanted};
 use tests::place::run;
 
-struct Authority {
+pub(crate) struct Authority {
     certificate: rcgen::Certificate,
     issuer: Issuer<'static, KeyPair>,
 }
@@ -21,7 +22,7 @@ struct Authority {
 type Identity = (CertificateDer<'static>, Arc<PrivateKeyDer<'static>>, String, String);
 
 impl Authority {
-    fn new(name: &str) -> Authority {
+    pub(crate) fn new(name: &str) -> Authority {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, name);
@@ -39,6 +40,12 @@ impl Authority {
         (certificate.der().clone(), Arc::new(bytes), certificate.pem(), key.serialize_pem())
     }
 
+    /// As clients of the command line want it.
+    pub(crate) fn write_for_clients(&self, dir: &Path) {
+        std::fs::write(dir.join("ca-cert.pem"), self.certificate.pem())
+            .expect("write a certificate");
+    }
+
     fn client(&self, identity: Option<&Identity>) -> TlsClient {
         TlsClient {
             authority: self.certificate.der().clone(),
@@ -49,7 +56,7 @@ impl Authority {
 }
 
 /// A TLS server with certificates of `authority`; `clients` is TOML for `[nbd.tls]`.
-fn daemon(authority: &Authority, clients: &str) -> Daemon {
+pub(crate) fn daemon(authority: &Authority, clients: &str) -> Daemon {
     let (_, _, certificate, key) = authority.issue("localhost");
     let mut daemon = Daemon::new(SMALL, &[("disk", "96MiB"), ("other", "8MiB")]);
     let (cert_path, key_path) =

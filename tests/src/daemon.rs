@@ -6,6 +6,7 @@
 //! - It keeps its directory over restarts; nothing but the command line is used.
 
 use crate::nbd::Endpoint;
+use crate::nbd::transport::Address;
 use crate::place::{Place, binary};
 use crate::process::Process;
 use crate::torture::target::{Kill, Target};
@@ -84,6 +85,14 @@ impl Daemon {
     /// Adds arguments to `serve`.
     pub fn argue(&mut self, arguments: &[&str]) {
         self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+    }
+
+    /// Listens where it listens now from here on, for clients that find it again. To be used where nobody
+    /// else takes a port: in a guest, or a namespace.
+    pub fn keep_port(&mut self) {
+        let Address::Tcp(address) = self.tcp("").address else { panic!("it serves over TCP") };
+        let any = self.arguments.iter_mut().find(|argument| *argument == "127.0.0.1:0");
+        *any.expect("it takes a free port") = address;
     }
 
     /// Adds variables to its environment.

@@ -46,11 +46,12 @@ pub trait Backend: Send + Sync + 'static {
     /// Something reached, and not in use yet.
     type Connection: Send + 'static;
 
-    /// Reaches whatever answers. Called before the kernel is given a connection.
+    /// Reaches whatever answers, for the connection of this number, from 0. Called before the kernel is
+    /// given it.
     ///
     /// # Errors
     /// It is tried again; the error is logged.
-    fn dial(&self) -> impl Future<Output = Result<Self::Connection>> + Send;
+    fn dial(&self, connection: u16) -> impl Future<Output = Result<Self::Connection>> + Send;
 
     /// Answers the requests that the kernel sends by `stream`, simple replies only, until one of the
     /// three ends. After that none of them runs any more.
@@ -106,6 +107,14 @@ pub fn check() -> Result<()> {
 /// `Unsupported`: /sys cannot be read.
 pub fn find(identifier: &str) -> Result<Option<u32>> {
     driver::find(identifier)
+}
+
+/// What all devices that are connected were made with, as far as they say. Blocks.
+///
+/// # Errors
+/// `Unsupported`: /sys cannot be read.
+pub fn identifiers() -> Result<Vec<String>> {
+    Ok(driver::identified()?.into_iter().map(|(_, identifier)| identifier).collect())
 }
 
 /// Ends the device with an identifier; whoever has it open gets errors. Returns its number, if there
@@ -176,9 +185,9 @@ impl Device {
         let mut driver = Driver::open()?;
         let runtime = Handle::current();
         let (mut dialled, mut sockets) = (Vec::new(), Vec::new());
-        for _ in 0..options.connection_count {
+        for connection in 0..options.connection_count {
             let (ours, kernels) = pair(&runtime)?;
-            dialled.push((runtime.block_on(backend.dial())?, ours));
+            dialled.push((runtime.block_on(backend.dial(connection))?, ours));
             sockets.push(kernels);
         }
         let made = Made {
@@ -192,8 +201,8 @@ impl Device {
         drop(sockets);
         let mut device = Device::of(number, options, runtime);
         let shared = device.shared(backend);
-        for (connection, stream) in dialled {
-            device.link(&shared, Some((connection, stream)));
+        for (index, first) in (0..).zip(dialled) {
+            device.link(&shared, index, Some(first));
         }
         device.set_timeouts();
         Ok(device)
@@ -218,8 +227,8 @@ impl Device {
             outcome => outcome?,
         }
         let shared = device.shared(backend);
-        for _ in 0..options.connection_count {
-            device.link(&shared, None);
+        for index in 0..options.connection_count {
+            device.link(&shared, index, None);
         }
         device.set_timeouts();
         Ok(Some(device))
@@ -248,9 +257,11 @@ impl Device {
     fn link<B: Backend>(
         &mut self,
         shared: &Arc<Shared<B>>,
+        index: u16,
         first: Option<(B::Connection, UnixStream)>,
     ) {
-        self.links.spawn_on(link(shared.clone(), self.stop.subscribe(), first), &self.runtime);
+        let link = link(shared.clone(), index, self.stop.subscribe(), first);
+        self.links.spawn_on(link, &self.runtime);
     }
 
     /// How long requests wait for their answer before the kernel looks after them. Without it they do so
@@ -293,6 +304,18 @@ impl Device {
     pub fn is_gone(&mut self) -> bool {
         while self.links.try_join_next().is_some() {}
         self.links.is_empty()
+    }
+
+    /// The kernel still has it.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        driver::is_connected(self.number)
+            && driver::identifier_of(self.number).as_ref() == Some(&self.options.identifier)
+    }
+
+    /// Waits until the device [is gone](Device::is_gone). May be dropped, and called again.
+    pub async fn gone(&mut self) {
+        while self.links.join_next().await.is_some() {}
     }
 
     /// What the kernel has counted.
@@ -352,37 +375,42 @@ impl Device {
 /// Keeps one connection of a device going.
 async fn link<B: Backend>(
     shared: Arc<Shared<B>>,
+    index: u16,
     stop: Stop,
     mut first: Option<(B::Connection, UnixStream)>,
 ) {
     let (delay_min, delay_max) = RETRY_DELAYS;
-    let mut delay = delay_min;
+    let (mut delay, mut failure_count) = (delay_min, 0u64);
+    let device = driver::block_path(shared.number);
     loop {
         let begun = Instant::now();
         let connected = match first.take() {
             Some(connected) => Ok(connected),
-            None => reconnect(&shared).await,
+            None => reconnect(&shared, index).await,
         };
         if shared.is_ending.load(Ordering::Relaxed) {
             return;
         }
         match connected {
             Ok((connection, stream)) => {
+                failure_count = 0;
                 shared.backend.serve(connection, stream, stop.clone()).await;
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                tracing::error!(
-                    device = %driver::block_path(shared.number).display(), error = %error.chain(),
-                    "a device was disconnected by somebody else and is not served any more; detach its \
-                     volume with --force, and attach it anew"
+            Err(Unconnected::Gone(error)) => {
+                tracing::warn!(
+                    device = %device.display(), error = %error.chain(),
+                    "a device was disconnected and is not served any more"
                 );
                 return;
             }
-            Err(error) => {
-                tracing::warn!(
-                    device = %driver::block_path(shared.number).display(), error = %error.chain(),
-                    "a connection of a device could not be replaced; trying again"
-                );
+            Err(Unconnected::NotYet(error)) => {
+                failure_count += 1;
+                if failure_count.is_power_of_two() {
+                    tracing::warn!(
+                        device = %device.display(), error = %error.chain(), failure_count,
+                        "a connection of a device could not be replaced; trying again"
+                    );
+                }
             }
         }
         if shared.is_ending.load(Ordering::Relaxed) {
@@ -402,17 +430,36 @@ async fn link<B: Backend>(
     }
 }
 
-async fn reconnect<B: Backend>(shared: &Shared<B>) -> Result<(B::Connection, UnixStream)> {
-    let connection = shared.backend.dial().await?;
-    let (ours, kernels) = pair(&Handle::current())?;
+/// Why there is no connection.
+enum Unconnected {
+    /// There is no device to connect.
+    Gone(Error),
+    /// It is worth another attempt.
+    NotYet(Error),
+}
+
+async fn reconnect<B: Backend>(
+    shared: &Shared<B>,
+    index: u16,
+) -> std::result::Result<(B::Connection, UnixStream), Unconnected> {
+    let connection = shared.backend.dial(index).await.map_err(|error| {
+        let is_there = driver::is_connected(shared.number)
+            && driver::identifier_of(shared.number).as_ref() == Some(&shared.identifier);
+        if is_there { Unconnected::NotYet(error) } else { Unconnected::Gone(error) }
+    })?;
+    let (ours, kernels) = pair(&Handle::current()).map_err(Unconnected::NotYet)?;
     let (number, identifier) = (shared.number, shared.identifier.clone());
     let given = tokio::task::spawn_blocking(move || {
         Driver::open()?.reconfigure(number, &identifier, None, &[kernels])
     });
-    given
-        .await
-        .map_err(|error| Error::with_source(ErrorKind::Io, "replace a connection", error))??;
-    Ok((connection, ours))
+    let given = given.await.unwrap_or_else(|error| {
+        Err(Error::with_source(ErrorKind::Io, "replace a connection", error))
+    });
+    match given {
+        Ok(()) => Ok((connection, ours)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(Unconnected::Gone(error)),
+        Err(error) => Err(Unconnected::NotYet(error)),
+    }
 }
 
 /// A connection: our end, and the kernel's.

@@ -240,11 +240,16 @@ pub(super) fn identifier_of(index: u32) -> Option<String> {
     Some(text.trim_end().to_owned())
 }
 
-/// The device that was made with an identifier.
+/// Something is connected to the device.
+pub(super) fn is_connected(index: u32) -> bool {
+    sys_path(index).join("pid").exists()
+}
+
+/// Numbers and identifiers of the devices that have one.
 ///
 /// # Errors
 /// `Unsupported`: /sys cannot be read.
-pub(super) fn find(identifier: &str) -> Result<Option<u32>> {
+pub(super) fn identified() -> Result<Vec<(u32, String)>> {
     let entries = std::fs::read_dir(SYS_BLOCK).map_err(|error| {
         Error::with_source(
             ErrorKind::Unsupported,
@@ -254,5 +259,14 @@ pub(super) fn find(identifier: &str) -> Result<Option<u32>> {
     })?;
     let names = entries.flatten().map(|entry| entry.file_name());
     let numbers = names.filter_map(|name| name.to_str()?.strip_prefix("nbd")?.parse().ok());
-    Ok(numbers.into_iter().find(|number| identifier_of(*number).as_deref() == Some(identifier)))
+    Ok(numbers.filter_map(|number| Some((number, identifier_of(number)?))).collect())
+}
+
+/// The device that was made with an identifier.
+///
+/// # Errors
+/// As [`identified`].
+pub(super) fn find(identifier: &str) -> Result<Option<u32>> {
+    let mut all = identified()?.into_iter();
+    Ok(all.find(|(_, other)| other == identifier).map(|(number, _)| number))
 }

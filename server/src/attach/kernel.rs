@@ -295,7 +295,7 @@ impl Backend {
 impl nbd::kernel::Backend for Backend {
     type Connection = Place;
 
-    async fn dial(&self) -> Result<Place> {
+    async fn dial(&self, _connection: u16) -> Result<Place> {
         self.server.place()
     }
 

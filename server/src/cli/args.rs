@@ -164,7 +164,8 @@ pub struct AttachArgs {
     /// Which pool.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// A volume, or POOL/VOLUME; `list` shows what is attached; with --cleanup, a device
+    /// A volume, or POOL/VOLUME; `list` shows what is attached; with --cleanup, a device; with --nbd also
+    /// a URI of an export elsewhere, whose device this command then serves until it is stopped
     #[arg(required_unless_present = "cleanup")]
     pub target: Option<String>,
     /// Hardware queues, each with a thread; as many as processors by default, at most 4
@@ -199,7 +200,7 @@ pub struct DetachArgs {
     /// Which pool.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// The volume, POOL/VOLUME, or its device
+    /// The volume, POOL/VOLUME, or its device; or the URI that was attached
     pub target: String,
     /// Also while something uses it, which gets errors then
     #[arg(long)]

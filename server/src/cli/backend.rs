@@ -2,7 +2,7 @@
 
 use super::args::DemoArgs;
 use crate::admin::{self, AdminHandler, FsckInfo, Reply, Request};
-use crate::attach;
+use crate::attach::{self, remote::RemoteOptions};
 use crate::config::Config;
 use crate::removal::{self, PoolPurged, PoolRemoved, PoolRestored};
 use crate::serve::Opening;
@@ -46,6 +46,23 @@ pub(super) async fn clean_up_devices(config: &Config, device: Option<&str>) -> R
         .await
         .map_err(|error| Error::with_source(ErrorKind::Io, "remove devices", error))??;
     Ok(Reply::Done { message })
+}
+
+/// Serves the device of a volume that another machine or process has, until it is told to stop.
+pub(super) async fn attach_remote(
+    options: &RemoteOptions,
+    announce: impl FnOnce(&[String]),
+) -> Result<()> {
+    let mut signals = crate::serve::Signals::new()?;
+    let announce = |device: &std::path::Path, link: &std::path::Path| {
+        announce(&[device.display().to_string(), link.display().to_string()]);
+    };
+    attach::remote::serve(options, signals.stop(), announce).await
+}
+
+/// Takes such a device out of the kernel.
+pub(super) async fn detach_remote(uri: &str, is_forced: bool) -> Result<Reply> {
+    Ok(Reply::Done { message: attach::remote::detach(uri, is_forced).await? })
 }
 
 /// Removes the pool.

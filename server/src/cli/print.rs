@@ -2,6 +2,7 @@
 
 use crate::admin::{CacheInfo, FsckInfo, NbdInfo, Reply, StatusInfo, VolumeInfo};
 use crate::attach::AttachmentInfo;
+use crate::claims::ClientInfo;
 use crate::config::Config;
 use crate::config::options::{self, OptionDoc};
 use crate::removal::{PoolPurged, PoolRemoved, PoolRestored};
@@ -104,8 +105,8 @@ fn attached(info: &AttachmentInfo) -> String {
     ])
 }
 
-fn attachment_list(infos: &[AttachmentInfo]) -> String {
-    if infos.is_empty() {
+fn attachment_list(infos: &[AttachmentInfo], clients: &[ClientInfo]) -> String {
+    if infos.is_empty() && clients.is_empty() {
         return "nothing is attached; attach a volume with: spindle attach NAME --dir DIR\n"
             .to_owned();
     }
@@ -119,6 +120,14 @@ fn attachment_list(infos: &[AttachmentInfo]) -> String {
             None => "idle".to_owned(),
         };
         vec![info.volume.clone(), device, info.link.display().to_string(), state]
+    }));
+    rows.extend(clients.iter().map(|client| {
+        let state = match client.connection_count {
+            0 => "not connected".to_owned(),
+            1 => "1 connection".to_owned(),
+            count => format!("{count} connections"),
+        };
+        vec![client.volume.clone(), format!("client {}", client.label), "-".to_owned(), state]
     }));
     table(&rows, &[])
 }
@@ -139,7 +148,7 @@ pub(super) fn reply(reply: &Reply) -> String {
             key.expose()
         ),
         Reply::Attached(info) => attached(info),
-        Reply::Attachments { attachments } => attachment_list(attachments),
+        Reply::Attachments { attachments, clients } => attachment_list(attachments, clients),
         Reply::KeyRotated { message, .. } => format!("{message}\n"),
     }
 }

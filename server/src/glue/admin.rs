@@ -73,10 +73,9 @@ impl AdminPool {
         let (Some(attachments), Some(volume)) = (&self.attachments, pool.volume(name)) else {
             return Ok(());
         };
-        let Some(link) = attachments.link_of(volume.id()).await else { return Ok(()) };
+        let Some(user) = attachments.user_of(volume.id()).await else { return Ok(()) };
         let what = format!(
-            "remove volume {name}: it is attached as {}; detach it first: spindle detach {name}",
-            link.display()
+            "remove volume {name}: it is attached as {user}; detach it first: spindle detach {name}"
         );
         Err(Error::new(ErrorKind::Busy, what))
     }
@@ -194,8 +193,8 @@ impl AdminHandler for AdminPool {
                 Ok(Reply::Done { message: format!("volume {name} is detached") })
             }
             Request::AttachList => {
-                let attachments = self.attachments()?.list().await;
-                Ok(Reply::Attachments { attachments })
+                let all = self.attachments()?;
+                Ok(Reply::Attachments { attachments: all.list().await, clients: all.clients() })
             }
             Request::Stop => {
                 self.stop.send_replace(true);

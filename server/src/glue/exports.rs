@@ -7,7 +7,7 @@
 //!   needs: a client on another machine survives a reboot of this one, so what it was answered has
 //!   to survive it as well.
 
-use crate::claims::{Claim, Claims};
+use crate::claims::{Claim, Claims, Gate, Passed};
 use crate::pool::Pool;
 use crate::record::Durability;
 use crate::volume::Volume;
@@ -15,6 +15,7 @@ use block::{
     AllocationExtent, BlockDevice, Error, ErrorKind, Limits, Result, WriteFlags, ZeroFlags,
 };
 use bytes::Bytes;
+use nbd::wire::ClaimRequest;
 use nbd::{Client, Export, Exports, Peer};
 use std::sync::Arc;
 
@@ -79,11 +80,36 @@ impl Exports for PoolExports {
             return Err(Error::new(ErrorKind::Denied, what));
         }
         let record = volume.record();
+        let said = client.claim.as_ref();
+        if said.is_some_and(|said| said.export != name) {
+            let what = format!("open export {name:?}: this client has claimed another");
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
         let claim = match record.is_read_only {
             true => None,
-            false => Some(self.claims.connect(record.id, &record.name)?),
+            false => Some(self.claims.connect(record.id, &record.name, said).await?),
         };
-        Ok(Arc::new(Attachment { volume, is_remote, _claim: claim }))
+        Ok(Arc::new(Attachment { volume, is_remote, claim }))
+    }
+
+    async fn release(&self, claim: &ClaimRequest, _client: &Client) -> Result<()> {
+        let volume = self.find(&claim.export)?;
+        self.claims.release(volume.id().0, claim).await
+    }
+
+    async fn revoked(&self, device: &Arc<Attachment>) {
+        match &device.claim {
+            Some(claim) => claim.revoked().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn describe(&self, name: &str, client: &Client) -> Result<(Export, Limits)> {
+        // Nobody is attached by asking.
+        let anybody = Client { claim: None, ..client.clone() };
+        let device = self.open(name, &anybody).await?;
+        let export = Export { name: name.to_owned(), description: String::new() };
+        Ok((export, device.limits()))
     }
 }
 
@@ -91,13 +117,18 @@ impl Exports for PoolExports {
 pub struct Attachment {
     volume: Arc<Volume>,
     is_remote: bool,
-    _claim: Option<Claim>,
+    claim: Option<Claim>,
 }
 
 impl Attachment {
     /// For a device of this machine, whose claim is the caller's to keep.
     pub(crate) fn local(volume: Arc<Volume>) -> Attachment {
-        Attachment { volume, is_remote: false, _claim: None }
+        Attachment { volume, is_remote: false, claim: None }
+    }
+
+    /// Held by every request: see [`crate::claims`].
+    fn pass(&self) -> Result<Option<Passed<'_>>> {
+        self.claim.as_ref().and_then(Claim::gate).map(Gate::pass).transpose()
     }
 
     /// A remote client's unflushed writes wait for stable storage unless the volume's owner has
@@ -113,23 +144,28 @@ impl BlockDevice for Attachment {
     }
 
     async fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let _passed = self.pass()?;
         self.volume.read(offset, buf).await
     }
 
     async fn write(&self, offset: u64, payload: Bytes, flags: WriteFlags) -> Result<()> {
+        let _passed = self.pass()?;
         let fua = flags.fua || self.must_be_durable();
         self.volume.write(offset, payload, WriteFlags { fua }).await
     }
 
     async fn flush(&self) -> Result<()> {
+        let _passed = self.pass()?;
         self.volume.flush().await
     }
 
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
+        let _passed = self.pass()?;
         self.volume.discard(offset, length, fua || self.must_be_durable()).await
     }
 
     async fn write_zeroes(&self, offset: u64, length: u64, flags: ZeroFlags) -> Result<()> {
+        let _passed = self.pass()?;
         let fua = flags.fua || self.must_be_durable();
         self.volume.write_zeroes(offset, length, ZeroFlags { fua, ..flags }).await
     }
@@ -148,6 +184,7 @@ impl BlockDevice for Attachment {
     }
 
     async fn resize(&self, size_bytes: u64) -> Result<()> {
+        let _passed = self.pass()?;
         self.volume.resize(size_bytes).await
     }
 }

@@ -355,13 +355,13 @@ async fn auto_means_write_for_a_client_on_another_machine() {
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("auto", MIB, Durability::Auto).await.unwrap();
     pool.create_volume("named", MIB, Durability::Flush).await.unwrap();
-    let exports = PoolExports::new(pool.clone(), Arc::default());
+    let exports = PoolExports::new(pool.clone(), claims());
     let local = ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"].map(str::to_owned);
     let remote = ["192.0.2.7:5", "[2001:db8::7]:5"].map(str::to_owned);
     for (addresses, is_remote) in [(&local[..], false), (&remote[..], true)] {
         for address in addresses {
             let peer = Peer::Tcp(address.parse().unwrap());
-            let client = Client { peer, is_tls: false, names: Vec::new() };
+            let client = Client { peer, is_tls: false, names: Vec::new(), claim: None };
             let auto = exports.open("auto", &client).await.unwrap();
             assert_eq!(auto.must_be_durable(), is_remote, "{address}");
             auto.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
@@ -372,7 +372,7 @@ async fn auto_means_write_for_a_client_on_another_machine() {
         }
     }
     let peer = Peer::Unix { uid: None };
-    let client = Client { peer, is_tls: false, names: Vec::new() };
+    let client = Client { peer, is_tls: false, names: Vec::new(), claim: None };
     assert!(!exports.open("auto", &client).await.unwrap().must_be_durable());
     drop(exports);
     pool.close().await.unwrap();
@@ -382,7 +382,7 @@ async fn auto_means_write_for_a_client_on_another_machine() {
 async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
-    let client = |peer| Client { peer, is_tls: false, names: Vec::new() };
+    let client = |peer| Client { peer, is_tls: false, names: Vec::new(), claim: None };
     let remote = client(Peer::Tcp("192.0.2.7:5".parse().unwrap()));
     let local = client(Peer::Tcp("127.0.0.1:5".parse().unwrap()));
     let pool = open(dir.path(), &store, 1).await;
@@ -399,7 +399,7 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 3, 2).await;
     assert!(!is_proven);
     pool.note_step_back(StepBack::Reboot).await.unwrap();
-    let exports = PoolExports::new(pool.clone(), Arc::default());
+    let exports = PoolExports::new(pool.clone(), claims());
     let refused = exports.open("named", &remote).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied);
     assert!(refused.chain().contains("spindle volume accept named"), "{}", refused.chain());
@@ -412,7 +412,7 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     // It stays so, though the log has no more to say, until somebody says that it is all right.
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 4, 2).await;
     assert!(is_proven);
-    let exports = PoolExports::new(pool.clone(), Arc::default());
+    let exports = PoolExports::new(pool.clone(), claims());
     assert!(exports.open("named", &remote).await.is_err());
     assert!(!pool.accept_step_back("named", false).await.unwrap().is_stepped_back);
     exports.open("named", &remote).await.map(drop).unwrap();
@@ -428,4 +428,10 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     let pool = open(dir.path(), &store, 5).await;
     assert!(!pool.volume("named").unwrap().record().is_stepped_back);
     pool.close().await.unwrap();
+}
+
+/// Nobody's.
+fn claims() -> Arc<crate::claims::Claims> {
+    let dir = tempfile::tempdir().unwrap();
+    Arc::new(crate::claims::Claims::open(dir.path(), Epoch(1), |_, _| true).unwrap())
 }

@@ -1,0 +1,151 @@
+//! CLAIM, an option of this server beyond the specification: who a client is, beyond one connection.
+
+use super::{Fields, STRING_BYTES_MAX, WireError};
+
+/// What a client wants with a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intent {
+    /// The first connection of an attachment: whatever the same client had before is over.
+    Attach,
+    /// One more connection of an attachment, or one that replaces a lost one.
+    Go,
+    /// The attachment is over.
+    Release,
+}
+
+/// Longest label in bytes. Chosen by hand: a host name (RFC 1035).
+pub const LABEL_BYTES_MAX: usize = 255;
+const CLAIM_VERSION: u16 = 1;
+const CLAIM_IS_SHARED: u16 = 1;
+
+/// Data of CLAIM, an extension: who the client is, beyond this connection, so that a volume can have one
+/// writer, and requests of a lost connection end before those of its replacement begin. All integers are
+/// big-endian: version (u16, 1), intent (u16: 0, 1, 2 in the order of [`Intent`]), flags (u16, 1: shared),
+/// connection (u16), client (16 bytes), attachment (16 bytes), label and export name (each a u32 length
+/// and UTF-8). Answered by ACK or an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// What for.
+    pub intent: Intent,
+    /// Others may write to the volume too.
+    pub is_shared: bool,
+    /// Which of the attachment's connections: a new one ends an older one of the same number.
+    pub connection: u16,
+    /// Which machine.
+    pub client: [u8; 16],
+    /// Which attachment of the volume to that machine.
+    pub attachment: [u8; 16],
+    /// What people call the machine, at most [`LABEL_BYTES_MAX`] bytes.
+    pub label: String,
+    /// Name of the export.
+    pub export: String,
+}
+
+impl ClaimRequest {
+    /// Decodes the data of a CLAIM option.
+    ///
+    /// # Errors
+    /// It is malformed, or of a later version.
+    pub fn decode(data: &[u8]) -> Result<Self, WireError> {
+        let mut fields = Fields::new(data);
+        if fields.u16()? != CLAIM_VERSION {
+            return Err(WireError::Length);
+        }
+        let intent = match fields.u16()? {
+            0 => Intent::Attach,
+            1 => Intent::Go,
+            2 => Intent::Release,
+            _ => return Err(WireError::Length),
+        };
+        let (flags, connection) = (fields.u16()?, fields.u16()?);
+        let (client, attachment) = (fields.array()?, fields.array()?);
+        let mut text = |bytes_max: usize| {
+            let text = std::str::from_utf8(fields.string()?).map_err(|_| WireError::Length)?;
+            (text.len() <= bytes_max).then(|| text.to_owned()).ok_or(WireError::Length)
+        };
+        let (label, export) = (text(LABEL_BYTES_MAX)?, text(STRING_BYTES_MAX)?);
+        fields.end()?;
+        let is_shared = flags & CLAIM_IS_SHARED != 0;
+        Ok(ClaimRequest { intent, is_shared, connection, client, attachment, label, export })
+    }
+
+    /// The data of the option.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let intent: u16 = match self.intent {
+            Intent::Attach => 0,
+            Intent::Go => 1,
+            Intent::Release => 2,
+        };
+        let flags = if self.is_shared { CLAIM_IS_SHARED } else { 0 };
+        let mut out = Vec::new();
+        for field in [CLAIM_VERSION, intent, flags, self.connection] {
+            out.extend_from_slice(&field.to_be_bytes());
+        }
+        out.extend_from_slice(&self.client);
+        out.extend_from_slice(&self.attachment);
+        for text in [&self.label, &self.export] {
+            let length = u32::try_from(text.len()).expect("names are short");
+            out.extend_from_slice(&length.to_be_bytes());
+            out.extend_from_slice(text.as_bytes());
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn request() -> ClaimRequest {
+        ClaimRequest {
+            intent: Intent::Go,
+            is_shared: true,
+            connection: 3,
+            client: [1; 16],
+            attachment: [2; 16],
+            label: "db1".to_owned(),
+            export: "pg".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_a_claim() {
+        let parts: [&[u8]; 6] = [
+            &[0, 1, 0, 1, 0, 1, 0, 3],
+            &[1; 16],
+            &[2; 16],
+            &[0, 0, 0, 3, b'd', b'b', b'1'],
+            &[0, 0, 0, 2],
+            b"pg",
+        ];
+        let bytes = parts.concat();
+        assert_eq!(request().encode(), bytes);
+        assert_eq!(ClaimRequest::decode(&bytes).unwrap(), request());
+    }
+
+    #[test]
+    fn what_is_no_claim_is_refused() {
+        let good = request().encode();
+        for length in 0..good.len() {
+            assert!(ClaimRequest::decode(&good[..length]).is_err(), "{length} bytes");
+        }
+        let more = [&good[..], &[0]].concat();
+        assert!(ClaimRequest::decode(&more).is_err(), "a byte too many");
+        for (index, byte) in [(1, 2), (3, 3), (43, 0xff)] {
+            let mut bad = good.clone();
+            bad[index] = byte;
+            assert!(ClaimRequest::decode(&bad).is_err(), "byte {index} is {byte}");
+        }
+        let long = ClaimRequest { label: "x".repeat(256), ..request() };
+        assert!(ClaimRequest::decode(&long.encode()).is_err(), "a label that is too long");
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_that_make_no_sense_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = ClaimRequest::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! A volume of another machine, or of another process, as a device of this machine's kernel.
+//!
+//! A process of its own serves it, without a pool: it relays bytes between the kernel's nbd driver and
+//! the server, reconnects, and encrypts where the URI says so.
+//!
+//! Invariants:
+//! - The device outlives the process: what it needs to go on is kept by the kernel, in the device's
+//!   identifier.
+//! - A server that has ended the attachment ends the device: its users get errors, and never see what
+//!   others wrote since.
+
+use crate::attach::kernel::is_in_use;
+use crate::attach::{LINKS, blocking};
+use crate::chain::random_bytes;
+use block::{Error, ErrorKind, Result};
+use nbd::client::{self, Reached, Target};
+use nbd::kernel::{self, Device, DeviceOptions, Stop};
+use nbd::wire::{ClaimRequest, Intent, LABEL_BYTES_MAX, transmission_flag};
+use parking_lot::Mutex as SyncMutex;
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+/// What the kernel's identifier of such a device begins with; the URI and the attachment follow.
+const IDENTIFIER: &str = "spindle-remote";
+/// Locks against a second process for one device.
+const LOCKS: &str = "/run/spindle";
+/// Of a relay, for each direction. Chosen by hand: a large request.
+const RELAY_BYTES: usize = 256 << 10;
+/// For relays to end at an orderly stop. Requests in flight are asked for again.
+const LEAVE_GRACE: Duration = Duration::from_millis(500);
+
+/// Between two attempts to reach a server. Chosen by hand.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+
+/// How a volume of another machine is attached.
+#[derive(Clone, Debug)]
+pub struct RemoteOptions {
+    /// As the user wrote it.
+    pub uri: String,
+    /// 1 to [`kernel::CONNECTION_COUNT_MAX`].
+    pub connection_count: u16,
+    /// 512 to 4096 bytes.
+    pub logical_block_bytes: u32,
+    /// Requests fail after so long without this process.
+    pub dead_timeout: Duration,
+    /// Others may write to the volume too.
+    pub is_shared: bool,
+}
+
+/// Attaches the volume of a URI and serves its device until `stopped`, or until the device is gone.
+/// `announce` is told the device and the link to it.
+///
+/// # Errors
+/// `Busy`: another process serves it. `Fenced`: the server refuses this machine; the device is gone.
+/// Those of the kernel and of reaching the server.
+pub async fn serve(
+    options: &RemoteOptions,
+    stopped: impl Future<Output = ()>,
+    announce: impl FnOnce(&Path, &Path),
+) -> Result<()> {
+    let target = Target::parse(&options.uri)?;
+    let _lock = lock(&target)?;
+    blocking(kernel::check).await?;
+    let found = find(&target)?;
+    let attachment = found.unwrap_or_else(|| Uuid::from_bytes(random_bytes()));
+    let claim = claim_of(&target, attachment, options.is_shared);
+    let intent = if found.is_some() { Intent::Go } else { Intent::Attach };
+    tokio::pin!(stopped);
+    let request = ClaimRequest { intent, ..claim.clone() };
+    let reached = reach(&target, &request, found.is_some());
+    let reached = tokio::select! {
+        reached = reached => reached,
+        () = &mut stopped => return Ok(()),
+    };
+    let first = match (reached, found) {
+        (Err(error), Some(_)) if error.kind() == ErrorKind::Fenced => {
+            let identifier = identifier_of(&target, attachment);
+            blocking(move || kernel::delete(&identifier).map(drop)).await?;
+            unlink(&target);
+            return Err(error.context("the device is gone: its users get errors"));
+        }
+        (reached, _) => reached?,
+    };
+    let (backend, device_options) = backend_of(options, &target, claim, first)?;
+    let mut refused = backend.refused.subscribe();
+    let mut sizes = backend.size_bytes.subscribe();
+    let device = blocking({
+        let (backend, options) = (backend.clone(), device_options);
+        move || match Device::recover(&backend, &options)? {
+            Some(device) => Ok(device),
+            None => Device::add(&backend, &options),
+        }
+    })
+    .await?;
+    let path = device.path();
+    let link = link(&target, &path);
+    announce(&path, &link);
+    let mut device = device;
+    loop {
+        tokio::select! {
+            () = &mut stopped => {
+                return blocking(move || {
+                    device.leave(LEAVE_GRACE);
+                    Ok(())
+                })
+                .await;
+            }
+            // Somebody detached it.
+            () = device.gone() => {
+                tracing::info!(device = %path.display(), "the device was disconnected");
+                unlink(&target);
+                return blocking(move || device.remove()).await;
+            }
+            refusal = refused.wait_for(Option::is_some) => {
+                let error = refusal.ok().and_then(|error| error.clone());
+                let was_detached = !device.is_connected();
+                blocking(move || device.remove()).await?;
+                unlink(&target);
+                if was_detached {
+                    return Ok(()); // by `spindle detach`, which has told the server
+                }
+                let error = error.unwrap_or_else(|| Error::new(ErrorKind::Fenced, "refused"));
+                return Err(error.context("the device is gone: its users get errors"));
+            }
+            Ok(()) = sizes.changed() => {
+                let size_bytes = *sizes.borrow_and_update();
+                device = blocking(move || {
+                    if let Err(error) = device.resize(size_bytes) {
+                        tracing::warn!(error = %error.chain(), "the device keeps its size");
+                    }
+                    Ok(device)
+                })
+                .await?;
+            }
+        }
+    }
+}
+
+/// Reaches the server for the first time; where there is a device, its users wait for it.
+async fn reach(target: &Target, claim: &ClaimRequest, is_waited_for: bool) -> Result<Reached> {
+    let mut was_said = false;
+    loop {
+        match client::open(target, claim).await {
+            Err(error) if is_waited_for && error.kind() == ErrorKind::Unavailable => {
+                if !was_said {
+                    tracing::warn!(
+                        error = %error.chain(),
+                        "a connection of a device could not be replaced; trying again"
+                    );
+                    was_said = true;
+                }
+                tokio::time::sleep(RETRY_DELAY).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn backend_of(
+    options: &RemoteOptions,
+    target: &Target,
+    claim: ClaimRequest,
+    first: Reached,
+) -> Result<(Arc<Backend>, DeviceOptions)> {
+    if options.connection_count > 1
+        && first.transmission_flags & transmission_flag::CAN_MULTI_CONN == 0
+    {
+        let what = format!("attach {target}: the server serves one connection a client only");
+        return Err(Error::new(ErrorKind::Unsupported, what));
+    }
+    if !first.has_claim {
+        tracing::warn!(
+            server = %target,
+            "the server does not know attachments: nothing keeps others from the volume, and a request \
+             of a connection that was lost may still run after it was repeated"
+        );
+    }
+    let device_options = DeviceOptions {
+        identifier: identifier_of(target, Uuid::from_bytes(claim.attachment)),
+        size_bytes: first.size_bytes,
+        logical_block_bytes: options.logical_block_bytes,
+        transmission_flags: first.transmission_flags,
+        connection_count: options.connection_count,
+        dead_timeout: options.dead_timeout,
+    };
+    let backend = Backend {
+        target: target.clone(),
+        claim,
+        size_bytes: watch::Sender::new(first.size_bytes),
+        first: SyncMutex::new(Some(first)),
+        refused: watch::Sender::new(None),
+        is_down: AtomicBool::new(false),
+    };
+    Ok((Arc::new(backend), device_options))
+}
+
+/// Takes the device of a URI out of the kernel, and tells the server. Without `is_forced` nothing may
+/// use it.
+///
+/// # Errors
+/// `NotFound`: there is none. `Busy`: it is in use.
+pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
+    let target = Target::parse(uri)?;
+    let Some(attachment) = find(&target)? else {
+        let what = format!("detach {target}: it is not attached to this machine");
+        return Err(Error::new(ErrorKind::NotFound, what));
+    };
+    let identifier = identifier_of(&target, attachment);
+    let asked = target.clone();
+    blocking(move || {
+        let Some(number) = kernel::find(&identifier)? else { return Ok(()) };
+        let path = kernel::block_path(number);
+        if !is_forced && lock(&asked).is_ok() {
+            let what = format!(
+                "detach {asked}: no process serves {}, so that nobody can look whether it is in use; \
+                 attach it again first, or use --force, and its users get errors",
+                path.display()
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        if !is_forced && is_in_use(&path)? {
+            let what = format!(
+                "detach {asked}: {} is in use; unmount it first (`findmnt {0}`, `lsblk {0}` show by \
+                 what), or use --force, and its users get errors",
+                path.display()
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        kernel::delete(&identifier).map(drop)
+    })
+    .await?;
+    unlink(&target);
+    let released = client::release(&target, &claim_of(&target, attachment, false)).await;
+    Ok(match released {
+        Ok(()) => format!("{target} is detached"),
+        Err(error) if error.kind() == ErrorKind::Unsupported => format!("{target} is detached"),
+        Err(error) => format!(
+            "{target} is detached here; the server was not told ({}): run `spindle detach --force {}` \
+             there before another machine attaches it",
+            error.chain(),
+            target.export
+        ),
+    })
+}
+
+fn identifier_of(target: &Target, attachment: Uuid) -> String {
+    format!("{IDENTIFIER} {target} {}", attachment.simple())
+}
+
+/// The attachment of the device that this machine has of a target.
+fn find(target: &Target) -> Result<Option<Uuid>> {
+    let prefix = format!("{IDENTIFIER} {target} ");
+    let found = kernel::identifiers()?;
+    Ok(found.iter().find_map(|identifier| identifier.strip_prefix(&prefix)?.parse().ok()))
+}
+
+/// Held while a process serves the device of a target.
+fn lock(target: &Target) -> Result<File> {
+    let name = Uuid::new_v5(&Uuid::NAMESPACE_URL, target.to_string().as_bytes());
+    let path = Path::new(LOCKS).join(format!("attach-{}.lock", name.simple()));
+    let failed =
+        |error| Error::with_source(ErrorKind::Io, format!("lock {}", path.display()), error);
+    std::fs::create_dir_all(LOCKS).map_err(failed)?;
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let file = file.map_err(failed)?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let what = format!("attach {target}: another process serves its device");
+            Err(Error::new(ErrorKind::Busy, what))
+        }
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
+/// This machine, the same after a reboot where it knows who it is.
+fn client_id() -> Uuid {
+    let known = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"]
+        .iter()
+        .find_map(|path| std::fs::read_to_string(path).ok().filter(|text| !text.trim().is_empty()));
+    // Not to be shown to others as it is. Source: machine-id(5).
+    let known = format!("spindle {}", known.unwrap_or_default().trim());
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, known.as_bytes())
+}
+
+fn claim_of(target: &Target, attachment: Uuid, is_shared: bool) -> ClaimRequest {
+    let mut label = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    label.truncate(label.floor_char_boundary(LABEL_BYTES_MAX));
+    ClaimRequest {
+        intent: Intent::Go,
+        is_shared,
+        connection: 0,
+        client: client_id().into_bytes(),
+        attachment: attachment.into_bytes(),
+        label,
+        export: target.export.clone(),
+    }
+}
+
+/// Where the link to the device of a target is.
+fn link_path(target: &Target) -> PathBuf {
+    let plain = |text: &str| -> String {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let text: String = text.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+        match text.starts_with('.') || text.is_empty() {
+            true => format!("_{text}"),
+            false => text,
+        }
+    };
+    Path::new(LINKS).join(plain(target.host())).join(plain(&target.export))
+}
+
+fn link(target: &Target, device: &Path) -> PathBuf {
+    let link = link_path(target);
+    let parent = link.parent().expect("it has a directory");
+    let made = std::fs::create_dir_all(parent).and_then(|()| {
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(device, &link)
+    });
+    if let Err(error) = made {
+        tracing::warn!(link = %link.display(), %error, "no link to a device was made");
+    }
+    link
+}
+
+fn unlink(target: &Target) {
+    let link = link_path(target);
+    let _ = std::fs::remove_file(&link);
+    let _ = link.parent().map(std::fs::remove_dir); // once it is empty
+}
+
+/// Relays between the kernel and a server.
+struct Backend {
+    target: Target,
+    claim: ClaimRequest,
+    /// The connection by which the export's size was learned.
+    first: SyncMutex<Option<Reached>>,
+    size_bytes: watch::Sender<u64>,
+    /// The server wants nothing of this attachment any more.
+    refused: watch::Sender<Option<Error>>,
+    is_down: AtomicBool,
+}
+
+impl kernel::Backend for Backend {
+    type Connection = Reached;
+
+    async fn dial(&self, connection: u16) -> Result<Reached> {
+        if connection == 0
+            && let Some(first) = self.first.lock().take()
+        {
+            return Ok(first);
+        }
+        let claim = ClaimRequest { connection, ..self.claim.clone() };
+        let reached =
+            client::open(&self.target, &claim).await.inspect_err(|error| match error.kind() {
+                ErrorKind::Fenced => drop(self.refused.send_replace(Some(error.clone()))),
+                _ => self.is_down.store(true, Ordering::Relaxed),
+            })?;
+        if self.is_down.swap(false, Ordering::Relaxed) {
+            tracing::info!(server = %self.target, "the server answers again");
+        }
+        self.size_bytes.send_if_modified(|size_bytes| {
+            let is_new = *size_bytes != reached.size_bytes;
+            *size_bytes = reached.size_bytes;
+            is_new
+        });
+        Ok(reached)
+    }
+
+    async fn serve(&self, reached: Reached, mut stream: UnixStream, mut stop: Stop) {
+        let mut wire = reached.wire;
+        let relayed = tokio::io::copy_bidirectional_with_sizes(
+            &mut stream,
+            &mut wire,
+            RELAY_BYTES,
+            RELAY_BYTES,
+        );
+        tokio::select! {
+            ended = relayed => tracing::debug!(?ended, "a connection ended"),
+            _ = stop.wait_for(Option::is_some) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_known_by_its_uri_and_attachment() {
+        let target = Target::parse("nbd://db1/pg").unwrap();
+        let attachment = Uuid::from_bytes([7; 16]);
+        let identifier = identifier_of(&target, attachment);
+        assert_eq!(identifier, "spindle-remote nbd://db1/pg 07070707070707070707070707070707");
+        assert_eq!(client_id(), client_id());
+        let claim = claim_of(&target, attachment, true);
+        assert_eq!((claim.export.as_str(), claim.is_shared), ("pg", true));
+        assert!(ClaimRequest::decode(&claim.encode()).is_ok());
+    }
+
+    #[test]
+    fn links_stay_where_links_are() {
+        for (uri, path) in [
+            ("nbd://db1/pg", "/dev/spindle/db1/pg"),
+            ("nbd://[::1]/..%2F..%2Fsda", "/dev/spindle/__1/_.._.._sda"),
+            ("nbd+unix:///pg?socket=/run/x", "/dev/spindle/unix/pg"),
+            ("nbd://db1/", "/dev/spindle/db1/_"),
+        ] {
+            let target = Target::parse(uri).unwrap();
+            assert_eq!(link_path(&target), Path::new(path), "{uri}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Claims: who is let in beside whom, and who is not let in any more.
+
+use super::*;
+
+fn open(dir: &Path) -> Arc<Claims> {
+    Arc::new(Claims::open(dir, Epoch(1), |_, _| true).unwrap())
+}
+
+fn request(client: u8, attachment: u8, intent: Intent) -> ClaimRequest {
+    ClaimRequest {
+        intent,
+        is_shared: false,
+        connection: 0,
+        client: [client; 16],
+        attachment: [attachment; 16],
+        label: format!("host{client}"),
+        export: "v".to_owned(),
+    }
+}
+
+#[tokio::test]
+async fn one_device_or_connections_unless_shared() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = open(dir.path());
+    let first = claims.connect(1, "v", None).await.unwrap();
+    let second = claims.connect(1, "v", None).await.unwrap();
+    let error = claims.attach(1, "v", false).unwrap_err();
+    assert!(error.to_string().contains("2 NBD connections"), "{error}");
+    drop((first, second));
+    let device = claims.attach(1, "v", false).unwrap();
+    assert_eq!(claims.connect(1, "v", None).await.unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(claims.attach(1, "v", true).unwrap_err().kind(), ErrorKind::Busy);
+    assert!(claims.connect(2, "w", None).await.is_ok(), "another volume");
+    drop(device);
+    let connection = claims.connect(1, "v", None).await.unwrap();
+    let shared = claims.attach(1, "v", true).unwrap();
+    assert!(claims.connect(1, "v", None).await.is_ok());
+    drop((connection, shared));
+    assert!(claims.users.lock().is_empty());
+    assert!(!dir.path().join(FILE).exists(), "nothing is written where nobody claims anything");
+}
+
+#[tokio::test]
+async fn a_client_has_its_volume_alone_until_it_lets_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = open(dir.path());
+    let early = request(1, 1, Intent::Go);
+    let error = claims.connect(1, "v", Some(&early)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fenced, "it has never attached");
+    let held = claims.connect(1, "v", Some(&request(1, 1, Intent::Attach))).await.unwrap();
+    let another = request(2, 2, Intent::Attach);
+    for _ in 0..2 {
+        let error = claims.connect(1, "v", Some(&another)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.to_string().contains("client host1"), "{error}");
+        assert_eq!(claims.connect(1, "v", None).await.unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(claims.attach(1, "v", false).unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(claims.attach(1, "v", true).unwrap_err().kind(), ErrorKind::Busy);
+    }
+    // A lost connection changes nothing, nor does a restart.
+    drop(held);
+    assert_eq!(claims.connect(1, "v", None).await.unwrap_err().kind(), ErrorKind::Busy);
+    let claims = open(dir.path());
+    assert_eq!(claims.connect(1, "v", None).await.unwrap_err().kind(), ErrorKind::Busy);
+    let held = claims.connect(1, "v", Some(&early)).await.unwrap();
+    claims.release(1, &early).await.unwrap();
+    claims.release(1, &early).await.unwrap();
+    assert_eq!(held.gate().unwrap().pass().unwrap_err().kind(), ErrorKind::Fenced);
+    drop(held);
+    let error = claims.connect(1, "v", Some(&early)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fenced);
+    assert!(claims.connect(1, "v", Some(&another)).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_client_that_was_ended_by_force_is_refused_for_good() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = open(dir.path());
+    let held = claims.connect(1, "v", Some(&request(1, 1, Intent::Attach))).await.unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(1), held.revoked()).await.is_err());
+    assert_eq!(claims.fence(1).await.unwrap(), ["host1"]);
+    held.revoked().await;
+    assert!(held.gate().unwrap().pass().is_err());
+    drop(held);
+    let old = request(1, 1, Intent::Go);
+    assert_eq!(claims.connect(1, "v", Some(&old)).await.unwrap_err().kind(), ErrorKind::Fenced);
+    let next = claims.connect(1, "v", Some(&request(2, 2, Intent::Attach))).await.unwrap();
+    drop(next);
+    let claims = open(dir.path());
+    assert_eq!(claims.connect(1, "v", Some(&old)).await.unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(claims.holders_of(1), ["host2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_waits_for_the_requests_of_the_one_that_it_replaces() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = open(dir.path());
+    let held = claims.connect(1, "v", Some(&request(1, 1, Intent::Attach))).await.unwrap();
+    let beside = ClaimRequest { connection: 1, ..request(1, 1, Intent::Go) };
+    let beside = claims.connect(1, "v", Some(&beside)).await.unwrap();
+    let running = held.gate().unwrap().pass().unwrap();
+    let again = request(1, 1, Intent::Go);
+    let error = claims.connect(1, "v", Some(&again)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "an old request may still be coming");
+    assert!(held.gate().unwrap().pass().is_err(), "and no further one");
+    assert!(beside.gate().unwrap().pass().is_ok(), "another connection goes on");
+    let fenced = claims.fence(1).await.unwrap_err();
+    assert_eq!(fenced.kind(), ErrorKind::Unavailable);
+    assert_eq!(claims.holders_of(1), ["host1"], "nobody may be let in yet");
+    let (replaced, ()) = tokio::join!(claims.connect(1, "v", Some(&again)), async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        drop(running);
+    });
+    let replaced = replaced.unwrap();
+    // The old one goes after the new one came: the new one stays known.
+    drop(held);
+    assert_eq!(claims.list(|_| "v".to_owned())[0].connection_count, 2);
+    drop((replaced, beside));
+    assert_eq!(claims.list(|_| "v".to_owned())[0].connection_count, 0);
+}
+
+#[tokio::test]
+async fn a_machine_that_comes_back_replaces_what_it_had() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = open(dir.path());
+    let before = claims.connect(1, "v", Some(&request(1, 1, Intent::Attach))).await.unwrap();
+    let after = claims.connect(1, "v", Some(&request(1, 2, Intent::Attach))).await.unwrap();
+    assert!(before.gate().unwrap().pass().is_err());
+    assert!(after.gate().unwrap().pass().is_ok());
+    let old = request(1, 1, Intent::Go);
+    assert_eq!(claims.connect(1, "v", Some(&old)).await.unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(claims.holders_of(1), ["host1"]);
+}
+
+#[tokio::test]
+async fn clients_that_share_are_let_in_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = open(dir.path());
+    let shared =
+        |client| ClaimRequest { is_shared: true, ..request(client, client, Intent::Attach) };
+    let first = claims.connect(1, "v", Some(&shared(1))).await.unwrap();
+    let second = claims.connect(1, "v", Some(&shared(2))).await.unwrap();
+    assert!(claims.connect(1, "v", None).await.is_ok());
+    assert!(claims.attach(1, "v", true).is_ok());
+    assert_eq!(claims.attach(1, "v", false).unwrap_err().kind(), ErrorKind::Busy);
+    let alone = request(3, 3, Intent::Attach);
+    assert_eq!(claims.connect(1, "v", Some(&alone)).await.unwrap_err().kind(), ErrorKind::Busy);
+    drop((first, second));
+    assert_eq!(claims.fence(1).await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn clients_of_another_history_are_forgotten_and_damage_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = open(dir.path());
+    drop(claims.connect(1, "v", Some(&request(1, 1, Intent::Attach))).await.unwrap());
+    drop(claims.connect(2, "w", Some(&request(1, 2, Intent::Attach))).await.unwrap());
+    let claims = Claims::open(dir.path(), Epoch(5), |volume, epoch| {
+        assert_eq!(epoch, Epoch(1));
+        volume == 2
+    });
+    let claims = Arc::new(claims.unwrap());
+    let gone = request(1, 1, Intent::Go);
+    assert_eq!(claims.connect(1, "v", Some(&gone)).await.unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(claims.holders_of(2), ["host1"]);
+    Claims::open(dir.path(), Epoch(6), |volume, epoch| (volume, epoch) == (2, Epoch(5))).unwrap();
+    let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
+    assert!(text.contains("\"epoch\": 6") && !text.contains("\"volume\": 1"), "{text}");
+    std::fs::write(dir.path().join(FILE), &text[..text.len() / 2]).unwrap();
+    let error = Claims::open(dir.path(), Epoch(7), |_, _| true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.to_string().contains("move it away"), "{error}");
+}

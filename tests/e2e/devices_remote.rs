@@ -1,0 +1,233 @@
+//! Exports of another machine as devices of a kernel: they outlive both ends of their connection, and
+//! a client that was ended by force never comes back.
+//!
+//! Invariants:
+//! - It runs in a guest kernel (`tests/guest`): this machine's devices are left alone.
+
+use crate::devices::{kills_wanted, reader, refused, variables};
+use crate::tls::{self, Authority};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tests::daemon::Daemon;
+use tests::place::{output, run};
+use tests::power::guest;
+use tests::process::Process;
+use tests::seed::{Random, seeds};
+use tests::{Place, needs, needs_root};
+
+/// The process that serves the device of an export.
+struct Client {
+    uri: String,
+    more: Vec<&'static str>,
+    place: Place,
+    process: Option<Process>,
+    device: String,
+}
+
+impl Client {
+    fn started(daemon: &Daemon, uri: &str, more: &[&'static str]) -> Client {
+        let mut client = Client {
+            uri: uri.to_owned(),
+            more: more.to_vec(),
+            place: Place::new(),
+            process: None,
+            device: String::new(),
+        };
+        client.start(daemon);
+        client
+    }
+
+    fn start(&mut self, daemon: &Daemon) {
+        let arguments = [&["attach", "--nbd", &self.uri][..], &self.more].concat();
+        let log = self.place.join("attach.log");
+        let process = Process::start(&mut daemon.prepare(&arguments), &log).expect("it starts");
+        let wait = Duration::from_secs(30);
+        let lines: Vec<String> = (0..3).map_while(|_| process.line(wait)).collect();
+        let [device, link, ready] = &lines[..] else { panic!("{lines:?}: {}", self.log()) };
+        assert_eq!(ready, "ready");
+        assert_eq!(&std::fs::read_link(link).expect("a link").display().to_string(), device);
+        assert!(
+            self.device.is_empty() || self.device == *device,
+            "it is another device: {lines:?}"
+        );
+        self.device.clone_from(device);
+        self.process = Some(process);
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.place.join("attach.log")).unwrap_or_default()
+    }
+
+    fn kill(&mut self) {
+        self.process.take().expect("it runs").kill();
+    }
+
+    /// Waits for its end, and tells whether that was a good one.
+    fn end(&mut self) -> bool {
+        let mut process = self.process.take().expect("it runs");
+        let status = process.wait(Duration::from_secs(30));
+        status.unwrap_or_else(|| panic!("it does not end: {}", self.log())).success()
+    }
+
+    fn stop(&mut self) {
+        self.process.as_ref().expect("it runs").terminate();
+        assert!(self.end(), "{}", self.log());
+    }
+}
+
+#[test]
+fn an_export_elsewhere_outlives_both_ends_of_its_connection() {
+    needs_root!();
+    needs!("fio");
+    for seed in seeds(1) {
+        let name = "devices_remote::an_export_elsewhere_outlives_both_ends_of_its_connection";
+        let time = Duration::from_secs(240 + 40 * kills_wanted());
+        guest::run(name, time, &variables(seed), || outlives(seed));
+    }
+}
+
+fn outlives(seed: u64) {
+    println!("SEED={seed}");
+    let mut random = Random::new(seed, 0);
+    let authority = Authority::new("authority");
+    let mut daemon = tls::daemon(&authority, "");
+    daemon.keep_port();
+    let certificates = Place::new();
+    authority.write_for_clients(certificates.path());
+    // The name that the certificate is for.
+    let uri = daemon.tcp("disk").uri().replace("nbd://127.0.0.1", "nbds://localhost");
+    let uri = format!("{uri}?tls-certificates={}", certificates.path().display());
+    let mut client = Client::started(&daemon, &uri, &["--logical-block", "512"]);
+    let mut kills = 0;
+    while kills < kills_wanted() {
+        let mut fio = Command::new("fio");
+        fio.args(["--name=load", "--ioengine=libaio", "--direct=1", "--size=32M", "--rate=8M"]);
+        fio.args(["--rw=randwrite", "--bsrange=512-64k", "--iodepth=16"]);
+        fio.args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_backlog=256"]);
+        fio.arg(format!("--filename={}", client.device));
+        fio.arg(format!("--randseed={}", random.below(1 << 30)));
+        fio.current_dir(client.place.path());
+        let log = client.place.join("fio.log");
+        let mut fio = Process::start(&mut fio, &log).expect("fio starts");
+        let status = loop {
+            // Moments that have nothing to do with what it does.
+            if let Some(status) = fio.wait(Duration::from_millis(300 + random.below(900))) {
+                break status;
+            }
+            match random.below(4) {
+                0 => {
+                    client.kill();
+                    client.start(&daemon);
+                }
+                1 => {
+                    client.stop();
+                    client.start(&daemon);
+                }
+                2 => {
+                    daemon.kill();
+                    daemon.restart();
+                }
+                _ => {
+                    // Both at once: the client waits for its server.
+                    daemon.kill();
+                    client.kill();
+                    daemon.restart();
+                    client.start(&daemon);
+                }
+            }
+            kills += 1;
+        };
+        let said = std::fs::read_to_string(&log).unwrap_or_default();
+        assert!(status.success(), "SEED={seed}: {status}\n{said}\n{}", client.log());
+    }
+    println!("{kills} ends");
+    assert!(daemon.command(&["detach", &uri]).status.success());
+    assert!(client.end(), "it ends with its device: {}", client.log());
+    let listed = daemon.json(&["attach", "list"]);
+    assert_eq!(
+        listed["clients"].as_array().map(Vec::len),
+        Some(0),
+        "the server was told: {listed}"
+    );
+    daemon.stop();
+    daemon.fsck();
+}
+
+#[test]
+fn a_client_that_was_ended_by_force_never_comes_back() {
+    needs_root!();
+    needs!("nbdinfo", "mkfs.ext4");
+    let name = "devices_remote::a_client_that_was_ended_by_force_never_comes_back";
+    guest::run(name, Duration::from_secs(120), &[], fenced);
+}
+
+fn fenced() {
+    let mut daemon = Daemon::started(crate::devices::SETTINGS, &[("db", "64M")]);
+    daemon.announce("disconnect client: its connection was replaced, or ended");
+    let uri = daemon.unix("db").uri();
+    refused(&daemon, &["attach", &uri], "add --nbd");
+    refused(&daemon, &["attach", "--nbd", "nbds://localhost/db"], "tls-certificates=DIR");
+    refused(&daemon, &["attach", "--nbd", "nbd+unix:///db?socket=/nowhere"], "No such file");
+    refused(&daemon, &["attach", "--nbd", &uri.replace("/db", "/other")], "no such volume");
+    refused(&daemon, &["detach", &uri], "not attached to this machine");
+    let mut client = Client::started(&daemon, &uri, &[]);
+    let device = client.device.clone();
+    // It has the volume alone.
+    refused(&daemon, &["attach", "--nbd", &uri], "another process serves its device");
+    refused(&daemon, &["attach", "db"], "NBD connections have it open");
+    refused(&daemon, &["volume", "rm", "db"], "detach it first");
+    refused(&daemon, &["detach", "db"], "it is attached to client");
+    assert!(!output("nbdinfo", &[&uri]).status.success(), "other clients are refused");
+    let mountpoint = client.place.join("mnt");
+    std::fs::create_dir(&mountpoint).expect("make a directory");
+    run("mkfs.ext4", &["-q", &device]);
+    run("mount", &[&device, &mountpoint.display().to_string()]);
+    refused(&daemon, &["detach", &uri], "is in use");
+    // Also while it is away, and over a restart.
+    client.kill();
+    assert!(!output("nbdinfo", &[&uri]).status.success(), "other clients are refused");
+    refused(&daemon, &["attach", "db"], "it is attached to client");
+    daemon.kill();
+    daemon.restart();
+    assert!(!output("nbdinfo", &[&uri]).status.success(), "other clients are refused");
+    client.start(&daemon);
+    std::fs::write(mountpoint.join("file"), b"answered").expect("it is mounted");
+    // By force: nothing that it still sends arrives, and it ends.
+    let _ = daemon.json(&["detach", "--force", "db"]);
+    assert!(!client.end(), "{}", client.log());
+    assert!(client.log().contains("its users get errors"), "{}", client.log());
+    assert!(!reader(&device).wait().expect("dd ends").success());
+    let next = daemon.json(&["attach", "db"]);
+    let next = next["device"].as_str().expect("a device").to_owned();
+    let before = output("sha256sum", &[&next]).stdout;
+    let _ = output("umount", &[&mountpoint.display().to_string()]);
+    run("sh", &["-c", "echo 3 >/proc/sys/vm/drop_caches"]);
+    assert_eq!(output("sha256sum", &[&next]).stdout, before, "the old client changed something");
+    let _ = daemon.json(&["detach", "db"]);
+    // It may come again as a new one.
+    let mut client = Client::started(&daemon, &uri, &[]);
+    assert!(reader(&client.device).wait().expect("dd ends").success());
+    // A device without its process is taken away by force only: nobody can look whether it is in use.
+    client.kill();
+    refused(&daemon, &["detach", &uri], "no process serves");
+    assert!(daemon.command(&["detach", "--force", &uri]).status.success());
+    assert!(output("nbdinfo", &[&uri]).status.success(), "the server was told");
+    assert!(!Path::new("/dev/spindle/unix/db").exists());
+    // Nobody is told while the server is away.
+    let mut client = Client::started(&daemon, &uri, &[]);
+    daemon.kill();
+    let until = Instant::now() + Duration::from_secs(20);
+    let said = daemon.command(&["detach", "--force", &uri]);
+    assert!(Instant::now() < until, "it waits for a server that is away");
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("the server was not told"), "{said}");
+    let _ = client.end();
+    daemon.restart();
+    refused(&daemon, &["attach", "db"], "it is attached to client");
+    let _ = daemon.json(&["detach", "--force", "db"]);
+    let _ = daemon.json(&["attach", "db"]);
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.fsck();
+}
