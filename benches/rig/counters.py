@@ -26,6 +26,52 @@ def cpu_seconds(pids):
     return total * TICK_SECONDS
 
 
+def cpu_seconds_exact(pids):
+    """As `cpu_seconds`, by the processes' clocks instead of by ticks."""
+    # Source: clock_getcpuclockid(3): the complement of the process id, and CPUCLOCK_SCHED, 2.
+    return sum(time.clock_gettime(((~pid) << 3) | 2) for pid in pids)
+
+
+def busy_seconds():
+    """CPU time that the machine was not idle since it started. Source: proc_stat(5)."""
+    with open("/proc/stat") as stat:
+        fields = [int(field) for field in stat.readline().split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) * TICK_SECONDS
+
+
+class Activity:
+    """Page faults and switches of a process so far, by thread."""
+
+    def __init__(self, pid):
+        self.threads, self.fault_count, self.switch_count = {}, 0, 0
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            try:
+                with open(f"/proc/{pid}/task/{thread}/stat") as stat:
+                    head, _, tail = stat.read().rpartition(")")
+                with open(f"/proc/{pid}/task/{thread}/status") as status:
+                    counts = [int(line.split()[1]) for line in status if "ctxt_switches" in line]
+            except FileNotFoundError:
+                continue  # it has ended
+            fields = tail.split()
+            faults = int(fields[7]) + int(fields[9])
+            cpu_seconds = (int(fields[11]) + int(fields[12])) * TICK_SECONDS
+            self.threads[thread] = (head.partition("(")[2], cpu_seconds, faults, *counts)
+            self.fault_count += faults
+            self.switch_count += sum(counts)
+
+    def until(self, later, io_count):
+        """A line for each thread that did something until `later`, per request."""
+        lines = []
+        for thread, (name, *after) in later.threads.items():
+            before = self.threads.get(thread, (name, 0, 0, 0, 0))[1:]
+            cpu, faults, gave, lost = (b - a for a, b in zip(before, after))
+            if cpu or gave:
+                lines.append(f"  {name:<16} CPU {cpu * 1e6 / io_count:7.1f} us  faults "
+                             f"{faults / io_count:5.2f}  switches {gave / io_count:5.2f} "
+                             f"(and {lost / io_count:5.2f} forced)")
+        return lines
+
+
 def disk_of(path):
     """The whole disk below a directory, as named in /sys/block; `None` where there is none."""
     device = os.stat(path).st_dev

@@ -94,8 +94,12 @@ class Spindle(Server):
             config.write(toml({**(settings or {}), "volumes": tables}))
         self.start()
 
+    def listener(self):
+        """Options of `serve` that say where it listens."""
+        return ["--nbd", "127.0.0.1:0"]
+
     def start(self):
-        command = [self.binary, "serve", "--dir", self.dir, "--nbd", "127.0.0.1:0", "-c", self.config]
+        command = [self.binary, "serve", "--dir", self.dir, "-c", self.config, *self.listener()]
         if self.store:
             command += ["--store", self.store]
         said = f"{self.dir}.stdout"
@@ -120,9 +124,9 @@ class Spindle(Server):
         self.command("flush", check=True)
         return time.monotonic() - started
 
-    def command(self, name, check=False):
+    def command(self, name, check=False, more=()):
         """A command of the binary on this pool."""
-        command = [str(self.binary), name, "--dir", self.dir]
+        command = [str(self.binary), name, *more, "--dir", self.dir]
         if self.store and name == "fsck":
             command += ["--store", self.store]
         return subprocess.run(command, env={**os.environ, **self.env}, check=check,
