@@ -133,12 +133,8 @@ class Rublk(Device):
 class GuestSpindle(servers.Spindle):
     """A daemon that listens on its socket only."""
 
-    def __init__(self, *arguments, **named):
-        self.device_count = 0
-        super().__init__(*arguments, **named)
-
     def listener(self):
-        return []
+        return ["--nbd-unix", f"{self.dir}/nbd.sock"]
 
     def destaged_bytes(self):
         done = self.command("status", more=["-o", "json"], check=True)

@@ -41,6 +41,11 @@ def cores():
     return allowed[0], allowed[-1]
 
 
+def ends_with_us():
+    """For `preexec_fn`: the child is asked to end when this process has died."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def kill_group(child):
     """Kills a child and what it forked: its group is its own, and lives while it is not reaped."""
     os.killpg(child.pid, signal.SIGKILL)
