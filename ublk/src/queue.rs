@@ -189,6 +189,11 @@ impl<D: BlockDevice> Queue<D> {
     #[expect(unsafe_code, reason = "a ring's entries are unsafe to submit")]
     fn submit(&self, ring: &mut IoUring, is_waiting: bool) -> Result<()> {
         let mut entries = self.entries.borrow_mut();
+        let is_any = !entries.is_empty() || !ring.submission().is_empty();
+        if !is_any && !is_waiting {
+            // What the kernel has to say comes at the next call: whoever was made ready goes first.
+            return Ok(());
+        }
         // SAFETY: commands of tags hold no pointers, and the eventfd is read into memory that is never
         // freed. The descriptors are open for as long as `self`, which outlives the ring.
         let pushed = unsafe { ring.submission().push_multiple(&entries) };
