@@ -425,7 +425,7 @@ impl Core {
             Incoming::new(pending.entry, resident)
         });
         let (log_bytes, extent_count) =
-            shared.overlay.insert(header.first_lsn, incoming, end_position, Instant::now());
+            shared.overlay.insert(header.first_lsn, incoming, end_position, Instant::now);
         let options = &self.config.options;
         if log_bytes >= options.generation_bytes_max || extent_count >= options.entry_count_max / 4
         {

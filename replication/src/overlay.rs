@@ -334,14 +334,14 @@ impl Overlay {
         newest.into_iter().collect()
     }
 
-    /// Takes the entries of one batch, `first_lsn` upwards, that came at `came_at` or before. Returns
+    /// Takes the entries of one batch, `first_lsn` upwards; `now` is asked where a generation begins. Returns
     /// how much of the log the active generation has used, and how many extents it has.
     pub(crate) fn insert(
         &self,
         first_lsn: Lsn,
         entries: impl Iterator<Item = Incoming>,
         position: u64,
-        came_at: Instant,
+        now: impl Fn() -> Instant,
     ) -> (u64, u64) {
         let mut stack = self.stack.write();
         let mut lsn = first_lsn;
@@ -350,7 +350,7 @@ impl Overlay {
         for entry in entries {
             assert_eq!(active.last_lsn.next(), lsn, "entries enter the overlay in order");
             active.last_lsn = lsn;
-            active.since.get_or_insert(came_at);
+            active.since.get_or_insert_with(&now);
             lsn = lsn.next();
             let source = match entry.kind {
                 EntryKind::Write => {
