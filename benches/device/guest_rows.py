@@ -1,6 +1,6 @@
 """The rows of the comparison in a guest, its table and its verdict. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rows import Goal, ratio
 from table import number
@@ -16,6 +16,8 @@ LOOP_BUFFERED = "rublk loop buffered"
 NULL = "rublk null"
 RAW = "raw direct"  # no server: O_DIRECT on a file
 
+FULL = "log full, destage running"
+
 SYSTEMS = (UBLK, OTHER_UBLK, NBD, NBD_MANY, LOOP, LOOP_BUFFERED, NULL, RAW)
 
 
@@ -29,6 +31,10 @@ class Row:
     job: dict
     is_timed: bool = True
 
+    def from_empty(self):
+        """The same where the log is empty at the beginning."""
+        return replace(self, title=self.title.replace(FULL, "log empty at the beginning"))
+
     @property
     def is_write(self):
         return "write" in self.job["rw"]
@@ -36,7 +42,7 @@ class Row:
 
 def _random(kind, kib, depth):
     is_write = kind == "write"
-    state = "log full, destage running" if is_write else "warm"
+    state = FULL if is_write else "warm"
     return Row(f"{kind}-{kib}k-qd{depth}", f"{kib} KiB random {kind}, QD{depth}, {state}", "IOPS",
                {"rw": f"rand{kind}", "bs": f"{kib}k", "iodepth": depth})
 
@@ -46,7 +52,7 @@ ROWS = (
     Row("read-1m-qd4", "1 MiB sequential read, QD4, warm", "MiB/s",
         {"rw": "read", "bs": "1M", "iodepth": 4}),
     *(_random("write", kib, depth) for kib in (4, 8) for depth in (1, 32)),
-    Row("write-1m-qd4", "1 MiB sequential write, QD4, log full, destage running", "MiB/s",
+    Row("write-1m-qd4", f"1 MiB sequential write, QD4, {FULL}", "MiB/s",
         {"rw": "write", "bs": "1M", "iodepth": 4}, is_timed=False),
 )
 
