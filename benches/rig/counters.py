@@ -43,7 +43,7 @@ class Activity:
     """Page faults and switches of a process so far, by thread."""
 
     def __init__(self, pid):
-        self.threads, self.fault_count, self.switch_count = {}, 0, 0
+        self.threads = {}
         for thread in os.listdir(f"/proc/{pid}/task"):
             try:
                 with open(f"/proc/{pid}/task/{thread}/stat") as stat:
@@ -56,8 +56,16 @@ class Activity:
             faults = int(fields[7]) + int(fields[9])
             cpu_seconds = (int(fields[11]) + int(fields[12])) * TICK_SECONDS
             self.threads[thread] = (head.partition("(")[2], cpu_seconds, faults, *counts)
-            self.fault_count += faults
-            self.switch_count += sum(counts)
+        with open(f"/proc/{pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        # Of threads that have ended, too.
+        self.fault_count = int(fields[7]) + int(fields[9])
+
+    def switches_until(self, later):
+        """Switches of the threads that are there later."""
+        none = (None, 0, 0, 0, 0)
+        pairs = [(self.threads.get(thread, none), after) for thread, after in later.threads.items()]
+        return sum(sum(after[3:]) - sum(before[3:]) for before, after in pairs)
 
     def until(self, later, io_count):
         """A line for each thread that did something until `later`, per request."""
