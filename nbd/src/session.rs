@@ -9,7 +9,9 @@
 //!   needs no reservation (headers, messages, extents) is bounded a connection.
 //! - A write that is larger than [`PIECE_BYTES`] reaches the device in pieces as they arrive, so a
 //!   client that stalls in the middle of one holds one piece, not all of it.
-//! - After DISC, end of file or stop no request is started; those that run are answered first.
+//! - After DISC, end of file or stop no request is started; those that run are answered first. Nor is a
+//!   write that has waited for memory until its client was gone: the client may have sent it again by
+//!   another connection, and newer ones after it.
 
 use crate::memory::{Allotment, PAYLOAD_BYTES_MAX, PayloadMemory, Reservation};
 use crate::negotiate::{Opened, advertised};
@@ -206,6 +208,8 @@ pub struct Session<D: BlockDevice> {
     /// Armed while the client owes bytes or takes none; with the bytes moved when it was armed.
     stall: Option<(Pin<Box<Sleep>>, u64)>,
     moved_bytes: u64,
+    /// The write that is being received has waited for memory.
+    has_waited: bool,
     label: String,
 }
 
@@ -241,6 +245,7 @@ impl<D: BlockDevice> Session<D> {
             stall_timeout,
             stall: None,
             moved_bytes: 0,
+            has_waited: false,
         }
     }
 
@@ -469,8 +474,14 @@ impl<D: BlockDevice> Session<D> {
             None => {
                 let length = incoming.remaining.min(PIECE_BYTES);
                 let Poll::Ready(reservation) = self.allotment.poll_reserve(cx, length) else {
+                    self.has_waited = true;
                     return Flow::Blocked;
                 };
+                if std::mem::take(&mut self.has_waited) && self.stream.is_hung_up() {
+                    self.allotment.release(reservation);
+                    self.receiving = Receiving::Ended;
+                    return Flow::Next;
+                }
                 incoming.remaining -= length;
                 let wanted = length as usize;
                 incoming.piece.insert((Vec::with_capacity(wanted), wanted, reservation))

@@ -4,7 +4,9 @@
 //! - [`Inbox`] never grows: its size bounds what one connection buffers of what was not asked for.
 //! - No byte that arrived before encryption is ever interpreted after it.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -27,6 +29,25 @@ pub enum Stream {
     Plain(Plain),
     /// With.
     Tls(Box<TlsStream<Plain>>),
+}
+
+impl Stream {
+    /// The other side takes nothing more: it has closed both directions, or is gone. What it sent before
+    /// may still be here.
+    pub fn is_hung_up(&self) -> bool {
+        let plain = match self {
+            Stream::Plain(plain) => plain,
+            Stream::Tls(stream) => stream.get_ref().0,
+        };
+        let socket = match plain {
+            Plain::Tcp(stream) => stream.as_fd(),
+            Plain::Unix(stream) => stream.as_fd(),
+        };
+        // A hang-up is reported whether it is asked for or not (poll(2)).
+        let mut asked = [PollFd::new(&socket, PollFlags::empty())];
+        let found = poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        found.is_ok() && asked[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
 }
 
 macro_rules! each {
@@ -190,5 +211,23 @@ impl Inbox {
         let count = buf.filled().len();
         self.end += count;
         Poll::Ready(Ok(count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncWriteExt;
+
+    #[tokio::test]
+    async fn a_peer_that_is_gone_is_told_from_one_that_is_silent() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let ours = Stream::Plain(Plain::Unix(ours));
+        assert!(!ours.is_hung_up());
+        theirs.write_all(b"unread").await.unwrap();
+        theirs.shutdown().await.unwrap();
+        assert!(!ours.is_hung_up(), "it still takes replies");
+        drop(theirs);
+        assert!(ours.is_hung_up());
     }
 }

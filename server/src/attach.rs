@@ -31,6 +31,7 @@ use tokio::task::JoinHandle;
 mod kernel;
 mod record;
 pub mod remote;
+mod udev;
 
 pub use record::{AttachOptions, Driver};
 
@@ -322,10 +323,12 @@ impl Attachments {
         if let Err(error) = made {
             tracing::warn!(link = %link.display(), %error, "no link to a device was made");
         }
+        udev::tell(&link, device);
     }
 
     fn unlink(&self, name: &str) {
         let link = self.links.join(name);
+        udev::forget(&link);
         match std::fs::remove_file(&link) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 tracing::warn!(link = %link.display(), %error, "the link to a device stays");

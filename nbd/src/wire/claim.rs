@@ -95,6 +95,8 @@ impl ClaimRequest {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::indexing_slicing, clippy::unwrap_used)] // a test that panics has found something
+
     use super::*;
     use proptest::prelude::*;
 

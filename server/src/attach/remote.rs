@@ -10,7 +10,7 @@
 //!   others wrote since.
 
 use crate::attach::kernel::is_in_use;
-use crate::attach::{LINKS, blocking};
+use crate::attach::{LINKS, blocking, udev};
 use crate::chain::random_bytes;
 use block::{Error, ErrorKind, Result};
 use nbd::client::{self, Reached, Target};
@@ -326,11 +326,13 @@ fn link(target: &Target, device: &Path) -> PathBuf {
     if let Err(error) = made {
         tracing::warn!(link = %link.display(), %error, "no link to a device was made");
     }
+    udev::tell(&link, device);
     link
 }
 
 fn unlink(target: &Target) {
     let link = link_path(target);
+    udev::forget(&link);
     let _ = std::fs::remove_file(&link);
     let _ = link.parent().map(std::fs::remove_dir); // once it is empty
 }

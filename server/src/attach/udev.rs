@@ -1,0 +1,34 @@
+//! What udev and systemd learn of a device, so that units and `fstab` can wait for its link
+//! (`packaging/60-spindle.rules`).
+//!
+//! Invariants:
+//! - Nothing depends on it: where there is no udev, the link is made all the same.
+
+use std::path::Path;
+
+/// Where the rules look. One file a device, named like it, with `SPINDLE_LINK=` and a path in `/dev`.
+const DEVICES: &str = "/run/spindle/devices";
+
+/// Says which link a device has, and has the kernel announce the device again.
+pub(super) fn tell(link: &Path, device: &Path) {
+    let (Some(name), Ok(link)) = (device.file_name(), link.strip_prefix("/dev")) else { return };
+    let told = std::fs::create_dir_all(DEVICES).and_then(|()| {
+        let text = format!("SPINDLE_LINK={}\n", link.display());
+        std::fs::write(Path::new(DEVICES).join(name), text)?;
+        std::fs::write(Path::new("/sys/block").join(name).join("uevent"), "change\n")
+    });
+    if let Err(error) = told {
+        tracing::debug!(device = %device.display(), %error, "udev was not told of a device");
+    }
+}
+
+/// A link is removed by who made it.
+pub(super) fn forget(link: &Path) {
+    let Some(name) =
+        std::fs::read_link(link).ok().and_then(|device| device.file_name().map(Into::into))
+    else {
+        return;
+    };
+    let name: std::ffi::OsString = name;
+    let _ = std::fs::remove_file(Path::new(DEVICES).join(name)); // there may be none
+}
