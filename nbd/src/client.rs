@@ -28,6 +28,9 @@ const NEGOTIATION_WAIT: Duration = Duration::from_secs(20);
 /// A peer that vanished is noticed after so long without a sign of it. Chosen by hand: users of a device
 /// wait for it.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// The same while bytes of ours are on their way. Chosen by hand: longer, because a server that takes
+/// nothing for a while looks the same (RFC 5482); one that is slow is worth waiting for.
+const UNHEARD_MAX: Duration = Duration::from_secs(120);
 /// Longest reply to an option that is read. Chosen by hand: errors carry text.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
 
@@ -115,12 +118,12 @@ impl Target {
         Ok(Target { uri: uri.to_owned(), place, tls_dir, export })
     }
 
-    /// The server's machine; `unix` where a socket is named.
+    /// The server's machine and port, or a socket's path.
     #[must_use]
-    pub fn host(&self) -> &str {
+    pub fn place_name(&self) -> (&str, Option<u16>) {
         match &self.place {
-            Place::Unix(_) => "unix",
-            Place::Tcp { host, .. } => host,
+            Place::Unix(path) => (path.to_str().unwrap_or_default(), None),
+            Place::Tcp { host, port } => (host, Some(*port)),
         }
     }
 }
@@ -144,7 +147,8 @@ pub struct Reached {
 /// Reaches an export.
 ///
 /// # Errors
-/// `Fenced`: the server refuses this client, for good. `Unavailable`: nobody answers, or not now.
+/// `Fenced`: the attachment was ended on the server. `Busy`: the server does not let this client in, now or
+/// ever. `Unavailable`: nobody answers, or not now.
 /// `NotFound`: there is no such export. `Invalid`: a TLS file. `Io`: the rest.
 pub async fn open(target: &Target, claim: &ClaimRequest) -> Result<Reached> {
     within(target, async {
@@ -246,8 +250,8 @@ async fn connect(place: &Place) -> Result<Plain> {
                 sockopt::set_tcp_keepidle(&stream, SILENCE_MAX / 3)?;
                 sockopt::set_tcp_keepintvl(&stream, SILENCE_MAX / 6)?;
                 sockopt::set_tcp_keepcnt(&stream, 4)?;
-                let silence = u32::try_from(SILENCE_MAX.as_millis()).expect("it is short");
-                sockopt::set_tcp_user_timeout(&stream, silence)?;
+                let unheard = u32::try_from(UNHEARD_MAX.as_millis()).expect("it is short");
+                sockopt::set_tcp_user_timeout(&stream, unheard)?;
                 Ok(())
             });
             set.map_err(lost)?;
@@ -295,7 +299,8 @@ async fn read_reply(wire: &mut (impl AsyncRead + Unpin), option: u32) -> Result<
 /// What an error reply means. Its text is the server's: it is shown, and nothing else.
 fn refusal(code: u32, data: &[u8]) -> Error {
     let kind = match code {
-        option_reply::ERR_POLICY => ErrorKind::Fenced,
+        option_reply::ERR_FENCED => ErrorKind::Fenced,
+        option_reply::ERR_POLICY => ErrorKind::Busy,
         option_reply::ERR_SHUTDOWN => ErrorKind::Unavailable,
         option_reply::ERR_UNKNOWN => ErrorKind::NotFound,
         option_reply::ERR_TLS_REQD => {

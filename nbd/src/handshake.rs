@@ -425,7 +425,8 @@ fn name_of(bytes: &[u8]) -> Result<String, u32> {
 
 fn lookup_error(kind: ErrorKind) -> u32 {
     match kind {
-        ErrorKind::Denied | ErrorKind::Busy | ErrorKind::Fenced => option_reply::ERR_POLICY,
+        ErrorKind::Denied | ErrorKind::Busy => option_reply::ERR_POLICY,
+        ErrorKind::Fenced => option_reply::ERR_FENCED,
         ErrorKind::Unavailable => option_reply::ERR_SHUTDOWN,
         ErrorKind::Invalid
         | ErrorKind::Unsupported

@@ -6,14 +6,17 @@
 //!
 //! ```text
 //! device   a device and its connections    driver  commands, /sys
-//! netlink  bytes of the commands (pure)
+//! netlink  bytes of the commands (pure)    siblings  several connections, and which are over
 //! ```
 
 mod device;
 mod driver;
 mod netlink;
+mod siblings;
 
 pub use device::{
     Backend, CONNECTION_COUNT_MAX, Device, DeviceOptions, QUEUE_DEPTH, Statistics, Stop,
-    block_path, check, delete, delete_any, find, identifiers,
+    block_path, check, delete, delete_any, find, identifier_of, identifiers,
 };
+pub(crate) use siblings::Look;
+pub use siblings::Siblings;

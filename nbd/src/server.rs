@@ -8,6 +8,7 @@
 
 use crate::exports::{Access, Client, Exports, Peer};
 use crate::handshake::{Handshake, Terms};
+use crate::kernel::Siblings;
 use crate::memory::PayloadMemory;
 use crate::negotiate::{Negotiator, NoSession, Opened};
 use crate::session::{Counters, End, Session, SessionOptions};
@@ -81,6 +82,8 @@ pub struct KernelConnection<D> {
     pub name: String,
     /// What it did is added here.
     pub counters: Arc<Counters>,
+    /// The device's other connections.
+    pub siblings: Siblings,
 }
 
 /// Counts at this moment.
@@ -369,7 +372,7 @@ impl<E: Exports> Server<E> {
     /// negotiation, no rules of access. `counters` has what it did.
     pub async fn serve_kernel(
         &self,
-        _place: Place,
+        _place: &Place,
         kernel: KernelConnection<E::Device>,
         stop: watch::Receiver<Option<Instant>>,
     ) {
@@ -389,6 +392,7 @@ impl<E: Exports> Server<E> {
             memory: Arc::clone(&shared.memory),
             counters: kernel.counters,
             stop,
+            siblings: Some(kernel.siblings),
         };
         let export = kernel.name;
         match Session::new(opened, options).run().await {
@@ -454,6 +458,7 @@ impl<E: Exports> Server<E> {
             memory: Arc::clone(&shared.memory),
             counters: Arc::clone(&shared.counters),
             stop: shared.stop.subscribe(),
+            siblings: None,
         };
         let device = Arc::clone(&opened.device);
         let end = tokio::select! {

@@ -9,10 +9,10 @@
 //!   needs no reservation (headers, messages, extents) is bounded a connection.
 //! - A write that is larger than [`PIECE_BYTES`] reaches the device in pieces as they arrive, so a
 //!   client that stalls in the middle of one holds one piece, not all of it.
-//! - After DISC, end of file or stop no request is started; those that run are answered first. Nor is a
-//!   write that has waited for memory until its client was gone: the client may have sent it again by
-//!   another connection, and newer ones after it.
+//! - After DISC, end of file or stop no request is started; those that run are answered first. Nor is
+//!   one of a connection that the kernel has given up for another ([`Siblings`]).
 
+use crate::kernel::{Look, Siblings};
 use crate::memory::{Allotment, PAYLOAD_BYTES_MAX, PayloadMemory, Reservation};
 use crate::negotiate::{Opened, advertised};
 use crate::outbox::Outbox;
@@ -87,6 +87,8 @@ pub struct SessionOptions {
     pub counters: Arc<Counters>,
     /// Changes once, when the server stops.
     pub stop: watch::Receiver<Option<Instant>>,
+    /// For a device of the kernel.
+    pub siblings: Option<Siblings>,
 }
 
 /// Why a session ended.
@@ -208,16 +210,23 @@ pub struct Session<D: BlockDevice> {
     /// Armed while the client owes bytes or takes none; with the bytes moved when it was armed.
     stall: Option<(Pin<Box<Sleep>>, u64)>,
     moved_bytes: u64,
-    /// The write that is being received has waited for memory.
-    has_waited: bool,
+    /// For a device of the kernel with several connections.
+    siblings: Option<Siblings>,
     label: String,
 }
 
 impl<D: BlockDevice> Session<D> {
     /// Takes over a negotiated connection.
     pub fn new(opened: Opened<D>, options: SessionOptions) -> Self {
-        let SessionOptions { request_count_max, stall_timeout, can_resize, memory, counters, stop } =
-            options;
+        let SessionOptions {
+            request_count_max,
+            stall_timeout,
+            can_resize,
+            memory,
+            counters,
+            stop,
+            siblings,
+        } = options;
         let payload_bytes_max = advertised(opened.device.limits()).payload_bytes_max;
         let mut stop = stop;
         Session {
@@ -245,7 +254,7 @@ impl<D: BlockDevice> Session<D> {
             stall_timeout,
             stall: None,
             moved_bytes: 0,
-            has_waited: false,
+            siblings,
         }
     }
 
@@ -314,6 +323,17 @@ impl<D: BlockDevice> Session<D> {
         let limits = self.device.limits();
         let (mut progressed, mut has_read) = (false, false);
         loop {
+            if let Some(siblings) = &self.siblings
+                && self.may_start()
+            {
+                match siblings.poll_look(cx) {
+                    Poll::Pending => return Ok(progressed),
+                    Poll::Ready(Look::Go) => {}
+                    Poll::Ready(Look::Over) => {
+                        return Err(End::Io(io::ErrorKind::BrokenPipe.into()));
+                    }
+                }
+            }
             let flow = match &self.receiving {
                 Receiving::Header => self.take_header(&limits)?,
                 Receiving::Drop { .. } => self.drop_payload(),
@@ -340,6 +360,15 @@ impl<D: BlockDevice> Session<D> {
                     Poll::Ready(Err(error)) => return Err(End::Io(error)),
                 },
             }
+        }
+    }
+
+    /// The next step may start a request.
+    fn may_start(&self) -> bool {
+        match &self.receiving {
+            Receiving::Header | Receiving::Query { .. } => !self.inbox.bytes().is_empty(),
+            Receiving::Write(_) | Receiving::Read(_) => true,
+            Receiving::Drop { .. } | Receiving::Ended => false,
         }
     }
 
@@ -474,14 +503,8 @@ impl<D: BlockDevice> Session<D> {
             None => {
                 let length = incoming.remaining.min(PIECE_BYTES);
                 let Poll::Ready(reservation) = self.allotment.poll_reserve(cx, length) else {
-                    self.has_waited = true;
                     return Flow::Blocked;
                 };
-                if std::mem::take(&mut self.has_waited) && self.stream.is_hung_up() {
-                    self.allotment.release(reservation);
-                    self.receiving = Receiving::Ended;
-                    return Flow::Next;
-                }
                 incoming.remaining -= length;
                 let wanted = length as usize;
                 incoming.piece.insert((Vec::with_capacity(wanted), wanted, reservation))

@@ -100,6 +100,8 @@ pub mod option_reply {
     pub const ERR_TOO_BIG: u32 = (1 << 31) | 9;
     /// Extended headers were negotiated, which include structured replies.
     pub const ERR_EXT_HEADER_REQD: u32 = (1 << 31) | 10;
+    /// Of this server: the attachment of CLAIM was ended, and this client is refused for good.
+    pub const ERR_FENCED: u32 = (1 << 31) | 0x7370_0001;
 }
 
 /// Information types of INFO and GO. Spec, "NBD_OPT_INFO".

@@ -215,8 +215,12 @@ impl Attachments {
                 record.number = Some(device.number());
                 device
             }
-            // The machine was restarted, or the device was never there.
-            None => self.add(&volume, &mut record).await?,
+            // The machine was restarted, or the device was never there, or is of no use any more while
+            // somebody still holds it: the new one must be told from that.
+            None => {
+                record.cookie = u64::from_le_bytes(random_bytes());
+                self.add(&volume, &mut record).await?
+            }
         };
         tracing::info!(volume = name, device = %device.path().display(), "attached");
         Ok(Some((record, self.serve(&volume, device, claim))))

@@ -64,6 +64,8 @@ struct Holder {
 struct Record {
     volume: u32,
     client: Uuid,
+    /// Since when that machine runs.
+    boot: Uuid,
     attachment: Uuid,
     label: String,
     is_shared: bool,
@@ -71,6 +73,8 @@ struct Record {
     attached_at: u64,
     /// Newest epoch of the pool in which it was attached.
     epoch: u64,
+    /// The volume had stepped back before: the client has seen nothing else.
+    is_stepped_back: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -186,22 +190,23 @@ impl Drop for Passed<'_> {
 
 impl Claims {
     /// Reads from directory `dir` which clients have volumes. `is_current` tells whether what a client
-    /// of a volume has seen is still the volume's history: of a volume, and the epoch in which it was
-    /// attached last. Others are forgotten, and refused when they come.
+    /// of a volume has seen is still the volume's history: of a volume, the epoch in which it was attached
+    /// last, and whether the volume had stepped back before. Others are forgotten, and refused when they
+    /// come.
     ///
     /// # Errors
     /// `Corrupt`: the list is damaged, or of a later version. Those of writing it.
     pub fn open(
         dir: &Path,
         epoch: Epoch,
-        is_current: impl Fn(u32, Epoch) -> bool,
+        is_current: impl Fn(u32, Epoch, bool) -> bool,
     ) -> Result<Claims> {
         let path = dir.join(FILE);
         let found = read(&path)?;
         let had_some = !found.is_empty();
         let mut users: HashMap<u32, Users> = HashMap::new();
         for record in found {
-            if !is_current(record.volume, Epoch(record.epoch)) {
+            if !is_current(record.volume, Epoch(record.epoch), record.is_stepped_back) {
                 tracing::warn!(
                     volume = record.volume,
                     client = record.label,
@@ -236,6 +241,7 @@ impl Claims {
         self: &Arc<Self>,
         volume: u32,
         name: &str,
+        is_stepped_back: bool,
         request: Option<&ClaimRequest>,
     ) -> Result<Claim> {
         let Some(request) = request else {
@@ -250,33 +256,29 @@ impl Claims {
             return Ok(Claim { claims: self.clone(), volume, is_device: false, gate: None });
         };
         let _one_at_a_time = self.changes.lock().await;
-        let (client, attachment) = (Uuid::from_bytes(request.client), attachment_of(request));
-        let old = self.admit(volume, name, request)?;
-        drain(&old).await?;
-        if request.intent == Intent::Attach {
-            let record = Record {
-                volume,
-                client,
-                attachment,
-                label: request.label.clone(),
-                is_shared: request.is_shared,
-                attached_at: now(),
-                epoch: self.epoch.0,
-            };
-            let mut records = self.records();
-            records.retain(|other| other.volume != volume || other.client != client);
-            if records.len() >= HOLDER_COUNT_MAX {
-                let what = format!(
-                    "attach export {name:?}: {HOLDER_COUNT_MAX} clients have volumes already"
-                );
-                return Err(Error::new(ErrorKind::Full, what));
+        let attachment = attachment_of(request);
+        let record = Record {
+            volume,
+            client: Uuid::from_bytes(request.client),
+            boot: Uuid::from_bytes(request.boot),
+            attachment,
+            label: request.label.clone(),
+            is_shared: request.is_shared,
+            attached_at: now(),
+            epoch: self.epoch.0,
+            is_stepped_back,
+        };
+        let is_new = request.intent == Intent::Attach;
+        let (old, replaced) = self.admit(&record, name, request)?;
+        let admitted = match drain(&old).await {
+            Ok(()) if is_new => self.write(self.records()),
+            outcome => outcome,
+        };
+        if let Err(error) = admitted {
+            if is_new {
+                self.take_back(&record, replaced);
             }
-            records.push(record.clone());
-            self.write(records)?;
-            let mut all = self.users.lock();
-            let holders = &mut all.entry(volume).or_default().holders;
-            holders.retain(|holder| holder.record.client != client);
-            holders.push(Holder { record, gates: HashMap::new() });
+            return Err(error);
         }
         let gate = Arc::new(Gate::default());
         let mut all = self.users.lock();
@@ -289,25 +291,50 @@ impl Claims {
         Ok(Claim { claims: self.clone(), volume, is_device: false, gate })
     }
 
-    /// Decides on a client, and closes the gates of what it had before, which are returned.
-    fn admit(&self, volume: u32, name: &str, request: &ClaimRequest) -> Result<Vec<Arc<Gate>>> {
-        let (client, attachment) = (Uuid::from_bytes(request.client), attachment_of(request));
+    /// Decides on a client. One that attaches has the volume from here on, so that nobody else comes in
+    /// while that is written down; what it had of it before is returned. So are the gates of connections
+    /// that are over, closed.
+    fn admit(
+        &self,
+        record: &Record,
+        name: &str,
+        request: &ClaimRequest,
+    ) -> Result<(Vec<Arc<Gate>>, Option<Holder>)> {
         let mut all = self.users.lock();
-        let users = all.entry(volume).or_default();
-        let allowed = users.check(name, client, attachment, request);
+        let holder_count: usize = all.values().map(|users| users.holders.len()).sum();
+        let users = all.entry(record.volume).or_default();
+        let mut allowed = users.check(name, record, request);
+        let is_new = request.intent == Intent::Attach;
+        if allowed.is_ok() && is_new && holder_count >= HOLDER_COUNT_MAX {
+            let what =
+                format!("attach export {name:?}: {HOLDER_COUNT_MAX} clients have volumes already");
+            allowed = Err(Error::new(ErrorKind::Full, what));
+        }
         if let Err(error) = allowed {
-            forget_if_unused(&mut all, volume);
+            forget_if_unused(&mut all, record.volume);
             return Err(error);
         }
-        let mut old = Vec::new();
-        for holder in users.holders.iter().filter(|holder| holder.record.client == client) {
-            let is_same = holder.record.attachment == attachment;
-            let replaced = |connection: &u16| !is_same || *connection == request.connection;
-            let gates = holder.gates.iter().filter(|(connection, _)| replaced(connection));
-            old.extend(gates.map(|(_, gate)| gate.clone()));
+        let own = users.holders.iter().position(|holder| holder.record.client == record.client);
+        let mut old: Vec<Arc<Gate>> = Vec::new();
+        let mut replaced = None;
+        if is_new {
+            replaced = own.map(|own| users.holders.swap_remove(own));
+            old.extend(replaced.iter().flat_map(|holder| holder.gates.values().cloned()));
+            users.holders.push(Holder { record: record.clone(), gates: HashMap::new() });
+        } else if let Some(own) = own {
+            old.extend(users.holders[own].gates.get(&request.connection).cloned());
         }
         old.iter().for_each(|gate| gate.close());
-        Ok(old)
+        Ok((old, replaced))
+    }
+
+    /// What could not be written down did not happen. The gates that were closed stay so.
+    fn take_back(&self, record: &Record, replaced: Option<Holder>) {
+        let mut all = self.users.lock();
+        let Some(users) = all.get_mut(&record.volume) else { return };
+        users.holders.retain(|holder| holder.record.attachment != record.attachment);
+        users.holders.extend(replaced);
+        forget_if_unused(&mut all, record.volume);
     }
 
     /// A client says that its attachment is over.
@@ -455,19 +482,23 @@ impl Users {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    fn check(
-        &self,
-        name: &str,
-        client: Uuid,
-        attachment: Uuid,
-        request: &ClaimRequest,
-    ) -> Result<()> {
+    fn check(&self, name: &str, record: &Record, request: &ClaimRequest) -> Result<()> {
+        let client = record.client;
         let own = self.holders.iter().find(|holder| holder.record.client == client);
         if request.intent != Intent::Attach {
-            return match own.is_some_and(|own| own.record.attachment == attachment) {
+            return match own.is_some_and(|own| own.record.attachment == record.attachment) {
                 true => Ok(()),
                 false => Err(fenced(name)),
             };
+        }
+        // Only a machine that was restarted has lost what it had.
+        if own.is_some_and(|own| own.record.boot == record.boot) {
+            let what = format!(
+                "attach export {name:?}: client {} has it already, perhaps by another URI; detach it \
+                 there, or run `spindle detach --force {name}` on the server",
+                record.label
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
         }
         self.check_device(name)?;
         let others = self.holders.iter().filter(|holder| holder.record.client != client);

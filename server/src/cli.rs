@@ -4,7 +4,7 @@
 //! - Results go to standard output, everything else to standard error; errors read
 //!   `spindle: …` and say what to do.
 //! - Exit codes: 0 done, 1 failed, 2 the command line or the configuration is wrong, 3 a second
-//!   signal ended the daemon before its stop was done.
+//!   signal ended the daemon before its stop was done, 4 the server ended what was attached.
 //! - A command about a pool asks the daemon that runs on its directory; only when none runs, it
 //!   opens the pool itself.
 //! - No secret is taken from an argument.
@@ -104,6 +104,11 @@ impl From<Error> for Failure {
 fn fail(cli: &Cli, failure: &Failure) -> ExitCode {
     let (error, code) = match failure {
         Failure::Usage(error) => (error, 2),
+        Failure::Failed(error)
+            if error.kind() == ErrorKind::Fenced && is_remote_attach(&cli.command) =>
+        {
+            (error, 4)
+        }
         Failure::Failed(error) => (error, 1),
     };
     // Standard error may be closed; the exit code says it all the same.
@@ -357,10 +362,12 @@ async fn attach(cli: &Cli, args: &args::AttachArgs) -> Result<(), Failure> {
         if !args.nbd {
             return Err(usage("attach a URI: that is what the nbd driver is for; add --nbd"));
         }
+        if args.connections != 1 {
+            return Err(usage("attach a URI: a volume of another machine takes one connection"));
+        }
         let local = attach_options(args);
         let options = RemoteOptions {
             uri: uri.to_owned(),
-            connection_count: local.queue_count,
             logical_block_bytes: local.logical_block_bytes,
             dead_timeout: args.dead_timeout.duration(),
             is_shared: args.shared,

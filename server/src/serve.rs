@@ -330,7 +330,11 @@ async fn open_with_volumes(config: &Config, opening: Opening) -> Result<OpenPool
 /// As [`open`].
 pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
     let open = open(config, opening).await?;
-    opening::settle_lost_log(config.dir())?;
+    let is_known = |name: &str| open.pool.volume(name).is_some() || open.pool.is_removed(name);
+    // One that is made anew by the next daemon has to say that it has stepped back, too.
+    if config.settings().volumes.iter().all(|wanted| is_known(&wanted.name)) {
+        opening::settle_lost_log(config.dir())?;
+    }
     Ok(AdminPool::offline(open))
 }
 
@@ -386,8 +390,10 @@ pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
 /// Clients of a volume that has stepped back have seen what is gone.
 fn open_claims(config: &Config, open: &OpenPool) -> Result<Claims> {
     let records = open.pool.records();
-    Claims::open(config.dir(), open.ownership.epoch(), |volume, epoch| {
-        let is_as_it_was = |record: &VolumeRecord| record.id == volume && !record.is_stepped_back;
+    Claims::open(config.dir(), open.ownership.epoch(), |volume, epoch, was_stepped_back| {
+        let is_as_it_was = |record: &VolumeRecord| {
+            record.id == volume && (was_stepped_back || !record.is_stepped_back)
+        };
         open.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
     })
 }

@@ -366,7 +366,7 @@ fn bad_moments_of_nbd() {
     assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(0));
     let device = attach(&daemon, &["--nbd"]);
     refused(&daemon, &["attach", "db"], "it is attached as /dev/spindle/main/db");
-    refused(&daemon, &["attach", "--cleanup", &device], "detach it there");
+    refused(&daemon, &["attach", "--cleanup", &device], "a process serves it");
     assert_eq!(size_of(&device), 64 << 20);
     let queue = |name: &str| {
         let path = format!("/sys/block/{}/queue/{name}", device.trim_start_matches("/dev/"));

@@ -7,7 +7,7 @@
 use crate::devices::{kills_wanted, reader, refused, variables};
 use crate::tls::{self, Authority};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 use tests::daemon::Daemon;
 use tests::place::{output, run};
@@ -23,6 +23,7 @@ struct Client {
     place: Place,
     process: Option<Process>,
     device: String,
+    link: String,
 }
 
 impl Client {
@@ -33,6 +34,7 @@ impl Client {
             place: Place::new(),
             process: None,
             device: String::new(),
+            link: String::new(),
         };
         client.start(daemon);
         client
@@ -52,6 +54,7 @@ impl Client {
             "it is another device: {lines:?}"
         );
         self.device.clone_from(device);
+        self.link.clone_from(link);
         self.process = Some(process);
     }
 
@@ -63,11 +66,15 @@ impl Client {
         self.process.take().expect("it runs").kill();
     }
 
-    /// Waits for its end, and tells whether that was a good one.
-    fn end(&mut self) -> bool {
+    fn status(&mut self) -> ExitStatus {
         let mut process = self.process.take().expect("it runs");
         let status = process.wait(Duration::from_secs(30));
-        status.unwrap_or_else(|| panic!("it does not end: {}", self.log())).success()
+        status.unwrap_or_else(|| panic!("it does not end: {}", self.log()))
+    }
+
+    /// Waits for its end, and tells whether that was a good one.
+    fn end(&mut self) -> bool {
+        self.status().success()
     }
 
     fn stop(&mut self) {
@@ -175,6 +182,10 @@ fn fenced() {
     let device = client.device.clone();
     // It has the volume alone.
     refused(&daemon, &["attach", "--nbd", &uri], "another process serves its device");
+    // The same by another name.
+    let tcp = daemon.tcp("db").uri();
+    refused(&daemon, &["attach", "--nbd", &tcp], "has it already, perhaps by another URI");
+    refused(&daemon, &["attach", "--cleanup", &device], "a process serves it");
     refused(&daemon, &["attach", "db"], "NBD connections have it open");
     refused(&daemon, &["volume", "rm", "db"], "detach it first");
     refused(&daemon, &["detach", "db"], "it is attached to client");
@@ -195,7 +206,7 @@ fn fenced() {
     std::fs::write(mountpoint.join("file"), b"answered").expect("it is mounted");
     // By force: nothing that it still sends arrives, and it ends.
     let _ = daemon.json(&["detach", "--force", "db"]);
-    assert!(!client.end(), "{}", client.log());
+    assert_eq!(client.status().code(), Some(4), "{}", client.log());
     assert!(client.log().contains("its users get errors"), "{}", client.log());
     assert!(!reader(&device).wait().expect("dd ends").success());
     let next = daemon.json(&["attach", "db"]);
@@ -213,7 +224,7 @@ fn fenced() {
     refused(&daemon, &["detach", &uri], "no process serves");
     assert!(daemon.command(&["detach", "--force", &uri]).status.success());
     assert!(output("nbdinfo", &[&uri]).status.success(), "the server was told");
-    assert!(!Path::new("/dev/spindle/unix/db").exists());
+    assert!(!Path::new(&client.link).exists());
     // Nobody is told while the server is away.
     let mut client = Client::started(&daemon, &uri, &[]);
     daemon.kill();

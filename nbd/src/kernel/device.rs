@@ -7,6 +7,7 @@
 //! - A device that is left keeps its requests, and gives them to the process that recovers it.
 
 use super::driver::{self, Driver, Made};
+use super::siblings::{Group, Siblings};
 use block::{Error, ErrorKind, Result};
 use std::future::Future;
 use std::io;
@@ -35,7 +36,9 @@ const GIVE_UP_MILLISECONDS: u32 = 30_000;
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// Buffer of a connection for each direction. Chosen by hand: one large request.
 const SOCKET_BYTES: usize = 1 << 20;
-/// For connections to end once the kernel has closed them. Chosen by hand.
+/// Between two looks whether a device is idle. Chosen by hand.
+const SIZE_WAIT: Duration = Duration::from_millis(20);
+/// For what runs to end before a device is removed. Chosen by hand.
 const END_WAIT: Duration = Duration::from_secs(5);
 
 /// Tells connections to stop, with the moment at which their grace ends.
@@ -55,10 +58,14 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Answers the requests that the kernel sends by `stream`, simple replies only, until one of the
     /// three ends. After that none of them runs any more.
+    ///
+    /// With several connections, `siblings` is asked before each request, or batch of them, that was
+    /// received: see [`Siblings`].
     fn serve(
         &self,
         connection: Self::Connection,
         stream: UnixStream,
+        siblings: Siblings,
         stop: Stop,
     ) -> impl Future<Output = ()> + Send;
 }
@@ -117,6 +124,12 @@ pub fn identifiers() -> Result<Vec<String>> {
     Ok(driver::identified()?.into_iter().map(|(_, identifier)| identifier).collect())
 }
 
+/// What the device of a number was made with, as far as it says.
+#[must_use]
+pub fn identifier_of(number: u32) -> Option<String> {
+    driver::identifier_of(number)
+}
+
 /// Ends the device with an identifier; whoever has it open gets errors. Returns its number, if there
 /// was one. Blocks.
 ///
@@ -172,6 +185,7 @@ struct Shared<B> {
     number: u32,
     identifier: String,
     is_ending: Arc<AtomicBool>,
+    group: Arc<Group>,
 }
 
 impl Device {
@@ -220,9 +234,10 @@ impl Device {
         let Some(number) = driver::find(&options.identifier)? else { return Ok(None) };
         let mut device = Device::of(number, options, Handle::current());
         let mut driver = Driver::open()?;
-        // It may have changed while nobody served it. A device that was disconnected while a file system
-        // holds it shows its identifier still, and cannot be used again.
-        match driver.reconfigure(number, &options.identifier, Some(options.size_bytes), &[]) {
+        // A device that was disconnected while a file system holds it shows its identifier still, and may
+        // not be usable again. The size is not set here: the kernel would wait for the requests in flight,
+        // and those for the connections.
+        match driver.reconfigure(number, &options.identifier, None, &[]) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             outcome => outcome?,
         }
@@ -231,6 +246,7 @@ impl Device {
             device.link(&shared, index, None);
         }
         device.set_timeouts();
+        device.set_size_soon();
         Ok(Some(device))
     }
 
@@ -251,6 +267,7 @@ impl Device {
             number: self.number,
             identifier: self.options.identifier.clone(),
             is_ending: self.is_ending.clone(),
+            group: Group::new(self.options.connection_count),
         })
     }
 
@@ -282,6 +299,38 @@ impl Device {
                 tracing::warn!(
                     path = %path.display(), %error,
                     "requests in flight at a restart wait for 30 s: the kernel's timeout could not be set"
+                );
+            }
+        });
+    }
+
+    /// The volume may have another size since the last process served it.
+    fn set_size_soon(&self) {
+        let text = std::fs::read_to_string(driver::sys_path(self.number).join("size"));
+        let sectors = text.ok().and_then(|text| text.trim().parse::<u64>().ok());
+        if sectors == Some(self.options.size_bytes / 512) {
+            return;
+        }
+        // It waits for the connections to be back. Nobody waits for this.
+        let (number, options, is_ending) =
+            (self.number, self.options.clone(), self.is_ending.clone());
+        self.runtime.spawn(async move {
+            let path = driver::sys_path(number).join("inflight");
+            while !is_ending.load(Ordering::Relaxed) {
+                let inflight = std::fs::read_to_string(&path).unwrap_or_default();
+                if inflight.split_ascii_whitespace().all(|count| count == "0") {
+                    break;
+                }
+                tokio::time::sleep(SIZE_WAIT).await;
+            }
+            let set = tokio::task::spawn_blocking(move || {
+                let size_bytes = Some(options.size_bytes);
+                Driver::open()?.reconfigure(number, &options.identifier, size_bytes, &[])
+            });
+            if let Ok(Err(error)) = set.await {
+                tracing::warn!(
+                    device = %driver::block_path(number).display(), error = %error.chain(),
+                    "the device of a volume keeps its size"
                 );
             }
         });
@@ -351,12 +400,14 @@ impl Device {
     /// Those of the driver.
     pub fn remove(mut self) -> Result<()> {
         self.is_ending.store(true, Ordering::Relaxed);
+        // The connections first: the driver would wait for one that takes nothing, and all of netlink
+        // with it; and none may be replaced after this.
+        self.stop.send_replace(Some(tokio::time::Instant::now() + END_WAIT));
+        self.join(END_WAIT + Duration::from_secs(1));
         // Somebody else may have ended it, and made another of its number.
         if driver::identifier_of(self.number).as_deref() == Some(&self.options.identifier) {
             Driver::open()?.disconnect(self.number)?;
         }
-        self.stop.send_replace(Some(tokio::time::Instant::now()));
-        self.join(END_WAIT);
         Ok(())
     }
 
@@ -394,7 +445,12 @@ async fn link<B: Backend>(
         match connected {
             Ok((connection, stream)) => {
                 failure_count = 0;
-                shared.backend.serve(connection, stream, stop.clone()).await;
+                match shared.group.join(index, &stream) {
+                    Ok(siblings) => {
+                        shared.backend.serve(connection, stream, siblings, stop.clone()).await;
+                    }
+                    Err(error) => tracing::warn!(%error, "a connection of a device was not served"),
+                }
             }
             Err(Unconnected::Gone(error)) => {
                 tracing::warn!(

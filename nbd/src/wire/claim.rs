@@ -21,7 +21,7 @@ const CLAIM_IS_SHARED: u16 = 1;
 /// Data of CLAIM, an extension: who the client is, beyond this connection, so that a volume can have one
 /// writer, and requests of a lost connection end before those of its replacement begin. All integers are
 /// big-endian: version (u16, 1), intent (u16: 0, 1, 2 in the order of [`Intent`]), flags (u16, 1: shared),
-/// connection (u16), client (16 bytes), attachment (16 bytes), label and export name (each a u32 length
+/// connection (u16), client, boot, attachment (16 bytes each), label and export name (each a u32 length
 /// and UTF-8). Answered by ACK or an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRequest {
@@ -33,6 +33,8 @@ pub struct ClaimRequest {
     pub connection: u16,
     /// Which machine.
     pub client: [u8; 16],
+    /// Since when that machine runs: another number after each restart.
+    pub boot: [u8; 16],
     /// Which attachment of the volume to that machine.
     pub attachment: [u8; 16],
     /// What people call the machine, at most [`LABEL_BYTES_MAX`] bytes.
@@ -58,7 +60,7 @@ impl ClaimRequest {
             _ => return Err(WireError::Length),
         };
         let (flags, connection) = (fields.u16()?, fields.u16()?);
-        let (client, attachment) = (fields.array()?, fields.array()?);
+        let (client, boot, attachment) = (fields.array()?, fields.array()?, fields.array()?);
         let mut text = |bytes_max: usize| {
             let text = std::str::from_utf8(fields.string()?).map_err(|_| WireError::Length)?;
             (text.len() <= bytes_max).then(|| text.to_owned()).ok_or(WireError::Length)
@@ -66,7 +68,7 @@ impl ClaimRequest {
         let (label, export) = (text(LABEL_BYTES_MAX)?, text(STRING_BYTES_MAX)?);
         fields.end()?;
         let is_shared = flags & CLAIM_IS_SHARED != 0;
-        Ok(ClaimRequest { intent, is_shared, connection, client, attachment, label, export })
+        Ok(ClaimRequest { intent, is_shared, connection, client, boot, attachment, label, export })
     }
 
     /// The data of the option.
@@ -83,6 +85,7 @@ impl ClaimRequest {
             out.extend_from_slice(&field.to_be_bytes());
         }
         out.extend_from_slice(&self.client);
+        out.extend_from_slice(&self.boot);
         out.extend_from_slice(&self.attachment);
         for text in [&self.label, &self.export] {
             let length = u32::try_from(text.len()).expect("names are short");
@@ -106,6 +109,7 @@ mod tests {
             is_shared: true,
             connection: 3,
             client: [1; 16],
+            boot: [3; 16],
             attachment: [2; 16],
             label: "db1".to_owned(),
             export: "pg".to_owned(),
@@ -114,9 +118,10 @@ mod tests {
 
     #[test]
     fn the_bytes_of_a_claim() {
-        let parts: [&[u8]; 6] = [
+        let parts: [&[u8]; 7] = [
             &[0, 1, 0, 1, 0, 1, 0, 3],
             &[1; 16],
+            &[3; 16],
             &[2; 16],
             &[0, 0, 0, 3, b'd', b'b', b'1'],
             &[0, 0, 0, 2],
@@ -135,7 +140,7 @@ mod tests {
         }
         let more = [&good[..], &[0]].concat();
         assert!(ClaimRequest::decode(&more).is_err(), "a byte too many");
-        for (index, byte) in [(1, 2), (3, 3), (43, 0xff)] {
+        for (index, byte) in [(1, 2), (3, 3), (60, 0xff)] {
             let mut bad = good.clone();
             bad[index] = byte;
             assert!(ClaimRequest::decode(&bad).is_err(), "byte {index} is {byte}");

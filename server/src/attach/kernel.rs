@@ -4,15 +4,19 @@ use super::record::{AttachOptions, Driver, Record};
 use crate::glue::exports::{Attachment, PoolExports};
 use block::{BlockDevice, Error, ErrorKind, Result};
 use nbd::handshake::Handshake;
-use nbd::kernel::Stop;
+use nbd::kernel::{Siblings, Stop};
 use nbd::{Counters, KernelConnection, Place, Server, TlsMode};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::UnixStream;
+use uuid::Uuid;
 
+/// Locks of devices that are served.
+const LOCKS: &str = "/run/spindle";
 /// Largest payload of a request to a ublk device. Chosen by hand: larger ones are cut by the kernel, and
 /// cost no more.
 pub(super) const IO_BYTES_MAX: u32 = 512 << 10;
@@ -33,7 +37,12 @@ pub(super) struct Parts {
 /// A device that this process serves.
 pub(super) enum Device {
     Ublk(Box<ublk::Device>),
-    Nbd(nbd::kernel::Device, Arc<Counters>),
+    /// With the lock that says that somebody serves it.
+    Nbd(
+        nbd::kernel::Device,
+        Arc<Counters>,
+        #[expect(dead_code, reason = "held, not used")] Option<File>,
+    ),
 }
 
 /// What a device has done since this daemon serves it, or, with the nbd driver, since it was made.
@@ -100,7 +109,20 @@ pub(super) fn delete_any(path: &str) -> Result<()> {
     let number = |prefix: &str| path.strip_prefix(prefix)?.parse::<u32>().ok();
     match (number("/dev/ublkb"), number("/dev/nbd")) {
         (Some(number), _) => ublk::delete(number, None),
-        (None, Some(number)) => nbd::kernel::delete_any(number),
+        (None, Some(number)) => {
+            let Some(identifier) = nbd::kernel::identifier_of(number) else {
+                return nbd::kernel::delete_any(number);
+            };
+            // Whoever serves it holds the lock.
+            let _lock = lock(&lock_name(&identifier)).map_err(|error| match error.kind() {
+                ErrorKind::Busy => {
+                    let what = format!("clean up {path}: a process serves it; detach it there");
+                    Error::new(ErrorKind::Busy, what)
+                }
+                _ => error,
+            })?;
+            nbd::kernel::delete(&identifier).map(drop)
+        }
         (None, None) => {
             let what =
                 format!("clean up {path}: name a device like /dev/ublkb0 or /dev/nbd0, or none");
@@ -130,14 +152,15 @@ impl Device {
                 Ok(Device::Ublk(Box::new(device)))
             }
             Driver::Nbd => {
-                let backend = Arc::new(Backend::of(parts));
+                let backend = Arc::new(Backend::of(parts, record)?);
+                let lock = lock_of(record)?;
                 let device = nbd::kernel::Device::add(&backend, &nbd_options(parts, record))?;
                 // It is found by its identifier, with or without its number.
                 if let Err(error) = note(device.number()) {
                     device.remove()?;
                     return Err(error);
                 }
-                Ok(Device::Nbd(device, backend.counters.clone()))
+                Ok(Device::Nbd(device, backend.counters.clone(), lock))
             }
         }
     }
@@ -156,9 +179,10 @@ impl Device {
                 Ok(device.map(|device| Device::Ublk(Box::new(device))))
             }
             Driver::Nbd => {
-                let backend = Arc::new(Backend::of(parts));
+                let backend = Arc::new(Backend::of(parts, record)?);
+                let lock = lock_of(record)?;
                 let device = nbd::kernel::Device::recover(&backend, &nbd_options(parts, record))?;
-                Ok(device.map(|device| Device::Nbd(device, backend.counters.clone())))
+                Ok(device.map(|device| Device::Nbd(device, backend.counters.clone(), lock)))
             }
         }
     }
@@ -166,20 +190,20 @@ impl Device {
     pub(super) fn number(&self) -> u32 {
         match self {
             Device::Ublk(device) => device.number(),
-            Device::Nbd(device, _) => device.number(),
+            Device::Nbd(device, ..) => device.number(),
         }
     }
 
     pub(super) fn path(&self) -> PathBuf {
         match self {
             Device::Ublk(device) => device.path(),
-            Device::Nbd(device, _) => device.path(),
+            Device::Nbd(device, ..) => device.path(),
         }
     }
 
     /// Why requests do not reach us any more, though nobody detached the device.
     pub(super) fn failure(&mut self) -> Option<Error> {
-        let Device::Nbd(device, _) = self else { return None };
+        let Device::Nbd(device, ..) = self else { return None };
         device.is_gone().then(|| {
             let what = format!(
                 "{} was disconnected by somebody else; detach the volume with --force, and attach it anew",
@@ -197,7 +221,7 @@ impl Device {
                 } = device.statistics();
                 Statistics { read_count, write_count, flush_count, failure_count }
             }
-            Device::Nbd(device, counters) => {
+            Device::Nbd(device, counters, _) => {
                 let nbd::kernel::Statistics { read_count, write_count, flush_count, .. } =
                     device.statistics();
                 let failure_count = counters.errors.load(Ordering::Relaxed);
@@ -209,21 +233,21 @@ impl Device {
     pub(super) fn resize(&mut self, size_bytes: u64) -> Result<()> {
         match self {
             Device::Ublk(device) => device.resize(size_bytes),
-            Device::Nbd(device, _) => device.resize(size_bytes),
+            Device::Nbd(device, ..) => device.resize(size_bytes),
         }
     }
 
     pub(super) fn leave(self, grace: Duration) {
         match self {
             Device::Ublk(device) => device.leave(grace),
-            Device::Nbd(device, _) => device.leave(grace),
+            Device::Nbd(device, ..) => device.leave(grace),
         }
     }
 
     pub(super) fn remove(self) -> Result<()> {
         match self {
             Device::Ublk(device) => device.remove(),
-            Device::Nbd(device, _) => device.remove(),
+            Device::Nbd(device, ..) => device.remove(),
         }
     }
 }
@@ -280,34 +304,95 @@ fn nbd_options(parts: &Parts, record: &Record) -> nbd::kernel::DeviceOptions {
 /// Answers the nbd driver from this process.
 struct Backend {
     server: Server<PoolExports>,
+    /// Kept for as long as the device is served: others must not take its connections' places.
+    places: Vec<Place>,
     shown: Arc<Attachment>,
     name: String,
     counters: Arc<Counters>,
 }
 
 impl Backend {
-    fn of(parts: &Parts) -> Backend {
+    fn of(parts: &Parts, record: &Record) -> Result<Backend> {
         let Parts { shown, name, server, .. } = parts.clone();
-        Backend { server, shown, name, counters: Arc::default() }
+        let places = (0..record.options.queue_count).map(|_| server.place());
+        let places = places.collect::<Result<_>>()?;
+        Ok(Backend { server, places, shown, name, counters: Arc::default() })
     }
 }
 
 impl nbd::kernel::Backend for Backend {
-    type Connection = Place;
+    type Connection = u16;
 
-    async fn dial(&self, _connection: u16) -> Result<Place> {
-        self.server.place()
+    async fn dial(&self, connection: u16) -> Result<u16> {
+        Ok(connection)
     }
 
-    async fn serve(&self, place: Place, stream: UnixStream, stop: Stop) {
+    async fn serve(&self, connection: u16, stream: UnixStream, siblings: Siblings, stop: Stop) {
         let kernel = KernelConnection {
             stream,
             device: self.shown.clone(),
             name: self.name.clone(),
             counters: self.counters.clone(),
+            siblings,
         };
+        let place = &self.places[usize::from(connection)];
         self.server.serve_kernel(place, kernel, stop).await;
     }
+}
+
+fn lock_of(record: &Record) -> Result<Option<File>> {
+    match lock(&lock_name(&identifier(record.cookie))) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error) if error.kind() == ErrorKind::Busy => Err(error),
+        Err(error) => {
+            tracing::warn!(error = %error.chain(), "a device is not locked against `attach --cleanup`");
+            Ok(None)
+        }
+    }
+}
+
+/// Of the lock of a device, by its identifier: those of other machines' volumes are locked by URI, before
+/// there is a device.
+fn lock_name(identifier: &str) -> String {
+    let remote = identifier.strip_prefix(super::remote::IDENTIFIER).and_then(|rest| {
+        let (uri, _attachment) = rest.trim_start().rsplit_once(' ')?;
+        Some(uri.to_owned())
+    });
+    remote.unwrap_or_else(|| identifier.to_owned())
+}
+
+/// Held while a process serves a device, or is about to; it says which.
+///
+/// # Errors
+/// `Busy`: another process does. Those of the file.
+pub(super) fn lock(name: &str) -> Result<File> {
+    let path = lock_path(name);
+    let failed =
+        |error| Error::with_source(ErrorKind::Io, format!("lock {}", path.display()), error);
+    std::fs::create_dir_all(LOCKS).map_err(failed)?;
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let mut file = file.map_err(failed)?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let what = format!("attach {name}: another process serves its device");
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        Err(errno) => return Err(failed(errno.into())),
+    }
+    file.set_len(0).and_then(|()| write!(file, "{}", std::process::id())).map_err(failed)?;
+    Ok(file)
+}
+
+/// The process that holds a lock.
+pub(super) fn holder_of(name: &str) -> Option<rustix::process::Pid> {
+    let text = std::fs::read_to_string(lock_path(name)).ok()?;
+    rustix::process::Pid::from_raw(text.parse().ok()?)
+}
+
+fn lock_path(name: &str) -> PathBuf {
+    let name = Uuid::new_v5(&Uuid::NAMESPACE_URL, name.as_bytes());
+    Path::new(LOCKS).join(format!("device-{}.lock", name.simple()))
 }
 
 #[cfg(test)]

@@ -9,32 +9,32 @@
 //! - A server that has ended the attachment ends the device: its users get errors, and never see what
 //!   others wrote since.
 
-use crate::attach::kernel::is_in_use;
+use crate::attach::kernel::{holder_of, is_in_use, lock};
 use crate::attach::{LINKS, blocking, udev};
 use crate::chain::random_bytes;
 use block::{Error, ErrorKind, Result};
 use nbd::client::{self, Reached, Target};
-use nbd::kernel::{self, Device, DeviceOptions, Stop};
+use nbd::kernel::{self, Device, DeviceOptions, Siblings, Stop};
 use nbd::wire::{ClaimRequest, Intent, LABEL_BYTES_MAX, transmission_flag};
 use parking_lot::Mutex as SyncMutex;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use uuid::Uuid;
 
 /// What the kernel's identifier of such a device begins with; the URI and the attachment follow.
-const IDENTIFIER: &str = "spindle-remote";
-/// Locks against a second process for one device.
-const LOCKS: &str = "/run/spindle";
+pub(super) const IDENTIFIER: &str = "spindle-remote";
 /// Of a relay, for each direction. Chosen by hand: a large request.
 const RELAY_BYTES: usize = 256 << 10;
 /// For relays to end at an orderly stop. Requests in flight are asked for again.
 const LEAVE_GRACE: Duration = Duration::from_millis(500);
 
+/// For a process to leave its device. Chosen by hand.
+const STOP_WAIT: Duration = Duration::from_secs(10);
 /// Between two attempts to reach a server. Chosen by hand.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
@@ -43,8 +43,6 @@ const RETRY_DELAY: Duration = Duration::from_millis(500);
 pub struct RemoteOptions {
     /// As the user wrote it.
     pub uri: String,
-    /// 1 to [`kernel::CONNECTION_COUNT_MAX`].
-    pub connection_count: u16,
     /// 512 to 4096 bytes.
     pub logical_block_bytes: u32,
     /// Requests fail after so long without this process.
@@ -65,7 +63,7 @@ pub async fn serve(
     announce: impl FnOnce(&Path, &Path),
 ) -> Result<()> {
     let target = Target::parse(&options.uri)?;
-    let _lock = lock(&target)?;
+    let _lock = lock(&options.uri)?;
     blocking(kernel::check).await?;
     let found = find(&target)?;
     let attachment = found.unwrap_or_else(|| Uuid::from_bytes(random_bytes()));
@@ -87,17 +85,29 @@ pub async fn serve(
         }
         (reached, _) => reached?,
     };
-    let (backend, device_options) = backend_of(options, &target, claim, first)?;
+    let (backend, device_options) = backend_of(options, &target, claim.clone(), first);
     let mut refused = backend.refused.subscribe();
     let mut sizes = backend.size_bytes.subscribe();
-    let device = blocking({
-        let (backend, options) = (backend.clone(), device_options);
+    let made = blocking({
+        let (backend, options, is_found) = (backend.clone(), device_options, found.is_some());
         move || match Device::recover(&backend, &options)? {
             Some(device) => Ok(device),
+            None if is_found => Err(Error::new(
+                ErrorKind::Busy,
+                "its device was disconnected while something used it: unmount that, and attach again",
+            )),
             None => Device::add(&backend, &options),
         }
-    })
-    .await?;
+    });
+    let device = match made.await {
+        Ok(device) => device,
+        Err(error) => {
+            if found.is_none() {
+                release(&target, &claim).await;
+            }
+            return Err(error.context(format!("attach {target}")));
+        }
+    };
     let path = device.path();
     let link = link(&target, &path);
     announce(&path, &link);
@@ -115,16 +125,14 @@ pub async fn serve(
             () = device.gone() => {
                 tracing::info!(device = %path.display(), "the device was disconnected");
                 unlink(&target);
-                return blocking(move || device.remove()).await;
+                let removed = blocking(move || device.remove()).await;
+                release(&target, &claim).await;
+                return removed;
             }
             refusal = refused.wait_for(Option::is_some) => {
                 let error = refusal.ok().and_then(|error| error.clone());
-                let was_detached = !device.is_connected();
                 blocking(move || device.remove()).await?;
                 unlink(&target);
-                if was_detached {
-                    return Ok(()); // by `spindle detach`, which has told the server
-                }
                 let error = error.unwrap_or_else(|| Error::new(ErrorKind::Fenced, "refused"));
                 return Err(error.context("the device is gone: its users get errors"));
             }
@@ -139,6 +147,17 @@ pub async fn serve(
                 .await?;
             }
         }
+    }
+}
+
+/// Lets go of what the server keeps for a device that is not there.
+async fn release(target: &Target, claim: &ClaimRequest) {
+    match client::release(target, claim).await {
+        Err(error) if error.kind() != ErrorKind::Unsupported => tracing::warn!(
+            error = %error.chain(),
+            "the server was not told that an attachment is over; `spindle detach --force` there does so"
+        ),
+        _ => {}
     }
 }
 
@@ -167,13 +186,7 @@ fn backend_of(
     target: &Target,
     claim: ClaimRequest,
     first: Reached,
-) -> Result<(Arc<Backend>, DeviceOptions)> {
-    if options.connection_count > 1
-        && first.transmission_flags & transmission_flag::CAN_MULTI_CONN == 0
-    {
-        let what = format!("attach {target}: the server serves one connection a client only");
-        return Err(Error::new(ErrorKind::Unsupported, what));
-    }
+) -> (Arc<Backend>, DeviceOptions) {
     if !first.has_claim {
         tracing::warn!(
             server = %target,
@@ -185,8 +198,9 @@ fn backend_of(
         identifier: identifier_of(target, Uuid::from_bytes(claim.attachment)),
         size_bytes: first.size_bytes,
         logical_block_bytes: options.logical_block_bytes,
-        transmission_flags: first.transmission_flags,
-        connection_count: options.connection_count,
+        transmission_flags: first.transmission_flags & !transmission_flag::CAN_MULTI_CONN,
+        // Of several the kernel would give one up by itself, and nobody could tell the server in time.
+        connection_count: 1,
         dead_timeout: options.dead_timeout,
     };
     let backend = Backend {
@@ -197,7 +211,7 @@ fn backend_of(
         refused: watch::Sender::new(None),
         is_down: AtomicBool::new(false),
     };
-    Ok((Arc::new(backend), device_options))
+    (Arc::new(backend), device_options)
 }
 
 /// Takes the device of a URI out of the kernel, and tells the server. Without `is_forced` nothing may
@@ -216,7 +230,11 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
     blocking(move || {
         let Some(number) = kernel::find(&identifier)? else { return Ok(()) };
         let path = kernel::block_path(number);
-        if !is_forced && lock(&asked).is_ok() {
+        let is_served = match lock(&asked.to_string()) {
+            Err(error) if error.kind() == ErrorKind::Busy => true,
+            lock => lock.map(|_| false)?,
+        };
+        if !is_forced && !is_served {
             let what = format!(
                 "detach {asked}: no process serves {}, so that nobody can look whether it is in use; \
                  attach it again first, or use --force, and its users get errors",
@@ -232,6 +250,7 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
+        let _lock = stop_serving(&asked)?;
         kernel::delete(&identifier).map(drop)
     })
     .await?;
@@ -249,6 +268,24 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
     })
 }
 
+/// Has the process that serves the device of a target leave it, and takes its place: the driver waits for
+/// connections that take nothing, and one that was replaced meanwhile would bring the device back.
+fn stop_serving(target: &Target) -> Result<File> {
+    let name = target.to_string();
+    let until = Instant::now() + STOP_WAIT;
+    loop {
+        match lock(&name) {
+            Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {}
+            outcome => return outcome,
+        }
+        if let Some(pid) = holder_of(&name) {
+            // It may be gone by now.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        std::thread::sleep(STOP_WAIT / 50);
+    }
+}
+
 fn identifier_of(target: &Target, attachment: Uuid) -> String {
     format!("{IDENTIFIER} {target} {}", attachment.simple())
 }
@@ -260,33 +297,20 @@ fn find(target: &Target) -> Result<Option<Uuid>> {
     Ok(found.iter().find_map(|identifier| identifier.strip_prefix(&prefix)?.parse().ok()))
 }
 
-/// Held while a process serves the device of a target.
-fn lock(target: &Target) -> Result<File> {
-    let name = Uuid::new_v5(&Uuid::NAMESPACE_URL, target.to_string().as_bytes());
-    let path = Path::new(LOCKS).join(format!("attach-{}.lock", name.simple()));
-    let failed =
-        |error| Error::with_source(ErrorKind::Io, format!("lock {}", path.display()), error);
-    std::fs::create_dir_all(LOCKS).map_err(failed)?;
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-    let file = file.map_err(failed)?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let what = format!("attach {target}: another process serves its device");
-            Err(Error::new(ErrorKind::Busy, what))
-        }
-        Err(errno) => Err(failed(errno.into())),
-    }
-}
-
 /// This machine, the same after a reboot where it knows who it is.
 fn client_id() -> Uuid {
-    let known = ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"]
-        .iter()
-        .find_map(|path| std::fs::read_to_string(path).ok().filter(|text| !text.trim().is_empty()));
+    let known = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    if known.trim().is_empty() {
+        return boot_id();
+    }
     // Not to be shown to others as it is. Source: machine-id(5).
-    let known = format!("spindle {}", known.unwrap_or_default().trim());
-    Uuid::new_v5(&Uuid::NAMESPACE_OID, known.as_bytes())
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
+}
+
+/// Since when it runs.
+fn boot_id() -> Uuid {
+    let known = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
 }
 
 fn claim_of(target: &Target, attachment: Uuid, is_shared: bool) -> ClaimRequest {
@@ -297,6 +321,7 @@ fn claim_of(target: &Target, attachment: Uuid, is_shared: bool) -> ClaimRequest 
         is_shared,
         connection: 0,
         client: client_id().into_bytes(),
+        boot: boot_id().into_bytes(),
         attachment: attachment.into_bytes(),
         label,
         export: target.export.clone(),
@@ -313,7 +338,15 @@ fn link_path(target: &Target) -> PathBuf {
             false => text,
         }
     };
-    Path::new(LINKS).join(plain(target.host())).join(plain(&target.export))
+    // No pool has such a name.
+    let place = match target.place_name() {
+        (host, Some(port)) => format!("{}:{port}", plain(host)),
+        (socket, None) => {
+            let name = Uuid::new_v5(&Uuid::NAMESPACE_URL, socket.as_bytes()).simple().to_string();
+            format!("unix:{}", &name[..8])
+        }
+    };
+    Path::new(LINKS).join(place).join(plain(&target.export))
 }
 
 fn link(target: &Target, device: &Path) -> PathBuf {
@@ -375,7 +408,13 @@ impl kernel::Backend for Backend {
         Ok(reached)
     }
 
-    async fn serve(&self, reached: Reached, mut stream: UnixStream, mut stop: Stop) {
+    async fn serve(
+        &self,
+        reached: Reached,
+        mut stream: UnixStream,
+        _siblings: Siblings,
+        mut stop: Stop,
+    ) {
         let mut wire = reached.wire;
         let relayed = tokio::io::copy_bidirectional_with_sizes(
             &mut stream,
@@ -409,10 +448,10 @@ mod tests {
     #[test]
     fn links_stay_where_links_are() {
         for (uri, path) in [
-            ("nbd://db1/pg", "/dev/spindle/db1/pg"),
-            ("nbd://[::1]/..%2F..%2Fsda", "/dev/spindle/__1/_.._.._sda"),
-            ("nbd+unix:///pg?socket=/run/x", "/dev/spindle/unix/pg"),
-            ("nbd://db1/", "/dev/spindle/db1/_"),
+            ("nbd://db1/pg", "/dev/spindle/db1:10809/pg"),
+            ("nbd://[::1]:7/..%2F..%2Fsda", "/dev/spindle/__1:7/_.._.._sda"),
+            ("nbd+unix:///pg?socket=/run/x", "/dev/spindle/unix:5a8d9a25/pg"),
+            ("nbd://db1/", "/dev/spindle/db1:10809/_"),
         ] {
             let target = Target::parse(uri).unwrap();
             assert_eq!(link_path(&target), Path::new(path), "{uri}");

@@ -3,7 +3,7 @@
 use super::*;
 
 fn open(dir: &Path) -> Arc<Claims> {
-    Arc::new(Claims::open(dir, Epoch(1), |_, _| true).unwrap())
+    Arc::new(Claims::open(dir, Epoch(1), |_, _, _| true).unwrap())
 }
 
 fn request(client: u8, attachment: u8, intent: Intent) -> ClaimRequest {
@@ -12,6 +12,7 @@ fn request(client: u8, attachment: u8, intent: Intent) -> ClaimRequest {
         is_shared: false,
         connection: 0,
         client: [client; 16],
+        boot: [attachment; 16],
         attachment: [attachment; 16],
         label: format!("host{client}"),
         export: "v".to_owned(),
@@ -22,19 +23,19 @@ fn request(client: u8, attachment: u8, intent: Intent) -> ClaimRequest {
 async fn one_device_or_connections_unless_shared() {
     let dir = tempfile::tempdir().unwrap();
     let claims = open(dir.path());
-    let first = claims.connect(1, "v", None).await.unwrap();
-    let second = claims.connect(1, "v", None).await.unwrap();
+    let first = claims.connect(1, "v", false, None).await.unwrap();
+    let second = claims.connect(1, "v", false, None).await.unwrap();
     let error = claims.attach(1, "v", false).unwrap_err();
     assert!(error.to_string().contains("2 NBD connections"), "{error}");
     drop((first, second));
     let device = claims.attach(1, "v", false).unwrap();
-    assert_eq!(claims.connect(1, "v", None).await.unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(claims.connect(1, "v", false, None).await.unwrap_err().kind(), ErrorKind::Busy);
     assert_eq!(claims.attach(1, "v", true).unwrap_err().kind(), ErrorKind::Busy);
-    assert!(claims.connect(2, "w", None).await.is_ok(), "another volume");
+    assert!(claims.connect(2, "w", false, None).await.is_ok(), "another volume");
     drop(device);
-    let connection = claims.connect(1, "v", None).await.unwrap();
+    let connection = claims.connect(1, "v", false, None).await.unwrap();
     let shared = claims.attach(1, "v", true).unwrap();
-    assert!(claims.connect(1, "v", None).await.is_ok());
+    assert!(claims.connect(1, "v", false, None).await.is_ok());
     drop((connection, shared));
     assert!(claims.users.lock().is_empty());
     assert!(!dir.path().join(FILE).exists(), "nothing is written where nobody claims anything");
@@ -45,49 +46,55 @@ async fn a_client_has_its_volume_alone_until_it_lets_go() {
     let dir = tempfile::tempdir().unwrap();
     let claims = open(dir.path());
     let early = request(1, 1, Intent::Go);
-    let error = claims.connect(1, "v", Some(&early)).await.unwrap_err();
+    let error = claims.connect(1, "v", false, Some(&early)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fenced, "it has never attached");
-    let held = claims.connect(1, "v", Some(&request(1, 1, Intent::Attach))).await.unwrap();
+    let held = claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
     let another = request(2, 2, Intent::Attach);
     for _ in 0..2 {
-        let error = claims.connect(1, "v", Some(&another)).await.unwrap_err();
+        let error = claims.connect(1, "v", false, Some(&another)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(error.to_string().contains("client host1"), "{error}");
-        assert_eq!(claims.connect(1, "v", None).await.unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(claims.connect(1, "v", false, None).await.unwrap_err().kind(), ErrorKind::Busy);
         assert_eq!(claims.attach(1, "v", false).unwrap_err().kind(), ErrorKind::Busy);
         assert_eq!(claims.attach(1, "v", true).unwrap_err().kind(), ErrorKind::Busy);
     }
     // A lost connection changes nothing, nor does a restart.
     drop(held);
-    assert_eq!(claims.connect(1, "v", None).await.unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(claims.connect(1, "v", false, None).await.unwrap_err().kind(), ErrorKind::Busy);
     let claims = open(dir.path());
-    assert_eq!(claims.connect(1, "v", None).await.unwrap_err().kind(), ErrorKind::Busy);
-    let held = claims.connect(1, "v", Some(&early)).await.unwrap();
+    assert_eq!(claims.connect(1, "v", false, None).await.unwrap_err().kind(), ErrorKind::Busy);
+    let held = claims.connect(1, "v", false, Some(&early)).await.unwrap();
     claims.release(1, &early).await.unwrap();
     claims.release(1, &early).await.unwrap();
     assert_eq!(held.gate().unwrap().pass().unwrap_err().kind(), ErrorKind::Fenced);
     drop(held);
-    let error = claims.connect(1, "v", Some(&early)).await.unwrap_err();
+    let error = claims.connect(1, "v", false, Some(&early)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fenced);
-    assert!(claims.connect(1, "v", Some(&another)).await.is_ok());
+    assert!(claims.connect(1, "v", false, Some(&another)).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_client_that_was_ended_by_force_is_refused_for_good() {
     let dir = tempfile::tempdir().unwrap();
     let claims = open(dir.path());
-    let held = claims.connect(1, "v", Some(&request(1, 1, Intent::Attach))).await.unwrap();
+    let held = claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
     assert!(tokio::time::timeout(Duration::from_millis(1), held.revoked()).await.is_err());
     assert_eq!(claims.fence(1).await.unwrap(), ["host1"]);
     held.revoked().await;
     assert!(held.gate().unwrap().pass().is_err());
     drop(held);
     let old = request(1, 1, Intent::Go);
-    assert_eq!(claims.connect(1, "v", Some(&old)).await.unwrap_err().kind(), ErrorKind::Fenced);
-    let next = claims.connect(1, "v", Some(&request(2, 2, Intent::Attach))).await.unwrap();
+    assert_eq!(
+        claims.connect(1, "v", false, Some(&old)).await.unwrap_err().kind(),
+        ErrorKind::Fenced
+    );
+    let next = claims.connect(1, "v", false, Some(&request(2, 2, Intent::Attach))).await.unwrap();
     drop(next);
     let claims = open(dir.path());
-    assert_eq!(claims.connect(1, "v", Some(&old)).await.unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(
+        claims.connect(1, "v", false, Some(&old)).await.unwrap_err().kind(),
+        ErrorKind::Fenced
+    );
     assert_eq!(claims.holders_of(1), ["host2"]);
 }
 
@@ -95,19 +102,19 @@ async fn a_client_that_was_ended_by_force_is_refused_for_good() {
 async fn a_connection_waits_for_the_requests_of_the_one_that_it_replaces() {
     let dir = tempfile::tempdir().unwrap();
     let claims = open(dir.path());
-    let held = claims.connect(1, "v", Some(&request(1, 1, Intent::Attach))).await.unwrap();
+    let held = claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
     let beside = ClaimRequest { connection: 1, ..request(1, 1, Intent::Go) };
-    let beside = claims.connect(1, "v", Some(&beside)).await.unwrap();
+    let beside = claims.connect(1, "v", false, Some(&beside)).await.unwrap();
     let running = held.gate().unwrap().pass().unwrap();
     let again = request(1, 1, Intent::Go);
-    let error = claims.connect(1, "v", Some(&again)).await.unwrap_err();
+    let error = claims.connect(1, "v", false, Some(&again)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "an old request may still be coming");
     assert!(held.gate().unwrap().pass().is_err(), "and no further one");
     assert!(beside.gate().unwrap().pass().is_ok(), "another connection goes on");
     let fenced = claims.fence(1).await.unwrap_err();
     assert_eq!(fenced.kind(), ErrorKind::Unavailable);
     assert_eq!(claims.holders_of(1), ["host1"], "nobody may be let in yet");
-    let (replaced, ()) = tokio::join!(claims.connect(1, "v", Some(&again)), async {
+    let (replaced, ()) = tokio::join!(claims.connect(1, "v", false, Some(&again)), async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         drop(running);
     });
@@ -123,12 +130,43 @@ async fn a_connection_waits_for_the_requests_of_the_one_that_it_replaces() {
 async fn a_machine_that_comes_back_replaces_what_it_had() {
     let dir = tempfile::tempdir().unwrap();
     let claims = open(dir.path());
-    let before = claims.connect(1, "v", Some(&request(1, 1, Intent::Attach))).await.unwrap();
-    let after = claims.connect(1, "v", Some(&request(1, 2, Intent::Attach))).await.unwrap();
+    let before = claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
+    let after = claims.connect(1, "v", false, Some(&request(1, 2, Intent::Attach))).await.unwrap();
     assert!(before.gate().unwrap().pass().is_err());
     assert!(after.gate().unwrap().pass().is_ok());
     let old = request(1, 1, Intent::Go);
-    assert_eq!(claims.connect(1, "v", Some(&old)).await.unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(
+        claims.connect(1, "v", false, Some(&old)).await.unwrap_err().kind(),
+        ErrorKind::Fenced
+    );
+    assert_eq!(claims.holders_of(1), ["host1"]);
+    // One that was not restarted has it still, under another name of the server.
+    let again = ClaimRequest { attachment: [3; 16], ..request(1, 2, Intent::Attach) };
+    let error = claims.connect(1, "v", false, Some(&again)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(after.gate().unwrap().pass().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_comes_in_while_an_attachment_is_written_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = open(dir.path());
+    let before = claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
+    let running = before.gate().unwrap().pass().unwrap();
+    // It waits for the request, and has the volume meanwhile.
+    let restarted = request(1, 2, Intent::Attach);
+    let (outcome, ()) = tokio::join!(claims.connect(1, "v", false, Some(&restarted)), async {
+        assert_eq!(claims.connect(1, "v", false, None).await.unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(claims.attach(1, "v", false).unwrap_err().kind(), ErrorKind::Busy);
+    });
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
+    drop(running);
+    drop(before);
+    // What could not be written down did not happen.
+    let claims = open(dir.path());
+    std::fs::create_dir(dir.path().join("clients.tmp")).unwrap();
+    assert!(claims.connect(2, "w", false, Some(&request(1, 3, Intent::Attach))).await.is_err());
+    assert!(claims.holders_of(2).is_empty());
     assert_eq!(claims.holders_of(1), ["host1"]);
 }
 
@@ -138,13 +176,16 @@ async fn clients_that_share_are_let_in_together() {
     let claims = open(dir.path());
     let shared =
         |client| ClaimRequest { is_shared: true, ..request(client, client, Intent::Attach) };
-    let first = claims.connect(1, "v", Some(&shared(1))).await.unwrap();
-    let second = claims.connect(1, "v", Some(&shared(2))).await.unwrap();
-    assert!(claims.connect(1, "v", None).await.is_ok());
+    let first = claims.connect(1, "v", false, Some(&shared(1))).await.unwrap();
+    let second = claims.connect(1, "v", false, Some(&shared(2))).await.unwrap();
+    assert!(claims.connect(1, "v", false, None).await.is_ok());
     assert!(claims.attach(1, "v", true).is_ok());
     assert_eq!(claims.attach(1, "v", false).unwrap_err().kind(), ErrorKind::Busy);
     let alone = request(3, 3, Intent::Attach);
-    assert_eq!(claims.connect(1, "v", Some(&alone)).await.unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(
+        claims.connect(1, "v", false, Some(&alone)).await.unwrap_err().kind(),
+        ErrorKind::Busy
+    );
     drop((first, second));
     assert_eq!(claims.fence(1).await.unwrap().len(), 2);
 }
@@ -153,21 +194,25 @@ async fn clients_that_share_are_let_in_together() {
 async fn clients_of_another_history_are_forgotten_and_damage_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let claims = open(dir.path());
-    drop(claims.connect(1, "v", Some(&request(1, 1, Intent::Attach))).await.unwrap());
-    drop(claims.connect(2, "w", Some(&request(1, 2, Intent::Attach))).await.unwrap());
-    let claims = Claims::open(dir.path(), Epoch(5), |volume, epoch| {
-        assert_eq!(epoch, Epoch(1));
+    drop(claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap());
+    drop(claims.connect(2, "w", false, Some(&request(1, 2, Intent::Attach))).await.unwrap());
+    let claims = Claims::open(dir.path(), Epoch(5), |volume, epoch, was_stepped_back| {
+        assert_eq!((epoch, was_stepped_back), (Epoch(1), false));
         volume == 2
     });
     let claims = Arc::new(claims.unwrap());
     let gone = request(1, 1, Intent::Go);
-    assert_eq!(claims.connect(1, "v", Some(&gone)).await.unwrap_err().kind(), ErrorKind::Fenced);
+    assert_eq!(
+        claims.connect(1, "v", false, Some(&gone)).await.unwrap_err().kind(),
+        ErrorKind::Fenced
+    );
     assert_eq!(claims.holders_of(2), ["host1"]);
-    Claims::open(dir.path(), Epoch(6), |volume, epoch| (volume, epoch) == (2, Epoch(5))).unwrap();
+    Claims::open(dir.path(), Epoch(6), |volume, epoch, _| (volume, epoch) == (2, Epoch(5)))
+        .unwrap();
     let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
     assert!(text.contains("\"epoch\": 6") && !text.contains("\"volume\": 1"), "{text}");
     std::fs::write(dir.path().join(FILE), &text[..text.len() / 2]).unwrap();
-    let error = Claims::open(dir.path(), Epoch(7), |_, _| true).unwrap_err();
+    let error = Claims::open(dir.path(), Epoch(7), |_, _, _| true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.to_string().contains("move it away"), "{error}");
 }

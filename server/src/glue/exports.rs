@@ -87,7 +87,10 @@ impl Exports for PoolExports {
         }
         let claim = match record.is_read_only {
             true => None,
-            false => Some(self.claims.connect(record.id, &record.name, said).await?),
+            false => {
+                let (id, has_stepped_back) = (record.id, record.is_stepped_back);
+                Some(self.claims.connect(id, &record.name, has_stepped_back, said).await?)
+            }
         };
         Ok(Arc::new(Attachment { volume, is_remote, claim }))
     }
