@@ -31,7 +31,7 @@ const LOADS: &[&[&str]] = &[
 ];
 
 /// Attaches `db` and returns its device.
-fn attach(daemon: &Daemon, more: &[&str]) -> String {
+pub fn attach(daemon: &Daemon, more: &[&str]) -> String {
     let reply = daemon.json(&[&["attach", "db"], more].concat());
     reply["device"].as_str().unwrap_or_else(|| panic!("it has a device: {reply}")).to_owned()
 }

@@ -10,6 +10,7 @@ mod devices;
 mod devices_remote;
 mod filesystem;
 mod guest;
+mod mounted;
 mod neighbour;
 mod operator;
 mod postgres;
