@@ -12,13 +12,19 @@
 //! with the power are tested below spindle (`power.rs`), and here by stopping the machine.
 
 use crate::devices::{SETTINGS, attach};
-use std::os::unix::fs::FileExt;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 use tests::daemon::Daemon;
 use tests::place::{output, run};
+use tests::power::device::{Loop, Mount};
 use tests::power::guest;
-use tests::seed::Random;
+use tests::process::Process;
+use tests::seed::{Random, mix, seeds};
 use tests::{Place, needs, needs_root};
 
 /// The two drivers.
@@ -77,6 +83,11 @@ impl Mounted {
     fn sync(&self) {
         run("sync", &["-f", &self.path.display().to_string()]);
     }
+}
+
+/// A number that the environment may say.
+fn number_of(variable: &str, otherwise: u64) -> u64 {
+    std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
 /// Insists that the kernel has seen no error of a device or a file system.
@@ -300,5 +311,360 @@ fn each(stream: u64, bytes: usize, mut with: impl FnMut(&str, &[u8])) {
     for number in 0..bytes / content.len() {
         random.fill(&mut content);
         with(&number.to_string(), &content);
+    }
+}
+
+/// A daemon in a guest whose store is in the directory shared with this machine: a store only grows, and
+/// memory does not.
+fn daemon_in_shared_directory(volumes: &[(&str, &str)]) -> Daemon {
+    let mut daemon = Daemon::new(SETTINGS, volumes);
+    let store = std::env::current_dir().expect("there is one").join("store");
+    std::fs::create_dir(&store).expect("make a directory");
+    daemon.argue(&["--store", &store.display().to_string()]);
+    daemon.restart();
+    daemon
+}
+
+/// What stress-ng does to a file system, each by one process.
+const STRESSORS: &str = "access chmod chown dentry dir fallocate fiemap filename fpunch getdent hdd io iomix \
+    link rename seek symlink sync-file touch utime xattr";
+
+/// Their files are small: what is tested is the number of changes, not their length.
+const STRESS_SIZES: &str = "--fallocate-bytes=8M --fiemap-bytes=4M --hdd-bytes=8M --iomix-bytes=8M \
+    --seek-size=4M --sync-file-bytes=4M";
+
+#[test]
+fn file_systems_under_stress_stay_whole_while_the_daemon_dies() {
+    needs_root!();
+    needs!("mkfs.ext4", "mkfs.xfs", "stress-ng");
+    for seed in seeds(1) {
+        let name = "mounted::file_systems_under_stress_stay_whole_while_the_daemon_dies";
+        let time = Duration::from_secs(240 + 4 * stress_seconds());
+        let place = Place::new();
+        guest::run_in(place.path(), name, time, &[("SEED", seed.to_string())], || stressed(seed));
+    }
+}
+
+fn stress_seconds() -> u64 {
+    number_of("SPINDLE_TEST_STRESS_SECONDS", 10)
+}
+
+fn stressed(seed: u64) {
+    println!("SEED={seed}");
+    let mut random = Random::new(seed, 0);
+    let mut daemon = daemon_in_shared_directory(&[("ublk", "1G"), ("nbd", "1G")]);
+    // Some forty processes have one processor.
+    daemon.announce("the data tier is not open yet");
+    let place = Place::new();
+    let volumes: [(&str, &[&str]); 2] = [("ublk", &[]), ("nbd", &["--nbd"])];
+    let mut tried = Vec::new();
+    for (number, (volume, driver)) in volumes.into_iter().enumerate() {
+        let kind = &KINDS[(number + usize::from(!seed.is_multiple_of(2))) % 2];
+        let device = attach_volume(&daemon, volume, driver);
+        kind.make(&device);
+        let mounted = Mounted::new(&device, place.join(volume));
+        fill(&mounted.path.join("kept"), seed, KEPT_BYTES);
+        let stress_dir = mounted.path.join("stress");
+        std::fs::create_dir(&stress_dir).expect("make a directory");
+        tried.push((volume, kind, device, mounted, stress_dir));
+    }
+    let mut running = Vec::new();
+    for (volume, _, _, _, stress_dir) in &tried {
+        // The daemon comes first, or it would hardly come up.
+        let mut command = Command::new("nice");
+        command
+            .args(["-n", "19", "stress-ng"])
+            .args(STRESSORS.split_whitespace().map(|name| format!("--{name}=1")));
+        command.args(STRESS_SIZES.split_whitespace()).args(["--verify", "--oomable"]);
+        command.args(["--timeout", &stress_seconds().to_string(), "--temp-path"]).arg(stress_dir);
+        let log = place.join(&format!("{volume}.log"));
+        running.push((volume, Process::start(&mut command, &log).expect("it starts"), log));
+    }
+    let mut kill_count = 0;
+    for (volume, mut stress, log) in running {
+        let status = loop {
+            // A moment that has nothing to do with what it does.
+            if let Some(status) = stress.wait(Duration::from_millis(1000 + random.below(2000))) {
+                break status;
+            }
+            daemon.kill();
+            daemon.restart();
+            kill_count += 1;
+        };
+        let mut said = std::fs::read_to_string(&log).unwrap_or_default();
+        while let Some(line) = stress.line(Duration::ZERO) {
+            said.push_str(&line);
+        }
+        println!("{volume}: {said}");
+        assert!(status.success(), "SEED={seed}: {volume}: {status}\n{said}\n{}", daemon.tail());
+    }
+    println!("{kill_count} ends of the daemon");
+    assert!(kill_count >= 2, "SEED={seed}: it was killed {kill_count} times");
+    for (volume, kind, device, mounted, _) in tried {
+        mounted.unmount(kind);
+        let mounted = Mounted::new(&device, place.join(volume));
+        filled(&mounted.path.join("kept"), seed, KEPT_BYTES);
+        mounted.unmount(kind);
+        let _ = daemon.json(&["detach", volume]);
+    }
+    no_complaints_of_the_kernel();
+    daemon.stop();
+    daemon.fsck();
+}
+
+/// As [`attach`], for any volume.
+fn attach_volume(daemon: &Daemon, volume: &str, driver: &[&str]) -> String {
+    let reply = daemon.json(&[&["attach", volume], driver].concat());
+    reply["device"].as_str().unwrap_or_else(|| panic!("it has a device: {reply}")).to_owned()
+}
+
+#[test]
+fn a_tree_of_many_files_arrives_while_the_daemon_dies() {
+    needs_root!();
+    needs!("mkfs.ext4", "mkfs.xfs", "mkfs.btrfs");
+    for seed in seeds(1) {
+        let name = "mounted::a_tree_of_many_files_arrives_while_the_daemon_dies";
+        let time = Duration::from_secs(240 + tree_files() / 20);
+        let place = Place::new();
+        guest::run_in(place.path(), name, time, &[("SEED", seed.to_string())], || tree(seed));
+    }
+}
+
+fn tree_files() -> u64 {
+    number_of("SPINDLE_TEST_TREE_FILES", 2000)
+}
+
+/// One thing of a tree, like those of a source tree.
+struct Leaf {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    mode: u32,
+}
+
+impl Leaf {
+    fn new(seed: u64, number: u64, root: &Path) -> Leaf {
+        let mut random = Random::new(seed, number);
+        // A quarter is up to 40 KiB, the others up to 6.
+        let longest = if random.chance(25) { 40 << 10 } else { 6 << 10 };
+        let mut bytes = vec![0; usize::try_from(random.below(longest)).expect("small")];
+        random.fill(&mut bytes);
+        let mode = if random.chance(5) { 0o755 } else { 0o644 };
+        let dirs = format!("{}/{}/{}", number / 1000, number / 30 % 30, number % 1000);
+        Leaf { path: root.join(dirs), bytes, mode }
+    }
+
+    fn write(&self) {
+        std::fs::create_dir_all(self.path.parent().expect("in a directory")).expect("make it");
+        std::fs::write(&self.path, &self.bytes).expect("write a file");
+        let mode = std::fs::Permissions::from_mode(self.mode);
+        std::fs::set_permissions(&self.path, mode).expect("set a mode");
+        symlink(&self.path, self.path.with_extension("link")).expect("make a link");
+    }
+
+    fn check(&self) {
+        let found = std::fs::read(self.path.with_extension("link")).expect("it is there");
+        assert!(found == self.bytes, "{} has other bytes", self.path.display());
+        let mode = std::fs::metadata(&self.path).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, self.mode, "{}", self.path.display());
+    }
+}
+
+fn tree(seed: u64) {
+    let kind = &KINDS[usize::try_from(seed % 3).expect("small")];
+    let driver = DRIVERS[usize::try_from(seed / 3 % 2).expect("small")];
+    println!("SEED={seed}: {} {driver:?}", kind.name);
+    let mut random = Random::new(seed, 0);
+    let mut daemon = daemon_in_shared_directory(&[("db", "4G")]);
+    let device = attach(&daemon, driver);
+    let place = Place::new();
+    kind.make(&device);
+    let mounted = Mounted::new(&device, place.join("mnt"));
+    let root = mounted.path.join("tree");
+    let writer = {
+        let root = root.clone();
+        std::thread::spawn(move || {
+            (0..tree_files()).for_each(|number| Leaf::new(seed, number, &root).write());
+            run("sync", &["-f", &root.display().to_string()]);
+        })
+    };
+    let mut kill_count = 0;
+    while !writer.is_finished() {
+        // A moment that has nothing to do with what it does.
+        std::thread::sleep(Duration::from_millis(300 + random.below(1500)));
+        daemon.kill();
+        daemon.restart();
+        kill_count += 1;
+    }
+    writer.join().expect("the tree is written");
+    println!("{kill_count} ends of the daemon");
+    mounted.unmount(kind);
+    let _ = daemon.json(&["detach", "db"]);
+    let device = attach(&daemon, driver);
+    let mounted = Mounted::new(&device, place.join("mnt"));
+    (0..tree_files()).for_each(|number| Leaf::new(seed, number, &root).check());
+    let counted = run("find", &[&root.display().to_string(), "-type", "f", "-printf", "."]);
+    assert_eq!(counted.len() as u64, tree_files(), "SEED={seed}: nothing else is there");
+    mounted.unmount(kind);
+    no_complaints_of_the_kernel();
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.fsck();
+}
+
+/// Volumes of the test that stops the machine, with their file systems.
+const STOPPED: [(&str, &[&str], &Kind); 2] =
+    [("ublk", &[], &KINDS[0]), ("nbd", &["--nbd"], &KINDS[1])];
+/// What the daemon says after a loss of power, and rightly.
+const TAIL_LOST: &str = "the machine stopped while writes were answered ahead of stable storage";
+
+#[test]
+fn what_was_synced_on_a_device_survives_a_stop_of_the_machine() {
+    needs_root!();
+    needs!("mkfs.ext4", "mkfs.xfs", "losetup");
+    let name = "mounted::what_was_synced_on_a_device_survives_a_stop_of_the_machine";
+    for seed in seeds(1) {
+        let place = Place::new();
+        let turn_count = 1 + number_of("SPINDLE_TEST_MACHINE_STOPS", 2);
+        let this = number_of("TURN", 0);
+        let turns = if guest::is_inside() { this..this + 1 } else { 0..turn_count };
+        for turn in turns {
+            let variables = [("SEED", seed.to_string()), ("TURN", turn.to_string())];
+            let time = Duration::from_secs(240);
+            if turn + 1 == turn_count {
+                let variables = [&variables[..], &[("IS_LAST", "yes".to_owned())]].concat();
+                guest::run_in(place.path(), name, time, &variables, || one_machine(seed));
+            } else if !guest::run_until_stopped(place.path(), name, time, &variables, || {
+                one_machine(seed);
+            }) {
+                return;
+            }
+        }
+    }
+}
+
+/// The life of one machine: what the earlier ones synced is there, more is written, and it stops. The
+/// disk with log, cache and store is a file of the directory that the machines share.
+fn one_machine(seed: u64) {
+    let turn = number_of("TURN", 0);
+    println!("SEED={seed}: machine {turn}");
+    let mut random = Random::new(seed, turn);
+    let (shared, place) = (std::env::current_dir().expect("there is one"), Place::new());
+    let image = shared.join("disk");
+    if turn == 0 {
+        File::create(&image).and_then(|file| file.set_len(4 << 30)).expect("make a disk");
+    }
+    let disk = Loop::attach(&image);
+    if turn == 0 {
+        KINDS[0].make(disk.device());
+    }
+    let disk_mount = Mount::new(disk.device(), &place.join("disk")).expect("it mounts");
+    let pool = disk_mount.path().join("pool");
+    std::fs::create_dir_all(&pool).expect("make a directory");
+    let mut daemon = Daemon::new(SETTINGS, &STOPPED.map(|(volume, _, _)| (volume, "1G")));
+    daemon.announce(TAIL_LOST);
+    symlink(pool, daemon.dir()).expect("make a link");
+    daemon.restart();
+    let mut mounts = Vec::new();
+    for (volume, driver, kind) in STOPPED {
+        let device = if turn == 0 {
+            let device = attach_volume(&daemon, volume, driver);
+            kind.make(&device);
+            device
+        } else {
+            // The daemon has made it anew. The file system mends itself when it is mounted.
+            let device = device_of(&daemon, volume);
+            Mounted::new(&device, place.join(volume)).unmount(kind);
+            device
+        };
+        let mounted = Mounted::new(&device, place.join(volume));
+        let record = shared.join(format!("{volume}.synced"));
+        let synced_count = Synced::check(seed, &mounted.path, &record);
+        println!("{volume}: {synced_count} files were synced, and are there");
+        assert!(turn == 0 || synced_count > 0, "SEED={seed}: nothing was synced");
+        mounts.push((mounted, kind, record));
+    }
+    if std::env::var_os("IS_LAST").is_some() {
+        for ((mounted, kind, _), (volume, _, _)) in mounts.into_iter().zip(STOPPED) {
+            mounted.unmount(kind);
+            let _ = daemon.json(&["detach", volume]);
+        }
+        no_complaints_of_the_kernel();
+        daemon.stop();
+        daemon.fsck();
+        return;
+    }
+    for (mounted, _, record) in &mounts {
+        for thread in 0..2 {
+            let (root, record) = (mounted.path.clone(), record.clone());
+            std::thread::spawn(move || {
+                (0..).for_each(|number| {
+                    Synced { turn, thread, number }.write(seed, &root, &record);
+                });
+            });
+        }
+    }
+    std::thread::sleep(Duration::from_millis(1000 + random.below(3000)));
+    if random.chance(30) {
+        daemon.kill();
+    }
+    guest::stop_machine();
+}
+
+/// The device of an attached volume.
+fn device_of(daemon: &Daemon, volume: &str) -> String {
+    let listed = daemon.json(&["attach", "list"]);
+    let attachments = listed["attachments"].as_array().expect("a list").iter();
+    let found: BTreeMap<_, _> = attachments
+        .filter_map(|one| Some((one["volume"].as_str()?, one["device"].as_str()?)))
+        .collect();
+    (*found.get(volume).unwrap_or_else(|| panic!("{volume} has a device: {listed}"))).to_owned()
+}
+
+/// A file that was synced before its name was noted.
+struct Synced {
+    turn: u64,
+    thread: u64,
+    number: u64,
+}
+
+impl Synced {
+    fn content(&self, seed: u64) -> Vec<u8> {
+        let mut random = Random::new(seed, mix(self.turn << 40 | self.thread << 32 | self.number));
+        let mut bytes = vec![0; usize::try_from(random.below(48 << 10)).expect("small")];
+        random.fill(&mut bytes);
+        bytes
+    }
+
+    fn path(&self, root: &Path) -> PathBuf {
+        root.join(format!("{}-{}-{}", self.turn, self.thread, self.number))
+    }
+
+    fn write(&self, seed: u64, root: &Path, record: &Path) {
+        let mut file = File::create(self.path(root)).expect("make a file");
+        file.write_all(&self.content(seed)).expect("write a file");
+        file.sync_all().expect("sync a file");
+        File::open(root).and_then(|dir| dir.sync_all()).expect("sync a directory");
+        let line = format!("{} {} {}\n", self.turn, self.thread, self.number);
+        let mut noted = OpenOptions::new().append(true).create(true).open(record).expect("open it");
+        noted.write_all(line.as_bytes()).and_then(|()| noted.sync_all()).expect("note it");
+    }
+
+    /// Insists that what was noted is there, and counts it.
+    fn check(seed: u64, root: &Path, record: &Path) -> usize {
+        let noted = std::fs::read_to_string(record).unwrap_or_default();
+        // The machine may have stopped within the last line.
+        let lines: Vec<_> =
+            noted.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect();
+        for line in &lines {
+            let numbers: Vec<u64> =
+                line.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+            let [turn, thread, number] = numbers[..] else { panic!("a line: {line}") };
+            let synced = Synced { turn, thread, number };
+            let path = synced.path(root);
+            let found = std::fs::read(&path)
+                .unwrap_or_else(|error| panic!("SEED={seed}: {}: {error}", path.display()));
+            assert!(found == synced.content(seed), "SEED={seed}: {} differs", path.display());
+        }
+        lines.len()
     }
 }

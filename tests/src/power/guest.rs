@@ -3,16 +3,21 @@
 //! Invariants:
 //! - The same test of the same binary runs inside; its output and its failure are the outer test's.
 
-use crate::place::skip;
+use crate::place::{run as run_program, skip};
 use crate::process::dies_with_us;
+use std::fs::File;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 /// Tells the test that it runs inside.
 const INSIDE: &str = "SPINDLE_TEST_IN_GUEST";
 /// Exit status of `tests/guest` where no guest can run.
 const CANNOT_RUN: i32 = 77;
+/// Exit status of `tests/guest` where the guest ended before its command did.
+const DIED: i32 = 125;
+/// A file of the shared directory: the guest was stopped on purpose.
+const STOPPED: &str = "stopped";
 
 /// Whether this is a guest.
 #[must_use]
@@ -23,25 +28,78 @@ pub fn is_inside() -> bool {
 /// Runs `inside` in a guest kernel: called there it runs it, called elsewhere it starts a guest that
 /// runs the test `name` (its full name in this binary). Skips where no guest can run.
 pub fn run(name: &str, timeout: Duration, variables: &[(&str, String)], inside: impl FnOnce()) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace");
+    run_in(root, name, timeout, variables, inside);
+}
+
+/// As [`run`], with `dir` as the guest's current directory: the one that it shares with this machine.
+pub fn run_in(
+    dir: &Path,
+    name: &str,
+    timeout: Duration,
+    variables: &[(&str, String)],
+    inside: impl FnOnce(),
+) {
     if is_inside() {
         return inside();
     }
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let Some((status, out, err)) = start(dir, name, timeout, variables) else { return };
+    assert!(status.success(), "in the guest: {status}\n{err}");
+    // A name that no test has would run nothing and pass.
+    assert!(out.contains("test result: ok. 1 passed"), "{name} did not run in the guest\n{err}");
+}
+
+/// As [`run_in`], for a guest that ends by [`stop_machine`] and no other way. False where no guest
+/// can run.
+pub fn run_until_stopped(
+    dir: &Path,
+    name: &str,
+    timeout: Duration,
+    variables: &[(&str, String)],
+    inside: impl FnOnce(),
+) -> bool {
+    if is_inside() {
+        inside();
+        return true;
+    }
+    let Some((status, _, err)) = start(dir, name, timeout, variables) else { return false };
+    let is_stopped = std::fs::remove_file(dir.join(STOPPED)).is_ok();
+    assert!(is_stopped, "the guest was not stopped: {status}\n{err}");
+    assert_eq!(status.code(), Some(DIED), "{err}");
+    true
+}
+
+/// Ends the guest at once, as a loss of power would: what only its memory has is lost.
+pub fn stop_machine() -> ! {
+    assert!(is_inside(), "this machine is not stopped");
+    File::create(STOPPED).and_then(|mark| mark.sync_all()).expect("the directory is shared");
+    // reboot(2): power off, and write nothing before.
+    run_program("perl", &["-e", "syscall(169, 0xfee1dead, 672274793, 0x4321fedc)"]);
+    unreachable!("the machine is off");
+}
+
+/// Runs the test `name` in a guest; `None` where it was skipped.
+fn start(
+    dir: &Path,
+    name: &str,
+    timeout: Duration,
+    variables: &[(&str, String)],
+) -> Option<(ExitStatus, String, String)> {
     let test = std::env::current_exe().expect("a running program has a path");
-    let mut command = Command::new(tests.join("guest"));
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("guest"));
     command.args(["--timeout", &timeout.as_secs().to_string(), "--"]).arg(test);
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
-    command.current_dir(tests.parent().expect("in the workspace"));
+    command.current_dir(dir);
     command.env(INSIDE, "1").env_remove("SPINDLE_TEST_SKIPS").stdin(Stdio::null());
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     let output = dies_with_us(&mut command).output().expect("tests/guest starts");
-    let (out, err) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let [out, err] =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into());
+    let err: String = err;
     if output.status.code() == Some(CANNOT_RUN) {
-        return skip(err.lines().last().unwrap_or("no guest kernel"));
+        skip(err.lines().last().unwrap_or("no guest kernel"));
+        return None;
     }
     println!("{out}");
-    assert!(output.status.success(), "in the guest: {}\n{err}", output.status);
-    // A name that no test has would run nothing and pass.
-    assert!(out.contains("test result: ok. 1 passed"), "{name} did not run in the guest\n{err}");
+    Some((output.status, out, err))
 }
