@@ -252,7 +252,8 @@ fn thin(driver: &[&str]) {
     within(Duration::from_secs(10), &format!("{driver:?}: discard 1 TiB"), || {
         run("blkdiscard", &["-f", &device]);
     });
-    assert_eq!(map(&uri, HOLE), []);
+    let rest = map(&uri, HOLE);
+    assert!(rest.is_empty(), "{driver:?}: {} extents, the first {:?}", rest.len(), rest[0]);
     let disk = std::fs::File::open(&device).expect("open the device");
     for (offset, length) in written {
         let mut bytes = vec![1; usize::try_from(length.min(64 << 10)).expect("small")];
@@ -487,10 +488,12 @@ fn tree(seed: u64) {
             run("sync", &["-f", &root.display().to_string()]);
         })
     };
+    // The kernel's nbd driver looks for a new daemon every 2 s.
+    let shortest = if driver.is_empty() { 300 } else { 3000 };
     let mut kill_count = 0;
     while !writer.is_finished() {
         // A moment that has nothing to do with what it does.
-        std::thread::sleep(Duration::from_millis(300 + random.below(1500)));
+        std::thread::sleep(Duration::from_millis(shortest + random.below(1500)));
         daemon.kill();
         daemon.restart();
         kill_count += 1;
@@ -597,9 +600,9 @@ fn one_machine(seed: u64) {
         for thread in 0..2 {
             let (root, record) = (mounted.path.clone(), record.clone());
             std::thread::spawn(move || {
-                (0..).for_each(|number| {
+                for number in 0.. {
                     Synced { turn, thread, number }.write(seed, &root, &record);
-                });
+                }
             });
         }
     }
