@@ -432,7 +432,7 @@ fn a_tree_of_many_files_arrives_while_the_daemon_dies() {
 }
 
 fn tree_files() -> u64 {
-    number_of("SPINDLE_TEST_TREE_FILES", 2000)
+    number_of("SPINDLE_TEST_TREE_FILES", 5000)
 }
 
 /// One thing of a tree, like those of a source tree.
