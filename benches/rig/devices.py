@@ -163,10 +163,7 @@ class SpindleDevice(Device):
         return self.spindle.destaged_bytes()
 
     def close(self):
-        if "ublk" in self.node:
-            self.spindle.command("detach", more=[self.volume], check=True)
-        else:
-            run("nbd-client", "-d", self.node)
+        self.spindle.command("detach", more=[self.volume], check=True)
 
 
 def attach_ublk(spindle, volume):
@@ -176,15 +173,8 @@ def attach_ublk(spindle, volume):
 
 def attach_nbd(spindle, volume, connection_count):
     """Makes a volume a device of the kernel's nbd driver and returns it."""
-    node = f"/dev/nbd{VOLUMES.index(volume)}"
-    command = ["nbd-client", "-unix", f"{spindle.dir}/nbd.sock", node, "-N", volume, "-b",
-               NBD_BLOCK_BYTES]
-    if connection_count > 1:
-        command += ["-C", connection_count]
-    run(*command)
-    size = f"/sys/block/{os.path.basename(node)}/size"
-    life.until(lambda: int(pathlib.Path(size).read_text()), f"attach {node}")
-    return node
+    more = [volume, "--nbd", "--connections", str(connection_count), "-o", "json"]
+    return json.loads(spindle.command("attach", more=more, check=True).stdout)["device"]
 
 
 def make_file(world, name, size_bytes):

@@ -611,16 +611,22 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| Error::with_source(ErrorKind::Io, "work on a device", error))?
 }
 
-/// Removes from the kernel the devices that a daemon on `dir` left, or `device` alone, which may be
-/// anybody's. Returns what was done, for a person. Blocks.
+/// Removes from the kernel the device at a path, whoever made it. Returns what was done, for a person.
+/// Blocks.
 ///
 /// # Errors
-/// `Busy`: a daemon runs, or a process serves the device. `Invalid`: it is no such device.
-pub fn clean_up(dir: &Path, device: Option<&str>) -> Result<String> {
-    if let Some(device) = device {
-        kernel::delete_any(device)?;
-        return Ok(format!("{device} is removed"));
-    }
+/// `Busy`: a process serves it. `Invalid`: it is no such device.
+pub fn clean_up_device(device: &str) -> Result<String> {
+    kernel::delete_any(device)?;
+    Ok(format!("{device} is removed"))
+}
+
+/// Removes from the kernel the devices that a daemon on `dir` left. Returns what was done, for a person.
+/// Blocks.
+///
+/// # Errors
+/// `Busy`: a daemon runs.
+pub fn clean_up(dir: &Path) -> Result<String> {
     // Held until the end: no daemon starts meanwhile.
     let _node = NodeDir::open(dir)?;
     let path = dir.join(FILE);

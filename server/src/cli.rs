@@ -375,9 +375,16 @@ async fn attach(cli: &Cli, args: &args::AttachArgs) -> Result<(), Failure> {
         backend::attach_remote(&options, |lines| announce(cli.output, lines)).await?;
         return Ok(());
     }
+    if args.cleanup
+        && let Some(device) = args.target.clone()
+    {
+        // It is named: its directory may be gone, too.
+        let done = backend::clean_up_device(device).await?;
+        return emit(cli.output, &done, print::reply);
+    }
     let config = load(&args.pool.config, &args.pool.overrides())?;
     if args.cleanup {
-        let done = backend::clean_up_devices(&config, args.target.as_deref()).await?;
+        let done = backend::clean_up_devices(&config).await?;
         return emit(cli.output, &done, print::reply);
     }
     let target = args.target.as_deref().unwrap_or_default();

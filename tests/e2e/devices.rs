@@ -55,13 +55,13 @@ fn unmount(mountpoint: &Path, device: &str) {
 }
 
 pub(crate) fn kills_wanted() -> u64 {
-    let wanted = std::env::var("SPINDLE_TEST_UBLK_KILLS").ok();
+    let wanted = std::env::var("SPINDLE_TEST_DEVICE_KILLS").ok();
     wanted.map_or(4, |text| text.parse().expect("a number of kills"))
 }
 
 pub(crate) fn variables(seed: u64) -> Vec<(&'static str, String)> {
-    let kills = std::env::var("SPINDLE_TEST_UBLK_KILLS").ok();
-    let kills = kills.map(|kills| ("SPINDLE_TEST_UBLK_KILLS", kills));
+    let kills = std::env::var("SPINDLE_TEST_DEVICE_KILLS").ok();
+    let kills = kills.map(|kills| ("SPINDLE_TEST_DEVICE_KILLS", kills));
     [Some(("SEED", seed.to_string())), kills].into_iter().flatten().collect()
 }
 

@@ -39,12 +39,20 @@ pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
 }
 
 /// Removes devices that a daemon that is gone left in the kernel.
-pub(super) async fn clean_up_devices(config: &Config, device: Option<&str>) -> Result<Reply> {
-    let (dir, device) = (config.dir().to_owned(), device.map(str::to_owned));
-    let done = tokio::task::spawn_blocking(move || attach::clean_up(&dir, device.as_deref()));
-    let message = done
-        .await
-        .map_err(|error| Error::with_source(ErrorKind::Io, "remove devices", error))??;
+pub(super) async fn clean_up_devices(config: &Config) -> Result<Reply> {
+    let dir = config.dir().to_owned();
+    cleaned(move || attach::clean_up(&dir)).await
+}
+
+/// Removes a device that nobody serves, whoever made it.
+pub(super) async fn clean_up_device(device: String) -> Result<Reply> {
+    cleaned(move || attach::clean_up_device(&device)).await
+}
+
+async fn cleaned(work: impl FnOnce() -> Result<String> + Send + 'static) -> Result<Reply> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let message =
+        done.map_err(|error| Error::with_source(ErrorKind::Io, "remove devices", error))??;
     Ok(Reply::Done { message })
 }
 
