@@ -17,7 +17,6 @@ from . import life, servers
 RUBLK_VERSION = "0.2.15"
 DEPTH = 64  # requests in flight of a device: spindle's default, and rublk's option
 VOLUMES = ("u", "n", "m")  # for ublk, for nbd, and for nbd over several connections
-NBD_BLOCK_BYTES = 4096
 FILL_BYTES = 1 << 20
 
 

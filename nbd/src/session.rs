@@ -9,8 +9,9 @@
 //!   needs no reservation (headers, messages, extents) is bounded a connection.
 //! - A write that is larger than [`PIECE_BYTES`] reaches the device in pieces as they arrive, so a
 //!   client that stalls in the middle of one holds one piece, not all of it.
-//! - After DISC, end of file or stop no request is started; those that run are answered first. Nor is
-//!   one of a connection that the kernel has given up for another ([`Siblings`]).
+//! - After DISC, end of file or stop no request is started; those that run are answered first.
+//! - With several connections of a device of the kernel, what was received starts only when no other of
+//!   them that the kernel has given up is served any more ([`Siblings`]).
 
 use crate::kernel::{Look, Siblings};
 use crate::memory::{Allotment, PAYLOAD_BYTES_MAX, PayloadMemory, Reservation};
@@ -212,6 +213,8 @@ pub struct Session<D: BlockDevice> {
     moved_bytes: u64,
     /// For a device of the kernel with several connections.
     siblings: Option<Siblings>,
+    /// Something was received since the last look at them.
+    needs_look: bool,
     label: String,
 }
 
@@ -255,6 +258,7 @@ impl<D: BlockDevice> Session<D> {
             stall: None,
             moved_bytes: 0,
             siblings,
+            needs_look: false,
         }
     }
 
@@ -323,12 +327,12 @@ impl<D: BlockDevice> Session<D> {
         let limits = self.device.limits();
         let (mut progressed, mut has_read) = (false, false);
         loop {
-            if let Some(siblings) = &self.siblings
-                && self.may_start()
+            if self.needs_look
+                && let Some(siblings) = &self.siblings
             {
                 match siblings.poll_look(cx) {
                     Poll::Pending => return Ok(progressed),
-                    Poll::Ready(Look::Go) => {}
+                    Poll::Ready(Look::Go) => self.needs_look = false,
                     Poll::Ready(Look::Over) => {
                         return Err(End::Io(io::ErrorKind::BrokenPipe.into()));
                     }
@@ -356,19 +360,11 @@ impl<D: BlockDevice> Session<D> {
                     Poll::Ready(Ok(count)) => {
                         self.moved_bytes += count as u64;
                         (progressed, has_read) = (true, true);
+                        self.needs_look = true;
                     }
                     Poll::Ready(Err(error)) => return Err(End::Io(error)),
                 },
             }
-        }
-    }
-
-    /// The next step may start a request.
-    fn may_start(&self) -> bool {
-        match &self.receiving {
-            Receiving::Header | Receiving::Query { .. } => !self.inbox.bytes().is_empty(),
-            Receiving::Write(_) | Receiving::Read(_) => true,
-            Receiving::Drop { .. } | Receiving::Ended => false,
         }
     }
 

@@ -31,13 +31,15 @@ pub enum Stream {
     Tls(Box<TlsStream<Plain>>),
 }
 
-/// The other side takes nothing more: it has closed both directions, or is gone. What it sent before may
-/// still be here.
-pub fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
+/// One of the other sides takes nothing more: it has closed both directions, or is gone. What it sent
+/// before may still be here.
+pub fn any_hung_up<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>) -> bool {
     // A hang-up is reported whether it is asked for or not (poll(2)).
-    let mut asked = [PollFd::new(&socket, PollFlags::empty())];
+    let mut asked: Vec<PollFd<'_>> =
+        sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::empty())).collect();
     let found = poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    found.is_ok() && asked[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    let gone = PollFlags::HUP | PollFlags::ERR;
+    found.is_ok() && asked.iter().any(|asked| asked.revents().intersects(gone))
 }
 
 macro_rules! each {
@@ -213,11 +215,12 @@ mod tests {
     #[tokio::test]
     async fn a_peer_that_is_gone_is_told_from_one_that_is_silent() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        assert!(!is_hung_up(ours.as_fd()));
+        let is_gone = || any_hung_up(std::iter::once(ours.as_fd()));
+        assert!(!is_gone());
         theirs.write_all(b"unread").await.unwrap();
         theirs.shutdown().await.unwrap();
-        assert!(!is_hung_up(ours.as_fd()), "it still takes replies");
+        assert!(!is_gone(), "it still takes replies");
         drop(theirs);
-        assert!(is_hung_up(ours.as_fd()));
+        assert!(is_gone());
     }
 }

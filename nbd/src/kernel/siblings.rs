@@ -9,7 +9,7 @@
 //!   still served. What the kernel sends again comes after the close, so that a look after the receipt
 //!   sees it.
 
-use crate::stream::is_hung_up;
+use crate::stream::any_hung_up;
 use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -55,28 +55,29 @@ impl Group {
 pub(crate) enum Look {
     /// What was received may start.
     Go,
-    /// The kernel has closed this connection: nothing that was received by it may start.
+    /// The kernel has closed this connection and another one: it ends at once, so that they do not wait
+    /// for each other.
     Over,
 }
 
 impl Siblings {
-    /// To be asked after requests were received and before they start. Pending while another connection
-    /// that the kernel has closed is still served.
+    /// To be asked after something was received and before it starts: pending while another connection
+    /// that the kernel has closed is served. What lies in that one runs before its end, which is waited
+    /// for; so it may start what it has without a further look.
     pub(crate) fn poll_look(&self, cx: &mut Context<'_>) -> Poll<Look> {
         let mut links = self.group.links.lock();
         if links.served.len() == 1 {
             return Poll::Ready(Look::Go); // the kernel never closes its only one by itself
         }
-        let is_closed =
-            |link: &Option<OwnedFd>| link.as_ref().is_some_and(|fd| is_hung_up(fd.as_fd()));
-        if is_closed(&links.served[self.index]) {
+        let others = links.served.iter().enumerate().filter(|(index, _)| *index != self.index);
+        if !any_hung_up(others.filter_map(|(_, link)| Some(link.as_ref()?.as_fd()))) {
+            return Poll::Ready(Look::Go);
+        }
+        if any_hung_up(links.served[self.index].iter().map(AsFd::as_fd)) {
             return Poll::Ready(Look::Over);
         }
-        if links.served.iter().any(is_closed) {
-            links.waiting.push(cx.waker().clone());
-            return Poll::Pending;
-        }
-        Poll::Ready(Look::Go)
+        links.waiting.push(cx.waker().clone());
+        Poll::Pending
     }
 }
 
@@ -93,19 +94,28 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_closed_connection_is_waited_for_and_starts_nothing() {
-        let group = Group::new(2);
-        let ((first, first_kernel), (second, _second_kernel)) =
-            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+    async fn a_connection_that_the_kernel_has_closed_is_waited_for() {
+        let group = Group::new(3);
+        let ((first, first_kernel), (second, second_kernel), (third, _third_kernel)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         let one = group.join(0, &first).unwrap();
         let two = group.join(1, &second).unwrap();
+        let three = group.join(2, &third).unwrap();
         let mut cx = Context::from_waker(Waker::noop());
         assert_eq!(two.poll_look(&mut cx), Poll::Ready(Look::Go));
         drop(first_kernel);
-        assert_eq!(one.poll_look(&mut cx), Poll::Ready(Look::Over));
+        assert_eq!(one.poll_look(&mut cx), Poll::Ready(Look::Go), "it goes on with what it has");
         assert_eq!(two.poll_look(&mut cx), Poll::Pending, "what it left may still start");
-        let waits = std::future::poll_fn(|cx| two.poll_look(cx));
-        let (look, ()) = tokio::join!(waits, async { drop(one) });
+        drop(second_kernel);
+        assert_eq!(
+            one.poll_look(&mut cx),
+            Poll::Ready(Look::Over),
+            "two would wait for each other"
+        );
+        assert_eq!(two.poll_look(&mut cx), Poll::Ready(Look::Over));
+        assert_eq!(three.poll_look(&mut cx), Poll::Pending);
+        let waits = std::future::poll_fn(|cx| three.poll_look(cx));
+        let (look, ()) = tokio::join!(waits, async { drop((one, two)) });
         assert_eq!(look, Look::Go);
     }
 }

@@ -28,8 +28,11 @@ pub fn is_inside() -> bool {
 /// Runs `inside` in a guest kernel: called there it runs it, called elsewhere it starts a guest that
 /// runs the test `name` (its full name in this binary). Skips where no guest can run.
 pub fn run(name: &str, timeout: Duration, variables: &[(&str, String)], inside: impl FnOnce()) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace");
-    run_in(root, name, timeout, variables, inside);
+    run_in(root(), name, timeout, variables, inside);
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace")
 }
 
 /// As [`run`], with `dir` as the guest's current directory: the one that it shares with this machine.
@@ -90,6 +93,8 @@ fn start(
     command.args(["--timeout", &timeout.as_secs().to_string(), "--"]).arg(test);
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
     command.current_dir(dir);
+    // Where the binaries are, wherever that is.
+    command.env("SPINDLE_TEST_GUEST_ALSO", root());
     command.env(INSIDE, "1").env_remove("SPINDLE_TEST_SKIPS").stdin(Stdio::null());
     command.envs(variables.iter().map(|(name, value)| (name, value)));
     let output = dies_with_us(&mut command).output().expect("tests/guest starts");
