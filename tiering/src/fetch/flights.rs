@@ -2,6 +2,7 @@
 //!
 //! Invariants:
 //! - Per frame there is at most one [`Ticket`]; all others wait for what it lands.
+//! - A failure is for those who waited for it: who comes after it landed starts anew.
 //! - A ticket that is dropped without landing wakes its waiters with an error, and the next reader
 //!   starts anew: nobody waits for a task that is gone.
 
@@ -30,6 +31,8 @@ pub struct Ticket {
     flights: Arc<Flights>,
     key: FrameKey,
     landed: watch::Sender<Landed>,
+    /// Others find it among those under way.
+    is_listed: bool,
 }
 
 /// A wait for somebody's ticket.
@@ -57,7 +60,7 @@ impl Flights {
                 let (landed, wait) = watch::channel(None);
                 place.insert(wait.clone());
                 self.count.fetch_add(1, Ordering::Release);
-                (Some(Ticket { flights: self.clone(), key, landed }), Wait(wait))
+                (Some(Ticket { flights: self.clone(), key, landed, is_listed: true }), Wait(wait))
             }
         }
     }
@@ -66,8 +69,18 @@ impl Flights {
 impl Ticket {
     /// Hands the result to everybody who waits. The caller has filled the caches before, so that
     /// who comes later finds it there.
-    pub fn land(self, result: Result<Bytes>) {
+    pub fn land(mut self, result: Result<Bytes>) {
+        if result.is_err() {
+            self.unlist();
+        }
         self.landed.send_replace(Some(result));
+    }
+
+    fn unlist(&mut self) {
+        // Once: later it may be another's.
+        if std::mem::take(&mut self.is_listed) {
+            self.flights.waiting.lock().remove(&self.key);
+        }
     }
 
     /// The frame.
@@ -79,7 +92,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.flights.waiting.lock().remove(&self.key);
+        self.unlist();
         self.flights.count.fetch_sub(1, Ordering::Release);
     }
 }
@@ -106,6 +119,8 @@ impl Wait {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::task::{Context, Wake};
 
     #[tokio::test]
     async fn one_leads_and_all_get_the_result() {
@@ -118,6 +133,32 @@ mod tests {
         assert_eq!(second.landed().await.unwrap(), "frame");
         assert_eq!(flights.count(), 0);
         assert!(flights.join((1, 2)).0.is_some(), "a later reader leads again");
+    }
+
+    /// Joins at the moment at which it is woken.
+    struct Joins {
+        flights: Arc<Flights>,
+        has_led: AtomicBool,
+    }
+
+    impl Wake for Joins {
+        fn wake(self: Arc<Self>) {
+            let (ticket, _) = self.flights.join((1, 2));
+            self.has_led.store(ticket.is_some(), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn who_comes_after_a_failure_starts_anew() {
+        let flights = Arc::new(Flights::default());
+        let (ticket, wait) = flights.join((1, 2));
+        let joins = Arc::new(Joins { flights: flights.clone(), has_led: AtomicBool::new(false) });
+        let waker = joins.clone().into();
+        let mut wait = std::pin::pin!(wait.landed());
+        assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        ticket.unwrap().land(Err(Error::new(ErrorKind::Corrupt, "bad")));
+        assert!(joins.has_led.load(Ordering::Relaxed), "it was given the failure of before");
+        assert_eq!(flights.count(), 0);
     }
 
     #[tokio::test]
