@@ -355,13 +355,6 @@ impl Device {
         self.links.is_empty()
     }
 
-    /// The kernel still has it.
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
-        driver::is_connected(self.number)
-            && driver::identifier_of(self.number).as_ref() == Some(&self.options.identifier)
-    }
-
     /// Waits until the device [is gone](Device::is_gone). May be dropped, and called again.
     pub async fn gone(&mut self) {
         while self.links.join_next().await.is_some() {}

@@ -110,8 +110,9 @@ pub(super) fn delete_any(path: &str) -> Result<()> {
     match (number("/dev/ublkb"), number("/dev/nbd")) {
         (Some(number), _) => ublk::delete(number, None),
         (None, Some(number)) => {
-            let Some(identifier) = nbd::kernel::identifier_of(number) else {
-                return nbd::kernel::delete_any(number);
+            let identifier = nbd::kernel::identifier_of(number);
+            let Some(identifier) = identifier.filter(|text| text.starts_with("spindle-")) else {
+                return nbd::kernel::delete_any(number); // another program's
             };
             // Whoever serves it holds the lock.
             let _lock = lock(&lock_name(&identifier)).map_err(|error| match error.kind() {

@@ -400,11 +400,6 @@ impl kernel::Backend for Backend {
         if self.is_down.swap(false, Ordering::Relaxed) {
             tracing::info!(server = %self.target, "the server answers again");
         }
-        self.size_bytes.send_if_modified(|size_bytes| {
-            let is_new = *size_bytes != reached.size_bytes;
-            *size_bytes = reached.size_bytes;
-            is_new
-        });
         Ok(reached)
     }
 
@@ -415,6 +410,11 @@ impl kernel::Backend for Backend {
         _siblings: Siblings,
         mut stop: Stop,
     ) {
+        // Not before the kernel has this connection: it waits for all requests in flight first, and
+        // those for a connection.
+        self.size_bytes.send_if_modified(|size_bytes| {
+            std::mem::replace(size_bytes, reached.size_bytes) != reached.size_bytes
+        });
         let mut wire = reached.wire;
         let relayed = tokio::io::copy_bidirectional_with_sizes(
             &mut stream,
