@@ -49,7 +49,7 @@ fn workspace() -> &'static Path {
 fn metadata() -> Value {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args(["metadata", "--format-version=1", "--locked", "--offline"])
+        .args(["metadata", "--format-version=1", "--locked"])
         .current_dir(workspace())
         .output()
         .expect("cargo runs");
