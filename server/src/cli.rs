@@ -24,6 +24,7 @@ use args::{
 use block::{Error, ErrorKind, Result};
 use clap::Parser;
 use rustix::io::Errno;
+use rustix::mm::MlockAllFlags;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -84,6 +85,16 @@ fn write_back_memory() {
         Ok(()) | Err(Errno::PERM | Errno::INVAL) => {} // not root, or a kernel before 5.6
         Err(error) => tracing::debug!(%error, "the process is an ordinary one to the kernel"),
     }
+}
+
+/// Keeps in memory what this process touches, now and later. What it has only reserved stays out.
+fn lock_memory() -> Result<(), Error> {
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    rustix::mm::mlockall(flags).map_err(|errno| {
+        let what = "lock the process in memory: raise its limit (LimitMEMLOCK=infinity in the unit, \
+                    ulimit -l unlimited in a shell), or set lock_memory = false";
+        Error::with_source(ErrorKind::Denied, what, std::io::Error::from(errno))
+    })
 }
 
 /// Why a command did not succeed.
@@ -166,6 +177,9 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     match &cli.command {
         Command::Serve(args) => {
             let config = load(&args.config_path(), &args.overrides())?;
+            if config.settings().lock_memory {
+                lock_memory().map_err(Failure::Failed)?;
+            }
             let announce = |endpoints: &[String]| announce(cli.output, endpoints);
             backend::serve(config, args.take_over, announce).await?;
         }

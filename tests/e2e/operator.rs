@@ -70,6 +70,20 @@ fn volumes_come_grow_go_and_come_back_while_the_daemon_serves() {
 }
 
 #[test]
+fn memory_is_locked_where_that_is_asked_for() {
+    for is_asked in [false, true] {
+        let text = format!("lock_memory = {is_asked}\n{SMALL}");
+        let mut daemon = Daemon::started(&text, &[("disk", "8MiB")]);
+        connect(&daemon, "disk").expect("it opens").write(0, &[1; 1 << 20], 0);
+        let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id()));
+        let status = status.expect("it runs");
+        let locked = status.lines().find(|line| line.starts_with("VmLck:")).expect("a line");
+        assert_eq!(!locked.contains(" 0 kB"), is_asked, "{locked}");
+        daemon.stop();
+    }
+}
+
+#[test]
 fn a_start_leaves_what_a_volume_promises_as_it_is_unless_it_is_named() {
     let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB"), ("db", "4MiB")]);
     let promises = |daemon: &Daemon, name: &str| {

@@ -71,6 +71,15 @@ pub const OPTIONS: &[OptionDoc] = &[
         "Memory of the whole process. It is divided over the caches and buffers.",
     ),
     row(
+        "lock_memory",
+        "true or false",
+        "",
+        "false",
+        "",
+        "Keeps the process in memory where the machine swaps. Memory that was used once is not given \
+         back then.",
+    ),
+    row(
         "deleted_retention",
         "duration",
         "0s to 3650d",
