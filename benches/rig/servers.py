@@ -141,7 +141,7 @@ class Spindle(Server):
         return self.world.stop(self.child)
 
 
-def settings(memory_cache_bytes=None, log_bytes=None):
+def settings(memory_cache_bytes=None, log_bytes=None, log_io=None):
     """Settings of spindle.toml that a measurement changes; `None` leaves the default."""
     chosen = {}
     if memory_cache_bytes is not None:
@@ -149,6 +149,8 @@ def settings(memory_cache_bytes=None, log_bytes=None):
         chosen["memory_cache"] = {"size": str(memory_cache_bytes)}
     if log_bytes is not None:
         chosen["log"] = {"size": str(log_bytes), "file_size": str(log_bytes // LOG_FILE_COUNT)}
+    if log_io is not None:
+        chosen.setdefault("log", {})["io"] = log_io
     return chosen
 
 

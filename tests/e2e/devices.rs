@@ -160,7 +160,7 @@ fn outlives(seed: u64, options: &[&str]) {
 }
 
 /// Bytes of a device; 0 for one that is gone, or not connected to anything.
-fn size_of(device: &str) -> u64 {
+pub(crate) fn size_of(device: &str) -> u64 {
     let name = device.trim_start_matches("/dev/");
     let sectors = std::fs::read_to_string(format!("/sys/block/{name}/size")).unwrap_or_default();
     sectors.trim().parse::<u64>().unwrap_or(0) * 512

@@ -4,7 +4,7 @@
 //! Invariants:
 //! - It runs in a guest kernel (`tests/guest`): this machine's devices are left alone.
 
-use crate::devices::{kills_wanted, reader, refused, variables};
+use crate::devices::{kills_wanted, reader, refused, size_of, variables};
 use crate::tls::{self, Authority};
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -99,6 +99,7 @@ fn outlives(seed: u64) {
     let mut random = Random::new(seed, 0);
     let authority = Authority::new("authority");
     let mut daemon = tls::daemon(&authority, "");
+    daemon.announce("the volume is larger than configured and stays so");
     daemon.keep_port();
     let certificates = Place::new();
     authority.write_for_clients(certificates.path());
@@ -106,7 +107,7 @@ fn outlives(seed: u64) {
     let uri = daemon.tcp("disk").uri().replace("nbd://127.0.0.1", "nbds://localhost");
     let uri = format!("{uri}?tls-certificates={}", certificates.path().display());
     let mut client = Client::started(&daemon, &uri, &["--logical-block", "512"]);
-    let mut kills = 0;
+    let (mut kills, mut size_mib) = (0, 96);
     while kills < kills_wanted() {
         let mut fio = Command::new("fio");
         fio.args(["--name=load", "--ioengine=libaio", "--direct=1", "--size=32M", "--rate=8M"]);
@@ -122,7 +123,7 @@ fn outlives(seed: u64) {
             if let Some(status) = fio.wait(Duration::from_millis(300 + random.below(900))) {
                 break status;
             }
-            match random.below(4) {
+            match random.below(5) {
                 0 => {
                     client.kill();
                     client.start(&daemon);
@@ -135,13 +136,14 @@ fn outlives(seed: u64) {
                     daemon.kill();
                     daemon.restart();
                 }
-                _ => {
+                3 => {
                     // Both at once: the client waits for its server.
                     daemon.kill();
                     client.kill();
                     daemon.restart();
                     client.start(&daemon);
                 }
+                _ => grow_while_away(&mut daemon, &mut size_mib),
             }
             kills += 1;
         };
@@ -149,6 +151,13 @@ fn outlives(seed: u64) {
         assert!(status.success(), "SEED={seed}: {status}\n{said}\n{}", client.log());
     }
     println!("{kills} ends");
+    grow_while_away(&mut daemon, &mut size_mib);
+    let until = Instant::now() + Duration::from_secs(20);
+    while size_of(&client.device) != size_mib << 20 {
+        assert!(Instant::now() < until, "it stays at {} bytes", size_of(&client.device));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(reader(&client.device).wait().expect("dd ends").success());
     assert!(daemon.command(&["detach", &uri]).status.success());
     assert!(client.end(), "it ends with its device: {}", client.log());
     let listed = daemon.json(&["attach", "list"]);
@@ -159,6 +168,14 @@ fn outlives(seed: u64) {
     );
     daemon.stop();
     daemon.fsck();
+}
+
+/// The volume has another size when its server comes back.
+fn grow_while_away(daemon: &mut Daemon, size_mib: &mut u64) {
+    daemon.kill();
+    *size_mib += 4;
+    let _ = daemon.json(&["volume", "resize", "disk", &format!("{size_mib}M")]);
+    daemon.restart();
 }
 
 #[test]

@@ -14,7 +14,9 @@ use crate::queue::{self, Counters, QueueArgs};
 use crate::wakes::Wakes;
 use block::units::SECTOR_BYTES;
 use block::{BlockDevice, Error, ErrorKind, Result};
+use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -393,8 +395,12 @@ fn open_node(number: u32) -> Result<File> {
     let path = PathBuf::from(format!("/dev/ublkc{number}"));
     wait_for(&path)?;
     let until = Instant::now() + NODE_WAIT;
+    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).expect("a flag of open");
     loop {
-        match OpenOptions::new().read(true).write(true).open(&path) {
+        // Nothing of it waits; a ring hands what might wait to a thread unless it is told so.
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(nonblocking);
+        match options.open(&path) {
             Ok(node) => return Ok(node),
             // Its owner is set by udev, and an earlier server's last file may still be closing.
             Err(error) if Instant::now() >= until => {
