@@ -19,7 +19,7 @@ use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use kernel::{Device, IO_BYTES_MAX, Parts};
 use nbd::Server;
 use parking_lot::Mutex as SyncMutex;
-use record::{FILE, Record, read, write};
+use record::{Record, read, write};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,6 +33,7 @@ mod record;
 pub mod remote;
 mod udev;
 
+pub(crate) use record::FILE;
 pub use record::{AttachOptions, Driver};
 
 /// Where the links to devices are. Source: the place that udev rules of disks use for theirs.
@@ -188,7 +189,11 @@ impl Attachments {
                 Some("another node has owned the pool since it was last served")
             }
             // After a reboot there is no device, and nothing that has seen what is gone.
-            Some(volume) if volume.record().is_stepped_back && !record.is_stepped_back => {
+            Some(volume)
+                if volume
+                    .record()
+                    .has_stepped_back_since(Epoch(record.epoch), record.is_stepped_back) =>
+            {
                 let asked = record.clone();
                 let is_there = blocking(move || kernel::is_there(&asked)).await?;
                 is_there.then_some("its volume has stepped back: answered writes are gone")

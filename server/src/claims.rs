@@ -24,7 +24,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-const FILE: &str = "clients.json";
+pub(crate) const FILE: &str = "clients.json";
 const VERSION: u32 = 1;
 /// Requests of an older connection are waited for so long. Chosen by hand: less than a client waits for
 /// its negotiation; it tries again.

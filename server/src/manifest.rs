@@ -25,7 +25,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 use uuid::Uuid;
 
 /// Manifests kept for people to look at; only the newest counts.
@@ -434,6 +434,10 @@ struct NodeFile {
     node_id: Uuid,
     /// Inode of DIR: another one means that DIR was copied, and the original may be running.
     directory_inode: u64,
+    /// When DIR was made, ns since 1970, where the file system says so: a copy may get the inode of an
+    /// original that was deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    directory_made_at: Option<u64>,
     /// Pool last opened from here.
     pool: Option<Uuid>,
     /// Highest epoch held from here: a store that shows less was rolled back.
@@ -467,7 +471,7 @@ impl NodeDir {
         };
         make_private_dir(path).map_err(failed)?;
         let lock = lock(path)?;
-        let inode = std::fs::metadata(path).map_err(failed)?.ino();
+        let (inode, made_at) = identity(path).map_err(failed)?;
         let known = read_node_file(path)?;
         let mut file = match known.clone() {
             Some(file) => file,
@@ -475,14 +479,18 @@ impl NodeDir {
                 format: Format::CURRENT,
                 node_id: Uuid::new_v4(),
                 directory_inode: inode,
+                directory_made_at: made_at,
                 pool: None,
                 epoch: 0,
                 attempts: Vec::new(),
             },
         };
-        let is_copy = file.pool.is_some() && file.directory_inode != inode;
+        let was_made_at_another_time =
+            file.directory_made_at.zip(made_at).is_some_and(|(known, now)| known != now);
+        let is_copy =
+            file.pool.is_some() && (file.directory_inode != inode || was_made_at_another_time);
         if file.pool.is_none() {
-            file.directory_inode = inode;
+            (file.directory_inode, file.directory_made_at) = (inode, made_at);
         }
         let is_new = known.as_ref() != Some(&file);
         let node = NodeDir { path: path.to_owned(), _lock: lock, file: file.into(), is_copy };
@@ -576,8 +584,8 @@ impl NodeDir {
             file.attempts.clear();
             file.pool = Some(pool);
             file.epoch = epoch;
-            if let Ok(metadata) = std::fs::metadata(&self.path) {
-                file.directory_inode = metadata.ino();
+            if let Ok((inode, made_at)) = identity(&self.path) {
+                (file.directory_inode, file.directory_made_at) = (inode, made_at);
             }
         }
         self.save()
@@ -588,6 +596,13 @@ impl NodeDir {
             .map_err(|error| Error::with_source(ErrorKind::Invalid, "encode node.json", error))?;
         write_durably(&self.path.join("node.json"), text.as_bytes(), 0o600)
     }
+}
+
+/// What tells a directory from its copies: its inode, and when it was made.
+fn identity(dir: &Path) -> std::io::Result<(u64, Option<u64>)> {
+    let metadata = std::fs::metadata(dir)?;
+    let since = metadata.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    Ok((metadata.ino(), since.and_then(|since| u64::try_from(since.as_nanos()).ok())))
 }
 
 fn read_node_file(dir: &Path) -> Result<Option<NodeFile>> {

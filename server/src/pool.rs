@@ -16,7 +16,7 @@ pub(crate) use shared::Shared;
 use crate::destage::{self, DestageOptions, DestageProgress};
 use crate::record::{Durability, VolumeRecord, VolumeState};
 use crate::volume::{Volume, check_size};
-use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
 use std::collections::BTreeMap;
@@ -134,11 +134,11 @@ impl Pool {
     /// To be called before anything is served, when writes that were answered may be gone. A client
     /// on the machine that stopped ended with it. One on another machine goes on as if nothing had
     /// happened, and to what it has mounted a silent step back is corruption: it is refused,
-    /// durably, until [`Pool::accept_step_back`].
+    /// durably, until [`Pool::accept_step_back`]. Once an `epoch`, the owner's.
     ///
     /// # Errors
     /// Those of writing the log.
-    pub async fn note_step_back(&self, cause: StepBack) -> Result<()> {
+    pub async fn note_step_back(&self, cause: StepBack, epoch: Epoch) -> Result<()> {
         for volume in self.volumes() {
             let record = volume.record();
             let is_concerned = match cause {
@@ -148,7 +148,7 @@ impl Pool {
                 }
                 StepBack::TakeOver | StepBack::LostLog => true,
             };
-            if !is_concerned || record.is_stepped_back {
+            if !is_concerned || record.stepped_back_in == epoch.0 {
                 continue;
             }
             tracing::warn!(
@@ -158,7 +158,7 @@ impl Pool {
                  until now, then run `spindle volume accept {}`",
                 record.name
             );
-            self.update_stepped_back(&volume, true).await?;
+            self.update_stepped_back(&volume, Some(epoch)).await?;
         }
         self.shared.log.settle_tail();
         Ok(())
@@ -179,12 +179,21 @@ impl Pool {
             let what = format!("accept volume {name}: it has not stepped back, nothing to accept");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        self.update_stepped_back(&volume, false).await
+        self.update_stepped_back(&volume, None).await
     }
 
-    async fn update_stepped_back(&self, volume: &Volume, to: bool) -> Result<VolumeRecord> {
+    /// `None`: it is accepted.
+    async fn update_stepped_back(
+        &self,
+        volume: &Volume,
+        epoch: Option<Epoch>,
+    ) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
-        let record = volume.update_record_of_any(|record| record.is_stepped_back = to).await?;
+        let change = |record: &mut VolumeRecord| {
+            record.is_stepped_back = epoch.is_some();
+            record.stepped_back_in = epoch.map_or(record.stepped_back_in, |epoch| epoch.0);
+        };
+        let record = volume.update_record_of_any(change).await?;
         self.volumes.lock().records.insert(record.id, record.clone());
         Ok(record)
     }

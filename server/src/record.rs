@@ -8,7 +8,7 @@
 //! - Stored as JSON with a version (docs/format.md, "Volume record"): rare, small, and readable by
 //!   a person at 3 a.m. It is sealed like everything else in the log and the metadata.
 
-use block::{Error, ErrorKind, Result};
+use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +70,10 @@ pub struct VolumeRecord {
     /// that no client of before goes on: clients on other machines are refused.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_stepped_back: bool,
+    /// Epoch in which it stepped back last, or 0. What was attached in an earlier one has seen what is
+    /// gone, whoever has accepted that since.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stepped_back_in: u64,
     /// Where it is in its life.
     #[serde(flatten)]
     pub state: VolumeState,
@@ -88,8 +92,16 @@ impl VolumeRecord {
             is_read_only: false,
             created_at: now,
             is_stepped_back: false,
+            stepped_back_in: 0,
             state: VolumeState::Present,
         }
+    }
+
+    /// What was attached in `epoch`, when the volume had stepped back before or not, has seen what is
+    /// gone.
+    #[must_use]
+    pub fn has_stepped_back_since(&self, epoch: Epoch, was_stepped_back: bool) -> bool {
+        epoch.0 < self.stepped_back_in || (self.is_stepped_back && !was_stepped_back)
     }
 
     /// The image that goes into the log and the metadata.
@@ -124,6 +136,10 @@ impl VolumeRecord {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 fn is_false(value: &bool) -> bool {
     !value
 }

@@ -317,9 +317,9 @@ async fn open_with_volumes(config: &Config, opening: Opening) -> Result<OpenPool
     open.make_volumes().await?;
     // One that the store did not know was made anew just now: its clients of before see an empty one.
     if let Some(cause @ (StepBack::LostLog | StepBack::TakeOver)) = open.step_back {
-        open.pool.note_step_back(cause).await?;
+        open.pool.note_step_back(cause, open.ownership.epoch()).await?;
     }
-    opening::settle_lost_log(config.dir())?;
+    opening::settle_step_back(config.dir())?;
     Ok(open)
 }
 
@@ -333,7 +333,7 @@ pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
     let is_known = |name: &str| open.pool.volume(name).is_some() || open.pool.is_removed(name);
     // One that is made anew by the next daemon has to say that it has stepped back, too.
     if config.settings().volumes.iter().all(|wanted| is_known(&wanted.name)) {
-        opening::settle_lost_log(config.dir())?;
+        opening::settle_step_back(config.dir())?;
     }
     Ok(AdminPool::offline(open))
 }
@@ -392,7 +392,7 @@ fn open_claims(config: &Config, open: &OpenPool) -> Result<Claims> {
     let records = open.pool.records();
     Claims::open(config.dir(), open.ownership.epoch(), |volume, epoch, was_stepped_back| {
         let is_as_it_was = |record: &VolumeRecord| {
-            record.id == volume && (was_stepped_back || !record.is_stepped_back)
+            record.id == volume && !record.has_stepped_back_since(epoch, was_stepped_back)
         };
         open.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
     })

@@ -9,7 +9,7 @@ use block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-pub(super) const FILE: &str = "attachments.json";
+pub(crate) const FILE: &str = "attachments.json";
 const VERSION: u32 = 1;
 
 /// Which driver of the kernel a device has.

@@ -347,6 +347,7 @@ fn golden_identity_of_a_directory_of_version_1() {
         format: Format::CURRENT,
         node_id: Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
         directory_inode: 1234,
+        directory_made_at: None,
         pool: Some(POOL),
         epoch: 9,
         attempts: vec!["f0".repeat(16)],
@@ -361,4 +362,25 @@ fn golden_identity_of_a_directory_of_version_1() {
     let node = NodeDir::open(dir.path()).unwrap();
     assert_eq!(*node.file.lock(), file);
     assert!(node.is_copy(), "it is of another directory");
+}
+
+#[test]
+fn a_directory_that_got_the_inode_of_its_original_is_a_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = NodeDir::open(dir.path()).unwrap();
+    node.record(POOL, 9).unwrap();
+    let known = node.file.lock().clone();
+    drop(node);
+    assert!(!NodeDir::open(dir.path()).unwrap().is_copy());
+    let Some(made_at) = known.directory_made_at else { return }; // the file system does not say
+    let path = dir.path().join("node.json");
+    let other = NodeFile { directory_made_at: Some(made_at - 1), ..known.clone() };
+    std::fs::write(&path, serde_json::to_string_pretty(&other).unwrap()).unwrap();
+    assert!(NodeDir::open(dir.path()).unwrap().is_copy());
+    // One that an earlier version wrote does not say either.
+    let older = NodeFile { directory_made_at: None, ..known };
+    let text = serde_json::to_string_pretty(&older).unwrap();
+    assert!(!text.contains("made_at"));
+    std::fs::write(&path, text).unwrap();
+    assert!(!NodeDir::open(dir.path()).unwrap().is_copy());
 }

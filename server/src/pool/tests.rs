@@ -398,7 +398,7 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     kill(pool).await;
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 3, 2).await;
     assert!(!is_proven);
-    pool.note_step_back(StepBack::Reboot).await.unwrap();
+    pool.note_step_back(StepBack::Reboot, Epoch(2)).await.unwrap();
     let exports = PoolExports::new(pool.clone(), claims());
     let refused = exports.open("named", &remote).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied);
@@ -418,7 +418,7 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     exports.open("named", &remote).await.map(drop).unwrap();
     // A pool that was taken over has lost what it had only elsewhere, whatever the durability.
     exports.open("auto", &remote).await.map(drop).unwrap();
-    pool.note_step_back(StepBack::TakeOver).await.unwrap();
+    pool.note_step_back(StepBack::TakeOver, Epoch(3)).await.unwrap();
     exports.open("auto", &remote).await.map(drop).unwrap_err();
     pool.accept_step_back("named", false).await.unwrap();
     let again = pool.accept_step_back("named", false).await.map(drop).unwrap_err();

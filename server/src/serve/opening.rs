@@ -27,6 +27,8 @@ use uuid::Uuid;
 const LOG_MADE: &str = "log.made";
 /// Mark in DIR from before a new log takes the place of one that was lost until every volume says so.
 const LOG_LOST: &str = "log.lost";
+/// Mark in DIR from before the pool is taken from another node until every volume says so.
+const TAKEN_OVER: &str = "taken.over";
 
 /// What may be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +89,13 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     };
     let key = keys.newest().key.clone();
     let name = &config.settings().name;
-    let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, terms).await?;
+    let owed = StepBackOwed::before(dir, terms)?;
+    let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, terms).await;
+    let is_taken_over = owed.after(ownership.as_ref().ok())?;
+    let ownership = ownership?;
+    if node.is_copy() {
+        leave_attachments(dir)?;
+    }
     let pool = keys.pool().into_bytes();
     let mut options = tier_options(config, &store, keys.pool(), &key, ownership.epoch());
     options.background = Some(crate::background::lane()?);
@@ -100,6 +108,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let tier = Tier::open(options).await?;
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, &ownership)?;
+    check_log_is_newest(dir, &log_dir, &node)?;
     let is_log_lost = check_log_is_there(dir, &log_dir, &ownership, &node, tier.destaged_lsn())?;
     if is_log_lost {
         make_mark(dir, LOG_LOST)?;
@@ -130,13 +139,13 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     };
     let pool = Pool::start(log, tier, destage, retention, &recovery.missing_sides)?;
     let step_back = match () {
-        () if ownership.is_forced() => Some(StepBack::TakeOver),
+        () if is_taken_over => Some(StepBack::TakeOver),
         () if is_log_lost => Some(StepBack::LostLog),
         () if !recovery.is_tail_proven => Some(StepBack::Reboot),
         () => None,
     };
     if let Some(cause) = step_back {
-        pool.note_step_back(cause).await?;
+        pool.note_step_back(cause, ownership.epoch()).await?;
     }
     let open = OpenPool {
         pool,
@@ -395,10 +404,84 @@ fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
     )
 }
 
+/// That volumes step back after a take-over, also where the process dies before they say so.
+struct StepBackOwed<'a> {
+    dir: &'a Path,
+    /// An earlier take-over owes it.
+    was_owed: bool,
+}
+
+impl StepBackOwed<'_> {
+    /// To be called before the pool is taken.
+    fn before(dir: &Path, terms: Terms) -> Result<StepBackOwed<'_>> {
+        let was_owed = dir.join(TAKEN_OVER).exists();
+        if terms.take_over {
+            make_mark(dir, TAKEN_OVER)?;
+        }
+        Ok(StepBackOwed { dir, was_owed })
+    }
+
+    /// To be called with what came of it. True: the volumes have to step back.
+    fn after(&self, ownership: Option<&Ownership>) -> Result<bool> {
+        let is_owed = self.was_owed || ownership.is_some_and(Ownership::is_forced);
+        if !is_owed {
+            remove_mark(self.dir, TAKEN_OVER)?;
+        }
+        Ok(is_owed)
+    }
+}
+
+/// A copy of a directory has the list of its devices and clients, too. They belong to the original,
+/// which may come back; what they have seen may be newer than the copy.
+fn leave_attachments(dir: &Path) -> Result<()> {
+    for name in [crate::attach::FILE, crate::claims::FILE] {
+        let (path, left) = (dir.join(name), dir.join(format!("{name}.of-the-original")));
+        match std::fs::rename(&path, &left) {
+            Ok(()) => tracing::error!(
+                kept_at = %left.display(),
+                "this directory is a copy, or was restored: devices and clients of the original are not \
+                 taken over. If the original is gone for good, remove its devices with `spindle attach \
+                 --cleanup /dev/DEVICE`, and attach anew"
+            ),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let what = format!("rename {}", path.display());
+                return Err(Error::with_source(ErrorKind::Io, what, error));
+            }
+        }
+    }
+    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(|error| {
+        Error::with_source(ErrorKind::Io, format!("sync {}", dir.display()), error)
+    })
+}
+
+/// A log is opened under the owner's epoch before the directory notes that it has held it: one that
+/// knows only lower epochs is an older copy.
+fn check_log_is_newest(dir: &Path, log_dir: &Path, node: &NodeDir) -> Result<()> {
+    let Some(log) = replication::summarize(log_dir)? else { return Ok(()) };
+    if log.epoch >= node.epoch() {
+        return Ok(());
+    }
+    let what = format!(
+        "open the write log: {} was last written in epoch {}, but this directory has served epoch {}: \
+         it is an older copy, and newer writes are missing; nothing was changed. {}",
+        log_dir.display(),
+        log.epoch.0,
+        node.epoch().0,
+        giving_up_the_log(dir, log_dir)
+    );
+    Err(Error::new(ErrorKind::Corrupt, what))
+}
+
 /// To be called when the volumes of the configuration are there, and say that they have stepped back if
 /// they have.
-pub(super) fn settle_lost_log(dir: &Path) -> Result<()> {
-    let path = dir.join(LOG_LOST);
+pub(super) fn settle_step_back(dir: &Path) -> Result<()> {
+    remove_mark(dir, LOG_LOST)?;
+    remove_mark(dir, TAKEN_OVER)
+}
+
+fn remove_mark(dir: &Path, name: &str) -> Result<()> {
+    let path = dir.join(name);
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         outcome => outcome.and_then(|()| std::fs::File::open(dir)?.sync_all()).map_err(|error| {

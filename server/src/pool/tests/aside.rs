@@ -591,7 +591,7 @@ async fn what_a_missing_side_file_held_can_be_given_up() {
     let world = world.reopen(2).await;
     heal(&world.store, &world.rotten).await;
     // It has stepped back beside that: to note it must not keep the pool from opening.
-    world.pool.note_step_back(StepBack::TakeOver).await.unwrap();
+    world.pool.note_step_back(StepBack::TakeOver, Epoch(2)).await.unwrap();
     let refused = world.pool.accept_step_back("bad", false).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(refused.to_string().contains("--give-up-writes"), "{refused}");

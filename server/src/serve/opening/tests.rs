@@ -80,8 +80,7 @@ async fn an_older_log_in_its_place_is_refused_and_given_up_only_by_name() {
         std::fs::copy(&path, older.join(path.file_name().unwrap())).unwrap();
     }
     let pool = open(&config, Opening::OrNew).await.unwrap();
-    write_flushed(&pool, b"second").await;
-    pool.pool().destage_all().await.unwrap();
+    // The store knows nothing of it that would tell.
     write_flushed(&pool, b"third").await;
     crash(pool).await;
     std::fs::rename(&log, place.path().join("newest")).unwrap();
@@ -89,7 +88,7 @@ async fn an_older_log_in_its_place_is_refused_and_given_up_only_by_name() {
     let advice = ["move ", "a/log away and delete ", "a/log.made"];
     for _ in 0..2 {
         let error = open(&config, Opening::OrNew).await.err().expect("it is an older copy");
-        says(&error, &["ends at LSN", "the store holds", "older copy", "nothing was changed"]);
+        says(&error, &["in epoch 1", "served epoch 2", "older copy", "nothing was changed"]);
         says(&error, &advice);
     }
     // Half of the advice leads to the other half.
@@ -127,7 +126,7 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(is_stepped_back(&pool));
-    settle_lost_log(config.dir()).unwrap();
+    settle_step_back(config.dir()).unwrap();
     pool.pool().accept_step_back("db", false).await.unwrap();
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
@@ -139,7 +138,7 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     make_mark(config.dir(), LOG_MADE).unwrap();
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(is_stepped_back(&pool));
-    settle_lost_log(config.dir()).unwrap();
+    settle_step_back(config.dir()).unwrap();
     pool.pool().accept_step_back("db", false).await.unwrap();
     pool.close().await.unwrap();
     // Of a pool that was released nothing is lost.
@@ -147,6 +146,105 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(!is_stepped_back(&pool));
     pool.close().await.unwrap();
+}
+
+/// What was attached before the first loss, between the two, and after the second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_loss_is_one_for_whoever_attached_after_the_first() {
+    let place = tempfile::tempdir().unwrap();
+    let config = config(place.path(), "a");
+    let give_up = || {
+        std::fs::remove_dir_all(place.path().join("a/log")).unwrap();
+        std::fs::remove_file(place.path().join("a/log.made")).unwrap();
+    };
+    let pool = made(&config).await;
+    pool.pool().destage_all().await.unwrap();
+    let first = pool.ownership.epoch();
+    crash(pool).await;
+    for is_accepted in [false, true] {
+        give_up();
+        let pool = open(&config, Opening::OrNew).await.unwrap();
+        settle_step_back(config.dir()).unwrap();
+        let between = pool.ownership.epoch();
+        pool.pool().destage_all().await.unwrap();
+        let volume = pool.pool().volume("db").unwrap();
+        assert!(volume.record().has_stepped_back_since(first, true));
+        assert!(!volume.record().has_stepped_back_since(between, true));
+        if is_accepted {
+            pool.pool().accept_step_back("db", false).await.unwrap();
+            assert!(
+                volume.record().has_stepped_back_since(first, false),
+                "accepting undoes nothing"
+            );
+            assert!(!volume.record().has_stepped_back_since(between, false));
+        }
+        pool.pool().destage_all().await.unwrap();
+        crash(pool).await;
+        give_up();
+        let pool = open(&config, Opening::OrNew).await.unwrap();
+        settle_step_back(config.dir()).unwrap();
+        let volume = pool.pool().volume("db").unwrap();
+        assert!(volume.record().has_stepped_back_since(between, true), "the second was not seen");
+        pool.pool().destage_all().await.unwrap();
+        crash(pool).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_take_over_that_is_cut_short_makes_every_volume_step_back_all_the_same() {
+    let place = tempfile::tempdir().unwrap();
+    let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
+    let pool = made(&here).await;
+    pool.pool().destage_all().await.unwrap();
+    write_flushed(&pool, b"only here").await;
+    // The pool is taken, and then the process is killed.
+    let store = Store::open(there.store_url(), &StoreOptions::default()).unwrap();
+    let keys = KeyRing::open(&store, &there.key_source()).await.unwrap();
+    let node = NodeDir::open(there.dir()).unwrap();
+    let terms = Terms { take_over: true, ..Terms::default() };
+    let _owed = StepBackOwed::before(there.dir(), terms).unwrap();
+    let key = &keys.newest().key;
+    Ownership::acquire(&store, &node, key, keys.pool(), "main", terms).await.unwrap();
+    drop(node);
+    crash(pool).await;
+    for _ in 0..2 {
+        let pool = open(&there, Opening::OrNew).await.unwrap();
+        assert!(is_stepped_back(&pool), "nobody hears that writes are gone");
+        crash(pool).await;
+    }
+    settle_step_back(there.dir()).unwrap();
+    let pool = open(&there, Opening::OrNew).await.unwrap();
+    pool.pool().accept_step_back("db", false).await.unwrap();
+    pool.close().await.unwrap();
+    // One that takes nothing away owes nothing.
+    let pool = open(&there, Opening::TakeOver).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    assert!(!there.dir().join(TAKEN_OVER).exists());
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_leaves_devices_and_clients_to_the_original() {
+    let place = tempfile::tempdir().unwrap();
+    let original = config(place.path(), "a");
+    made(&original).await.close().await.unwrap();
+    for name in [crate::attach::FILE, crate::claims::FILE] {
+        std::fs::write(original.dir().join(name), b"its own").unwrap();
+    }
+    let copied =
+        std::process::Command::new("cp").args(["-a", "a", "b"]).current_dir(place.path()).status();
+    assert!(copied.unwrap().success());
+    let copy = config(place.path(), "b");
+    open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
+    for name in [crate::attach::FILE, crate::claims::FILE] {
+        assert!(!copy.dir().join(name).exists());
+        assert!(copy.dir().join(format!("{name}.of-the-original")).exists());
+        assert!(original.dir().join(name).exists());
+    }
+    // The copy is a directory of its own from then on.
+    std::fs::write(copy.dir().join(crate::claims::FILE), b"of the copy").unwrap();
+    open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
+    assert!(copy.dir().join(crate::claims::FILE).exists());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
