@@ -9,6 +9,7 @@
 use super::driver::{self, Driver, Made};
 use super::siblings::{Group, Siblings};
 use block::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -36,8 +37,11 @@ const GIVE_UP_MILLISECONDS: u32 = 30_000;
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// Buffer of a connection for each direction. Chosen by hand: one large request.
 const SOCKET_BYTES: usize = 1 << 20;
-/// Between two looks whether a device is idle. Chosen by hand.
-const SIZE_WAIT: Duration = Duration::from_millis(20);
+/// Between two looks whether a device is idle. Chosen by hand: a busy device is so for a moment only.
+const SIZE_WAIT: Duration = Duration::from_millis(2);
+/// How long a device's connections are there before its size is set. What waited for them is not counted
+/// as in flight until the kernel has sent it again. Chosen by hand: two of its looks, and a second.
+const SETTLED: Duration = Duration::from_secs(5);
 /// For what runs to end before a device is removed. Chosen by hand.
 const END_WAIT: Duration = Duration::from_secs(5);
 
@@ -173,8 +177,11 @@ pub fn block_path(number: u32) -> PathBuf {
 pub struct Device {
     number: u32,
     options: DeviceOptions,
+    size_bytes: watch::Sender<u64>,
     stop: watch::Sender<Option<tokio::time::Instant>>,
     is_ending: Arc<AtomicBool>,
+    /// Of each connection, since when it is served.
+    served: Arc<Mutex<Vec<Option<Instant>>>>,
     links: JoinSet<()>,
     runtime: Handle,
 }
@@ -185,6 +192,7 @@ struct Shared<B> {
     number: u32,
     identifier: String,
     is_ending: Arc<AtomicBool>,
+    served: Arc<Mutex<Vec<Option<Instant>>>>,
     group: Arc<Group>,
 }
 
@@ -219,6 +227,7 @@ impl Device {
             device.link(&shared, index, Some(first));
         }
         device.set_timeouts();
+        device.keep_size();
         Ok(device)
     }
 
@@ -246,7 +255,7 @@ impl Device {
             device.link(&shared, index, None);
         }
         device.set_timeouts();
-        device.set_size_soon();
+        device.keep_size();
         Ok(Some(device))
     }
 
@@ -254,8 +263,10 @@ impl Device {
         Device {
             number,
             options: options.clone(),
+            size_bytes: watch::Sender::new(options.size_bytes),
             stop: watch::Sender::new(None),
             is_ending: Arc::default(),
+            served: Arc::new(Mutex::new(vec![None; usize::from(options.connection_count)])),
             links: JoinSet::new(),
             runtime,
         }
@@ -267,6 +278,7 @@ impl Device {
             number: self.number,
             identifier: self.options.identifier.clone(),
             is_ending: self.is_ending.clone(),
+            served: self.served.clone(),
             group: Group::new(self.options.connection_count),
         })
     }
@@ -304,34 +316,34 @@ impl Device {
         });
     }
 
-    /// The volume may have another size since the last process served it.
-    fn set_size_soon(&self) {
-        let text = std::fs::read_to_string(driver::sys_path(self.number).join("size"));
-        let sectors = text.ok().and_then(|text| text.trim().parse::<u64>().ok());
-        if sectors == Some(self.options.size_bytes / 512) {
-            return;
-        }
-        // It waits for the connections to be back. Nobody waits for this.
-        let (number, options, is_ending) =
-            (self.number, self.options.clone(), self.is_ending.clone());
+    /// Has the kernel follow [`Device::size_bytes`]. The volume may have another one since the last
+    /// process served it.
+    fn keep_size(&self) {
+        let (number, identifier) = (self.number, self.options.identifier.clone());
+        let (mut sizes, is_ending) = (self.size_bytes.subscribe(), self.is_ending.clone());
+        let served = self.served.clone();
         self.runtime.spawn(async move {
-            let path = driver::sys_path(number).join("inflight");
-            while !is_ending.load(Ordering::Relaxed) {
-                let inflight = std::fs::read_to_string(&path).unwrap_or_default();
-                if inflight.split_ascii_whitespace().all(|count| count == "0") {
-                    break;
+            loop {
+                // It may change again meanwhile.
+                while !(is_settled(&served) && is_idle(number)) {
+                    if is_ending.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    tokio::time::sleep(SIZE_WAIT).await;
                 }
-                tokio::time::sleep(SIZE_WAIT).await;
-            }
-            let set = tokio::task::spawn_blocking(move || {
-                let size_bytes = Some(options.size_bytes);
-                Driver::open()?.reconfigure(number, &options.identifier, size_bytes, &[])
-            });
-            if let Ok(Err(error)) = set.await {
-                tracing::warn!(
-                    device = %driver::block_path(number).display(), error = %error.chain(),
-                    "the device of a volume keeps its size"
-                );
+                let size_bytes = *sizes.borrow_and_update();
+                let identifier = identifier.clone();
+                let set =
+                    tokio::task::spawn_blocking(move || set_size(number, &identifier, size_bytes));
+                if let Ok(Err(error)) = set.await {
+                    tracing::warn!(
+                        device = %driver::block_path(number).display(), error = %error.chain(),
+                        "the device of a volume keeps its size"
+                    );
+                }
+                if sizes.changed().await.is_err() || is_ending.load(Ordering::Relaxed) {
+                    return;
+                }
             }
         });
     }
@@ -367,15 +379,17 @@ impl Device {
         statistics_of(&text.unwrap_or_default())
     }
 
-    /// Tells the kernel the volume's new size.
+    /// Says that the volume has another size. The kernel is told when the connections have been there for
+    /// some seconds and the device is idle for a moment: it would wait for the requests in flight, keeping
+    /// everybody from replacing a connection that they need.
     ///
     /// # Errors
-    /// `Invalid`: no multiple of the logical block. Those of the driver.
+    /// `Invalid`: no multiple of the logical block.
     pub fn resize(&mut self, size_bytes: u64) -> Result<()> {
         let options = DeviceOptions { size_bytes, ..self.options.clone() };
         check_options(&options)?;
-        Driver::open()?.reconfigure(self.number, &options.identifier, Some(size_bytes), &[])?;
         self.options = options;
+        self.size_bytes.send_replace(size_bytes);
         Ok(())
     }
 
@@ -416,6 +430,25 @@ impl Device {
     }
 }
 
+/// Every connection has been there for a while.
+fn is_settled(served: &Mutex<Vec<Option<Instant>>>) -> bool {
+    served.lock().iter().all(|since| since.is_some_and(|since| since.elapsed() >= SETTLED))
+}
+
+fn is_idle(number: u32) -> bool {
+    let inflight = std::fs::read_to_string(driver::sys_path(number).join("inflight"));
+    inflight.unwrap_or_default().split_ascii_whitespace().all(|count| count == "0")
+}
+
+/// Blocks while requests are in flight.
+fn set_size(number: u32, identifier: &str, size_bytes: u64) -> Result<()> {
+    let sectors = std::fs::read_to_string(driver::sys_path(number).join("size"));
+    if sectors.is_ok_and(|text| text.trim().parse() == Ok(size_bytes / 512)) {
+        return Ok(());
+    }
+    Driver::open()?.reconfigure(number, identifier, Some(size_bytes), &[])
+}
+
 /// Keeps one connection of a device going.
 async fn link<B: Backend>(
     shared: Arc<Shared<B>>,
@@ -440,7 +473,9 @@ async fn link<B: Backend>(
                 failure_count = 0;
                 match shared.group.join(index, &stream) {
                     Ok(siblings) => {
+                        shared.served.lock()[usize::from(index)] = Some(Instant::now());
                         shared.backend.serve(connection, stream, siblings, stop.clone()).await;
+                        shared.served.lock()[usize::from(index)] = None;
                     }
                     Err(error) => tracing::warn!(%error, "a connection of a device was not served"),
                 }

@@ -91,7 +91,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let name = &config.settings().name;
     let owed = StepBackOwed::before(dir, terms)?;
     let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, terms).await;
-    let is_taken_over = owed.after(ownership.as_ref().ok())?;
+    let is_taken_over = owed.after(&ownership)?;
     let ownership = ownership?;
     if node.is_copy() {
         leave_attachments(dir)?;
@@ -422,8 +422,14 @@ impl StepBackOwed<'_> {
     }
 
     /// To be called with what came of it. True: the volumes have to step back.
-    fn after(&self, ownership: Option<&Ownership>) -> Result<bool> {
-        let is_owed = self.was_owed || ownership.is_some_and(Ownership::is_forced);
+    fn after(&self, taken: &Result<Ownership>) -> Result<bool> {
+        use ErrorKind::{Busy, Denied, Invalid, NotFound};
+        let is_owed = self.was_owed
+            || match taken {
+                Ok(ownership) => ownership.is_forced(),
+                // Otherwise it may have been taken, without our hearing of it.
+                Err(error) => !matches!(error.kind(), Busy | Denied | Invalid | NotFound),
+            };
         if !is_owed {
             remove_mark(self.dir, TAKEN_OVER)?;
         }
