@@ -6,6 +6,8 @@
 //! - Over a plain or remote socket a volume is served with at least the durability that its client
 //!   needs: a client on another machine survives a reboot of this one, so what it was answered has
 //!   to survive it as well.
+//! - Who has not said who it is, and came while its volume was read-only, stays a reader: it was let in
+//!   beside whoever writes.
 
 use crate::claims::{Claim, Claims, Gate, Passed};
 use crate::pool::Pool;
@@ -85,14 +87,15 @@ impl Exports for PoolExports {
             let what = format!("open export {name:?}: this client has claimed another");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        let claim = match record.is_read_only {
+        // The volume may become writable while it is attached, or while its client is away.
+        let claim = match record.is_read_only && said.is_none() {
             true => None,
             false => {
                 let (id, has_stepped_back) = (record.id, record.is_stepped_back);
                 Some(self.claims.connect(id, &record.name, has_stepped_back, said).await?)
             }
         };
-        Ok(Arc::new(Attachment { volume, is_remote, claim }))
+        Ok(Arc::new(Attachment { volume, is_remote, is_reader: claim.is_none(), claim }))
     }
 
     async fn release(&self, claim: &ClaimRequest, _client: &Client) -> Result<()> {
@@ -120,18 +123,32 @@ impl Exports for PoolExports {
 pub struct Attachment {
     volume: Arc<Volume>,
     is_remote: bool,
+    /// It may change nothing, whatever becomes of the volume.
+    is_reader: bool,
     claim: Option<Claim>,
 }
 
 impl Attachment {
     /// For a device of this machine, whose claim is the caller's to keep.
     pub(crate) fn local(volume: Arc<Volume>) -> Attachment {
-        Attachment { volume, is_remote: false, claim: None }
+        Attachment { volume, is_remote: false, is_reader: false, claim: None }
     }
 
     /// Held by every request: see [`crate::claims`].
     fn pass(&self) -> Result<Option<Passed<'_>>> {
         self.claim.as_ref().and_then(Claim::gate).map(Gate::pass).transpose()
+    }
+
+    /// As [`Attachment::pass`], for a change.
+    fn pass_change(&self) -> Result<Option<Passed<'_>>> {
+        if self.is_reader {
+            let what = format!(
+                "change volume {}: it was read-only when this client connected; connect anew to write",
+                self.volume.record().name
+            );
+            return Err(Error::new(ErrorKind::Denied, what));
+        }
+        self.pass()
     }
 
     /// A remote client's unflushed writes wait for stable storage unless the volume's owner has
@@ -143,7 +160,8 @@ impl Attachment {
 
 impl BlockDevice for Attachment {
     fn limits(&self) -> Limits {
-        self.volume.limits()
+        let limits = self.volume.limits();
+        Limits { is_read_only: limits.is_read_only || self.is_reader, ..limits }
     }
 
     async fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
@@ -152,7 +170,7 @@ impl BlockDevice for Attachment {
     }
 
     async fn write(&self, offset: u64, payload: Bytes, flags: WriteFlags) -> Result<()> {
-        let _passed = self.pass()?;
+        let _passed = self.pass_change()?;
         let fua = flags.fua || self.must_be_durable();
         self.volume.write(offset, payload, WriteFlags { fua }).await
     }
@@ -163,12 +181,12 @@ impl BlockDevice for Attachment {
     }
 
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
-        let _passed = self.pass()?;
+        let _passed = self.pass_change()?;
         self.volume.discard(offset, length, fua || self.must_be_durable()).await
     }
 
     async fn write_zeroes(&self, offset: u64, length: u64, flags: ZeroFlags) -> Result<()> {
-        let _passed = self.pass()?;
+        let _passed = self.pass_change()?;
         let fua = flags.fua || self.must_be_durable();
         self.volume.write_zeroes(offset, length, ZeroFlags { fua, ..flags }).await
     }
@@ -187,7 +205,7 @@ impl BlockDevice for Attachment {
     }
 
     async fn resize(&self, size_bytes: u64) -> Result<()> {
-        let _passed = self.pass()?;
+        let _passed = self.pass_change()?;
         self.volume.resize(size_bytes).await
     }
 }

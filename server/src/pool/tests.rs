@@ -15,6 +15,7 @@ use std::path::Path;
 use tiering::TierOptions;
 
 mod aside;
+mod exports;
 
 const MIB: u64 = 1 << 20;
 
