@@ -247,7 +247,8 @@ impl Claims {
         let Some(request) = request else {
             let mut all = self.users.lock();
             let users = all.entry(volume).or_default();
-            let allowed = users.check_device(name).and_then(|()| users.check_holders(name, None));
+            let allowed =
+                users.check_device(name, None).and_then(|()| users.check_holders(name, None));
             if let Err(error) = allowed {
                 forget_if_unused(&mut all, volume);
                 return Err(error);
@@ -457,13 +458,18 @@ impl Claims {
 }
 
 impl Users {
-    fn check_device(&self, name: &str) -> Result<()> {
-        if self.device != Some(false) {
-            return Ok(());
-        }
+    /// Whether somebody may come beside the device; `is_shared` as for [`Users::check_holders`].
+    fn check_device(&self, name: &str, is_shared: Option<IsShared>) -> Result<()> {
+        let why = match self.device {
+            None => return Ok(()),
+            Some(false) => "which has it alone; detach it there, or attach it with --shared",
+            Some(true) if is_shared == Some(false) => {
+                "which shares it; detach it there, or attach it here with --shared too"
+            }
+            Some(true) => return Ok(()),
+        };
         let what = format!(
-            "open export {name:?}: the volume is attached to the server's machine as a device, which has \
-             it alone; detach it there, or attach it with --shared"
+            "open export {name:?}: the volume is attached to the server's machine as a device, {why}"
         );
         Err(Error::new(ErrorKind::Busy, what))
     }
@@ -500,7 +506,7 @@ impl Users {
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        self.check_device(name)?;
+        self.check_device(name, Some(request.is_shared))?;
         let others = self.holders.iter().filter(|holder| holder.record.client != client);
         for holder in others {
             if !request.is_shared || !holder.record.is_shared {

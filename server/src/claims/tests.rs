@@ -188,6 +188,11 @@ async fn clients_that_share_are_let_in_together() {
     );
     drop((first, second));
     assert_eq!(claims.fence(1).await.unwrap().len(), 2);
+    let device = claims.attach(1, "v", true).unwrap();
+    let refused = claims.connect(1, "v", false, Some(&alone)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Busy, "the device writes too");
+    assert!(claims.connect(1, "v", false, Some(&shared(3))).await.is_ok());
+    drop(device);
 }
 
 #[tokio::test]
