@@ -308,7 +308,7 @@ fn client_id() -> Uuid {
 }
 
 /// Since when it runs.
-fn boot_id() -> Uuid {
+pub(crate) fn boot_id() -> Uuid {
     let known = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
 }

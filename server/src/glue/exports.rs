@@ -9,6 +9,7 @@
 //! - Who has not said who it is, and came while its volume was read-only, stays a reader: it was let in
 //!   beside whoever writes.
 
+use crate::attach::remote::boot_id;
 use crate::claims::{Claim, Claims, Gate, Passed};
 use crate::pool::Pool;
 use crate::record::Durability;
@@ -53,8 +54,12 @@ impl PoolExports {
     }
 }
 
-/// True for a client that may go on when this machine reboots.
+/// True for a client that may go on when this machine reboots. One that has said who it is may come from
+/// elsewhere by a tunnel or a forwarded socket.
 fn outlives_this_machine(client: &Client) -> bool {
+    if client.claim.as_ref().is_some_and(|said| said.boot != boot_id().into_bytes()) {
+        return true;
+    }
     match client.peer {
         Peer::Unix { .. } | Peer::Kernel => false,
         Peer::Tcp(address) => !address.ip().to_canonical().is_loopback(),

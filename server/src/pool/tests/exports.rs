@@ -60,3 +60,29 @@ async fn a_volume_that_is_read_only_for_a_while_gets_no_second_writer() {
     drop((early, attached, exports));
     pool.close().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_behind_a_tunnel_is_known_by_when_it_was_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
+    let claims = Arc::new(Claims::open(dir.path(), Epoch(1), |_, _, _| true).unwrap());
+    let exports = PoolExports::new(pool.clone(), claims);
+    let here = claim(1, crate::attach::remote::boot_id(), Intent::Attach);
+    let elsewhere = claim(2, Uuid::from_bytes([9; 16]), Intent::Attach);
+    let attached = exports.open("v", &client(Some(here.clone()))).await.unwrap();
+    assert!(!attached.must_be_durable());
+    drop(attached);
+    exports.release(&here, &client(None)).await.unwrap();
+    let attached = exports.open("v", &client(Some(elsewhere.clone()))).await.unwrap();
+    assert!(attached.must_be_durable(), "it survives a reboot of this machine");
+    drop(attached);
+    exports.release(&elsewhere, &client(None)).await.unwrap();
+    pool.note_step_back(StepBack::TakeOver).await.unwrap();
+    let refused = exports.open("v", &client(Some(elsewhere))).await.map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied);
+    exports.open("v", &client(Some(here))).await.map(drop).unwrap();
+    drop(exports);
+    pool.close().await.unwrap();
+}
