@@ -308,6 +308,21 @@ impl Log {
         self.inner.sync_to(lsn).await
     }
 
+    /// Resolves when every entry of `volume` that was queued before the call is visible, also where
+    /// nobody waits for it any more. Entries of others that wait for log space are not waited for.
+    ///
+    /// # Errors
+    /// `Io`: the log has failed. `Unavailable`: it was closed.
+    pub fn settle(&self, volume: VolumeId) -> impl Future<Output = Result<()>> + Send + use<> {
+        let inner = Arc::clone(&self.inner);
+        let lsn = inner.shared.newest_of(volume);
+        async move {
+            inner.drive();
+            let inner = &*inner;
+            Reached { inner, lsn, wait: Wait::Written, is_entry: false, id: None }.await
+        }
+    }
+
     /// What is not yet in the data tier.
     #[must_use]
     pub fn overlay(&self) -> &Overlay {

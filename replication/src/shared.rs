@@ -278,6 +278,14 @@ impl Shared {
         Lsn(self.durable.load(Ordering::Acquire))
     }
 
+    /// Newest entry that may be one of `volume`: of those in batches any may.
+    pub(crate) fn newest_of(&self, volume: VolumeId) -> Lsn {
+        let queue = self.queue.lock();
+        let first_lsn = queue.next_lsn.0 - queue.pending.len() as u64;
+        let newest = queue.pending.iter().rposition(|pending| pending.entry.volume == volume);
+        Lsn(newest.map_or(first_lsn - 1, |index| first_lsn + index as u64))
+    }
+
     /// The entry is in a batch: its driver sees to the rest.
     pub(crate) fn is_taken(&self, lsn: Lsn) -> bool {
         lsn.0 <= self.taken.load(Ordering::Acquire)
@@ -455,6 +463,28 @@ mod tests {
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         shared.advance(Lsn(13), Lsn(13));
         assert_eq!(count.0.load(Ordering::Relaxed), 3, "the one that was forgotten is not woken");
+    }
+
+    #[test]
+    fn what_a_volume_has_queued_is_told_from_what_others_have() {
+        let shared = shared();
+        let push = |volume| {
+            let volume = VolumeId(volume);
+            let payload = bytes::Bytes::from(vec![1; 512]);
+            let kind = EntryKind::Write;
+            let entry = NewEntry { volume, kind, start_sector: 8, sector_count: 1, payload };
+            let row = entry.row().expect("it makes sense");
+            let wait = Wait::Written;
+            shared.push(Pending { entry, row, wait, room: 0, is_abandoned: false }).expect("room")
+        };
+        assert_eq!(shared.newest_of(VolumeId(1)), Lsn(10), "nothing is queued");
+        let lsns = [1, 1, 2].map(push);
+        shared.abandon(lsns[1]);
+        assert_eq!(shared.newest_of(VolumeId(1)), Lsn(12), "nobody waits for it, and it comes");
+        assert_eq!(shared.newest_of(VolumeId(2)), Lsn(13));
+        assert_eq!(shared.newest_of(VolumeId(3)), Lsn(10));
+        shared.queue.lock().pending.drain(..2);
+        assert_eq!(shared.newest_of(VolumeId(1)), Lsn(12), "it may be in a batch");
     }
 
     #[test]

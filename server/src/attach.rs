@@ -252,6 +252,7 @@ impl Attachments {
         self.check_memory(&live, &options)?;
         blocking(move || kernel::check(options.driver)).await?;
         let claim = self.claims.attach(id, name, options.is_shared)?;
+        self.claims.settle(id).await?;
         let cookie = u64::from_le_bytes(random_bytes());
         let mut record = Record {
             volume: id,

@@ -9,10 +9,12 @@
 //!   two file systems mounted from one volume would destroy it.
 //! - Who a volume is attached to is on stable storage before its first request, and what was ended by
 //!   force is there before anybody else is let in: an old client that comes back is refused.
-//! - A connection that replaces a lost one starts after the last request of that one has ended.
+//! - Who replaces somebody, a connection or an owner, starts after the last request of that one has ended,
+//!   and after what it has queued in the write log is visible: dropping a request does not take that back.
 
 use crate::manifest::write_durably;
 use block::{Epoch, Error, ErrorKind, Result};
+use futures::future::BoxFuture;
 use nbd::wire::{ClaimRequest, Intent};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -41,6 +43,18 @@ pub struct Claims {
     users: Mutex<HashMap<u32, Users>>,
     /// One change of the list at a time.
     changes: tokio::sync::Mutex<()>,
+    settle: Settle,
+}
+
+type Settling = dyn Fn(u32) -> BoxFuture<'static, Result<()>> + Send + Sync;
+
+/// Waits until what was queued for a volume is visible.
+struct Settle(Box<Settling>);
+
+impl std::fmt::Debug for Settle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Settle")
+    }
 }
 
 #[derive(Debug, Default)]
@@ -57,6 +71,14 @@ type IsShared = bool;
 struct Holder {
     record: Record,
     gates: HashMap<u16, Arc<Gate>>,
+    /// It is over, and on disk no more; what it has queued may still come.
+    is_ended: bool,
+}
+
+impl Holder {
+    fn new(record: Record) -> Holder {
+        Holder { record, gates: HashMap::new(), is_ended: false }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,7 +238,7 @@ impl Claims {
                 continue;
             }
             let record = Record { epoch: epoch.0, ..record };
-            let holder = Holder { record, gates: HashMap::new() };
+            let holder = Holder::new(record);
             users.entry(holder.record.volume).or_default().holders.push(holder);
         }
         let claims = Claims {
@@ -224,6 +246,7 @@ impl Claims {
             epoch,
             users: Mutex::new(users),
             changes: tokio::sync::Mutex::default(),
+            settle: Settle(Box::new(|_| Box::pin(std::future::ready(Ok(()))))),
         };
         if had_some {
             claims.write(claims.records())?;
@@ -231,12 +254,21 @@ impl Claims {
         Ok(claims)
     }
 
+    /// With `settle`, which resolves when what was queued for a volume before the call is visible.
+    #[must_use]
+    pub fn settled_by<F>(self, settle: impl Fn(u32) -> F + Send + Sync + 'static) -> Claims
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        Claims { settle: Settle(Box::new(move |volume| Box::pin(settle(volume)))), ..self }
+    }
+
     /// For an NBD connection that may write to volume `volume`, which people know as `name`.
     ///
     /// # Errors
     /// `Busy`: the volume is attached to somebody else, and not shared. `Fenced`: the client's
     /// attachment was ended. `Unavailable`: requests of the connection that this one replaces are still
-    /// running; try again. Those of writing the list.
+    /// running, or queued; try again. Those of writing the list.
     pub async fn connect(
         self: &Arc<Self>,
         volume: u32,
@@ -271,7 +303,7 @@ impl Claims {
         };
         let is_new = request.intent == Intent::Attach;
         let (old, replaced) = self.admit(&record, name, request)?;
-        let admitted = match drain(&old).await {
+        let admitted = match self.quiet(volume, &old).await {
             Ok(()) if is_new => self.write(self.records()),
             outcome => outcome,
         };
@@ -321,7 +353,7 @@ impl Claims {
         if is_new {
             replaced = own.map(|own| users.holders.swap_remove(own));
             old.extend(replaced.iter().flat_map(|holder| holder.gates.values().cloned()));
-            users.holders.push(Holder { record: record.clone(), gates: HashMap::new() });
+            users.holders.push(Holder::new(record.clone()));
         } else if let Some(own) = own {
             old.extend(users.holders[own].gates.get(&request.connection).cloned());
         }
@@ -341,7 +373,8 @@ impl Claims {
     /// A client says that its attachment is over.
     ///
     /// # Errors
-    /// `Unavailable`: its requests are still running; try again. Those of writing the list.
+    /// `Unavailable`: it is over, but its requests are still running, or queued: nobody is let in yet; try
+    /// again. Those of writing the list.
     pub async fn release(&self, volume: u32, request: &ClaimRequest) -> Result<()> {
         let _one_at_a_time = self.changes.lock().await;
         let attachment = attachment_of(request);
@@ -353,26 +386,25 @@ impl Claims {
     /// clients call themselves.
     ///
     /// # Errors
-    /// `Unavailable`: they are ended, but requests are still running: nobody may be let in yet. Those of
-    /// writing the list.
+    /// `Unavailable`: they are ended, but requests are still running, or queued: nobody is let in yet; try
+    /// again. Those of writing the list.
     pub async fn fence(&self, volume: u32) -> Result<Vec<String>> {
         let _one_at_a_time = self.changes.lock().await;
         self.end(volume, |record| record.volume == volume).await
     }
 
     async fn end(&self, volume: u32, is_it: impl Fn(&Record) -> bool) -> Result<Vec<String>> {
-        let old: Vec<Arc<Gate>> = {
-            let all = self.users.lock();
-            let holders = all.get(&volume).into_iter().flat_map(|users| &users.holders);
-            let ended = holders.filter(|holder| is_it(&holder.record));
-            ended.flat_map(|holder| holder.gates.values().cloned()).collect()
-        };
+        let mut old: Vec<Arc<Gate>> = Vec::new();
+        if let Some(users) = self.users.lock().get_mut(&volume) {
+            for holder in users.holders.iter_mut().filter(|holder| is_it(&holder.record)) {
+                holder.is_ended = true;
+                old.extend(holder.gates.values().cloned());
+            }
+        }
         old.iter().for_each(|gate| gate.close());
+        self.write(self.records())?;
         // Before it is forgotten: whoever is let in next must not meet requests of this one.
-        drain(&old).await?;
-        let mut records = self.records();
-        records.retain(|record| !is_it(record));
-        self.write(records)?;
+        self.quiet(volume, &old).await?;
         let mut all = self.users.lock();
         let Some(users) = all.get_mut(&volume) else { return Ok(Vec::new()) };
         let (ended, rest) = std::mem::take(&mut users.holders)
@@ -382,6 +414,36 @@ impl Claims {
         forget_if_unused(&mut all, volume);
         let ended: Vec<Holder> = ended;
         Ok(ended.into_iter().map(|holder| holder.record.label).collect())
+    }
+
+    /// Ends when nothing comes to the volume any more that requests behind `gates`, which are closed, and
+    /// dropped ones have left.
+    ///
+    /// # Errors
+    /// `Unavailable`: they take too long; try again. Those of the log.
+    async fn quiet(&self, volume: u32, gates: &[Arc<Gate>]) -> Result<()> {
+        let late = |why: &str| {
+            let what = format!("end earlier requests of a volume: {why}; try again");
+            Error::new(ErrorKind::Unavailable, what)
+        };
+        let until = tokio::time::Instant::now() + DRAIN_WAIT;
+        let drained = async {
+            for gate in gates {
+                gate.drained().await;
+            }
+        };
+        let drained = tokio::time::timeout_at(until, drained).await;
+        drained.map_err(|_| late("some are still running"))?;
+        let settled = tokio::time::timeout_at(until, (self.settle.0)(volume)).await;
+        settled.map_err(|_| late("some are queued, and the write log does not take them"))?
+    }
+
+    /// To be called before a device is used: see the file's head.
+    ///
+    /// # Errors
+    /// `Unavailable`: earlier requests are still queued; try again. Those of the log.
+    pub async fn settle(&self, volume: u32) -> Result<()> {
+        self.quiet(volume, &[]).await
     }
 
     /// For a device.
@@ -421,7 +483,7 @@ impl Claims {
         let all = self.users.lock();
         let holders = all.values().flat_map(|users| &users.holders);
         let mut infos: Vec<ClientInfo> = holders
-            .map(|Holder { record, gates }| ClientInfo {
+            .map(|Holder { record, gates, .. }| ClientInfo {
                 volume: name_of(record.volume),
                 label: record.label.clone(),
                 is_shared: record.is_shared,
@@ -443,6 +505,7 @@ impl Claims {
     fn records(&self) -> Vec<Record> {
         let all = self.users.lock();
         let holders = all.values().flat_map(|users| &users.holders);
+        let holders = holders.filter(|holder| !holder.is_ended);
         let mut records: Vec<Record> = holders.map(|holder| holder.record.clone()).collect();
         records.sort_by_key(|record| (record.volume, record.client));
         records
@@ -491,14 +554,15 @@ impl Users {
     fn check(&self, name: &str, record: &Record, request: &ClaimRequest) -> Result<()> {
         let client = record.client;
         let own = self.holders.iter().find(|holder| holder.record.client == client);
+        let lives_on = own.filter(|own| !own.is_ended);
         if request.intent != Intent::Attach {
-            return match own.is_some_and(|own| own.record.attachment == record.attachment) {
+            return match lives_on.is_some_and(|own| own.record.attachment == record.attachment) {
                 true => Ok(()),
                 false => Err(fenced(name)),
             };
         }
         // Only a machine that was restarted has lost what it had.
-        if own.is_some_and(|own| own.record.boot == record.boot) {
+        if lives_on.is_some_and(|own| own.record.boot == record.boot) {
             let what = format!(
                 "attach export {name:?}: client {} has it already, perhaps by another URI; detach it \
                  there, or run `spindle detach --force {name}` on the server",
@@ -536,18 +600,6 @@ fn fenced(name: &str) -> Error {
 
 fn attachment_of(request: &ClaimRequest) -> Uuid {
     Uuid::from_bytes(request.attachment)
-}
-
-async fn drain(gates: &[Arc<Gate>]) -> Result<()> {
-    let all = async {
-        for gate in gates {
-            gate.drained().await;
-        }
-    };
-    tokio::time::timeout(DRAIN_WAIT, all).await.map_err(|_| {
-        let what = "let a client in: earlier requests of its volume are still running; try again";
-        Error::new(ErrorKind::Unavailable, what)
-    })
 }
 
 fn forget_if_unused(all: &mut HashMap<u32, Users>, volume: u32) {

@@ -460,6 +460,15 @@ impl Pool {
         }
     }
 
+    /// Resolves when whatever changes of `volume` were queued before the call are visible, also those of
+    /// requests that were dropped.
+    ///
+    /// # Errors
+    /// Those of the log.
+    pub async fn settle(&self, volume: VolumeId) -> Result<()> {
+        self.shared.log.settle(volume).await
+    }
+
     /// Walks everything that the store holds and verifies it; changes nothing.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ use crate::pool::{Pool, StepBack};
 use crate::record::VolumeRecord;
 use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
-use block::{Epoch, Error, ErrorKind, Result};
+use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use nbd::{Access, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use opening::tier_options;
 use std::collections::HashSet;
@@ -390,12 +390,18 @@ pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
 /// Clients of a volume that has stepped back have seen what is gone.
 fn open_claims(config: &Config, open: &OpenPool) -> Result<Claims> {
     let records = open.pool.records();
-    Claims::open(config.dir(), open.ownership.epoch(), |volume, epoch, was_stepped_back| {
-        let is_as_it_was = |record: &VolumeRecord| {
-            record.id == volume && !record.has_stepped_back_since(epoch, was_stepped_back)
-        };
-        open.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
-    })
+    let claims =
+        Claims::open(config.dir(), open.ownership.epoch(), |volume, epoch, was_stepped_back| {
+            let is_as_it_was = |record: &VolumeRecord| {
+                record.id == volume && !record.has_stepped_back_since(epoch, was_stepped_back)
+            };
+            open.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
+        })?;
+    let pool = open.pool.clone();
+    Ok(claims.settled_by(move |volume| {
+        let pool = pool.clone();
+        async move { pool.settle(VolumeId(volume)).await }
+    }))
 }
 
 fn open_attachments(

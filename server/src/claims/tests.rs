@@ -111,9 +111,6 @@ async fn a_connection_waits_for_the_requests_of_the_one_that_it_replaces() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "an old request may still be coming");
     assert!(held.gate().unwrap().pass().is_err(), "and no further one");
     assert!(beside.gate().unwrap().pass().is_ok(), "another connection goes on");
-    let fenced = claims.fence(1).await.unwrap_err();
-    assert_eq!(fenced.kind(), ErrorKind::Unavailable);
-    assert_eq!(claims.holders_of(1), ["host1"], "nobody may be let in yet");
     let (replaced, ()) = tokio::join!(claims.connect(1, "v", false, Some(&again)), async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         drop(running);
@@ -124,6 +121,54 @@ async fn a_connection_waits_for_the_requests_of_the_one_that_it_replaces() {
     assert_eq!(claims.list(|_| "v".to_owned())[0].connection_count, 2);
     drop((replaced, beside));
     assert_eq!(claims.list(|_| "v".to_owned())[0].connection_count, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_comes_in_while_what_an_old_client_has_queued_may_still_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Arc::new(Gate::default());
+    let claims = Claims::open(dir.path(), Epoch(1), |_, _, _| true).unwrap().settled_by({
+        let log = log.clone();
+        move |_| {
+            let log = log.clone();
+            async move {
+                log.drained().await;
+                Ok(())
+            }
+        }
+    });
+    let claims = Arc::new(claims);
+    let held = claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
+    let (running, queued) = (held.gate().unwrap().pass().unwrap(), log.pass().unwrap());
+    log.close();
+    let go = request(1, 1, Intent::Go);
+    let late = claims.fence(1).await.unwrap_err();
+    assert!(late.to_string().contains("still running; try again"), "{late}");
+    drop(running);
+    let late = claims.fence(1).await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Unavailable);
+    assert!(late.to_string().contains("the write log does not take them; try again"), "{late}");
+    assert_eq!(claims.settle(1).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    // It is over all the same, also after a restart, and nobody else is let in.
+    let error = claims.connect(1, "v", false, Some(&go)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fenced);
+    assert_eq!(claims.holders_of(1), ["host1"]);
+    assert_eq!(claims.attach(1, "v", true).unwrap_err().kind(), ErrorKind::Busy);
+    let next = request(2, 2, Intent::Attach);
+    let error = claims.connect(1, "v", false, Some(&next)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(open(dir.path()).holders_of(1).is_empty());
+    drop(queued);
+    assert_eq!(claims.fence(1).await.unwrap(), ["host1"]);
+    drop(held);
+    let next = claims.connect(1, "v", false, Some(&next)).await.unwrap();
+    // A connection that is gone altogether may have left something too.
+    drop(next);
+    log.running_count.store(1, Ordering::SeqCst);
+    let late = claims.connect(1, "v", false, Some(&request(2, 2, Intent::Go))).await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Unavailable);
+    log.running_count.store(0, Ordering::SeqCst);
+    assert!(claims.connect(1, "v", false, Some(&request(2, 2, Intent::Go))).await.is_ok());
 }
 
 #[tokio::test]
