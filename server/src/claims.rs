@@ -561,8 +561,12 @@ impl Users {
                 false => Err(fenced(name)),
             };
         }
-        // Only a machine that was restarted has lost what it had.
-        if lives_on.is_some_and(|own| own.record.boot == record.boot) {
+        // Only a machine that was restarted has lost what it had. One that did not hear the answer asks for
+        // the same again.
+        let is_another = |own: &&Holder| {
+            own.record.boot == record.boot && own.record.attachment != record.attachment
+        };
+        if lives_on.filter(is_another).is_some() {
             let what = format!(
                 "attach export {name:?}: client {} has it already, perhaps by another URI; detach it \
                  there, or run `spindle detach --force {name}` on the server",

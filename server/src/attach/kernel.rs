@@ -391,7 +391,8 @@ pub(super) fn holder_of(name: &str) -> Option<rustix::process::Pid> {
     rustix::process::Pid::from_raw(text.parse().ok()?)
 }
 
-fn lock_path(name: &str) -> PathBuf {
+/// Of the lock of a device.
+pub(super) fn lock_path(name: &str) -> PathBuf {
     let name = Uuid::new_v5(&Uuid::NAMESPACE_URL, name.as_bytes());
     Path::new(LOCKS).join(format!("device-{}.lock", name.simple()))
 }

@@ -6,10 +6,12 @@
 //! Invariants:
 //! - The device outlives the process: what it needs to go on is kept by the kernel, in the device's
 //!   identifier.
+//! - What the server was asked to attach is known here before it is asked, until the kernel has it: if no
+//!   answer comes, the same command asks for the same again, and `detach` takes it back.
 //! - A server that has ended the attachment ends the device: its users get errors, and never see what
 //!   others wrote since.
 
-use crate::attach::kernel::{holder_of, is_in_use, lock};
+use crate::attach::kernel::{holder_of, is_in_use, lock, lock_path};
 use crate::attach::{LINKS, blocking, udev};
 use crate::chain::random_bytes;
 use block::{Error, ErrorKind, Result};
@@ -66,7 +68,10 @@ pub async fn serve(
     let _lock = lock(&options.uri)?;
     blocking(kernel::check).await?;
     let found = find(&target)?;
-    let attachment = found.unwrap_or_else(|| Uuid::from_bytes(random_bytes()));
+    let attachment = match found {
+        Some(attachment) => attachment,
+        None => attempt(&attempt_path(&target))?,
+    };
     let claim = claim_of(&target, attachment, options.is_shared);
     let intent = if found.is_some() { Intent::Go } else { Intent::Attach };
     tokio::pin!(stopped);
@@ -108,6 +113,7 @@ pub async fn serve(
             return Err(error.context(format!("attach {target}")));
         }
     };
+    forget_attempt(&target); // the kernel knows it from here on
     let path = device.path();
     let link = link(&target, &path);
     announce(&path, &link);
@@ -157,8 +163,33 @@ async fn release(target: &Target, claim: &ClaimRequest) {
             error = %error.chain(),
             "the server was not told that an attachment is over; `spindle detach --force` there does so"
         ),
-        _ => {}
+        _ => forget_attempt(target),
     }
+}
+
+/// Which attachment to ask for where there is no device: the one that was asked for before without an
+/// outcome, or a new one, kept in the file `path`.
+fn attempt(path: &Path) -> Result<Uuid> {
+    if let Some(before) = attempt_before(path) {
+        return Ok(before);
+    }
+    let attachment = Uuid::from_bytes(random_bytes());
+    std::fs::write(path, attachment.simple().to_string()).map_err(|error| {
+        Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error)
+    })?;
+    Ok(attachment)
+}
+
+fn attempt_before(path: &Path) -> Option<Uuid> {
+    std::fs::read_to_string(path).ok()?.parse().ok()
+}
+
+fn forget_attempt(target: &Target) {
+    let _ = std::fs::remove_file(attempt_path(target)); // mostly there is none
+}
+
+fn attempt_path(target: &Target) -> PathBuf {
+    lock_path(&target.to_string()).with_extension("attempt")
 }
 
 /// Reaches the server for the first time; where there is a device, its users wait for it.
@@ -214,17 +245,15 @@ fn backend_of(
     (Arc::new(backend), device_options)
 }
 
-/// Takes the device of a URI out of the kernel, and tells the server. Without `is_forced` nothing may
-/// use it.
+/// Takes the device of a URI out of the kernel, and tells the server; also where an attempt to attach it
+/// came to no end, and there is no device. Without `is_forced` nothing may use it.
 ///
 /// # Errors
-/// `NotFound`: there is none. `Busy`: it is in use.
+/// `NotFound`: there is none. `Busy`: it is in use, or just being attached. Those of reaching the server
+/// where there is no device.
 pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
     let target = Target::parse(uri)?;
-    let Some(attachment) = find(&target)? else {
-        let what = format!("detach {target}: it is not attached to this machine");
-        return Err(Error::new(ErrorKind::NotFound, what));
-    };
+    let Some(attachment) = find(&target)? else { return detach_attempt(&target).await };
     let identifier = identifier_of(&target, attachment);
     let asked = target.clone();
     blocking(move || {
@@ -255,6 +284,7 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
     })
     .await?;
     unlink(&target);
+    forget_attempt(&target);
     let released = client::release(&target, &claim_of(&target, attachment, false)).await;
     Ok(match released {
         Ok(()) => format!("{target} is detached"),
@@ -266,6 +296,23 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
             target.export
         ),
     })
+}
+
+/// Ends what the server may have attached without this machine's hearing of it.
+async fn detach_attempt(target: &Target) -> Result<String> {
+    let Some(attachment) = attempt_before(&attempt_path(target)) else {
+        let what = format!("detach {target}: it is not attached to this machine");
+        return Err(Error::new(ErrorKind::NotFound, what));
+    };
+    let context = || format!("detach {target}");
+    let _lock = lock(&target.to_string()).map_err(|error| error.context(context()))?;
+    match client::release(target, &claim_of(target, attachment, false)).await {
+        Err(error) if error.kind() != ErrorKind::Unsupported => Err(error.context(context())),
+        _ => {
+            forget_attempt(target);
+            Ok(format!("{target} is detached: it had no device yet"))
+        }
+    }
 }
 
 /// Has the process that serves the device of a target leave it, and takes its place: the driver waits for
@@ -443,6 +490,22 @@ mod tests {
         let claim = claim_of(&target, attachment, true);
         assert_eq!((claim.export.as_str(), claim.is_shared), ("pg", true));
         assert!(ClaimRequest::decode(&claim.encode()).is_ok());
+    }
+
+    #[test]
+    fn what_was_asked_for_without_an_answer_is_asked_for_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("device.attempt");
+        let first = attempt(&path).unwrap();
+        assert_eq!(attempt_before(&path), Some(first), "it is kept before it is sent");
+        assert_eq!(attempt(&path).unwrap(), first);
+        std::fs::write(&path, "half").unwrap();
+        assert_eq!(attempt_before(&path), None);
+        let next = attempt(&path).unwrap();
+        assert!(next != first && attempt_before(&path) == Some(next));
+        let (one, other) = ("nbd://db1/pg", "nbd://db1/pg2");
+        let place = |uri| attempt_path(&Target::parse(uri).unwrap());
+        assert!(place(one) == place(one) && place(one) != place(other));
     }
 
     #[test]

@@ -192,6 +192,24 @@ async fn a_machine_that_comes_back_replaces_what_it_had() {
     assert!(after.gate().unwrap().pass().is_ok());
 }
 
+#[tokio::test]
+async fn a_client_that_did_not_hear_the_answer_asks_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = open(dir.path());
+    let asked = request(1, 1, Intent::Attach);
+    let unheard = claims.connect(1, "v", false, Some(&asked)).await.unwrap();
+    let heard = claims.connect(1, "v", false, Some(&asked)).await.unwrap();
+    assert!(unheard.gate().unwrap().pass().is_err());
+    assert!(heard.gate().unwrap().pass().is_ok());
+    drop((unheard, heard));
+    let claims = open(dir.path());
+    drop(claims.connect(1, "v", false, Some(&asked)).await.unwrap());
+    assert_eq!(claims.holders_of(1), ["host1"]);
+    // As it may give up.
+    claims.release(1, &asked).await.unwrap();
+    assert!(claims.connect(1, "v", false, None).await.is_ok());
+}
+
 #[tokio::test(start_paused = true)]
 async fn nobody_comes_in_while_an_attachment_is_written_down() {
     let dir = tempfile::tempdir().unwrap();
