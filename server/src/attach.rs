@@ -7,6 +7,7 @@
 //! - A device goes on with a restarted daemon only where no other directory has owned the pool since:
 //!   what is mounted from it has seen a history of the volume that would no longer be its own. Otherwise
 //!   the device is removed, and its users get errors. The same where the volume has stepped back since.
+//! - The list is not changed once the devices are given up at a stop: it is the next daemon's then.
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
 use crate::chain::random_bytes;
@@ -93,7 +94,8 @@ struct Served {
     claim: Claim,
 }
 
-/// The devices of a pool. Nothing is attached from it after [`Attachments::leave`].
+/// The devices of a pool. Nothing is attached or detached by it after [`Attachments::leave`] or
+/// [`Attachments::abandon`].
 pub struct Attachments {
     path: PathBuf,
     links: PathBuf,
@@ -103,7 +105,8 @@ pub struct Attachments {
     server: Server<PoolExports>,
     epoch: Epoch,
     payload_bytes_max: u64,
-    live: Mutex<BTreeMap<u32, Live>>,
+    /// Absent once the daemon stops: the list on disk is the next daemon's then.
+    live: Mutex<Option<BTreeMap<u32, Live>>>,
 }
 
 impl Attachments {
@@ -139,7 +142,7 @@ impl Attachments {
             server,
             epoch,
             payload_bytes_max,
-            live: Mutex::new(live.collect()),
+            live: Mutex::new(Some(live.collect())),
         })
     }
 
@@ -148,6 +151,7 @@ impl Attachments {
     /// attachment and logged: the daemon serves its other clients all the same.
     pub async fn recover(&self, is_ours: impl Fn(Epoch) -> bool) -> Result<()> {
         let mut live = self.live.lock().await;
+        let live = changeable(&mut live)?;
         if live.is_empty() {
             return Ok(()); // nothing is written where nothing was ever attached
         }
@@ -174,7 +178,7 @@ impl Attachments {
                 }
             }
         }
-        self.write(&live)
+        self.write(live)
     }
 
     async fn recover_one(
@@ -235,9 +239,12 @@ impl Attachments {
     ///
     /// # Errors
     /// `NotFound`: there is no such volume. `Busy`: it is attached, or others have it open.
-    /// `Unsupported`, `Denied`: this machine lacks something. `Invalid`: the options.
+    /// `Unsupported`, `Denied`: this machine lacks something. `Invalid`: the options. `Unavailable`: the
+    /// daemon is stopping.
     pub async fn attach(&self, name: &str, options: AttachOptions) -> Result<AttachmentInfo> {
         let mut live = self.live.lock().await;
+        let live = changeable(&mut live)
+            .map_err(|error| error.context(format!("attach volume {name}")))?;
         let volume = self.pool.volume(name).ok_or_else(|| {
             let what =
                 format!("attach volume {name}: there is none; `spindle volume list` shows all");
@@ -249,7 +256,7 @@ impl Attachments {
             let what = format!("attach volume {name}: it is attached as {}", link.display());
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        self.check_memory(&live, &options)?;
+        self.check_memory(live, &options)?;
         blocking(move || kernel::check(options.driver)).await?;
         let claim = self.claims.attach(id, name, options.is_shared)?;
         self.claims.settle(id).await?;
@@ -273,7 +280,7 @@ impl Attachments {
                 Ok(self.info(&live[&id]).await)
             }
             Err(error) => {
-                self.write(&live)?;
+                self.write(live)?;
                 Err(error.context(format!("attach volume {name}")))
             }
         }
@@ -351,10 +358,13 @@ impl Attachments {
     /// Detaches a volume, by its name, its link or its device. Without `is_forced` nothing may use it.
     ///
     /// # Errors
-    /// `NotFound`: it is not attached. `Busy`: a file system or the like has it.
+    /// `NotFound`: it is not attached. `Busy`: a file system or the like has it. `Unavailable`: the daemon
+    /// is stopping.
     pub async fn detach(&self, target: &str, is_forced: bool) -> Result<String> {
         let mut live = self.live.lock().await;
-        let id = match self.find(&live, target) {
+        let live =
+            changeable(&mut live).map_err(|error| error.context(format!("detach {target}")))?;
+        let id = match self.find(live, target) {
             Ok(id) => id,
             Err(error) => {
                 return self.detach_clients(target, is_forced).await.unwrap_or(Err(error));
@@ -418,7 +428,7 @@ impl Attachments {
         }
         self.unlink(&name);
         live.remove(&id);
-        self.write(&live)?;
+        self.write(live)?;
         Ok(name)
     }
 
@@ -448,24 +458,31 @@ impl Attachments {
     }
 
     /// To whom a volume is attached, for people: the link of its device, or its clients.
-    pub async fn user_of(&self, volume: VolumeId) -> Option<String> {
-        let live = self.live.lock().await;
-        if live.contains_key(&volume.0) {
-            return Some(self.links.join(self.name_of(volume.0)).display().to_string());
+    ///
+    /// # Errors
+    /// `Unavailable`: the daemon is stopping.
+    pub async fn user_of(&self, volume: VolumeId) -> Result<Option<String>> {
+        let mut live = self.live.lock().await;
+        if changeable(&mut live)?.contains_key(&volume.0) {
+            return Ok(Some(self.links.join(self.name_of(volume.0)).display().to_string()));
         }
         let labels = self.claims.holders_of(volume.0);
-        (!labels.is_empty()).then(|| format!("a device of client {}", labels.join(", ")))
+        Ok((!labels.is_empty()).then(|| format!("a device of client {}", labels.join(", "))))
     }
 
     /// What is attached, by name.
-    pub async fn list(&self) -> Vec<AttachmentInfo> {
-        let live = self.live.lock().await;
+    ///
+    /// # Errors
+    /// `Unavailable`: the daemon is stopping.
+    pub async fn list(&self) -> Result<Vec<AttachmentInfo>> {
+        let mut live = self.live.lock().await;
+        let live = changeable(&mut live)?;
         let mut infos = Vec::with_capacity(live.len());
         for attached in live.values() {
             infos.push(self.info(attached).await);
         }
         infos.sort_by(|a, b| a.volume.cmp(&b.volume));
-        infos
+        Ok(infos)
     }
 
     /// Stops serving in order: requests that were begun are answered, the devices stay and wait for the
@@ -495,14 +512,15 @@ impl Attachments {
     }
 
     async fn take_served(&self) -> Vec<Arc<SyncMutex<Option<Device>>>> {
-        let all = std::mem::take(&mut *self.live.lock().await);
-        let served = all.into_values().filter_map(|live| match live.state {
-            State::Served(served) => {
-                served.resizes.abort();
-                Some(served.device)
-            }
-            State::Failed { .. } => None,
-        });
+        let all = self.live.lock().await.take();
+        let served =
+            all.into_iter().flat_map(BTreeMap::into_values).filter_map(|live| match live.state {
+                State::Served(served) => {
+                    served.resizes.abort();
+                    Some(served.device)
+                }
+                State::Failed { .. } => None,
+            });
         served.collect()
     }
 
@@ -609,6 +627,17 @@ impl Attachments {
     }
 }
 
+/// What is attached, while it is this daemon's to change.
+///
+/// # Errors
+/// `Unavailable`: the daemon is stopping.
+fn changeable(live: &mut Option<BTreeMap<u32, Live>>) -> Result<&mut BTreeMap<u32, Live>> {
+    live.as_mut().ok_or_else(|| {
+        let what = "the daemon is stopping, and its devices wait for the next one; try again then";
+        Error::new(ErrorKind::Unavailable, what)
+    })
+}
+
 /// Devices are served by threads and commands that block.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -648,3 +677,6 @@ pub fn clean_up(dir: &Path) -> Result<String> {
         false => Ok(format!("{} removed", removed.join(", "))),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -73,7 +73,7 @@ impl AdminPool {
         let (Some(attachments), Some(volume)) = (&self.attachments, pool.volume(name)) else {
             return Ok(());
         };
-        let Some(user) = attachments.user_of(volume.id()).await else { return Ok(()) };
+        let Some(user) = attachments.user_of(volume.id()).await? else { return Ok(()) };
         let what = format!(
             "remove volume {name}: it is attached as {user}; detach it first: spindle detach {name}"
         );
@@ -194,7 +194,7 @@ impl AdminHandler for AdminPool {
             }
             Request::AttachList => {
                 let all = self.attachments()?;
-                Ok(Reply::Attachments { attachments: all.list().await, clients: all.clients() })
+                Ok(Reply::Attachments { attachments: all.list().await?, clients: all.clients() })
             }
             Request::Stop => {
                 self.stop.send_replace(true);

@@ -1,0 +1,90 @@
+//! Promises about the list of devices that need no kernel.
+
+use super::*;
+use crate::config::{Config, Override};
+use crate::record::Durability;
+use crate::serve::{self, OpenPool, Opening};
+use nbd::ServerOptions;
+
+/// A small pool below `place` with the volume `db`.
+async fn made(place: &Path) -> (Config, OpenPool) {
+    let set = |key, value: &str| Override {
+        key,
+        flag: "--test",
+        value: toml::Value::String(value.to_owned()),
+    };
+    let path = |name: &str| place.join(name).display().to_string();
+    let set = [
+        set("dir", &path("pool")),
+        set("store", &path("store")),
+        set("keys.file", &path("key")),
+        set("log.size", "16MiB"),
+        set("log.file_size", "1MiB"),
+        set("cache.size", "0"),
+        set("destage.max_age", "1h"),
+    ];
+    let config = Config::load(None, &set).unwrap();
+    let open = serve::open(&config, Opening::OrNew).await.unwrap();
+    open.pool().create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
+    (config, open)
+}
+
+fn attachments(config: &Config, open: &OpenPool) -> Attachments {
+    let epoch = open.ownership.epoch();
+    let claims = Arc::new(Claims::open(config.dir(), epoch, |_, _, _| true).unwrap());
+    let exports = Arc::new(PoolExports::new(open.pool.clone(), claims.clone()));
+    let server = Server::new(exports, ServerOptions::default()).unwrap();
+    let (dir, pool) = (config.dir(), open.pool.clone());
+    Attachments::open(dir, "main", pool, claims, server, epoch, 8 << 20).unwrap()
+}
+
+const OPTIONS: AttachOptions = AttachOptions {
+    driver: Driver::Ublk,
+    queue_count: 1,
+    queue_depth: 64,
+    logical_block_bytes: 512,
+    is_shared: false,
+    dead_timeout_seconds: 0,
+};
+
+/// As a daemon leaves it that is killed while the volume is attached.
+fn note_attached(config: &Config, volume: &Volume) -> PathBuf {
+    let record = Record {
+        volume: volume.id().0,
+        number: Some(7),
+        cookie: 9,
+        epoch: 1,
+        is_stepped_back: false,
+        options: OPTIONS,
+    };
+    let path = config.dir().join(FILE);
+    write(&path, vec![record]).unwrap();
+    path
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_daemon_that_stops_changes_the_list_no_more() {
+    let place = tempfile::tempdir().unwrap();
+    let (config, open) = made(place.path()).await;
+    open.pool().create_volume("other", 1 << 20, Durability::Flush).await.unwrap();
+    let volume = open.pool().volume("db").unwrap();
+    let path = note_attached(&config, &volume);
+    let before = std::fs::read(&path).unwrap();
+    let attachments = attachments(&config, &open);
+    assert_eq!(attachments.list().await.unwrap().len(), 1);
+    attachments.leave().await;
+    for error in [
+        attachments.attach("other", OPTIONS).await.unwrap_err(),
+        attachments.detach("db", true).await.unwrap_err(),
+        attachments.list().await.unwrap_err(),
+        // What is attached must not be removed as if it were not.
+        attachments.user_of(volume.id()).await.unwrap_err(),
+        attachments.recover(|_| true).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("is stopping"), "{error}");
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    drop((volume, attachments));
+    open.close().await.unwrap();
+}
