@@ -39,6 +39,9 @@ pub use record::{AttachOptions, Driver};
 
 /// Where the links to devices are. Source: the place that udev rules of disks use for theirs.
 const LINKS: &str = "/dev/spindle";
+/// What frees a volume that [`user_in`] names; the command to detach it may follow.
+pub(crate) const FREE_OFFLINE: &str = "remove devices that no daemon is to serve again with `spindle attach \
+    --cleanup`, or start the daemon and detach it first";
 /// Time that requests in flight have at an orderly stop; what is not answered then, the next daemon
 /// gets again.
 const LEAVE_GRACE: Duration = Duration::from_secs(5);
@@ -644,6 +647,23 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| Error::with_source(ErrorKind::Io, "work on a device", error))?
+}
+
+/// To whom a volume is attached by what directory `dir` says, for people; `None` for nobody. `volume`
+/// absent: any volume. For a process that has the directory, and no daemon.
+///
+/// # Errors
+/// `Corrupt`: a list is damaged, or of a later version.
+pub fn user_in(dir: &Path, volume: Option<u32>) -> Result<Option<String>> {
+    let is_meant = |id: u32| volume.is_none_or(|volume| volume == id);
+    let records = read(&dir.join(FILE))?;
+    if let Some(record) = records.iter().find(|record| is_meant(record.volume)) {
+        let device = record.number.map(|number| kernel::path_of(record.options.driver, number));
+        let device = device.unwrap_or_else(|| "a device".into());
+        return Ok(Some(format!("{}, which waits for the daemon", device.display())));
+    }
+    let label = crate::claims::label_in(dir, is_meant)?;
+    Ok(label.map(|label| format!("a device of client {label}")))
 }
 
 /// Removes from the kernel the device at a path, whoever made it. Returns what was done, for a person.

@@ -636,6 +636,15 @@ impl Drop for Claim {
     }
 }
 
+/// What a client calls itself that has a volume which `is_meant`, by what directory `dir` says.
+///
+/// # Errors
+/// `Corrupt`: the list is damaged, or of a later version.
+pub(crate) fn label_in(dir: &Path, is_meant: impl Fn(u32) -> bool) -> Result<Option<String>> {
+    let records = read(&dir.join(FILE))?;
+    Ok(records.into_iter().find(|record| is_meant(record.volume)).map(|record| record.label))
+}
+
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -9,6 +9,7 @@
 //!   cut short, what is left says that a purge has begun, and the next one goes on.
 //! - Only below the folders that spindle itself makes in the pool's prefix is anything deleted.
 
+use crate::attach;
 use crate::config::Config;
 use crate::keys::{KeyRing, KeySource};
 use crate::manifest::{self, Manifest};
@@ -72,14 +73,28 @@ pub struct PoolPurged {
 /// Moves everything to the store and marks the pool there as removed.
 ///
 /// # Errors
-/// Those of opening it, and those that keep the store from getting everything; it is not removed
-/// then.
+/// Those of opening it, and those that keep the store from getting everything; `Busy` where a volume
+/// is attached. It is not removed then.
 pub async fn remove(config: &Config) -> Result<PoolRemoved> {
     let open = serve::open(config, Opening::Existing).await?;
     let Manifest { name, pool, .. } = open.ownership.manifest().clone();
+    // Not before it is open: only then does no daemon attach anything.
+    if let Err(error) = check_detached(config, &name) {
+        open.close().await?;
+        return Err(error);
+    }
     let removed_at = open.remove().await?;
     let retention = config.settings().deleted_retention.duration();
     Ok(PoolRemoved { name, pool, removed_at, purge_at: purge_at(removed_at, retention) })
+}
+
+fn check_detached(config: &Config, name: &str) -> Result<()> {
+    let Some(user) = attach::user_in(config.dir(), None)? else { return Ok(()) };
+    let what = format!(
+        "remove pool {name}: a volume is attached as {user}; {}: `spindle attach list` shows which",
+        attach::FREE_OFFLINE
+    );
+    Err(Error::new(ErrorKind::Busy, what))
 }
 
 /// Opens a removed pool, so that it is in use again, and releases it.

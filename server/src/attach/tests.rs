@@ -1,6 +1,7 @@
 //! Promises about the list of devices that need no kernel.
 
 use super::*;
+use crate::admin::{AdminHandler, Request};
 use crate::config::{Config, Override};
 use crate::record::Durability;
 use crate::serve::{self, OpenPool, Opening};
@@ -87,4 +88,46 @@ async fn a_daemon_that_stops_changes_the_list_no_more() {
     assert_eq!(std::fs::read(&path).unwrap(), before);
     drop((volume, attachments));
     open.close().await.unwrap();
+}
+
+/// Removes `db` without a daemon, and insists that it is refused.
+async fn refused_offline(config: &Config, words: &[&str]) {
+    let remove = Request::VolumeRemove { name: "db".to_owned(), now: false };
+    let offline = serve::offline(config, Opening::Existing).await.unwrap();
+    let of_volume = offline.handle(remove).await.unwrap_err();
+    offline.close().await.unwrap();
+    let of_pool = crate::removal::remove(config).await.unwrap_err();
+    for error in [of_volume, of_pool] {
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        for word in words.iter().chain(&["detach it first", "attach --cleanup"]) {
+            assert!(error.to_string().contains(word), "it does not say {word:?}: {error}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_attached_is_not_removed_without_a_daemon_either() {
+    let place = tempfile::tempdir().unwrap();
+    let (config, open) = made(place.path()).await;
+    let volume = open.pool().volume("db").unwrap();
+    let path = note_attached(&config, &volume);
+    let id = volume.id().0;
+    drop(volume);
+    open.close().await.unwrap();
+    refused_offline(&config, &["/dev/ublkb7"]).await;
+    std::fs::remove_file(&path).unwrap();
+    let clients = config.dir().join("clients.json");
+    let uuid = "00000000-0000-0000-0000-000000000001";
+    let text = format!(
+        r#"{{"version": 1, "clients": [{{"volume": {id}, "client": "{uuid}", "boot": "{uuid}",
+        "attachment": "{uuid}", "label": "far-away", "is_shared": false, "attached_at": 1, "epoch": 1,
+        "is_stepped_back": false}}]}}"#
+    );
+    std::fs::write(&clients, text).unwrap();
+    refused_offline(&config, &["client far-away"]).await;
+    // A damaged list says nothing about who has what.
+    std::fs::write(&clients, "{").unwrap();
+    assert_eq!(crate::removal::remove(&config).await.unwrap_err().kind(), ErrorKind::Corrupt);
+    std::fs::remove_file(&clients).unwrap();
+    crate::removal::remove(&config).await.unwrap();
 }

@@ -9,7 +9,7 @@ use crate::admin::{
     AdminHandler, AsideInfo, AtRisk, CacheInfo, DestageInfo, KeySlotInfo, LogInfo, NbdInfo, Reply,
     Request, StatusInfo, TierInfo, VolumeInfo,
 };
-use crate::attach::Attachments;
+use crate::attach::{self, Attachments};
 use crate::glue::exports::PoolExports;
 use crate::keys::NewKey;
 use crate::record::{VolumeRecord, VolumeState};
@@ -69,13 +69,17 @@ impl AdminPool {
         })
     }
 
-    async fn check_detached(&self, pool: &crate::pool::Pool, name: &str) -> Result<()> {
-        let (Some(attachments), Some(volume)) = (&self.attachments, pool.volume(name)) else {
-            return Ok(());
+    async fn check_detached(&self, open: &OpenPool, name: &str) -> Result<()> {
+        let Some(volume) = open.pool.volume(name) else { return Ok(()) };
+        let (user, first) = match &self.attachments {
+            Some(attachments) => (attachments.user_of(volume.id()).await?, "detach it first"),
+            None => {
+                (attach::user_in(open.config.dir(), Some(volume.id().0))?, attach::FREE_OFFLINE)
+            }
         };
-        let Some(user) = attachments.user_of(volume.id()).await? else { return Ok(()) };
+        let Some(user) = user else { return Ok(()) };
         let what = format!(
-            "remove volume {name}: it is attached as {user}; detach it first: spindle detach {name}"
+            "remove volume {name}: it is attached as {user}; {first}: spindle detach {name}"
         );
         Err(Error::new(ErrorKind::Busy, what))
     }
@@ -148,7 +152,7 @@ impl AdminHandler for AdminPool {
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::VolumeRemove { name, now } => {
-                self.check_detached(pool, &name).await?;
+                self.check_detached(&open, &name).await?;
                 let record = pool.remove_volume(&name, now).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
