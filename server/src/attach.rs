@@ -680,22 +680,38 @@ pub fn clean_up_device(device: &str) -> Result<String> {
 /// Blocks.
 ///
 /// # Errors
-/// `Busy`: a daemon runs.
+/// `Busy`: a daemon runs, or a process serves some of the devices, as where `dir` is a copy: those are left.
 pub fn clean_up(dir: &Path) -> Result<String> {
     // Held until the end: no daemon starts meanwhile.
     let _node = NodeDir::open(dir)?;
-    let path = dir.join(FILE);
-    let mut records = read(&path)?;
-    let mut removed = Vec::new();
-    while let Some(record) = records.last() {
-        removed.extend(kernel::delete(record)?.map(|path| path.display().to_string()));
-        records.pop();
-        write(&path, records.clone())?;
+    clean_up_list(&dir.join(FILE), kernel::delete)
+}
+
+fn clean_up_list(
+    path: &Path,
+    delete: impl Fn(&Record) -> Result<Option<PathBuf>>,
+) -> Result<String> {
+    let mut records = read(path)?;
+    let (mut removed, mut left) = (Vec::new(), Vec::new());
+    let mut served = Vec::new();
+    while let Some(record) = records.pop() {
+        match delete(&record) {
+            Ok(path) => removed.extend(path.map(|path| path.display().to_string())),
+            Err(error) if error.kind() == ErrorKind::Busy => {
+                left.push(error.chain());
+                served.push(record);
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
+        write(path, records.iter().chain(&served).cloned().collect())?;
     }
-    match removed.is_empty() {
-        true => Ok("no device was left".to_owned()),
-        false => Ok(format!("{} removed", removed.join(", "))),
+    let removed = (!removed.is_empty()).then(|| format!("{} removed", removed.join(", ")));
+    if left.is_empty() {
+        return Ok(removed.unwrap_or_else(|| "no device was left".to_owned()));
     }
+    left.extend(removed);
+    Err(Error::new(ErrorKind::Busy, left.join("; ")))
 }
 
 #[cfg(test)]

@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 /// How long a device whose server is just ending is waited for. Chosen by hand: a process with much
 /// memory takes a second or two to go.
 const RECOVERY_WAIT: Duration = Duration::from_secs(30);
+/// How long a device is waited for that is to be removed, and whose server may be ending. Chosen by hand:
+/// a person waits for it where the server lives.
+const END_WAIT: Duration = Duration::from_secs(2);
 /// How long the nodes in `/dev` are waited for.
 const NODE_WAIT: Duration = Duration::from_secs(10);
 /// Time between two looks at what nobody tells us of.
@@ -105,25 +108,33 @@ fn numbers() -> Vec<u32> {
     entries.filter_map(|entry| number(entry.file_name())).collect()
 }
 
-/// Removes a device that no process serves: its server is gone for good, which is the caller's to know
-/// where it knows the `cookie`. Without one the device may be anybody's. Users of it get errors.
+/// Removes a device that no process serves. Where the `cookie` is not known the device may be anybody's.
+/// Users of it get errors.
 ///
 /// # Errors
-/// `NotFound`: there is none with this number and cookie. `Busy`: a living process serves somebody's.
+/// `NotFound`: there is none with this number and cookie. `Busy`: a living process serves it.
 pub fn delete(number: u32, cookie: Option<u64>) -> Result<()> {
     let mut control = Control::open()?;
-    let info = control.info(number)?;
-    let is_meant = |info: &Info| cookie.is_none_or(|cookie| cookie == info.cookie);
-    let Some(info) = info.filter(is_meant) else {
-        let what = format!("remove ublk device {number}: there is no such device");
-        return Err(Error::new(ErrorKind::NotFound, what));
-    };
-    if cookie.is_none() && is_served(&info) {
-        let what = format!(
-            "remove ublk device {number}: process {} serves it; detach it there",
-            info.server_pid
-        );
-        return Err(Error::new(ErrorKind::Busy, what));
+    let until = Instant::now() + END_WAIT;
+    loop {
+        let info = control.info(number)?;
+        let is_meant = |info: &Info| cookie.is_none_or(|cookie| cookie == info.cookie);
+        let Some(info) = info.filter(is_meant) else {
+            let what = format!("remove ublk device {number}: there is no such device");
+            return Err(Error::new(ErrorKind::NotFound, what));
+        };
+        if !is_served(&info) {
+            break;
+        }
+        if Instant::now() >= until {
+            let what = format!(
+                "remove ublk device {number}: process {} serves it; detach it there",
+                info.server_pid
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        // It may just be ending.
+        std::thread::sleep(POLL);
     }
     control.stop(number)?;
     control.delete(number)
@@ -135,7 +146,15 @@ fn is_served(info: &Info) -> bool {
     info.server_pid > 0
         && info.server_pid != own
         && matches!(info.state, state::LIVE | state::DEAD)
-        && std::path::Path::new(&format!("/proc/{}", info.server_pid)).exists()
+        && is_alive(info.server_pid)
+}
+
+/// One that has ended and was not waited for by its parent lives no more.
+fn is_alive(pid: i32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The name before it may hold anything. Source: proc_pid_stat(5).
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    !matches!(state, Some('Z' | 'X'))
 }
 
 impl Device {
@@ -426,4 +445,37 @@ fn wait_for(path: &std::path::Path) -> Result<()> {
         std::thread::sleep(POLL);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_served_while_its_process_lives() {
+        let of = |server_pid: i32, state: u16| Info {
+            queue_count: 1,
+            queue_depth: 1,
+            state,
+            io_bytes_max: 4096,
+            device: 0,
+            server_pid,
+            flags: 0,
+            cookie: 1,
+        };
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = i32::try_from(other.id()).unwrap();
+        assert!(is_served(&of(pid, state::LIVE)));
+        assert!(!is_served(&of(pid, state::QUIESCED)), "its server has gone");
+        assert!(!is_served(&of(-1, state::LIVE)));
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(!is_served(&of(own, state::LIVE)), "what we have is ours to remove");
+        other.kill().unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        while is_served(&of(pid, state::LIVE)) {
+            assert!(Instant::now() < until, "a process that has ended does not serve");
+            std::thread::sleep(POLL);
+        }
+        other.wait().unwrap();
+    }
 }

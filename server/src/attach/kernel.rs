@@ -80,10 +80,16 @@ pub(super) fn is_there(record: &Record) -> Result<bool> {
 
 /// Takes out of the kernel what an earlier process left of a record; returns the device's path, if there
 /// was one.
+///
+/// # Errors
+/// `Busy`: a process serves it, as where `attachments.json` was copied from elsewhere.
 pub(super) fn delete(record: &Record) -> Result<Option<PathBuf>> {
     match record.options.driver {
         Driver::Nbd => {
-            let deleted = nbd::kernel::delete(&identifier(record.cookie))?;
+            let identifier = identifier(record.cookie);
+            let Some(number) = nbd::kernel::find(&identifier)? else { return Ok(None) };
+            let _lock = lock_unserved(&nbd::kernel::block_path(number), &identifier)?;
+            let deleted = nbd::kernel::delete(&identifier)?;
             Ok(deleted.map(nbd::kernel::block_path))
         }
         Driver::Ublk => {
@@ -114,14 +120,7 @@ pub(super) fn delete_any(path: &str) -> Result<()> {
             let Some(identifier) = identifier.filter(|text| text.starts_with("spindle-")) else {
                 return nbd::kernel::delete_any(number); // another program's
             };
-            // Whoever serves it holds the lock.
-            let _lock = lock(&lock_name(&identifier)).map_err(|error| match error.kind() {
-                ErrorKind::Busy => {
-                    let what = format!("clean up {path}: a process serves it; detach it there");
-                    Error::new(ErrorKind::Busy, what)
-                }
-                _ => error,
-            })?;
+            let _lock = lock_unserved(Path::new(path), &identifier)?;
             nbd::kernel::delete(&identifier).map(drop)
         }
         (None, None) => {
@@ -130,6 +129,17 @@ pub(super) fn delete_any(path: &str) -> Result<()> {
             Err(Error::new(ErrorKind::Invalid, what))
         }
     }
+}
+
+/// Whoever serves a device of the nbd driver holds its lock.
+pub(super) fn lock_unserved(path: &Path, identifier: &str) -> Result<File> {
+    lock(&lock_name(identifier)).map_err(|error| match error.kind() {
+        ErrorKind::Busy => {
+            let what = format!("clean up {}: a process serves it; detach it there", path.display());
+            Error::new(ErrorKind::Busy, what)
+        }
+        _ => error,
+    })
 }
 
 /// The block device of a number.

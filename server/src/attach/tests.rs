@@ -131,3 +131,44 @@ async fn what_is_attached_is_not_removed_without_a_daemon_either() {
     std::fs::remove_file(&clients).unwrap();
     crate::removal::remove(&config).await.unwrap();
 }
+
+#[test]
+fn what_a_living_process_serves_is_not_cleaned_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(FILE);
+    let record = |volume| Record {
+        volume,
+        number: Some(volume),
+        cookie: 9,
+        epoch: 1,
+        is_stepped_back: false,
+        options: OPTIONS,
+    };
+    write(&path, vec![record(1), record(2), record(3)]).unwrap();
+    let delete = |record: &Record| match record.volume {
+        2 => Err(Error::new(ErrorKind::Busy, "remove /dev/ublkb2: process 12 serves it")),
+        number => Ok(Some(kernel::path_of(Driver::Ublk, number))),
+    };
+    let error = clean_up_list(&path, delete).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    for word in ["process 12 serves it", "/dev/ublkb3, /dev/ublkb1 removed"] {
+        assert!(error.to_string().contains(word), "it does not say {word:?}: {error}");
+    }
+    assert_eq!(read(&path).unwrap(), [record(2)]);
+    let none = clean_up_list(&path, |_| Ok(None)).unwrap();
+    assert_eq!((none.as_str(), read(&path).unwrap()), ("no device was left", vec![]));
+}
+
+#[test]
+fn a_served_device_of_nbd_is_not_deleted_by_its_record() {
+    if !rustix::process::geteuid().is_root() {
+        return; // the locks are in /run
+    }
+    let name = format!("spindle-{:016x}", u64::from_le_bytes(random_bytes()));
+    let held = kernel::lock(&name).unwrap();
+    let error = kernel::lock_unserved(Path::new("/dev/nbd3"), &name).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.to_string().contains("clean up /dev/nbd3: a process serves it"), "{error}");
+    drop(held);
+    kernel::lock_unserved(Path::new("/dev/nbd3"), &name).unwrap();
+}
