@@ -241,7 +241,8 @@ impl Attachments {
     /// Attaches a volume.
     ///
     /// # Errors
-    /// `NotFound`: there is no such volume. `Busy`: it is attached, or others have it open.
+    /// `NotFound`: there is no such volume. `Busy`: it is attached, or others have it open, or another
+    /// pool has its link.
     /// `Unsupported`, `Denied`: this machine lacks something. `Invalid`: the options. `Unavailable`: the
     /// daemon is stopping.
     pub async fn attach(&self, name: &str, options: AttachOptions) -> Result<AttachmentInfo> {
@@ -260,6 +261,7 @@ impl Attachments {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         self.check_memory(live, &options)?;
+        self.check_link(name)?;
         blocking(move || kernel::check(options.driver)).await?;
         let claim = self.claims.attach(id, name, options.is_shared)?;
         self.claims.settle(id).await?;
@@ -331,9 +333,33 @@ impl Attachments {
         Served { device, resizes, claim }
     }
 
+    /// The device that the link of a volume leads to, where it is there and is not `own`: it is that of
+    /// another pool of the same name.
+    fn linked_elsewhere(&self, name: &str, own: Option<&Path>) -> Option<PathBuf> {
+        let link = self.links.join(name);
+        let device = std::fs::read_link(&link).ok()?;
+        (Some(&*device) != own && udev::is_of(&link, &device)).then_some(device)
+    }
+
+    fn check_link(&self, name: &str) -> Result<()> {
+        let Some(device) = self.linked_elsewhere(name, None) else { return Ok(()) };
+        let what = format!(
+            "attach volume {name}: {} leads to {}, which is not this pool's; detach that, or tell the pools \
+             apart by `name` in spindle.toml",
+            self.links.join(name).display(),
+            device.display()
+        );
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+
     /// A link that people and `fstab` can name, whatever number the kernel chose.
     fn link(&self, name: &str, device: &Path) {
         let link = self.links.join(name);
+        if let Some(other) = self.linked_elsewhere(name, Some(device)) {
+            let error = format!("it leads to {}, which is not this pool's", other.display());
+            tracing::warn!(link = %link.display(), error, "no link to a device was made");
+            return;
+        }
         let made = std::fs::create_dir_all(&self.links).and_then(|()| {
             let fresh = self.links.join(format!(".{name}.new"));
             let _ = std::fs::remove_file(&fresh); // of a daemon that ended here
@@ -346,8 +372,12 @@ impl Attachments {
         udev::tell(&link, device);
     }
 
-    fn unlink(&self, name: &str) {
+    /// Takes the link of a volume away that leads to its `device`, or nowhere.
+    fn unlink(&self, name: &str, device: Option<&Path>) {
         let link = self.links.join(name);
+        if self.linked_elsewhere(name, device).is_some() {
+            return;
+        }
         udev::forget(&link);
         match std::fs::remove_file(&link) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -429,7 +459,9 @@ impl Attachments {
             }
             State::Failed { .. } => self.remove_from_kernel(&attached.record).await?,
         }
-        self.unlink(&name);
+        let Record { number, options, .. } = attached.record;
+        let device = number.map(|number| kernel::path_of(options.driver, number));
+        self.unlink(&name, device.as_deref());
         live.remove(&id);
         self.write(live)?;
         Ok(name)

@@ -172,3 +172,41 @@ fn a_served_device_of_nbd_is_not_deleted_by_its_record() {
     drop(held);
     kernel::lock_unserved(Path::new("/dev/nbd3"), &name).unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_link_of_another_pool_of_the_same_name_is_left() {
+    let mut devices = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let is_no_nbd = |name: &std::ffi::OsString| !name.to_string_lossy().starts_with("nbd");
+    let Some(name) = devices.find_map(|entry| Some(entry.file_name()).filter(is_no_nbd)) else {
+        return; // a machine without disks
+    };
+    let device = Path::new("/dev").join(name);
+    let place = tempfile::tempdir().unwrap();
+    let (config, open) = made(place.path()).await;
+    let mut attachments = attachments(&config, &open);
+    attachments.links = place.path().join("links");
+    std::fs::create_dir(&attachments.links).unwrap();
+    let link = attachments.links.join("db");
+    let there = || std::fs::read_link(&link).ok();
+    std::os::unix::fs::symlink(&device, &link).unwrap();
+    let error = attachments.attach("db", OPTIONS).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    for word in [&*device.to_string_lossy(), "`name` in spindle.toml"] {
+        assert!(error.to_string().contains(word), "it does not say {word:?}: {error}");
+    }
+    let own = Path::new("/dev/ublkb-of-a-test");
+    attachments.link("db", own);
+    attachments.unlink("db", Some(own));
+    assert_eq!(there(), Some(device.clone()));
+    attachments.unlink("db", Some(&device));
+    assert_eq!(there(), None);
+    // One that leads nowhere is nobody's.
+    std::fs::create_dir_all(&attachments.links).unwrap(); // gone with its last link
+    std::os::unix::fs::symlink("/dev/ublkb-that-is-gone", &link).unwrap();
+    attachments.link("db", own);
+    assert_eq!(there().as_deref(), Some(own));
+    attachments.unlink("db", None);
+    assert_eq!(there(), None);
+    drop(attachments);
+    open.close().await.unwrap();
+}

@@ -22,6 +22,20 @@ pub(super) fn tell(link: &Path, device: &Path) {
     }
 }
 
+/// Whether a device is there, and nobody says that it has another link than this.
+pub(super) fn is_of(link: &Path, device: &Path) -> bool {
+    let Some(name) = device.file_name() else { return false };
+    let system = Path::new("/sys/block").join(name);
+    // The nbd driver keeps devices that are not connected.
+    let is_idle = name.to_string_lossy().starts_with("nbd") && !system.join("pid").exists();
+    if !system.exists() || is_idle {
+        return false;
+    }
+    let told = std::fs::read_to_string(Path::new(DEVICES).join(name)).ok();
+    let told = told.as_deref().and_then(|text| text.trim_end().strip_prefix("SPINDLE_LINK="));
+    told.is_none_or(|told| Path::new("/dev").join(told) == link)
+}
+
 /// A link is removed by who made it.
 pub(super) fn forget(link: &Path) {
     let Some(name) =
