@@ -391,7 +391,7 @@ impl Attachments {
     /// Detaches a volume, by its name, its link or its device. Without `is_forced` nothing may use it.
     ///
     /// # Errors
-    /// `NotFound`: it is not attached. `Busy`: a file system or the like has it. `Unavailable`: the daemon
+    /// `NotFound`: it is not attached. `Busy`: a file system or the like has it, or a program has it open. `Unavailable`: the daemon
     /// is stopping.
     pub async fn detach(&self, target: &str, is_forced: bool) -> Result<String> {
         let mut live = self.live.lock().await;
@@ -426,6 +426,15 @@ impl Attachments {
                         let what = format!(
                             "detach volume {asked}: {} is in use; unmount it first (`findmnt {0}`, \
                              `lsblk {0}` show by what), or use --force, and its users get errors",
+                            device.path().display()
+                        );
+                        *slot = Some(device);
+                        return Err(Error::new(ErrorKind::Busy, what));
+                    }
+                    if !is_forced && let Some(user) = kernel::opened_by(&device.path()) {
+                        let what = format!(
+                            "detach volume {asked}: {} is in use: {user} has it open; end that first, or \
+                             use --force, and its users get errors",
                             device.path().display()
                         );
                         *slot = Some(device);

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 use uuid::Uuid;
 
@@ -20,6 +20,10 @@ const LOCKS: &str = "/run/spindle";
 /// Largest payload of a request to a ublk device. Chosen by hand: larger ones are cut by the kernel, and
 /// cost no more.
 pub(super) const IO_BYTES_MAX: u32 = 512 << 10;
+
+/// For programs that have a device open just for a moment. Chosen by hand: udev looks at a device whenever
+/// a writer has closed it.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
 
 /// What a device is made of, beside its record.
 #[derive(Clone)]
@@ -283,6 +287,56 @@ pub(super) fn is_in_use(path: &Path) -> Result<bool> {
     }
 }
 
+/// A program that has a block device or a partition of it open, for people. One that closes it soon, as
+/// udev does, is waited for. Best effort: what this process may not see, it does not see.
+pub(super) fn opened_by(path: &Path) -> Option<String> {
+    let numbers = numbers_of(path);
+    let until = Instant::now() + CLOSE_WAIT;
+    loop {
+        let user = processes().find(|pid| has_open(pid, &numbers))?;
+        if Instant::now() >= until {
+            let name = std::fs::read_to_string(format!("/proc/{user}/comm")).unwrap_or_default();
+            return Some(format!("process {user} ({})", name.trim_end()));
+        }
+        std::thread::sleep(CLOSE_WAIT / 20);
+    }
+}
+
+/// Major and minor numbers of a block device and of its partitions.
+fn numbers_of(path: &Path) -> Vec<(u32, u32)> {
+    let Some(name) = path.file_name() else { return Vec::new() };
+    let system = Path::new("/sys/block").join(name);
+    let entries = std::fs::read_dir(&system).into_iter().flatten().flatten();
+    let partitions = entries.map(|entry| entry.path()).filter(|at| at.join("partition").exists());
+    let number = |at: PathBuf| {
+        let text = std::fs::read_to_string(at.join("dev")).ok()?;
+        let (major, minor) = text.trim_end().split_once(':')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    [system.clone()].into_iter().chain(partitions).filter_map(number).collect()
+}
+
+/// Numbers of the other processes.
+fn processes() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| *pid != std::process::id())
+}
+
+fn has_open(pid: &u32, numbers: &[(u32, u32)]) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    files.map(|file| file.path()).any(|file| {
+        // Without asking a server of files that may not answer.
+        let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
+        let mask = rustix::fs::StatxFlags::TYPE;
+        rustix::fs::statx(rustix::fs::CWD, &file, flags, mask).is_ok_and(|found| {
+            let kind = rustix::fs::FileType::from_raw_mode(found.stx_mode.into());
+            kind == rustix::fs::FileType::BlockDevice
+                && numbers.contains(&(found.stx_rdev_major, found.stx_rdev_minor))
+        })
+    })
+}
+
 fn ublk_options(parts: &Parts, record: &Record) -> ublk::Options {
     let AttachOptions { queue_count, queue_depth, logical_block_bytes, .. } = record.options;
     ublk::Options {
@@ -418,5 +472,28 @@ mod tests {
             let error = delete_any(wrong).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{wrong}");
         }
+    }
+    #[test]
+    fn a_program_that_has_a_device_open_is_found() {
+        let names = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+        let mut devices = names.map(|entry| Path::new("/dev").join(entry.file_name()));
+        let is_free = |path: &PathBuf| File::open(path).is_ok() && opened_by(path).is_none();
+        let Some(device) = devices.find(is_free) else {
+            return; // no disk here that we may read
+        };
+        let mut program = std::process::Command::new("sleep");
+        program.arg("60").stdin(File::open(&device).unwrap());
+        let mut program = program.spawn().unwrap();
+        let said = opened_by(&device).unwrap();
+        assert!(said.contains(&format!("process {} (sleep)", program.id())), "{said}");
+        program.kill().unwrap();
+        program.wait().unwrap();
+        assert_eq!(opened_by(&device), None);
+        // One that is done soon is waited for.
+        let mut program = std::process::Command::new("sleep");
+        program.arg("0.2").stdin(File::open(&device).unwrap());
+        let mut program = program.spawn().unwrap();
+        assert_eq!(opened_by(&device), None);
+        program.wait().unwrap();
     }
 }
