@@ -85,7 +85,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<Record>> {
     let damaged = |why: String| {
         let what = format!(
             "read {}: {why}. It says which devices of the kernel belong to this pool; to start without \
-             them, move it away, and remove them with `spindle attach --cleanup`",
+             them, move it away, and remove them by name: `spindle attach --cleanup /dev/ublkb0` (or \
+             /dev/nbd0; `ls /sys/block` shows what there is)",
             path.display()
         );
         Error::new(ErrorKind::Corrupt, what)
@@ -145,7 +146,7 @@ mod tests {
         std::fs::write(&path, &text[..text.len() / 2]).unwrap();
         let error = read(&path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
-        assert!(error.to_string().contains("--cleanup"), "{error}");
+        assert!(error.to_string().contains("--cleanup /dev/ublkb0"), "{error}");
     }
 
     /// As spindle wrote it before there was another driver.
