@@ -282,6 +282,8 @@ pub(crate) fn refused(daemon: &Daemon, arguments: &[&str], why: &str) {
 
 fn bad_moments() {
     let mut daemon = Daemon::started(SETTINGS, &[("db", "64M"), ("other", "64M")]);
+    daemon.announce("the volume is larger than configured and stays so");
+    daemon.announce("the device of a volume keeps its size");
     refused(&daemon, &["attach", "nothing"], "there is none");
     refused(&daemon, &["attach", "elsewhere/db"], "is called main, not elsewhere");
     refused(&daemon, &["attach", "db", "--logical-block", "1024"], "512 or 4096");
@@ -336,10 +338,15 @@ fn bad_moments() {
     run("blkdiscard", &[&again]);
     assert_eq!(read(), "");
     write("after");
-    // In order, with a device that stays.
+    // In order, with a device that stays; the volume grows meanwhile.
     daemon.stop();
     assert!(Path::new(&again).exists(), "the device waits for the next daemon");
+    refused(&daemon, &["volume", "rm", "db"], "detach it first");
+    let _ = daemon.json(&["volume", "resize", "db", "96M"]);
     daemon.restart();
+    // Kernels before 6.16 cannot be told.
+    let keeps = daemon.log().contains("the device of a volume keeps its size");
+    assert_eq!(size_of(&again), if keeps { 64 << 20 } else { 96 << 20 });
     assert_eq!(read(), "after");
     let _ = daemon.json(&["detach", link]);
     assert!(!Path::new(link).exists());

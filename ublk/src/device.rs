@@ -258,7 +258,26 @@ impl Device {
         let threads = Threads::start(device, &made, &info)?;
         control.end_recovery(number)?;
         let logical_block_bytes = options.logical_block_bytes;
-        Ok(Some(Device { number, control, threads, logical_block_bytes }))
+        let mut recovered = Device { number, control, threads, logical_block_bytes };
+        recovered.follow_size(device.limits().size_bytes);
+        Ok(Some(recovered))
+    }
+
+    /// Tells the kernel a size that changed while nobody served the device, or says that it stays: what is
+    /// past the volume's end gets errors then.
+    fn follow_size(&mut self, size_bytes: u64) {
+        let path = format!("/sys/block/ublkb{}/size", self.number);
+        let known = std::fs::read_to_string(path).ok().and_then(|text| size_of(&text));
+        if known.is_none_or(|known| known == size_bytes) {
+            return;
+        }
+        if let Err(error) = self.resize(size_bytes) {
+            tracing::warn!(
+                device = %self.path().display(), device_bytes = known, volume_bytes = size_bytes,
+                error = %error.chain(),
+                "the device of a volume keeps its size until it is detached and attached"
+            );
+        }
     }
 
     /// The device's number: 3 for `/dev/ublkb3`.
@@ -405,6 +424,11 @@ fn check_options(options: &Options) -> Result<()> {
     Err(Error::new(ErrorKind::Invalid, format!("make a ublk device: it takes {wrong}")))
 }
 
+/// Bytes, from what the kernel says in sectors.
+fn size_of(text: &str) -> Option<u64> {
+    text.trim_end().parse::<u64>().ok()?.checked_mul(SECTOR_BYTES)
+}
+
 fn block_path(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{number}"))
 }
@@ -450,6 +474,12 @@ fn wait_for(path: &std::path::Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_size_that_the_kernel_knows_is_read() {
+        assert_eq!(size_of("131072\n"), Some(64 << 20));
+        assert_eq!((size_of(""), size_of("x\n")), (None, None));
+    }
 
     #[test]
     fn a_device_is_served_while_its_process_lives() {

@@ -293,7 +293,7 @@ pub(super) fn opened_by(path: &Path) -> Option<String> {
     let numbers = numbers_of(path);
     let until = Instant::now() + CLOSE_WAIT;
     loop {
-        let user = processes().find(|pid| has_open(pid, &numbers))?;
+        let user = processes().find(|pid| has_open(*pid, &numbers))?;
         if Instant::now() >= until {
             let name = std::fs::read_to_string(format!("/proc/{user}/comm")).unwrap_or_default();
             return Some(format!("process {user} ({})", name.trim_end()));
@@ -323,7 +323,7 @@ fn processes() -> impl Iterator<Item = u32> {
     pids.filter(|pid| *pid != std::process::id())
 }
 
-fn has_open(pid: &u32, numbers: &[(u32, u32)]) -> bool {
+fn has_open(pid: u32, numbers: &[(u32, u32)]) -> bool {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     files.map(|file| file.path()).any(|file| {
         // Without asking a server of files that may not answer.

@@ -79,7 +79,7 @@ async fn a_machine_behind_a_tunnel_is_known_by_when_it_was_started() {
     assert!(attached.must_be_durable(), "it survives a reboot of this machine");
     drop(attached);
     exports.release(&elsewhere, &client(None)).await.unwrap();
-    pool.note_step_back(StepBack::TakeOver).await.unwrap();
+    pool.note_step_back(StepBack::TakeOver, Epoch(2)).await.unwrap();
     let refused = exports.open("v", &client(Some(elsewhere))).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied);
     exports.open("v", &client(Some(here))).await.map(drop).unwrap();
