@@ -443,12 +443,14 @@ fn leave_attachments(dir: &Path) -> Result<()> {
     for name in [crate::attach::FILE, crate::claims::FILE] {
         let (path, left) = (dir.join(name), dir.join(format!("{name}.of-the-original")));
         match std::fs::rename(&path, &left) {
-            Ok(()) => tracing::error!(
-                kept_at = %left.display(),
-                "this directory is a copy, or was restored: devices and clients of the original are not \
-                 taken over. If the original is gone for good, remove its devices with `spindle attach \
-                 --cleanup /dev/DEVICE`, and attach anew"
-            ),
+            Ok(()) => {
+                tracing::error!(
+                    kept_at = %left.display(),
+                    "this directory is a copy, or was restored: devices and clients of the original \
+                     are not taken over. If the original is gone for good, remove its devices with \
+                     `spindle attach --cleanup /dev/DEVICE`, and attach anew"
+                );
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
                 let what = format!("rename {}", path.display());

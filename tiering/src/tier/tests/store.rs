@@ -95,7 +95,7 @@ fn a_destage_gets_over_bad_transfers_of_what_it_reads() {
         assert_eq!(tier.status().frames.store_refetch_count, 1);
         // An upload whose answer was lost is compared with what is there.
         for fault in [Fault::Flipped, Fault::Short] {
-            store.make_ambiguous(Op::Put, 1);
+            store.inject(Op::Put, "segments", 1, Fault::Unheard);
             store.inject(Op::Get, "segments", 1, fault);
             let lsn = tier.destaged_lsn().0 + 1;
             tier.destage(window_of(lsn, 64, vec![9; 4096]), &Payloads).await.unwrap();
