@@ -391,8 +391,8 @@ impl Attachments {
     /// Detaches a volume, by its name, its link or its device. Without `is_forced` nothing may use it.
     ///
     /// # Errors
-    /// `NotFound`: it is not attached. `Busy`: a file system or the like has it, or a program has it open. `Unavailable`: the daemon
-    /// is stopping.
+    /// `NotFound`: it is not attached. `Busy`: a file system or the like has it, or a program has it
+    /// open. `Unavailable`: the daemon is stopping.
     pub async fn detach(&self, target: &str, is_forced: bool) -> Result<String> {
         let mut live = self.live.lock().await;
         let live =

@@ -279,7 +279,8 @@ impl<D: BlockDevice> Queue<D> {
             return Ok(());
         }
         // SAFETY: commands of tags hold no pointers. The buffer of a slot is not touched while it is
-        // lent, and not freed by `Slot::drop` then. The eventfd is read into memory that is never freed. The descriptors are open for as long as `self`, which outlives the ring.
+        // lent, and not freed by `Slot::drop` then. The eventfd is read into memory that is never freed.
+        // The descriptors are open for as long as `self`, which outlives the ring.
         let pushed = unsafe { ring.submission().push_multiple(&entries) };
         pushed.expect("the ring has an entry for each tag and one for the eventfd");
         entries.clear();
