@@ -325,11 +325,16 @@ impl Device {
         self.runtime.spawn(async move {
             loop {
                 // It may change again meanwhile.
-                while !(is_settled(&served) && is_idle(number)) {
+                while !has_size(number, *sizes.borrow_and_update()) {
                     if is_ending.load(Ordering::Relaxed) {
                         return;
                     }
-                    tokio::time::sleep(SIZE_WAIT).await;
+                    let is_settled = is_settled(&served);
+                    if is_settled && is_idle(number) {
+                        break;
+                    }
+                    // A connection may be away for hours.
+                    tokio::time::sleep(if is_settled { SIZE_WAIT } else { SETTLED / 10 }).await;
                 }
                 let size_bytes = *sizes.borrow_and_update();
                 let identifier = identifier.clone();
@@ -440,10 +445,15 @@ fn is_idle(number: u32) -> bool {
     inflight.unwrap_or_default().split_ascii_whitespace().all(|count| count == "0")
 }
 
+/// Whether the kernel shows a device with this size.
+fn has_size(number: u32, size_bytes: u64) -> bool {
+    let sectors = std::fs::read_to_string(driver::sys_path(number).join("size"));
+    sectors.is_ok_and(|text| text.trim().parse() == Ok(size_bytes / 512))
+}
+
 /// Blocks while requests are in flight.
 fn set_size(number: u32, identifier: &str, size_bytes: u64) -> Result<()> {
-    let sectors = std::fs::read_to_string(driver::sys_path(number).join("size"));
-    if sectors.is_ok_and(|text| text.trim().parse() == Ok(size_bytes / 512)) {
+    if has_size(number, size_bytes) {
         return Ok(());
     }
     Driver::open()?.reconfigure(number, identifier, Some(size_bytes), &[])
