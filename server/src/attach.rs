@@ -440,7 +440,7 @@ impl Attachments {
                         *slot = Some(device);
                         return Err(Error::new(ErrorKind::Busy, what));
                     }
-                    device.remove()
+                    device.remove(is_forced)
                 });
                 if let Err(error) = detached.await {
                     if served.device.lock().is_none() {
@@ -548,7 +548,7 @@ impl Attachments {
     pub async fn abandon(&self) {
         for served in self.take_served().await {
             let removed =
-                blocking(move || served.lock().take().map_or(Ok(()), |device| device.remove()));
+                blocking(move || served.lock().take().map_or(Ok(()), |device| device.remove(true)));
             if let Err(error) = removed.await {
                 tracing::error!(error = %error.chain(), "a device could not be removed");
             }

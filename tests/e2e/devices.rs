@@ -6,6 +6,7 @@
 //! - Clients of the device see a pause when the daemon dies, never an error, never wrong bytes.
 
 use crate::postgres::Postgres;
+use crate::space::Disk;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -462,6 +463,60 @@ fn stepped_back() {
         assert!(reader(&again).wait().expect("dd ends").success());
         let _ = daemon.json(&["detach", "db"]);
         daemon.stop();
+    }
+}
+
+#[test]
+fn a_device_whose_log_is_full_can_be_taken_away() {
+    needs_root!();
+    let name = "devices::a_device_whose_log_is_full_can_be_taken_away";
+    guest::run(name, Duration::from_secs(240), &[], taken_away);
+}
+
+/// Its writers wait for room that does not come, because the store is full too.
+fn taken_away() {
+    for driver in [&[][..], &["--nbd"]] {
+        let mut daemon = Daemon::new(SETTINGS, &[("db", "256M")]);
+        let store = Disk::mount(daemon.place().join("store"), 4);
+        daemon.argue(&["--store", &store.path().display().to_string()]);
+        daemon.announce("");
+        daemon.restart();
+        let device = attach(&daemon, driver);
+        let mut writer = Command::new("dd");
+        writer.args(["if=/dev/urandom", &format!("of={device}"), "bs=1M", "oflag=direct"]);
+        writer.stdin(Stdio::null()).stderr(Stdio::null());
+        let mut writer = dies_with_us(&mut writer).spawn().expect("dd starts");
+        let lsn = || daemon.json(&["status"])["log"]["last_lsn"].as_u64().expect("a number");
+        let until = Instant::now() + Duration::from_secs(60);
+        let (mut last, mut since) = (0, Instant::now());
+        while since.elapsed() < Duration::from_secs(3) {
+            let now = lsn();
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            assert!(Instant::now() < until, "{driver:?}: the log never was full: {now}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(writer.try_wait().expect("look").is_none(), "{driver:?}: the writer waits");
+        refused(&daemon, &["detach", "db"], "is in use");
+        let asked = Instant::now();
+        let _ = daemon.json(&["detach", "--force", "db"]);
+        let took = asked.elapsed();
+        println!("{driver:?}: taken away in {took:?}");
+        assert!(took < Duration::from_secs(20), "{driver:?}: a forced detach took {took:?}");
+        assert!(!writer.wait().expect("dd ends").success(), "{driver:?}: its users get errors");
+        assert!(!Path::new(&device).exists() || size_of(&device) == 0, "{driver:?}");
+        // With room, it is a volume like any other.
+        store.resize(400);
+        let again = attach(&daemon, driver);
+        let script = format!(
+            "printf %-4096s kept | dd of={again} bs=4096 count=1 oflag=direct,sync && \
+             dd if={again} bs=4096 count=1 iflag=direct | tr -d ' '"
+        );
+        assert_eq!(run("sh", &["-c", &script]), "kept");
+        let _ = daemon.json(&["detach", "db"]);
+        daemon.stop();
+        daemon.fsck();
     }
 }
 

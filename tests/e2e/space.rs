@@ -13,22 +13,22 @@ use tests::needs_root;
 use tests::place::run;
 
 /// A file system of a few MiB in memory.
-struct Disk(PathBuf);
+pub(crate) struct Disk(PathBuf);
 
 impl Disk {
-    fn mount(path: PathBuf, mebibytes: u32) -> Disk {
+    pub(crate) fn mount(path: PathBuf, mebibytes: u32) -> Disk {
         std::fs::create_dir_all(&path).expect("make a directory");
         let size = format!("size={mebibytes}m");
         run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", &path.display().to_string()]);
         Disk(path)
     }
 
-    fn resize(&self, mebibytes: u32) {
+    pub(crate) fn resize(&self, mebibytes: u32) {
         let option = format!("remount,size={mebibytes}m");
         run("mount", &["-o", &option, &self.0.display().to_string()]);
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }

@@ -329,12 +329,17 @@ impl Device {
         self.threads.leave(grace);
     }
 
-    /// Takes the device out of the kernel. Requests in flight are answered first; whoever has it open
-    /// gets errors from then on.
+    /// Takes the device out of the kernel; whoever has it open gets errors from then on. Requests in
+    /// flight are answered first: all of them, or with a `grace` those that are done within it, and the
+    /// others fail.
     ///
     /// # Errors
     /// Those of the driver.
-    pub fn remove(mut self) -> Result<()> {
+    pub fn remove(mut self, grace: Option<Duration>) -> Result<()> {
+        if let Some(grace) = grace {
+            // The kernel waits for the requests of queues that are served, however long they take.
+            self.threads.leave(grace);
+        }
         self.control.stop(self.number)?;
         self.threads.join();
         self.control.delete(self.number)

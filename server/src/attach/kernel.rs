@@ -24,6 +24,9 @@ pub(super) const IO_BYTES_MAX: u32 = 512 << 10;
 /// For programs that have a device open just for a moment. Chosen by hand: udev looks at a device whenever
 /// a writer has closed it.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// Time that requests in flight have where a device is taken away by force. Chosen by hand: a log that has
+/// room answers in a moment, and one that is full may have none for hours.
+const FORCE_GRACE: Duration = Duration::from_secs(5);
 
 /// What a device is made of, beside its record.
 #[derive(Clone)]
@@ -259,9 +262,10 @@ impl Device {
         }
     }
 
-    pub(super) fn remove(self) -> Result<()> {
+    /// Takes the device out of the kernel. `is_forced`: requests that are not answered soon fail.
+    pub(super) fn remove(self, is_forced: bool) -> Result<()> {
         match self {
-            Device::Ublk(device) => device.remove(),
+            Device::Ublk(device) => device.remove(is_forced.then_some(FORCE_GRACE)),
             Device::Nbd(device, ..) => device.remove(),
         }
     }
