@@ -249,6 +249,9 @@ pub struct StatusInfo {
     pub destage: DestageInfo,
     /// The data tier.
     pub tier: TierInfo,
+    /// What the store holds.
+    #[serde(default)]
+    pub space: SpaceInfo,
     /// The NBD server; absent where no daemon runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nbd: Option<NbdInfo>,
@@ -413,6 +416,31 @@ pub struct TierInfo {
     pub store_bad_count: u64,
 }
 
+/// What the store holds, and how space comes back. All of it in segments; the metadata comes on top.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SpaceInfo {
+    /// What the first four say is not known before all segments were looked at once after the start.
+    pub is_known: bool,
+    /// Segments.
+    pub segment_count: u64,
+    /// Bytes of their objects.
+    pub stored_bytes: u64,
+    /// The part of them that is live, estimated.
+    pub live_bytes: u64,
+    /// Stored bytes for each live one.
+    pub space_amplification: f64,
+    /// Bytes of segments that were reclaimed since the start.
+    pub reclaimed_bytes: u64,
+    /// Bytes of segments that live data was moved to, since the start.
+    pub moved_bytes: u64,
+    /// Bytes of the metadata written since the start.
+    pub metadata_bytes: u64,
+    /// Bytes written to the store for each that destage wrote, since the start; 0 before it has written.
+    pub write_amplification: f64,
+    /// Segments that cannot be reclaimed.
+    pub stuck_count: u64,
+}
+
 /// What `spindle fsck` found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FsckInfo {
@@ -428,6 +456,9 @@ pub struct FsckInfo {
     pub page_count: u64,
     /// Blocks that volumes have stored.
     pub block_count: u64,
+    /// Segments that were reclaimed during the check; what was in them was not looked at again.
+    #[serde(default)]
+    pub reclaimed_count: u64,
     /// How many things are wrong. 0: the pool is consistent.
     pub problem_count: u64,
     /// The first of them, one sentence each.

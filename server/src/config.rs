@@ -45,6 +45,7 @@ pub struct Settings {
     pub cache: CacheSettings,
     pub memory_cache: MemoryCacheSettings,
     pub destage: DestageSettings,
+    pub reclaim: ReclaimSettings,
     pub encryption: EncryptionSettings,
     pub nbd: NbdSettings,
     pub keys: KeySettings,
@@ -101,6 +102,15 @@ pub struct DestageSettings {
     pub max_age: Span,
     pub segment_size: ByteSize,
     pub compression_level: i32,
+}
+
+/// `[reclaim]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(missing_docs, reason = "see Settings")]
+pub struct ReclaimSettings {
+    pub space_percent: u32,
+    pub rate: ByteSize,
 }
 
 /// `[encryption]`.
@@ -231,6 +241,7 @@ impl Default for Settings {
             cache: CacheSettings::default(),
             memory_cache: MemoryCacheSettings::default(),
             destage: DestageSettings::default(),
+            reclaim: ReclaimSettings::default(),
             encryption: EncryptionSettings::default(),
             nbd: NbdSettings::default(),
             keys: KeySettings::default(),
@@ -258,6 +269,12 @@ impl Default for DestageSettings {
             segment_size: ByteSize(32 << 20),
             compression_level: 1,
         }
+    }
+}
+
+impl Default for ReclaimSettings {
+    fn default() -> Self {
+        ReclaimSettings { space_percent: 130, rate: ByteSize(100 << 20) }
     }
 }
 
@@ -543,6 +560,14 @@ fn check_ranges(settings: &Settings) -> Result<()> {
     let level = settings.destage.compression_level;
     if !(-7..=19).contains(&level) {
         return Err(invalid(format!("destage.compression_level {level}: must be from -7 to 19")));
+    }
+    let percent = settings.reclaim.space_percent;
+    if !(105..=1000).contains(&percent) {
+        return Err(invalid(format!("reclaim.space_percent {percent}: must be from 105 to 1000")));
+    }
+    let rate = settings.reclaim.rate;
+    if !(1 << 20..=1 << 40).contains(&rate.0) {
+        return Err(invalid(format!("reclaim.rate {rate}: must be from 1MiB to 1TiB a second")));
     }
     let (age, hour) = (settings.destage.max_age, Span::from_secs(3600));
     if !(Span::from_secs(1)..=hour).contains(&age) {

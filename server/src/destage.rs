@@ -28,7 +28,9 @@ use replication::{
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tiering::{AsideFile, DestageError, ExtentContent, LogSource, Window, WindowExtent};
+use tiering::{
+    AsideFile, DestageError, ExtentContent, LogSource, ReclaimOptions, Window, WindowExtent,
+};
 use tokio::sync::watch;
 
 /// Longest pause before volumes that are aside are tried again. Chosen by hand: a try reads what
@@ -59,6 +61,21 @@ const FOLD_PAGES: usize = 256;
 /// Pause between two looks for maintenance while nothing is written.
 const MAINTENANCE: Duration = Duration::from_secs(5);
 
+/// How much reclaim does, and how fast.
+#[derive(Clone, Copy, Debug)]
+pub struct ReclaimPace {
+    /// How much.
+    pub reclaim: ReclaimOptions,
+    /// Bytes a second that it reads and writes at most.
+    pub rate: u64,
+}
+
+impl Default for ReclaimPace {
+    fn default() -> Self {
+        ReclaimPace { reclaim: ReclaimOptions::default(), rate: 100 << 20 }
+    }
+}
+
 /// How and when data leaves the log.
 #[derive(Clone, Copy, Debug)]
 pub struct DestageOptions {
@@ -68,6 +85,8 @@ pub struct DestageOptions {
     pub retry: Duration,
     /// How long what the log's disk does not read is tried again before it counts as lost.
     pub unreadable: Duration,
+    /// What comes after.
+    pub reclaim: ReclaimPace,
 }
 
 impl DestageOptions {
@@ -84,6 +103,7 @@ impl Default for DestageOptions {
             retry: Duration::from_millis(250),
             // Longer than a controller needs to reset a device.
             unreadable: Duration::from_secs(60),
+            reclaim: ReclaimPace::default(),
         }
     }
 }
@@ -663,6 +683,37 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
             Err(error) => tracing::debug!(error = %error.chain(), "trims are not folded for now"),
         }
         let _ = tokio::time::timeout(MAINTENANCE, stopped(&mut stop)).await;
+    }
+}
+
+/// Gives space back: see [`tiering::reclaim`]. Runs until `stop` says so; failures are tried again.
+pub(crate) async fn reclaim(
+    shared: Arc<Shared>,
+    options: ReclaimPace,
+    mut stop: watch::Receiver<bool>,
+) {
+    while !*stop.borrow() && !shared.is_stopped() {
+        let begun = Instant::now();
+        let mut pause = MAINTENANCE;
+        match shared.tier.reclaim_step(options.reclaim).await {
+            Ok(done) => {
+                if !done.is_idle {
+                    let bytes = done.read_bytes + done.written_bytes;
+                    let worth = Duration::from_secs_f64(bytes as f64 / options.rate as f64);
+                    pause = worth.saturating_sub(begun.elapsed());
+                }
+                if done.forgotten_count > 0 {
+                    tracing::debug!(?done, "reclaimed segments");
+                    // What is not deleted now is deleted by `maintain`.
+                    if let Err(error) = shared.tier.sweep_abandoned().await {
+                        tracing::debug!(error = %error.chain(), "reclaimed segments stay for now");
+                    }
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
+            Err(error) => tracing::debug!(error = %error.chain(), "nothing is reclaimed for now"),
+        }
+        let _ = tokio::time::timeout(pause, stopped(&mut stop)).await;
     }
 }
 

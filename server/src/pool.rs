@@ -120,6 +120,7 @@ impl Pool {
         let jobs = vec![
             lane.spawn(destage::run(shared.clone(), options, stop.subscribe())),
             lane.spawn(destage::maintain(shared.clone(), stop.subscribe())),
+            lane.spawn(destage::reclaim(shared.clone(), options.reclaim, stop.subscribe())),
         ];
         Ok(Arc::new(Pool {
             shared,
@@ -494,6 +495,12 @@ impl Pool {
     #[must_use]
     pub fn log_status(&self) -> replication::LogStatus {
         self.shared.log.status()
+    }
+
+    /// What the store holds, and what reclaim has done.
+    #[must_use]
+    pub fn reclaim_status(&self) -> tiering::ReclaimStatus {
+        self.shared.tier.reclaim_status()
     }
 
     /// How the data tier stands.

@@ -382,6 +382,7 @@ pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
         frame_count: report.frame_count,
         page_count: report.page_count,
         block_count: report.block_count,
+        reclaimed_count: report.reclaimed_count,
         problem_count: report.difference_count,
         problems: report.differences,
     }

@@ -27,6 +27,16 @@ const EVERY_DESTAGE: [&str; 10] = [
     "side-released",
 ];
 
+/// Fail points that every step of reclaim passes that drops or rewrites segments.
+const EVERY_RECLAIM: [&str; 6] = [
+    "reclaim-start",
+    "reclaim-before-commit",
+    "repoint-before-write",
+    "repoint-before-flush",
+    "repoint-after-flush",
+    "reclaim-committed",
+];
+
 /// Names differ in length by one, so that both kinds of sockets are used.
 const VOLUMES: &[(&str, &str)] = &[("db", "64MiB"), ("log", "8MiB"), ("huge", "1TiB")];
 
@@ -96,17 +106,34 @@ fn every_acknowledged_write_survives_a_death_between_two_steps_of_destage() {
         return skip("the build with fail points is missing (tests/run makes it)");
     }
     for seed in seeds(1) {
-        let mut daemon = Daemon::new(SMALL, VOLUMES);
-        daemon.use_binary("spindle-faulty");
-        let fail_points = EVERY_DESTAGE.map(str::to_owned).to_vec();
-        let mut plan = Plan { fail_points, ..plan(seed, 25) };
-        // The time ends no run before each fail point has had its round.
-        plan.time += plan.fail_point_time * u32::try_from(plan.round_count).expect("few");
-        let totals = survives_plan(daemon, &plan);
-        let wanted = EVERY_DESTAGE.len().min(usize::try_from(plan.round_count).expect("few"));
-        let fired = totals.fired.len();
-        assert!(fired >= wanted, "SEED={seed}: {fired} of {wanted} fail points: {totals:?}");
+        survives_deaths(SMALL, seed, &EVERY_DESTAGE, 25);
     }
+}
+
+#[test]
+fn every_acknowledged_write_survives_a_death_between_two_steps_of_reclaim() {
+    if !binary("spindle-faulty").exists() {
+        return skip("the build with fail points is missing (tests/run makes it)");
+    }
+    // Hardly anything dead is left, and it is looked for after each start.
+    let settings = format!("{SMALL}[reclaim]\nspace_percent = 105\n");
+    for seed in seeds(1) {
+        survives_deaths(&settings, seed, &EVERY_RECLAIM, 20);
+    }
+}
+
+/// Ends the daemon at each of the fail points.
+fn survives_deaths(settings: &str, seed: u64, fail_points: &[&str], round_count: u64) {
+    let mut daemon = Daemon::new(settings, VOLUMES);
+    daemon.use_binary("spindle-faulty");
+    let named = fail_points.iter().map(|name| (*name).to_owned()).collect();
+    let mut plan = Plan { fail_points: named, ..plan(seed, round_count) };
+    // The time ends no run before each fail point has had its round.
+    plan.time += plan.fail_point_time * u32::try_from(plan.round_count).expect("few");
+    let totals = survives_plan(daemon, &plan);
+    let wanted = fail_points.len().min(usize::try_from(plan.round_count).expect("few"));
+    let fired = totals.fired.len();
+    assert!(fired >= wanted, "SEED={seed}: {fired} of {wanted} fail points: {totals:?}");
 }
 
 #[test]
@@ -123,7 +150,8 @@ fn a_fail_point_that_the_daemon_never_comes_to_does_not_count_as_fired() {
 
 #[test]
 fn every_fail_point_of_the_source_is_armed_by_a_test() {
-    let mut armed: Vec<_> = EVERY_DESTAGE.iter().chain(WITH_SIDE_FILES).copied().collect();
+    let all = EVERY_DESTAGE.iter().chain(&EVERY_RECLAIM).chain(WITH_SIDE_FILES);
+    let mut armed: Vec<_> = all.copied().collect();
     armed.sort_unstable();
     armed.dedup();
     assert_eq!(armed, daemon::fail_points_of_the_source());

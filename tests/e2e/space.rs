@@ -1,4 +1,4 @@
-//! Full disks: the log's, the cache's, the store's.
+//! Full disks: the log's, the cache's, the store's; and space that comes back.
 //!
 //! Invariants:
 //! - Small file systems in memory stand for the disks; they go with the test.
@@ -169,4 +169,100 @@ fn a_full_store_makes_writers_wait_and_loses_nothing() {
     drop(connection);
     daemon.stop();
     daemon.fsck();
+}
+
+/// Bytes of all files below a directory.
+fn bytes_below(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => bytes_below(&entry.path()),
+        // One that is deleted at this moment takes nothing.
+        _ => entry.metadata().map_or(0, |meta| meta.len()),
+    });
+    sizes.sum()
+}
+
+/// Waits until what status says of the store is as wanted.
+fn space_until(daemon: &Daemon, what: &str, is_so: impl Fn(&serde_json::Value) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        let space = daemon.json(&["status"])["space"].clone();
+        if is_so(&space) {
+            return println!("{what}: {space}");
+        }
+        assert!(Instant::now() < deadline, "not {what}: {space}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn overwritten_and_trimmed_space_comes_back_while_the_daemon_is_killed() {
+    const BLOCKS: u64 = 16 << 10;
+    let block = |index: u64, turn: u64| {
+        let mut bytes = vec![0; 4096];
+        tests::seed::Random::new(index, turn).fill(&mut bytes);
+        bytes
+    };
+    for seed in tests::seed::seeds(1) {
+        println!("SEED={seed}");
+        let mut random = tests::seed::Random::new(seed, 31);
+        let mut daemon = Daemon::started(SMALL, &[("disk", "64MiB")]);
+        let mut turns = vec![0u64; usize::try_from(BLOCKS).expect("few")];
+        // Ten times its size, all over it; killed now and then.
+        for life in 0..5 {
+            let mut connection = connect(&daemon);
+            let mut in_flight = std::collections::HashSet::new();
+            for turn in 1..=2 * BLOCKS {
+                let turn = life * 2 * BLOCKS + turn;
+                // Writes in flight have no order.
+                let index = loop {
+                    let index = random.below(BLOCKS);
+                    if in_flight.insert(index) {
+                        break index;
+                    }
+                };
+                turns[usize::try_from(index).expect("few")] = turn;
+                connection
+                    .submit(CMD_WRITE, 0, index * 4096, 4096, &block(index, turn))
+                    .expect("sent");
+                if in_flight.len() == 64 {
+                    for _ in in_flight.drain() {
+                        assert_eq!(connection.receive().expect("a reply").error, 0);
+                    }
+                }
+            }
+            connection.flush();
+            drop(connection);
+            daemon.kill();
+            daemon.restart();
+        }
+        let _ = daemon.json(&["flush"]);
+        space_until(&daemon, "settled", |space| {
+            space["is_known"] == true
+                && space["space_amplification"].as_f64().is_some_and(|part| part <= 1.35)
+        });
+        let stored = daemon.json(&["status"])["space"]["stored_bytes"].as_u64().expect("a number");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let segments = daemon.dir().join("store/segments");
+        while bytes_below(&segments) > stored + stored / 20 {
+            let found = bytes_below(&segments);
+            assert!(Instant::now() < deadline, "{found} bytes of segments, {stored} are known");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let mut connection = connect(&daemon);
+        for (index, turn) in turns.iter().enumerate() {
+            let index = index as u64;
+            let expected = if *turn == 0 { vec![0; 4096] } else { block(index, *turn) };
+            assert!(connection.read(index * 4096, 4096) == expected, "block {index}, turn {turn}");
+        }
+        connection.trim(0, u32::try_from(BLOCKS * 4096).expect("64 MiB"));
+        let _ = daemon.json(&["flush"]);
+        space_until(&daemon, "empty", |space| space["stored_bytes"] == 0);
+        assert!(connection.read(0, 1 << 20).iter().all(|byte| *byte == 0));
+        drop(connection);
+        daemon.stop();
+        let found = daemon.fsck();
+        assert_eq!(found["segment_count"], 0, "{found}");
+        assert_eq!(bytes_below(&segments), 0, "objects are left");
+    }
 }

@@ -12,31 +12,27 @@
 //! [`TierOptions::segments_in_flight_max`]: crate::TierOptions::segments_in_flight_max
 
 pub(crate) mod buffers;
-mod pack;
+pub(crate) mod pack;
+pub(crate) mod write;
 
 use crate::fail_point;
 use crate::map::commit::CommitError;
 use crate::map::pages::PAGE_BLOCKS;
 use crate::map::ranges::RANGE_PAGES_MIN;
-use crate::map::records::{AsideFile, SegmentRecord};
-use crate::map::{Change, Commit, CommitReport, LayerId, Placed};
-use crate::segment::build::FRAME_OVERHEAD_BYTES;
-use crate::segment::{FrameAt, SealedSegment, SegmentBuilder, SegmentNumber, SegmentSeed};
+use crate::map::records::AsideFile;
+use crate::map::{Change, Commit, CommitReport, LayerId};
 use crate::tier::Inner;
-use block::env::SystemRandom;
 use block::units::{BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK};
-
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
-use pack::{Item, Packer, Partial, Piece, Splitter};
+use pack::{Item, Packer, Partial, Splitter};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tokio::task::JoinSet;
+use write::{SegmentWriter, Written};
 
 /// Payload gathered before it is packed, in bytes. Chosen by hand: large beside an extent, small
 /// beside a segment.
@@ -178,13 +174,6 @@ pub struct DestageReport {
     pub commit: CommitReport,
 }
 
-/// A segment that is durable in the store, and what it means to the map.
-struct Stored {
-    record: Option<SegmentRecord>,
-    changes: Vec<Change>,
-    report: DestageReport,
-}
-
 impl Inner {
     /// See [`crate::Tier::destage`].
     pub(crate) async fn destage<S: LogSource>(
@@ -268,179 +257,23 @@ impl Inner {
         });
         task.await.map_err(|cause| Error::with_source(ErrorKind::Io, "commit map", cause))?
     }
-
-    /// Writes a segment's object, waiting for the store as long as it takes.
-    async fn upload(&self, segment: &SealedSegment) -> Result<()> {
-        let path = segment.info.object_path();
-        let mut pause = RETRY_PAUSE_MIN;
-        let mut has_differed = false;
-        loop {
-            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-            let payload = PutPayload::from_bytes(segment.bytes.clone());
-            let failed = match self.store.put_opts(&path, payload, options).await {
-                Ok(_) => {
-                    self.uploads.clear();
-                    return Ok(());
-                }
-                // An earlier attempt of ours may have arrived without our hearing of it.
-                Err(
-                    object_store::Error::AlreadyExists { .. }
-                    | object_store::Error::Precondition { .. },
-                ) => match self.store.get(&path).await {
-                    Ok(found) => match found.bytes().await {
-                        Ok(bytes) if bytes == segment.bytes => {
-                            self.uploads.clear();
-                            return Ok(());
-                        }
-                        // The transfer may have been bad: it is looked at once more.
-                        Ok(_) if !has_differed => {
-                            has_differed = true;
-                            let source = "other bytes were read back".into();
-                            object_store::Error::Generic { store: "upload", source }
-                        }
-                        Ok(_) => {
-                            let what = format!("write {}: other bytes are there", segment.info);
-                            return Err(Error::new(ErrorKind::Corrupt, what));
-                        }
-                        Err(failed) => failed,
-                    },
-                    Err(failed) => failed,
-                },
-                Err(
-                    failed @ (object_store::Error::NotSupported { .. }
-                    | object_store::Error::NotImplemented { .. }),
-                ) => {
-                    let what = format!("write {}", segment.info);
-                    return Err(Error::with_source(ErrorKind::Unsupported, what, failed));
-                }
-                Err(failed) => failed,
-            };
-            self.upload_retry_count.fetch_add(1, Ordering::Relaxed);
-            self.uploads.note(&failed);
-            tracing::warn!(object = %path, error = %failed, "segment not written, trying again");
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(RETRY_PAUSE_MAX);
-        }
-    }
-
-    /// Builds, uploads and caches one segment.
-    async fn store_segment(
-        self: Arc<Self>,
-        seed: SegmentSeed,
-        pieces: Vec<Piece>,
-    ) -> Result<Stored> {
-        let inner = self.clone();
-        let built = tokio::task::spawn_blocking(move || build(&inner, seed, &pieces));
-        let (segment, mut stored) = built
-            .await
-            .map_err(|cause| Error::with_source(ErrorKind::Io, "build segment", cause))?;
-        fail_point!("destage-segment-built");
-        if let Some(segment) = segment {
-            self.upload(&segment).await?;
-            fail_point!("destage-segment-uploaded");
-            self.frames.insert_segment(&segment.info, segment.bytes.clone());
-            let block_count = u32::try_from(stored.report.stored_block_count)
-                .expect("a segment has fewer than 2^24 blocks");
-            stored.record = Some(SegmentRecord { info: segment.info, block_count });
-            stored.report.segment_count = 1;
-            stored.report.object_bytes = segment.info.object_bytes.into();
-        }
-        Ok(stored)
-    }
-}
-
-/// Compresses and seals: the part that takes CPU.
-fn build(inner: &Inner, seed: SegmentSeed, pieces: &[Piece]) -> (Option<SealedSegment>, Stored) {
-    let started = Instant::now();
-    let plain_bytes: usize = pieces.iter().map(|piece| piece.plaintext.len()).sum();
-    let number = seed.number.0;
-    // Room for the worst case, that nothing compresses: growing means copying, and memory that is
-    // never written to costs nothing.
-    let room = plain_bytes + pieces.len() * FRAME_OVERHEAD_BYTES + FOOTER_ROOM_BYTES;
-    let bytes = inner.buffers.take(room);
-    let level = match inner.is_urgent.load(Ordering::Relaxed) {
-        true => inner.options.zstd_level.min(URGENT_LEVEL),
-        false => inner.options.zstd_level,
-    };
-    let mut builder = SegmentBuilder::new_in(seed, &inner.pool_key, level, bytes);
-    let mut stored = Stored {
-        record: None,
-        changes: Vec::with_capacity(pieces.len()),
-        report: DestageReport::default(),
-    };
-    for piece in pieces {
-        let mut at = 0;
-        while at < piece.plaintext.len() {
-            let is_zero = is_zero(&piece.plaintext[at..at + BLOCK]);
-            let mut end = at + BLOCK;
-            while end < piece.plaintext.len() && is_zero == is_zero_at(&piece.plaintext, end) {
-                end += BLOCK;
-            }
-            let first_block = piece.first_block + (at / BLOCK) as u64;
-            let block_count = ((end - at) / BLOCK) as u64;
-            let placed = if is_zero {
-                stored.report.zero_block_count += block_count;
-                None
-            } else {
-                stored.report.stored_block_count += block_count;
-                let at: FrameAt =
-                    builder.push(piece.layer.0, first_block, &piece.plaintext[at..end]);
-                Some(Placed { segment: number, at, within: 0 })
-            };
-            stored.changes.push(Change { layer: piece.layer, first_block, block_count, placed });
-            at = end;
-        }
-    }
-    let segment = (builder.frame_count() > 0).then(|| {
-        let (info, bytes) = builder.finish_in();
-        SealedSegment { info, bytes: inner.buffers.share(bytes) }
-    });
-    stored.report.build_us = micros(started);
-    (segment, stored)
-}
-
-fn is_zero_at(bytes: &[u8], at: usize) -> bool {
-    is_zero(&bytes[at..at + BLOCK])
-}
-
-/// Most blocks that are not zero say so in their first bytes.
-fn is_zero(block: &[u8]) -> bool {
-    block.chunks_exact(64).all(|chunk| chunk.iter().fold(0, |any, byte| any | byte) == 0)
-}
-
-fn micros(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A window on its way into segments.
 struct Job<'a> {
     inner: &'a Arc<Inner>,
-    /// Objects that the store may hold once this job has begun; abandoned if it is dropped.
-    names: Vec<Path>,
-    group: Vec<Piece>,
-    group_bytes: usize,
-    running: JoinSet<Result<Stored>>,
-    segments: Vec<SegmentRecord>,
-    changes: Vec<Change>,
+    writer: SegmentWriter,
+    /// What the window unmaps.
+    unmapped: Vec<Change>,
     report: DestageReport,
-}
-
-impl Drop for Job<'_> {
-    fn drop(&mut self) {
-        self.inner.orphans.abandon(std::mem::take(&mut self.names));
-    }
 }
 
 impl<'a> Job<'a> {
     fn new(inner: &'a Arc<Inner>) -> Job<'a> {
         Job {
             inner,
-            names: Vec::new(),
-            group: Vec::new(),
-            group_bytes: 0,
-            running: JoinSet::new(),
-            segments: Vec::new(),
-            changes: Vec::new(),
+            writer: SegmentWriter::new(inner, inner.options.segments_in_flight_max),
+            unmapped: Vec::new(),
             report: DestageReport::default(),
         }
     }
@@ -452,7 +285,7 @@ impl<'a> Job<'a> {
         source: &S,
     ) -> Result<(), DestageError> {
         check_order(volume, extents)?;
-        let mut packer = Packer::new(volume, self.inner.options.frame_blocks);
+        let mut packer = Packer::new(LayerId::of_volume(volume), self.inner.options.frame_blocks);
         let mut splitter = Splitter::default();
         let mut rest = extents;
         while !rest.is_empty() {
@@ -485,7 +318,7 @@ impl<'a> Job<'a> {
             self.pack(&mut packer, volume, &mut splitter.items).await?;
         }
         if let Some(piece) = packer.end() {
-            self.add_piece(piece).await?;
+            self.writer.add(piece).await?;
         }
         Ok(())
     }
@@ -511,7 +344,7 @@ impl<'a> Job<'a> {
         if let Some((first_block, block_count)) = splitter.add(extent, payload.as_ref()) {
             self.report.zero_block_count += block_count;
             let layer = LayerId::of_volume(volume);
-            self.changes.push(Change { layer, first_block, block_count, placed: None });
+            self.unmapped.push(Change { layer, first_block, block_count, placed: None });
         }
         Ok(())
     }
@@ -538,73 +371,34 @@ impl<'a> Job<'a> {
         while let Some((first_block, bytes)) = whole.try_next().await? {
             packer.add(first_block, bytes, &mut pieces);
             for piece in pieces.drain(..) {
-                self.add_piece(piece).await?;
+                self.writer.add(piece).await?;
             }
         }
         Ok(())
     }
 
-    async fn add_piece(&mut self, piece: Piece) -> Result<()> {
-        self.group_bytes += piece.plaintext.len();
-        self.group.push(piece);
-        if self.group_bytes >= self.inner.options.segment_bytes {
-            self.start_group().await?;
-        }
-        Ok(())
-    }
-
-    /// Starts building what is gathered, once there is room for one more segment in memory.
-    async fn start_group(&mut self) -> Result<()> {
-        while self.running.len() >= self.inner.options.segments_in_flight_max.max(1) {
-            self.join_one().await?;
-        }
-        let pieces = std::mem::take(&mut self.group);
-        self.group_bytes = 0;
-        let number = SegmentNumber(self.inner.next_segment.fetch_add(1, Ordering::SeqCst));
-        let options = &self.inner.options;
-        let seed =
-            SegmentSeed::new(options.pool, options.epoch, number, options.algorithm, &SystemRandom);
-        self.names.push(object_path(&seed));
-        let inner = self.inner.clone();
-        self.running.spawn_on(inner.store_segment(seed, pieces), &self.inner.background);
-        Ok(())
-    }
-
-    async fn join_one(&mut self) -> Result<()> {
-        let Some(joined) = self.running.join_next().await else { return Ok(()) };
-        let stored =
-            joined.map_err(|cause| Error::with_source(ErrorKind::Io, "store segment", cause))??;
-        self.segments.extend(stored.record);
-        self.changes.extend(stored.changes);
-        self.report.segment_count += stored.report.segment_count;
-        self.report.object_bytes += stored.report.object_bytes;
-        self.report.stored_block_count += stored.report.stored_block_count;
-        self.report.zero_block_count += stored.report.zero_block_count;
-        self.report.build_us += stored.report.build_us;
-        Ok(())
-    }
-
     /// Waits for every segment. From here on the commit owns the objects.
-    async fn finish<H>(mut self, window: Window<H>) -> Result<(Commit, DestageReport)> {
-        if !self.group.is_empty() {
-            self.start_group().await?;
-        }
-        while !self.running.is_empty() {
-            self.join_one().await?;
-        }
-        self.names.clear();
-        let mut segments = std::mem::take(&mut self.segments);
-        segments.sort_unstable_by_key(|record| record.info.number);
+    async fn finish<H>(self, window: Window<H>) -> Result<(Commit, DestageReport)> {
+        let Written { segments, mut changes, report: written } = self.writer.finish().await?;
+        changes.extend(self.unmapped);
         let commit = Commit {
             last_lsn: window.last_lsn,
             volume_records: window.volume_records,
             segments,
-            changes: std::mem::take(&mut self.changes),
+            changes,
             next_segment: self.inner.next_segment.load(Ordering::SeqCst),
             asides: window.asides,
             is_late: window.is_late,
         };
-        Ok((commit, self.report))
+        let report = DestageReport {
+            segment_count: written.segment_count,
+            object_bytes: written.object_bytes,
+            stored_block_count: written.stored_block_count,
+            zero_block_count: self.report.zero_block_count + written.zero_block_count,
+            build_us: written.build_us,
+            ..self.report
+        };
+        Ok((commit, report))
     }
 }
 
@@ -677,18 +471,6 @@ fn pages_of((start, count, has_payload): (u64, u64, bool)) -> Vec<u32> {
     (number(start / PAGE_SECTORS)..=number((end - 1) / PAGE_SECTORS)).collect()
 }
 
-fn object_path(seed: &SegmentSeed) -> Path {
-    crate::segment::SegmentInfo {
-        number: seed.number,
-        epoch: seed.epoch,
-        id: seed.id,
-        algorithm: seed.algorithm,
-        object_bytes: 0,
-        frame_count: 0,
-    }
-    .object_path()
-}
-
 fn check_order<H>(volume: VolumeId, extents: &[WindowExtent<H>]) -> Result<()> {
     let mut end = 0;
     for extent in extents {
@@ -708,4 +490,8 @@ fn check_order<H>(volume: VolumeId, extents: &[WindowExtent<H>]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }

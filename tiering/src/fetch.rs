@@ -173,6 +173,13 @@ impl Frames {
         Ok(found.into_iter().map(|plain| plain.expect("all were found or failed")).collect())
     }
 
+    /// Whether a frame is in memory or in the NVMe cache.
+    #[must_use]
+    pub fn is_local(&self, frame: &FrameRef) -> bool {
+        let is_cached = |cache: &FrameCache| cache.find(&frame.info.id, frame.at).is_some();
+        self.0.memory.contains(&key_of(frame)) || self.0.cache.as_ref().is_some_and(is_cached)
+    }
+
     /// Tells of a read of a volume, before it is carried out, and learns how to carry it out.
     /// Streams are found per volume; offset and length are bytes of the volume.
     #[must_use]
@@ -402,7 +409,9 @@ impl Inner {
             self.counters.store_frame_count.fetch_add(1, Ordering::Relaxed);
             match self.open_sealed(&frame, &mut buffer) {
                 Ok(plain) => {
-                    if let Some(cache) = &self.cache {
+                    if let Some(cache) = &self.cache
+                        && access != Access::Once
+                    {
                         let sealed =
                             if is_mostly_wanted { sealed } else { Bytes::copy_from_slice(&sealed) };
                         cache.insert(&frame.info.id, frame.at, sealed);
@@ -424,6 +433,7 @@ impl Inner {
         match access {
             Access::Random => self.memory.insert_main(key, plain.clone()),
             Access::Sequential => self.memory.insert_stream(key, plain.clone()),
+            Access::Once => {}
         }
     }
 

@@ -7,6 +7,8 @@
 //! - Pages are compared with segments and counts of one state of the metadata. A reader whose state
 //!   was compacted away meanwhile turns to the newest one and begins that part anew: what its owner
 //!   has replaced is no damage.
+//! - A segment that is not there is damage only if the newest state of the metadata still has it: the
+//!   pool's owner may have reclaimed it during the check.
 //! - Memory is bounded: pages and segments are walked in steps, directories are kept within a budget.
 
 use crate::map::clock_cache::ClockCache;
@@ -17,7 +19,7 @@ use crate::map::{LayerId, StoredPage};
 use crate::segment::DirectoryEntry;
 use crate::tier::Inner;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Pages or segments taken from the database at a time.
@@ -61,6 +63,9 @@ pub struct FsckReport {
     pub run_count: u64,
     /// Blocks that readers see as stored.
     pub block_count: u64,
+    /// Segments that the owner of the pool reclaimed during the check: what was in them is elsewhere now,
+    /// and was not looked at again.
+    pub reclaimed_count: u64,
     /// Everything that is not as it should be.
     pub difference_count: u64,
     /// The first of them, in words.
@@ -96,11 +101,15 @@ struct Check<'a> {
     inner: &'a Inner,
     report: FsckReport,
     directories: ClockCache<u64, Entries>,
+    /// Segments that were reclaimed since the state that is checked.
+    gone: HashSet<u64>,
     /// Blocks that pages store, by segment.
     stored: HashMap<u64, u32>,
     /// Segments up to this number were read whole.
     verified_until: u64,
     refreshes_left: u32,
+    /// A newer state of the metadata than the one that is checked.
+    newer: Option<Database>,
 }
 
 impl Inner {
@@ -112,9 +121,11 @@ impl Inner {
             inner: self,
             report: FsckReport::default(),
             directories: ClockCache::new(DIRECTORY_BYTES),
+            gone: HashSet::new(),
             stored: HashMap::new(),
             verified_until: 0,
             refreshes_left: REFRESHES_MAX,
+            newer: None,
         };
         // The pages first: the state that they are compared in is kept for hours, reading all frames
         // may take days.
@@ -126,7 +137,16 @@ impl Inner {
                 check.refresh(error).await?;
             }
         }
+        if let Some(newer) = &check.newer {
+            close_reader(newer).await;
+        }
         Ok(check.report)
+    }
+}
+
+async fn close_reader(db: &Database) {
+    if let Err(error) = db.close().await {
+        tracing::debug!(error = %error.chain(), "a reader that is no longer wanted");
     }
 }
 
@@ -158,15 +178,35 @@ impl Check<'_> {
         let db = Database::read_only(options.store.clone(), &options.database).await?;
         let old = inner.map.db();
         inner.map.refresh(Arc::new(db), &inner.pool_key).await?;
-        if let Err(error) = old.close().await {
-            tracing::debug!(error = %error.chain(), "a reader that is no longer wanted");
-        }
+        close_reader(&old).await;
         Ok(())
+    }
+
+    /// Whether the owner of the pool has reclaimed a segment since the state that is checked.
+    async fn is_reclaimed(&mut self, record: &SegmentRecord) -> Result<bool> {
+        let inner = self.inner;
+        if !inner.is_read_only {
+            return Ok(false); // nobody else changes it, and this process waits for us
+        }
+        let number = record.info.number.0;
+        if let Some(newer) = &self.newer
+            && inner.map.segment_in(newer, number).await? != Some(*record)
+        {
+            return Ok(true);
+        }
+        let newest =
+            Database::read_only(inner.options.store.clone(), &inner.options.database).await?;
+        let is_gone = inner.map.segment_in(&newest, number).await? != Some(*record);
+        if let Some(newer) = self.newer.replace(newest) {
+            close_reader(&newer).await;
+        }
+        Ok(is_gone)
     }
 
     /// Checks what can be checked without reading frames, in one state of the metadata.
     async fn check_map(&mut self) -> Result<()> {
         self.report = FsckReport::default();
+        self.gone.clear();
         self.stored.clear();
         self.name_asides();
         self.walk_pages().await?;
@@ -197,7 +237,7 @@ impl Check<'_> {
                         let frame_count = checked.directory.entries.len() - checked.damaged.len();
                         self.report.frame_count += frame_count as u64;
                     }
-                    Err(error) => self.unreadable(&record, &error)?,
+                    Err(error) => self.unreadable(&record, &error).await?,
                 }
                 self.verified_until = info.number.0;
             }
@@ -212,8 +252,14 @@ impl Check<'_> {
     }
 
     /// What is damaged is a difference; what does not answer ends the check.
-    fn unreadable(&mut self, record: &SegmentRecord, error: &Error) -> Result<()> {
+    async fn unreadable(&mut self, record: &SegmentRecord, error: &Error) -> Result<()> {
         match error.kind() {
+            ErrorKind::NotFound if self.is_reclaimed(record).await? => {
+                self.report.reclaimed_count += 1;
+                self.gone.insert(record.info.number.0);
+                self.keep(record.info.number.0, None);
+                Ok(())
+            }
             ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unsupported => {
                 self.report.differs(|| format!("{}: {}", record.info, error.chain()));
                 self.keep(record.info.number.0, None);
@@ -279,6 +325,9 @@ impl Check<'_> {
     /// What is wrong with a run, if anything.
     async fn check_run(&mut self, layer: LayerId, page: u32, run: &Run) -> Result<Option<String>> {
         let number = run.segment;
+        if self.gone.contains(&number) {
+            return Ok(None);
+        }
         let entries = match self.directories.get(&number) {
             Some(entries) => entries,
             None => match self.inner.map.find_segment(number).await? {
@@ -289,7 +338,10 @@ impl Check<'_> {
                 Some(record) => match self.inner.frames.read_directory(&record.info).await {
                     Ok(entries) => self.keep(number, Some(entries)),
                     Err(error) => {
-                        self.unreadable(&record, &error)?;
+                        self.unreadable(&record, &error).await?;
+                        if self.gone.contains(&number) {
+                            return Ok(None);
+                        }
                         None
                     }
                 },

@@ -17,6 +17,8 @@ pub mod fsck;
 pub mod map;
 mod orphans;
 mod outage;
+mod planted;
+pub mod reclaim;
 pub mod segment;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -28,6 +30,8 @@ pub use destage::{
 };
 pub use fsck::{FsckOptions, FsckReport};
 pub use map::records::AsideFile;
+pub use map::space::Space;
 pub use orphans::SweepReport;
 pub use outage::StoreFailure;
+pub use reclaim::{ReclaimOptions, ReclaimReport, ReclaimStatus};
 pub use tier::{OwnerCheck, Tier, TierOptions, TierStatus};

@@ -1,9 +1,10 @@
-//! Segments that nothing names: what a crash or a cancelled destage left in the store.
+//! Segments that nothing names: what a crash, a cancelled destage or reclaim left in the store.
 //!
 //! Invariants:
-//! - Deleted is only a segment of an epoch below ours that no segment record names, and what this
-//!   process uploaded and knows that it never committed. The metadata database fenced the lower
-//!   epochs before we opened it, so no record of theirs can appear any more.
+//! - Deleted is only a segment of an epoch below ours that no segment record names, what this process
+//!   uploaded and knows that it never committed, and what it knows that the map has durably forgotten.
+//!   The metadata database fenced the lower epochs before we opened it, so no record of theirs can appear
+//!   any more.
 //! - An object whose name is not that of a segment is left alone and counted.
 //! - An abandoned upload is forgotten only once its object was deleted, or is found to be named. One
 //!   that reaches the store after that, still under way when it was given up, is left to the next
@@ -122,7 +123,7 @@ impl Inner {
         Ok(self.map.find_segment(number.0).await?.is_some_and(|record| record.info.id == id))
     }
 
-    async fn delete(&self, path: &Path) -> object_store::Result<()> {
+    pub(crate) async fn delete(&self, path: &Path) -> object_store::Result<()> {
         match self.store.delete(path).await {
             Err(object_store::Error::NotFound { .. }) => Ok(()),
             other => other,

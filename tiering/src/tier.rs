@@ -21,6 +21,8 @@ use crate::map::records::AsideFile;
 use crate::map::{FoldReport, Health, Map, MapOptions, MapStatus, Writer};
 use crate::orphans::{Orphans, SweepReport};
 use crate::outage::{Outage, StoreFailure};
+use crate::planted::Planted;
+use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
 use crate::segment::{BLOCK_COUNT_MAX, FrameRef};
 use crate::watched::Watched;
 use block::seal::{Algorithm, PoolKey};
@@ -121,6 +123,8 @@ pub struct TierOptions {
     /// Asked each time before the metadata is claimed; without it only the metadata's own epochs
     /// tell owners apart.
     pub owner_check: Option<OwnerCheck>,
+    /// Bugs, in tests.
+    pub(crate) planted: Planted,
 }
 
 impl TierOptions {
@@ -148,6 +152,7 @@ impl TierOptions {
             open_timeout: Duration::from_secs(60),
             background: None,
             owner_check: None,
+            planted: Planted::from_environment(),
         }
     }
 }
@@ -169,6 +174,8 @@ pub struct TierStatus {
     pub reopen_count: u64,
     /// Why the metadata database has ended, until it is open again.
     pub metadata_failure: Option<String>,
+    /// Bytes that the metadata database has written to the store.
+    pub metadata_written_bytes: u64,
     /// Hints to prefetch and read-ahead of streams that were dropped, because too many were under way.
     pub hint_dropped_count: u64,
 }
@@ -188,6 +195,7 @@ pub(crate) struct Inner {
     pub(crate) map: Map,
     pub(crate) frames: Frames,
     pub(crate) orphans: Orphans,
+    pub(crate) reclaim: Reclaim,
     pub(crate) background: Handle,
     pub(crate) buffers: Arc<Buffers>,
     /// One destage at a time, in the order of the calls.
@@ -245,7 +253,7 @@ impl Tier {
                 never = tell_of_waiting(&store) => match never {},
             }
         });
-        let (map, writer) = match opened.await {
+        let (mut map, writer) = match opened.await {
             Ok(Ok(opened)) => opened?,
             Ok(Err(_)) => {
                 let what = match watched.last_failure() {
@@ -256,6 +264,7 @@ impl Tier {
             }
             Err(cause) => return Err(Error::with_source(ErrorKind::Io, "open data tier", cause)),
         };
+        map.planted = options.planted;
         let (store, key) = (options.store.clone(), options.pool_key.clone());
         let (pool, frames) = (options.pool, options.frames.clone());
         let frames = {
@@ -275,6 +284,7 @@ impl Tier {
                 map,
                 frames,
                 orphans: Orphans::default(),
+                reclaim: Reclaim::default(),
                 background,
                 buffers,
                 destage_turn: tokio::sync::Mutex::new(()),
@@ -463,6 +473,23 @@ impl Tier {
         self.inner.sweep_abandoned().await
     }
 
+    /// One step of reclaim: looks at some segments, drops some that are dead, or rewrites some that mostly
+    /// are. Call it while it is not idle, and from time to time when it is, at the lowest priority. Its
+    /// reads and writes are in the report, for the caller's pace.
+    ///
+    /// # Errors
+    /// As [`Tier::destage`]. Damage is no error: a segment that cannot be read is left alone, and counted.
+    pub async fn reclaim_step(&self, options: ReclaimOptions) -> Result<ReclaimReport> {
+        self.inner.check_writable()?;
+        self.inner.reclaim_step(options).await
+    }
+
+    /// What the segments hold, and what reclaim has done.
+    #[must_use]
+    pub fn reclaim_status(&self) -> ReclaimStatus {
+        self.inner.reclaim_status()
+    }
+
     /// Checks everything and changes nothing. No window is committed meanwhile.
     ///
     /// # Errors
@@ -491,6 +518,7 @@ impl Tier {
                     Some(error.chain() + &said)
                 }
             },
+            metadata_written_bytes: self.inner.watched.written_bytes(),
             hint_dropped_count: self.inner.hint_dropped_count.load(Ordering::Relaxed),
         }
     }

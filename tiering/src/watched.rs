@@ -15,10 +15,11 @@ use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
     MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions,
-    PutPayload, PutResult, Result,
+    PutPayload, PutResult, Result, UploadPart,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// An object that ends before what the metadata says is in it.
@@ -37,6 +38,7 @@ pub(crate) struct Shorter {
 pub(crate) struct Watched {
     inner: Arc<dyn ObjectStore>,
     newest: Arc<Newest>,
+    written_bytes: Arc<AtomicU64>,
 }
 
 /// The newest failure: of which object, why, and when.
@@ -63,7 +65,7 @@ impl Newest {
 
 impl Watched {
     pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Watched {
-        Watched { inner, newest: Arc::default() }
+        Watched { inner, newest: Arc::default(), written_bytes: Arc::default() }
     }
 
     /// The newest failure, with the object that was asked for, for people. It stays when other calls
@@ -73,6 +75,11 @@ impl Watched {
         let (path, text, at) = newest.as_ref()?;
         let age = at.elapsed().as_secs();
         Some(format!("the store's last failure, {age} s ago, was of {path}: {text}"))
+    }
+
+    /// Bytes that were given to the store to be written, also in vain.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.written_bytes.load(Ordering::Relaxed)
     }
 
     fn noted<T>(&self, path: &Path, result: Result<T>) -> Result<T> {
@@ -96,6 +103,29 @@ impl Watched {
     }
 }
 
+/// An upload in parts whose bytes count.
+#[derive(Debug)]
+struct Counted {
+    inner: Box<dyn MultipartUpload>,
+    written_bytes: Arc<AtomicU64>,
+}
+
+#[async_trait::async_trait]
+impl MultipartUpload for Counted {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        self.written_bytes.fetch_add(data.content_length() as u64, Ordering::Relaxed);
+        self.inner.put_part(data)
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        self.inner.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.inner.abort().await
+    }
+}
+
 impl std::fmt::Display for Watched {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.inner)
@@ -111,6 +141,7 @@ impl ObjectStore for Watched {
         options: PutOptions,
     ) -> Result<PutResult> {
         let has_attributes = !options.attributes.is_empty();
+        self.written_bytes.fetch_add(payload.content_length() as u64, Ordering::Relaxed);
         match self.inner.put_opts(location, payload, options).await {
             // The database asks for them where a store has them, and goes on without.
             Err(error @ Error::NotImplemented { .. }) if has_attributes => Err(error),
@@ -123,7 +154,9 @@ impl ObjectStore for Watched {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        self.noted(location, self.inner.put_multipart_opts(location, options).await)
+        let upload =
+            self.noted(location, self.inner.put_multipart_opts(location, options).await)?;
+        Ok(Box::new(Counted { inner: upload, written_bytes: self.written_bytes.clone() }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {

@@ -1,6 +1,6 @@
 //! Owns the text that people read: tables and sentences made of the admin replies.
 
-use crate::admin::{CacheInfo, FsckInfo, NbdInfo, Reply, StatusInfo, VolumeInfo};
+use crate::admin::{CacheInfo, FsckInfo, NbdInfo, Reply, SpaceInfo, StatusInfo, VolumeInfo};
 use crate::attach::AttachmentInfo;
 use crate::claims::ClientInfo;
 use crate::config::Config;
@@ -206,6 +206,7 @@ fn status(info: &StatusInfo) -> String {
                 info.destage.failure_count
             ),
         ),
+        ("space", space(&info.space)),
         (
             "reads",
             format!(
@@ -267,6 +268,26 @@ fn cache(cache: Option<&CacheInfo>) -> String {
     )
 }
 
+fn space(space: &SpaceInfo) -> String {
+    let size = |bytes: u64| ByteSize(bytes).rounded();
+    let held = match space.is_known {
+        true => format!(
+            "{} stored, {} of it live (x {:.2}) in {} segments",
+            size(space.stored_bytes),
+            size(space.live_bytes),
+            space.space_amplification,
+            space.segment_count
+        ),
+        false => "not counted yet".to_owned(),
+    };
+    format!(
+        "{held}; {} reclaimed, {} moved, written x {:.2}",
+        size(space.reclaimed_bytes),
+        size(space.moved_bytes),
+        space.write_amplification
+    )
+}
+
 fn slots(info: &StatusInfo) -> String {
     let slots: Vec<String> = info.key_slots.iter().map(|slot| slot.kind.to_string()).collect();
     slots.join(", ")
@@ -283,6 +304,13 @@ pub(super) fn fsck(found: &FsckInfo) -> String {
         ByteSize(found.object_bytes).rounded(),
         found.frame_count,
     );
+    if found.reclaimed_count > 0 {
+        let _ = writeln!(
+            text,
+            "{} segments were reclaimed during the check; what was in them has moved, and was not looked at",
+            found.reclaimed_count
+        );
+    }
     for problem in &found.problems {
         let _ = writeln!(text, "PROBLEM: {problem}");
     }

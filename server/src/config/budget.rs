@@ -22,8 +22,9 @@ const CACHE_INDEX_BYTES_MIN: u64 = 16 << 20;
 const CACHE_BYTES_PER_INDEX_BYTE: u64 = 8192 / 20;
 /// The index of the read cache takes at most this part of the budget, one in so many, or 64 MiB.
 const CACHE_INDEX_PART: u64 = 8;
-/// Segments in memory at a time: one being built, one being sealed, one being uploaded.
-const SEGMENT_COUNT: u64 = 3;
+/// Segments in memory at a time: one being built, one being sealed, one being uploaded, and of reclaim one
+/// that is gathered and one that is built or uploaded.
+const SEGMENT_COUNT: u64 = 5;
 /// What each connection may have received and not read yet. Source: `nbd/src/session.rs`,
 /// `INBOX_BYTES`.
 const INBOX_BYTES: u64 = 128 << 10;

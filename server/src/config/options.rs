@@ -161,6 +161,23 @@ pub const OPTIONS: &[OptionDoc] = &[
         "zstd level. Higher is smaller and slower. While a quarter of the log is in use it is at most -1.",
     ),
     row(
+        "reclaim.space_percent",
+        "number",
+        "105 to 1000",
+        "130",
+        "",
+        "Segments are rewritten while the store holds more than this part of the live data, in percent. \
+         Less takes less space and writes more: 130 costs up to 1.5 bytes more for each one written.",
+    ),
+    row(
+        "reclaim.rate",
+        "bytes a second",
+        "1MiB to 1TiB",
+        "\"100MiB\"",
+        "",
+        "What reclaim reads and writes at most.",
+    ),
+    row(
         "encryption.cipher",
         "choice",
         "auto, chacha20-poly1305, aes-256-gcm",

@@ -82,6 +82,8 @@ fn values_out_of_range_name_the_option_and_the_range() {
         ("[cache]\nsize = \"1M\"", "cache.size"),
         ("[destage]\nmax_age = \"0s\"", "from 1s to 1h"),
         ("[destage]\ncompression_level = 99", "-7 to 19"),
+        ("[reclaim]\nspace_percent = 100", "from 105 to 1000"),
+        ("[reclaim]\nrate = \"1KiB\"", "from 1MiB to 1TiB a second"),
         ("[nbd]\nconnection_count_max = 0", "1 to 65536"),
         ("[nbd]\nlisten = [\"localhost\"]", "HOST:PORT"),
         ("[nbd]\nlisten = [\"0.0.0.0:10809\"]", "allow_plain_remote"),

@@ -7,7 +7,7 @@
 
 use crate::admin::{
     AdminHandler, AsideInfo, AtRisk, CacheInfo, DestageInfo, KeySlotInfo, LogInfo, NbdInfo, Reply,
-    Request, StatusInfo, TierInfo, VolumeInfo,
+    Request, SpaceInfo, StatusInfo, TierInfo, VolumeInfo,
 };
 use crate::attach::{self, Attachments};
 use crate::glue::exports::PoolExports;
@@ -17,6 +17,7 @@ use crate::serve::OpenPool;
 use block::{Error, ErrorKind, Result};
 use nbd::Server;
 use std::sync::Arc;
+use tiering::ReclaimStatus;
 use tiering::cache::CacheStatus;
 use tokio::sync::{Mutex, watch};
 
@@ -352,6 +353,27 @@ fn store_warnings(open: &OpenPool, tier: &tiering::TierStatus) -> Vec<String> {
     warnings
 }
 
+fn space_info(reclaim: &ReclaimStatus, destaged_bytes: u64, metadata_bytes: u64) -> SpaceInfo {
+    let ratio = |part: u64, whole: u64| match whole {
+        0 => 0.0,
+        _ => (part as f64 / whole as f64 * 1000.0).round() / 1000.0,
+    };
+    let space = reclaim.space.unwrap_or_default();
+    let written_bytes = destaged_bytes + reclaim.written_bytes + metadata_bytes;
+    SpaceInfo {
+        is_known: reclaim.space.is_some(),
+        segment_count: space.segment_count,
+        stored_bytes: space.object_bytes,
+        live_bytes: space.live_bytes,
+        space_amplification: ratio(space.object_bytes, space.live_bytes),
+        reclaimed_bytes: reclaim.forgotten_bytes,
+        moved_bytes: reclaim.written_bytes,
+        metadata_bytes,
+        write_amplification: ratio(written_bytes, destaged_bytes),
+        stuck_count: reclaim.stuck_count,
+    }
+}
+
 impl AdminPool {
     async fn status(&self, open: &OpenPool) -> StatusInfo {
         let log = open.pool.log_status();
@@ -393,6 +415,12 @@ impl AdminPool {
             warnings.push(format!(
                 "the oldest write that only this machine has is {oldest_seconds:.0} s old; \
                  destage.max_age is {max_age:.0} s"
+            ));
+        }
+        let stuck_count = open.pool.reclaim_status().stuck_count;
+        if stuck_count > 0 {
+            warnings.push(format!(
+                "{stuck_count} segments cannot be reclaimed: something in them is damaged; `spindle fsck` says what"
             ));
         }
         if log.is_full {
@@ -459,6 +487,11 @@ impl AdminPool {
                 store_refetch_count: tier.frames.store_refetch_count,
                 store_bad_count: tier.frames.store_bad_count,
             },
+            space: space_info(
+                &open.pool.reclaim_status(),
+                progress.stored_bytes,
+                tier.metadata_written_bytes,
+            ),
             nbd: self.nbd.as_ref().map(|server| nbd_info(server.status())),
             cache: tier.frames.cache.as_ref().map(cache_info),
             memory_bytes_max: open.config.budget().total_bytes,

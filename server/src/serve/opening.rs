@@ -11,7 +11,7 @@
 
 use super::OpenPool;
 use crate::config::{Config, LogIo};
-use crate::destage::DestageOptions;
+use crate::destage::{DestageOptions, ReclaimPace};
 use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership, Terms};
 use crate::pool::{Pool, StepBack};
@@ -21,7 +21,7 @@ use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted};
 use std::path::{Path, PathBuf};
 use tiering::cache::CacheOptions;
-use tiering::{AsideFile, OwnerCheck, Tier, TierOptions};
+use tiering::{AsideFile, OwnerCheck, ReclaimOptions, Tier, TierOptions};
 use uuid::Uuid;
 
 const LOG_MADE: &str = "log.made";
@@ -133,8 +133,13 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     store.clean_unfinished(tiering::segment::FOLDER);
     make_mark(dir, LOG_MADE)?;
     report_recovery(&recovery);
+    let reclaim = &config.settings().reclaim;
     let destage = DestageOptions {
         max_age: config.settings().destage.max_age.duration(),
+        reclaim: ReclaimPace {
+            reclaim: ReclaimOptions { target_percent: reclaim.space_percent.into() },
+            rate: reclaim.rate.0,
+        },
         ..DestageOptions::default()
     };
     let pool = Pool::start(log, tier, destage, retention, &recovery.missing_sides)?;

@@ -7,12 +7,11 @@
 
 use super::{BLOCK, SECTOR, WindowExtent};
 use crate::map::LayerId;
-use block::VolumeId;
 use block::units::{SECTOR_BYTES, SECTORS_PER_BLOCK};
 use bytes::{Bytes, BytesMut};
 
 /// Whole blocks to be stored as one frame.
-pub(super) struct Piece {
+pub(crate) struct Piece {
     pub layer: LayerId,
     pub first_block: u64,
     pub plaintext: Bytes,
@@ -107,7 +106,7 @@ impl Splitter {
 
 /// Packs whole blocks, in order, into frames that end at multiples of the frame size, so that what
 /// was written in sequence is read with few frames and none is read twice.
-pub(super) struct Packer {
+pub(crate) struct Packer {
     layer: LayerId,
     frame_blocks: u64,
     first_block: u64,
@@ -117,9 +116,9 @@ pub(super) struct Packer {
 
 impl Packer {
     /// `frame_blocks` is 1 to 16.
-    pub fn new(volume: VolumeId, frame_blocks: u8) -> Packer {
+    pub fn new(layer: LayerId, frame_blocks: u8) -> Packer {
         Packer {
-            layer: LayerId::of_volume(volume),
+            layer,
             frame_blocks: frame_blocks.into(),
             first_block: 0,
             block_count: 0,
@@ -173,7 +172,7 @@ mod tests {
         for seed in seeds(200) {
             let mut rng = Rng::new(seed);
             let frame_blocks = 1 + rng.below(16);
-            let mut packer = Packer::new(VolumeId(3), u8::try_from(frame_blocks).unwrap());
+            let mut packer = Packer::new(LayerId(3), u8::try_from(frame_blocks).unwrap());
             let mut splitter = Splitter::default();
             let mut model: BTreeMap<u64, u8> = BTreeMap::new();
             let mut unmapped: BTreeMap<u64, u64> = BTreeMap::new();

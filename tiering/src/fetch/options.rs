@@ -51,6 +51,8 @@ pub enum Access {
     /// Part of a sequential stream: frames pass through the small stream cache, so that a scan does
     /// not sweep the main one.
     Sequential,
+    /// For a background job that moves frames: they enter no cache.
+    Once,
 }
 
 /// What [`Frames::on_read`](super::Frames::on_read) advises.

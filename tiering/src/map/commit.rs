@@ -36,7 +36,7 @@ const OPERANDS_MIN: u32 = 12;
 const FETCHES_MAX: usize = 32;
 
 /// Pages that are held in memory together while a batch is built.
-const PAGES_AT_ONCE: usize = 256;
+pub(super) const PAGES_AT_ONCE: usize = 256;
 
 /// Layers known to have a record; beyond it they are looked up again.
 const KNOWN_LAYERS_MAX: usize = 65_536;
@@ -131,7 +131,7 @@ pub struct FoldReport {
 /// The right to change the map; there is one.
 #[derive(Debug)]
 pub struct Writer {
-    root: Root,
+    pub(super) root: Root,
     known_layers: HashSet<LayerId>,
     /// Layers with a page that does not verify below a range.
     unfoldable: HashSet<LayerId>,
@@ -166,34 +166,45 @@ impl Writer {
 }
 
 /// The runs that a window assigns to one page.
-struct PageChange {
-    layer: LayerId,
-    page: u32,
-    runs: Vec<Run>,
+pub(super) struct PageChange {
+    pub layer: LayerId,
+    pub page: u32,
+    pub runs: Vec<Run>,
 }
 
 /// The contents of a page that is about to change.
-struct Before {
-    page: Arc<Page>,
+pub(super) struct Before {
+    pub page: Arc<Page>,
     /// Everything stored, hidden by ranges or not; only where something is hidden.
-    stored: Option<Box<[Run]>>,
+    pub stored: Option<Box<[Run]>>,
 }
 
 /// A batch that is being built.
-struct Draft<'a> {
+pub(super) struct Draft<'a> {
     sealer: Sealer<'a>,
-    batch: WriteBatch,
-    bytes: u64,
-    live: HashMap<u64, i64>,
+    pub batch: WriteBatch,
+    pub bytes: u64,
+    /// What the live blocks of segments change by.
+    pub live: HashMap<u64, i64>,
+    /// The sum of that, once it is counted.
+    pub live_delta: i64,
+    counts_twice: bool,
 }
 
 impl<'a> Draft<'a> {
-    fn new(map: &'a Map) -> Draft<'a> {
-        let sealer = map.opener.sealer();
-        Draft { sealer, batch: WriteBatch::new(), bytes: 0, live: HashMap::new() }
+    pub fn new(map: &'a Map) -> Draft<'a> {
+        let (sealer, counts_twice) = (map.opener.sealer(), map.planted.count_out_twice);
+        Draft {
+            sealer,
+            batch: WriteBatch::new(),
+            bytes: 0,
+            live: HashMap::new(),
+            live_delta: 0,
+            counts_twice,
+        }
     }
 
-    fn put(&mut self, key: &[u8], plain: &[u8]) {
+    pub fn put(&mut self, key: &[u8], plain: &[u8]) {
         let value = self.sealer.seal(key, plain);
         self.bytes += (key.len() + value.len()) as u64;
         self.batch.put_bytes(Bytes::copy_from_slice(key), value.into());
@@ -205,13 +216,15 @@ impl<'a> Draft<'a> {
         self.batch.merge(key, value);
     }
 
-    fn delete(&mut self, key: &[u8]) {
+    pub fn delete(&mut self, key: &[u8]) {
         self.bytes += key.len() as u64;
         self.batch.delete(key);
     }
 
     fn lose(&mut self, segment: u64, blocks: u32) {
-        *self.live.entry(segment).or_default() -= i64::from(blocks);
+        let blocks = i64::from(blocks);
+        *self.live.entry(segment).or_default() -=
+            if self.counts_twice { 2 * blocks } else { blocks };
     }
 
     /// Counts out all that a page stored and counts in what of it stays.
@@ -283,6 +296,7 @@ impl Map {
         };
         draft.put(ROOT_KEY, &root.encode());
         report.batch_bytes = draft.bytes;
+        let live_delta = draft.live_delta;
 
         fail_point!("commit-before-write");
         self.write(writer, draft.batch).await?;
@@ -296,6 +310,7 @@ impl Map {
         }
         writer.known_layers.extend(layers);
         self.apply(fresh, &new_ranges, live);
+        self.space.apply(&commit.segments, &[], live_delta);
         for record in commit.segments {
             let bytes = size_of::<SegmentRecord>();
             self.segments.insert(record.info.number.0, Arc::new(record), bytes);
@@ -311,12 +326,12 @@ impl Map {
         Ok(report)
     }
 
-    async fn write(&self, writer: &mut Writer, batch: WriteBatch) -> Result<()> {
+    pub(super) async fn write(&self, writer: &mut Writer, batch: WriteBatch) -> Result<()> {
         let written = self.db().write(batch).await;
         written.inspect_err(|error| self.fail(writer, error))
     }
 
-    async fn flush(&self, writer: &mut Writer) -> Result<()> {
+    pub(super) async fn flush(&self, writer: &mut Writer) -> Result<()> {
         let flushed = self.db().flush().await;
         flushed.inspect_err(|error| self.fail(writer, error))
     }
@@ -332,7 +347,10 @@ impl Map {
     }
 
     /// What the pages hold before the change, in the order of `changes`.
-    async fn pages_before(&self, changes: &[PageChange]) -> Result<Vec<Before>, CommitError> {
+    pub(super) async fn pages_before(
+        &self,
+        changes: &[PageChange],
+    ) -> Result<Vec<Before>, CommitError> {
         let mut found: Vec<Option<Before>> = Vec::with_capacity(changes.len());
         let mut missing = Vec::new();
         for (index, change) in changes.iter().enumerate() {
@@ -358,7 +376,7 @@ impl Map {
         Ok(found.into_iter().flatten().collect())
     }
 
-    async fn page_before(&self, layer: LayerId, page: u32) -> Result<Before> {
+    pub(super) async fn page_before(&self, layer: LayerId, page: u32) -> Result<Before> {
         let (db, cut) = self.db_and_cut(layer, page);
         let operands = self.operands(&db, layer, page).await?;
         let folded = pages::fold(&operands, cut);
@@ -394,7 +412,17 @@ impl Map {
 
     /// Puts the live-block counts that change, and returns them for the cache.
     async fn draft_live(&self, draft: &mut Draft<'_>) -> Result<Vec<(u64, u32)>> {
+        let counts = self.count_live(draft).await?;
+        for (number, blocks) in &counts {
+            draft.put(&keys::live_key(*number), &encode_live(*blocks));
+        }
+        Ok(counts)
+    }
+
+    /// The live-block counts that change.
+    pub(super) async fn count_live(&self, draft: &mut Draft<'_>) -> Result<Vec<(u64, u32)>> {
         let deltas = std::mem::take(&mut draft.live);
+        draft.live_delta = deltas.values().sum();
         let mut counts: Vec<(u64, u32)> = futures::stream::iter(deltas)
             .filter(|(_, delta)| std::future::ready(*delta != 0))
             .map(|(number, delta)| async move {
@@ -418,9 +446,6 @@ impl Map {
             .try_collect()
             .await?;
         counts.sort_unstable();
-        for (number, blocks) in &counts {
-            draft.put(&keys::live_key(*number), &encode_live(*blocks));
-        }
         Ok(counts)
     }
 
@@ -473,7 +498,12 @@ impl Map {
 
     /// Brings the caches to what the database holds. Ranges first, then the generation, then pages:
     /// see `Map::page`.
-    fn apply(&self, fresh: Fresh, new_ranges: &[(LayerId, Range)], live: Vec<(u64, u32)>) {
+    pub(super) fn apply(
+        &self,
+        fresh: Fresh,
+        new_ranges: &[(LayerId, Range)],
+        live: Vec<(u64, u32)>,
+    ) {
         if !new_ranges.is_empty() {
             self.set_ranges(self.ranges().with(new_ranges.iter().copied()));
         }
@@ -573,7 +603,9 @@ impl Map {
             ranges.without(layer, &range)
         };
         let live = self.draft_live(&mut draft).await?;
+        let live_delta = draft.live_delta;
         self.write(writer, draft.batch).await?;
+        self.space.apply(&[], &[], live_delta);
         let ranges_left = left.len();
         self.set_ranges(left);
         let pages = touched.into_iter().map(|key| (key, None)).collect();
@@ -583,15 +615,15 @@ impl Map {
 }
 
 /// Pages as a commit leaves them, to go into the cache; `None`: only what is cached must go.
-struct Fresh {
-    bytes_left: usize,
-    pages: Vec<(PageId, Option<Arc<Page>>)>,
+pub(super) struct Fresh {
+    pub bytes_left: usize,
+    pub pages: Vec<(PageId, Option<Arc<Page>>)>,
 }
 
-type PageId = (LayerId, u32);
+pub(super) type PageId = (LayerId, u32);
 
 impl Fresh {
-    fn push(&mut self, key: PageId, page: Page) {
+    pub fn push(&mut self, key: PageId, page: Page) {
         let bytes = page.memory_bytes();
         let kept = bytes <= self.bytes_left;
         if kept {
@@ -602,7 +634,7 @@ impl Fresh {
 }
 
 /// Adds the change of one page to the batch and returns the page as it is then.
-fn draft_page(
+pub(super) fn draft_page(
     draft: &mut Draft<'_>,
     report: &mut CommitReport,
     lsn: Lsn,
@@ -644,7 +676,7 @@ fn draft_page(
         report.operand_count += 1;
         old.operand_count + 1
     };
-    Page { runs: runs.into_boxed_slice(), operand_count, has_hidden: false }
+    Page { runs: runs.into_boxed_slice(), last_lsn: lsn, operand_count, has_hidden: false }
 }
 
 fn is_within(run: &Run, new: &Run) -> bool {
@@ -695,7 +727,7 @@ fn split(commit: &Commit) -> (Vec<PageChange>, Vec<(LayerId, Range)>) {
     (pages.collect(), ranges)
 }
 
-fn page_number(page: u64) -> u32 {
+pub(super) fn page_number(page: u64) -> u32 {
     u32::try_from(page).expect("a volume of 1 PiB has 2^30 pages")
 }
 

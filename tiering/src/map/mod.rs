@@ -23,10 +23,14 @@ mod opening;
 pub mod pages;
 pub mod ranges;
 pub mod records;
+pub mod repoint;
+pub mod space;
 
 pub use commit::{Change, Commit, CommitReport, FoldReport, Placed, Writer};
 pub use layers::{LayerId, LayerRecord};
+pub use repoint::{Moved, Repoint, RepointReport};
 
+use crate::planted::Planted;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use clock_cache::ClockCache;
@@ -38,6 +42,7 @@ use parking_lot::RwLock;
 use ranges::RangeList;
 use records::{AsideFile, SegmentRecord};
 use slatedb::DbStatus;
+use space::SpaceCounter;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -124,14 +129,22 @@ pub struct Map {
     page_retain_bytes: usize,
     segments: ClockCache<u64, Arc<SegmentRecord>>,
     live: ClockCache<u64, u32>,
+    /// How much of what the store holds is live.
+    pub(crate) space: SpaceCounter,
     volume_records: RwLock<BTreeMap<VolumeId, Bytes>>,
     /// Side files of volumes that are behind the others.
     asides: RwLock<BTreeMap<VolumeId, Vec<AsideFile>>>,
     /// Counts commits that changed pages: a page that was read under an older number may be stale
     /// and is not cached. Raised before the cache is touched.
     generation: AtomicU64,
+    /// Counts commits that have forgotten segments. Raised after the caches have changed, and before
+    /// anything is deleted: who finds a segment gone and the count as it was before it looked into the
+    /// map has found damage.
+    repoints: AtomicU64,
     destaged: AtomicU64,
     commit_number: AtomicU64,
+    /// Bugs, in tests.
+    pub(crate) planted: Planted,
 }
 
 impl Map {
@@ -204,6 +217,14 @@ impl Map {
         }
     }
 
+    /// Waits until the database is not being opened anew, or for too long. Not for the holder of the
+    /// [`Writer`].
+    pub(crate) async fn wait_well(&self) {
+        let mut state = self.state.subscribe();
+        let settled = state.wait_for(|state| !matches!(state.health, Health::Ended(_)));
+        let _ = tokio::time::timeout(REOPEN_WAIT_MAX, settled).await;
+    }
+
     /// After `db` has failed with `error`: waits until another handle has taken its place, if it has
     /// given up; hands the error back otherwise, or when that takes too long. Not for the holder of
     /// the [`Writer`], without which there is no other handle.
@@ -232,6 +253,11 @@ impl Map {
     /// The newest record of every volume, by id.
     pub fn volume_records(&self) -> Vec<(VolumeId, Bytes)> {
         self.volume_records.read().iter().map(|(id, record)| (*id, record.clone())).collect()
+    }
+
+    /// Commits that have forgotten segments: see the field.
+    pub(crate) fn repoint_count(&self) -> u64 {
+        self.repoints.load(Ordering::SeqCst)
     }
 
     /// Volumes that are behind the others, with the side files that hold what is missing.
@@ -326,7 +352,7 @@ impl Map {
     /// The record of a segment that a page names.
     ///
     /// # Errors
-    /// `Corrupt` if there is none.
+    /// `NotFound` if there is none: it was forgotten since the page was read, or the map is damaged.
     pub async fn segment(&self, number: u64) -> Result<Arc<SegmentRecord>> {
         if let Some(record) = self.segments.get(&number) {
             return Ok(record);
@@ -339,7 +365,9 @@ impl Map {
             }
         };
         let record = found.ok_or_else(|| {
-            keys::corrupt(&keys::segment_key(number), "a page names it, but it has no record")
+            let what =
+                format!("read metadata, segment {number}: a page names it, but it has no record");
+            Error::new(ErrorKind::NotFound, what)
         })?;
         let record = Arc::new(record);
         self.segments.insert(number, record.clone(), size_of::<SegmentRecord>());
@@ -359,7 +387,12 @@ impl Map {
         self.segment_in(&self.db(), number).await
     }
 
-    async fn segment_in(&self, db: &Database, number: u64) -> Result<Option<SegmentRecord>> {
+    /// The record of a segment in some state of the metadata, if it has one there.
+    pub(crate) async fn segment_in(
+        &self,
+        db: &Database,
+        number: u64,
+    ) -> Result<Option<SegmentRecord>> {
         let key = keys::segment_key(number);
         match get(db, &key).await? {
             Some(value) => {
@@ -370,7 +403,11 @@ impl Map {
         }
     }
 
-    async fn live_blocks(&self, number: u64) -> Result<u32> {
+    /// The count of a segment's live blocks; 0 where there is none.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming the segment; what the database says.
+    pub(crate) async fn live_blocks(&self, number: u64) -> Result<u32> {
         if let Some(blocks) = self.live.get(&number) {
             return Ok(blocks);
         }
@@ -396,6 +433,46 @@ impl Map {
             let number = number_of(&key).ok_or_else(|| keys::corrupt(&key, "not a segment key"))?;
             let record = SegmentRecord::decode(number, &self.opener.open_one(&key, &value)?)?;
             found.push((record, self.live_blocks(number).await?));
+        }
+        Ok(found)
+    }
+
+    /// As [`Map::segments_after`], read in two scans and past the cache. A count that does not open is
+    /// taken for all of the segment.
+    ///
+    /// # Errors
+    /// What the database says; `Corrupt` for a segment's record.
+    pub(crate) async fn live_after(
+        &self,
+        last: u64,
+        count_max: usize,
+    ) -> Result<Vec<(SegmentRecord, u32)>> {
+        let db = self.db();
+        let from = Bound::Excluded(keys::segment_key(last).to_vec());
+        let mut found = Vec::new();
+        for (key, value) in entries(&db, from, after(family::SEGMENT), count_max).await? {
+            let number = number_of(&key).ok_or_else(|| keys::corrupt(&key, "not a segment key"))?;
+            let record = SegmentRecord::decode(number, &self.opener.open_one(&key, &value)?)?;
+            found.push((record, record.block_count));
+        }
+        let Some(((first, _), (last, _))) = found.first().zip(found.last()) else {
+            return Ok(found);
+        };
+        let from = Bound::Included(keys::live_key(first.info.number.0).to_vec());
+        let until = Bound::Included(keys::live_key(last.info.number.0).to_vec());
+        let mut at = 0;
+        for (key, value) in entries(&db, from, until, usize::MAX).await? {
+            let Some(number) = number_of(&key) else { continue };
+            while found.get(at).is_some_and(|(record, _)| record.info.number.0 < number) {
+                at += 1;
+            }
+            let Some((record, live)) = found.get_mut(at) else { break };
+            if record.info.number.0 == number
+                && let Ok(plain) = self.opener.open_one(&key, &value)
+                && let Ok(blocks) = records::decode_live(number, &plain)
+            {
+                *live = blocks;
+            }
         }
         Ok(found)
     }

@@ -12,7 +12,9 @@ use super::database::Database;
 use super::keys::{self, HEADER_KEY, Header, Opener, ROOT_KEY, family, range_of, volume_of};
 use super::ranges::{Range, RangeList};
 use super::records::{self, AsideFile, Root};
+use super::space::SpaceCounter;
 use super::{Health, LayerId, Map, MapOptions, State, Writer, after, get};
+use crate::planted::Planted;
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -187,9 +189,12 @@ impl Map {
             page_retain_bytes: options.page_cache_bytes / 4,
             segments: ClockCache::new(options.segment_cache_bytes * 3 / 4),
             live: ClockCache::new(options.segment_cache_bytes / 4),
+            space: SpaceCounter::default(),
             volume_records: RwLock::new(loaded.volume_records),
             asides: RwLock::new(loaded.asides),
             generation: AtomicU64::new(0),
+            repoints: AtomicU64::new(0),
+            planted: Planted::default(),
             destaged: AtomicU64::new(root.destaged.0),
             commit_number: AtomicU64::new(root.commit_number),
         }

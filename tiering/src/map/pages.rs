@@ -104,6 +104,8 @@ pub struct Page {
     /// Sorted and disjoint. Holes that are stated explicitly are kept, because a layer with a
     /// parent must tell "nothing here" from "look in the parent".
     pub runs: Box<[Run]>,
+    /// LSN of the newest operand that is stored for it, or `Lsn::NONE`.
+    pub last_lsn: Lsn,
     /// Operands that are stored for it. 0 if the database has no value.
     pub operand_count: u32,
     /// Stored operands that a range record hides; the writer counts them out when it replaces them.
@@ -207,6 +209,7 @@ pub fn fold(operands: &[Operand], cut: Lsn) -> Page {
     }
     Page {
         runs: runs.into_boxed_slice(),
+        last_lsn: operands.last().map_or(Lsn::NONE, |last| last.lsn),
         operand_count: u32::try_from(operands.len()).unwrap_or(u32::MAX),
         has_hidden: operands.iter().any(|operand| operand.lsn <= cut),
     }
@@ -228,6 +231,47 @@ pub fn for_each_replaced(older: &[Run], newer: &[Run], mut lost: impl FnMut(u64,
             index += 1;
         }
     }
+}
+
+/// The parts of `new` whose blocks are in `current` exactly where `expected` has them: what may be
+/// re-pointed, because nobody has written there since `expected` was read.
+#[must_use]
+pub fn unchanged(current: &[Run], expected: &[Run], new: &[Run]) -> Vec<Run> {
+    let (current, expected) = (places(current), places(expected));
+    let is_same = |block: u8| {
+        let place = expected[usize::from(block)];
+        place.is_some() && place == current[usize::from(block)]
+    };
+    let mut same = Vec::with_capacity(new.len());
+    for run in new {
+        let mut start = None;
+        for block in run.first..=run.last {
+            start = match (is_same(block), start) {
+                (true, None) => Some(block),
+                (false, Some(first)) => {
+                    push(&mut same, run.part(first, block - 1));
+                    None
+                }
+                (_, start) => start,
+            };
+        }
+        if let Some(first) = start {
+            push(&mut same, run.part(first, run.last));
+        }
+    }
+    same
+}
+
+/// Segment, frame and block of the frame of each block of a page.
+fn places(runs: &[Run]) -> [Option<(u64, u32, u16)>; PAGE_BLOCKS as usize] {
+    let mut places = [None; PAGE_BLOCKS as usize];
+    for run in runs.iter().filter(|run| run.is_mapped()) {
+        for block in run.first..=run.last {
+            let within = u16::from(run.within) + u16::from(block - run.first);
+            places[usize::from(block)] = Some((run.segment, run.frame_index, within));
+        }
+    }
+    places
 }
 
 /// Why bytes are not an operand.

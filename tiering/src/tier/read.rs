@@ -3,6 +3,8 @@
 //! Invariants:
 //! - Frames are asked for in the order of the address, each once where it serves neighbours.
 //! - A frame that holds fewer blocks than the map says is `Corrupt`, never a short read.
+//! - Reclaim may delete a segment between the look into the map and the read of the frame: what is not
+//!   there is looked up again, and is an error only if the map still says so.
 
 use super::{ALLOCATION_PAGES_MAX, FRAMES_AT_ONCE, Inner, PAGE_BYTES};
 use crate::fetch::Access;
@@ -36,7 +38,23 @@ impl Inner {
         buf: &mut [u8],
         access: Access,
     ) -> Result<()> {
-        let read = self.read_inner(volume, offset, buf, access).await;
+        let mut has_waited = false;
+        let read = loop {
+            let moves = self.map.repoint_count();
+            let read = self.read_inner(volume, offset, buf, access).await;
+            let is_gone = read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+            if !is_gone {
+                break read;
+            }
+            // Whoever forgets the segment may be about to tell the readers: it has done so when the
+            // writer is free. Where its commit failed, the next handle of the database shows the outcome.
+            drop(self.writer.lock().await);
+            self.map.wait_well().await;
+            if has_waited && self.map.repoint_count() == moves {
+                break read;
+            }
+            has_waited = true;
+        };
         read.map_err(|error| {
             let place = format!("read volume {volume}, offset {offset}");
             match error.kind() {

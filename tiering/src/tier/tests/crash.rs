@@ -1,5 +1,6 @@
 //! Lives that end, in order or not: what the next one finds is what was destaged, and no more.
 
+use super::reclaim::EAGER;
 use super::*;
 use object_store::local::LocalFileSystem;
 
@@ -65,6 +66,8 @@ fn life_until_crash(
                 tier.destage(made.window.clone(), &Payloads).await?;
                 done.fetch_add(1, Ordering::SeqCst);
                 tier.step(2).await?;
+                while !tier.reclaim_step(EAGER).await?.is_idle {}
+                tier.sweep_abandoned().await?;
             }
             tier.close().await
         };

@@ -10,6 +10,7 @@ mod damage;
 mod hints;
 mod keep;
 mod owners;
+mod reclaim;
 mod store;
 mod windows;
 

@@ -1,0 +1,153 @@
+//! How much of what the store holds is live: estimates that nominate segments for reclaim and are shown,
+//! and that nothing else depends on.
+//!
+//! Invariants:
+//! - Exact in blocks once a pass over all segments has ended, as far as nothing was committed during
+//!   it; in bytes a block counts as its segment's average.
+
+use super::records::SegmentRecord;
+use parking_lot::Mutex;
+
+/// What the segments of a pool hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Segments that have a record.
+    pub segment_count: u64,
+    /// Bytes of their objects.
+    pub object_bytes: u64,
+    /// The part of them that is live.
+    pub live_bytes: u64,
+    /// Live blocks.
+    pub live_block_count: u64,
+}
+
+impl Space {
+    /// Adds a segment with so many live blocks.
+    pub fn add(&mut self, record: &SegmentRecord, live: u32) {
+        let object_bytes = u64::from(record.info.object_bytes);
+        self.segment_count += 1;
+        self.object_bytes += object_bytes;
+        self.live_block_count += u64::from(live);
+        self.live_bytes += live_bytes(record, live);
+    }
+}
+
+/// The part of a segment that is live.
+#[must_use]
+pub fn live_bytes(record: &SegmentRecord, live: u32) -> u64 {
+    let blocks = u64::from(record.block_count.max(1));
+    u64::from(record.info.object_bytes) * u64::from(live).min(blocks) / blocks
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    space: Space,
+    is_known: bool,
+    /// Live blocks that were lost since the last pass began.
+    lost_block_count: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct SpaceCounter(Mutex<Known>);
+
+impl SpaceCounter {
+    /// What is known; `None` before the first pass has ended.
+    #[must_use]
+    pub fn get(&self) -> Option<Space> {
+        let known = self.0.lock();
+        known.is_known.then_some(known.space)
+    }
+
+    /// Live blocks that were lost since the last pass began.
+    #[must_use]
+    pub fn lost_block_count(&self) -> u64 {
+        self.0.lock().lost_block_count
+    }
+
+    pub(crate) fn begin_pass(&self) {
+        self.0.lock().lost_block_count = 0;
+    }
+
+    pub(crate) fn end_pass(&self, space: Space) {
+        let mut known = self.0.lock();
+        known.space = space;
+        known.is_known = true;
+    }
+
+    /// After a commit: what it added and forgot, and what the live blocks of all segments changed by.
+    pub(super) fn apply(
+        &self,
+        added: &[SegmentRecord],
+        forgotten: &[SegmentRecord],
+        live_delta: i64,
+    ) {
+        let mut known = self.0.lock();
+        let Space { segment_count, object_bytes, live_bytes, live_block_count } = &mut known.space;
+        // What is lost counts as the average of what was there, what is new as itself.
+        let new_blocks: i64 = added.iter().map(|record| i64::from(record.block_count)).sum();
+        let new_bytes: u64 = added.iter().map(|record| u64::from(record.info.object_bytes)).sum();
+        let old_delta = live_delta - new_blocks;
+        if let Some(average) = live_bytes.checked_div(*live_block_count) {
+            let bytes = average.saturating_mul(old_delta.unsigned_abs());
+            *live_bytes = match old_delta < 0 {
+                true => live_bytes.saturating_sub(bytes),
+                false => live_bytes.saturating_add(bytes),
+            };
+        }
+        *live_bytes += new_bytes;
+        *live_block_count = live_block_count.saturating_add_signed(live_delta);
+        *segment_count =
+            (*segment_count + added.len() as u64).saturating_sub(forgotten.len() as u64);
+        let gone: u64 = forgotten.iter().map(|record| u64::from(record.info.object_bytes)).sum();
+        *object_bytes = (*object_bytes + new_bytes).saturating_sub(gone);
+        if old_delta < 0 {
+            known.lost_block_count += old_delta.unsigned_abs();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::{SegmentInfo, SegmentNumber};
+    use block::Epoch;
+    use block::seal::Algorithm;
+
+    fn record(number: u64, object_bytes: u32, block_count: u32) -> SegmentRecord {
+        let info = SegmentInfo {
+            number: SegmentNumber(number),
+            epoch: Epoch(1),
+            id: [0; 16],
+            algorithm: Algorithm::default(),
+            object_bytes,
+            frame_count: 1,
+        };
+        SegmentRecord { info, block_count }
+    }
+
+    #[test]
+    fn commits_keep_the_estimate_near_what_a_pass_finds() {
+        let counter = SpaceCounter::default();
+        assert_eq!(counter.get(), None);
+        let mut space = Space::default();
+        space.add(&record(1, 1000, 10), 10);
+        space.add(&record(2, 3000, 10), 5);
+        assert_eq!(
+            space,
+            Space { segment_count: 2, object_bytes: 4000, live_bytes: 2500, live_block_count: 15 }
+        );
+        counter.begin_pass();
+        counter.end_pass(space);
+        // A new segment of 10 blocks, of which 6 replace older ones.
+        counter.apply(&[record(3, 2000, 10)], &[], 4);
+        let now = counter.get().unwrap();
+        assert_eq!((now.segment_count, now.object_bytes, now.live_block_count), (3, 6000, 19));
+        assert_eq!(now.live_bytes, 2500 + 2000 - 6 * (2500 / 15));
+        assert_eq!(counter.lost_block_count(), 6);
+        counter.apply(&[], &[record(2, 3000, 10)], 0);
+        assert_eq!(counter.get().unwrap().object_bytes, 3000);
+        counter.begin_pass();
+        assert_eq!(counter.lost_block_count(), 0);
+    }
+}

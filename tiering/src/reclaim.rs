@@ -1,0 +1,622 @@
+//! Reclaim: space of what was overwritten or trimmed comes back. Live blocks of segments that are mostly
+//! dead are written to new segments, pages re-pointed, the old segments forgotten and deleted.
+//!
+//! Invariants:
+//! - Counts of live blocks nominate, the segment's own directory and every page that it was written for
+//!   decide: a segment is forgotten only when none of them names it.
+//! - Order: new segments durable, then one metadata batch that re-points and forgets, durable, then the
+//!   old objects are deleted. A crash in between leaves orphan segments, never dangling pointers.
+//! - What a write has changed meanwhile stays: see [`crate::map::repoint`].
+//! - Memory is bounded: one segment that is built, one that is gathered, and the frames of a few requests.
+//! - Dropping the future stops it between two steps; a commit that has begun ends by itself.
+
+mod victims;
+
+use crate::destage::pack::{Packer, Piece};
+use crate::destage::write::{SegmentWriter, Written};
+use crate::fail_point;
+use crate::fetch::Access;
+use crate::map::pages::{PAGE_BLOCKS, Run};
+use crate::map::records::SegmentRecord;
+use crate::map::space::Space;
+use crate::map::{LayerId, Moved, Placed, Repoint, RepointReport};
+use crate::segment::{DirectoryEntry, FrameAt, FrameRef};
+use crate::tier::Inner;
+use block::units::BLOCK_BYTES;
+use block::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use victims::{Pass, STUCK_MAX, Victim, worth};
+
+/// Segments that one step of a pass looks at. Chosen by hand: some milliseconds.
+const PASS_STEP: usize = 2048;
+/// Dead segments that are forgotten with one commit. Chosen by hand.
+const DEAD_AT_ONCE: usize = 32;
+/// Segments that are rewritten with one commit, at most, and the new ones that they make. Chosen by hand.
+const VICTIMS_AT_ONCE: usize = 16;
+const SEGMENTS_AT_ONCE: usize = 4;
+/// Pages looked up at the same time.
+const PAGES_AT_ONCE: usize = 32;
+/// Frames read in one go, and how many such reads run at the same time. Chosen by hand: 16 MiB at most.
+const FRAMES_AT_ONCE: usize = 128;
+const READS_AT_ONCE: usize = 2;
+/// Pause between two passes, at least, and this many times as long as the last one took. Chosen by hand.
+const PASS_PAUSE: Duration = Duration::from_secs(1);
+const PASS_PAUSE_PARTS: u32 = 10;
+/// After this time a pass is made for less than a segment of lost blocks. Chosen by hand.
+const PASS_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// While destage is urgent, rewriting waits unless more than so many percent of the live bytes are stored.
+/// Chosen by hand: the log goes first, but not for ever.
+const URGENT_PERCENT: u64 = 200;
+/// Deletions that may wait before more segments are forgotten. Chosen by hand: the store refuses, or is
+/// away.
+const DELETIONS_MAX: usize = 1024;
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// What reclaim is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReclaimOptions {
+    /// Segments are rewritten while more than this part of the live bytes is stored, in percent, above
+    /// 100. Dead ones are dropped at any rate.
+    pub target_percent: u64,
+}
+
+impl Default for ReclaimOptions {
+    fn default() -> Self {
+        // Source: with uniformly random overwrites, space s costs a write amplification of 1/(1-u)
+        // where 1/s = (u-1)/ln u; 1.30 gives u = 0.58 and 2.4.
+        ReclaimOptions { target_percent: 130 }
+    }
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReclaimReport {
+    /// There is nothing to do for now.
+    pub is_idle: bool,
+    /// Bytes of segments that were looked into.
+    pub read_bytes: u64,
+    /// Bytes of new segments.
+    pub written_bytes: u64,
+    /// Blocks that are re-pointed.
+    pub moved_block_count: u64,
+    /// Segments forgotten.
+    pub forgotten_count: u64,
+    /// Bytes of their objects.
+    pub forgotten_bytes: u64,
+}
+
+/// Counts since the start, and gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReclaimStatus {
+    /// What the segments hold; `None` until all of them were looked at once.
+    pub space: Option<Space>,
+    /// Segments forgotten.
+    pub forgotten_count: u64,
+    /// Bytes of their objects.
+    pub forgotten_bytes: u64,
+    /// Blocks written anew.
+    pub moved_block_count: u64,
+    /// Bytes of the segments that they were written to.
+    pub written_bytes: u64,
+    /// Segments that could not be read, and are left alone.
+    pub stuck_count: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    forgotten_count: AtomicU64,
+    forgotten_bytes: AtomicU64,
+    moved_block_count: AtomicU64,
+    written_bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pass: Option<Pass>,
+    pass_begun: Option<Instant>,
+    pass_ended: Option<Instant>,
+    pass_took: Duration,
+    /// The best one last.
+    victims: Vec<Victim>,
+    stuck: HashSet<u64>,
+}
+
+/// Reclaim of a tier.
+#[derive(Debug, Default)]
+pub(crate) struct Reclaim {
+    turn: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+    counters: Counters,
+}
+
+impl Reclaim {
+    fn next_victim(&self) -> Option<Victim> {
+        let mut state = self.state.lock();
+        loop {
+            let victim = state.victims.pop()?;
+            if !state.stuck.contains(&victim.record.info.number.0) {
+                return Some(victim);
+            }
+        }
+    }
+
+    /// As after a while: a pass is due at once.
+    #[cfg(test)]
+    pub(crate) fn look_again(&self) {
+        let mut state = self.state.lock();
+        state.pass.get_or_insert_default();
+        state.pass_begun.get_or_insert_with(Instant::now);
+    }
+}
+
+/// Live blocks of a segment, in one page and one frame.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    layer: LayerId,
+    first_block: u64,
+    block_count: u64,
+    from: Placed,
+}
+
+/// What is known of a segment that was looked into.
+struct Look {
+    live: Vec<Live>,
+    /// Pages that a range hides name it, too.
+    has_hidden: bool,
+}
+
+impl Inner {
+    /// See [`crate::Tier::reclaim_status`].
+    pub(crate) fn reclaim_status(&self) -> ReclaimStatus {
+        let counters = &self.reclaim.counters;
+        ReclaimStatus {
+            space: self.map.space.get(),
+            forgotten_count: counters.forgotten_count.load(Ordering::Relaxed),
+            forgotten_bytes: counters.forgotten_bytes.load(Ordering::Relaxed),
+            moved_block_count: counters.moved_block_count.load(Ordering::Relaxed),
+            written_bytes: counters.written_bytes.load(Ordering::Relaxed),
+            stuck_count: self.reclaim.state.lock().stuck.len() as u64,
+        }
+    }
+
+    /// See [`crate::Tier::reclaim_step`].
+    pub(crate) async fn reclaim_step(
+        self: &Arc<Self>,
+        options: ReclaimOptions,
+    ) -> Result<ReclaimReport> {
+        let _turn = self.reclaim.turn.lock().await;
+        let next_segment = {
+            let writer = self.writer.lock().await;
+            self.map.check(&writer)?;
+            writer.root().next_segment
+        };
+        if self.orphans.abandoned_count() > DELETIONS_MAX {
+            return Ok(ReclaimReport { is_idle: true, ..ReclaimReport::default() });
+        }
+        let idle = ReclaimReport { is_idle: true, ..ReclaimReport::default() };
+        if self.is_pass_due() {
+            self.pass_step(next_segment).await?;
+            return Ok(ReclaimReport::default());
+        }
+        let victims = self.next_victims(options, next_segment).await?;
+        if victims.is_empty() {
+            return Ok(idle);
+        }
+        self.reclaim_victims(victims).await
+    }
+
+    fn is_pass_due(&self) -> bool {
+        let state = self.reclaim.state.lock();
+        if state.pass.is_some() || self.map.space.get().is_none() {
+            return true;
+        }
+        let since = state.pass_ended.map_or(Duration::MAX, |ended| ended.elapsed());
+        let lost = self.map.space.lost_block_count();
+        let segment_blocks = (self.options.segment_bytes as u64 / BLOCK_BYTES).max(1);
+        let is_much = lost >= segment_blocks && state.victims.is_empty();
+        (is_much && since >= PASS_PAUSE.max(state.pass_took * PASS_PAUSE_PARTS))
+            || (lost > 0 && since >= PASS_PAUSE_MAX.max(state.pass_took * PASS_PAUSE_PARTS))
+    }
+
+    /// Looks at some more segments.
+    async fn pass_step(&self, next_segment: u64) -> Result<()> {
+        let last = {
+            let mut state = self.reclaim.state.lock();
+            if state.pass.is_none() {
+                self.map.space.begin_pass();
+                state.pass = Some(Pass::default());
+                state.pass_begun = Some(Instant::now());
+            }
+            state.pass.as_ref().map_or(0, |pass| pass.last)
+        };
+        let found = self.map.live_after(last, PASS_STEP).await?;
+        let mut state = self.reclaim.state.lock();
+        let Some(mut pass) = state.pass.take() else { return Ok(()) };
+        for (record, live) in &found {
+            pass.add(record, *live, next_segment);
+        }
+        if found.len() == PASS_STEP {
+            state.pass = Some(pass);
+            return Ok(());
+        }
+        self.map.space.end_pass(pass.space);
+        state.victims = pass.end(next_segment);
+        state.pass_ended = Some(Instant::now());
+        state.pass_took = state.pass_begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+        Ok(())
+    }
+
+    /// Takes what is to be reclaimed next: some dead segments, or some to be rewritten.
+    async fn next_victims(
+        &self,
+        options: ReclaimOptions,
+        next_segment: u64,
+    ) -> Result<Vec<Victim>> {
+        let is_over = |percent: u64| {
+            self.map.space.get().is_some_and(|space| {
+                space.object_bytes.saturating_mul(100) > space.live_bytes.saturating_mul(percent)
+            })
+        };
+        let is_urgent = self.is_urgent.load(Ordering::Relaxed);
+        let may_rewrite = is_over(options.target_percent)
+            && (!is_urgent || is_over(URGENT_PERCENT.max(options.target_percent)));
+        let mut chosen = Vec::new();
+        let mut live_bytes = 0;
+        while let Some(victim) = self.reclaim.next_victim() {
+            let number = victim.record.info.number.0;
+            // What was counted in the pass may have changed.
+            let live = self.map.live_blocks(number).await?;
+            let victim = Victim { live, ..victim };
+            let is_dead = live == 0;
+            let has_dead = chosen.first().is_some_and(|first: &Victim| first.live == 0);
+            let bytes = u64::from(live) * BLOCK_BYTES;
+            let is_full = match has_dead {
+                true => chosen.len() >= DEAD_AT_ONCE,
+                false => {
+                    chosen.len() >= VICTIMS_AT_ONCE
+                        || live_bytes + bytes
+                            > (SEGMENTS_AT_ONCE * self.options.segment_bytes) as u64
+                }
+            };
+            let is_other = !chosen.is_empty() && (is_full || has_dead != is_dead);
+            if is_other || (!is_dead && !may_rewrite) {
+                self.reclaim.state.lock().victims.push(victim);
+                break;
+            }
+            if worth(&victim.record, live, next_segment).is_some() {
+                chosen.push(victim);
+                live_bytes += bytes;
+            }
+        }
+        Ok(chosen)
+    }
+
+    async fn reclaim_victims(self: &Arc<Self>, victims: Vec<Victim>) -> Result<ReclaimReport> {
+        fail_point!("reclaim-start");
+        let mut report = ReclaimReport::default();
+        let mut writer = SegmentWriter::new(self, 1);
+        let mut live = Vec::new();
+        let mut emptied = Vec::new();
+        for victim in victims {
+            let record = victim.record;
+            report.read_bytes += u64::from(record.info.object_bytes);
+            if self.options.planted.forget_unchecked {
+                emptied.push(record);
+                continue;
+            }
+            let look = match self.look_into(&record).await {
+                Ok(Some(look)) => look,
+                Ok(None) => continue, // forgotten meanwhile
+                Err(error) => {
+                    self.leave_alone(&record, error)?;
+                    continue;
+                }
+            };
+            match self.rewrite(&record, &look.live, &mut writer).await {
+                Ok(()) if !look.has_hidden => emptied.push(record),
+                Ok(()) => {}
+                // What was read of it is not moved either.
+                Err(error) => {
+                    self.leave_alone(&record, error)?;
+                    continue;
+                }
+            }
+            live.extend(look.live);
+        }
+        if live.is_empty() && emptied.is_empty() {
+            return Ok(report);
+        }
+        let written = writer.finish().await?;
+        report.written_bytes = written.report.object_bytes;
+        fail_point!("reclaim-before-commit");
+        let done = self.commit_moves(live, written, emptied.clone()).await?;
+        fail_point!("reclaim-committed");
+        // What was overtaken may be hidden by a range now, which is not counted out before it is folded.
+        if done.overtaken_block_count == 0 {
+            for record in emptied.iter().filter(|record| !done.forgotten.contains(record)) {
+                let what = "its count of live blocks is not 0, though no page names it";
+                self.leave_alone(record, Error::new(ErrorKind::Corrupt, what))?;
+            }
+        }
+        report.moved_block_count = done.moved_block_count;
+        report.forgotten_count = done.forgotten.len() as u64;
+        let sizes = done.forgotten.iter().map(|record| u64::from(record.info.object_bytes));
+        report.forgotten_bytes = sizes.sum();
+        let counters = &self.reclaim.counters;
+        counters.forgotten_count.fetch_add(report.forgotten_count, Ordering::Relaxed);
+        counters.forgotten_bytes.fetch_add(report.forgotten_bytes, Ordering::Relaxed);
+        counters.moved_block_count.fetch_add(report.moved_block_count, Ordering::Relaxed);
+        counters.written_bytes.fetch_add(report.written_bytes, Ordering::Relaxed);
+        Ok(report)
+    }
+
+    /// A segment that cannot be read is left alone until the next start; what does not answer ends the
+    /// step.
+    fn leave_alone(&self, record: &SegmentRecord, error: Error) -> Result<()> {
+        if !matches!(
+            error.kind(),
+            ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unsupported
+        ) {
+            return Err(error);
+        }
+        tracing::error!(
+            segment = record.info.number.0, error = %error.chain(),
+            "a segment is not reclaimed: something is wrong with it; `spindle fsck` says what"
+        );
+        let mut state = self.reclaim.state.lock();
+        if state.stuck.len() < STUCK_MAX {
+            state.stuck.insert(record.info.number.0);
+        }
+        Ok(())
+    }
+
+    /// What pages name of a segment, by its own directory.
+    async fn look_into(&self, record: &SegmentRecord) -> Result<Option<Look>> {
+        if self.map.find_segment(record.info.number.0).await? != Some(*record) {
+            return Ok(None);
+        }
+        let entries = self.frames.read_directory(&record.info).await?;
+        let mut pages: BTreeMap<(u64, u32), Vec<DirectoryEntry>> = BTreeMap::new();
+        for entry in entries {
+            let last = entry.first_block + u64::from(entry.block_count) - 1;
+            for page in entry.first_block / PAGE_BLOCKS..=last / PAGE_BLOCKS {
+                let page = u32::try_from(page).map_err(|_| {
+                    let what = format!("{}: its directory names block {last}", record.info);
+                    Error::new(ErrorKind::Corrupt, what)
+                })?;
+                pages.entry((entry.layer, page)).or_default().push(entry);
+            }
+        }
+        let looked: Vec<Look> = futures::stream::iter(pages)
+            .map(|((layer, page), entries)| async move {
+                let layer = LayerId(layer);
+                let (seen, stored) = self.map.page_and_hidden(layer, page).await?;
+                look_at(record, layer, page, &entries, &seen.runs, stored.as_deref())
+            })
+            .buffered(PAGES_AT_ONCE)
+            .try_collect()
+            .await?;
+        let has_hidden = looked.iter().any(|look| look.has_hidden);
+        let live = looked.into_iter().flat_map(|look| look.live).collect();
+        Ok(Some(Look { live, has_hidden }))
+    }
+
+    /// Puts the live blocks of a segment, sorted, into new ones.
+    async fn rewrite(
+        &self,
+        record: &SegmentRecord,
+        live: &[Live],
+        writer: &mut SegmentWriter,
+    ) -> Result<()> {
+        let mut frames: Vec<FrameRef> = Vec::new();
+        for one in live {
+            let frame = FrameRef { info: record.info, at: one.from.at };
+            if frames.last() != Some(&frame) {
+                frames.push(frame);
+            }
+        }
+        let local_count = frames.iter().filter(|frame| self.frames.is_local(frame)).count();
+        writer.set_cached(2 * local_count > frames.len());
+        let mut packer: Option<(LayerId, Packer)> = None;
+        let mut pieces: Vec<Piece> = Vec::new();
+        let mut rest = live;
+        let mut reads =
+            futures::stream::iter(frames.chunks(FRAMES_AT_ONCE).map(<[FrameRef]>::to_vec))
+                .map(|frames| async move {
+                    let read = self.frames.read_many(&frames, Access::Once).await?;
+                    Ok::<_, Error>((frames, read))
+                })
+                .buffered(READS_AT_ONCE);
+        while let Some((frames, read)) = reads.try_next().await? {
+            for (frame, plain) in frames.iter().zip(read) {
+                let count = rest.iter().take_while(|one| one.from.at == frame.at).count();
+                let (now, later) = rest.split_at(count);
+                rest = later;
+                for one in now {
+                    if packer.as_ref().is_some_and(|(layer, _)| *layer != one.layer) {
+                        pieces.extend(packer.take().and_then(|(_, mut packer)| packer.end()));
+                    }
+                    let (_, packer) = packer.get_or_insert_with(|| {
+                        (one.layer, Packer::new(one.layer, self.options.frame_blocks))
+                    });
+                    packer.add(
+                        one.first_block,
+                        blocks_of(record, frame, &plain, one)?,
+                        &mut pieces,
+                    );
+                }
+            }
+            for piece in pieces.drain(..) {
+                writer.add(piece).await?;
+            }
+        }
+        pieces.extend(packer.and_then(|(_, mut packer)| packer.end()));
+        for piece in pieces {
+            writer.add(piece).await?;
+        }
+        Ok(())
+    }
+
+    /// Commits in a task of its own: a step that is dropped does not leave the map halfway.
+    async fn commit_moves(
+        self: &Arc<Self>,
+        live: Vec<Live>,
+        written: Written,
+        emptied: Vec<SegmentRecord>,
+    ) -> Result<RepointReport> {
+        let path = |record: &SegmentRecord| record.info.object_path();
+        let new: Vec<Path> = written.segments.iter().map(path).collect();
+        let old: Vec<Path> = emptied.iter().map(path).collect();
+        if self.options.planted.delete_first {
+            for path in &old {
+                self.delete(path).await.map_err(|error| {
+                    Error::with_source(ErrorKind::Unavailable, "delete a segment", error)
+                })?;
+            }
+        }
+        let moved = match moves_of(live, &written) {
+            Ok(moved) => moved,
+            Err(error) => {
+                self.orphans.abandon(new);
+                return Err(error);
+            }
+        };
+        let asked = Repoint {
+            moved,
+            segments: written.segments,
+            emptied,
+            next_segment: self.next_segment.load(Ordering::SeqCst),
+            planted: self.options.planted,
+        };
+        let inner = self.clone();
+        let task = self.background.spawn(async move {
+            let mut writer = inner.writer.lock().await;
+            let done = inner.map.repoint(&mut writer, asked).await;
+            match &done {
+                Ok(report) => {
+                    let gone = report.forgotten.iter().chain(&report.unused);
+                    inner.orphans.abandon(gone.map(|record| record.info.object_path()).collect());
+                }
+                // Nobody knows which of them the map names: each is deleted only if it does not.
+                Err(_) => inner.orphans.abandon(new.into_iter().chain(old).collect()),
+            }
+            done
+        });
+        task.await.map_err(|cause| Error::with_source(ErrorKind::Io, "commit reclaim", cause))?
+    }
+}
+
+/// What a page names of a segment, of which it has these frames in the page.
+fn look_at(
+    record: &SegmentRecord,
+    layer: LayerId,
+    page: u32,
+    entries: &[DirectoryEntry],
+    seen: &[Run],
+    stored: Option<&[Run]>,
+) -> Result<Look> {
+    let number = record.info.number.0;
+    let page_block = u64::from(page) * PAGE_BLOCKS;
+    let mut live = Vec::new();
+    for run in seen.iter().filter(|run| run.segment == number) {
+        let first_block = page_block + u64::from(run.first);
+        let at = FrameAt {
+            frame_index: run.frame_index,
+            offset: run.offset,
+            sealed_bytes: run.sealed_bytes,
+        };
+        let is_its = |entry: &&DirectoryEntry| {
+            entry.at == at
+                && entry.first_block + u64::from(run.within) == first_block
+                && u32::from(run.within) + run.count() <= u32::from(entry.block_count)
+        };
+        if entries.iter().find(is_its).is_none() {
+            let what = format!(
+                "{}: page {page} of layer {layer} names frame {} for block {first_block}, and its directory \
+                 does not",
+                record.info, run.frame_index
+            );
+            return Err(Error::new(ErrorKind::Corrupt, what));
+        }
+        live.push(Live {
+            layer,
+            first_block,
+            block_count: run.count().into(),
+            from: Placed { segment: number, at, within: run.within },
+        });
+    }
+    let count = |runs: &[Run]| -> u32 {
+        runs.iter().filter(|run| run.segment == number).map(Run::count).sum()
+    };
+    let has_hidden = stored.is_some_and(|stored| count(stored) > count(seen));
+    Ok(Look { live, has_hidden })
+}
+
+/// The bytes of live blocks within their frame.
+fn blocks_of(record: &SegmentRecord, frame: &FrameRef, plain: &Bytes, one: &Live) -> Result<Bytes> {
+    let start = usize::from(one.from.within) * BLOCK;
+    let end = start + one.block_count as usize * BLOCK;
+    if end > plain.len() {
+        let index = frame.at.frame_index;
+        let what =
+            format!("{}, frame {index}: it holds fewer blocks than the map says", record.info);
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    Ok(plain.slice(start..end))
+}
+
+/// Pairs where blocks were with where they are now.
+fn moves_of(mut live: Vec<Live>, written: &Written) -> Result<Vec<Moved>> {
+    live.sort_unstable_by_key(|one| (one.layer, one.first_block));
+    let overlaps = |pair: &[Live]| {
+        pair[0].layer == pair[1].layer
+            && pair[0].first_block + pair[0].block_count > pair[1].first_block
+    };
+    if live.windows(2).any(overlaps) {
+        let what = "reclaim segments: two of them hold the same block";
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    let mut changes: Vec<_> = written.changes.iter().collect();
+    changes.sort_unstable_by_key(|change| (change.layer, change.first_block));
+    let mut moved = Vec::with_capacity(changes.len());
+    let mut at = 0;
+    for change in changes {
+        let Some(to) = change.placed else { continue };
+        let end = change.first_block + change.block_count;
+        let is_before = |one: &Live| {
+            (one.layer, one.first_block + one.block_count) <= (change.layer, change.first_block)
+        };
+        while live.get(at).is_some_and(is_before) {
+            at += 1;
+        }
+        let mut index = at;
+        while let Some(one) = live.get(index) {
+            if one.layer != change.layer || one.first_block >= end {
+                break;
+            }
+            let first_block = one.first_block.max(change.first_block);
+            let last = (one.first_block + one.block_count).min(end);
+            let part = |placed: Placed, start: u64| Placed {
+                within: placed.within + (first_block - start) as u8,
+                ..placed
+            };
+            moved.push(Moved {
+                layer: one.layer,
+                first_block,
+                block_count: last - first_block,
+                from: part(one.from, one.first_block),
+                to: part(to, change.first_block),
+            });
+            index += 1;
+        }
+    }
+    Ok(moved)
+}

@@ -1,0 +1,137 @@
+//! Which segments are worth rewriting. Pure.
+//!
+//! Invariants:
+//! - Estimates nominate only: nothing is dropped because of what is decided here.
+//! - Memory is bounded: of a pass over all segments, the best [`VICTIMS_MAX`] are kept.
+
+use crate::map::records::SegmentRecord;
+use crate::map::space::Space;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
+
+/// Segments that one pass nominates. Chosen by hand: 64 GiB of segments of the default size, in 400 KiB.
+pub(super) const VICTIMS_MAX: usize = 4096;
+/// Segments that could not be read and are left alone until the next start. Chosen by hand.
+pub(super) const STUCK_MAX: usize = 4096;
+/// Rewriting a segment with a larger live part, in percent, gives back less than a tenth of the effort.
+/// Chosen by hand.
+const LIVE_PERCENT_MAX: u64 = 90;
+
+/// A segment that is nominated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Victim {
+    pub record: SegmentRecord,
+    /// Live blocks when it was looked at.
+    pub live: u32,
+}
+
+/// What rewriting a segment gains, by what it costs: free space for as long as it has lasted already,
+/// over reading it all and writing its live part. `None`: not worth it. A dead one is worth most.
+/// Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System,
+/// section 3.6.
+pub(super) fn worth(record: &SegmentRecord, live: u32, next_segment: u64) -> Option<u64> {
+    let (live, blocks) = (u64::from(live), u64::from(record.block_count.max(1)));
+    if live == 0 {
+        return Some(u64::MAX);
+    }
+    if live * 100 > blocks * LIVE_PERCENT_MAX {
+        return None;
+    }
+    // In segments written since: what was written together has seen the same load.
+    let age = next_segment.saturating_sub(record.info.number.0).max(1);
+    // At most 2^24 blocks, and a number of segments that stays below 2^40.
+    Some((blocks - live).saturating_mul(age).saturating_mul(1 << 10) / (blocks + live))
+}
+
+/// A pass over all segments.
+#[derive(Debug, Default)]
+pub(super) struct Pass {
+    /// Looked at up to this number.
+    pub last: u64,
+    pub space: Space,
+    /// The least worthy on top.
+    best: BinaryHeap<Reverse<(u64, Reverse<u64>)>>,
+    found: Vec<Victim>,
+}
+
+impl Pass {
+    /// Looks at a segment.
+    pub fn add(&mut self, record: &SegmentRecord, live: u32, next_segment: u64) {
+        self.last = record.info.number.0;
+        self.space.add(record, live);
+        let Some(worth) = worth(record, live, next_segment) else { return };
+        self.best.push(Reverse((worth, Reverse(record.info.number.0))));
+        self.found.push(Victim { record: *record, live });
+        if self.best.len() > 2 * VICTIMS_MAX {
+            self.shrink(VICTIMS_MAX);
+        }
+    }
+
+    fn shrink(&mut self, count_max: usize) {
+        while self.best.len() > count_max {
+            self.best.pop();
+        }
+        let kept: HashSet<u64> = self.best.iter().map(|Reverse((_, Reverse(n)))| *n).collect();
+        self.found.retain(|victim| kept.contains(&victim.record.info.number.0));
+    }
+
+    /// The victims, the best one last.
+    pub fn end(mut self, next_segment: u64) -> Vec<Victim> {
+        self.shrink(VICTIMS_MAX);
+        let mut found = self.found;
+        found.sort_by_key(|victim| {
+            let worth = worth(&victim.record, victim.live, next_segment);
+            (worth, Reverse(victim.record.info.number.0))
+        });
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::{SegmentInfo, SegmentNumber};
+    use block::Epoch;
+    use block::seal::Algorithm;
+
+    fn record(number: u64) -> SegmentRecord {
+        let info = SegmentInfo {
+            number: SegmentNumber(number),
+            epoch: Epoch(1),
+            id: [0; 16],
+            algorithm: Algorithm::default(),
+            object_bytes: 1 << 20,
+            frame_count: 256,
+        };
+        SegmentRecord { info, block_count: 256 }
+    }
+
+    #[test]
+    fn the_dead_come_first_then_the_empty_and_the_old() {
+        let mut pass = Pass::default();
+        for (number, live) in [(1, 200), (2, 100), (3, 0), (4, 100), (5, 256), (6, 240), (7, 0)] {
+            pass.add(&record(number), live, 8);
+        }
+        assert_eq!((pass.last, pass.space.segment_count, pass.space.live_block_count), (7, 7, 896));
+        let order: Vec<u64> =
+            pass.end(8).iter().rev().map(|victim| victim.record.info.number.0).collect();
+        assert_eq!(order, [3, 7, 2, 4, 1], "full ones are left alone");
+    }
+
+    #[test]
+    fn a_pass_keeps_the_best_of_many() {
+        let mut pass = Pass::default();
+        let count = 5 * VICTIMS_MAX as u64;
+        let mut worths = Vec::new();
+        for number in 1..=count {
+            let live = (number * 37 % 230) as u32;
+            pass.add(&record(number), live, count + 1);
+            worths.push(worth(&record(number), live, count + 1).unwrap());
+        }
+        worths.sort_unstable_by(|a, b| b.cmp(a));
+        let found = pass.end(count + 1).into_iter().rev();
+        let found: Vec<u64> =
+            found.map(|victim| worth(&victim.record, victim.live, count + 1).unwrap()).collect();
+        assert_eq!(found, worths[..VICTIMS_MAX]);
+    }
+}

@@ -1,0 +1,325 @@
+//! Space that comes back: under load, through crashes, and with bugs that these tests must notice.
+
+use super::*;
+use crate::planted::Planted;
+use crate::segment::FOLDER;
+use futures::FutureExt;
+use object_store::local::LocalFileSystem;
+use std::panic::AssertUnwindSafe;
+
+/// Leaves hardly anything dead.
+pub(super) const EAGER: ReclaimOptions = ReclaimOptions { target_percent: 101 };
+
+async fn reclaim_all(tier: &Tier) {
+    while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+}
+
+/// Bytes and count of the objects among the segments.
+async fn stored(store: &dyn ObjectStore) -> (u64, u64) {
+    let found: Vec<_> = store.list(Some(&Path::from(FOLDER))).try_collect().await.unwrap();
+    (found.iter().map(|object| object.size).sum(), found.len() as u64)
+}
+
+/// As after a while: a pass is due at once.
+fn look_again(tier: &Tier) {
+    tier.inner.reclaim.look_again();
+}
+
+#[test]
+fn overwritten_space_comes_back_and_nothing_else_changes() {
+    for seed in seeds(4) {
+        println!("SEED={seed}");
+        runtime().block_on(async {
+            let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+            let mut world = World::new(seed);
+            let mut tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+            let (mut forgotten_count, mut moved_block_count) = (0, 0);
+            let mut count = |tier: &Tier| {
+                let status = tier.reclaim_status();
+                assert_eq!(status.stuck_count, 0);
+                forgotten_count += status.forgotten_count;
+                moved_block_count += status.moved_block_count;
+            };
+            for turn in 0..30 {
+                let op_count = 1 + world.rng.below(60);
+                let made = world.window(op_count);
+                tier.destage(made.window, &Payloads).await.unwrap();
+                world.model = made.after;
+                if world.rng.below(3) == 0 {
+                    tier.step(2).await.unwrap();
+                }
+                if world.rng.below(2) == 0 {
+                    look_again(&tier);
+                    reclaim_all(&tier).await;
+                    check_random_reads(&tier, &world.model, &mut world.rng, 20).await;
+                    sweep_all_abandoned(&tier).await;
+                    check_random_reads(&tier, &world.model, &mut world.rng, 20).await;
+                }
+                if turn % 10 == 9 {
+                    check_all(&tier, &world.model).await;
+                    check_fsck(&tier).await;
+                    count(&tier);
+                    tier.close().await.unwrap();
+                    tier = Tier::open(options(store.clone(), 2 + turn)).await.unwrap();
+                    check_all(&tier, &world.model).await;
+                }
+            }
+            fold_all(&tier).await;
+            look_again(&tier);
+            reclaim_all(&tier).await;
+            sweep_all_abandoned(&tier).await;
+            check_all(&tier, &world.model).await;
+            let report = check_fsck(&tier).await;
+            let (bytes, object_count) = stored(&store).await;
+            assert_eq!((bytes, object_count), (report.object_bytes, report.segment_count));
+            count(&tier);
+            let space = tier.reclaim_status().space.unwrap();
+            assert_eq!((space.object_bytes, space.segment_count), (bytes, object_count));
+            assert_eq!(space.live_block_count, report.block_count, "{space:?}");
+            assert!(bytes * 100 <= space.live_bytes * 112, "{space:?}: segments of 90 % are left");
+            assert!(forgotten_count > 20, "{forgotten_count} segments");
+            assert!(moved_block_count > 100, "{moved_block_count} blocks");
+            tier.close().await.unwrap();
+        });
+    }
+}
+
+/// Windows, reads and reclaim at the same time; ends with a panic where something is wrong.
+async fn churn(seed: u64, planted: Planted) {
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let mut world = World::new(seed);
+    let mut opened = options(store.clone(), 1);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    let reclaiming = {
+        let tier = tier.clone();
+        tokio::spawn(async move {
+            loop {
+                look_again(&tier);
+                while !tier.reclaim_step(EAGER).await.unwrap().is_idle {
+                    tokio::task::yield_now().await;
+                }
+                let _ = tier.sweep_abandoned().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+    };
+    for _ in 0..40 {
+        let op_count = 1 + world.rng.below(60);
+        let made = world.window(op_count);
+        tier.destage(made.window, &Payloads).await.unwrap();
+        world.model = made.after;
+        check_random_reads(&tier, &world.model, &mut world.rng, 20).await;
+        if world.rng.below(4) == 0 {
+            tier.step(2).await.unwrap();
+        }
+    }
+    reclaiming.abort();
+    match reclaiming.await {
+        Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
+        _ => {}
+    }
+    check_all(&tier, &world.model).await;
+    check_fsck(&tier).await;
+    let status = tier.reclaim_status();
+    assert!(status.forgotten_count > 10, "{status:?}");
+    assert_eq!(status.stuck_count, 0);
+    tier.close().await.unwrap();
+}
+
+#[test]
+fn writes_reads_and_reclaim_go_on_together() {
+    for seed in seeds(4) {
+        println!("SEED={seed}");
+        runtime().block_on(churn(seed, Planted::default()));
+    }
+}
+
+#[test]
+fn planted_bugs_are_noticed() {
+    let of = |bug: fn(&mut Planted)| {
+        let mut planted = Planted::default();
+        bug(&mut planted);
+        planted
+    };
+    let all = [
+        of(|planted| planted.repoint_blindly = true),
+        of(|planted| planted.forget_unchecked = true),
+        of(|planted| planted.delete_first = true),
+        of(|planted| planted.count_out_twice = true),
+    ];
+    for planted in all {
+        let is_noticed = (1..=10).any(|seed| {
+            let churned = AssertUnwindSafe(churn(seed, planted)).catch_unwind();
+            runtime().block_on(churned).is_err()
+        });
+        assert!(is_noticed, "{planted:?} goes unnoticed");
+    }
+}
+
+/// A window of `block_count` blocks that do not compress, at random places of volume 1.
+fn scattered(rng: &mut Rng, lsn: u64, blocks: u64, block_count: u64) -> Window<Bytes> {
+    let mut extents = Extents::default();
+    for _ in 0..block_count {
+        let start = rng.below(blocks) * 8;
+        extents.insert(start, start + 8, Some(rng.bytes(BLOCK_BYTES as usize, 100).into()));
+    }
+    let mut window = plain_window(lsn, Vec::new());
+    window.volumes = vec![(VolumeId(1), extents.into_extents())];
+    window
+}
+
+/// The level that is promised: ten times its size in random overwrites.
+#[test]
+fn random_overwrites_settle_within_the_space_and_the_writes_that_are_promised() {
+    const BLOCKS: u64 = 16 << 10;
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut opened = options(store.clone(), 1);
+        opened.segment_bytes = 1 << 20;
+        let tier = Tier::open(opened).await.unwrap();
+        let mut rng = Rng::new(11);
+        let (mut lsn, mut destaged_bytes, mut settled_bytes) = (0, 0, 0);
+        let mut moved_before = 0;
+        while lsn < 11 * BLOCKS {
+            lsn += 512;
+            let done =
+                tier.destage(scattered(&mut rng, lsn, BLOCKS, 512), &Payloads).await.unwrap();
+            destaged_bytes += done.object_bytes;
+            if lsn == 6 * BLOCKS {
+                (moved_before, settled_bytes) =
+                    (tier.reclaim_status().written_bytes, destaged_bytes);
+            }
+            look_again(&tier);
+            while !tier.reclaim_step(ReclaimOptions::default()).await.unwrap().is_idle {}
+            sweep_all_abandoned(&tier).await;
+        }
+        let status = tier.reclaim_status();
+        let space = status.space.unwrap();
+        let (bytes, _) = stored(&store).await;
+        let amplification = 1.0
+            + (status.written_bytes - moved_before) as f64
+                / (destaged_bytes - settled_bytes) as f64;
+        let stored_part = bytes as f64 / space.live_bytes as f64;
+        println!(
+            "stored {stored_part:.3} of the live bytes, write amplification {amplification:.2}"
+        );
+        assert!(stored_part <= 1.35, "{stored_part} {space:?}");
+        assert!(amplification <= 2.5, "{amplification}");
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let blocks = |from: u64, count: u64, byte: u8| {
+            let mut extents = Vec::new();
+            for block in from..from + count {
+                extents.push(block_extent(block, byte));
+            }
+            extents
+        };
+        let window = |lsn: u64, extents: Vec<WindowExtent<Bytes>>| {
+            let mut window = plain_window(lsn, Vec::new());
+            window.volumes = vec![(VolumeId(1), extents)];
+            window
+        };
+        tier.destage(window(1, blocks(0, 20, 1)), &Payloads).await.unwrap();
+        tier.destage(window(2, blocks(20, 20, 2)), &Payloads).await.unwrap();
+        // Most of both is overwritten.
+        let mut newer = blocks(4, 16, 3);
+        newer.extend(blocks(24, 16, 3));
+        tier.destage(window(3, newer), &Payloads).await.unwrap();
+        let record = tier.inner.map.find_segment(1).await.unwrap().unwrap();
+        let path = record.info.object_path();
+        store.damage(&path, |bytes| bytes[120] ^= 1).await;
+        reclaim_all(&tier).await;
+        let status = tier.reclaim_status();
+        assert_eq!((status.stuck_count, status.forgotten_count), (1, 1), "{status:?}");
+        let mut block = vec![0; BLOCK_BYTES as usize];
+        tier.read(VolumeId(1), 20 * BLOCK_BYTES, &mut block).await.unwrap();
+        assert!(block.iter().all(|byte| *byte == 2));
+        let error = tier.read(VolumeId(1), 0, &mut block).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        // It is dropped once nothing of it is live.
+        tier.destage(window(4, blocks(0, 4, 4)), &Payloads).await.unwrap();
+        tier.close().await.unwrap();
+        let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
+        reclaim_all(&tier).await;
+        assert!(tier.inner.map.find_segment(1).await.unwrap().is_none());
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn what_a_commit_of_unknown_outcome_forgot_is_deleted_only_if_it_did() {
+    for is_durable in [false, true] {
+        runtime().block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let local = LocalFileSystem::new_with_prefix(dir.path()).unwrap();
+            let store = Arc::new(FaultStore::new(Arc::new(local)));
+            let mut opened = options(store.clone(), 1);
+            opened.database.has_conditional_update = false;
+            let tier = Tier::open(opened).await.unwrap();
+            for lsn in 1..=2 {
+                let window = plain_window(lsn, vec![(1, block_extent(0, lsn as u8))]);
+                tier.destage(window, &Payloads).await.unwrap();
+            }
+            // The first segment is dead; the metadata database loses its writes, or their answers.
+            let folder = database::FOLDER;
+            if is_durable {
+                store.inject(Op::Put, folder, 1, crate::testing::Fault::Unheard);
+            } else {
+                store.inject(Op::Put, folder, 1, crate::testing::Fault::Denied);
+            }
+            let mut outcomes = Vec::new();
+            for _ in 0..200 {
+                match tier.reclaim_step(EAGER).await {
+                    Ok(_) if tier.reclaim_status().forgotten_count > 0 => break,
+                    Ok(report) if report.is_idle => look_again(&tier),
+                    Ok(_) => {}
+                    Err(error) => outcomes.push(error.kind()),
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                let mut block = vec![0; BLOCK_BYTES as usize];
+                tier.read(VolumeId(1), 0, &mut block).await.unwrap();
+                assert!(block.iter().all(|byte| *byte == 2));
+            }
+            println!("{is_durable}: {outcomes:?}");
+            sweep_all_abandoned(&tier).await;
+            let report = check_fsck(&tier).await;
+            assert_eq!(stored(&*store).await.1, report.segment_count);
+            assert_eq!(report.segment_count, 1);
+            tier.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_check_beside_the_owner_tells_reclaimed_segments_from_missing_ones() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        for lsn in 1..=4 {
+            let window = plain_window(lsn, vec![(1, block_extent(lsn % 2, lsn as u8))]);
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        let reader = Tier::open_read_only(options(store.clone(), 1)).await.unwrap();
+        reclaim_all(&tier).await;
+        assert_eq!(sweep_all_abandoned(&tier).await, 2);
+        let report = check_fsck(&reader).await;
+        assert_eq!((report.segment_count, report.reclaimed_count), (4, 2), "{report:?}");
+        // One that the owner still has is missed.
+        let record = tier.inner.map.find_segment(4).await.unwrap().unwrap();
+        store.delete(&record.info.object_path()).await.unwrap();
+        let report = reader.fsck(FsckOptions::default()).await.unwrap();
+        assert!(report.differences[0].contains("segment 4"), "{report:?}");
+        reader.close().await.unwrap();
+        tier.close().await.unwrap();
+    });
+}
