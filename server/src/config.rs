@@ -274,7 +274,7 @@ impl Default for DestageSettings {
 
 impl Default for ReclaimSettings {
     fn default() -> Self {
-        ReclaimSettings { space_percent: 130, rate: ByteSize(100 << 20) }
+        ReclaimSettings { space_percent: 130, rate: ByteSize(200 << 20) }
     }
 }
 

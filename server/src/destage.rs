@@ -72,7 +72,7 @@ pub struct ReclaimPace {
 
 impl Default for ReclaimPace {
     fn default() -> Self {
-        ReclaimPace { reclaim: ReclaimOptions::default(), rate: 100 << 20 }
+        ReclaimPace { reclaim: ReclaimOptions::default(), rate: 200 << 20 }
     }
 }
 

@@ -81,7 +81,7 @@ impl Default for ReclaimOptions {
 pub struct ReclaimReport {
     /// There is nothing to do for now.
     pub is_idle: bool,
-    /// Bytes of segments that were looked into.
+    /// Bytes of frames that were read, from whichever tier.
     pub read_bytes: u64,
     /// Bytes of new segments.
     pub written_bytes: u64,
@@ -321,8 +321,12 @@ impl Inner {
                 }
             };
             match self.rewrite(&record, &look.live, &mut writer).await {
-                Ok(()) if !look.has_hidden => emptied.push(record),
-                Ok(()) => {}
+                Ok(read_bytes) => {
+                    report.read_bytes += read_bytes;
+                    if !look.has_hidden {
+                        emptied.push(record);
+                    }
+                }
                 // What was read of it is not moved either.
                 Err(error) => {
                     self.leave_alone(&record, error)?;
@@ -409,13 +413,13 @@ impl Inner {
         Ok(Some(Look { live, has_hidden }))
     }
 
-    /// Puts the live blocks of a segment, sorted, into new ones.
+    /// Puts the live blocks of a segment, sorted, into new ones. Returns the bytes of their frames.
     async fn rewrite(
         &self,
         record: &SegmentRecord,
         live: &[Live],
         writer: &mut SegmentWriter,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let mut frames: Vec<FrameRef> = Vec::new();
         for one in live {
             let frame = FrameRef { info: record.info, at: one.from.at };
@@ -423,6 +427,7 @@ impl Inner {
                 frames.push(frame);
             }
         }
+        let read_bytes = frames.iter().map(|frame| u64::from(frame.at.sealed_bytes)).sum();
         let local_count = frames.iter().filter(|frame| self.frames.is_local(frame)).count();
         writer.set_cached(2 * local_count > frames.len());
         let mut packer: Option<(LayerId, Packer)> = None;
@@ -462,7 +467,7 @@ impl Inner {
         for piece in pieces {
             writer.add(piece).await?;
         }
-        Ok(())
+        Ok(read_bytes)
     }
 
     /// Commits in a task of its own: a step that is dropped does not leave the map halfway.

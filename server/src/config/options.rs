@@ -173,7 +173,7 @@ pub const OPTIONS: &[OptionDoc] = &[
         "reclaim.rate",
         "bytes a second",
         "1MiB to 1TiB",
-        "\"100MiB\"",
+        "\"200MiB\"",
         "",
         "What reclaim reads and writes at most.",
     ),
