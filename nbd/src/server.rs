@@ -462,11 +462,14 @@ impl<E: Exports> Server<E> {
         };
         let device = Arc::clone(&opened.device);
         let end = tokio::select! {
-            end = Session::new(opened, options).run() => end,
+            // In this order: a client whose connection was replaced asks again on the new one what is not
+            // answered on this one, and would take a refusal for the device's.
+            biased;
             () = shared.exports.revoked(&device) => {
                 tracing::warn!(export, client, "disconnect client: its connection was replaced, or ended");
                 return;
             }
+            end = Session::new(opened, options).run() => end,
         };
         match end {
             End::Orderly => tracing::info!(export, client, "client detached"),

@@ -471,8 +471,20 @@ impl Attachments {
         let Record { number, options, .. } = attached.record;
         let device = number.map(|number| kernel::path_of(options.driver, number));
         self.unlink(&name, device.as_deref());
-        live.remove(&id);
-        self.write(live)?;
+        let gone = live.remove(&id).expect("found above");
+        if let Err(error) = self.write(live) {
+            // The list still names it, and the next daemon would make the device anew.
+            let error = error.context(format!(
+                "detach volume {name}: its device is gone, and that could not be written down; try again"
+            ));
+            let claim = match gone.state {
+                State::Served(served) => Some(served.claim),
+                State::Failed { _claim, .. } => _claim,
+            };
+            let state = State::Failed { error: error.clone(), _claim: claim };
+            live.insert(id, Live { record: gone.record, state });
+            return Err(error);
+        }
         Ok(name)
     }
 

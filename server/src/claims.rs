@@ -18,7 +18,7 @@ use futures::future::BoxFuture;
 use nbd::wire::{ClaimRequest, Intent};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -44,6 +44,8 @@ pub struct Claims {
     /// One change of the list at a time.
     changes: tokio::sync::Mutex<()>,
     settle: Settle,
+    /// Volumes whose device is gone, and may have left requests in the log's queue.
+    unsettled: Mutex<HashSet<u32>>,
 }
 
 type Settling = dyn Fn(u32) -> BoxFuture<'static, Result<()>> + Send + Sync;
@@ -247,6 +249,7 @@ impl Claims {
             users: Mutex::new(users),
             changes: tokio::sync::Mutex::default(),
             settle: Settle(Box::new(|_| Box::pin(std::future::ready(Ok(()))))),
+            unsettled: Mutex::default(),
         };
         if had_some {
             claims.write(claims.records())?;
@@ -277,16 +280,13 @@ impl Claims {
         request: Option<&ClaimRequest>,
     ) -> Result<Claim> {
         let Some(request) = request else {
-            let mut all = self.users.lock();
-            let users = all.entry(volume).or_default();
-            let allowed =
-                users.check_device(name, None).and_then(|()| users.check_holders(name, None));
-            if let Err(error) = allowed {
-                forget_if_unused(&mut all, volume);
-                return Err(error);
+            let claim = self.connect_unnamed(volume, name)?;
+            // Before the first request; the claim is given up where that fails.
+            if self.unsettled.lock().contains(&volume) {
+                self.quiet(volume, &[]).await?;
+                self.unsettled.lock().remove(&volume);
             }
-            users.connection_count += 1;
-            return Ok(Claim { claims: self.clone(), volume, is_device: false, gate: None });
+            return Ok(claim);
         };
         let _one_at_a_time = self.changes.lock().await;
         let attachment = attachment_of(request);
@@ -322,6 +322,19 @@ impl Claims {
         users.connection_count += 1;
         let gate = Some((attachment, request.connection, gate));
         Ok(Claim { claims: self.clone(), volume, is_device: false, gate })
+    }
+
+    /// For a connection that does not say whose it is.
+    fn connect_unnamed(self: &Arc<Self>, volume: u32, name: &str) -> Result<Claim> {
+        let mut all = self.users.lock();
+        let users = all.entry(volume).or_default();
+        let allowed = users.check_device(name, None).and_then(|()| users.check_holders(name, None));
+        if let Err(error) = allowed {
+            forget_if_unused(&mut all, volume);
+            return Err(error);
+        }
+        users.connection_count += 1;
+        Ok(Claim { claims: self.clone(), volume, is_device: false, gate: None })
     }
 
     /// Decides on a client. One that attaches has the volume from here on, so that nobody else comes in
@@ -617,6 +630,9 @@ fn forget_if_unused(all: &mut HashMap<u32, Users>, volume: u32) {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if self.is_device {
+            self.claims.unsettled.lock().insert(self.volume);
+        }
         let mut all = self.claims.users.lock();
         let Some(users) = all.get_mut(&self.volume) else { return };
         if self.is_device {

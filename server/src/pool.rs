@@ -140,16 +140,27 @@ impl Pool {
     /// # Errors
     /// Those of writing the log.
     pub async fn note_step_back(&self, cause: StepBack, epoch: Epoch) -> Result<()> {
-        for volume in self.volumes() {
-            let record = volume.record();
-            let is_concerned = match cause {
+        let is_concerned = |record: &VolumeRecord| {
+            let may_lack_writes = match cause {
                 // Otherwise remote clients wait for stable storage.
                 StepBack::Reboot => {
                     matches!(record.durability, Durability::Flush | Durability::Store)
                 }
                 StepBack::TakeOver | StepBack::LostLog => true,
             };
-            if !is_concerned || record.stepped_back_in == epoch.0 {
+            may_lack_writes && record.stepped_back_in != epoch.0
+        };
+        // One that was removed may be restored.
+        for mut record in self.records() {
+            if record.state != VolumeState::Present && is_concerned(&record) {
+                (record.is_stepped_back, record.stepped_back_in) = (true, epoch.0);
+                self.shared.log_record(&record).await?;
+                self.volumes.lock().records.insert(record.id, record);
+            }
+        }
+        for volume in self.volumes() {
+            let record = volume.record();
+            if !is_concerned(&record) {
                 continue;
             }
             tracing::warn!(

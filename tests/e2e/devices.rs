@@ -294,6 +294,15 @@ fn bad_moments() {
     let uri = daemon.unix("db").uri();
     let device = attach(&daemon, &[]);
     assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(1));
+    refused(&daemon, &["volume", "resize", "db", "32M", "--shrink"], "detach it first");
+    // Users that the kernel does not count: a loop device, and memory whose file is closed.
+    let over = run("losetup", &["--find", "--show", &device]);
+    refused(&daemon, &["detach", "db"], over.trim());
+    run("losetup", &["--detach", over.trim()]);
+    let mut mapper = mapper(&device);
+    refused(&daemon, &["detach", "db"], "(python3");
+    mapper.kill().expect("it runs");
+    mapper.wait().expect("it ends");
     refused(&daemon, &["attach", "db"], "it is attached as /dev/spindle/main/db");
     refused(&daemon, &["volume", "rm", "db"], "detach it first");
     refused(&daemon, &["attach", "--cleanup"], "");
@@ -339,6 +348,17 @@ fn bad_moments() {
     run("blkdiscard", &[&again]);
     assert_eq!(read(), "");
     write("after");
+    // What cannot be written down is not over.
+    let (list, kept) = (daemon.dir().join("attachments.json"), daemon.dir().join("kept"));
+    std::fs::rename(&list, &kept).expect("rename the list");
+    std::fs::create_dir(&list).expect("put a directory in its place");
+    refused(&daemon, &["detach", "db"], "could not be written down");
+    assert!(!Path::new(&again).exists(), "the device is gone");
+    assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(1));
+    std::fs::remove_dir(&list).expect("remove the directory");
+    let _ = daemon.json(&["detach", "--force", "db"]);
+    assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(0));
+    let again = attach(&daemon, &["--shared"]);
     // In order, with a device that stays; the volume grows meanwhile.
     daemon.stop();
     assert!(Path::new(&again).exists(), "the device waits for the next daemon");
@@ -427,6 +447,27 @@ pub(crate) fn reader(device: &str) -> std::process::Child {
     reader.args([&format!("if={device}"), "of=/dev/null", "bs=4096", "count=1", "iflag=direct"]);
     reader.stdin(Stdio::null()).stderr(Stdio::null());
     dies_with_us(&mut reader).spawn().expect("dd starts")
+}
+
+/// A process that has a device mapped, and no file of it open.
+fn mapper(device: &str) -> std::process::Child {
+    // The module mmap would keep the file open.
+    const SCRIPT: &str = "import ctypes, os, sys, time\n\
+        library = ctypes.CDLL(None)\n\
+        library.mmap.restype = ctypes.c_void_p\n\
+        file = os.open(sys.argv[1], os.O_RDWR)\n\
+        place = library.mmap(None, ctypes.c_size_t(4096), 3, 1, file, ctypes.c_long(0))\n\
+        os.close(file)\n\
+        print('mapped' if place != ctypes.c_void_p(-1).value else 'failed', flush=True)\n\
+        time.sleep(600)\n";
+    let mut mapper = Command::new("python3");
+    mapper.args(["-I", "-c", SCRIPT, device]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut mapper = dies_with_us(&mut mapper).spawn().expect("python3 starts");
+    let mut said = String::new();
+    let output = mapper.stdout.take().expect("a pipe");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut said).expect("a line");
+    assert_eq!(said, "mapped\n");
+    mapper
 }
 
 #[test]

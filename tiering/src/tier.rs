@@ -575,13 +575,13 @@ async fn open_database(
 ) -> Result<Arc<Database>> {
     let store: Arc<dyn ObjectStore> = watched.clone();
     let key = &options.pool_key;
-    let mut expected_writer = None;
+    let mut seen = None;
     if probe(&store).await? {
         // An owner of the past that wakes up here must not fence the present one, so it looks before
         // it claims, and claims only if nobody has come in between.
         let reader = Database::read_only(store.clone(), &options.database).await?;
         let checked = Map::check_owner(&reader, key, options.epoch).await;
-        expected_writer = Some(reader.writer_count());
+        seen = Some(reader.seen());
         close_quietly(&reader).await;
         checked?;
         // In this order: a later owner takes the pool before it claims the metadata, so it is found
@@ -593,7 +593,7 @@ async fn open_database(
         let what = "open metadata: it is gone from the store; bring it back, spindle tries again";
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
-    match Database::open(store.clone(), &options.database, expected_writer).await {
+    match Database::open(store.clone(), &options.database, seen).await {
         Ok(db) => Ok(Arc::new(db)),
         Err(error) if error.kind() == ErrorKind::Fenced => {
             Err(keep::fence_or_own_claim(options, error).await)

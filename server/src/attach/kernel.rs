@@ -297,7 +297,11 @@ pub(super) fn opened_by(path: &Path) -> Option<String> {
     let numbers = numbers_of(path);
     let until = Instant::now() + CLOSE_WAIT;
     loop {
-        let user = processes().find(|pid| has_open(*pid, &numbers))?;
+        if let Some(device) = loop_on(&numbers) {
+            return Some(format!("{device} (losetup)"));
+        }
+        let user =
+            processes().find(|pid| has_open(*pid, &numbers) || has_mapped(*pid, &numbers))?;
         if Instant::now() >= until {
             let name = std::fs::read_to_string(format!("/proc/{user}/comm")).unwrap_or_default();
             return Some(format!("process {user} ({})", name.trim_end()));
@@ -320,6 +324,36 @@ fn numbers_of(path: &Path) -> Vec<(u32, u32)> {
     [system.clone()].into_iter().chain(partitions).filter_map(number).collect()
 }
 
+/// A loop device that is over a block device or a partition of it: the kernel does not say that it has
+/// that for itself.
+fn loop_on(numbers: &[(u32, u32)]) -> Option<String> {
+    let names = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    names.map(|entry| entry.path()).find_map(|system| {
+        let backing = std::fs::read_to_string(system.join("loop/backing_file")).ok()?;
+        let is_it = is_block_of(Path::new(backing.trim_end()), numbers);
+        is_it.then(|| system.file_name().map(|name| format!("/dev/{}", name.to_string_lossy())))?
+    })
+}
+
+/// Whether a process has a block device mapped, the file itself perhaps closed.
+fn has_mapped(pid: u32, numbers: &[(u32, u32)]) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    // Address, rights, offset, device, inode, path. Source: man 5 proc_pid_maps.
+    let mut paths = maps.lines().filter_map(|line| line.split_once(" /dev/"));
+    paths.any(|(_, name)| is_block_of(&Path::new("/dev").join(name.trim()), numbers))
+}
+
+fn is_block_of(path: &Path, numbers: &[(u32, u32)]) -> bool {
+    // Without asking a server of files that may not answer.
+    let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
+    let mask = rustix::fs::StatxFlags::TYPE;
+    rustix::fs::statx(rustix::fs::CWD, path, flags, mask).is_ok_and(|found| {
+        let kind = rustix::fs::FileType::from_raw_mode(found.stx_mode.into());
+        kind == rustix::fs::FileType::BlockDevice
+            && numbers.contains(&(found.stx_rdev_major, found.stx_rdev_minor))
+    })
+}
+
 /// Numbers of the other processes.
 fn processes() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -329,16 +363,7 @@ fn processes() -> impl Iterator<Item = u32> {
 
 fn has_open(pid: u32, numbers: &[(u32, u32)]) -> bool {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    files.map(|file| file.path()).any(|file| {
-        // Without asking a server of files that may not answer.
-        let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
-        let mask = rustix::fs::StatxFlags::TYPE;
-        rustix::fs::statx(rustix::fs::CWD, &file, flags, mask).is_ok_and(|found| {
-            let kind = rustix::fs::FileType::from_raw_mode(found.stx_mode.into());
-            kind == rustix::fs::FileType::BlockDevice
-                && numbers.contains(&(found.stx_rdev_major, found.stx_rdev_minor))
-        })
-    })
+    files.map(|file| file.path()).any(|file| is_block_of(&file, numbers))
 }
 
 fn ublk_options(parts: &Parts, record: &Record) -> ublk::Options {

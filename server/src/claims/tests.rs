@@ -169,6 +169,18 @@ async fn nobody_comes_in_while_what_an_old_client_has_queued_may_still_come() {
     assert_eq!(late.kind(), ErrorKind::Unavailable);
     log.running_count.store(0, Ordering::SeqCst);
     assert!(claims.connect(1, "v", false, Some(&request(2, 2, Intent::Go))).await.is_ok());
+    // So may a device that was taken away; then a connection waits that does not say whose it is, too.
+    assert!(claims.connect(2, "w", false, None).await.is_ok());
+    drop(claims.attach(2, "w", false).unwrap());
+    log.running_count.store(1, Ordering::SeqCst);
+    for _ in 0..2 {
+        let late = claims.connect(2, "w", false, None).await.unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::Unavailable);
+    }
+    log.running_count.store(0, Ordering::SeqCst);
+    assert!(claims.connect(2, "w", false, None).await.is_ok());
+    log.running_count.store(1, Ordering::SeqCst);
+    assert!(claims.connect(2, "w", false, None).await.is_ok(), "once is enough");
 }
 
 #[tokio::test]

@@ -70,7 +70,7 @@ impl AdminPool {
         })
     }
 
-    async fn check_detached(&self, open: &OpenPool, name: &str) -> Result<()> {
+    async fn check_detached(&self, open: &OpenPool, what: &str, name: &str) -> Result<()> {
         let Some(volume) = open.pool.volume(name) else { return Ok(()) };
         let (user, first) = match &self.attachments {
             Some(attachments) => (attachments.user_of(volume.id()).await?, "detach it first"),
@@ -80,7 +80,7 @@ impl AdminPool {
         };
         let Some(user) = user else { return Ok(()) };
         let what = format!(
-            "remove volume {name}: it is attached as {user}; {first}: spindle detach {name}"
+            "{what} volume {name}: it is attached as {user}; {first}: spindle detach {name}"
         );
         Err(Error::new(ErrorKind::Busy, what))
     }
@@ -145,6 +145,10 @@ impl AdminHandler for AdminPool {
             Request::VolumeList => Ok(Reply::Volumes { volumes: list(&open) }),
             Request::VolumeShow { name } => Ok(Reply::Volume(show(&open, &name)?)),
             Request::VolumeResize { name, size_bytes, shrink } => {
+                let volume = pool.volume(&name).map(|volume| volume.record().size_bytes);
+                if shrink && volume.is_some_and(|now| size_bytes < now) {
+                    self.check_detached(&open, "shrink", &name).await?;
+                }
                 let record = pool.resize_volume(&name, size_bytes, shrink).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
@@ -153,7 +157,7 @@ impl AdminHandler for AdminPool {
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::VolumeRemove { name, now } => {
-                self.check_detached(&open, &name).await?;
+                self.check_detached(&open, "remove", &name).await?;
                 let record = pool.remove_volume(&name, now).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }

@@ -419,8 +419,12 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     exports.open("named", &remote).await.map(drop).unwrap();
     // A pool that was taken over has lost what it had only elsewhere, whatever the durability.
     exports.open("auto", &remote).await.map(drop).unwrap();
+    pool.create_volume("removed", MIB, Durability::Auto).await.unwrap();
+    pool.remove_volume("removed", false).await.unwrap();
     pool.note_step_back(StepBack::TakeOver, Epoch(3)).await.unwrap();
     exports.open("auto", &remote).await.map(drop).unwrap_err();
+    assert!(pool.restore_volume("removed").await.unwrap().is_stepped_back);
+    exports.open("removed", &remote).await.map(drop).unwrap_err();
     pool.accept_step_back("named", false).await.unwrap();
     let again = pool.accept_step_back("named", false).await.map(drop).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::Invalid);

@@ -10,6 +10,7 @@
 //!   not verify, a panic, in any of its background tasks. Everything fails with `Unavailable` from then on, whatever
 //!   the cause was, because another handle may do better; `tier::keep` opens one.
 
+use super::forward::ForwardClock;
 use crate::watched::Shorter;
 use block::{Error, ErrorKind};
 use bytes::Bytes;
@@ -64,6 +65,8 @@ pub struct DatabaseOptions {
     pub garbage_age: Duration,
     /// The store can replace an object only if it is unchanged (a local directory cannot).
     pub has_conditional_update: bool,
+    /// How far the machine's clock is ahead, in tests.
+    pub(crate) clock_ahead: Duration,
 }
 
 impl Default for DatabaseOptions {
@@ -73,6 +76,7 @@ impl Default for DatabaseOptions {
             poll_interval: Duration::from_secs(2),
             garbage_age: Duration::from_secs(2 * 3600),
             has_conditional_update: true,
+            clock_ahead: Duration::ZERO,
         }
     }
 }
@@ -188,9 +192,18 @@ pub enum Database {
 #[derive(Debug, Default)]
 pub struct Stale(AtomicBool);
 
+/// What is known of a database before it is opened for writing.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// Writers that it has had.
+    pub writer_count: u64,
+    /// The time of its newest write, in milliseconds since 1970.
+    pub clock_tick: i64,
+}
+
 impl Database {
     /// Opens the database for writing, creating it if there is none, and fences every earlier writer.
-    /// With `expected_writer` only if no other writer has come after that one; `Fenced` otherwise.
+    /// With what was `seen` of it before only if no other writer has come since; `Fenced` otherwise.
     /// Background tasks run on the runtime of the caller.
     ///
     /// # Errors
@@ -199,14 +212,16 @@ impl Database {
     pub async fn open(
         store: Arc<dyn ObjectStore>,
         options: &DatabaseOptions,
-        expected_writer: Option<u64>,
+        seen: Option<Seen>,
     ) -> block::Result<Database> {
+        let not_before = seen.map(|seen| seen.clock_tick);
         let mut builder = Db::builder(FOLDER, store)
+            .with_system_clock(Arc::new(ForwardClock::new(not_before, options.clock_ahead)))
             .with_settings(settings(options))
             .with_db_cache(block_cache(options), 0)
             .with_merge_operator(Arc::new(Append));
-        if let Some(expected) = expected_writer {
-            builder = builder.with_expected_epoch(expected);
+        if let Some(seen) = seen {
+            builder = builder.with_expected_epoch(seen.writer_count);
         }
         let db = builder.build().await.map_err(|cause| error("open metadata database", cause))?;
         Ok(Database::Owner(Box::new(db)))
@@ -237,13 +252,14 @@ impl Database {
         Ok(Database::Reader(Box::new(reader), Stale::default()))
     }
 
-    /// Counts the writers that the database has had.
+    /// What another opening has to know of this state.
     #[must_use]
-    pub fn writer_count(&self) -> u64 {
-        match self {
-            Database::Owner(db) => db.manifest().writer_epoch(),
-            Database::Reader(reader, _) => reader.manifest().writer_epoch(),
-        }
+    pub fn seen(&self) -> Seen {
+        let manifest = match self {
+            Database::Owner(db) => db.manifest(),
+            Database::Reader(reader, _) => reader.manifest(),
+        };
+        Seen { writer_count: manifest.writer_epoch(), clock_tick: manifest.last_l0_clock_tick() }
     }
 
     /// The value of a key.

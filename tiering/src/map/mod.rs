@@ -15,6 +15,7 @@
 pub mod clock_cache;
 pub mod commit;
 pub mod database;
+mod forward;
 #[cfg(test)]
 pub(crate) mod golden;
 pub mod keys;

@@ -330,7 +330,7 @@ fn an_owner_that_lost_the_pool_claims_nothing() {
             Box::pin(async { Err(Error::new(ErrorKind::Fenced, "taken over")) })
         }));
         let tier = Tier::open(checked.clone()).await.unwrap();
-        let count = tier.inner.map.db().writer_count();
+        let count = tier.inner.map.db().seen().writer_count;
         let made = end_database(&store, &tier, &mut world).await;
         let error = loop {
             let error = tier.destage(made.window.clone(), &Payloads).await.unwrap_err().error;
@@ -342,7 +342,30 @@ fn an_owner_that_lost_the_pool_claims_nothing() {
         assert_eq!(error.kind(), ErrorKind::Fenced, "{}", error.chain());
         assert_eq!(Tier::open(checked).await.err().unwrap().kind(), ErrorKind::Fenced);
         let reader = Tier::open_read_only(options(store, 1)).await.unwrap();
-        assert_eq!(reader.inner.map.db().writer_count(), count, "no claim was made");
+        assert_eq!(reader.inner.map.db().seen().writer_count, count, "no claim was made");
         reader.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_clock_that_was_ahead_keeps_nobody_from_writing() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        for (epoch, hours) in [(1, 48), (2, 0), (3, 1), (4, 0)] {
+            let mut options = options(store.clone(), epoch);
+            options.database.clock_ahead = Duration::from_secs(hours * 3600);
+            let started = std::time::Instant::now();
+            let tier = Tier::open(options).await.unwrap();
+            let window = plain_window(epoch, vec![(1, block_extent(epoch, epoch as u8))]);
+            tier.destage(window, &Payloads).await.unwrap();
+            // The database waits for a clock that is behind, in vain.
+            assert!(started.elapsed() < Duration::from_secs(5), "epoch {epoch}");
+            for block in 1..=epoch {
+                let mut buf = vec![0; BLOCK_BYTES as usize];
+                tier.read(VolumeId(1), block * BLOCK_BYTES, &mut buf).await.unwrap();
+                assert!(buf.iter().all(|byte| u64::from(*byte) == block));
+            }
+            tier.close().await.unwrap();
+        }
     });
 }
