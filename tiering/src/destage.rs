@@ -272,7 +272,11 @@ impl<'a> Job<'a> {
     fn new(inner: &'a Arc<Inner>) -> Job<'a> {
         Job {
             inner,
-            writer: SegmentWriter::new(inner, inner.options.segments_in_flight_max),
+            writer: SegmentWriter::new(
+                inner,
+                inner.options.segments_in_flight_max,
+                inner.options.segment_bytes,
+            ),
             unmapped: Vec::new(),
             report: DestageReport::default(),
         }

@@ -20,7 +20,7 @@ use crate::map::pages::{PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;
 use crate::map::space::Space;
 use crate::map::{LayerId, Moved, Placed, Repoint, RepointReport};
-use crate::segment::{DirectoryEntry, FrameAt, FrameRef};
+use crate::segment::{BLOCK_COUNT_MAX, DirectoryEntry, FrameAt, FrameRef};
 use crate::tier::Inner;
 use block::units::BLOCK_BYTES;
 use block::{Error, ErrorKind, Result};
@@ -38,13 +38,19 @@ use victims::{Pass, STUCK_MAX, Victim, worth};
 const PASS_STEP: usize = 2048;
 /// Dead segments that are forgotten with one commit. Chosen by hand.
 const DEAD_AT_ONCE: usize = 32;
-/// Segments that are rewritten with one commit, at most, and the new ones that they make. Chosen by hand.
+/// Segments that are rewritten with one commit, at most. Chosen by hand.
 const VICTIMS_AT_ONCE: usize = 16;
-const SEGMENTS_AT_ONCE: usize = 4;
+/// Live bytes that are rewritten with one commit, about; one segment at least. Chosen by hand.
+const LIVE_BYTES_AT_ONCE: u64 = 32 << 20;
+/// Size of the new segments before compression, at most. Chosen by hand: two of them are in memory.
+pub const SEGMENT_BYTES_MAX: usize = 8 << 20;
+/// Memory that reclaim takes at most, beside twice a segment's, up to [`SEGMENT_BYTES_MAX`] each.
+pub const READ_BYTES_MAX: u64 =
+    (FRAMES_AT_ONCE * READS_AT_ONCE * BLOCK_COUNT_MAX as usize * BLOCK) as u64;
 /// Pages looked up at the same time.
 const PAGES_AT_ONCE: usize = 32;
-/// Frames read in one go, and how many such reads run at the same time. Chosen by hand: 16 MiB at most.
-const FRAMES_AT_ONCE: usize = 128;
+/// Frames read in one go, and how many such reads run at the same time. Chosen by hand: 8 MiB at most.
+const FRAMES_AT_ONCE: usize = 64;
 const READS_AT_ONCE: usize = 2;
 /// Pause between two passes, at least, and this many times as long as the last one took. Chosen by hand.
 const PASS_PAUSE: Duration = Duration::from_secs(1);
@@ -280,11 +286,7 @@ impl Inner {
             let bytes = u64::from(live) * BLOCK_BYTES;
             let is_full = match has_dead {
                 true => chosen.len() >= DEAD_AT_ONCE,
-                false => {
-                    chosen.len() >= VICTIMS_AT_ONCE
-                        || live_bytes + bytes
-                            > (SEGMENTS_AT_ONCE * self.options.segment_bytes) as u64
-                }
+                false => chosen.len() >= VICTIMS_AT_ONCE || live_bytes + bytes > LIVE_BYTES_AT_ONCE,
             };
             let is_other = !chosen.is_empty() && (is_full || has_dead != is_dead);
             if is_other || (!is_dead && !may_rewrite) {
@@ -302,7 +304,8 @@ impl Inner {
     async fn reclaim_victims(self: &Arc<Self>, victims: Vec<Victim>) -> Result<ReclaimReport> {
         fail_point!("reclaim-start");
         let mut report = ReclaimReport::default();
-        let mut writer = SegmentWriter::new(self, 1);
+        let mut writer =
+            SegmentWriter::new(self, 1, self.options.segment_bytes.min(SEGMENT_BYTES_MAX));
         let mut live = Vec::new();
         let mut emptied = Vec::new();
         for victim in victims {

@@ -9,6 +9,7 @@ use super::Settings;
 use crate::units::ByteSize;
 use block::{Error, ErrorKind, Result};
 use tiering::map::database::MEMTABLE_BYTES_MAX;
+use tiering::reclaim::{READ_BYTES_MAX, SEGMENT_BYTES_MAX};
 
 /// The process itself: code, stacks, the index of a read cache of ordinary size, compactions, buffers
 /// of the store's client. Chosen by hand; the soak test watches the sum.
@@ -22,9 +23,10 @@ const CACHE_INDEX_BYTES_MIN: u64 = 16 << 20;
 const CACHE_BYTES_PER_INDEX_BYTE: u64 = 8192 / 20;
 /// The index of the read cache takes at most this part of the budget, one in so many, or 64 MiB.
 const CACHE_INDEX_PART: u64 = 8;
-/// Segments in memory at a time: one being built, one being sealed, one being uploaded, and of reclaim one
-/// that is gathered and one that is built or uploaded.
-const SEGMENT_COUNT: u64 = 5;
+/// Segments in memory at a time: one being built, one being sealed, one being uploaded.
+const SEGMENT_COUNT: u64 = 3;
+/// Segments of reclaim, which are smaller: one that is gathered, one that is built or uploaded.
+const RECLAIM_SEGMENT_COUNT: u64 = 2;
 /// What each connection may have received and not read yet. Source: `nbd/src/session.rs`,
 /// `INBOX_BYTES`.
 const INBOX_BYTES: u64 = 128 << 10;
@@ -194,6 +196,11 @@ impl Scaled {
     }
 }
 
+fn reclaim_bytes(settings: &Settings) -> u64 {
+    let segment_bytes = settings.destage.segment_size.0.min(SEGMENT_BYTES_MAX as u64);
+    RECLAIM_SEGMENT_COUNT * segment_bytes + READ_BYTES_MAX
+}
+
 fn cache_index_wanted_bytes(settings: &Settings) -> u64 {
     settings.cache.size.0 / CACHE_BYTES_PER_INDEX_BYTE
 }
@@ -209,6 +216,7 @@ fn minimum(total: u64, settings: &Settings) -> u64 {
         parts.overlay_bytes,
         u64::from(settings.nbd.connection_count_max) * INBOX_BYTES,
         settings.destage.segment_size.0.saturating_mul(SEGMENT_COUNT),
+        reclaim_bytes(settings),
         LOG_BYTES_MIN,
         MAP_BYTES_MIN,
         METADATA_BYTES_MIN,
@@ -233,6 +241,7 @@ mod tests {
             + budget.cache_index_bytes.saturating_sub(CACHE_INDEX_BYTES)
             + u64::from(settings.nbd.connection_count_max) * INBOX_BYTES
             + settings.destage.segment_size.0 * SEGMENT_COUNT
+            + reclaim_bytes(settings)
             + budget.log_payload_bytes
             + budget.memory_cache_bytes
             + budget.map_cache_bytes
@@ -262,7 +271,7 @@ mod tests {
 
     #[test]
     fn the_parts_never_exceed_the_whole() {
-        for memory in [640 << 20, 1 << 30, (1 << 30) + 12_345, 64 << 30] {
+        for memory in [680 << 20, 1 << 30, (1 << 30) + 12_345, 64 << 30] {
             for cache in [None, Some(0), Some(100 << 20)] {
                 for nbd in [None, Some(64 << 20)] {
                     let mut settings = settings(memory);

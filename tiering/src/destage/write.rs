@@ -51,6 +51,7 @@ struct Stored {
 pub(crate) struct SegmentWriter {
     inner: Arc<Inner>,
     in_flight_max: usize,
+    segment_bytes: usize,
     is_cached: bool,
     /// Objects that the store may hold once this has begun; abandoned if it is dropped.
     names: Vec<Path>,
@@ -67,13 +68,15 @@ impl Drop for SegmentWriter {
 }
 
 impl SegmentWriter {
-    /// `in_flight_max` segments are built and uploaded at the same time, at least one.
-    pub fn new(inner: &Arc<Inner>, in_flight_max: usize) -> SegmentWriter {
+    /// `in_flight_max` segments are built and uploaded at the same time, at least one; each is of
+    /// `segment_bytes` before compression.
+    pub fn new(inner: &Arc<Inner>, in_flight_max: usize, segment_bytes: usize) -> SegmentWriter {
         let written =
             Written { segments: Vec::new(), changes: Vec::new(), report: WriteReport::default() };
         SegmentWriter {
             inner: inner.clone(),
             in_flight_max: in_flight_max.max(1),
+            segment_bytes,
             is_cached: true,
             names: Vec::new(),
             group: Vec::new(),
@@ -92,7 +95,7 @@ impl SegmentWriter {
     pub async fn add(&mut self, piece: Piece) -> Result<()> {
         self.group_bytes += piece.plaintext.len();
         self.group.push(piece);
-        if self.group_bytes >= self.inner.options.segment_bytes {
+        if self.group_bytes >= self.segment_bytes {
             self.start_group().await?;
         }
         Ok(())
