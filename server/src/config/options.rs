@@ -65,7 +65,7 @@ pub const OPTIONS: &[OptionDoc] = &[
     row(
         "memory",
         "bytes",
-        "from about 512MiB",
+        "from about 544MiB",
         "\"1GiB\"",
         "",
         "Memory of the whole process. It is divided over the caches and buffers.",
