@@ -105,6 +105,9 @@ struct Record {
 #[serde(deny_unknown_fields)]
 struct Document {
     version: u32,
+    /// Of the pool when it was written.
+    #[serde(default)]
+    epoch: u64,
     clients: Vec<Record>,
 }
 
@@ -213,7 +216,8 @@ impl Drop for Passed<'_> {
 }
 
 impl Claims {
-    /// Reads from directory `dir` which clients have volumes. `is_current` tells whether what a client
+    /// Reads from directory `dir` which clients have volumes. A list that is older than `not_before` was put
+    /// back from a copy: nobody has anything by it. `is_current` tells whether what a client
     /// of a volume has seen is still the volume's history: of a volume, the epoch in which it was attached
     /// last, and whether the volume had stepped back before. Others are forgotten, and refused when they
     /// come.
@@ -223,19 +227,22 @@ impl Claims {
     pub fn open(
         dir: &Path,
         epoch: Epoch,
+        not_before: Epoch,
         is_current: impl Fn(u32, Epoch, bool) -> bool,
     ) -> Result<Claims> {
         let path = dir.join(FILE);
-        let found = read(&path)?;
-        let had_some = !found.is_empty();
+        let (written_in, found) = read(&path)?;
+        let had_some = !found.is_empty() || not_before.0 > 0;
+        let is_old = written_in < not_before.0;
         let mut users: HashMap<u32, Users> = HashMap::new();
         for record in found {
-            if !is_current(record.volume, Epoch(record.epoch), record.is_stepped_back) {
+            if is_old || !is_current(record.volume, Epoch(record.epoch), record.is_stepped_back) {
                 tracing::warn!(
                     volume = record.volume,
                     client = record.label,
+                    is_old,
                     "a client's attachment is over: what it has seen of the volume is not its history \
-                     any more; it has to attach anew"
+                     any more, or the list of clients is an older copy; it has to attach anew"
                 );
                 continue;
             }
@@ -515,6 +522,11 @@ impl Claims {
         holders.map(|holder| holder.record.label.clone()).collect()
     }
 
+    /// Whether there is a list, which is of this epoch then.
+    pub(crate) fn is_written(&self) -> bool {
+        self.path.exists()
+    }
+
     fn records(&self) -> Vec<Record> {
         let all = self.users.lock();
         let holders = all.values().flat_map(|users| &users.holders);
@@ -525,7 +537,7 @@ impl Claims {
     }
 
     fn write(&self, clients: Vec<Record>) -> Result<()> {
-        let document = Document { version: VERSION, clients };
+        let document = Document { version: VERSION, epoch: self.epoch.0, clients };
         let mut bytes = serde_json::to_vec_pretty(&document)
             .map_err(|error| Error::with_source(ErrorKind::Io, "encode clients", error))?;
         bytes.push(b'\n');
@@ -657,7 +669,7 @@ impl Drop for Claim {
 /// # Errors
 /// `Corrupt`: the list is damaged, or of a later version.
 pub(crate) fn label_in(dir: &Path, is_meant: impl Fn(u32) -> bool) -> Result<Option<String>> {
-    let records = read(&dir.join(FILE))?;
+    let (_, records) = read(&dir.join(FILE))?;
     Ok(records.into_iter().find(|record| is_meant(record.volume)).map(|record| record.label))
 }
 
@@ -665,7 +677,8 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-fn read(path: &Path) -> Result<Vec<Record>> {
+/// The epoch in which the list was written, and what it says.
+fn read(path: &Path) -> Result<(u64, Vec<Record>)> {
     let damaged = |why: String| {
         let what = format!(
             "read {}: {why}. It says which clients have volumes of this pool; to start without it, move \
@@ -676,7 +689,7 @@ fn read(path: &Path) -> Result<Vec<Record>> {
     };
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((0, Vec::new())),
         Err(error) => return Err(damaged(error.to_string())),
     };
     let document: Document =
@@ -684,7 +697,7 @@ fn read(path: &Path) -> Result<Vec<Record>> {
     if document.version != VERSION {
         return Err(damaged(format!("its version is {}, not {VERSION}", document.version)));
     }
-    Ok(document.clients)
+    Ok((document.epoch, document.clients))
 }
 
 #[cfg(test)]

@@ -442,9 +442,18 @@ struct NodeFile {
     pool: Option<Uuid>,
     /// Highest epoch held from here: a store that shows less was rolled back.
     epoch: u64,
+    /// Epoch under which the list of clients was last read and written anew: one that is older was put
+    /// back from a copy.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    clients_epoch: u64,
     /// Nonces of the manifests last tried from here, oldest first: one of them may have been
     /// created though this process never learned of it.
     attempts: Vec<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Attempts remembered. Chosen by hand: each is forgotten once a later one has succeeded.
@@ -482,6 +491,7 @@ impl NodeDir {
                 directory_made_at: made_at,
                 pool: None,
                 epoch: 0,
+                clients_epoch: 0,
                 attempts: Vec::new(),
             },
         };
@@ -566,6 +576,21 @@ impl NodeDir {
         let file = self.file.lock();
         manifest.owner.node_id == file.node_id
             && (manifest.epoch == file.epoch || file.attempts.contains(&manifest.nonce))
+    }
+
+    /// Epoch under which the list of clients was last written anew here.
+    #[must_use]
+    pub(crate) fn clients_epoch(&self) -> Epoch {
+        Epoch(self.file.lock().clients_epoch)
+    }
+
+    /// After the list of clients was written.
+    ///
+    /// # Errors
+    /// Those of writing it down.
+    pub(crate) fn note_clients_epoch(&self, epoch: Epoch) -> Result<()> {
+        self.file.lock().clients_epoch = epoch.0;
+        self.save()
     }
 
     fn record_attempt(&self, nonce: &str) -> Result<()> {

@@ -59,7 +59,7 @@ pub struct OpenPool {
     pub(crate) step_back: Option<StepBack>,
     /// Since when the store does not say who owns the pool, and what it said last.
     pub(crate) no_contact: parking_lot::Mutex<Option<(Instant, String)>>,
-    _node: NodeDir,
+    pub(crate) node: NodeDir,
 }
 
 impl OpenPool {
@@ -390,14 +390,22 @@ pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
 
 /// Clients of a volume that has stepped back have seen what is gone.
 fn open_claims(config: &Config, open: &OpenPool) -> Result<Claims> {
-    let records = open.pool.records();
-    let claims =
-        Claims::open(config.dir(), open.ownership.epoch(), |volume, epoch, was_stepped_back| {
+    let (records, now) = (open.pool.records(), open.ownership.epoch());
+    let claims = Claims::open(
+        config.dir(),
+        now,
+        open.node.clients_epoch(),
+        |volume, epoch, was_stepped_back| {
             let is_as_it_was = |record: &VolumeRecord| {
                 record.id == volume && !record.has_stepped_back_since(epoch, was_stepped_back)
             };
             open.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
-        })?;
+        },
+    )?;
+    // In this order: a list is never older than what is noted of it.
+    if claims.is_written() && open.node.clients_epoch() < now {
+        open.node.note_clients_epoch(now)?;
+    }
     let pool = open.pool.clone();
     Ok(claims.settled_by(move |volume| {
         let pool = pool.clone();

@@ -13,7 +13,7 @@ use tests::nbd::{Connection, Wanted};
 use tests::seed::{Random, seeds};
 use tests::stamp::{Stamp, stamped};
 
-const SETTINGS: &str = "memory = \"400MiB\"\n\
+const SETTINGS: &str = "memory = \"416MiB\"\n\
     [log]\nsize = \"64MiB\"\nfile_size = \"8MiB\"\n\
     [cache]\nsize = \"0\"\n[memory_cache]\nsize = \"0\"\n\
     [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";

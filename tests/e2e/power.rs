@@ -36,7 +36,7 @@ const LOG_BYTES: u64 = 3 << 30;
 const LIFE_BYTES_MAX: u64 = 40 << 20;
 /// Sectors of the windows that requests go to: small ones, which are read after every cut.
 const WINDOWS: &[(&str, u64, usize)] = &[("db", 0, 8192), ("log", 2048, 4096)];
-const SETTINGS: &str = "memory = \"400MiB\"\n\
+const SETTINGS: &str = "memory = \"416MiB\"\n\
     [log]\nsize = \"16MiB\"\nfile_size = \"4MiB\"\nio = \"IO\"\n\
     [cache]\nsize = \"64MiB\"\n\
     [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";

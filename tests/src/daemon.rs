@@ -21,7 +21,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Settings of a pool small enough that its log laps and destages many times a second.
-pub const SMALL: &str = "memory = \"400MiB\"\n\
+pub const SMALL: &str = "memory = \"416MiB\"\n\
     [log]\nsize = \"16MiB\"\nfile_size = \"4MiB\"\n\
     [cache]\nsize = \"64MiB\"\n\
     [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";

@@ -5,6 +5,8 @@
 //!   uploaded and knows that it never committed, and what it knows that the map has durably forgotten.
 //!   The metadata database fenced the lower epochs before we opened it, so no record of theirs can appear
 //!   any more.
+//! - Whether the map names an object is asked while no commit is under way, so that what was seen is durable;
+//!   and whether the pool is still ours, before the first one is deleted.
 //! - An object whose name is not that of a segment is left alone and counted.
 //! - An abandoned upload is forgotten only once its object was deleted, or is found to be named. One
 //!   that reaches the store after that, still under way when it was given up, is left to the next
@@ -79,9 +81,9 @@ impl Inner {
         let mut report = SweepReport::default();
         for _ in 0..ABANDONED_PER_SWEEP_MAX {
             let Some(path) = self.orphans.oldest() else { break };
-            // While the map may hold a commit that failed, nobody knows what it names. Asked after
-            // the path was chosen: the commit that left it there has ended by then.
-            self.map.check(&*self.writer.lock().await)?;
+            if report.object_count == 0 {
+                self.check_owner().await?;
+            }
             report.object_count += 1;
             // A commit that failed may have become durable all the same: the map decides.
             let is_named = match parse_object_path(&path) {
@@ -89,7 +91,12 @@ impl Inner {
                 None => true,
             };
             if !is_named {
-                self.delete(&path).await.map_err(sweep_failed)?;
+                if let Err(error) = self.delete(&path).await {
+                    // The others are not to wait for this one.
+                    self.orphans.forget(&path);
+                    self.orphans.abandon(vec![path]);
+                    return Err(sweep_failed(error));
+                }
                 tracing::debug!(object = %path, "deleted an abandoned upload");
                 report.deleted_count += 1;
             }
@@ -108,8 +115,14 @@ impl Inner {
                 report.foreign_count += 1;
                 continue;
             };
-            if epoch >= self.options.epoch || self.is_named(number, id).await? {
+            if epoch >= self.options.epoch
+                || self.has_record(number, id).await?
+                || self.is_named(number, id).await?
+            {
                 continue;
+            }
+            if report.deleted_count == 0 {
+                self.check_owner().await?;
             }
             self.delete(&found.location).await.map_err(sweep_failed)?;
             tracing::info!(object = %found.location, "deleted an orphan segment");
@@ -119,8 +132,28 @@ impl Inner {
         Ok(report)
     }
 
+    /// Whether the map names a segment, durably or not yet. What it does not name then, it never names
+    /// again: while a commit is under way, or was left halfway by a failure, there is no answer.
     async fn is_named(&self, number: SegmentNumber, id: SegmentId) -> Result<bool> {
+        if self.options.planted.sweep_unlocked {
+            return self.has_record(number, id).await;
+        }
+        let writer = self.writer.lock().await;
+        self.map.check(&writer)?;
+        self.has_record(number, id).await
+    }
+
+    /// As [`Inner::is_named`], at this moment.
+    async fn has_record(&self, number: SegmentNumber, id: SegmentId) -> Result<bool> {
         Ok(self.map.find_segment(number.0).await?.is_some_and(|record| record.info.id == id))
+    }
+
+    /// An owner of the past that wakes up must not delete what the present one names.
+    async fn check_owner(&self) -> Result<()> {
+        match &self.options.owner_check {
+            Some(check) => check.ask().await,
+            None => Ok(()),
+        }
     }
 
     pub(crate) async fn delete(&self, path: &Path) -> object_store::Result<()> {

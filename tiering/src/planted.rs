@@ -14,6 +14,8 @@ pub(crate) struct Planted {
     pub(crate) delete_first: bool,
     /// What is overwritten is counted out twice.
     pub(crate) count_out_twice: bool,
+    /// What to delete is asked while a commit is under way.
+    pub(crate) sweep_unlocked: bool,
 }
 
 impl Planted {
@@ -27,6 +29,7 @@ impl Planted {
             forget_unchecked: has("forget-unchecked"),
             delete_first: has("delete-first"),
             count_out_twice: has("count-out-twice"),
+            sweep_unlocked: has("sweep-unlocked"),
         }
     }
 

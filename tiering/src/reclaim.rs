@@ -16,6 +16,7 @@ use crate::destage::pack::{Packer, Piece};
 use crate::destage::write::{SegmentWriter, Written};
 use crate::fail_point;
 use crate::fetch::Access;
+use crate::map::database::Database;
 use crate::map::pages::{PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;
 use crate::map::space::Space;
@@ -60,6 +61,10 @@ const PASS_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// While destage is urgent, rewriting waits unless more than so many percent of the live bytes are stored.
 /// Chosen by hand: the log goes first, but not for ever.
 const URGENT_PERCENT: u64 = 200;
+/// A step's rewriting is given up after so long, and dead segments alone are dropped for a while: a store that
+/// is full takes nothing, and gets room by that. Chosen by hand.
+const REWRITE_TIME_MAX: Duration = Duration::from_secs(120);
+const REWRITE_PAUSE: Duration = Duration::from_secs(60);
 /// Deletions that may wait before more segments are forgotten. Chosen by hand: the store refuses, or is
 /// away.
 const DELETIONS_MAX: usize = 1024;
@@ -130,6 +135,10 @@ struct State {
     pass_begun: Option<Instant>,
     pass_ended: Option<Instant>,
     pass_took: Duration,
+    /// Segments were nominated, or would have been, that nobody has reclaimed.
+    is_pass_wanted: bool,
+    /// Nothing is rewritten before.
+    rewrite_not_before: Option<Instant>,
     /// The best one last.
     victims: Vec<Victim>,
     stuck: HashSet<u64>,
@@ -170,6 +179,23 @@ struct Live {
     first_block: u64,
     block_count: u64,
     from: Placed,
+}
+
+/// Live blocks that were written anew, and the segments that nothing else is in.
+struct Rewritten {
+    live: Vec<Live>,
+    emptied: Vec<SegmentRecord>,
+    written: Written,
+    /// Of frames.
+    read_bytes: u64,
+}
+
+/// Why a segment could not be rewritten.
+enum Stopped {
+    /// It cannot be read.
+    Reading(Error),
+    /// Another one cannot be written.
+    Writing(Error),
 }
 
 /// What is known of a segment that was looked into.
@@ -216,7 +242,11 @@ impl Inner {
         if victims.is_empty() {
             return Ok(idle);
         }
-        self.reclaim_victims(victims).await
+        let done = self.reclaim_victims(victims).await;
+        if done.is_err() {
+            self.reclaim.state.lock().is_pass_wanted = true;
+        }
+        done
     }
 
     fn is_pass_due(&self) -> bool {
@@ -228,7 +258,10 @@ impl Inner {
         let lost = self.map.space.lost_block_count();
         let segment_blocks = (self.options.segment_bytes as u64 / BLOCK_BYTES).max(1);
         let is_much = lost >= segment_blocks && state.victims.is_empty();
-        (is_much && since >= PASS_PAUSE.max(state.pass_took * PASS_PAUSE_PARTS))
+        (state.is_pass_wanted
+            && state.victims.is_empty()
+            && since >= PASS_PAUSE.max(state.pass_took * PASS_PAUSE_PARTS))
+            || (is_much && since >= PASS_PAUSE.max(state.pass_took * PASS_PAUSE_PARTS))
             || (lost > 0 && since >= PASS_PAUSE_MAX.max(state.pass_took * PASS_PAUSE_PARTS))
     }
 
@@ -240,21 +273,24 @@ impl Inner {
                 self.map.space.begin_pass();
                 state.pass = Some(Pass::default());
                 state.pass_begun = Some(Instant::now());
+                state.is_pass_wanted = false;
             }
             state.pass.as_ref().map_or(0, |pass| pass.last)
         };
-        let found = self.map.live_after(last, PASS_STEP).await?;
+        let (found, next) = self.map.live_after(last, PASS_STEP).await?;
         let mut state = self.reclaim.state.lock();
         let Some(mut pass) = state.pass.take() else { return Ok(()) };
         for (record, live) in &found {
             pass.add(record, *live, next_segment);
         }
-        if found.len() == PASS_STEP {
+        if let Some(next) = next {
+            pass.last = next;
             state.pass = Some(pass);
             return Ok(());
         }
         self.map.space.end_pass(pass.space);
         state.victims = pass.end(next_segment);
+        state.is_pass_wanted |= pass.has_more;
         state.pass_ended = Some(Instant::now());
         state.pass_took = state.pass_begun.map_or(Duration::ZERO, |begun| begun.elapsed());
         Ok(())
@@ -272,7 +308,12 @@ impl Inner {
             })
         };
         let is_urgent = self.is_urgent.load(Ordering::Relaxed);
-        let may_rewrite = is_over(options.target_percent)
+        let is_paused = {
+            let state = self.reclaim.state.lock();
+            state.rewrite_not_before.is_some_and(|until| Instant::now() < until)
+        };
+        let may_rewrite = !is_paused
+            && is_over(options.target_percent)
             && (!is_urgent || is_over(URGENT_PERCENT.max(options.target_percent)));
         let mut chosen = Vec::new();
         let mut live_bytes = 0;
@@ -303,48 +344,24 @@ impl Inner {
 
     async fn reclaim_victims(self: &Arc<Self>, victims: Vec<Victim>) -> Result<ReclaimReport> {
         fail_point!("reclaim-start");
-        let mut report = ReclaimReport::default();
-        let mut writer =
-            SegmentWriter::new(self, 1, self.options.segment_bytes.min(SEGMENT_BYTES_MAX));
-        let mut live = Vec::new();
-        let mut emptied = Vec::new();
-        for victim in victims {
-            let record = victim.record;
-            report.read_bytes += u64::from(record.info.object_bytes);
-            if self.options.planted.forget_unchecked {
-                emptied.push(record);
-                continue;
-            }
-            let look = match self.look_into(&record).await {
-                Ok(Some(look)) => look,
-                Ok(None) => continue, // forgotten meanwhile
-                Err(error) => {
-                    self.leave_alone(&record, error)?;
-                    continue;
-                }
-            };
-            match self.rewrite(&record, &look.live, &mut writer).await {
-                Ok(read_bytes) => {
-                    report.read_bytes += read_bytes;
-                    if !look.has_hidden {
-                        emptied.push(record);
-                    }
-                }
-                // What was read of it is not moved either.
-                Err(error) => {
-                    self.leave_alone(&record, error)?;
-                    continue;
-                }
-            }
-            live.extend(look.live);
-        }
+        // What is seen of the map is worth nothing once its database was opened anew: a commit that was
+        // visible may be undone by that.
+        let seen = self.map.db();
+        let rewritten =
+            tokio::time::timeout(REWRITE_TIME_MAX, self.rewrite_victims(&victims)).await;
+        let Rewritten { live, emptied, written, read_bytes } = rewritten.unwrap_or_else(|_| {
+            let pause = Instant::now() + REWRITE_PAUSE;
+            self.reclaim.state.lock().rewrite_not_before = Some(pause);
+            let what = format!("rewrite segments: not done in {REWRITE_TIME_MAX:?}");
+            Err(Error::new(ErrorKind::Unavailable, what))
+        })?;
+        let mut report = ReclaimReport { read_bytes, ..ReclaimReport::default() };
         if live.is_empty() && emptied.is_empty() {
             return Ok(report);
         }
-        let written = writer.finish().await?;
         report.written_bytes = written.report.object_bytes;
         fail_point!("reclaim-before-commit");
-        let done = self.commit_moves(live, written, emptied.clone()).await?;
+        let done = self.commit_moves(seen, live, written, emptied.clone()).await?;
         fail_point!("reclaim-committed");
         // What was overtaken may be hidden by a range now, which is not counted out before it is folded.
         if done.overtaken_block_count == 0 {
@@ -363,6 +380,42 @@ impl Inner {
         counters.moved_block_count.fetch_add(report.moved_block_count, Ordering::Relaxed);
         counters.written_bytes.fetch_add(report.written_bytes, Ordering::Relaxed);
         Ok(report)
+    }
+
+    /// Writes what is live of the victims to new segments.
+    async fn rewrite_victims(self: &Arc<Self>, victims: &[Victim]) -> Result<Rewritten> {
+        let segment_bytes = self.options.segment_bytes.min(SEGMENT_BYTES_MAX);
+        let mut writer = SegmentWriter::new(self, 1, segment_bytes);
+        let (mut live, mut emptied, mut read_bytes) = (Vec::new(), Vec::new(), 0);
+        for Victim { record, .. } in victims {
+            if self.options.planted.forget_unchecked {
+                emptied.push(*record);
+                continue;
+            }
+            let look = match self.look_into(record).await {
+                Ok(Some(look)) => look,
+                Ok(None) => continue, // forgotten meanwhile
+                Err(error) => {
+                    self.leave_alone(record, error)?;
+                    continue;
+                }
+            };
+            match self.rewrite(record, &look.live, &mut writer).await {
+                Ok(bytes) => read_bytes += bytes,
+                // What was read of it is not moved either.
+                Err(Stopped::Reading(error)) => {
+                    self.leave_alone(record, error)?;
+                    continue;
+                }
+                Err(Stopped::Writing(error)) => return Err(error),
+            }
+            if !look.has_hidden {
+                emptied.push(*record);
+            }
+            live.extend(look.live);
+        }
+        let written = writer.finish().await?;
+        Ok(Rewritten { live, emptied, written, read_bytes })
     }
 
     /// A segment that cannot be read is left alone until the next start; what does not answer ends the
@@ -422,7 +475,7 @@ impl Inner {
         record: &SegmentRecord,
         live: &[Live],
         writer: &mut SegmentWriter,
-    ) -> Result<u64> {
+    ) -> Result<u64, Stopped> {
         let mut frames: Vec<FrameRef> = Vec::new();
         for one in live {
             let frame = FrameRef { info: record.info, at: one.from.at };
@@ -443,7 +496,7 @@ impl Inner {
                     Ok::<_, Error>((frames, read))
                 })
                 .buffered(READS_AT_ONCE);
-        while let Some((frames, read)) = reads.try_next().await? {
+        while let Some((frames, read)) = reads.try_next().await.map_err(Stopped::Reading)? {
             for (frame, plain) in frames.iter().zip(read) {
                 let count = rest.iter().take_while(|one| one.from.at == frame.at).count();
                 let (now, later) = rest.split_at(count);
@@ -457,18 +510,18 @@ impl Inner {
                     });
                     packer.add(
                         one.first_block,
-                        blocks_of(record, frame, &plain, one)?,
+                        blocks_of(record, frame, &plain, one).map_err(Stopped::Reading)?,
                         &mut pieces,
                     );
                 }
             }
             for piece in pieces.drain(..) {
-                writer.add(piece).await?;
+                writer.add(piece).await.map_err(Stopped::Writing)?;
             }
         }
         pieces.extend(packer.and_then(|(_, mut packer)| packer.end()));
         for piece in pieces {
-            writer.add(piece).await?;
+            writer.add(piece).await.map_err(Stopped::Writing)?;
         }
         Ok(read_bytes)
     }
@@ -476,6 +529,7 @@ impl Inner {
     /// Commits in a task of its own: a step that is dropped does not leave the map halfway.
     async fn commit_moves(
         self: &Arc<Self>,
+        seen: Arc<Database>,
         live: Vec<Live>,
         written: Written,
         emptied: Vec<SegmentRecord>,
@@ -494,6 +548,9 @@ impl Inner {
             Ok(moved) => moved,
             Err(error) => {
                 self.orphans.abandon(new);
+                for record in &emptied {
+                    self.leave_alone(record, error.clone())?;
+                }
                 return Err(error);
             }
         };
@@ -507,6 +564,11 @@ impl Inner {
         let inner = self.clone();
         let task = self.background.spawn(async move {
             let mut writer = inner.writer.lock().await;
+            if !Arc::ptr_eq(&seen, &inner.map.db()) {
+                inner.orphans.abandon(new);
+                let what = "reclaim segments: the metadata database was opened anew meanwhile";
+                return Err(Error::new(ErrorKind::Unavailable, what));
+            }
             let done = inner.map.repoint(&mut writer, asked).await;
             match &done {
                 Ok(report) => {
@@ -592,6 +654,7 @@ fn moves_of(mut live: Vec<Live>, written: &Written) -> Result<Vec<Moved>> {
         let what = "reclaim segments: two of them hold the same block";
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
+    let live_count: u64 = live.iter().map(|one| one.block_count).sum();
     let mut changes: Vec<_> = written.changes.iter().collect();
     changes.sort_unstable_by_key(|change| (change.layer, change.first_block));
     let mut moved = Vec::with_capacity(changes.len());
@@ -625,6 +688,10 @@ fn moves_of(mut live: Vec<Live>, written: &Written) -> Result<Vec<Moved>> {
             });
             index += 1;
         }
+    }
+    if moved.iter().map(|one| one.block_count).sum::<u64>() != live_count {
+        let what = "reclaim segments: not everything that is live in them was written anew";
+        return Err(Error::new(ErrorKind::Corrupt, what));
     }
     Ok(moved)
 }

@@ -78,7 +78,7 @@ impl OwnerCheck {
         OwnerCheck(Arc::new(check))
     }
 
-    async fn ask(&self) -> Result<()> {
+    pub(crate) async fn ask(&self) -> Result<()> {
         (self.0)().await
     }
 }

@@ -32,7 +32,7 @@ async fn made(place: &Path) -> (Config, OpenPool) {
 
 fn attachments(config: &Config, open: &OpenPool) -> Attachments {
     let epoch = open.ownership.epoch();
-    let claims = Arc::new(Claims::open(config.dir(), epoch, |_, _, _| true).unwrap());
+    let claims = Arc::new(Claims::open(config.dir(), epoch, Epoch(0), |_, _, _| true).unwrap());
     let exports = Arc::new(PoolExports::new(open.pool.clone(), claims.clone()));
     let server = Server::new(exports, ServerOptions::default()).unwrap();
     let (dir, pool) = (config.dir(), open.pool.clone());

@@ -3,7 +3,7 @@
 use super::*;
 
 fn open(dir: &Path) -> Arc<Claims> {
-    Arc::new(Claims::open(dir, Epoch(1), |_, _, _| true).unwrap())
+    Arc::new(Claims::open(dir, Epoch(1), Epoch(0), |_, _, _| true).unwrap())
 }
 
 fn request(client: u8, attachment: u8, intent: Intent) -> ClaimRequest {
@@ -127,16 +127,17 @@ async fn a_connection_waits_for_the_requests_of_the_one_that_it_replaces() {
 async fn nobody_comes_in_while_what_an_old_client_has_queued_may_still_come() {
     let dir = tempfile::tempdir().unwrap();
     let log = Arc::new(Gate::default());
-    let claims = Claims::open(dir.path(), Epoch(1), |_, _, _| true).unwrap().settled_by({
-        let log = log.clone();
-        move |_| {
+    let claims =
+        Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap().settled_by({
             let log = log.clone();
-            async move {
-                log.drained().await;
-                Ok(())
+            move |_| {
+                let log = log.clone();
+                async move {
+                    log.drained().await;
+                    Ok(())
+                }
             }
-        }
-    });
+        });
     let claims = Arc::new(claims);
     let held = claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
     let (running, queued) = (held.gate().unwrap().pass().unwrap(), log.pass().unwrap());
@@ -276,7 +277,7 @@ async fn clients_of_another_history_are_forgotten_and_damage_is_named() {
     let claims = open(dir.path());
     drop(claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap());
     drop(claims.connect(2, "w", false, Some(&request(1, 2, Intent::Attach))).await.unwrap());
-    let claims = Claims::open(dir.path(), Epoch(5), |volume, epoch, was_stepped_back| {
+    let claims = Claims::open(dir.path(), Epoch(5), Epoch(0), |volume, epoch, was_stepped_back| {
         assert_eq!((epoch, was_stepped_back), (Epoch(1), false));
         volume == 2
     });
@@ -287,12 +288,42 @@ async fn clients_of_another_history_are_forgotten_and_damage_is_named() {
         ErrorKind::Fenced
     );
     assert_eq!(claims.holders_of(2), ["host1"]);
-    Claims::open(dir.path(), Epoch(6), |volume, epoch, _| (volume, epoch) == (2, Epoch(5)))
-        .unwrap();
+    Claims::open(dir.path(), Epoch(6), Epoch(0), |volume, epoch, _| {
+        (volume, epoch) == (2, Epoch(5))
+    })
+    .unwrap();
     let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
     assert!(text.contains("\"epoch\": 6") && !text.contains("\"volume\": 1"), "{text}");
     std::fs::write(dir.path().join(FILE), &text[..text.len() / 2]).unwrap();
-    let error = Claims::open(dir.path(), Epoch(7), |_, _, _| true).unwrap_err();
+    let error = Claims::open(dir.path(), Epoch(7), Epoch(0), |_, _, _| true).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.to_string().contains("move it away"), "{error}");
+}
+
+#[tokio::test]
+async fn a_list_that_was_put_back_from_a_copy_gives_nobody_anything() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(FILE);
+    let claims = open(dir.path());
+    drop(claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap());
+    let copy = std::fs::read(&path).unwrap();
+    // Started anew in epoch 2, which is noted, and ended by force in it.
+    let claims = Arc::new(Claims::open(dir.path(), Epoch(2), Epoch(0), |_, _, _| true).unwrap());
+    assert!(claims.is_written());
+    assert_eq!(claims.fence(1).await.unwrap(), ["host1"]);
+    std::fs::write(&path, copy).unwrap();
+    let claims = Arc::new(Claims::open(dir.path(), Epoch(3), Epoch(2), |_, _, _| true).unwrap());
+    assert!(claims.holders_of(1).is_empty());
+    let go = request(1, 1, Intent::Go);
+    let refused = claims.connect(1, "v", false, Some(&go)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Fenced);
+    // It is of this epoch now; so is one that was not there.
+    let is_of = |epoch: u64| {
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(&format!("\"epoch\": {epoch}")), "{text}");
+    };
+    is_of(3);
+    std::fs::remove_file(&path).unwrap();
+    drop(Claims::open(dir.path(), Epoch(4), Epoch(3), |_, _, _| true).unwrap());
+    is_of(4);
 }

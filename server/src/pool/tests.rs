@@ -438,5 +438,5 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
 /// Nobody's.
 fn claims() -> Arc<crate::claims::Claims> {
     let dir = tempfile::tempdir().unwrap();
-    Arc::new(crate::claims::Claims::open(dir.path(), Epoch(1), |_, _, _| true).unwrap())
+    Arc::new(crate::claims::Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap())
 }

@@ -160,7 +160,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         config: config.clone(),
         recovery,
         no_contact: parking_lot::Mutex::default(),
-        _node: node,
+        node,
     };
     Ok(open)
 }

@@ -112,7 +112,8 @@ impl MergeOperator for Append {
     }
 }
 
-fn settings(options: &DatabaseOptions) -> Settings {
+/// For a clock that is `ahead` of the store's.
+fn settings(options: &DatabaseOptions, ahead: Duration) -> Settings {
     let scheduler = SizeTieredCompactionSchedulerOptions {
         max_compaction_sources: 16,
         ..SizeTieredCompactionSchedulerOptions::default()
@@ -121,6 +122,11 @@ fn settings(options: &DatabaseOptions) -> Settings {
         interval: Some((options.garbage_age / 4).max(Duration::from_secs(1))),
         min_age: options.garbage_age,
         dry_run: false,
+    });
+    // The store says when these were written.
+    let timed = garbage.map(|garbage| GarbageCollectorDirectoryOptions {
+        min_age: garbage.min_age + ahead,
+        ..garbage
     });
     Settings {
         flush_interval: None,
@@ -155,11 +161,11 @@ fn settings(options: &DatabaseOptions) -> Settings {
             ..CompactorOptions::default()
         }),
         garbage_collector_options: Some(GarbageCollectorOptions {
-            manifest_options: garbage,
+            manifest_options: timed,
             wal_options: None,
             wal_fence_options: None,
             compacted_options: garbage,
-            compactions_options: garbage,
+            compactions_options: timed,
             detach_options: None,
             boundary_files_enabled: options.has_conditional_update,
             ..GarbageCollectorOptions::default()
@@ -215,9 +221,10 @@ impl Database {
         seen: Option<Seen>,
     ) -> block::Result<Database> {
         let not_before = seen.map(|seen| seen.clock_tick);
+        let clock = ForwardClock::new(not_before, options.clock_ahead);
         let mut builder = Db::builder(FOLDER, store)
-            .with_system_clock(Arc::new(ForwardClock::new(not_before, options.clock_ahead)))
-            .with_settings(settings(options))
+            .with_settings(settings(options, clock.ahead()))
+            .with_system_clock(Arc::new(clock))
             .with_db_cache(block_cache(options), 0)
             .with_merge_operator(Arc::new(Append));
         if let Some(seen) = seen {
@@ -462,6 +469,6 @@ mod tests {
 
     #[test]
     fn the_settings_are_valid() {
-        settings(&DatabaseOptions::default()).validate().unwrap();
+        settings(&DatabaseOptions::default(), Duration::ZERO).validate().unwrap();
     }
 }

@@ -4,14 +4,21 @@
 //! while, or that follows one whose clock is, could write nothing until its own has caught up.
 //!
 //! Invariants:
-//! - Nothing of ours depends on the time that is shown; the database keeps garbage by it, at least as
-//!   long as it would with a clock that was never put right.
+//! - Nothing of ours depends on the time that is shown. The database finds out by it how old its garbage
+//!   is: of tables, which are named by it; of manifests, whose age the store tells, so that theirs has to
+//!   be longer by as much as this clock is ahead.
 
 use chrono::{DateTime, Utc};
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
+
+/// The database waits for a clock that is behind by less. Source: slatedb 0.18 `clock.rs`, which waits for
+/// twice as long, and at most 10 s.
+const BEHIND_MAX: Duration = Duration::from_secs(2);
+/// On top of the time of the newest write: its table may have been named later. Chosen by hand.
+const MARGIN: Duration = Duration::from_secs(60);
 
 /// See the module.
 #[derive(Debug)]
@@ -25,14 +32,21 @@ impl ForwardClock {
     pub(super) fn new(not_before: Option<i64>, ahead: Duration) -> ForwardClock {
         let inner = DefaultSystemClock::new();
         let behind = not_before.unwrap_or(i64::MIN).saturating_sub(inner.now().timestamp_millis());
-        let behind = u64::try_from(behind.saturating_add(1)).unwrap_or(0);
-        if behind > 1 {
+        let behind = u64::try_from(behind).map_or(Duration::ZERO, Duration::from_millis);
+        let mut ahead = ahead;
+        if behind > BEHIND_MAX {
             tracing::warn!(
-                behind_ms = behind,
+                behind_s = behind.as_secs(),
                 "this machine's clock is behind the newest metadata: it was ahead, or that of another owner is"
             );
+            ahead += behind + MARGIN;
         }
-        ForwardClock { inner, ahead: ahead + Duration::from_millis(behind) }
+        ForwardClock { inner, ahead }
+    }
+
+    /// How far it is ahead of this machine's.
+    pub(super) fn ahead(&self) -> Duration {
+        self.ahead
     }
 }
 

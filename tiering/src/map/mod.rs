@@ -438,26 +438,34 @@ impl Map {
         Ok(found)
     }
 
-    /// As [`Map::segments_after`], read in two scans and past the cache. A count that does not open is
-    /// taken for all of the segment.
+    /// As [`Map::segments_after`], read in two scans and past the cache, with the number to go on after if
+    /// there may be more. A count that does not open is taken for all of the segment, and a segment whose
+    /// record does not open is passed over.
     ///
     /// # Errors
-    /// What the database says; `Corrupt` for a segment's record.
+    /// What the database says.
     pub(crate) async fn live_after(
         &self,
         last: u64,
         count_max: usize,
-    ) -> Result<Vec<(SegmentRecord, u32)>> {
+    ) -> Result<(Vec<(SegmentRecord, u32)>, Option<u64>)> {
         let db = self.db();
         let from = Bound::Excluded(keys::segment_key(last).to_vec());
         let mut found = Vec::new();
-        for (key, value) in entries(&db, from, after(family::SEGMENT), count_max).await? {
-            let number = number_of(&key).ok_or_else(|| keys::corrupt(&key, "not a segment key"))?;
-            let record = SegmentRecord::decode(number, &self.opener.open_one(&key, &value)?)?;
-            found.push((record, record.block_count));
+        let read = entries(&db, from, after(family::SEGMENT), count_max).await?;
+        let mut next = None;
+        for (key, value) in &read {
+            let number = number_of(key).ok_or_else(|| keys::corrupt(key, "not a segment key"))?;
+            next = Some(number).filter(|_| read.len() == count_max);
+            let opened = self.opener.open_one(key, value);
+            match opened.and_then(|plain| SegmentRecord::decode(number, &plain)) {
+                Ok(record) => found.push((record, record.block_count)),
+                // Whoever reads from it is told; the others are not to wait for it.
+                Err(error) => tracing::debug!(error = %error.chain(), "a segment is passed over"),
+            }
         }
         let Some(((first, _), (last, _))) = found.first().zip(found.last()) else {
-            return Ok(found);
+            return Ok((found, next));
         };
         let from = Bound::Included(keys::live_key(first.info.number.0).to_vec());
         let until = Bound::Included(keys::live_key(last.info.number.0).to_vec());
@@ -475,7 +483,7 @@ impl Map {
                 *live = blocks;
             }
         }
-        Ok(found)
+        Ok((found, next))
     }
 
     /// Up to `count_max` pages that follow `last` (from the first one on without it), in order of

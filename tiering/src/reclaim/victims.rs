@@ -49,6 +49,8 @@ pub(super) struct Pass {
     /// Looked at up to this number.
     pub last: u64,
     pub space: Space,
+    /// More segments are worth it than are kept.
+    pub has_more: bool,
     /// The least worthy on top.
     best: BinaryHeap<Reverse<(u64, Reverse<u64>)>>,
     found: Vec<Victim>,
@@ -57,7 +59,6 @@ pub(super) struct Pass {
 impl Pass {
     /// Looks at a segment.
     pub fn add(&mut self, record: &SegmentRecord, live: u32, next_segment: u64) {
-        self.last = record.info.number.0;
         self.space.add(record, live);
         let Some(worth) = worth(record, live, next_segment) else { return };
         self.best.push(Reverse((worth, Reverse(record.info.number.0))));
@@ -69,6 +70,7 @@ impl Pass {
 
     fn shrink(&mut self, count_max: usize) {
         while self.best.len() > count_max {
+            self.has_more = true;
             self.best.pop();
         }
         let kept: HashSet<u64> = self.best.iter().map(|Reverse((_, Reverse(n)))| *n).collect();
@@ -76,9 +78,9 @@ impl Pass {
     }
 
     /// The victims, the best one last.
-    pub fn end(mut self, next_segment: u64) -> Vec<Victim> {
+    pub fn end(&mut self, next_segment: u64) -> Vec<Victim> {
         self.shrink(VICTIMS_MAX);
-        let mut found = self.found;
+        let mut found = std::mem::take(&mut self.found);
         found.sort_by_key(|victim| {
             let worth = worth(&victim.record, victim.live, next_segment);
             (worth, Reverse(victim.record.info.number.0))
@@ -112,7 +114,7 @@ mod tests {
         for (number, live) in [(1, 200), (2, 100), (3, 0), (4, 100), (5, 256), (6, 240), (7, 0)] {
             pass.add(&record(number), live, 8);
         }
-        assert_eq!((pass.last, pass.space.segment_count, pass.space.live_block_count), (7, 7, 896));
+        assert_eq!((pass.space.segment_count, pass.space.live_block_count), (7, 896));
         let order: Vec<u64> =
             pass.end(8).iter().rev().map(|victim| victim.record.info.number.0).collect();
         assert_eq!(order, [3, 7, 2, 4, 1], "full ones are left alone");

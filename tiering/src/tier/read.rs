@@ -15,6 +15,14 @@ use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
 use block::{AllocationExtent, Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use std::ops::Range;
+use std::time::Duration;
+
+/// Looks into the map for a frame whose segment is gone, after the first one. Chosen by hand: each of them
+/// would have to meet another commit of reclaim.
+const GONE_TRIES_MAX: u32 = 8;
+/// Longest wait for a commit that is under way. Chosen by hand, as the patience with a store that does not
+/// answer ([`crate::fetch::FramesOptions`]).
+const GONE_WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A part of a read that one frame holds.
 pub(super) struct Wanted {
@@ -38,22 +46,20 @@ impl Inner {
         buf: &mut [u8],
         access: Access,
     ) -> Result<()> {
-        let mut has_waited = false;
+        let mut tries_left = GONE_TRIES_MAX;
         let read = loop {
             let moves = self.map.repoint_count();
             let read = self.read_inner(volume, offset, buf, access).await;
             let is_gone = read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
-            if !is_gone {
+            let is_again = tries_left < GONE_TRIES_MAX;
+            if !is_gone || tries_left == 0 || (is_again && self.map.repoint_count() == moves) {
                 break read;
             }
+            tries_left -= 1;
             // Whoever forgets the segment may be about to tell the readers: it has done so when the
             // writer is free. Where its commit failed, the next handle of the database shows the outcome.
-            drop(self.writer.lock().await);
+            let _ = tokio::time::timeout(GONE_WAIT_MAX, self.writer.lock()).await;
             self.map.wait_well().await;
-            if has_waited && self.map.repoint_count() == moves {
-                break read;
-            }
-            has_waited = true;
         };
         read.map_err(|error| {
             let place = format!("read volume {volume}, offset {offset}");

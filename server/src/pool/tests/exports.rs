@@ -29,7 +29,7 @@ async fn a_volume_that_is_read_only_for_a_while_gets_no_second_writer() {
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
     pool.configure_volume("v", None, Some(true)).await.unwrap();
-    let claims = Arc::new(Claims::open(dir.path(), Epoch(1), |_, _, _| true).unwrap());
+    let claims = Arc::new(Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
     let exports = PoolExports::new(pool.clone(), claims.clone());
     let early = exports.open("v", &client(None)).await.unwrap();
     let said = claim(1, Uuid::from_bytes([9; 16]), Intent::Attach);
@@ -67,7 +67,7 @@ async fn a_machine_behind_a_tunnel_is_known_by_when_it_was_started() {
     let store = Arc::new(InMemory::new());
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
-    let claims = Arc::new(Claims::open(dir.path(), Epoch(1), |_, _, _| true).unwrap());
+    let claims = Arc::new(Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
     let exports = PoolExports::new(pool.clone(), claims);
     let here = claim(1, crate::attach::remote::boot_id(), Intent::Attach);
     let elsewhere = claim(2, Uuid::from_bytes([9; 16]), Intent::Attach);

@@ -324,3 +324,72 @@ fn a_check_beside_the_owner_tells_reclaimed_segments_from_missing_ones() {
         tier.close().await.unwrap();
     });
 }
+
+/// A commit that forgets a segment is visible and not durable yet: may a sweep delete the segment?
+async fn sweep_beside_a_commit(planted: Planted) -> bool {
+    let store = Arc::new(FaultStore::default());
+    let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+    for lsn in 1..=2 {
+        let window = plain_window(lsn, vec![(1, block_extent(0, lsn as u8))]);
+        tier.destage(window, &Payloads).await.unwrap();
+    }
+    let dead = tier.inner.map.find_segment(1).await.unwrap().unwrap();
+    tier.close().await.unwrap();
+    let mut opened = options(store.clone(), 2);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    store.inject(Op::Put, database::FOLDER, u64::MAX, crate::testing::Fault::Broken);
+    let reclaiming = tokio::spawn({
+        let tier = tier.clone();
+        async move { while !tier.reclaim_step(EAGER).await.is_ok_and(|done| done.is_idle) {} }
+    });
+    while tier.inner.map.find_segment(1).await.unwrap().is_some() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let swept = tokio::time::timeout(Duration::from_millis(300), tier.sweep_orphans()).await;
+    let is_deleted = store.head(&dead.info.object_path()).await.is_err();
+    assert_eq!(is_deleted, swept.is_ok_and(|swept| swept.unwrap().deleted_count > 0));
+    // The process ends here; the store takes everything again.
+    reclaiming.abort();
+    store.set_away(true);
+    drop(tier);
+    is_deleted
+}
+
+#[test]
+fn what_a_commit_forgets_is_not_deleted_before_it_is_durable() {
+    let run = |planted| {
+        let runtime = runtime();
+        let is_deleted = runtime.block_on(sweep_beside_a_commit(planted));
+        runtime.shutdown_background();
+        is_deleted
+    };
+    assert!(!run(Planted::default()));
+    let planted = Planted { sweep_unlocked: true, ..Planted::default() };
+    assert!(run(planted), "{planted:?} goes unnoticed");
+}
+
+#[test]
+fn a_pass_is_made_again_after_an_outage() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        for lsn in 1..=6 {
+            let window = plain_window(lsn, vec![(1, block_extent(0, lsn as u8))]);
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        // The pass; what it nominates cannot be looked into.
+        while tier.reclaim_step(EAGER).await.unwrap() != ReclaimReport::default() {}
+        store.inject(Op::Get, FOLDER, u64::MAX, crate::testing::Fault::Denied);
+        let failed = tier.reclaim_step(EAGER).await;
+        println!("{failed:?}");
+        store.clear_injected();
+        let deadline = std::time::Instant::now() + Duration::from_secs(30);
+        while tier.reclaim_status().forgotten_count < 5 {
+            let _ = tier.reclaim_step(EAGER).await;
+            assert!(std::time::Instant::now() < deadline, "{:?}", tier.reclaim_status());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        tier.close().await.unwrap();
+    });
+}
