@@ -19,7 +19,7 @@ use crate::fetch::Access;
 use crate::map::database::Database;
 use crate::map::pages::{PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;
-use crate::map::space::Space;
+use crate::map::space::{self, Space};
 use crate::map::{LayerId, Moved, Placed, Repoint, RepointReport};
 use crate::segment::{BLOCK_COUNT_MAX, DirectoryEntry, FrameAt, FrameRef};
 use crate::tier::Inner;
@@ -302,10 +302,11 @@ impl Inner {
         options: ReclaimOptions,
         next_segment: u64,
     ) -> Result<Vec<Victim>> {
-        let is_over = |percent: u64| {
-            self.map.space.get().is_some_and(|space| {
-                space.object_bytes.saturating_mul(100) > space.live_bytes.saturating_mul(percent)
-            })
+        // Bytes that are stored beyond so many percent of the live ones.
+        let excess = |percent: u64| {
+            let space = self.map.space.get().unwrap_or_default();
+            let allowed = u128::from(space.live_bytes) * u128::from(percent) / 100;
+            space.object_bytes.saturating_sub(u64::try_from(allowed).unwrap_or(u64::MAX))
         };
         let is_urgent = self.is_urgent.load(Ordering::Relaxed);
         let is_paused = {
@@ -313,10 +314,10 @@ impl Inner {
             state.rewrite_not_before.is_some_and(|until| Instant::now() < until)
         };
         let may_rewrite = !is_paused
-            && is_over(options.target_percent)
-            && (!is_urgent || is_over(URGENT_PERCENT.max(options.target_percent)));
+            && excess(options.target_percent) > 0
+            && (!is_urgent || excess(URGENT_PERCENT.max(options.target_percent)) > 0);
         let mut chosen = Vec::new();
-        let mut live_bytes = 0;
+        let (mut live_bytes, mut freed_bytes) = (0, 0);
         while let Some(victim) = self.reclaim.next_victim() {
             let number = victim.record.info.number.0;
             // What was counted in the pass may have changed.
@@ -327,7 +328,11 @@ impl Inner {
             let bytes = u64::from(live) * BLOCK_BYTES;
             let is_full = match has_dead {
                 true => chosen.len() >= DEAD_AT_ONCE,
-                false => chosen.len() >= VICTIMS_AT_ONCE || live_bytes + bytes > LIVE_BYTES_AT_ONCE,
+                false => {
+                    chosen.len() >= VICTIMS_AT_ONCE
+                        || freed_bytes >= excess(options.target_percent)
+                        || live_bytes + bytes > LIVE_BYTES_AT_ONCE
+                }
             };
             let is_other = !chosen.is_empty() && (is_full || has_dead != is_dead);
             if is_other || (!is_dead && !may_rewrite) {
@@ -337,6 +342,8 @@ impl Inner {
             if worth(&victim.record, live, next_segment).is_some() {
                 chosen.push(victim);
                 live_bytes += bytes;
+                let kept_bytes = space::live_bytes(&victim.record, live);
+                freed_bytes += u64::from(victim.record.info.object_bytes) - kept_bytes;
             }
         }
         Ok(chosen)

@@ -373,7 +373,9 @@ fn what_a_commit_forgets_is_not_deleted_before_it_is_durable() {
 fn a_pass_is_made_again_after_an_outage() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
-        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let mut opened = options(store.clone(), 1);
+        opened.frames.retry_duration_max = Duration::from_millis(100);
+        let tier = Tier::open(opened).await.unwrap();
         for lsn in 1..=6 {
             let window = plain_window(lsn, vec![(1, block_extent(0, lsn as u8))]);
             tier.destage(window, &Payloads).await.unwrap();
