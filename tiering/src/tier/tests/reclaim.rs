@@ -314,7 +314,8 @@ fn a_check_beside_the_owner_tells_reclaimed_segments_from_missing_ones() {
         assert_eq!(sweep_all_abandoned(&tier).await, 2);
         let report = check_fsck(&reader).await;
         // A reader looks for a newer state once, when it gets to it: it may have found that one.
-        assert_eq!(report.reclaimed_count, 4 - report.frame_count, "{report:?}");
+        let is_either = matches!(report.reclaimed_count, 0 | 2) && report.frame_count == 2;
+        assert!(is_either, "{report:?}");
         // One that the owner still has is missed.
         let record = tier.inner.map.find_segment(4).await.unwrap().unwrap();
         store.delete(&record.info.object_path()).await.unwrap();
