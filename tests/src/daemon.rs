@@ -428,6 +428,7 @@ pub fn fail_points_of_the_source() -> Vec<String> {
     // Those of package `tiering`, and the steps of `server/src/destage.rs`.
     let mut names = quoted_after("fail_point!(\"");
     names.extend(quoted_after("step(shared, \""));
+    names.sort_unstable();
     names
 }
 
