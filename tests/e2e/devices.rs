@@ -514,6 +514,13 @@ fn a_device_whose_log_is_full_can_be_taken_away() {
     guest::run(name, Duration::from_secs(240), &[], taken_away);
 }
 
+/// The device that a volume's link leads to, without its directory.
+fn link_of(volume: &str) -> String {
+    let device =
+        std::fs::read_link(format!("/dev/spindle/main/{volume}")).expect("there is a link");
+    device.file_name().expect("it has a name").to_string_lossy().into_owned()
+}
+
 /// Its writers wait for room that does not come, because the store is full too.
 fn taken_away() {
     for driver in [&[][..], &["--nbd"]] {
@@ -549,7 +556,12 @@ fn taken_away() {
         assert!(!Path::new(&device).exists() || size_of(&device) == 0, "{driver:?}");
         // With room, it is a volume like any other.
         store.resize(400);
-        let again = attach(&daemon, driver);
+        // What the old writer has queued comes first, and the store is tried again after a pause.
+        let until = Instant::now() + Duration::from_secs(60);
+        while !daemon.command(&[&["attach", "db"], driver].concat()).status.success() {
+            assert!(Instant::now() < until, "{driver:?}: {}", daemon.tail());
+        }
+        let again = format!("/dev/{}", link_of("db"));
         let script = format!(
             "printf %-4096s kept | dd of={again} bs=4096 count=1 oflag=direct,sync && \
              dd if={again} bs=4096 count=1 iflag=direct | tr -d ' '"
