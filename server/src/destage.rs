@@ -695,7 +695,12 @@ pub(crate) async fn reclaim(
     while !*stop.borrow() && !shared.is_stopped() {
         let begun = Instant::now();
         let mut pause = MAINTENANCE;
-        match shared.tier.reclaim_step(options.reclaim).await {
+        let done = tokio::select! {
+            done = shared.tier.reclaim_step(options.reclaim) => done,
+            // It may be waiting for the store.
+            _ = stopped(&mut stop) => return,
+        };
+        match done {
             Ok(done) => {
                 if !done.is_idle {
                     let bytes = done.read_bytes + done.written_bytes;

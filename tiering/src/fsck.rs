@@ -255,8 +255,7 @@ impl Check<'_> {
     async fn unreadable(&mut self, record: &SegmentRecord, error: &Error) -> Result<()> {
         match error.kind() {
             ErrorKind::NotFound if self.is_reclaimed(record).await? => {
-                self.report.reclaimed_count += 1;
-                self.gone.insert(record.info.number.0);
+                self.report.reclaimed_count += u64::from(self.gone.insert(record.info.number.0));
                 self.keep(record.info.number.0, None);
                 Ok(())
             }

@@ -230,20 +230,21 @@ impl Inner {
             self.map.check(&writer)?;
             writer.root().next_segment
         };
-        if self.orphans.abandoned_count() > DELETIONS_MAX {
-            return Ok(ReclaimReport { is_idle: true, ..ReclaimReport::default() });
-        }
         let idle = ReclaimReport { is_idle: true, ..ReclaimReport::default() };
+        if self.orphans.abandoned_count() > DELETIONS_MAX {
+            return Ok(idle);
+        }
         if self.is_pass_due() {
             self.pass_step(next_segment).await?;
             return Ok(ReclaimReport::default());
         }
-        let victims = self.next_victims(options, next_segment).await?;
-        if victims.is_empty() {
-            return Ok(idle);
-        }
-        let done = self.reclaim_victims(victims).await;
+        let done = match self.next_victims(options, next_segment).await {
+            Ok(victims) if victims.is_empty() => return Ok(idle),
+            Ok(victims) => self.reclaim_victims(victims).await,
+            Err(error) => Err(error),
+        };
         if done.is_err() {
+            // What was nominated is not any more.
             self.reclaim.state.lock().is_pass_wanted = true;
         }
         done
@@ -257,12 +258,13 @@ impl Inner {
         let since = state.pass_ended.map_or(Duration::MAX, |ended| ended.elapsed());
         let lost = self.map.space.lost_block_count();
         let segment_blocks = (self.options.segment_bytes as u64 / BLOCK_BYTES).max(1);
-        let is_much = lost >= segment_blocks && state.victims.is_empty();
-        (state.is_pass_wanted
-            && state.victims.is_empty()
-            && since >= PASS_PAUSE.max(state.pass_took * PASS_PAUSE_PARTS))
-            || (is_much && since >= PASS_PAUSE.max(state.pass_took * PASS_PAUSE_PARTS))
-            || (lost > 0 && since >= PASS_PAUSE_MAX.max(state.pass_took * PASS_PAUSE_PARTS))
+        let is_worth_it = state.is_pass_wanted || lost >= segment_blocks;
+        let pause = match state.victims.is_empty() && is_worth_it {
+            true => PASS_PAUSE,
+            false if lost > 0 => PASS_PAUSE_MAX,
+            false => return false,
+        };
+        since >= pause.max(state.pass_took * PASS_PAUSE_PARTS)
     }
 
     /// Looks at some more segments.
