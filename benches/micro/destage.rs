@@ -48,7 +48,8 @@ fn window(lsn: u64, extents: Vec<WindowExtent<Bytes>>) -> Window<Bytes> {
         volume_records: Vec::new(),
         volumes,
         asides: Vec::new(),
-        is_late: false,
+        late: None,
+        snapshots: Vec::new(),
     }
 }
 

@@ -424,8 +424,11 @@ impl Core {
             let resident = LogResident::new(Arc::clone(&place), row, index);
             Incoming::new(pending.entry, resident)
         });
-        let (log_bytes, extent_count) =
+        let (log_bytes, extent_count, is_frozen) =
             shared.overlay.insert(header.first_lsn, incoming, end_position, Instant::now);
+        if is_frozen {
+            shared.tell_changed();
+        }
         let options = &self.config.options;
         if log_bytes >= options.generation_bytes_max || extent_count >= options.entry_count_max / 4
         {
@@ -614,6 +617,7 @@ impl Core {
             is_clean: false,
             is_loud: self.is_loud(),
             is_settled: self.is_settled,
+            has_snapshots: false,
             pool: self.config.identity.pool,
             ring: self.config.ring,
             open: self.config.open,

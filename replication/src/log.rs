@@ -323,6 +323,12 @@ impl Log {
         }
     }
 
+    /// LSNs of living snapshots that the data tier has, when the log was just opened; and those of snapshots
+    /// that are removed. So that side files do not join what lies before one with what lies behind it.
+    pub fn set_snapshots(&self, living: &[Lsn], removed: &[Lsn]) {
+        self.inner.shared.overlay.set_snapshots(living, removed);
+    }
+
     /// What is not yet in the data tier.
     #[must_use]
     pub fn overlay(&self) -> &Overlay {

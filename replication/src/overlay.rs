@@ -5,17 +5,20 @@
 //! - A generation covers a gapless run of LSNs; frozen ones never change and are destaged oldest
 //!   first, so the data tier always holds a prefix of the log.
 //! - A newer generation hides an older one; a generation leaves only when it is destaged durably.
+//! - An entry about snapshots is the last one of its generation: whatever a snapshot shows is in generations
+//!   and side layers that end with it or before.
 //! - Below all generations are the side layers of volumes that could not be destaged, a newer layer
 //!   above an older one. They change together with the generation that leaves, or on their own when
 //!   the data tier has taken them in.
 
 use crate::extents::{ExtentMap, Piece, Source, Weight};
 use crate::format::entry::EntryKind;
+use crate::planted::Planted;
 use crate::side::SideLayer;
 use block::{Lsn, VolumeId};
 use bytes::Bytes;
 use parking_lot::RwLock;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -35,6 +38,7 @@ pub struct Generation {
     last_lsn: Lsn,
     volumes: HashMap<VolumeId, ExtentMap>,
     records: HashMap<VolumeId, Bytes>,
+    snapshots: Option<Bytes>,
     weight: Weight,
     /// Log position (bytes over all laps) after its last batch.
     pub(crate) end_position: u64,
@@ -51,6 +55,7 @@ impl Generation {
             last_lsn: Lsn(first_lsn.0 - 1),
             volumes: HashMap::new(),
             records: HashMap::new(),
+            snapshots: None,
             weight: Weight::default(),
             end_position: position,
             log_bytes: 0,
@@ -96,6 +101,12 @@ impl Generation {
         records.into_iter()
     }
 
+    /// What its last entry says of snapshots, if that is what its last entry is about.
+    #[must_use]
+    pub fn snapshots(&self) -> Option<Bytes> {
+        self.snapshots.clone()
+    }
+
     /// Bytes of data that destaging it moves.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
@@ -122,6 +133,8 @@ struct Stack {
     sides: Sides,
     /// Sum over the frozen ones.
     frozen_weight: Weight,
+    /// LSNs of living snapshots: no side layer may show both what is before and what is behind one.
+    snapshots: BTreeSet<Lsn>,
 }
 
 impl Stack {
@@ -155,6 +168,30 @@ impl Stack {
         let below = depth - (self.frozen.len() + 1);
         let layer = layers.len().checked_sub(below + 1).map(|index| &layers[index])?;
         Some((depth, &layer.extents))
+    }
+
+    /// How many generations and side layers of the volume, the newest ones, have entries behind an LSN.
+    fn depth_of(&self, volume: VolumeId, at: Lsn) -> usize {
+        let is_newer = |generation: &Generation| generation.last_lsn > at;
+        let generations = (0..).map_while(|depth| self.newest_first(depth));
+        // The active one is newer whatever it has.
+        let newer = generations.skip(1).take_while(|generation| is_newer(generation)).count() + 1;
+        let sides = self.sides.get(&volume).map_or(&[][..], Vec::as_slice);
+        newer + sides.iter().filter(|layer| layer.id().last_lsn > at).count()
+    }
+
+    /// Freezes the active generation if it has any entry.
+    fn freeze(&mut self) -> Option<Arc<Generation>> {
+        if self.active.is_empty() {
+            return None;
+        }
+        let next = Generation::new(self.active.last_lsn.next(), self.active.end_position);
+        let frozen = Arc::new(std::mem::replace(&mut self.active, next));
+        self.frozen_weight.extent_count += frozen.weight.extent_count;
+        self.frozen_weight.memory_bytes += frozen.weight.memory_bytes;
+        self.frozen_weight.payload_bytes += frozen.weight.payload_bytes;
+        self.frozen.push_back(Arc::clone(&frozen));
+        Some(frozen)
     }
 
     fn collect(
@@ -244,18 +281,21 @@ pub struct Overlay {
     /// Extents over all generations; written under the stack's lock.
     extent_count: AtomicU64,
     payload_memory_bytes: u64,
+    planted: Planted,
 }
 
 impl Overlay {
-    pub(crate) fn new(destaged: Lsn, payload_memory_bytes: u64) -> Self {
+    pub(crate) fn new(destaged: Lsn, payload_memory_bytes: u64, planted: Planted) -> Self {
         let active = Generation::new(destaged.next(), 0);
         let stack = Stack {
             frozen: VecDeque::new(),
             active,
             sides: Sides::new(),
             frozen_weight: Weight::default(),
+            snapshots: BTreeSet::new(),
         };
-        Overlay { stack: RwLock::new(stack), extent_count: AtomicU64::new(0), payload_memory_bytes }
+        let (stack, extent_count) = (RwLock::new(stack), AtomicU64::new(0));
+        Overlay { stack, extent_count, payload_memory_bytes, planted }
     }
 
     /// Where each part of the range is found: pieces in order that cover all of it, newest contents
@@ -265,6 +305,44 @@ impl Overlay {
         let mut pieces = Vec::with_capacity(1);
         self.stack.read().collect(volume, start_sector, sector_count, 0, &mut pieces);
         pieces
+    }
+
+    /// As [`Overlay::lookup`], of what a snapshot at `at` shows: of nothing behind that LSN.
+    #[must_use]
+    pub fn lookup_at(
+        &self,
+        volume: VolumeId,
+        at: Lsn,
+        start_sector: u64,
+        sector_count: u64,
+    ) -> Vec<Piece> {
+        let mut pieces = Vec::with_capacity(1);
+        let stack = self.stack.read();
+        let depth = stack.depth_of(volume, at);
+        stack.collect(volume, start_sector, sector_count, depth, &mut pieces);
+        pieces
+    }
+
+    /// What entries about snapshots say that are not destaged yet, oldest first, each with its LSN.
+    #[must_use]
+    pub fn snapshots(&self) -> Vec<(Lsn, Bytes)> {
+        let stack = self.stack.read();
+        let of = |generation: &Arc<Generation>| {
+            Some((generation.last_lsn, generation.snapshots.clone()?))
+        };
+        stack.frozen.iter().filter_map(of).collect()
+    }
+
+    /// LSNs of living snapshots that were destaged before the log was opened, or are removed.
+    pub(crate) fn set_snapshots(&self, living: &[Lsn], removed: &[Lsn]) {
+        let mut stack = self.stack.write();
+        stack.snapshots.extend(living);
+        stack.snapshots.retain(|lsn| !removed.contains(lsn));
+    }
+
+    /// A snapshot lies between what two LSNs have written: behind the first, before the second.
+    pub(crate) fn is_snapshot_between(&self, first: Lsn, second: Lsn) -> bool {
+        self.stack.read().snapshots.range(first..second).next().is_some()
     }
 
     /// What there is of one volume. Walks its extents: not for hot paths.
@@ -335,19 +413,21 @@ impl Overlay {
     }
 
     /// Takes the entries of one batch, `first_lsn` upwards; `now` is asked where a generation begins. Returns
-    /// how much of the log the active generation has used, and how many extents it has.
+    /// how much of the log the active generation has used, how many extents it has, and whether one was frozen.
     pub(crate) fn insert(
         &self,
         first_lsn: Lsn,
         entries: impl Iterator<Item = Incoming>,
         position: u64,
         now: impl Fn() -> Instant,
-    ) -> (u64, u64) {
+    ) -> (u64, u64, bool) {
         let mut stack = self.stack.write();
         let mut lsn = first_lsn;
         let mut memory_left = self.payload_memory_bytes.saturating_sub(stack.memory_bytes());
-        let active = &mut stack.active;
+        let stack = &mut *stack;
+        let mut is_frozen = false;
         for entry in entries {
+            let active = &mut stack.active;
             assert_eq!(active.last_lsn.next(), lsn, "entries enter the overlay in order");
             active.last_lsn = lsn;
             active.since.get_or_insert_with(&now);
@@ -370,13 +450,22 @@ impl Overlay {
                     continue;
                 }
                 EntryKind::Marker => continue,
+                EntryKind::Snapshot => {
+                    active.snapshots = Some(entry.payload);
+                    stack.snapshots.insert(active.last_lsn);
+                    if !self.planted.snapshot_not_frozen {
+                        is_frozen |= stack.freeze().is_some();
+                    }
+                    continue;
+                }
             };
             let extents = active.volumes.entry(entry.volume).or_default();
             extents.insert(entry.start_sector, entry.sector_count, source, &mut active.weight);
         }
+        let active = &mut stack.active;
         active.log_bytes += position - active.end_position;
         active.end_position = position;
-        let active_used = (active.log_bytes, active.weight.extent_count);
+        let active_used = (active.log_bytes, active.weight.extent_count, is_frozen);
         self.extent_count.store(stack.extent_count(), Ordering::Release);
         active_used
     }
@@ -391,17 +480,7 @@ impl Overlay {
     /// Freezes the active generation if it has any entry. What it covers is exact: all that is
     /// visible at this moment.
     pub(crate) fn freeze(&self) -> Option<Arc<Generation>> {
-        let mut stack = self.stack.write();
-        if stack.active.is_empty() {
-            return None;
-        }
-        let next = Generation::new(stack.active.last_lsn.next(), stack.active.end_position);
-        let frozen = Arc::new(std::mem::replace(&mut stack.active, next));
-        stack.frozen_weight.extent_count += frozen.weight.extent_count;
-        stack.frozen_weight.memory_bytes += frozen.weight.memory_bytes;
-        stack.frozen_weight.payload_bytes += frozen.weight.payload_bytes;
-        stack.frozen.push_back(Arc::clone(&frozen));
-        Some(frozen)
+        self.stack.write().freeze()
     }
 
     pub(crate) fn next_frozen(&self) -> Option<Arc<Generation>> {

@@ -16,6 +16,10 @@ pub(crate) struct Planted {
     pub(crate) stale_accepted: bool,
     /// Recovery trusts the page cache for what was never synced.
     pub(crate) tail_not_rewritten: bool,
+    /// A generation goes on behind a snapshot.
+    pub(crate) snapshot_not_frozen: bool,
+    /// What lies before a snapshot and what lies behind it is joined in one side file.
+    pub(crate) sides_joined: bool,
 }
 
 impl Planted {
@@ -30,6 +34,8 @@ impl Planted {
             torn_accepted: has("torn-accepted"),
             stale_accepted: has("stale-accepted"),
             tail_not_rewritten: has("tail-not-rewritten"),
+            snapshot_not_frozen: has("snapshot-not-frozen"),
+            sides_joined: has("sides-joined"),
         }
     }
 

@@ -362,6 +362,7 @@ impl Scan<'_> {
             is_clean: false,
             is_loud: false,
             is_settled,
+            has_snapshots: false,
             pool: self.args.identity.pool,
             ring: self.ring.id,
             open,

@@ -80,7 +80,7 @@ impl<'a> Scan<'a> {
             reader,
             args,
             ring,
-            overlay: Overlay::new(args.destaged, args.options.payload_memory_bytes),
+            overlay: Overlay::new(args.destaged, args.options.payload_memory_bytes, args.planted),
             loaded: None,
             newest: None,
             live: VecDeque::new(),
@@ -337,7 +337,7 @@ impl<'a> Scan<'a> {
         }
         self.next_lsn = Lsn(first.0 + incoming.len() as u64);
         let came_at = self.args.written_at.get(&at.slot).copied().unwrap_or_else(Instant::now);
-        let (log_bytes, extent_count) =
+        let (log_bytes, extent_count, _) =
             self.overlay.insert(first, incoming.into_iter(), self.position, || came_at);
         let options = &self.args.options;
         if log_bytes >= options.generation_bytes_max || extent_count >= options.entry_count_max / 4

@@ -427,6 +427,7 @@ pub(crate) fn closed() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::planted::Planted;
     use block::ErrorKind;
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
@@ -441,7 +442,7 @@ mod tests {
     }
 
     fn shared() -> Shared {
-        Shared::new(Overlay::new(Lsn(10), 0), Lsn(10), Lsn(10), 1 << 20, 4096)
+        Shared::new(Overlay::new(Lsn(10), 0, Planted::default()), Lsn(10), Lsn(10), 1 << 20, 4096)
     }
 
     #[test]

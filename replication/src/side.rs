@@ -397,10 +397,15 @@ pub(crate) fn merge<'a>(layers: impl IntoIterator<Item = &'a Arc<SideLayer>>) ->
 }
 
 /// Of adjacent layers that are whole, the pair with the least to write: the index of its older one.
-pub(crate) fn cheapest_pair(layers: &[Arc<SideLayer>]) -> Option<usize> {
+pub(crate) fn cheapest_pair(
+    layers: &[Arc<SideLayer>],
+    may_join: impl Fn(SideFileId, SideFileId) -> bool,
+) -> Option<usize> {
     let cost = |layer: &SideLayer| layer.weight.payload_bytes + layer.weight.extent_count * 32;
     let pairs = layers.windows(2).enumerate();
-    let whole = pairs.filter(|(_, pair)| pair.iter().all(|layer| layer.is_whole));
+    let whole = pairs.filter(|(_, pair)| {
+        pair.iter().all(|layer| layer.is_whole) && may_join(pair[0].id(), pair[1].id())
+    });
     whole.min_by_key(|(_, pair)| cost(&pair[0]) + cost(&pair[1])).map(|(index, _)| index)
 }
 

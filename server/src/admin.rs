@@ -102,6 +102,22 @@ pub enum Request {
         #[serde(default)]
         give_up_writes: bool,
     },
+    /// Makes a snapshot of each of some volumes, of the same instant. `Busy` when one of that name exists.
+    SnapshotCreate {
+        /// `VOLUME@NAME`, or several volumes before the `@`, separated by commas.
+        snapshot: String,
+    },
+    /// All snapshots, or those of one volume.
+    SnapshotList {
+        /// Its name.
+        #[serde(default)]
+        volume: Option<String>,
+    },
+    /// Removes a snapshot. `Busy` while a client has it open.
+    SnapshotRemove {
+        /// `VOLUME@NAME`.
+        snapshot: String,
+    },
     /// The state of the pool.
     Status,
     /// Copies everything to the store, and answers when it is there.
@@ -150,6 +166,11 @@ pub enum Reply {
     Volumes {
         /// Sorted by name.
         volumes: Vec<VolumeInfo>,
+    },
+    /// Snapshots.
+    Snapshots {
+        /// By volume and age.
+        snapshots: Vec<SnapshotInfo>,
     },
     /// The state of the pool.
     Status(Box<StatusInfo>),
@@ -214,6 +235,23 @@ pub struct VolumeInfo {
     /// Nothing of it is served, because a side file is missing here.
     #[serde(default)]
     pub is_closed: bool,
+}
+
+/// A snapshot, as the admin sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotInfo {
+    /// Name of its volume.
+    pub volume: String,
+    /// Its own name.
+    pub name: String,
+    /// Where it is in the history of the pool: snapshots of one instant have the same.
+    pub lsn: u64,
+    /// Size of the volume then, in bytes.
+    pub size_bytes: u64,
+    /// Seconds since 1970.
+    pub created_at: u64,
+    /// The store has it. Until then it is on this machine only.
+    pub is_in_store: bool,
 }
 
 /// The state of a pool.

@@ -18,8 +18,10 @@ use crate::attach::remote::RemoteOptions;
 use crate::attach::{AttachOptions, Driver};
 use crate::config::{self, Config};
 use crate::keys::{KeySource, NewKey};
+use crate::snapshot::SnapshotName;
 use args::{
-    Cli, Command, ConfigCommand, KeyCommand, NewKeyArgs, Output, PoolCommand, VolumeCommand,
+    Cli, Command, ConfigCommand, KeyCommand, NewKeyArgs, Output, PoolCommand, SnapshotCommand,
+    VolumeCommand,
 };
 use block::{Error, ErrorKind, Result};
 use clap::Parser;
@@ -196,6 +198,10 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             let (args, request) = volume_request(command)?;
             ask(cli, args, request).await?;
         }
+        Command::Snapshot(command) => {
+            let (args, request) = snapshot_request(command)?;
+            ask(cli, args, request).await?;
+        }
         Command::Pool(command) => pool_command(cli, command).await?,
         Command::Attach(args) => attach(cli, args).await?,
         Command::Detach(args) if is_uri(&args.target) => {
@@ -279,6 +285,25 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
     };
     check(name)?;
     Ok((pool, request))
+}
+
+fn snapshot_request(command: &SnapshotCommand) -> Result<(&args::PoolArgs, Request), Failure> {
+    let check = |snapshot: &str| -> Result<SnapshotName, Failure> {
+        snapshot.parse().map_err(Failure::Usage)
+    };
+    match command {
+        SnapshotCommand::Create { pool, snapshot } => {
+            check(snapshot)?;
+            Ok((pool, Request::SnapshotCreate { snapshot: snapshot.clone() }))
+        }
+        SnapshotCommand::List { pool, volume } => {
+            Ok((pool, Request::SnapshotList { volume: volume.clone() }))
+        }
+        SnapshotCommand::Rm { pool, snapshot } => {
+            check(snapshot)?.single().map_err(Failure::Usage)?;
+            Ok((pool, Request::SnapshotRemove { snapshot: snapshot.clone() }))
+        }
+    }
 }
 
 /// These need the pool to themselves: no daemon is asked, and one that runs is in the way.

@@ -18,6 +18,7 @@
 
 use crate::planted::planted;
 use crate::pool::Shared;
+use crate::snapshot::SnapshotEntry;
 use block::units::BLOCK_BYTES;
 use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
@@ -418,13 +419,13 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
     }
     // A log that has failed before it came so far keeps the window from being committed.
     shared.log.make_durable(generation.last_lsn()).await?;
-    let is_dropped_early = planted().overlay_dropped_early && is_in_memory(&window_of(attempt));
+    let is_dropped_early = planted().overlay_dropped_early && is_in_memory(&window_of(attempt)?);
     if is_dropped_early {
         shared.log.release(&generation);
     }
     let report = loop {
         attempt.is_maybe_committed = true;
-        let failed = match shared.tier.destage(window_of(attempt), &source).await {
+        let failed = match shared.tier.destage(window_of(attempt)?, &source).await {
             Ok(report) => break report,
             Err(failed) => failed,
         };
@@ -492,12 +493,19 @@ async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<
         return give_up(shared, volume).await.map(|()| true);
     }
     let mut bytes_max = (shared.log.status().ring_bytes / LATE_PART).min(LATE_BYTES_MAX);
+    let mut file_count = 0;
     let part = loop {
         let part = shared.log.side_part(volume, bytes_max).await?;
         match check(shared, volume, &part.pieces, gives_way).await {
             Ok(()) => break part,
             // What came later may have been written over what is damaged.
             Err(error) if is_damage(&error) && !part.rest.is_empty() => {
+                if bytes_max == u64::MAX || file_count == part.file_count() {
+                    let what = "what was written later may cover it, but there is a snapshot of the \
+                                time before, which shows it: it would have to be removed";
+                    return Err(error.context(what));
+                }
+                file_count = part.file_count();
                 bytes_max = bytes_max.saturating_mul(2);
             }
             Err(error) => return Err(error),
@@ -508,7 +516,8 @@ async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<
         volume_records: Vec::new(),
         volumes: vec![(volume, extents_of(part.pieces.clone()))],
         asides: vec![(volume, aside_files(&part.rest))],
-        is_late: true,
+        late: Some(part.last_lsn()),
+        snapshots: Vec::new(),
     };
     let source = FromLog { log: shared.log.clone() };
     shared.tier.destage(window, &source).await?;
@@ -530,13 +539,14 @@ fn is_damage(error: &Error) -> bool {
 
 /// Takes a volume back to what the store has of it: the metadata names its side files no more.
 async fn give_up(shared: &Shared, volume: VolumeId) -> Result<()> {
-    let part = shared.log.side_part(volume, u64::MAX).await?;
+    let part = shared.log.all_sides(volume).await?;
     let window = Window {
         last_lsn: shared.tier.destaged_lsn(),
         volume_records: Vec::new(),
         volumes: Vec::new(),
         asides: vec![(volume, Vec::new())],
-        is_late: true,
+        late: Some(shared.tier.destaged_lsn()),
+        snapshots: Vec::new(),
     };
     shared.tier.destage(window, &FromLog { log: shared.log.clone() }).await?;
     let obsolete = shared.log.drop_sides(&part);
@@ -619,17 +629,20 @@ fn is_in_memory(window: &Window<Source>) -> bool {
 }
 
 /// The generation in the words of the data tier.
-fn window_of(attempt: &Attempt) -> Window<Source> {
+fn window_of(attempt: &Attempt) -> Result<Window<Source>> {
     let generation = &attempt.generation;
     let volumes = generation.volumes().filter(|(volume, _)| !attempt.sides.contains_key(volume));
     let asides = attempt.sides.iter().map(|(volume, side)| (*volume, aside_files(&side.files())));
-    Window {
+    let snapshots =
+        generation.snapshots().map(|bytes| SnapshotEntry::decode(&bytes)).transpose()?;
+    Ok(Window {
         last_lsn: generation.last_lsn(),
         volume_records: generation.volume_records().collect(),
         volumes: volumes.map(|(volume, pieces)| (volume, extents_of(pieces))).collect(),
         asides: asides.collect(),
-        is_late: false,
-    }
+        late: None,
+        snapshots: snapshots.map_or_else(Vec::new, |entry| entry.changes()),
+    })
 }
 
 fn extents_of(pieces: Vec<Piece>) -> Vec<WindowExtent<Source>> {
@@ -674,7 +687,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
         }
         let folded = shared.tier.step(FOLD_PAGES).await;
         match folded {
-            Ok(report) if report.ranges_left > 0 && report.page_count > 0 => {
+            Ok(report) if report.ranges_left + report.prunes_left > 0 && report.page_count > 0 => {
                 tokio::task::yield_now().await;
                 continue;
             }

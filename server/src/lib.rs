@@ -18,6 +18,7 @@ pub mod pool;
 pub mod record;
 pub mod removal;
 pub mod serve;
+pub mod snapshot;
 pub mod store;
 pub mod units;
 pub mod volume;

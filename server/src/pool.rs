@@ -10,8 +10,10 @@
 
 mod aside;
 mod shared;
+mod snapshots;
 
 pub(crate) use shared::Shared;
+pub use snapshots::NamedSnapshot;
 
 use crate::destage::{self, DestageOptions, DestageProgress};
 use crate::record::{Durability, VolumeRecord, VolumeState};
@@ -19,6 +21,7 @@ use crate::volume::{Volume, check_size};
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
+use snapshots::Snapshots;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -73,6 +76,7 @@ pub struct Pool {
 struct Volumes {
     records: BTreeMap<u32, VolumeRecord>,
     present: BTreeMap<String, Arc<Volume>>,
+    snapshots: Snapshots,
 }
 
 /// Seconds since the Unix epoch. Only for what people read: no safety depends on it.
@@ -106,9 +110,10 @@ impl Pool {
             }
             records.insert(record.id, record);
         }
+        let snapshots = Snapshots::find(&log, &tier)?;
         let shared = Arc::new(Shared::new(log, tier, missing));
         shared.weigh_asides();
-        let mut volumes = Volumes { records, present: BTreeMap::new() };
+        let mut volumes = Volumes { records, present: BTreeMap::new(), snapshots };
         for record in volumes.records.values() {
             if record.state == VolumeState::Present {
                 let volume = Volume::new(shared.clone(), record.clone());
@@ -347,6 +352,7 @@ impl Pool {
             return self.purge(record).await;
         }
         let volume = self.find(name)?;
+        self.volumes.lock().check_no_snapshots(volume.id().0, name)?;
         let lock = self.shared.change_lock(volume.id());
         let record = {
             // No write or resize is under way, and none that waits gets past `retire`.

@@ -8,6 +8,7 @@
 //! - Stored as JSON with a version (docs/format.md, "Volume record"): rare, small, and readable by
 //!   a person at 3 a.m. It is sealed like everything else in the log and the metadata.
 
+use crate::snapshot::SnapshotRecord;
 use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -102,6 +103,19 @@ impl VolumeRecord {
     #[must_use]
     pub fn has_stepped_back_since(&self, epoch: Epoch, was_stepped_back: bool) -> bool {
         epoch.0 < self.stepped_back_in || (self.is_stepped_back && !was_stepped_back)
+    }
+
+    /// Of the volume as a snapshot shows it: what its clients are told. Never stored.
+    #[must_use]
+    pub fn of_snapshot(&self, snapshot: &SnapshotRecord) -> VolumeRecord {
+        VolumeRecord {
+            name: format!("{}@{}", self.name, snapshot.name),
+            size_bytes: snapshot.size_bytes,
+            is_read_only: true,
+            created_at: snapshot.created_at,
+            is_stepped_back: false,
+            ..self.clone()
+        }
     }
 
     /// The image that goes into the log and the metadata.

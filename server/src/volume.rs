@@ -7,6 +7,7 @@
 //!   to sectors reads its edge sectors first and excludes every other change of the volume from
 //!   that read until its entry is queued and answered, so it never puts old bytes back.
 //! - Nothing is answered before the log says that it is where `durability` wants it.
+//! - A snapshot of a volume is one that cannot be changed: it shows nothing from behind its LSN.
 
 use crate::planted::planted;
 use crate::pool::Shared;
@@ -49,6 +50,8 @@ pub struct Volume {
     changes: Arc<RwLock<()>>,
     /// Highest LSN that this volume has been answered, for `durability = "store"`.
     answered_lsn: AtomicU64,
+    /// Of a snapshot: where it is.
+    at: Option<Lsn>,
 }
 
 /// The sectors that a byte range covers wholly, and the ragged bytes before and after.
@@ -84,7 +87,16 @@ impl Split {
 
 impl Volume {
     pub(crate) fn new(shared: Arc<Shared>, record: VolumeRecord) -> Arc<Volume> {
-        Arc::new(Volume {
+        Arc::new(Self::at(shared, record, None))
+    }
+
+    /// What the snapshot at `lsn` shows; `record` is [that of it](VolumeRecord::of_snapshot).
+    pub(crate) fn snapshot(shared: Arc<Shared>, record: VolumeRecord, lsn: Lsn) -> Arc<Volume> {
+        Arc::new(Self::at(shared, record, Some(lsn)))
+    }
+
+    fn at(shared: Arc<Shared>, record: VolumeRecord, at: Option<Lsn>) -> Volume {
+        Volume {
             id: VolumeId(record.id),
             size_bytes: AtomicU64::new(record.size_bytes),
             is_present: AtomicBool::new(true),
@@ -95,7 +107,14 @@ impl Volume {
             // still be there.
             answered_lsn: AtomicU64::new(shared.log.status().acked_lsn.0),
             shared,
-        })
+            at,
+        }
+    }
+
+    /// It is a snapshot of a volume, not the volume itself.
+    #[must_use]
+    pub fn is_snapshot(&self) -> bool {
+        self.at.is_some()
     }
 
     /// The volume's identity within its pool.
@@ -294,7 +313,11 @@ impl Volume {
     /// False when an entry left the log meanwhile; `buf` is then undefined.
     async fn read_sectors_once(&self, first_sector: u64, buf: &mut [u8]) -> Result<bool> {
         let sector_count = buf.len() as u64 / SECTOR_BYTES;
-        let pieces = self.shared.log.overlay().lookup(self.id, first_sector, sector_count);
+        let overlay = self.shared.log.overlay();
+        let pieces = match self.at {
+            None => overlay.lookup(self.id, first_sector, sector_count),
+            Some(at) => overlay.lookup_at(self.id, at, first_sector, sector_count),
+        };
         let mut rest = buf;
         for piece in pieces {
             let offset = piece.start_sector * SECTOR_BYTES;
@@ -317,7 +340,10 @@ impl Volume {
                 Source::Lost { lsn } => {
                     return Err(lost(self.id, piece.start_sector, piece.sector_count, lsn));
                 }
-                Source::Beneath => self.shared.tier.read(self.id, offset, part).await?,
+                Source::Beneath => match self.at {
+                    None => self.shared.tier.read(self.id, offset, part).await?,
+                    Some(at) => self.shared.tier.read_at(self.id, at, offset, part).await?,
+                },
             }
         }
         assert!(rest.is_empty(), "the overlay's pieces cover the range");
@@ -429,6 +455,9 @@ impl BlockDevice for Volume {
 
     async fn flush(&self) -> Result<()> {
         self.check_present()?;
+        if self.is_snapshot() {
+            return Ok(()); // it was on stable storage before it was there
+        }
         match self.durability() {
             Durability::Auto | Durability::Flush => self.shared.log.flush().await.map(drop),
             // Every answer so far has waited for stable storage.
@@ -473,8 +502,11 @@ impl BlockDevice for Volume {
         let mut extents = Extents { list: Vec::new(), count_max: extent_count_max.max(1) };
         let first_sector = offset / SECTOR_BYTES;
         let end_sector = (offset + length).div_ceil(SECTOR_BYTES);
-        let pieces =
-            self.shared.log.overlay().lookup(self.id, first_sector, end_sector - first_sector);
+        let (overlay, sector_count) = (self.shared.log.overlay(), end_sector - first_sector);
+        let pieces = match self.at {
+            None => overlay.lookup(self.id, first_sector, sector_count),
+            Some(at) => overlay.lookup_at(self.id, at, first_sector, sector_count),
+        };
         for piece in pieces {
             let start = (piece.start_sector * SECTOR_BYTES).max(offset);
             let end =
@@ -486,11 +518,15 @@ impl BlockDevice for Volume {
                 | Source::Lost { .. } => extents.push(end - start, false, false),
                 Source::Zeroes { is_trim } => extents.push(end - start, is_trim, true),
                 Source::Beneath => {
-                    let beneath = self
-                        .shared
-                        .tier
-                        .allocation(self.id, start, end - start, extent_count_max)
-                        .await?;
+                    let (tier, range) = (&self.shared.tier, (start, end - start));
+                    let beneath = match self.at {
+                        None => {
+                            tier.allocation(self.id, range.0, range.1, extent_count_max).await?
+                        }
+                        Some(at) => {
+                            tier.allocation_at(self.id, at, range, extent_count_max).await?
+                        }
+                    };
                     let covered: u64 = beneath.iter().map(|run| run.length_bytes).sum();
                     beneath
                         .iter()
@@ -507,12 +543,18 @@ impl BlockDevice for Volume {
 
     async fn prefetch(&self, offset: u64, length: u64) -> Result<()> {
         self.check_range(offset, length, ErrorKind::Invalid)?;
-        self.shared.tier.prefetch(self.id, offset, length);
+        if self.at.is_none() {
+            self.shared.tier.prefetch(self.id, offset, length);
+        }
         Ok(())
     }
 
     async fn resize(&self, size_bytes: u64) -> Result<()> {
         check_size(size_bytes)?;
+        if self.is_snapshot() {
+            let what = format!("resize {}: a snapshot stays as it is", self.record.read().name);
+            return Err(Error::new(ErrorKind::Denied, what));
+        }
         self.update_record(|record| {
             if size_bytes < record.size_bytes {
                 let what = format!("resize volume {}: a client may not shrink it", record.name);

@@ -20,7 +20,7 @@ use crate::map::commit::CommitError;
 use crate::map::pages::PAGE_BLOCKS;
 use crate::map::ranges::RANGE_PAGES_MIN;
 use crate::map::records::AsideFile;
-use crate::map::{Change, Commit, CommitReport, LayerId};
+use crate::map::{Change, Commit, CommitReport, LayerId, SnapshotChange};
 use crate::tier::Inner;
 use block::units::{BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -67,6 +67,8 @@ const SECTOR: usize = SECTOR_BYTES as usize;
 pub struct Window<H> {
     /// LSN of its last entry.
     pub last_lsn: Lsn,
+    /// What happens to snapshots at `last_lsn`.
+    pub snapshots: Vec<SnapshotChange>,
     /// The newest record of each volume that has one in the window.
     pub volume_records: Vec<(VolumeId, Bytes)>,
     /// Each volume once.
@@ -74,9 +76,9 @@ pub struct Window<H> {
     /// All side files of each volume whose side files change with this window: those that hold what
     /// the window lacks of it, or none when the window brings what they held.
     pub asides: Vec<(VolumeId, Vec<AsideFile>)>,
-    /// It brings what earlier windows lacked: `last_lsn` is the destaged LSN, and the volumes had
-    /// side files until now.
-    pub is_late: bool,
+    /// It brings what earlier windows lacked, up to this LSN: `last_lsn` is the destaged LSN, and the
+    /// volumes had side files until now. No snapshot of them lies among what it brings.
+    pub late: Option<Lsn>,
 }
 
 /// The extents of one volume in a window: sorted and disjoint.
@@ -184,7 +186,7 @@ impl Inner {
         let _turn = self.destage_turn.lock().await;
         // Before anything is uploaded in vain.
         self.map.check(&*self.writer.lock().await)?;
-        if self.is_done(window.last_lsn, window.is_late, self.map.destaged_lsn())? {
+        if self.is_done(window.last_lsn, window.late.is_some(), self.map.destaged_lsn())? {
             return Ok(DestageReport { was_done: true, ..DestageReport::default() });
         }
         fail_point!("destage-start");
@@ -387,12 +389,14 @@ impl<'a> Job<'a> {
         changes.extend(self.unmapped);
         let commit = Commit {
             last_lsn: window.last_lsn,
+            lsn: window.late.unwrap_or(window.last_lsn),
             volume_records: window.volume_records,
+            snapshots: window.snapshots,
             segments,
             changes,
             next_segment: self.inner.next_segment.load(Ordering::SeqCst),
             asides: window.asides,
-            is_late: window.is_late,
+            is_late: window.late.is_some(),
         };
         let report = DestageReport {
             segment_count: written.segment_count,

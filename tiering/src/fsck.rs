@@ -13,8 +13,10 @@
 
 use crate::map::clock_cache::ClockCache;
 use crate::map::database::Database;
+use crate::map::history::{self, Copy};
 use crate::map::pages::{self, PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;
+use crate::map::snapshots::StoredCopy;
 use crate::map::{LayerId, StoredPage};
 use crate::segment::DirectoryEntry;
 use crate::tier::Inner;
@@ -61,8 +63,12 @@ pub struct FsckReport {
     pub page_count: u64,
     /// Runs of all pages.
     pub run_count: u64,
-    /// Blocks that readers see as stored.
+    /// Blocks that readers see as stored, snapshots aside.
     pub block_count: u64,
+    /// Snapshots.
+    pub snapshot_count: u64,
+    /// Copies of map pages, which snapshots show.
+    pub copy_count: u64,
     /// Segments that the owner of the pool reclaimed during the check: what was in them is elsewhere now,
     /// and was not looked at again.
     pub reclaimed_count: u64,
@@ -209,7 +215,9 @@ impl Check<'_> {
         self.gone.clear();
         self.stored.clear();
         self.name_asides();
+        self.report.snapshot_count = self.inner.map.snapshots().iter().count() as u64;
         self.walk_pages().await?;
+        self.walk_copies().await?;
         self.compare_live().await
     }
 
@@ -302,23 +310,104 @@ impl Check<'_> {
                 return Ok(());
             }
         };
-        for run in pages::fold(operands, Lsn::NONE).runs.iter().filter(|run| run.is_mapped()) {
+        let counted = pages::counted(operands);
+        for run in &counted {
             *self.stored.entry(run.segment).or_default() += run.count();
         }
         for run in page.folded.runs.iter().filter(|run| run.is_mapped()) {
             self.report.run_count += 1;
             self.report.block_count += u64::from(run.count());
-            if let Some(wrong) = self.check_run(page.layer, page.page, run).await? {
-                let (layer, number) = (page.layer, page.page);
-                self.report.differs(|| {
-                    format!(
-                        "page {number} of layer {layer}, blocks {} to {}: {wrong}",
-                        run.first, run.last
-                    )
-                });
+            self.name_run(page.layer, page.page, None, run).await?;
+        }
+        if page.folded.has_kept {
+            // Snapshots may show it.
+            for run in &pages::difference_of_all(&counted, &page.folded.runs) {
+                self.name_run(page.layer, page.page, None, run).await?;
             }
         }
         Ok(())
+    }
+
+    /// Notes what is wrong with a run, if anything.
+    async fn name_run(
+        &mut self,
+        layer: LayerId,
+        page: u32,
+        copy: Option<Lsn>,
+        run: &Run,
+    ) -> Result<()> {
+        if let Some(wrong) = self.check_run(layer, page, run).await? {
+            let of = copy.map_or_else(String::new, |until| format!("copy {until} of "));
+            self.report.differs(|| {
+                let (first, last) = (run.first, run.last);
+                format!("{of}page {page} of layer {layer}, blocks {first} to {last}: {wrong}")
+            });
+        }
+        Ok(())
+    }
+
+    /// Checks the copies that snapshots show, and counts what they hold.
+    async fn walk_copies(&mut self) -> Result<()> {
+        let snapshots = self.inner.map.snapshots();
+        let mut last: Option<(LayerId, u32, Copy)> = None;
+        let mut after = None;
+        loop {
+            let copies = self.inner.map.copies_after(after, STEP).await?;
+            let Some(end) = copies.last() else { break };
+            after = Some((end.layer, end.page, end.until));
+            for StoredCopy { layer, page, until, copy } in copies {
+                self.report.copy_count += 1;
+                let copy = match copy {
+                    Ok(copy) => copy,
+                    Err(error) => {
+                        self.report.differs(|| error.chain());
+                        continue;
+                    }
+                };
+                for run in copy.runs.iter().filter(|run| run.is_mapped()) {
+                    self.name_run(layer, page, Some(until), run).await?;
+                }
+                let is_same = |last: &&(LayerId, u32, Copy)| (last.0, last.1) == (layer, page);
+                let before = last.as_ref().filter(is_same);
+                let before_until = before.map_or(Lsn::NONE, |(_, _, before)| before.until);
+                let is_shown = history::is_shown(&copy, before_until, snapshots.of(layer));
+                if !is_shown && !self.inner.map.is_prune_wanted(layer) {
+                    self.report.differs(|| {
+                        format!(
+                            "copy {until} of page {page} of layer {layer}: no snapshot shows it"
+                        )
+                    });
+                }
+                match before {
+                    Some((_, _, before)) => self.count_copy(before, &copy.runs),
+                    None => self.end_copies(last.take()).await?,
+                }
+                last = Some((layer, page, copy));
+            }
+        }
+        self.end_copies(last).await
+    }
+
+    /// Counts the newest copy of a page.
+    async fn end_copies(&mut self, last: Option<(LayerId, u32, Copy)>) -> Result<()> {
+        let Some((layer, page, copy)) = last else { return Ok(()) };
+        match self.inner.map.stored_operands(layer, page).await {
+            Ok(operands) if operands.is_empty() => self.report.differs(|| {
+                format!("page {page} of layer {layer} has copies and is not there itself")
+            }),
+            Ok(operands) => self.count_copy(&copy, history::base(&operands)),
+            // Named when the pages were walked.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Counts what a copy has beyond the state that follows it.
+    fn count_copy(&mut self, copy: &Copy, next: &[Run]) {
+        for run in pages::difference(&copy.runs, next) {
+            *self.stored.entry(run.segment).or_default() += run.count();
+        }
     }
 
     /// What is wrong with a run, if anything.

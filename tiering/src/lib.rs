@@ -30,6 +30,7 @@ pub use destage::{
 };
 pub use fsck::{FsckOptions, FsckReport};
 pub use map::records::AsideFile;
+pub use map::snapshots::SnapshotChange;
 pub use map::space::Space;
 pub use orphans::SweepReport;
 pub use outage::StoreFailure;

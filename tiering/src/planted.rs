@@ -16,6 +16,14 @@ pub(crate) struct Planted {
     pub(crate) count_out_twice: bool,
     /// What to delete is asked while a commit is under way.
     pub(crate) sweep_unlocked: bool,
+    /// Reclaim looks at pages as they are, not at what snapshots show of them.
+    pub(crate) reclaim_without_snapshots: bool,
+    /// A page gets an image, and what snapshots show of it is not copied.
+    pub(crate) copies_forgotten: bool,
+    /// A copy is dropped when the snapshot that it was made for is removed, though an older one shows it.
+    pub(crate) pruned_too_much: bool,
+    /// What a snapshot shows of a page is counted out when it is written over.
+    pub(crate) kept_uncounted: bool,
 }
 
 impl Planted {
@@ -30,6 +38,10 @@ impl Planted {
             delete_first: has("delete-first"),
             count_out_twice: has("count-out-twice"),
             sweep_unlocked: has("sweep-unlocked"),
+            reclaim_without_snapshots: has("reclaim-without-snapshots"),
+            copies_forgotten: has("copies-forgotten"),
+            pruned_too_much: has("pruned-too-much"),
+            kept_uncounted: has("kept-uncounted"),
         }
     }
 

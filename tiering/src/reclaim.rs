@@ -7,6 +7,8 @@
 //! - Order: new segments durable, then one metadata batch that re-points and forgets, durable, then the
 //!   old objects are deleted. A crash in between leaves orphan segments, never dangling pointers.
 //! - What a write has changed meanwhile stays: see [`crate::map::repoint`].
+//! - What a snapshot shows is live. A segment has a block of a layer once at most, and so have all segments
+//!   that one step rewrites: a block that was overwritten between two snapshots is in two of them.
 //! - Memory is bounded: one segment that is built, one that is gathered, and the frames of a few requests.
 //! - Dropping the future stops it between two steps; a commit that has begun ends by itself.
 
@@ -19,6 +21,7 @@ use crate::fetch::Access;
 use crate::map::database::Database;
 use crate::map::pages::{PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;
+use crate::map::repoint::SeenPage;
 use crate::map::space::{self, Space};
 use crate::map::{LayerId, Moved, Placed, Repoint, RepointReport};
 use crate::segment::{BLOCK_COUNT_MAX, DirectoryEntry, FrameAt, FrameRef};
@@ -184,6 +187,7 @@ struct Live {
 /// Live blocks that were written anew, and the segments that nothing else is in.
 struct Rewritten {
     live: Vec<Live>,
+    settled: Vec<(LayerId, u32)>,
     emptied: Vec<SegmentRecord>,
     written: Written,
     /// Of frames.
@@ -199,10 +203,13 @@ enum Stopped {
 }
 
 /// What is known of a segment that was looked into.
+#[derive(Default)]
 struct Look {
     live: Vec<Live>,
     /// Pages that a range hides name it, too.
     has_hidden: bool,
+    /// Pages that store places of it which nobody can see.
+    settled: Vec<(LayerId, u32)>,
 }
 
 impl Inner {
@@ -358,19 +365,21 @@ impl Inner {
         let seen = self.map.db();
         let rewritten =
             tokio::time::timeout(REWRITE_TIME_MAX, self.rewrite_victims(&victims)).await;
-        let Rewritten { live, emptied, written, read_bytes } = rewritten.unwrap_or_else(|_| {
+        let rewritten = rewritten.unwrap_or_else(|_| {
             let pause = Instant::now() + REWRITE_PAUSE;
             self.reclaim.state.lock().rewrite_not_before = Some(pause);
             let what = format!("rewrite segments: not done in {REWRITE_TIME_MAX:?}");
             Err(Error::new(ErrorKind::Unavailable, what))
         })?;
-        let mut report = ReclaimReport { read_bytes, ..ReclaimReport::default() };
-        if live.is_empty() && emptied.is_empty() {
+        let mut report =
+            ReclaimReport { read_bytes: rewritten.read_bytes, ..ReclaimReport::default() };
+        if rewritten.live.is_empty() && rewritten.emptied.is_empty() {
             return Ok(report);
         }
-        report.written_bytes = written.report.object_bytes;
+        report.written_bytes = rewritten.written.report.object_bytes;
+        let emptied = rewritten.emptied.clone();
         fail_point!("reclaim-before-commit");
-        let done = self.commit_moves(seen, live, written, emptied.clone()).await?;
+        let done = self.commit_moves(seen, rewritten).await?;
         fail_point!("reclaim-committed");
         // What was overtaken may be hidden by a range now, which is not counted out before it is folded.
         if done.overtaken_block_count == 0 {
@@ -396,7 +405,9 @@ impl Inner {
         let segment_bytes = self.options.segment_bytes.min(SEGMENT_BYTES_MAX);
         let mut writer = SegmentWriter::new(self, 1, segment_bytes);
         let (mut live, mut emptied, mut read_bytes) = (Vec::new(), Vec::new(), 0);
-        for Victim { record, .. } in victims {
+        let (mut settled, mut blocks) = (Vec::new(), HashSet::new());
+        let mut later = Vec::new();
+        for victim @ Victim { record, .. } in victims {
             if self.options.planted.forget_unchecked {
                 emptied.push(*record);
                 continue;
@@ -409,6 +420,14 @@ impl Inner {
                     continue;
                 }
             };
+            if overlaps(&look.live, &blocks) {
+                // Another version of a block. It is the turn of this one after that.
+                later.push(*victim);
+                continue;
+            }
+            for one in &look.live {
+                blocks.extend(one.blocks());
+            }
             match self.rewrite(record, &look.live, &mut writer).await {
                 Ok(bytes) => read_bytes += bytes,
                 // What was read of it is not moved either.
@@ -422,9 +441,13 @@ impl Inner {
                 emptied.push(*record);
             }
             live.extend(look.live);
+            settled.extend(look.settled);
         }
+        settled.sort_unstable();
+        settled.dedup();
+        self.reclaim.state.lock().victims.extend(later.into_iter().rev());
         let written = writer.finish().await?;
-        Ok(Rewritten { live, emptied, written, read_bytes })
+        Ok(Rewritten { live, settled, emptied, written, read_bytes })
     }
 
     /// A segment that cannot be read is left alone until the next start; what does not answer ends the
@@ -467,15 +490,19 @@ impl Inner {
         let looked: Vec<Look> = futures::stream::iter(pages)
             .map(|((layer, page), entries)| async move {
                 let layer = LayerId(layer);
-                let (seen, stored) = self.map.page_and_hidden(layer, page).await?;
-                look_at(record, layer, page, &entries, &seen.runs, stored.as_deref())
+                let seen = self.map.page_for_reclaim(layer, page).await?;
+                look_at(record, layer, page, &entries, &seen)
             })
             .buffered(PAGES_AT_ONCE)
             .try_collect()
             .await?;
-        let has_hidden = looked.iter().any(|look| look.has_hidden);
-        let live = looked.into_iter().flat_map(|look| look.live).collect();
-        Ok(Some(Look { live, has_hidden }))
+        let mut all = Look::default();
+        for look in looked {
+            all.has_hidden |= look.has_hidden;
+            all.live.extend(look.live);
+            all.settled.extend(look.settled);
+        }
+        Ok(Some(all))
     }
 
     /// Puts the live blocks of a segment, sorted, into new ones. Returns the bytes of their frames.
@@ -539,10 +566,9 @@ impl Inner {
     async fn commit_moves(
         self: &Arc<Self>,
         seen: Arc<Database>,
-        live: Vec<Live>,
-        written: Written,
-        emptied: Vec<SegmentRecord>,
+        rewritten: Rewritten,
     ) -> Result<RepointReport> {
+        let Rewritten { live, settled, emptied, written, .. } = rewritten;
         let path = |record: &SegmentRecord| record.info.object_path();
         let new: Vec<Path> = written.segments.iter().map(path).collect();
         let old: Vec<Path> = emptied.iter().map(path).collect();
@@ -565,6 +591,7 @@ impl Inner {
         };
         let asked = Repoint {
             moved,
+            settled,
             segments: written.segments,
             emptied,
             next_segment: self.next_segment.load(Ordering::SeqCst),
@@ -593,19 +620,38 @@ impl Inner {
     }
 }
 
+impl Live {
+    fn blocks(&self) -> impl Iterator<Item = (LayerId, u64)> {
+        let layer = self.layer;
+        (self.first_block..self.first_block + self.block_count).map(move |block| (layer, block))
+    }
+}
+
+fn overlaps(live: &[Live], blocks: &HashSet<(LayerId, u64)>) -> bool {
+    live.iter().any(|one| one.blocks().any(|block| blocks.contains(&block)))
+}
+
 /// What a page names of a segment, of which it has these frames in the page.
 fn look_at(
     record: &SegmentRecord,
     layer: LayerId,
     page: u32,
     entries: &[DirectoryEntry],
-    seen: &[Run],
-    stored: Option<&[Run]>,
+    seen: &SeenPage,
 ) -> Result<Look> {
     let number = record.info.number.0;
     let page_block = u64::from(page) * PAGE_BLOCKS;
-    let mut live = Vec::new();
-    for run in seen.iter().filter(|run| run.segment == number) {
+    let wrong = |run: &Run, what: &str| {
+        let what = format!(
+            "{}: page {page} of layer {layer} names frame {} for block {}, and {what}",
+            record.info,
+            run.frame_index,
+            page_block + u64::from(run.first)
+        );
+        Error::new(ErrorKind::Corrupt, what)
+    };
+    let mut places: [Option<(FrameAt, u8)>; PAGE_BLOCKS as usize] = [None; PAGE_BLOCKS as usize];
+    for run in seen.states.iter().flatten().filter(|run| run.segment == number) {
         let first_block = page_block + u64::from(run.first);
         let at = FrameAt {
             frame_index: run.frame_index,
@@ -618,25 +664,47 @@ fn look_at(
                 && u32::from(run.within) + run.count() <= u32::from(entry.block_count)
         };
         if entries.iter().find(is_its).is_none() {
-            let what = format!(
-                "{}: page {page} of layer {layer} names frame {} for block {first_block}, and its directory \
-                 does not",
-                record.info, run.frame_index
-            );
-            return Err(Error::new(ErrorKind::Corrupt, what));
+            return Err(wrong(run, "its directory does not"));
         }
-        live.push(Live {
-            layer,
-            first_block,
-            block_count: run.count().into(),
-            from: Placed { segment: number, at, within: run.within },
-        });
+        for (block, within) in (run.first..=run.last).zip(run.within..) {
+            let place = places[usize::from(block)].get_or_insert((at, within));
+            if *place != (at, within) {
+                return Err(wrong(run, "another frame for it elsewhere"));
+            }
+        }
     }
-    let count = |runs: &[Run]| -> u32 {
+    let mut live: Vec<Live> = Vec::new();
+    for (block, place) in (page_block..).zip(&places) {
+        let Some((at, within)) = *place else { continue };
+        match live.last_mut() {
+            Some(last)
+                if last.first_block + last.block_count == block
+                    && last.from.at == at
+                    && u64::from(last.from.within) + last.block_count == u64::from(within) =>
+            {
+                last.block_count += 1;
+            }
+            _ => live.push(Live {
+                layer,
+                first_block: block,
+                block_count: 1,
+                from: Placed { segment: number, at, within },
+            }),
+        }
+    }
+    let of_it = |runs: &[Run]| -> u32 {
         runs.iter().filter(|run| run.segment == number).map(Run::count).sum()
     };
-    let has_hidden = stored.is_some_and(|stored| count(stored) > count(seen));
-    Ok(Look { live, has_hidden })
+    let shown = seen.states.first().map_or(0, |newest| of_it(newest));
+    let is_unseen = |run: &Run| {
+        run.segment == number
+            && (run.first..=run.last).any(|block| places[usize::from(block)].is_none())
+    };
+    Ok(Look {
+        live,
+        has_hidden: of_it(&seen.hidden) > shown,
+        settled: if seen.unseen.iter().any(is_unseen) { vec![(layer, page)] } else { Vec::new() },
+    })
 }
 
 /// The bytes of live blocks within their frame.

@@ -13,12 +13,12 @@ mod read;
 
 use crate::destage::buffers::Buffers;
 use crate::destage::{DestageError, DestageReport, LogSource, Window};
-use crate::fetch::{Frames, FramesOptions, FramesStatus};
+use crate::fetch::{Access, Frames, FramesOptions, FramesStatus};
 use crate::fsck::{FsckOptions, FsckReport};
 use crate::map::database::{self, Database, DatabaseOptions};
 use crate::map::pages::PAGE_BLOCKS;
 use crate::map::records::AsideFile;
-use crate::map::{FoldReport, Health, Map, MapOptions, MapStatus, Writer};
+use crate::map::{FoldReport, Health, LayerId, Map, MapOptions, MapStatus, Writer};
 use crate::orphans::{Orphans, SweepReport};
 use crate::outage::{Outage, StoreFailure};
 use crate::planted::Planted;
@@ -335,7 +335,48 @@ impl Tier {
         if let Some(ahead) = advice.ahead {
             self.read_ahead(volume, ahead, &self.inner.read_ahead_places);
         }
-        self.inner.read_with(volume, offset, buf, advice.access).await
+        self.inner.read_with(volume, None, offset, buf, advice.access).await
+    }
+
+    /// As [`Tier::read`], of the volume as its snapshot at `at` shows it. Also before that is destaged, as
+    /// long as nothing beyond it is.
+    ///
+    /// # Errors
+    /// As [`Tier::read`]. What is read of a snapshot that is removed meanwhile means nothing.
+    pub async fn read_at(
+        &self,
+        volume: VolumeId,
+        at: Lsn,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<()> {
+        self.inner.read_with(volume, Some(at), offset, buf, Access::Random).await
+    }
+
+    /// As [`Tier::allocation`], of a snapshot.
+    ///
+    /// # Errors
+    /// As [`Tier::read_at`].
+    pub async fn allocation_at(
+        &self,
+        volume: VolumeId,
+        at: Lsn,
+        (offset, length): (u64, u64),
+        extent_count_max: usize,
+    ) -> Result<Vec<AllocationExtent>> {
+        let range = (offset, length);
+        let found = self.inner.allocation(volume, Some(at), range, extent_count_max).await;
+        found.map_err(|error| error.context(format!("map volume {volume}, offset {offset}")))
+    }
+
+    /// The snapshots that are destaged and not removed: volume, LSN and what the daemon said of each.
+    #[must_use]
+    pub fn snapshots(&self) -> Vec<(VolumeId, Lsn, Bytes)> {
+        let list = self.inner.map.snapshots();
+        let of = |((layer, lsn), record): ((LayerId, Lsn), &Bytes)| {
+            Some((VolumeId(u32::try_from(layer.0).ok()?), lsn, record.clone()))
+        };
+        list.iter().filter_map(of).collect()
     }
 
     /// Allocation of a range as consecutive runs from `offset` on: at least one, at most
@@ -350,7 +391,8 @@ impl Tier {
         length: u64,
         extent_count_max: usize,
     ) -> Result<Vec<AllocationExtent>> {
-        let found = self.inner.allocation(volume, offset, length, extent_count_max).await;
+        let range = (offset, length);
+        let found = self.inner.allocation(volume, None, range, extent_count_max).await;
         found.map_err(|error| error.context(format!("map volume {volume}, offset {offset}")))
     }
 
@@ -371,7 +413,7 @@ impl Tier {
         let inner = self.inner.clone();
         let end = range.end.min(range.start.saturating_add(PREFETCH_BYTES_MAX));
         let task = async move {
-            match inner.resolve(volume, range.start, end.saturating_sub(range.start)).await {
+            match inner.resolve(volume, None, range.start, end.saturating_sub(range.start)).await {
                 Ok(wanted) => {
                     let mut frames: Vec<FrameRef> = wanted.iter().map(|part| part.frame).collect();
                     drop(wanted);
@@ -438,7 +480,8 @@ impl Tier {
     }
 
     /// One step of background work: folds what large trims hide in the map, up to `page_budget`
-    /// pages, and gives back memory that destage did not need since the last step. Call it while `ranges_left` is not 0, at the lowest priority.
+    /// pages, or else drops what only removed snapshots showed, and gives back memory that destage did not
+    /// need since the last step. Call it while something is left, at the lowest priority.
     ///
     /// # Errors
     /// As [`Tier::destage`].
@@ -448,7 +491,13 @@ impl Tier {
         let inner = self.inner.clone();
         let step = async move {
             let mut writer = inner.writer.lock().await;
-            inner.map.fold_ranges(&mut writer, page_budget).await
+            let mut done = inner.map.fold_ranges(&mut writer, page_budget).await?;
+            if done.page_count == 0 {
+                let pruned = inner.map.prune(&mut writer, page_budget).await?;
+                done.page_count = pruned.copy_count;
+            }
+            done.prunes_left = inner.map.status().prune_count;
+            Ok(done)
         };
         let done = self.inner.background.spawn(step).await;
         done.map_err(|cause| Error::with_source(ErrorKind::Io, "fold ranges", cause))?

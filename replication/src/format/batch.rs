@@ -7,7 +7,7 @@
 //!   moved to another table.
 //! - The checksum covers ciphertext: who has no key can verify a batch.
 
-use super::entry::{ENTRY_BYTES, EntryRow};
+use super::entry::{ENTRY_BYTES, EntryKind, EntryRow};
 use super::{FormatError, part, put};
 use block::env::IoBuffer;
 use block::seal::{Algorithm, SALT_BYTES, SealKey, TAG_BYTES};
@@ -59,6 +59,8 @@ const FLAG_CLEAN: u8 = 2;
 const FLAG_LOUD: u8 = 4;
 /// An earlier life may have lost acknowledged entries and the owner has not yet dealt with it.
 const FLAG_UNSETTLED: u8 = 8;
+/// Incompatible feature: the batch has entries about snapshots.
+const FEATURE_SNAPSHOTS: u32 = 1;
 const FLAGS_KNOWN: u8 = FLAG_OPENING | FLAG_CLEAN | FLAG_LOUD | FLAG_UNSETTLED;
 
 /// The header of a batch.
@@ -73,6 +75,8 @@ pub(crate) struct BatchHeader {
     pub(crate) is_loud: bool,
     /// What an earlier life may have lost has been dealt with.
     pub(crate) is_settled: bool,
+    /// It has entries about snapshots, which earlier programs do not know.
+    pub(crate) has_snapshots: bool,
     pub(crate) pool: [u8; 16],
     pub(crate) ring: [u8; 16],
     pub(crate) open: [u8; 16],
@@ -138,6 +142,8 @@ impl BatchHeader {
         put(&mut bytes, AT_VERSION, &VERSION.to_le_bytes());
         put(&mut bytes, AT_ALGORITHM, &[algorithm]);
         put(&mut bytes, AT_FLAGS, &[flags]);
+        let features = if self.has_snapshots { FEATURE_SNAPSHOTS } else { 0 };
+        put(&mut bytes, AT_INCOMPATIBLE, &features.to_le_bytes());
         put(&mut bytes, AT_POOL, &self.pool);
         put(&mut bytes, AT_RING, &self.ring);
         put(&mut bytes, AT_OPEN, &self.open);
@@ -173,10 +179,11 @@ impl BatchHeader {
         if version != VERSION {
             return Err(FormatError::Version(version));
         }
-        let features = u32_of(AT_READ_ONLY)? | u32_of(AT_INCOMPATIBLE)?;
+        let incompatible = u32_of(AT_INCOMPATIBLE)?;
+        let unknown = u32_of(AT_READ_ONLY)? | (incompatible & !FEATURE_SNAPSHOTS);
         let _compatible = u32_of(AT_COMPATIBLE)?;
-        if features != 0 {
-            return Err(FormatError::Features(features));
+        if unknown != 0 {
+            return Err(FormatError::Features(unknown));
         }
         let [algorithm, flags] = array_at(header, AT_ALGORITHM).ok_or(FormatError::Short)?;
         let found = BatchHeader {
@@ -185,6 +192,7 @@ impl BatchHeader {
             is_clean: flags & FLAG_CLEAN != 0,
             is_loud: flags & FLAG_LOUD != 0,
             is_settled: flags & FLAG_UNSETTLED == 0,
+            has_snapshots: incompatible & FEATURE_SNAPSHOTS != 0,
             pool: id_of(AT_POOL)?,
             ring: id_of(AT_RING)?,
             open: id_of(AT_OPEN)?,
@@ -236,6 +244,7 @@ pub(crate) fn encode<'a>(
     header.entry_count = u32::try_from(rows.len()).ok()?;
     header.payload_bytes = u32::try_from(payload_bytes).ok()?;
     header.batch_bytes = u32::try_from(total).ok()?;
+    header.has_snapshots = rows.iter().any(|row| row.kind == EntryKind::Snapshot);
     let head = header.encode();
     buffer.reset(total);
     buffer.push(&head);

@@ -13,7 +13,7 @@ use block::{Lsn, VolumeId};
 /// Bytes of one row.
 pub(crate) const ENTRY_BYTES: usize = 32;
 
-const AT_VOLUME: usize = 0; //          u32, 0 only for a marker
+const AT_VOLUME: usize = 0; //          u32, 0 only for a marker and for snapshots
 const AT_KIND: usize = 4; //            u8, then 3 zero bytes
 const AT_START_SECTOR: usize = 8; //    u64
 const AT_SECTOR_COUNT: usize = 16; //   u64
@@ -40,6 +40,9 @@ pub enum EntryKind {
     VolumeRecord = 4,
     /// Nothing but a place in the order.
     Marker = 5,
+    /// The payload says which snapshots are made or removed at exactly this place: the generation ends here.
+    /// Of the pool, not of a volume.
+    Snapshot = 6,
 }
 
 impl EntryKind {
@@ -50,6 +53,7 @@ impl EntryKind {
             3 => Some(EntryKind::Trim),
             4 => Some(EntryKind::VolumeRecord),
             5 => Some(EntryKind::Marker),
+            6 => Some(EntryKind::Snapshot),
             _ => None,
         }
     }
@@ -61,6 +65,7 @@ impl EntryKind {
             EntryKind::Trim => 3,
             EntryKind::VolumeRecord => 4,
             EntryKind::Marker => 5,
+            EntryKind::Snapshot => 6,
         }
     }
 }
@@ -125,6 +130,11 @@ impl EntryRow {
                     && usize::try_from(payload_bytes).is_ok_and(|b| b <= RECORD_BYTES_MAX)
             }
             EntryKind::Marker => no_range && payload_bytes == 0,
+            EntryKind::Snapshot => {
+                !has_volume
+                    && no_range
+                    && usize::try_from(payload_bytes).is_ok_and(|b| b <= RECORD_BYTES_MAX)
+            }
         }
     }
 

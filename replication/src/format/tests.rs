@@ -35,6 +35,7 @@ fn header() -> BatchHeader {
         is_clean: false,
         is_loud: true,
         is_settled: true,
+        has_snapshots: false,
         pool: *b"pool-pool-pool-p",
         ring: *b"ring-ring-ring-r",
         open: *b"open-open-open-o",
@@ -445,6 +446,39 @@ proptest! {
         if let Ok(header) = BatchHeader::decode(&bytes) {
             prop_assert!(batch::verify(&header, &bytes).is_err() || cut >= bytes.len());
             let _ = batch::open_table(&header, &bytes, &key(&header));
+        }
+    }
+}
+
+#[test]
+fn a_batch_about_snapshots_says_so_to_programs_that_do_not_know_them() {
+    let mut header = header();
+    let key =
+        PoolKey::new([5; KEY_BYTES]).derive(header.algorithm, &header.salt, batch::KEY_PURPOSE);
+    for (kind, volume, features) in [(EntryKind::Snapshot, 0, 1), (EntryKind::VolumeRecord, 7, 0)] {
+        let row = EntryRow {
+            volume: VolumeId(volume),
+            kind,
+            start_sector: 0,
+            sector_count: 0,
+            payload_offset: 0,
+            payload_bytes: 6,
+        };
+        let mut rows = [row];
+        let mut buffer = IoBuffer::default();
+        let payloads = [&b"nights"[..]].into_iter();
+        batch::encode(&mut header, &mut rows, payloads, &key, &mut buffer).unwrap();
+        // Offset 20: incompatible features, see docs/format.md.
+        assert_eq!(buffer.as_slice()[20..24], [features, 0, 0, 0]);
+        let found = BatchHeader::decode(buffer.as_slice()).unwrap();
+        assert_eq!(found.has_snapshots, features == 1);
+        assert_eq!(batch::open_table(&found, buffer.as_slice(), &key).unwrap(), rows);
+        for wrong in [
+            EntryRow { volume: VolumeId(7 - volume), ..row },
+            EntryRow { sector_count: 1, ..row },
+            EntryRow { start_sector: 1, ..row },
+        ] {
+            assert!(!wrong.is_sane(), "{wrong:?}");
         }
     }
 }

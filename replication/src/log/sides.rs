@@ -54,6 +54,20 @@ pub struct SidePart {
     pub rest: Vec<SideFileId>,
 }
 
+impl SidePart {
+    /// How many they are.
+    #[must_use]
+    pub fn file_count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// LSN of the newest entry that they may hold; `Lsn::NONE` without any.
+    #[must_use]
+    pub fn last_lsn(&self) -> Lsn {
+        self.files.last().map_or(Lsn::NONE, |file| file.last_lsn)
+    }
+}
+
 /// Side files that nothing names any more.
 #[derive(Debug, Default)]
 #[must_use = "the files stay until they are removed"]
@@ -92,19 +106,40 @@ impl Log {
     }
 
     /// What the oldest side files of `volume` show together: as many as have `payload_bytes_max`, at
-    /// least one. Empty where it has none.
+    /// least one, and none from behind a snapshot that another one is before. Empty where it has none.
     ///
     /// # Errors
     /// `Io` when the work was cut short.
     pub async fn side_part(&self, volume: VolumeId, payload_bytes_max: u64) -> Result<SidePart> {
+        self.side_part_of(volume, payload_bytes_max, false).await
+    }
+
+    /// As [`Log::side_part`], of all side files, whatever lies between them.
+    ///
+    /// # Errors
+    /// As [`Log::side_part`].
+    pub async fn all_sides(&self, volume: VolumeId) -> Result<SidePart> {
+        self.side_part_of(volume, u64::MAX, true).await
+    }
+
+    async fn side_part_of(
+        &self,
+        volume: VolumeId,
+        payload_bytes_max: u64,
+        is_all: bool,
+    ) -> Result<SidePart> {
         let inner = Arc::clone(&self.inner);
         let merge = move || {
             let layers = inner.shared.overlay.sides_of(volume);
             let mut bytes = 0;
+            let mut last_lsn = Lsn::NONE;
+            let overlay = &inner.shared.overlay;
             let fits = layers.iter().take_while(|layer| {
                 let is_first = bytes == 0;
                 bytes += layer.weight.payload_bytes.max(1);
-                is_first || bytes <= payload_bytes_max
+                let before = std::mem::replace(&mut last_lsn, layer.id().last_lsn);
+                let is_apart = || overlay.is_snapshot_between(before, layer.id().first_lsn);
+                is_all || is_first || (bytes <= payload_bytes_max && !is_apart())
             });
             let count = fits.count();
             let (taken, rest) = layers.split_at(count);
@@ -190,7 +225,9 @@ impl Inner {
             layers.push(Arc::new(new));
             let count_max = self.shared.overlay.side_files_max(volume);
             for _ in 0..SIDE_MERGES_MAX {
-                let index = side::cheapest_pair(&layers);
+                let index = side::cheapest_pair(&layers, |older, newer| {
+                    !self.shared.overlay.is_snapshot_between(older.last_lsn, newer.first_lsn)
+                });
                 let Some(index) = index.filter(|_| layers.len() > count_max) else { break };
                 let pair = &layers[index..index + 2];
                 let (first_lsn, last_lsn) = (pair[0].id().first_lsn, pair[1].id().last_lsn);

@@ -187,8 +187,9 @@ fn a_missing_file_hides_everything_and_is_never_merged() {
     let [a, b, c] = [id(1, 2, 1), id(3, 4, 2), id(5, 6, 3)];
     let whole = |id| Arc::new(opened(&made(id, &[piece(0, 1, payload(9, 1))]), id).unwrap());
     let layers = [Arc::new(SideLayer::missing(a)), whole(b), whole(c)];
-    assert_eq!(cheapest_pair(&layers), Some(1));
-    assert_eq!(cheapest_pair(&layers[..2]), None);
+    assert_eq!(cheapest_pair(&layers, |_, _| true), Some(1));
+    assert_eq!(cheapest_pair(&layers[..2], |_, _| true), None);
+    assert_eq!(cheapest_pair(&layers, |_, _| false), None);
     let sectors = crate::format::entry::SECTORS_MAX;
     assert_eq!(shown(&merge(&layers)), [(0, 1, 9), (1, sectors - 1, 2)]);
 }

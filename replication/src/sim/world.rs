@@ -47,7 +47,7 @@ impl Entry {
         let value = match self.kind {
             EntryKind::Write => self.tag,
             EntryKind::Zero | EntryKind::Trim => 0,
-            EntryKind::VolumeRecord | EntryKind::Marker => return,
+            EntryKind::VolumeRecord | EntryKind::Marker | EntryKind::Snapshot => return,
         };
         contents.extend((self.start..self.start + self.count).map(|s| ((self.volume, s), value)));
     }
@@ -109,6 +109,8 @@ pub(crate) struct Stats {
     pub(crate) clean: u64,
     pub(crate) set_aside: u64,
     pub(crate) caught_up: u64,
+    /// Volumes that were compared as a snapshot shows them.
+    pub(crate) snapshots: u64,
     /// Batches after which a flush was expected.
     pub(crate) expected: u64,
 }
@@ -209,6 +211,7 @@ impl World {
         let last_lsn = opened.recovery.last_lsn;
         disk.faults = self.plan.faults;
         opened.overlay.set_sides(self.open_sides()?);
+        opened.overlay.set_snapshots(&self.snapshots(self.destaged), &[]);
         let shared =
             Shared::new(opened.overlay, last_lsn, self.destaged, 1 << 20, opened.head.position);
         shared.set_destaged(self.destaged, opened.released_position);
@@ -220,6 +223,7 @@ impl World {
         let reader = disk.reader();
         let process = Process { disk, core, shared, reader };
         self.check_contents(&process, last_lsn)?;
+        self.check_snapshots(&process, last_lsn)?;
         Ok(process)
     }
 
@@ -330,13 +334,17 @@ impl World {
                 0 => EntryKind::Trim,
                 1 => EntryKind::Zero,
                 2 => EntryKind::VolumeRecord,
-                3 => EntryKind::Marker,
+                3 if self.rng.chance(50) => EntryKind::Marker,
+                3 => EntryKind::Snapshot,
                 _ => EntryKind::Write,
             };
             let start = self.rng.below(SECTORS);
             let longest = if self.rng.chance(10) { SECTORS } else { 9 };
             let count = (1 + self.rng.below(longest)).min(SECTORS - start);
-            let volume = 1 + self.rng.below(VOLUMES) as u32;
+            let volume = match kind {
+                EntryKind::Snapshot => 0,
+                _ => 1 + self.rng.below(VOLUMES) as u32,
+            };
             let tag = self.next_tag;
             self.next_tag += 1;
             let entry = Entry { volume, kind, start, count, tag };
@@ -362,6 +370,7 @@ impl World {
             process.shared.want_sync(generation.last_lsn());
             return Ok(());
         }
+        self.check_snapshots(process, generation.last_lsn())?;
         let layers = self.set_aside(process, &generation)?;
         if self.rng.chance(5) {
             // Side files that the metadata never hears of.
@@ -411,7 +420,11 @@ impl World {
             let mut layers = process.shared.overlay.sides_of(volume);
             layers.push(new);
             if layers.len() > 2
-                && let Some(index) = side::cheapest_pair(&layers)
+                && let Some(index) = side::cheapest_pair(&layers, |older, newer| {
+                    let overlay = &process.shared.overlay;
+                    self.plan.planted.sides_joined
+                        || !overlay.is_snapshot_between(older.last_lsn, newer.first_lsn)
+                })
             {
                 let pair = &layers[index..index + 2];
                 let (first, last) = (pair[0].id().first_lsn, pair[1].id().last_lsn);
@@ -518,20 +531,61 @@ impl World {
         contents
     }
 
+    /// Snapshots in the history up to `lsn`.
+    fn snapshots(&self, lsn: Lsn) -> Vec<Lsn> {
+        let entries = self.history[..lsn.0 as usize].iter().zip(1..);
+        let is_one = |(entry, _): &(&Entry, u64)| entry.kind == EntryKind::Snapshot;
+        entries.filter(is_one).map(|(_, lsn)| Lsn(lsn)).collect()
+    }
+
+    /// Of what the tier has not beyond a snapshot, the overlay over it shows what was there then.
+    fn check_snapshots(&mut self, process: &Process, lsn: Lsn) -> Result<(), String> {
+        let overlay = &process.shared.overlay;
+        for at in self.snapshots(lsn) {
+            let expected = self.contents_at(at);
+            for volume in 1..=VOLUMES as u32 {
+                let tier_has = match self.asides.get(&volume) {
+                    Some(files) => Lsn(files[0].first_lsn.0 - 1),
+                    None => self.destaged,
+                };
+                if at < tier_has {
+                    continue;
+                }
+                let pieces = overlay.lookup_at(VolumeId(volume), at, 0, SECTORS);
+                let found = self.read(process, volume, pieces)?;
+                let of_it = expected.range((volume, 0)..(volume, u64::MAX));
+                if !found.iter().eq(of_it) {
+                    return Err(format!("the snapshot at {at} of volume {volume} differs"));
+                }
+                self.stats.snapshots += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// What pieces of a volume show, over the tier.
+    fn read(&self, process: &Process, volume: u32, pieces: Vec<Piece>) -> Result<Contents, String> {
+        let mut found = Contents::new();
+        for piece in pieces {
+            let sectors = piece.start_sector..piece.start_sector + piece.sector_count;
+            if matches!(piece.source, Source::Beneath) {
+                let beneath = self.tier.range((volume, sectors.start)..(volume, sectors.end));
+                found.extend(beneath.map(|(sector, tag)| (*sector, *tag)));
+                continue;
+            }
+            let tags = tags_of(&*process.reader, &piece.source, piece.sector_count)?;
+            found.extend(sectors.map(|s| (volume, s)).zip(tags));
+        }
+        Ok(found)
+    }
+
     /// The overlay over the tier must read as the history up to `lsn`.
     fn check_contents(&self, process: &Process, lsn: Lsn) -> Result<(), String> {
         let expected = self.contents_at(lsn);
         let mut found = Contents::new();
         for volume in 1..=VOLUMES as u32 {
-            for piece in process.shared.overlay.lookup(VolumeId(volume), 0, SECTORS) {
-                let sectors = piece.start_sector..piece.start_sector + piece.sector_count;
-                if matches!(piece.source, Source::Beneath) {
-                    found.extend(self.tier.range((volume, sectors.start)..(volume, sectors.end)));
-                    continue;
-                }
-                let tags = tags_of(&*process.reader, &piece.source, piece.sector_count)?;
-                found.extend(sectors.map(|s| (volume, s)).zip(tags));
-            }
+            let pieces = process.shared.overlay.lookup(VolumeId(volume), 0, SECTORS);
+            found.extend(self.read(process, volume, pieces)?);
         }
         if found == expected { Ok(()) } else { Err(format!("contents differ at {lsn}")) }
     }
@@ -585,7 +639,9 @@ fn new_entry(entry: &Entry) -> NewEntry {
             let sector: Vec<u8> = entry.tag.to_le_bytes().repeat(64);
             Bytes::from(sector.repeat(entry.count as usize))
         }
-        EntryKind::VolumeRecord => Bytes::copy_from_slice(&entry.tag.to_le_bytes()),
+        EntryKind::VolumeRecord | EntryKind::Snapshot => {
+            Bytes::copy_from_slice(&entry.tag.to_le_bytes())
+        }
         EntryKind::Zero | EntryKind::Trim | EntryKind::Marker => Bytes::new(),
     };
     let has_range = matches!(entry.kind, EntryKind::Write | EntryKind::Zero | EntryKind::Trim);

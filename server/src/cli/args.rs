@@ -43,6 +43,9 @@ pub enum Command {
     /// Volumes of a pool
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Snapshots of volumes: made at once, whatever the size
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
     /// Remove a pool, bring it back, or delete it for good
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -155,6 +158,35 @@ pub enum VolumeCommand {
         /// Where a side file is missing: go back to what the store has, without its writes
         #[arg(long)]
         give_up_writes: bool,
+    },
+}
+
+/// Snapshots of volumes.
+#[derive(Clone, Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Make a snapshot: `snapshot create db@monday`; of several volumes at the same instant: `db,wal@monday`
+    Create {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// VOLUME@NAME, or VOLUME,VOLUME@NAME
+        snapshot: String,
+    },
+    /// List snapshots, oldest first
+    List {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Only those of this volume
+        volume: Option<String>,
+    },
+    /// Remove a snapshot; no client may have it open
+    Rm {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// VOLUME@NAME
+        snapshot: String,
     },
 }
 

@@ -1,6 +1,8 @@
 //! Owns the text that people read: tables and sentences made of the admin replies.
 
-use crate::admin::{CacheInfo, FsckInfo, NbdInfo, Reply, SpaceInfo, StatusInfo, VolumeInfo};
+use crate::admin::{
+    CacheInfo, FsckInfo, NbdInfo, Reply, SnapshotInfo, SpaceInfo, StatusInfo, VolumeInfo,
+};
 use crate::attach::AttachmentInfo;
 use crate::claims::ClientInfo;
 use crate::config::Config;
@@ -78,6 +80,24 @@ fn volumes(volumes: &[VolumeInfo]) -> String {
     table(&rows, &[1])
 }
 
+fn snapshots(snapshots: &[SnapshotInfo]) -> String {
+    if snapshots.is_empty() {
+        return "no snapshots; make one with: spindle snapshot create VOLUME@NAME --dir DIR\n"
+            .to_owned();
+    }
+    let mut rows = vec![["SNAPSHOT", "SIZE", "CREATED", "STATE"].map(str::to_owned).to_vec()];
+    rows.extend(snapshots.iter().map(|snapshot| {
+        let state = if snapshot.is_in_store { "in the store" } else { "on its way to the store" };
+        vec![
+            format!("{}@{}", snapshot.volume, snapshot.name),
+            ByteSize(snapshot.size_bytes).rounded(),
+            utc(snapshot.created_at),
+            state.to_owned(),
+        ]
+    }));
+    table(&rows, &[1])
+}
+
 fn pairs(pairs: &[(&str, String)]) -> String {
     let rows: Vec<Vec<String>> =
         pairs.iter().map(|(key, value)| vec![format!("{key}:"), value.clone()]).collect();
@@ -137,6 +157,7 @@ pub(super) fn reply(reply: &Reply) -> String {
     match reply {
         Reply::Volume(info) => volume(info),
         Reply::Volumes { volumes: infos } => volumes(infos),
+        Reply::Snapshots { snapshots: infos } => snapshots(infos),
         Reply::Status(info) => status(info),
         Reply::Fsck(found) => fsck(found),
         Reply::Done { message } => format!("{message}\n"),

@@ -7,13 +7,15 @@
 
 use crate::admin::{
     AdminHandler, AsideInfo, AtRisk, CacheInfo, DestageInfo, KeySlotInfo, LogInfo, NbdInfo, Reply,
-    Request, SpaceInfo, StatusInfo, TierInfo, VolumeInfo,
+    Request, SnapshotInfo, SpaceInfo, StatusInfo, TierInfo, VolumeInfo,
 };
 use crate::attach::{self, Attachments};
 use crate::glue::exports::PoolExports;
 use crate::keys::NewKey;
+use crate::pool::NamedSnapshot;
 use crate::record::{VolumeRecord, VolumeState};
 use crate::serve::OpenPool;
+use crate::snapshot::SnapshotName;
 use block::{Error, ErrorKind, Result};
 use nbd::Server;
 use std::sync::Arc;
@@ -115,6 +117,19 @@ fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
     }
 }
 
+fn snapshots(open: &OpenPool, found: &[NamedSnapshot]) -> Reply {
+    let destaged = open.pool.log_status().destaged_lsn;
+    let info = |one: &NamedSnapshot| SnapshotInfo {
+        volume: one.volume.clone(),
+        name: one.record.name.clone(),
+        lsn: one.lsn.0,
+        size_bytes: one.record.size_bytes,
+        created_at: one.record.created_at,
+        is_in_store: one.lsn <= destaged,
+    };
+    Reply::Snapshots { snapshots: found.iter().map(info).collect() }
+}
+
 fn list(open: &OpenPool) -> Vec<VolumeInfo> {
     let mut volumes: Vec<VolumeInfo> =
         open.pool.records().iter().map(|record| volume_info(open, record)).collect();
@@ -168,6 +183,23 @@ impl AdminHandler for AdminPool {
             Request::VolumeAccept { name, give_up_writes } => {
                 let record = pool.accept_step_back(&name, give_up_writes).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
+            }
+            Request::SnapshotCreate { snapshot } => {
+                let made = pool.create_snapshots(&snapshot.parse()?).await?;
+                Ok(snapshots(&open, &made))
+            }
+            Request::SnapshotList { volume } => {
+                Ok(snapshots(&open, &pool.snapshots(volume.as_deref())?))
+            }
+            Request::SnapshotRemove { snapshot } => {
+                let name: SnapshotName = snapshot.parse()?;
+                let (volume, name) = name.single()?;
+                pool.remove_snapshot(volume, name).await?;
+                let message = format!(
+                    "snapshot {volume}@{name} is removed; the store gets back in the background what only it \
+                     showed"
+                );
+                Ok(Reply::Done { message })
             }
             Request::Status => Ok(Reply::Status(Box::new(self.status(&open).await))),
             Request::Flush => {

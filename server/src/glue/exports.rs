@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - The name of an export is the name of its volume; the empty name is the only volume, if there
-//!   is exactly one.
+//!   is exactly one. `VOLUME@NAME` is a snapshot, which nobody can write.
 //! - Over a plain or remote socket a volume is served with at least the durability that its client
 //!   needs: a client on another machine survives a reboot of this one, so what it was answered has
 //!   to survive it as well.
@@ -21,6 +21,10 @@ use bytes::Bytes;
 use nbd::wire::ClaimRequest;
 use nbd::{Client, Export, Exports, Peer};
 use std::sync::Arc;
+
+/// Snapshots that a client is told of when it asks for all exports. Chosen by hand: one is found by its name
+/// whether it is in the list or not.
+const LISTED_SNAPSHOTS_MAX: usize = 1000;
 
 /// What the NBD server serves.
 pub struct PoolExports {
@@ -50,7 +54,10 @@ impl PoolExports {
                 _ => Err(not_found()),
             };
         }
-        self.pool.volume(name).ok_or_else(not_found)
+        match name.split_once('@') {
+            Some((volume, snapshot)) => self.pool.snapshot_view(volume, snapshot),
+            None => self.pool.volume(name).ok_or_else(not_found),
+        }
     }
 }
 
@@ -70,13 +77,27 @@ impl Exports for PoolExports {
     type Device = Attachment;
 
     async fn list(&self, _client: &Client) -> Vec<Export> {
+        let export = |name| Export { name, description: String::new() };
         let records = self.pool.volumes().into_iter().map(|volume| volume.record());
-        records.map(|record| Export { name: record.name, description: String::new() }).collect()
+        let mut exports: Vec<Export> = records.map(|record| export(record.name)).collect();
+        let snapshots = self.pool.snapshots(None).unwrap_or_default();
+        let listed = snapshots.iter().take(LISTED_SNAPSHOTS_MAX);
+        exports.extend(listed.map(|one| Export {
+            name: format!("{}@{}", one.volume, one.record.name),
+            description: "a snapshot, read-only".to_owned(),
+        }));
+        exports
     }
 
     async fn open(&self, name: &str, client: &Client) -> Result<Arc<Attachment>> {
         let volume = self.find(name)?;
         let is_remote = outlives_this_machine(client);
+        if volume.is_snapshot() && client.claim.is_some() {
+            let what = format!(
+                "open export {name:?}: a snapshot is not attached as a volume is; connect without a claim"
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
         if is_remote && volume.record().is_stepped_back {
             let what = format!(
                 "open export {name:?}: writes that were answered may be gone since a reboot or a \
@@ -92,8 +113,9 @@ impl Exports for PoolExports {
             let what = format!("open export {name:?}: this client has claimed another");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        // The volume may become writable while it is attached, or while its client is away.
-        let claim = match record.is_read_only && said.is_none() {
+        // The volume may become writable while it is attached, or while its client is away. A snapshot
+        // never does, and there is nothing to claim of it.
+        let claim = match volume.is_snapshot() || (record.is_read_only && said.is_none()) {
             true => None,
             false => {
                 let (id, has_stepped_back) = (record.id, record.is_stepped_back);

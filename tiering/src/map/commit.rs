@@ -9,13 +9,17 @@
 //!   by a range or not, is counted until it is replaced.
 //! - The caches change after the batch is durable, so a crash never has shown what is not there.
 
+use super::history::{self, History};
 use super::keys::{self, ROOT_KEY, Sealer};
 use super::layers::{LayerId, LayerRecord};
-use super::pages::{self, PAGE_BLOCKS, Page, Run};
+use super::pages::{self, OperandKind, PAGE_BLOCKS, Page, Run};
 use super::ranges::{RANGE_COUNT_MAX, RANGE_PAGES_MIN, Range};
 use super::records::{AsideFile, Root, SegmentRecord, encode_aside, encode_live};
-use super::{Map, State};
+use super::settle::Settle;
+use super::snapshots::{Prune, SnapshotChange, SnapshotList, encode_snapshot};
+use super::{LIVE, Map, PageKey, State};
 use crate::fail_point;
+use crate::planted::Planted;
 use crate::segment::FrameAt;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -33,7 +37,7 @@ const OPERANDS_MIN: u32 = 12;
 
 /// Pages whose old contents are fetched at the same time. Chosen by hand: hides the store's latency
 /// while the database's block cache is cold.
-const FETCHES_MAX: usize = 32;
+pub(super) const FETCHES_MAX: usize = 32;
 
 /// Pages that are held in memory together while a batch is built.
 pub(super) const PAGES_AT_ONCE: usize = 256;
@@ -70,8 +74,12 @@ pub struct Change {
 pub struct Commit {
     /// LSN of the window's last entry.
     pub last_lsn: Lsn,
+    /// Where it catches up: LSN of the last entry that it brings. Otherwise as `last_lsn`.
+    pub lsn: Lsn,
     /// Newest record of each volume that has one in the window.
     pub volume_records: Vec<(VolumeId, Bytes)>,
+    /// What happens to snapshots, at `last_lsn`.
+    pub snapshots: Vec<SnapshotChange>,
     /// Segments that are durable and that the changes name.
     pub segments: Vec<SegmentRecord>,
     /// In any order.
@@ -113,6 +121,8 @@ pub struct CommitReport {
     pub image_count: u64,
     /// Pages that were deleted.
     pub deleted_count: u64,
+    /// Copies of pages, for snapshots.
+    pub copy_count: u64,
     /// Range records made.
     pub range_count: u64,
     /// Bytes of keys and values in the batch.
@@ -126,6 +136,8 @@ pub struct FoldReport {
     pub page_count: u64,
     /// Range records that still wait.
     pub ranges_left: usize,
+    /// Layers that are still to be pruned.
+    pub prunes_left: usize,
 }
 
 /// The right to change the map; there is one.
@@ -175,8 +187,10 @@ pub(super) struct PageChange {
 /// The contents of a page that is about to change.
 pub(super) struct Before {
     pub page: Arc<Page>,
-    /// Everything stored, hidden by ranges or not; only where something is hidden.
+    /// Everything that is counted, hidden by ranges or not; only where something is hidden.
     pub stored: Option<Box<[Run]>>,
+    /// All that is stored; only where snapshots show the page, and it is to get an image.
+    pub history: Option<History>,
 }
 
 /// A batch that is being built.
@@ -188,19 +202,18 @@ pub(super) struct Draft<'a> {
     pub live: HashMap<u64, i64>,
     /// The sum of that, once it is counted.
     pub live_delta: i64,
-    counts_twice: bool,
+    pub planted: Planted,
 }
 
 impl<'a> Draft<'a> {
     pub fn new(map: &'a Map) -> Draft<'a> {
-        let (sealer, counts_twice) = (map.opener.sealer(), map.planted.count_out_twice);
         Draft {
-            sealer,
+            sealer: map.opener.sealer(),
             batch: WriteBatch::new(),
             bytes: 0,
             live: HashMap::new(),
             live_delta: 0,
-            counts_twice,
+            planted: map.planted,
         }
     }
 
@@ -208,6 +221,14 @@ impl<'a> Draft<'a> {
         let value = self.sealer.seal(key, plain);
         self.bytes += (key.len() + value.len()) as u64;
         self.batch.put_bytes(Bytes::copy_from_slice(key), value.into());
+    }
+
+    /// Puts the root record, with a header that goes with it.
+    pub fn put_root_under(&mut self, header: &keys::Header, root: &Root) {
+        let value = self.sealer.seal_root(header, &root.encode());
+        self.bytes += (ROOT_KEY.len() + value.len()) as u64;
+        self.batch.put(keys::HEADER_KEY, header.bytes());
+        self.batch.put_bytes(Bytes::from_static(ROOT_KEY), value.into());
     }
 
     fn append(&mut self, key: &[u8], plain: &[u8]) {
@@ -224,11 +245,11 @@ impl<'a> Draft<'a> {
     fn lose(&mut self, segment: u64, blocks: u32) {
         let blocks = i64::from(blocks);
         *self.live.entry(segment).or_default() -=
-            if self.counts_twice { 2 * blocks } else { blocks };
+            if self.planted.count_out_twice { 2 * blocks } else { blocks };
     }
 
     /// Counts out all that a page stored and counts in what of it stays.
-    fn recount(&mut self, stored: &[Run], stays: impl Iterator<Item = Run>) {
+    pub fn recount(&mut self, stored: &[Run], stays: impl Iterator<Item = Run>) {
         for run in stored.iter().filter(|run| run.is_mapped()) {
             self.lose(run.segment, run.count());
         }
@@ -257,14 +278,34 @@ impl Map {
         }
         let (page_changes, new_ranges) = split(&commit);
         self.make_room_for(writer, &new_ranges).await?;
+        let snapshots = self.snapshots();
         let mut draft = Draft::new(self);
         let mut report =
             CommitReport { range_count: new_ranges.len() as u64, ..Default::default() };
         let mut fresh = Fresh { bytes_left: self.page_retain_bytes, pages: Vec::new() };
         for changes in page_changes.chunks(PAGES_AT_ONCE) {
-            let before = self.pages_before(changes).await?;
+            let before = self.pages_before(changes, &snapshots, commit.lsn).await?;
             for (change, before) in changes.iter().zip(before) {
-                let page = draft_page(&mut draft, &mut report, commit.last_lsn, change, &before);
+                let living = snapshots.of(change.layer);
+                let page = match &before.history {
+                    Some(history) => {
+                        // The segments' records count in all that is new.
+                        draft.recount(&change.runs, std::iter::empty());
+                        let settle = Settle {
+                            layer: change.layer,
+                            page: change.page,
+                            lsn: commit.lsn,
+                            runs: pages::assign(&before.page.runs, &change.runs),
+                            ranges: self.ranges().cuts(change.layer, change.page),
+                            living,
+                            moved: None,
+                        };
+                        draft.settle(&mut report, history, settle)
+                    }
+                    None => {
+                        draft_page(&mut draft, &mut report, commit.lsn, change, &before, living)
+                    }
+                };
                 fresh.push((change.layer, change.page), page);
             }
             tokio::task::yield_now().await;
@@ -282,6 +323,7 @@ impl Map {
         for (volume, record) in &commit.volume_records {
             draft.put(&keys::volume_key(*volume), record);
         }
+        let prunes = self.draft_snapshots(&mut draft, &commit);
         for (volume, files) in &commit.asides {
             match files.is_empty() {
                 true => draft.delete(&keys::aside_key(*volume)),
@@ -294,7 +336,14 @@ impl Map {
             next_segment: commit.next_segment.max(writer.root.next_segment),
             ..writer.root
         };
-        draft.put(ROOT_KEY, &root.encode());
+        // Who does not know of snapshots must not open what has any.
+        let header = self.opener.header();
+        let is_first = !commit.snapshots.is_empty() && !header.has_snapshots();
+        let header = is_first.then(|| header.with_snapshots());
+        match &header {
+            Some(header) => draft.put_root_under(header, &root),
+            None => draft.put(ROOT_KEY, &root.encode()),
+        }
         report.batch_bytes = draft.bytes;
         let live_delta = draft.live_delta;
 
@@ -305,11 +354,23 @@ impl Map {
         fail_point!("commit-after-flush");
 
         writer.root = root;
+        if let Some(header) = header {
+            self.opener.set_header(header);
+        }
+        if !commit.snapshots.is_empty() {
+            // After the commit: until then readers ask for what is in the overlay.
+            *self.snapshots.write() = snapshots.changed(&commit.snapshots, commit.last_lsn);
+            self.prunes.lock().extend(prunes);
+        }
         if writer.known_layers.len() + layers.len() > KNOWN_LAYERS_MAX {
             writer.known_layers.clear();
         }
         writer.known_layers.extend(layers);
         self.apply(fresh, &new_ranges, live);
+        if commit.is_late {
+            // Snapshots between the two LSNs show it.
+            self.forget_old_pages();
+        }
         self.space.apply(&commit.segments, &[], live_delta);
         for record in commit.segments {
             let bytes = size_of::<SegmentRecord>();
@@ -324,6 +385,29 @@ impl Map {
         self.commit_number.store(root.commit_number, Ordering::Release);
         self.destaged.store(root.destaged.0, Ordering::Release);
         Ok(report)
+    }
+
+    /// Puts and deletes the records of snapshots; returns the prune records that this makes.
+    fn draft_snapshots(&self, draft: &mut Draft<'_>, commit: &Commit) -> Vec<(LayerId, Prune)> {
+        let before = self.prunes.lock().clone();
+        let mut prunes = BTreeMap::new();
+        for change in &commit.snapshots {
+            let layer = change.layer();
+            match change {
+                SnapshotChange::Made { record, .. } => {
+                    let key = keys::snapshot_key(layer, commit.last_lsn);
+                    draft.put(&key, &encode_snapshot(record));
+                }
+                SnapshotChange::Removed { lsn, .. } => {
+                    draft.delete(&keys::snapshot_key(layer, *lsn));
+                    prunes.insert(layer, Prune::again(before.get(&layer).copied()));
+                }
+            }
+        }
+        for (layer, prune) in &prunes {
+            draft.put(&keys::prune_key(*layer), &prune.encode());
+        }
+        prunes.into_iter().collect()
     }
 
     pub(super) async fn write(&self, writer: &mut Writer, batch: WriteBatch) -> Result<()> {
@@ -346,26 +430,46 @@ impl Map {
         }
     }
 
-    /// What the pages hold before the change, in the order of `changes`.
+    /// What the pages hold before the change, in the order of `changes`. Those that a change at `lsn` would
+    /// give an image, and that snapshots show, come with all that is stored of them.
     pub(super) async fn pages_before(
         &self,
         changes: &[PageChange],
+        snapshots: &SnapshotList,
+        lsn: Lsn,
     ) -> Result<Vec<Before>, CommitError> {
         let mut found: Vec<Option<Before>> = Vec::with_capacity(changes.len());
         let mut missing = Vec::new();
+        let is_settled = |change: &PageChange, page: &Page| {
+            has_past(page, snapshots.of(change.layer), lsn) && gets_image(change, page)
+        };
         for (index, change) in changes.iter().enumerate() {
             let cached = self.cached_page(change.layer, change.page);
-            let usable = cached.filter(|page| !page.has_hidden);
+            let is_usable = |page: &Arc<Page>| !page.has_hidden && !is_settled(change, page);
+            let usable = cached.filter(is_usable);
             if usable.is_none() {
                 missing.push(index);
             }
-            found.push(usable.map(|page| Before { page, stored: None }));
+            found.push(usable.map(|page| Before { page, stored: None, history: None }));
         }
         let fetched: Vec<(usize, Before)> = futures::stream::iter(missing)
             .map(|index| async move {
                 let change = &changes[index];
-                let before = self.page_before(change.layer, change.page).await;
-                Ok::<_, CommitError>((index, before.map_err(of_layer(change.layer))?))
+                let (layer, number) = (change.layer, change.page);
+                let fetch = async {
+                    let (db, cut) = self.db_and_cut(layer, number);
+                    let operands = self.operands(&db, layer, number).await?;
+                    let page = pages::fold(&operands, cut);
+                    let mut before = Before { page: Arc::new(page), stored: None, history: None };
+                    if is_settled(change, &before.page) {
+                        let copies = self.newest_copy(&db, layer, &before.page, number).await?;
+                        before.history = Some(History { operands, copies });
+                    } else if before.page.has_hidden {
+                        before.stored = Some(pages::counted(&operands).into_boxed_slice());
+                    }
+                    Ok(before)
+                };
+                Ok::<_, CommitError>((index, fetch.await.map_err(of_layer(layer))?))
             })
             .buffer_unordered(FETCHES_MAX)
             .try_collect()
@@ -374,14 +478,6 @@ impl Map {
             found[index] = Some(before);
         }
         Ok(found.into_iter().flatten().collect())
-    }
-
-    pub(super) async fn page_before(&self, layer: LayerId, page: u32) -> Result<Before> {
-        let (db, cut) = self.db_and_cut(layer, page);
-        let operands = self.operands(&db, layer, page).await?;
-        let folded = pages::fold(&operands, cut);
-        let stored = folded.has_hidden.then(|| pages::fold(&operands, Lsn::NONE).runs);
-        Ok(Before { page: Arc::new(folded), stored })
     }
 
     /// Puts the records of layers that are written for the first time. Returns the layers that have
@@ -411,7 +507,7 @@ impl Map {
     }
 
     /// Puts the live-block counts that change, and returns them for the cache.
-    async fn draft_live(&self, draft: &mut Draft<'_>) -> Result<Vec<(u64, u32)>> {
+    pub(super) async fn draft_live(&self, draft: &mut Draft<'_>) -> Result<Vec<(u64, u32)>> {
         let counts = self.count_live(draft).await?;
         for (number, blocks) in &counts {
             draft.put(&keys::live_key(*number), &encode_live(*blocks));
@@ -456,7 +552,7 @@ impl Map {
         let layers: HashSet<LayerId> = commit.changes.iter().map(|change| change.layer).collect();
         loop {
             let is_due = |(layer, range): &(LayerId, Range)| {
-                layers.contains(layer) && range.lsn >= commit.last_lsn
+                layers.contains(layer) && range.lsn >= commit.lsn
             };
             let Some((layer, range)) = self.ranges().iter().find(is_due) else { return Ok(()) };
             match self.fold_range(writer, 4 * PAGES_AT_ONCE, layer, range).await {
@@ -508,8 +604,9 @@ impl Map {
             self.set_ranges(self.ranges().with(new_ranges.iter().copied()));
         }
         self.generation.fetch_add(1, Ordering::SeqCst);
-        for (key, page) in fresh.pages {
-            match page {
+        for ((layer, page), fresh) in fresh.pages {
+            let key: PageKey = (layer, page, LIVE);
+            match fresh {
                 Some(page) => {
                     let bytes = page.memory_bytes();
                     self.pages.insert(key, page, bytes);
@@ -522,7 +619,7 @@ impl Map {
             for (layer, range) in new_ranges {
                 by_layer.entry(*layer).or_default().push(*range);
             }
-            self.pages.retain(|(layer, page)| {
+            self.pages.retain(|(layer, page, _)| {
                 let ranges = by_layer.get(layer).map_or(&[][..], Vec::as_slice);
                 !ranges.iter().any(|range| range.covers(*page))
             });
@@ -568,7 +665,9 @@ impl Map {
         let until = Bound::Included(keys::page_key(layer, range.last_page).to_vec());
         let failed = |cause| db.failed(format!("scan pages of layer {layer}"), cause);
         let mut scan = db.scan((from, until)).await.map_err(failed)?;
+        let snapshots = self.snapshots();
         let mut draft = Draft::new(self);
+        let mut report = CommitReport::default();
         let mut touched = Vec::new();
         let mut page_count = 0u64;
         let mut next_page = None;
@@ -581,12 +680,28 @@ impl Map {
             }
             page_count += 1;
             let operands = self.decode_operands(&entry.key, &entry.value)?;
-            let folded = pages::fold(&operands, ranges.cut(layer, page));
+            let cut = ranges.cut(layer, page);
+            let folded = pages::fold(&operands, cut);
             if folded.has_hidden {
-                let stored = pages::fold(&operands, Lsn::NONE);
-                draft.recount(&stored.runs, folded.runs.iter().copied());
-                let lsn = operands.last().map_or(Lsn::NONE, |last| last.lsn);
-                put_image(&mut draft, &entry.key, lsn, &folded.runs);
+                let lsn = folded.last_lsn.max(cut);
+                let living = snapshots.of(layer);
+                if has_past(&folded, living, lsn) {
+                    let copies = self.newest_copy(&db, layer, &folded, page).await?;
+                    let settle = Settle {
+                        layer,
+                        page,
+                        lsn,
+                        runs: folded.runs.to_vec(),
+                        ranges: ranges.cuts(layer, page),
+                        living,
+                        moved: None,
+                    };
+                    draft.settle(&mut report, &History { operands, copies }, settle);
+                } else {
+                    let stored = pages::counted(&operands);
+                    draft.recount(&stored, folded.runs.iter().copied());
+                    put_image(&mut draft, &entry.key, folded.last_lsn, &folded.runs);
+                }
                 touched.push((layer, page));
             }
             if page_count.is_multiple_of(PAGES_AT_ONCE as u64) {
@@ -610,7 +725,7 @@ impl Map {
         self.set_ranges(left);
         let pages = touched.into_iter().map(|key| (key, None)).collect();
         self.apply(Fresh { bytes_left: 0, pages }, &[], live);
-        Ok(FoldReport { page_count, ranges_left })
+        Ok(FoldReport { page_count, ranges_left, prunes_left: 0 })
     }
 }
 
@@ -633,50 +748,77 @@ impl Fresh {
     }
 }
 
-/// Adds the change of one page to the batch and returns the page as it is then.
+/// Snapshots, of those living, show more of the page than its newest state at `lsn`, or have.
+pub(super) fn has_past(page: &Page, living: &[Lsn], lsn: Lsn) -> bool {
+    page.copy != Lsn::NONE || page.has_kept || !history::showing(page, living, lsn).is_empty()
+}
+
+/// The change gives the page an image, or takes all that it has.
+fn gets_image(change: &PageChange, old: &Page) -> bool {
+    let is_full = old.operand_count >= OPERANDS_MIN + change.page % OPERANDS_MIN;
+    is_full || is_whole(change) || old.has_hidden || is_emptied(change, old)
+}
+
+fn is_whole(change: &PageChange) -> bool {
+    u64::from(change.runs.iter().map(Run::count).sum::<u32>()) == PAGE_BLOCKS
+}
+
+fn is_emptied(change: &PageChange, old: &Page) -> bool {
+    !pages::assign(&old.runs, &change.runs).iter().any(Run::is_mapped)
+}
+
+/// Adds the change of one page to the batch and returns the page as it is then. Of a page that snapshots
+/// show, or have shown, only what appends to it.
 pub(super) fn draft_page(
     draft: &mut Draft<'_>,
     report: &mut CommitReport,
     lsn: Lsn,
     change: &PageChange,
     before: &Before,
+    living: &[Lsn],
 ) -> Page {
     let old = &before.page;
     let mut runs = pages::assign(&old.runs, &change.runs);
     // A layer without a parent need not say that a block is unmapped.
     runs.retain(Run::is_mapped);
+    let keeps = old.copy != Lsn::NONE || !history::showing(old, living, lsn).is_empty();
     match &before.stored {
         Some(stored) => {
             let mut stays = pages::assign(&old.runs, &change.runs);
             stays.retain(|run| !change.runs.iter().any(|new| is_within(run, new)));
             draft.recount(stored, stays.into_iter());
         }
-        None => pages::for_each_replaced(&old.runs, &change.runs, |segment, blocks| {
-            draft.lose(segment, blocks);
+        None if keeps && !draft.planted.kept_uncounted => {}
+        None => pages::for_each_replaced(&old.runs, &change.runs, |run| {
+            draft.lose(run.segment, run.count());
         }),
     }
     let key = keys::page_key(change.layer, change.page);
     let has_operands = old.operand_count > 0;
-    let is_whole = change.runs.iter().map(Run::count).sum::<u32>() as u64 == PAGE_BLOCKS;
-    let is_full = old.operand_count >= OPERANDS_MIN + change.page % OPERANDS_MIN;
-    let operand_count = if runs.is_empty() {
+    let mut page = Page { first_lsn: lsn, last_lsn: lsn, ..Page::default() };
+    if runs.is_empty() && old.copy == Lsn::NONE {
         if has_operands {
             draft.delete(&key);
             report.deleted_count += 1;
         }
-        0
-    } else if !has_operands || is_whole || is_full || old.has_hidden {
+    } else if !has_operands || gets_image(change, old) {
         put_image(draft, &key, lsn, &runs);
         report.image_count += 1;
-        1
+        page.operand_count = 1;
     } else {
         let mut plain = Vec::with_capacity(32 + 12 * change.runs.len());
-        pages::encode(lsn, false, &change.runs, &mut plain);
+        pages::encode(lsn, OperandKind::Delta { keeps }, &change.runs, &mut plain);
         draft.append(&key, &plain);
         report.operand_count += 1;
-        old.operand_count + 1
-    };
-    Page { runs: runs.into_boxed_slice(), last_lsn: lsn, operand_count, has_hidden: false }
+        page = Page {
+            first_lsn: old.first_lsn,
+            operand_count: old.operand_count + 1,
+            has_kept: old.has_kept || keeps,
+            copy: old.copy,
+            ..page
+        };
+    }
+    Page { runs: runs.into_boxed_slice(), ..page }
 }
 
 fn is_within(run: &Run, new: &Run) -> bool {
@@ -687,7 +829,7 @@ fn is_within(run: &Run, new: &Run) -> bool {
 fn put_image(draft: &mut Draft<'_>, key: &[u8], lsn: Lsn, runs: &[Run]) {
     if runs.iter().any(Run::is_mapped) {
         let mut plain = Vec::with_capacity(32 + 12 * runs.len());
-        pages::encode(lsn, true, runs, &mut plain);
+        pages::encode(lsn, OperandKind::Image { copy: Lsn::NONE }, runs, &mut plain);
         draft.put(key, &plain);
     } else {
         draft.delete(key);
@@ -708,7 +850,7 @@ fn split(commit: &Commit) -> (Vec<PageChange>, Vec<(LayerId, Range)>) {
             ranges.push((
                 change.layer,
                 Range {
-                    lsn: commit.last_lsn,
+                    lsn: commit.lsn,
                     ordinal: u32::try_from(ranges.len()).unwrap_or(u32::MAX),
                     first_page: page_number(whole_first),
                     last_page: page_number(whole_end - 1),

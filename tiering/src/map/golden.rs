@@ -5,9 +5,10 @@
 
 use super::keys::{self, Header, Opener};
 use super::layers::{LayerId, LayerRecord};
-use super::pages::{self, Operand, Run};
+use super::pages::{self, Operand, OperandKind, Run};
 use super::ranges::Range;
 use super::records::{self, Root, SegmentRecord};
+use super::snapshots::{self, Prune};
 use crate::segment::{SegmentInfo, SegmentNumber};
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
@@ -164,7 +165,7 @@ fn golden_metadata_records_of_version_1() {
 
 fn check_operand(golden: &mut Golden, name: &str, operand: &Operand, fields: Fields) {
     let mut bytes = Vec::new();
-    pages::encode(operand.lsn, operand.is_image, &operand.runs, &mut bytes);
+    pages::encode(operand.lsn, operand.kind, &operand.runs, &mut bytes);
     let bytes = golden.take(name, &bytes, fields);
     assert_eq!(pages::decode(&bytes).unwrap(), *operand, "{name}");
 }
@@ -206,7 +207,7 @@ fn delta() -> (Operand, Fields) {
         ("block within the frame", 1),
         ("bytes of the frame", 2),
     ];
-    (Operand { lsn: Lsn(70_000), is_image: false, runs }, fields)
+    (Operand { lsn: Lsn(70_000), kind: OperandKind::Delta { keeps: false }, runs }, fields)
 }
 
 fn image() -> (Operand, Fields) {
@@ -224,7 +225,60 @@ fn image() -> (Operand, Fields) {
         ("block within the frame", 1),
         ("bytes of the frame", 2),
     ];
-    (Operand { lsn: Lsn(69_000), is_image: true, runs }, fields)
+    (Operand { lsn: Lsn(69_000), kind: OperandKind::Image { copy: Lsn::NONE }, runs }, fields)
+}
+
+#[test]
+fn golden_metadata_of_snapshots() {
+    let text = include_str!("../../testdata/map-v1-snapshots.hex");
+    let mut golden = Golden::new("snapshots", text);
+    let number = 0x0102_0304_0506_0708;
+    let fields: Fields = &[("family", 1), ("layer", 8), ("page", 4), ("LSN", 8)];
+    let key = keys::copy_key(LayerId(number), 0x0a0b_0c0d, Lsn(0x1112_1314));
+    let key = golden.take("copy key", &key, fields);
+    assert_eq!(keys::copy_of(&key), Some((LayerId(number), 0x0a0b_0c0d, Lsn(0x1112_1314))));
+    let fields: Fields = &[("family", 1), ("layer", 8), ("LSN", 8)];
+    let key = keys::snapshot_key(LayerId(number), Lsn(0x1112_1314));
+    let key = golden.take("snapshot key", &key, fields);
+    assert_eq!(keys::snapshot_of(&key), Some((LayerId(number), Lsn(0x1112_1314))));
+    let key = golden.take("prune key", &keys::prune_key(LayerId(number)), NUMBERED);
+    assert_eq!(keys::number_of(&key), Some(number));
+
+    let fields: Fields = &[("version", 1), ("the daemon's record", 7)];
+    let bytes = golden.take("snapshot", &snapshots::encode_snapshot(b"nightly"), fields);
+    let record = snapshots::decode_snapshot(LayerId(1), Lsn(2), &bytes).unwrap();
+    assert_eq!(record, b"nightly".as_slice());
+    let prune = Prune { next_page: 0x0102_0304, is_again: true };
+    let fields: Fields = &[("version", 1), ("next page", 4), ("once more", 1)];
+    let bytes = golden.take("prune", &prune.encode(), fields);
+    assert_eq!(Prune::decode(LayerId(1), &bytes).unwrap(), prune);
+
+    let runs = vec![run(7, 0, 96, 0, 15, 0)];
+    let keeping =
+        Operand { lsn: Lsn(70_000), kind: OperandKind::Delta { keeps: true }, runs: runs.clone() };
+    let fields: Fields = &[
+        ("version", 1),
+        ("kind: delta that keeps", 1),
+        ("LSN", 3),
+        ("number of runs", 1),
+        ("the run, as in an image", 9),
+    ];
+    check_operand(&mut golden, "keeping operand", &keeping, fields);
+    let after = Operand { lsn: Lsn(70_000), kind: OperandKind::Image { copy: Lsn(300) }, runs };
+    let fields: Fields = &[
+        ("version", 1),
+        ("kind: image after a copy", 1),
+        ("LSN", 3),
+        ("LSN of the copy", 2),
+        ("number of runs", 1),
+        ("the run, as in an image", 9),
+    ];
+    check_operand(&mut golden, "image after a copy", &after, fields);
+    let header = Header::with_salt(Algorithm::ChaCha20Poly1305, *b"salt of metadata");
+    let written = header.with_snapshots();
+    let header = Header::decode(&golden.take("header", written.bytes(), HEADER)).unwrap();
+    assert!(header.has_snapshots() && !Header::new(Algorithm::Aes256Gcm).has_snapshots());
+    golden.end();
 }
 
 const HEADER: Fields = &[
@@ -263,7 +317,7 @@ fn golden_metadata_sealed_of_version_1() {
         let mut value = Vec::new();
         for operand in &operands {
             let mut plain = Vec::new();
-            pages::encode(operand.lsn, operand.is_image, &operand.runs, &mut plain);
+            pages::encode(operand.lsn, operand.kind, &operand.runs, &mut plain);
             value.extend(sealer.seal(&key, &plain));
         }
         let fields: Fields = &[

@@ -16,6 +16,7 @@ use block::env::{Random, SystemRandom};
 use block::seal::{Algorithm, PoolKey, SALT_BYTES, SealKey, TAG_BYTES};
 use block::units::{array_at, u16_at, u32_at};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use parking_lot::RwLock;
 
 /// Version of a sealed record. The first byte of each, and part of the associated data.
 const RECORD_VERSION: u8 = 1;
@@ -29,6 +30,9 @@ const AT_VERSION: usize = 4;
 const AT_ALGORITHM: usize = 6; // then one zero byte
 pub(super) const AT_READ_ONLY: usize = 12;
 const AT_INCOMPATIBLE: usize = 16;
+/// Incompatible feature: there are, or were, snapshots; pages may have copies.
+const FEATURE_SNAPSHOTS: u32 = 1;
+const FEATURES_KNOWN: u32 = FEATURE_SNAPSHOTS;
 const AT_SALT: usize = 20;
 const _: () = assert!(AT_SALT + SALT_BYTES == HEADER_BYTES);
 
@@ -41,6 +45,12 @@ pub const ROOT_KEY: &[u8] = b"r";
 pub mod family {
     /// Volumes that are behind the others.
     pub const ASIDE: u8 = b'a';
+    /// Copies of map pages, for snapshots.
+    pub const COPY: u8 = b'c';
+    /// Layers of which snapshots were removed.
+    pub const PRUNE: u8 = b'g';
+    /// Snapshot records.
+    pub const SNAPSHOT: u8 = b'k';
     /// Layer records.
     pub const LAYER: u8 = b'l';
     /// Live blocks of segments.
@@ -114,6 +124,31 @@ pub fn range_key(layer: LayerId, lsn: Lsn, ordinal: u32) -> [u8; 21] {
     key
 }
 
+/// Key of a copy of a map page: layer, page, LSN of the newest snapshot that shows it.
+#[must_use]
+pub fn copy_key(layer: LayerId, page: u32, until: Lsn) -> [u8; 21] {
+    let mut key = [family::COPY; 21];
+    key[1..9].copy_from_slice(&layer.0.to_be_bytes());
+    key[9..13].copy_from_slice(&page.to_be_bytes());
+    key[13..].copy_from_slice(&until.0.to_be_bytes());
+    key
+}
+
+/// Key of a snapshot record: layer, LSN.
+#[must_use]
+pub fn snapshot_key(layer: LayerId, lsn: Lsn) -> [u8; 17] {
+    let mut key = [family::SNAPSHOT; 17];
+    key[1..9].copy_from_slice(&layer.0.to_be_bytes());
+    key[9..].copy_from_slice(&lsn.0.to_be_bytes());
+    key
+}
+
+/// Key of a prune record.
+#[must_use]
+pub fn prune_key(layer: LayerId) -> [u8; 9] {
+    numbered(family::PRUNE, layer.0)
+}
+
 /// The number in a layer, segment or live key.
 #[must_use]
 pub fn number_of(key: &[u8]) -> Option<u64> {
@@ -147,11 +182,40 @@ pub fn range_of(key: &[u8]) -> Option<(LayerId, Lsn, u32)> {
     Some((LayerId(layer), Lsn(lsn), array_at(key, 17).map(u32::from_be_bytes)?))
 }
 
+/// Layer, page and LSN in the key of a copy.
+#[must_use]
+pub fn copy_of(key: &[u8]) -> Option<(LayerId, u32, Lsn)> {
+    if key.len() != 21 {
+        return None;
+    }
+    let layer = array_at(key, 1).map(u64::from_be_bytes)?;
+    let page = array_at(key, 9).map(u32::from_be_bytes)?;
+    Some((LayerId(layer), page, Lsn(array_at(key, 13).map(u64::from_be_bytes)?)))
+}
+
+/// Layer and LSN in the key of a snapshot.
+#[must_use]
+pub fn snapshot_of(key: &[u8]) -> Option<(LayerId, Lsn)> {
+    if key.len() != 17 {
+        return None;
+    }
+    let layer = array_at(key, 1).map(u64::from_be_bytes)?;
+    Some((LayerId(layer), Lsn(array_at(key, 9).map(u64::from_be_bytes)?)))
+}
+
 /// A key for people: its letter and its numbers, "p 00000001/2a".
 #[must_use]
 pub fn name_of(key: &[u8]) -> String {
     if let Some((layer, page)) = page_of(key) {
         return format!("page {page} of layer {layer}");
+    }
+    if key.first() == Some(&family::COPY)
+        && let Some((layer, page, until)) = copy_of(key)
+    {
+        return format!("copy {until} of page {page} of layer {layer}");
+    }
+    if let Some((layer, lsn)) = snapshot_of(key) {
+        return format!("snapshot {lsn} of layer {layer}");
     }
     if let Some((layer, lsn, ordinal)) = range_of(key) {
         return format!("range {lsn}.{ordinal} of layer {layer}");
@@ -166,6 +230,7 @@ pub fn name_of(key: &[u8]) -> String {
         Some(b'h') => "metadata header",
         Some(b'r') => "metadata root",
         Some(&family::LAYER) => "layer",
+        Some(&family::PRUNE) => "removed snapshots of layer",
         Some(&family::SEGMENT) => "record of segment",
         Some(&family::LIVE) => "live blocks of segment",
         _ => "metadata key",
@@ -228,7 +293,7 @@ impl Header {
         let incompatible = u32_at(&bytes, AT_INCOMPATIBLE).unwrap_or(0);
         let algorithm = Algorithm::from_u8(bytes[AT_ALGORITHM]);
         match algorithm {
-            Some(algorithm) if version == FORMAT_VERSION && incompatible == 0 => {
+            Some(algorithm) if version == FORMAT_VERSION && incompatible & !FEATURES_KNOWN == 0 => {
                 Ok(Header { bytes, algorithm })
             }
             _ => Err(Error::new(
@@ -238,6 +303,25 @@ impl Header {
                 ),
             )),
         }
+    }
+
+    /// The header of metadata that has snapshots.
+    #[must_use]
+    pub fn with_snapshots(&self) -> Header {
+        let mut bytes = self.bytes;
+        let features = self.features() | FEATURE_SNAPSHOTS;
+        bytes[AT_INCOMPATIBLE..AT_SALT].copy_from_slice(&features.to_le_bytes());
+        Header { bytes, ..*self }
+    }
+
+    /// There are, or were, snapshots.
+    #[must_use]
+    pub fn has_snapshots(&self) -> bool {
+        self.features() & FEATURE_SNAPSHOTS != 0
+    }
+
+    fn features(&self) -> u32 {
+        u32_at(&self.bytes, AT_INCOMPATIBLE).unwrap_or_default()
     }
 
     /// Whether this version may change the metadata.
@@ -270,20 +354,36 @@ impl Header {
 #[derive(Debug)]
 pub struct Opener {
     key: SealKey,
-    header: Header,
+    header: RwLock<Header>,
 }
 
 impl Opener {
     /// For the metadata that `header` heads.
     #[must_use]
     pub fn new(header: Header, pool_key: &PoolKey) -> Opener {
-        Opener { key: header.key(pool_key), header }
+        Opener { key: header.key(pool_key), header: RwLock::new(header) }
     }
 
-    /// Opens what `header` heads.
+    /// Opens what `header` heads, but for its features.
     #[must_use]
     pub fn is_for(&self, header: &Header) -> bool {
-        self.header == *header
+        let plain = |header: &Header| {
+            let mut bytes = header.bytes;
+            bytes[AT_INCOMPATIBLE..AT_SALT].fill(0);
+            bytes
+        };
+        plain(&self.header()) == plain(header)
+    }
+
+    /// The header as it is.
+    #[must_use]
+    pub fn header(&self) -> Header {
+        *self.header.read()
+    }
+
+    /// To be called when the header in the database is this one, for which it [is](Opener::is_for).
+    pub fn set_header(&self, header: Header) {
+        *self.header.write() = header;
     }
 
     /// Appends the associated data of `key` to `out`.
@@ -292,7 +392,7 @@ impl Opener {
         out.push(RECORD_VERSION);
         out.extend_from_slice(key);
         if key == ROOT_KEY {
-            out.extend_from_slice(&self.header.bytes);
+            out.extend_from_slice(&self.header.read().bytes);
         }
     }
 
@@ -386,9 +486,24 @@ impl Sealer<'_> {
     /// Seals `plain` for `key`.
     #[must_use]
     pub fn seal(&mut self, key: &[u8], plain: &[u8]) -> Vec<u8> {
+        self.opener.associated(key, &mut self.associated);
+        self.seal_bound(plain)
+    }
+
+    /// Seals the root record that comes with another header.
+    #[must_use]
+    pub fn seal_root(&mut self, header: &Header, plain: &[u8]) -> Vec<u8> {
+        self.associated.clear();
+        self.associated.push(RECORD_VERSION);
+        self.associated.extend_from_slice(ROOT_KEY);
+        self.associated.extend_from_slice(&header.bytes);
+        self.seal_bound(plain)
+    }
+
+    /// Seals for what `associated` says.
+    fn seal_bound(&mut self, plain: &[u8]) -> Vec<u8> {
         self.counter = self.counter.checked_add(1).expect("a commit has fewer than 2^32 records");
         self.nonce[8..].copy_from_slice(&self.counter.to_le_bytes());
-        self.opener.associated(key, &mut self.associated);
         let mut record = Vec::with_capacity(1 + 5 + NONCE_BYTES + plain.len() + TAG_BYTES);
         record.push(RECORD_VERSION);
         put_varint(&mut record, (plain.len() + TAG_BYTES) as u64);
@@ -460,7 +575,7 @@ mod tests {
         altered.bytes[8] = 1; // a compatible feature bit
         assert!(Opener::new(altered, &pool_key).open_one(ROOT_KEY, &value).is_err());
         let mut later = header.bytes;
-        later[AT_INCOMPATIBLE] = 1;
+        later[AT_INCOMPATIBLE] = 2;
         assert_eq!(Header::decode(&later).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(Header::decode(&later[1..]).unwrap_err().kind(), ErrorKind::Corrupt);
     }

@@ -18,18 +18,24 @@ pub mod database;
 mod forward;
 #[cfg(test)]
 pub(crate) mod golden;
+pub mod history;
 pub mod keys;
 pub mod layers;
 mod opening;
 pub mod pages;
+mod prune;
 pub mod ranges;
 pub mod records;
 pub mod repoint;
+mod settle;
+pub mod snapshots;
 pub mod space;
 
 pub use commit::{Change, Commit, CommitReport, FoldReport, Placed, Writer};
 pub use layers::{LayerId, LayerRecord};
+pub use prune::PruneReport;
 pub use repoint::{Moved, Repoint, RepointReport};
+pub use snapshots::{SnapshotChange, SnapshotList};
 
 use crate::planted::Planted;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -39,15 +45,16 @@ use database::Database;
 use futures::TryStreamExt;
 use keys::{Opener, family, number_of, page_of};
 use pages::{Operand, Page};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use ranges::RangeList;
 use records::{AsideFile, SegmentRecord};
 use slatedb::DbStatus;
+use snapshots::Prune;
 use space::SpaceCounter;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -70,6 +77,11 @@ impl Default for MapOptions {
     }
 }
 
+/// A page in the cache: as it is ([`LIVE`]), or as a snapshot at that LSN shows it.
+type PageKey = (LayerId, u32, Lsn);
+/// As it is.
+const LIVE: Lsn = Lsn(u64::MAX);
+
 /// Pages read at the same time where only their being readable matters. Chosen by hand.
 const CHECKS_MAX: usize = 32;
 
@@ -82,6 +94,8 @@ pub struct MapStatus {
     pub destaged_lsn: Lsn,
     /// Range records that wait to be folded.
     pub range_count: usize,
+    /// Layers of which snapshots were removed, and what only these showed is still to be dropped.
+    pub prune_count: usize,
     /// Bytes of decoded pages in memory.
     pub page_cache_bytes: usize,
     /// Decoded pages in memory.
@@ -125,7 +139,9 @@ struct State {
 pub struct Map {
     state: watch::Sender<State>,
     opener: Opener,
-    pages: ClockCache<(LayerId, u32), Arc<Page>>,
+    pages: ClockCache<PageKey, Arc<Page>>,
+    /// Pages that snapshots show may be in the cache.
+    has_old_pages: AtomicBool,
     /// Bytes of new pages that a commit may hold back to put into the cache.
     page_retain_bytes: usize,
     segments: ClockCache<u64, Arc<SegmentRecord>>,
@@ -135,6 +151,9 @@ pub struct Map {
     volume_records: RwLock<BTreeMap<VolumeId, Bytes>>,
     /// Side files of volumes that are behind the others.
     asides: RwLock<BTreeMap<VolumeId, Vec<AsideFile>>>,
+    snapshots: RwLock<SnapshotList>,
+    /// Layers that have to be pruned.
+    prunes: Mutex<BTreeMap<LayerId, Prune>>,
     /// Counts commits that changed pages: a page that was read under an older number may be stale
     /// and is not cached. Raised before the cache is touched.
     generation: AtomicU64,
@@ -290,6 +309,7 @@ impl Map {
             commit_number: self.commit_number.load(Ordering::Acquire),
             destaged_lsn: self.destaged_lsn(),
             range_count: self.state.borrow().ranges.len(),
+            prune_count: self.prunes.lock().len(),
             page_cache_bytes: self.pages.bytes(),
             page_count: self.pages.entry_count(),
         }
@@ -297,7 +317,14 @@ impl Map {
 
     /// The page if it is in memory. Never waits.
     pub fn cached_page(&self, layer: LayerId, page: u32) -> Option<Arc<Page>> {
-        self.pages.get(&(layer, page))
+        self.pages.get(&(layer, page, LIVE))
+    }
+
+    /// What snapshots show of pages may have changed its place.
+    fn forget_old_pages(&self) {
+        if self.has_old_pages.swap(false, Ordering::SeqCst) {
+            self.pages.retain(|(_, _, at)| *at == LIVE);
+        }
     }
 
     /// The page, from memory or from the database.
@@ -323,7 +350,7 @@ impl Map {
             let folded = Arc::new(pages::fold(&operands, cut));
             let is_current = || self.generation.load(Ordering::SeqCst) == generation;
             let bytes = folded.memory_bytes();
-            self.pages.insert_if((layer, page), folded.clone(), bytes, is_current);
+            self.pages.insert_if((layer, page, LIVE), folded.clone(), bytes, is_current);
             return Ok(folded);
         }
     }
@@ -525,7 +552,7 @@ impl Map {
         first: u32,
         last: u32,
         count_max: usize,
-    ) -> Result<Vec<(u32, Page)>> {
+    ) -> Result<Vec<(u32, Arc<Page>)>> {
         let from = Bound::Included(keys::page_key(layer, first).to_vec());
         let until = Bound::Included(keys::page_key(layer, last).to_vec());
         let (state, read) = loop {
@@ -539,7 +566,8 @@ impl Map {
         for (key, value) in read {
             let (_, page) = page_of(&key).ok_or_else(|| keys::corrupt(&key, "not a page key"))?;
             let operands = self.decode_operands(&key, &value)?;
-            found.push((page, pages::fold(&operands, state.ranges.cut(layer, page))));
+            let folded = pages::fold(&operands, state.ranges.cut(layer, page));
+            found.push((page, Arc::new(folded)));
         }
         Ok(found)
     }

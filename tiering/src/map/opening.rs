@@ -9,21 +9,24 @@
 
 use super::clock_cache::ClockCache;
 use super::database::Database;
-use super::keys::{self, HEADER_KEY, Header, Opener, ROOT_KEY, family, range_of, volume_of};
+use super::keys::{
+    self, HEADER_KEY, Header, Opener, ROOT_KEY, family, number_of, range_of, snapshot_of, volume_of,
+};
 use super::ranges::{Range, RangeList};
 use super::records::{self, AsideFile, Root};
+use super::snapshots::{Prune, SnapshotList, decode_snapshot};
 use super::space::SpaceCounter;
 use super::{Health, LayerId, Map, MapOptions, State, Writer, after, get};
 use crate::planted::Planted;
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use slatedb::WriteBatch;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::watch;
 
 impl Map {
@@ -71,7 +74,7 @@ impl Map {
         pool_key: &PoolKey,
     ) -> Result<()> {
         let found = Self::find_root(&db, pool_key).await?;
-        let Some((_, root)) = found.filter(|(header, _)| self.opener.is_for(header)) else {
+        let Some((header, root)) = found.filter(|(header, _)| self.opener.is_for(header)) else {
             return Err(keys::corrupt(HEADER_KEY, "another database is in its place"));
         };
         let (epoch, known) = (writer.root().epoch, writer.root().commit_number);
@@ -81,6 +84,8 @@ impl Map {
             return Err(keys::corrupt(ROOT_KEY, what));
         }
         let loaded = Loaded::load(&db, &self.opener).await?;
+        // A commit whose end nobody has heard of may have changed its features.
+        self.opener.set_header(header);
         let root =
             commit_root(&db, &self.opener, Root { epoch, ..root }, WriteBatch::new()).await?;
         if !self.replace(db, loaded, &root) {
@@ -113,10 +118,11 @@ impl Map {
     /// As [`Map::read_only`]; nothing has changed then.
     pub async fn refresh(&self, db: Arc<Database>, pool_key: &PoolKey) -> Result<()> {
         let found = Self::find_root(&db, pool_key).await?;
-        let Some((_, root)) = found.filter(|(header, _)| self.opener.is_for(header)) else {
+        let Some((header, root)) = found.filter(|(header, _)| self.opener.is_for(header)) else {
             return Err(keys::corrupt(HEADER_KEY, "another database is in its place"));
         };
         let loaded = Loaded::load(&db, &self.opener).await?;
+        self.opener.set_header(header);
         if !self.replace(db, loaded, &root) {
             return Err(Error::new(ErrorKind::Unavailable, "open metadata: it was closed"));
         }
@@ -125,7 +131,7 @@ impl Map {
 
     /// Puts another state in the place of the present one, unless there is to be none: `false`.
     fn replace(&self, db: Arc<Database>, loaded: Loaded, root: &Root) -> bool {
-        let Loaded { ranges, volume_records, asides } = loaded;
+        let Loaded { ranges, volume_records, asides, snapshots, prunes } = loaded;
         let is_replaced = self.state.send_if_modified(|state| {
             let is_open = !matches!(state.health, Health::Final(_));
             if is_open {
@@ -142,6 +148,8 @@ impl Map {
             self.live.retain(|_| false);
             *self.volume_records.write() = volume_records;
             *self.asides.write() = asides;
+            *self.snapshots.write() = snapshots;
+            *self.prunes.lock() = prunes;
             self.destaged.store(root.destaged.0, Ordering::Release);
             self.commit_number.store(root.commit_number, Ordering::Release);
         }
@@ -192,6 +200,9 @@ impl Map {
             space: SpaceCounter::default(),
             volume_records: RwLock::new(loaded.volume_records),
             asides: RwLock::new(loaded.asides),
+            snapshots: RwLock::new(loaded.snapshots),
+            prunes: Mutex::new(loaded.prunes),
+            has_old_pages: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             repoints: AtomicU64::new(0),
             planted: Planted::default(),
@@ -206,6 +217,8 @@ struct Loaded {
     ranges: RangeList,
     volume_records: BTreeMap<VolumeId, Bytes>,
     asides: BTreeMap<VolumeId, Vec<AsideFile>>,
+    snapshots: SnapshotList,
+    prunes: BTreeMap<LayerId, Prune>,
 }
 
 impl Loaded {
@@ -234,7 +247,25 @@ impl Loaded {
             Ok(())
         })
         .await?;
-        Ok(Loaded { ranges: RangeList::default().with(ranges), volume_records, asides })
+        let mut snapshots = BTreeMap::new();
+        scan(db, family::SNAPSHOT, |key, value| {
+            let (layer, lsn) =
+                snapshot_of(key).ok_or_else(|| keys::corrupt(key, "not a snapshot's key"))?;
+            let plain = opener.open_one(key, value)?;
+            snapshots.insert((layer, lsn), decode_snapshot(layer, lsn, &plain)?);
+            Ok(())
+        })
+        .await?;
+        let mut prunes = BTreeMap::new();
+        scan(db, family::PRUNE, |key, value| {
+            let layer = number_of(key).ok_or_else(|| keys::corrupt(key, "not a layer's key"))?;
+            let layer = LayerId(layer);
+            prunes.insert(layer, Prune::decode(layer, &opener.open_one(key, value)?)?);
+            Ok(())
+        })
+        .await?;
+        let (ranges, snapshots) = (RangeList::default().with(ranges), SnapshotList::new(snapshots));
+        Ok(Loaded { ranges, volume_records, asides, snapshots, prunes })
     }
 }
 

@@ -19,10 +19,16 @@ use block::Lsn;
 /// 4 KiB writes stays below one 4 KiB block of the database, and an operand costs about 80 bytes.
 pub const PAGE_BLOCKS: u64 = 256;
 
-/// Version of the operand encoding that this build writes; the only one that it reads.
+/// Versions of the operand encoding that this build reads. It writes the first where that says all.
 const OPERAND_VERSION: u8 = 1;
+/// With the kinds that pages with snapshots need.
+const OPERAND_VERSION_KEEPING: u8 = 2;
 const KIND_DELTA: u8 = 0;
 const KIND_IMAGE: u8 = 1;
+/// A delta that leaves counted what it replaces.
+const KIND_KEEPING_DELTA: u8 = 2;
+/// An image that follows a copy, whose LSN follows the operand's own.
+const KIND_IMAGE_AFTER_COPY: u8 = 3;
 
 const FLAG_MAPPED: u64 = 1;
 /// The run begins the frame that follows the previous mapped run's frame in the same segment.
@@ -92,10 +98,34 @@ impl Run {
 pub struct Operand {
     /// LSN of the window.
     pub lsn: Lsn,
-    /// The runs are the whole page: blocks outside them are unmapped.
-    pub is_image: bool,
+    /// What it is to the page.
+    pub kind: OperandKind,
     /// Sorted and disjoint.
     pub runs: Vec<Run>,
+}
+
+/// What an operand is to its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OperandKind {
+    /// It replaces the blocks of its runs.
+    Delta {
+        /// What it replaces is still counted as live, until the page gets an image: a snapshot may show
+        /// it.
+        keeps: bool,
+    },
+    /// The runs are the whole page: blocks outside them are unmapped.
+    Image {
+        /// LSN of the newest copy of the page when it was written, or `Lsn::NONE`.
+        copy: Lsn,
+    },
+}
+
+impl Operand {
+    /// The runs are the whole page.
+    #[must_use]
+    pub fn is_image(&self) -> bool {
+        matches!(self.kind, OperandKind::Image { .. })
+    }
 }
 
 /// A page as a reader sees it: every operand applied.
@@ -104,12 +134,18 @@ pub struct Page {
     /// Sorted and disjoint. Holes that are stated explicitly are kept, because a layer with a
     /// parent must tell "nothing here" from "look in the parent".
     pub runs: Box<[Run]>,
+    /// LSN of the oldest operand that is stored for it, or `Lsn::NONE`.
+    pub first_lsn: Lsn,
     /// LSN of the newest operand that is stored for it, or `Lsn::NONE`.
     pub last_lsn: Lsn,
     /// Operands that are stored for it. 0 if the database has no value.
     pub operand_count: u32,
     /// Stored operands that a range record hides; the writer counts them out when it replaces them.
     pub has_hidden: bool,
+    /// Blocks that were replaced are still counted, see [`OperandKind::Delta`].
+    pub has_kept: bool,
+    /// See [`OperandKind::Image`].
+    pub copy: Lsn,
 }
 
 impl Page {
@@ -196,27 +232,89 @@ pub fn normalize(runs: &mut Vec<Run>) {
 /// record and do not count.
 #[must_use]
 pub fn fold(operands: &[Operand], cut: Lsn) -> Page {
-    let start = operands.iter().rposition(|operand| operand.is_image).unwrap_or(0);
+    let is_keeping = |operand: &Operand| matches!(operand.kind, OperandKind::Delta { keeps: true });
+    let copy = operands.iter().rev().find_map(|operand| match operand.kind {
+        OperandKind::Image { copy } => Some(copy),
+        OperandKind::Delta { .. } => None,
+    });
+    Page {
+        runs: fold_runs(operands, cut).into_boxed_slice(),
+        first_lsn: operands.first().map_or(Lsn::NONE, |first| first.lsn),
+        last_lsn: operands.last().map_or(Lsn::NONE, |last| last.lsn),
+        operand_count: u32::try_from(operands.len()).unwrap_or(u32::MAX),
+        has_hidden: operands.iter().any(|operand| operand.lsn <= cut),
+        has_kept: operands.iter().any(is_keeping),
+        copy: copy.unwrap_or_default(),
+    }
+}
+
+/// What operands, oldest first, assign together; those of windows up to `cut` do not count.
+#[must_use]
+pub fn fold_runs(operands: &[Operand], cut: Lsn) -> Vec<Run> {
+    let start = operands.iter().rposition(Operand::is_image).unwrap_or(0);
     let mut runs: Vec<Run> = Vec::new();
     for operand in &operands[start..] {
         if operand.lsn > cut {
-            runs = if runs.is_empty() || operand.is_image {
+            runs = if runs.is_empty() || operand.is_image() {
                 operand.runs.clone()
             } else {
                 assign(&runs, &operand.runs)
             };
         }
     }
-    Page {
-        runs: runs.into_boxed_slice(),
-        last_lsn: operands.last().map_or(Lsn::NONE, |last| last.lsn),
-        operand_count: u32::try_from(operands.len()).unwrap_or(u32::MAX),
-        has_hidden: operands.iter().any(|operand| operand.lsn <= cut),
-    }
+    runs
 }
 
-/// Calls `lost(segment, blocks)` for the mapped blocks of `older` that `newer` replaces.
-pub fn for_each_replaced(older: &[Run], newer: &[Run], mut lost: impl FnMut(u64, u32)) {
+/// Runs whose blocks the operands of a page count as live, hidden by a range or not, in no order: what they
+/// assign together, and what those that keep have replaced.
+#[must_use]
+pub fn counted(operands: &[Operand]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut kept: Vec<Run> = Vec::new();
+    for operand in operands {
+        match operand.kind {
+            OperandKind::Image { .. } => {
+                kept.clear();
+                runs.clone_from(&operand.runs);
+            }
+            OperandKind::Delta { keeps } => {
+                if keeps {
+                    for_each_replaced(&runs, &operand.runs, |run| kept.push(run));
+                }
+                runs = assign(&runs, &operand.runs);
+            }
+        }
+    }
+    runs.extend(kept);
+    runs.retain(Run::is_mapped);
+    runs
+}
+
+/// Those of `runs`, in any order, of which some block is elsewhere in `other`, or nowhere.
+#[must_use]
+pub fn difference_of_all(runs: &[Run], other: &[Run]) -> Vec<Run> {
+    let is_other = |run: &&Run| !difference(std::slice::from_ref(run), other).is_empty();
+    runs.iter().filter(is_other).copied().collect()
+}
+
+/// The mapped parts of `runs` that `other` does not have at the same blocks.
+#[must_use]
+pub fn difference(runs: &[Run], other: &[Run]) -> Vec<Run> {
+    let other = places(other);
+    let mut result = Vec::new();
+    for run in runs.iter().filter(|run| run.is_mapped()) {
+        for block in run.first..=run.last {
+            let part = run.part(block, block);
+            if place(&part) != other[usize::from(block)] {
+                push(&mut result, part);
+            }
+        }
+    }
+    result
+}
+
+/// Calls `lost` for the mapped parts of `older` that `newer` replaces.
+pub fn for_each_replaced(older: &[Run], newer: &[Run], mut lost: impl FnMut(Run)) {
     let mut at = 0;
     for new in newer {
         while at < older.len() && older[at].last < new.first {
@@ -225,8 +323,7 @@ pub fn for_each_replaced(older: &[Run], newer: &[Run], mut lost: impl FnMut(u64,
         let mut index = at;
         while let Some(old) = older.get(index).filter(|old| old.first <= new.last) {
             if old.is_mapped() {
-                let both = old.part(old.first.max(new.first), old.last.min(new.last));
-                lost(old.segment, both.count());
+                lost(old.part(old.first.max(new.first), old.last.min(new.last)));
             }
             index += 1;
         }
@@ -262,8 +359,16 @@ pub fn unchanged(current: &[Run], expected: &[Run], new: &[Run]) -> Vec<Run> {
     same
 }
 
-/// Segment, frame and block of the frame of each block of a page.
-fn places(runs: &[Run]) -> [Option<(u64, u32, u16)>; PAGE_BLOCKS as usize] {
+/// Segment, frame and block of the frame.
+type Place = Option<(u64, u32, u16)>;
+
+/// Where the first block of a run is.
+fn place(run: &Run) -> Place {
+    run.is_mapped().then(|| (run.segment, run.frame_index, run.within.into()))
+}
+
+/// Where each block of a page is.
+fn places(runs: &[Run]) -> [Place; PAGE_BLOCKS as usize] {
     let mut places = [None; PAGE_BLOCKS as usize];
     for run in runs.iter().filter(|run| run.is_mapped()) {
         for block in run.first..=run.last {
@@ -289,10 +394,21 @@ pub enum PageError {
 }
 
 /// Encodes an operand; `runs` sorted and disjoint.
-pub fn encode(lsn: Lsn, is_image: bool, runs: &[Run], out: &mut Vec<u8>) {
-    out.push(OPERAND_VERSION);
-    out.push(if is_image { KIND_IMAGE } else { KIND_DELTA });
+pub fn encode(lsn: Lsn, kind: OperandKind, runs: &[Run], out: &mut Vec<u8>) {
+    let (version, code) = match kind {
+        OperandKind::Delta { keeps: false } => (OPERAND_VERSION, KIND_DELTA),
+        OperandKind::Delta { keeps: true } => (OPERAND_VERSION_KEEPING, KIND_KEEPING_DELTA),
+        OperandKind::Image { copy: Lsn::NONE } => (OPERAND_VERSION, KIND_IMAGE),
+        OperandKind::Image { .. } => (OPERAND_VERSION_KEEPING, KIND_IMAGE_AFTER_COPY),
+    };
+    out.push(version);
+    out.push(code);
     put_varint(out, lsn.0);
+    if let OperandKind::Image { copy } = kind
+        && copy != Lsn::NONE
+    {
+        put_varint(out, copy.0);
+    }
     put_varint(out, runs.len() as u64);
     let mut end = 0u64;
     let mut before = Run::hole(0, 0);
@@ -330,15 +446,24 @@ fn follows(before: &Run, run: &Run) -> bool {
 pub fn decode(bytes: &[u8]) -> Result<Operand, PageError> {
     let mut reader = Reader { bytes };
     let version = reader.byte()?;
-    if version != OPERAND_VERSION {
+    if version != OPERAND_VERSION && version != OPERAND_VERSION_KEEPING {
         return Err(PageError::Version(version));
     }
-    let is_image = match reader.byte()? {
-        KIND_DELTA => false,
-        KIND_IMAGE => true,
+    let code = reader.byte()?;
+    let lsn = Lsn(reader.varint()?);
+    let kind = match (version, code) {
+        (OPERAND_VERSION, KIND_DELTA) => OperandKind::Delta { keeps: false },
+        (OPERAND_VERSION, KIND_IMAGE) => OperandKind::Image { copy: Lsn::NONE },
+        (OPERAND_VERSION_KEEPING, KIND_KEEPING_DELTA) => OperandKind::Delta { keeps: true },
+        (OPERAND_VERSION_KEEPING, KIND_IMAGE_AFTER_COPY) => {
+            let copy = Lsn(reader.varint()?);
+            if copy == Lsn::NONE || copy >= lsn {
+                return Err(PageError::Range);
+            }
+            OperandKind::Image { copy }
+        }
         _ => return Err(PageError::Range),
     };
-    let lsn = Lsn(reader.varint()?);
     let count = reader.varint()?;
     if count > PAGE_BLOCKS {
         return Err(PageError::Range);
@@ -354,11 +479,7 @@ pub fn decode(bytes: &[u8]) -> Result<Operand, PageError> {
         end = u64::from(run.last) + 1;
         runs.push(run);
     }
-    if reader.bytes.is_empty() {
-        Ok(Operand { lsn, is_image, runs })
-    } else {
-        Err(PageError::Length)
-    }
+    if reader.bytes.is_empty() { Ok(Operand { lsn, kind, runs }) } else { Err(PageError::Length) }
 }
 
 struct Reader<'a> {

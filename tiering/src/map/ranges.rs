@@ -106,6 +106,13 @@ impl RangeList {
             .unwrap_or_default()
     }
 
+    /// LSNs of the ranges that hide operands of the page, ascending.
+    #[must_use]
+    pub fn cuts(&self, layer: LayerId, page: u32) -> Vec<Lsn> {
+        let ranges = self.layers.get(&layer).map_or(&[][..], Vec::as_slice);
+        ranges.iter().filter(|range| range.covers(page)).map(|range| range.lsn).collect()
+    }
+
     /// The range to fold next: the oldest one of the first layer that has any.
     #[must_use]
     pub fn first(&self) -> Option<(LayerId, Range)> {

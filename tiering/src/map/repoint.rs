@@ -8,14 +8,22 @@
 //! - A segment is forgotten only where its count of live blocks is 0 as well as what the caller saw.
 //! - What a page holds does not change, and neither does the LSN of its newest operand: a range that
 //!   hides what is re-pointed hid the block before.
+//! - Every state of a page that names a place is re-pointed in the same batch, those that only snapshots show
+//!   too: their operands become copies then.
 
-use super::commit::{Draft, Fresh, PAGES_AT_ONCE, PageChange, draft_page, page_number};
+use super::commit::{
+    Before, Draft, FETCHES_MAX, Fresh, PAGES_AT_ONCE, PageChange, draft_page, has_past, page_number,
+};
+use super::history::History;
 use super::pages::{self, PAGE_BLOCKS, Page, Run};
 use super::records::{Root, SegmentRecord, encode_live};
+use super::settle::{Move, Settle};
+use super::snapshots::SnapshotList;
 use super::{CommitReport, LayerId, Map, Placed, Writer, keys};
 use crate::fail_point;
 use crate::planted::Planted;
-use block::Result;
+use block::{Lsn, Result};
+use futures::{StreamExt, TryStreamExt};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,6 +49,8 @@ pub struct Moved {
 pub struct Repoint {
     /// In any order; disjoint.
     pub moved: Vec<Moved>,
+    /// Pages of which something is stored that nobody can see: they are to be left without that.
+    pub settled: Vec<(LayerId, u32)>,
     /// Segments that are durable and that `moved` names.
     pub segments: Vec<SegmentRecord>,
     /// Segments that no page named but for what `moved` takes away, when their pages were looked at.
@@ -85,40 +95,31 @@ impl Map {
         let mut report = RepointReport::default();
         let mut draft = Draft::new(self);
         let mut fresh = Fresh { bytes_left: self.page_retain_bytes, pages: Vec::new() };
-        let moves = by_page(&asked.moved);
+        let snapshots = self.snapshots();
+        let moves = by_page(&asked.moved, &asked.settled);
         for moves in moves.chunks(PAGES_AT_ONCE) {
-            let mut changes: Vec<PageChange> = moves
-                .iter()
-                .map(|((layer, page), _)| PageChange {
-                    layer: *layer,
-                    page: *page,
-                    runs: Vec::new(),
-                })
-                .collect();
-            let before = self.pages_before(&changes).await.map_err(|failed| failed.error)?;
-            for ((change, before), (_, moved)) in changes.iter_mut().zip(before).zip(moves) {
-                change.runs = match asked.planted.repoint_blindly {
-                    true => moved.to.clone(),
-                    false => pages::unchanged(&before.page.runs, &moved.from, &moved.to),
+            let before = self.pages_to_move(moves, &snapshots).await?;
+            for (((layer, page), moved), before) in moves.iter().zip(before) {
+                let (layer, number) = (*layer, *page);
+                let counts = &mut (&mut draft, &mut report);
+                let page = match before.history.as_ref() {
+                    Some(history) => {
+                        self.move_all(counts, (layer, number), moved, &before, history, &snapshots)
+                    }
+                    None => {
+                        let is_blind = asked.planted.repoint_blindly;
+                        let Some(page) =
+                            move_one(counts, (layer, number), moved, &before, is_blind)
+                        else {
+                            continue;
+                        };
+                        page
+                    }
                 };
-                let moved_count: u32 = change.runs.iter().map(Run::count).sum();
-                let asked_count: u32 = moved.to.iter().map(Run::count).sum();
-                report.moved_block_count += u64::from(moved_count);
-                report.overtaken_block_count += u64::from(asked_count - moved_count);
-                if change.runs.is_empty() {
-                    continue;
-                }
-                for run in &change.runs {
-                    *draft.live.entry(run.segment).or_default() += i64::from(run.count());
-                }
-                let mut drafted = CommitReport::default();
-                let lsn = before.page.last_lsn;
-                let page = draft_page(&mut draft, &mut drafted, lsn, change, &before);
-                let key = (change.layer, change.page);
                 // What nobody had read lately is not put before what somebody has.
-                match self.cached_page(change.layer, change.page) {
-                    Some(_) => fresh.push(key, page),
-                    None => fresh.pages.push((key, None)),
+                match self.cached_page(layer, number) {
+                    Some(_) => fresh.push((layer, number), page),
+                    None => fresh.pages.push(((layer, number), None)),
                 }
             }
             tokio::task::yield_now().await;
@@ -141,6 +142,8 @@ impl Map {
 
         writer.root = root;
         self.apply(fresh, &[], live);
+        // After the generation: nobody caches what snapshots showed before.
+        self.forget_old_pages();
         let added: Vec<SegmentRecord> = asked
             .segments
             .iter()
@@ -194,26 +197,145 @@ impl Map {
         Ok(counts.into_iter().collect())
     }
 
-    /// What a page stores, also what ranges hide of it, and what readers see of it.
+    /// Whatever is stored of a page, and all that anybody can see of it.
     ///
     /// # Errors
     /// As [`Map::page`].
-    pub(crate) async fn page_and_hidden(
-        &self,
-        layer: LayerId,
-        page: u32,
-    ) -> Result<(Arc<Page>, Option<Box<[Run]>>)> {
-        if let Some(page) = self.cached_page(layer, page).filter(|page| !page.has_hidden) {
-            return Ok((page, None));
+    pub(crate) async fn page_for_reclaim(&self, layer: LayerId, page: u32) -> Result<SeenPage> {
+        let snapshots = self.snapshots();
+        let living = snapshots.of(layer);
+        let is_plain = |page: &Arc<Page>| {
+            !page.has_hidden
+                && (self.planted.reclaim_without_snapshots
+                    || !has_past(page, living, page.last_lsn))
+        };
+        if let Some(page) = self.cached_page(layer, page).filter(is_plain) {
+            let live = page.runs.to_vec();
+            return Ok(SeenPage { states: vec![live], ..SeenPage::default() });
         }
-        let before = self.page_before(layer, page).await?;
-        Ok((before.page, before.stored))
+        let (before, history) = self.history(layer, page, true).await?;
+        let folded = before.page;
+        let mut states = vec![folded.runs.to_vec()];
+        if self.planted.reclaim_without_snapshots
+            || !has_past(&folded, living, folded.last_lsn.max(self.cut(layer, page)))
+        {
+            let hidden = folded.has_hidden.then(|| pages::counted(&history.operands));
+            return Ok(SeenPage { states, hidden: hidden.unwrap_or_default(), unseen: Vec::new() });
+        }
+        let ranges = self.ranges().cuts(layer, page);
+        let shown = super::history::showing(&folded, living, Lsn(u64::MAX));
+        states.extend(
+            super::history::copies_needed(&history.operands, &ranges, shown)
+                .into_iter()
+                .map(|copy| copy.runs),
+        );
+        states.extend(history.copies.iter().map(|copy| copy.runs.clone()));
+        Ok(SeenPage { states, hidden: Vec::new(), unseen: history.stored() })
+    }
+
+    fn cut(&self, layer: LayerId, page: u32) -> Lsn {
+        self.ranges().cut(layer, page)
+    }
+
+    /// What the pages hold, in the order of `moves`; of those that snapshots show, everything.
+    async fn pages_to_move(
+        &self,
+        moves: &[((LayerId, u32), PageMove)],
+        snapshots: &SnapshotList,
+    ) -> Result<Vec<Before>> {
+        let pages: Vec<(LayerId, u32)> = moves.iter().map(|(page, _)| *page).collect();
+        futures::stream::iter(pages)
+            .map(|(layer, number)| async move {
+                let living = snapshots.of(layer);
+                let is_plain =
+                    |page: &Arc<Page>| !page.has_hidden && !has_past(page, living, page.last_lsn);
+                if let Some(page) = self.cached_page(layer, number).filter(is_plain) {
+                    return Ok(Before { page, stored: None, history: None });
+                }
+                let (mut before, history) = self.history(layer, number, true).await?;
+                let lsn = before.page.last_lsn.max(self.cut(layer, number));
+                if has_past(&before.page, living, lsn) {
+                    before.history = Some(history);
+                } else if before.page.has_hidden {
+                    before.stored = Some(pages::counted(&history.operands).into_boxed_slice());
+                }
+                Ok(before)
+            })
+            .buffered(FETCHES_MAX)
+            .try_collect()
+            .await
+    }
+
+    /// Re-points every state of a page that snapshots show.
+    fn move_all(
+        &self,
+        (draft, report): &mut (&mut Draft<'_>, &mut RepointReport),
+        (layer, number): (LayerId, u32),
+        moved: &PageMove,
+        before: &Before,
+        history: &History,
+        snapshots: &SnapshotList,
+    ) -> Page {
+        let mut runs = before.page.runs.to_vec();
+        let asked = || Move { from: &moved.from, to: &moved.to };
+        asked().apply(&mut runs);
+        let settle = Settle {
+            layer,
+            page: number,
+            lsn: before.page.last_lsn.max(self.cut(layer, number)),
+            runs,
+            ranges: self.ranges().cuts(layer, number),
+            living: snapshots.of(layer),
+            moved: Some(asked()),
+        };
+        let page = draft.settle(&mut CommitReport::default(), history, settle);
+        report.moved_block_count += moved.to.iter().map(|run| u64::from(run.count())).sum::<u64>();
+        page
     }
 }
 
+/// Re-points the only state of a page; `None`: all of it was written meanwhile.
+fn move_one(
+    (draft, report): &mut (&mut Draft<'_>, &mut RepointReport),
+    (layer, page): (LayerId, u32),
+    moved: &PageMove,
+    before: &Before,
+    is_blind: bool,
+) -> Option<Page> {
+    let runs = match is_blind {
+        true => moved.to.clone(),
+        false => pages::unchanged(&before.page.runs, &moved.from, &moved.to),
+    };
+    let moved_count: u32 = runs.iter().map(Run::count).sum();
+    let asked_count: u32 = moved.to.iter().map(Run::count).sum();
+    report.moved_block_count += u64::from(moved_count);
+    report.overtaken_block_count += u64::from(asked_count - moved_count);
+    if runs.is_empty() {
+        return None;
+    }
+    for run in &runs {
+        *draft.live.entry(run.segment).or_default() += i64::from(run.count());
+    }
+    let change = PageChange { layer, page, runs };
+    let lsn = before.page.last_lsn;
+    Some(draft_page(draft, &mut CommitReport::default(), lsn, &change, before, &[]))
+}
+
+/// What is stored of a page, as reclaim sees it.
+#[derive(Debug, Default)]
+pub(crate) struct SeenPage {
+    /// Every state that somebody can see, the newest first.
+    pub states: Vec<Vec<Run>>,
+    /// What is stored, also what a range hides, where one hides something and no snapshot shows the page.
+    pub hidden: Vec<Run>,
+    /// What is stored, where snapshots show the page, or have.
+    pub unseen: Vec<Run>,
+}
+
 /// Sorted by page, each page's runs sorted.
-fn by_page(moved: &[Moved]) -> Vec<((LayerId, u32), PageMove)> {
+fn by_page(moved: &[Moved], settled: &[(LayerId, u32)]) -> Vec<((LayerId, u32), PageMove)> {
     let mut moves: BTreeMap<(LayerId, u32), PageMove> = BTreeMap::new();
+    moves.extend(settled.iter().map(|page| (*page, PageMove::default())));
     for one in moved {
         let page = page_number(one.first_block / PAGE_BLOCKS);
         let first = (one.first_block % PAGE_BLOCKS) as u8;

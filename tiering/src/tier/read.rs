@@ -12,10 +12,13 @@ use crate::map::LayerId;
 use crate::map::pages::Page;
 use crate::segment::{FrameAt, FrameRef};
 use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
-use block::{AllocationExtent, Error, ErrorKind, Result, VolumeId};
+use block::{AllocationExtent, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use std::ops::Range;
 use std::time::Duration;
+
+/// Pages that an allocation query takes from the map at a time. Chosen by hand.
+const ALLOCATION_STEP: usize = 64;
 
 /// Looks into the map for a frame whose segment is gone, after the first one. Chosen by hand: each of them
 /// would have to meet another commit of reclaim.
@@ -36,12 +39,14 @@ pub(super) struct Wanted {
 impl Inner {
     /// Reads for destage: nothing about streams is learned from it.
     pub(crate) async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.read_with(volume, offset, buf, Access::Random).await
+        self.read_with(volume, None, offset, buf, Access::Random).await
     }
 
+    /// `at`: as a snapshot at that LSN shows it.
     pub(super) async fn read_with(
         &self,
         volume: VolumeId,
+        at: Option<Lsn>,
         offset: u64,
         buf: &mut [u8],
         access: Access,
@@ -49,7 +54,7 @@ impl Inner {
         let mut tries_left = GONE_TRIES_MAX;
         let read = loop {
             let moves = self.map.repoint_count();
-            let read = self.read_inner(volume, offset, buf, access).await;
+            let read = self.read_inner(volume, at, offset, buf, access).await;
             let is_gone = read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
             let is_again = tries_left < GONE_TRIES_MAX;
             if !is_gone || tries_left == 0 || (is_again && self.map.repoint_count() == moves) {
@@ -75,11 +80,12 @@ impl Inner {
     async fn read_inner(
         &self,
         volume: VolumeId,
+        at: Option<Lsn>,
         offset: u64,
         buf: &mut [u8],
         access: Access,
     ) -> Result<()> {
-        let wanted = self.resolve(volume, offset, buf.len() as u64).await?;
+        let wanted = self.resolve(volume, at, offset, buf.len() as u64).await?;
         if wanted.iter().map(|part| part.at.len()).sum::<usize>() < buf.len() {
             buf.fill(0);
         }
@@ -106,6 +112,7 @@ impl Inner {
     pub(super) async fn resolve(
         &self,
         volume: VolumeId,
+        snapshot: Option<Lsn>,
         offset: u64,
         length: u64,
     ) -> Result<Vec<Wanted>> {
@@ -119,9 +126,10 @@ impl Inner {
         while at < end {
             let number = page_of(at);
             let page_end = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(end);
-            let page = match self.map.cached_page(layer, number) {
-                Some(page) => page,
-                None => self.map.page(layer, number).await?,
+            let page = match (snapshot, self.map.cached_page(layer, number)) {
+                (Some(snapshot), _) => self.map.page_at(layer, number, snapshot).await?,
+                (None, Some(page)) => page,
+                (None, None) => self.map.page(layer, number).await?,
             };
             self.resolve_page(&page, offset, at..page_end, &mut wanted).await?;
             at = page_end;
@@ -166,8 +174,8 @@ impl Inner {
     pub(super) async fn allocation(
         &self,
         volume: VolumeId,
-        offset: u64,
-        length: u64,
+        snapshot: Option<Lsn>,
+        (offset, length): (u64, u64),
         extent_count_max: usize,
     ) -> Result<Vec<AllocationExtent>> {
         let end = offset.checked_add(length).filter(|end| *end <= VOLUME_BYTES_MAX);
@@ -180,8 +188,20 @@ impl Inner {
         let (mut next, last) = (page_of(offset), page_of(end - 1));
         let mut looked_at = 0;
         while next <= last {
-            let pages = self.map.pages_between(layer, next, last, 64).await?;
-            let is_last = pages.len() < 64;
+            let (pages, until) = match snapshot {
+                None => {
+                    let pages = self.map.pages_between(layer, next, last, ALLOCATION_STEP).await?;
+                    let until = match pages.last() {
+                        Some((number, _)) if pages.len() == ALLOCATION_STEP => *number,
+                        _ => last,
+                    };
+                    (pages, until)
+                }
+                Some(at) => {
+                    let range = (next, last);
+                    self.map.pages_between_at(layer, range, at, ALLOCATION_STEP).await?
+                }
+            };
             for (number, page) in pages {
                 let page_start = u64::from(number) * PAGE_BYTES;
                 for run in page.runs.iter().filter(|run| run.is_mapped()) {
@@ -194,10 +214,10 @@ impl Inner {
                         return Ok(extents.list);
                     }
                 }
-                next = number.saturating_add(1);
                 looked_at += 1;
             }
-            if is_last {
+            next = until.saturating_add(1);
+            if next > last {
                 break;
             }
             if looked_at >= ALLOCATION_PAGES_MAX {

@@ -49,13 +49,21 @@ prop_compose! {
     }
 }
 
+fn any_kind() -> impl Strategy<Value = OperandKind> {
+    prop_oneof![
+        5 => Just(OperandKind::Delta { keeps: false }),
+        2 => Just(OperandKind::Delta { keeps: true }),
+        1 => Just(OperandKind::Image { copy: Lsn::NONE }),
+    ]
+}
+
 prop_compose! {
-    fn any_operands()(list in prop::collection::vec((any_runs(), prop::bool::weighted(0.15)), 0..8),
+    fn any_operands()(list in prop::collection::vec((any_runs(), any_kind()), 0..8),
                       steps in prop::collection::vec(0u64..3, 8)) -> Vec<Operand> {
         let mut lsn = 0;
-        list.into_iter().zip(steps).map(|((runs, is_image), step)| {
+        list.into_iter().zip(steps).map(|((runs, kind), step)| {
             lsn += step + 1;
-            Operand { lsn: Lsn(lsn), is_image, runs }
+            Operand { lsn: Lsn(lsn), kind, runs }
         }).collect()
     }
 }
@@ -65,7 +73,7 @@ proptest! {
     fn folding_is_what_assigning_block_by_block_gives(operands in any_operands(), cut in 0u64..12) {
         let mut model = vec![None; 256];
         for operand in &operands {
-            if operand.is_image {
+            if operand.is_image() {
                 model = vec![None; 256];
             }
             if operand.lsn.0 <= cut {
@@ -94,8 +102,8 @@ proptest! {
     #[test]
     fn what_is_replaced_is_counted_once(older in any_runs(), newer in any_runs()) {
         let mut counted = std::collections::BTreeMap::new();
-        for_each_replaced(&older, &newer, |segment, blocks| {
-            *counted.entry(segment).or_insert(0) += blocks;
+        for_each_replaced(&older, &newer, |run| {
+            *counted.entry(run.segment).or_insert(0) += run.count();
         });
         let mut model = std::collections::BTreeMap::new();
         for (old, new) in cells(&older).into_iter().zip(cells(&newer)) {
@@ -107,11 +115,15 @@ proptest! {
     }
 
     #[test]
-    fn what_is_encoded_decodes_to_the_same(runs in any_runs(), lsn in any::<u64>(), is_image: bool) {
+    fn what_is_encoded_decodes_to_the_same(runs in any_runs(), lsn in 1u64.., kind in any_kind(), copy: u64) {
+        let kind = match kind {
+            OperandKind::Image { .. } => OperandKind::Image { copy: Lsn(copy % lsn) },
+            delta => delta,
+        };
         let mut bytes = Vec::new();
-        encode(Lsn(lsn), is_image, &runs, &mut bytes);
+        encode(Lsn(lsn), kind, &runs, &mut bytes);
         let operand = decode(&bytes).unwrap();
-        prop_assert_eq!(operand, Operand { lsn: Lsn(lsn), is_image, runs });
+        prop_assert_eq!(operand, Operand { lsn: Lsn(lsn), kind, runs });
         for end in 0..bytes.len() {
             prop_assert!(decode(&bytes[..end]).is_err());
         }
@@ -121,7 +133,13 @@ proptest! {
 
     #[test]
     fn decoding_anything_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        for prefix in [&[][..], &[OPERAND_VERSION, KIND_DELTA, 9], &[OPERAND_VERSION, KIND_IMAGE, 1, 200, 1]] {
+        for prefix in [
+            &[][..],
+            &[OPERAND_VERSION, KIND_DELTA, 9],
+            &[OPERAND_VERSION, KIND_IMAGE, 1, 200, 1],
+            &[OPERAND_VERSION_KEEPING, KIND_KEEPING_DELTA, 9],
+            &[OPERAND_VERSION_KEEPING, KIND_IMAGE_AFTER_COPY, 9],
+        ] {
             let mut all = prefix.to_vec();
             all.extend_from_slice(&bytes);
             if let Ok(operand) = decode(&all) {
@@ -139,6 +157,44 @@ proptest! {
         model[..usize::from(first)].fill(None);
         model[usize::from(last) + 1..].fill(None);
         prop_assert_eq!(cells(&found), model);
+    }
+}
+
+proptest! {
+    /// What is counted is what is there together, and what an operand that keeps has replaced since the
+    /// newest image.
+    #[test]
+    fn what_is_kept_is_counted_until_an_image_comes(operands in any_operands()) {
+        let mut now: Vec<Cell> = vec![None; 256];
+        let mut kept = 0u32;
+        for operand in &operands {
+            if operand.is_image() {
+                (now, kept) = (vec![None; 256], 0);
+            }
+            for (cell, new) in now.iter_mut().zip(cells(&operand.runs)) {
+                let is_kept = operand.kind == OperandKind::Delta { keeps: true };
+                if new.is_some() {
+                    kept += u32::from(is_kept && matches!(cell, Some(Some(_))));
+                    *cell = new;
+                }
+            }
+        }
+        let mapped = now.iter().filter(|cell| matches!(cell, Some(Some(_)))).count();
+        let found: u32 = counted(&operands).iter().map(Run::count).sum();
+        prop_assert_eq!(found, kept + u32::try_from(mapped).unwrap());
+    }
+
+    #[test]
+    fn a_difference_is_what_is_elsewhere(runs in any_runs(), other in any_runs()) {
+        // A frame's place is told by segment and index alone.
+        let of = |runs: &[Run]| cells(runs).into_iter().map(|cell| {
+            cell.flatten().map(|(segment, frame, _, _, within)| (segment, frame, within))
+        }).collect::<Vec<_>>();
+        let model: Vec<_> = of(&runs).into_iter().zip(of(&other))
+            .map(|(one, other)| one.filter(|_| one != other)).collect();
+        let found = difference(&runs, &other);
+        prop_assert!(is_sorted(&found));
+        prop_assert_eq!(of(&found), model);
     }
 }
 
@@ -160,7 +216,7 @@ fn a_sequential_page_takes_few_bytes() {
         })
         .collect();
     let mut bytes = Vec::new();
-    encode(Lsn(1_000_000), true, &runs, &mut bytes);
+    encode(Lsn(1_000_000), OperandKind::Image { copy: Lsn::NONE }, &runs, &mut bytes);
     assert!(bytes.len() < 32 * 4 + 24, "{} bytes", bytes.len());
     assert_eq!(decode(&bytes).unwrap().runs, runs);
 }

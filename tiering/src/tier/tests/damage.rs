@@ -122,7 +122,7 @@ fn a_damaged_map_page_is_its_volumes_and_nobody_elses() {
         // A trim of many pages hides the damage; it cannot be folded, but other volumes' trims can.
         let mut late = trim_window(20, 1, 0..100);
         late.asides = vec![(VolumeId(1), Vec::new())];
-        late.is_late = true;
+        late.late = Some(Lsn(20));
         let early = Window { last_lsn: Lsn(19), ..late.clone() };
         let refused = tier.destage(early, &Payloads).await.unwrap_err();
         assert_eq!(refused.error.kind(), ErrorKind::Invalid);

@@ -11,6 +11,7 @@ mod hints;
 mod keep;
 mod owners;
 mod reclaim;
+mod snapshots;
 mod store;
 mod windows;
 
@@ -132,7 +133,8 @@ impl World {
             volume_records,
             volumes,
             asides: Vec::new(),
-            is_late: false,
+            late: None,
+            snapshots: Vec::new(),
         };
         Made { window, after }
     }
@@ -300,7 +302,8 @@ fn plain_window(lsn: u64, volumes: Vec<(u32, WindowExtent<Bytes>)>) -> Window<By
         volume_records: Vec::new(),
         volumes: volumes.collect(),
         asides: Vec::new(),
-        is_late: false,
+        late: None,
+        snapshots: Vec::new(),
     }
 }
 

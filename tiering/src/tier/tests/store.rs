@@ -72,7 +72,8 @@ fn window_of(lsn: u64, start: u64, bytes: Vec<u8>) -> Window<Bytes> {
         volume_records: Vec::new(),
         volumes: vec![(VolumeId(1), vec![extent])],
         asides: Vec::new(),
-        is_late: false,
+        late: None,
+        snapshots: Vec::new(),
     }
 }
 

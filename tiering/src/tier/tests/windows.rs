@@ -90,7 +90,8 @@ fn scattered_window(rng: &mut Rng, lsn: u64, block_count: u64, volume_bytes: u64
         volume_records: Vec::new(),
         volumes,
         asides: Vec::new(),
-        is_late: false,
+        late: None,
+        snapshots: Vec::new(),
     }
 }
 
@@ -126,7 +127,8 @@ fn a_volume_of_100_tib_stays_within_the_budget_and_is_trimmed_at_once() {
             volume_records: Vec::new(),
             volumes: vec![(VolumeId(1), extents)],
             asides: Vec::new(),
-            is_late: false,
+            late: None,
+            snapshots: Vec::new(),
         };
         let started = Instant::now();
         let report = tier.destage(trim, &Payloads).await.unwrap();
@@ -157,7 +159,7 @@ fn late_windows_at_one_lsn_count_in_their_order() {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let mut tier = Tier::open(options(store.clone(), 1)).await.unwrap();
         let late = |mut window: Window<Bytes>, is_last: bool| {
-            window.is_late = true;
+            window.late = Some(window.last_lsn);
             let file = AsideFile { first_lsn: Lsn(1), last_lsn: Lsn(9), id: [7; 16] };
             let left = if is_last { Vec::new() } else { vec![file] };
             window.asides = vec![(VolumeId(1), left)];

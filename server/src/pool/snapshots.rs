@@ -1,0 +1,271 @@
+//! Snapshots of an open pool: making, listing and removing them, and what serves them.
+//!
+//! Invariants:
+//! - A snapshot exists when its log entry is on stable storage: whatever was answered before is in it,
+//!   nothing that comes after is.
+//! - One that is served is not removed.
+//! - A volume with snapshots is not removed.
+
+use super::{Pool, Volumes, unix_seconds};
+use crate::record::VolumeState;
+use crate::snapshot::{Removed, SnapshotEntry, SnapshotName, SnapshotRecord};
+use crate::volume::Volume;
+use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use replication::{EntryKind, Log, NewEntry, Wait};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use tiering::Tier;
+
+/// Snapshots of one volume. Chosen by hand: an hourly one for five months.
+pub const SNAPSHOTS_OF_VOLUME_MAX: usize = 4096;
+/// Snapshots of a pool. Chosen by hand: some MiB of memory.
+pub const SNAPSHOTS_MAX: usize = 32_768;
+/// Generations of the log that wait for the store, above which no snapshot is made: each makes one more.
+/// Chosen by hand.
+const FROZEN_MAX: u64 = 256;
+
+/// The snapshots of a pool: by volume and LSN.
+#[derive(Default)]
+pub(super) struct Snapshots {
+    pub(super) records: BTreeMap<(u32, Lsn), SnapshotRecord>,
+    /// What serves them, as long as somebody uses it.
+    views: BTreeMap<(u32, Lsn), Weak<Volume>>,
+}
+
+impl Snapshots {
+    /// What the tier and the log have.
+    pub(super) fn find(log: &Log, tier: &Tier) -> Result<Snapshots> {
+        let mut records = BTreeMap::new();
+        for (volume, lsn, bytes) in tier.snapshots() {
+            let record = SnapshotRecord::decode(&bytes)
+                .map_err(|error| error.context(format!("open a snapshot of volume {volume}")))?;
+            records.insert((volume.0, lsn), record);
+        }
+        let mut removed = Vec::new();
+        for (lsn, bytes) in log.overlay().snapshots() {
+            let entry = SnapshotEntry::decode(&bytes)?;
+            records.extend(entry.made.into_iter().map(|record| ((record.volume, lsn), record)));
+            for one in entry.removed {
+                records.remove(&(one.volume, Lsn(one.lsn)));
+                removed.push(Lsn(one.lsn));
+            }
+        }
+        let living: Vec<Lsn> = records.keys().map(|(_, lsn)| *lsn).collect();
+        removed.retain(|lsn| !living.contains(lsn));
+        log.set_snapshots(&living, &removed);
+        Ok(Snapshots { records, views: BTreeMap::new() })
+    }
+
+    fn of(&self, volume: u32) -> impl Iterator<Item = (Lsn, &SnapshotRecord)> {
+        let of_it = self.records.range((volume, Lsn::NONE)..=(volume, Lsn(u64::MAX)));
+        of_it.map(|((_, lsn), record)| (*lsn, record))
+    }
+
+    fn named(&self, volume: u32, name: &str) -> Option<(Lsn, &SnapshotRecord)> {
+        self.of(volume).find(|(_, record)| record.name == name)
+    }
+
+    /// Whoever uses a snapshot still.
+    fn user(&mut self, key: (u32, Lsn)) -> Option<Arc<Volume>> {
+        let view = self.views.get(&key)?.upgrade();
+        if view.is_none() {
+            self.views.remove(&key);
+        }
+        view
+    }
+}
+
+/// A snapshot, and the name of its volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedSnapshot {
+    /// Name of the volume.
+    pub volume: String,
+    /// Where it is in the history of the pool.
+    pub lsn: Lsn,
+    /// It.
+    pub record: SnapshotRecord,
+}
+
+fn no_volume(name: &str) -> Error {
+    let what = format!("find volume {name}: there is none; `spindle volume list` shows all");
+    Error::new(ErrorKind::NotFound, what)
+}
+
+fn no_snapshot(volume: &str, name: &str) -> Error {
+    let what = format!(
+        "find snapshot {volume}@{name}: there is none; `spindle snapshot list {volume}` shows all"
+    );
+    Error::new(ErrorKind::NotFound, what)
+}
+
+impl Volumes {
+    /// Why a volume of that name cannot be removed, if snapshots of it are the reason.
+    pub(super) fn check_no_snapshots(&self, id: u32, name: &str) -> Result<()> {
+        let names: Vec<String> =
+            self.snapshots.of(id).map(|(_, record)| format!("{name}@{}", record.name)).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let shown = names.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        let more = match names.len().saturating_sub(5) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let what = format!(
+            "remove volume {name}: it has snapshots ({shown}{more}); remove them first, with `spindle \
+             snapshot rm`"
+        );
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+}
+
+impl Pool {
+    /// Makes a snapshot of each of the volumes, of the same instant. Durable when this returns.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` when one of that name exists, or when too many wait for the store; `Full` when there are too many.
+    pub async fn create_snapshots(&self, asked: &SnapshotName) -> Result<Vec<NamedSnapshot>> {
+        let _one_at_a_time = self.changes.lock().await;
+        if self.shared.log.status().frozen_count >= FROZEN_MAX {
+            let what =
+                "make a snapshot: too many of them wait for the store; try again in a moment";
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        let now = unix_seconds();
+        let mut made = Vec::new();
+        for name in &asked.volumes {
+            let volume = self.volume(name).ok_or_else(|| no_volume(name))?;
+            // One of which a side file is missing does not know what it holds.
+            self.shared.check_open(volume.id())?;
+            let record = volume.record();
+            let volumes = self.volumes.lock();
+            let snapshots = &volumes.snapshots;
+            if snapshots.named(record.id, &asked.name).is_some() {
+                let what = format!(
+                    "make snapshot {name}@{}: it exists; choose another name, or remove it first",
+                    asked.name
+                );
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
+            let count = snapshots.of(record.id).count();
+            if count >= SNAPSHOTS_OF_VOLUME_MAX || snapshots.records.len() >= SNAPSHOTS_MAX {
+                let what = format!(
+                    "make snapshot {name}@{}: a volume has at most {SNAPSHOTS_OF_VOLUME_MAX} and a pool \
+                     {SNAPSHOTS_MAX}; remove some first",
+                    asked.name
+                );
+                return Err(Error::new(ErrorKind::Full, what));
+            }
+            made.push(SnapshotRecord::new(record.id, &asked.name, record.size_bytes, now));
+        }
+        let lsn = self.log_snapshots(&SnapshotEntry::making(made.clone())).await?;
+        let mut volumes = self.volumes.lock();
+        for record in &made {
+            volumes.snapshots.records.insert((record.volume, lsn), record.clone());
+        }
+        let named = asked.volumes.iter().zip(made);
+        Ok(named
+            .map(|(volume, record)| NamedSnapshot { volume: volume.clone(), lsn, record })
+            .collect())
+    }
+
+    /// Removes a snapshot. What only it showed is dropped from the store in the background.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` while it is served.
+    pub async fn remove_snapshot(&self, volume: &str, name: &str) -> Result<NamedSnapshot> {
+        let _one_at_a_time = self.changes.lock().await;
+        let found = self.snapshot(volume, name)?;
+        let key = (found.record.volume, found.lsn);
+        {
+            // Nobody gets it from here on.
+            let mut volumes = self.volumes.lock();
+            if volumes.snapshots.user(key).is_some() {
+                let what = format!("remove snapshot {volume}@{name}: a client has it open");
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
+            volumes.snapshots.records.remove(&key);
+        }
+        let removed = Removed { volume: key.0, lsn: key.1.0 };
+        let logged = self.log_snapshots(&SnapshotEntry::removing(vec![removed])).await;
+        // If this fails the pool has failed, and a restart shows what became of it.
+        logged.map_err(|error| error.context(format!("remove snapshot {volume}@{name}")))?;
+        let is_alone = !self.volumes.lock().snapshots.records.keys().any(|(_, lsn)| *lsn == key.1);
+        if is_alone {
+            self.shared.log.set_snapshots(&[], &[key.1]);
+        }
+        Ok(found)
+    }
+
+    async fn log_snapshots(&self, entry: &SnapshotEntry) -> Result<Lsn> {
+        let entry = NewEntry {
+            volume: VolumeId(0),
+            kind: EntryKind::Snapshot,
+            start_sector: 0,
+            sector_count: 0,
+            payload: entry.encode(),
+        };
+        self.shared.log.append(entry, Wait::Durable).await
+    }
+
+    /// All snapshots, or those of one volume: by volume and age.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn snapshots(&self, volume: Option<&str>) -> Result<Vec<NamedSnapshot>> {
+        let volumes = self.volumes.lock();
+        if let Some(name) = volume
+            && !volumes.present.contains_key(name)
+        {
+            return Err(no_volume(name));
+        }
+        let mut found = Vec::new();
+        for (name, present) in &volumes.present {
+            if volume.is_some_and(|wanted| wanted != name) {
+                continue;
+            }
+            found.extend(volumes.snapshots.of(present.id().0).map(|(lsn, record)| NamedSnapshot {
+                volume: name.clone(),
+                lsn,
+                record: record.clone(),
+            }));
+        }
+        Ok(found)
+    }
+
+    /// One snapshot.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn snapshot(&self, volume: &str, name: &str) -> Result<NamedSnapshot> {
+        let volumes = self.volumes.lock();
+        let present = volumes.present.get(volume).ok_or_else(|| no_volume(volume))?;
+        let (lsn, record) = volumes
+            .snapshots
+            .named(present.id().0, name)
+            .ok_or_else(|| no_snapshot(volume, name))?;
+        Ok(NamedSnapshot { volume: volume.to_owned(), lsn, record: record.clone() })
+    }
+
+    /// What serves a snapshot: a volume that cannot be written. It is in use as long as it is kept.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn snapshot_view(&self, volume: &str, name: &str) -> Result<Arc<Volume>> {
+        let found = self.snapshot(volume, name)?;
+        let key = (found.record.volume, found.lsn);
+        let mut volumes = self.volumes.lock();
+        if !volumes.snapshots.records.contains_key(&key) {
+            return Err(no_snapshot(volume, name));
+        }
+        if let Some(view) = volumes.snapshots.user(key) {
+            return Ok(view);
+        }
+        let present = volumes.present.get(volume).ok_or_else(|| no_volume(volume))?;
+        let record = present.record().of_snapshot(&found.record);
+        debug_assert_eq!(record.state, VolumeState::Present);
+        let view = Volume::snapshot(self.shared.clone(), record, found.lsn);
+        volumes.snapshots.views.insert(key, Arc::downgrade(&view));
+        Ok(view)
+    }
+}

@@ -1,0 +1,149 @@
+//! Writing pages that snapshots show, too: the one place where copies are made.
+//!
+//! Invariants:
+//! - Copies are put in the batch that replaces the operands they are made of.
+//! - What is counted as live changes in that batch, too, from what was stored to what is stored then.
+//! - A page that has copies is never deleted: when it becomes empty, it gets an image that says so.
+
+use super::commit::{Before, Draft};
+use super::database::Database;
+use super::history::{self, Copy, History};
+use super::keys::{self, copy_key};
+use super::pages::{self, OperandKind, Page, Run};
+use super::{CommitReport, LayerId, Map};
+use block::{Lsn, Result};
+
+/// Where blocks were and where they are now, both sorted.
+pub(super) struct Move<'a> {
+    pub from: &'a [Run],
+    pub to: &'a [Run],
+}
+
+/// How a page with a past gets an image.
+pub(super) struct Settle<'a> {
+    pub layer: LayerId,
+    pub page: u32,
+    /// LSN of the image: not below that of any operand, nor of the range that hides some.
+    pub lsn: Lsn,
+    /// What the page holds then; what is not mapped may be left out.
+    pub runs: Vec<Run>,
+    /// Range records that cover the page, ascending.
+    pub ranges: Vec<Lsn>,
+    /// The layer's living snapshots, ascending.
+    pub living: &'a [Lsn],
+    /// To be applied to the copies, too; `runs` has it already.
+    pub moved: Option<Move<'a>>,
+}
+
+impl Draft<'_> {
+    /// Puts an image of a page, and copies of what it replaces that some snapshot shows. With `moved`,
+    /// `history` has every copy; otherwise the newest is enough.
+    pub(super) fn settle(
+        &mut self,
+        report: &mut CommitReport,
+        history: &History,
+        settle: Settle<'_>,
+    ) -> Page {
+        let Settle { layer, page, lsn, mut runs, ranges, living, moved } = settle;
+        let before = history.counted();
+        runs.retain(Run::is_mapped);
+        let now = pages::fold(&history.operands, Lsn::NONE);
+        let shown = history::showing(&now, living, lsn);
+        let mut copies = history.copies.clone();
+        let made_from = copies.len();
+        if !self.planted.copies_forgotten {
+            copies.extend(history::copies_needed(&history.operands, &ranges, shown));
+        }
+        for (index, copy) in copies.iter_mut().enumerate() {
+            let is_moved = moved.as_ref().is_some_and(|moved| moved.apply(&mut copy.runs));
+            if index >= made_from || is_moved {
+                put_copy(self, layer, page, copy);
+                report.copy_count += 1;
+            }
+        }
+        let mut after = history::counted_copies(&copies, &runs);
+        after.extend(&runs);
+        self.recount(&before, after.into_iter());
+
+        let copy = copies.last().map_or(Lsn::NONE, |copy| copy.until);
+        let key = keys::page_key(layer, page);
+        let is_kept = !runs.is_empty() || copy != Lsn::NONE;
+        if is_kept {
+            let mut plain = Vec::with_capacity(32 + 12 * runs.len());
+            pages::encode(lsn, OperandKind::Image { copy }, &runs, &mut plain);
+            self.put(&key, &plain);
+            report.image_count += 1;
+        } else if !history.operands.is_empty() {
+            self.delete(&key);
+            report.deleted_count += 1;
+        }
+        let lsn = if is_kept { lsn } else { Lsn::NONE };
+        Page {
+            runs: runs.into_boxed_slice(),
+            first_lsn: lsn,
+            last_lsn: lsn,
+            operand_count: is_kept.into(),
+            has_hidden: false,
+            has_kept: false,
+            copy,
+        }
+    }
+}
+
+fn put_copy(draft: &mut Draft<'_>, layer: LayerId, page: u32, copy: &Copy) {
+    let mut plain = Vec::with_capacity(32 + 12 * copy.runs.len());
+    pages::encode(copy.since, OperandKind::Image { copy: Lsn::NONE }, &copy.runs, &mut plain);
+    draft.put(&copy_key(layer, page, copy.until), &plain);
+}
+
+impl Move<'_> {
+    /// Re-points what is where it was. False: nothing is.
+    pub(super) fn apply(&self, runs: &mut Vec<Run>) -> bool {
+        let to = pages::unchanged(runs, self.from, self.to);
+        if to.is_empty() {
+            return false;
+        }
+        *runs = pages::assign(runs, &to);
+        true
+    }
+}
+
+impl Map {
+    /// The newest copy of a page that is stored, if any.
+    pub(super) async fn newest_copy(
+        &self,
+        db: &Database,
+        layer: LayerId,
+        page: &Page,
+        number: u32,
+    ) -> Result<Vec<Copy>> {
+        if page.copy == Lsn::NONE {
+            return Ok(Vec::new());
+        }
+        let key = copy_key(layer, number, page.copy);
+        if let Some(value) = super::get(db, &key).await? {
+            return Ok(vec![self.decode_copy(&key, &value)?.2]);
+        }
+        // It was dropped since, and there may be an older one.
+        let mut copies = self.copies(db, layer, number).await?;
+        Ok(copies.split_off(copies.len().saturating_sub(1)))
+    }
+
+    /// A page with its newest copy, or with all of them.
+    pub(super) async fn history(
+        &self,
+        layer: LayerId,
+        number: u32,
+        has_all: bool,
+    ) -> Result<(Before, History)> {
+        let (db, cut) = self.db_and_cut(layer, number);
+        let operands = self.operands(&db, layer, number).await?;
+        let page = pages::fold(&operands, cut);
+        let copies = match has_all {
+            true => self.copies(&db, layer, number).await?,
+            false => self.newest_copy(&db, layer, &page, number).await?,
+        };
+        let before = Before { page: page.into(), stored: None, history: None };
+        Ok((before, History { operands, copies }))
+    }
+}
