@@ -58,12 +58,12 @@ fn in_a_page(criterion: &mut Criterion) {
     group.bench_function("encode, 8 blocks", |bencher| {
         bencher.iter(|| {
             bytes.clear();
-            pages::encode(Lsn(99), false, &few, &mut bytes);
+            pages::encode(Lsn(99), pages::OperandKind::Delta { keeps: false }, &few, &mut bytes);
             black_box(bytes.len())
         });
     });
     let mut image = Vec::new();
-    pages::encode(Lsn(99), true, &runs, &mut image);
+    pages::encode(Lsn(99), pages::OperandKind::Image { copy: Lsn::NONE }, &runs, &mut image);
     group.bench_function("decode image", |bencher| {
         bencher.iter(|| black_box(pages::decode(&image).expect("it decodes")));
     });

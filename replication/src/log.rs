@@ -323,10 +323,11 @@ impl Log {
         }
     }
 
-    /// LSNs of living snapshots that the data tier has, when the log was just opened; and those of snapshots
-    /// that are removed. So that side files do not join what lies before one with what lies behind it.
-    pub fn set_snapshots(&self, living: &[Lsn], removed: &[Lsn]) {
-        self.inner.shared.overlay.set_snapshots(living, removed);
+    /// Which volumes have a living snapshot at `lsn`, or that none has: so that no side file of theirs joins what
+    /// lies before it with what lies behind it. Until this is said, an entry about snapshots counts as one of
+    /// all volumes.
+    pub fn set_snapshots(&self, lsn: Lsn, volumes: Vec<VolumeId>) {
+        self.inner.shared.overlay.set_snapshots(lsn, volumes);
     }
 
     /// What is not yet in the data tier.

@@ -18,7 +18,7 @@ use crate::side::SideLayer;
 use block::{Lsn, VolumeId};
 use bytes::Bytes;
 use parking_lot::RwLock;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -133,8 +133,9 @@ struct Stack {
     sides: Sides,
     /// Sum over the frozen ones.
     frozen_weight: Weight,
-    /// LSNs of living snapshots: no side layer may show both what is before and what is behind one.
-    snapshots: BTreeSet<Lsn>,
+    /// LSNs of living snapshots, with the volumes that they are of; without any where that is not known: of
+    /// all. No side layer of these may show both what is before and what is behind one.
+    snapshots: BTreeMap<Lsn, Vec<VolumeId>>,
 }
 
 impl Stack {
@@ -292,7 +293,7 @@ impl Overlay {
             active,
             sides: Sides::new(),
             frozen_weight: Weight::default(),
-            snapshots: BTreeSet::new(),
+            snapshots: BTreeMap::new(),
         };
         let (stack, extent_count) = (RwLock::new(stack), AtomicU64::new(0));
         Overlay { stack, extent_count, payload_memory_bytes, planted }
@@ -333,16 +334,20 @@ impl Overlay {
         stack.frozen.iter().filter_map(of).collect()
     }
 
-    /// LSNs of living snapshots that were destaged before the log was opened, or are removed.
-    pub(crate) fn set_snapshots(&self, living: &[Lsn], removed: &[Lsn]) {
+    /// See [`crate::Log::set_snapshots`].
+    pub(crate) fn set_snapshots(&self, lsn: Lsn, volumes: Vec<VolumeId>) {
         let mut stack = self.stack.write();
-        stack.snapshots.extend(living);
-        stack.snapshots.retain(|lsn| !removed.contains(lsn));
+        match volumes.is_empty() {
+            true => stack.snapshots.remove(&lsn),
+            false => stack.snapshots.insert(lsn, volumes),
+        };
     }
 
-    /// A snapshot lies between what two LSNs have written: behind the first, before the second.
-    pub(crate) fn is_snapshot_between(&self, first: Lsn, second: Lsn) -> bool {
-        self.stack.read().snapshots.range(first..second).next().is_some()
+    /// A snapshot of the volume lies between what two LSNs have written: behind the first, before the second.
+    pub(crate) fn is_snapshot_between(&self, volume: VolumeId, first: Lsn, second: Lsn) -> bool {
+        let stack = self.stack.read();
+        let is_its = |volumes: &Vec<VolumeId>| volumes.is_empty() || volumes.contains(&volume);
+        stack.snapshots.range(first..second).any(|(_, volumes)| is_its(volumes))
     }
 
     /// What there is of one volume. Walks its extents: not for hot paths.
@@ -366,6 +371,12 @@ impl Overlay {
             found.side_file_count += 1;
         }
         found
+    }
+
+    /// Side files of the volume.
+    #[must_use]
+    pub fn side_file_count(&self, volume: VolumeId) -> usize {
+        self.stack.read().sides.get(&volume).map_or(0, Vec::len)
     }
 
     /// Most side files that the volume is to have: each is an open file, so many volumes that are
@@ -405,7 +416,7 @@ impl Overlay {
     #[must_use]
     pub fn volume_records(&self) -> Vec<(VolumeId, Bytes)> {
         let stack = self.stack.read();
-        let mut newest = std::collections::BTreeMap::new();
+        let mut newest = BTreeMap::new();
         for generation in stack.frozen.iter().map(|g| &**g).chain([&stack.active]) {
             newest.extend(generation.records.iter().map(|(id, record)| (*id, record.clone())));
         }
@@ -452,7 +463,7 @@ impl Overlay {
                 EntryKind::Marker => continue,
                 EntryKind::Snapshot => {
                     active.snapshots = Some(entry.payload);
-                    stack.snapshots.insert(active.last_lsn);
+                    stack.snapshots.insert(active.last_lsn, Vec::new());
                     if !self.planted.snapshot_not_frozen {
                         is_frozen |= stack.freeze().is_some();
                     }

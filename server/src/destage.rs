@@ -493,20 +493,21 @@ async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<
         return give_up(shared, volume).await.map(|()| true);
     }
     let mut bytes_max = (shared.log.status().ring_bytes / LATE_PART).min(LATE_BYTES_MAX);
-    let mut file_count = 0;
+    let mut left_count = usize::MAX;
     let part = loop {
         let part = shared.log.side_part(volume, bytes_max).await?;
         match check(shared, volume, &part.pieces, gives_way).await {
             Ok(()) => break part,
             // What came later may have been written over what is damaged.
             Err(error) if is_damage(&error) && !part.rest.is_empty() => {
-                if bytes_max == u64::MAX || file_count == part.file_count() {
+                if bytes_max == u64::MAX {
                     let what = "what was written later may cover it, but there is a snapshot of the \
                                 time before, which shows it: it would have to be removed";
                     return Err(error.context(what));
                 }
-                file_count = part.file_count();
-                bytes_max = bytes_max.saturating_mul(2);
+                let is_more = part.rest.len() < left_count;
+                left_count = part.rest.len();
+                bytes_max = if is_more { bytes_max.saturating_mul(2) } else { u64::MAX };
             }
             Err(error) => return Err(error),
         }

@@ -15,6 +15,7 @@ mod neighbour;
 mod operator;
 mod postgres;
 mod power;
+mod snapshots;
 mod soak;
 mod space;
 mod stores;

@@ -11,7 +11,10 @@ use object_store::memory::InMemory;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tiering::map::pages;
-use tiering::{DestageReport, ExtentContent, LogSource, Tier, TierOptions, Window, WindowExtent};
+use tiering::{
+    DestageReport, ExtentContent, LogSource, SnapshotChange, Tier, TierOptions, Window,
+    WindowExtent,
+};
 
 const BLOCK: usize = 4096;
 
@@ -159,11 +162,66 @@ async fn bench_lookups(rng: &mut Rng, tier: &Tier, volume_blocks: u64, name: &st
     println!("{name}: {:?} a read of 4 KiB through the page cache", started.elapsed() / count);
 }
 
+/// The same windows of scattered writes with more and more snapshots between them: what they cost, and what
+/// reading costs.
+async fn bench_snapshots(count: u64) {
+    let blocks = 1 << 18; // 1 GiB
+    for snapshot_count in [0, 10, 200] {
+        let mut rng = Rng(43);
+        let tier = open().await;
+        let (mut metadata_bytes, mut stored, mut commit_us) = (0, 0, 0);
+        let mut snapshots = Vec::new();
+        for lsn in 1..=200 {
+            let mut window = random_window(&mut rng, lsn, count, blocks);
+            if lsn % (200 / snapshot_count.max(1)) == 0 && snapshot_count > 0 {
+                let record = Bytes::from_static(b"a snapshot");
+                window.snapshots.push(SnapshotChange::Made { volume: VolumeId(1), record });
+                snapshots.push(Lsn(lsn));
+            }
+            let done = tier.destage(window, &Payloads).await.expect("it destages");
+            metadata_bytes += done.commit.batch_bytes;
+            stored += done.stored_block_count;
+            commit_us += done.commit_us;
+        }
+        let mut read = async |at: Option<Lsn>| {
+            let mut buf = vec![0; BLOCK];
+            let mut times = Vec::new();
+            for _ in 0..5 {
+                let started = Instant::now();
+                for _ in 0..2_000 {
+                    let offset = rng.next() % blocks * BLOCK as u64;
+                    match at {
+                        None => tier.read(VolumeId(1), offset, &mut buf).await,
+                        Some(at) => tier.read_at(VolumeId(1), at, offset, &mut buf).await,
+                    }
+                    .expect("it reads");
+                }
+                times.push(started.elapsed() / 2_000);
+            }
+            times.sort();
+            times[times.len() / 2]
+        };
+        let live = read(None).await;
+        println!(
+            "{snapshot_count} snapshots: {} metadata bytes and {:.2} us of commit a block; a read of 4 KiB takes \
+             {live:?}",
+            metadata_bytes / stored,
+            commit_us as f64 / stored as f64
+        );
+        if let Some((oldest, newest)) = snapshots.first().zip(snapshots.last()) {
+            let (oldest, newest) = (read(Some(*oldest)).await, read(Some(*newest)).await);
+            println!("    of the oldest snapshot {oldest:?}, of the newest {newest:?}");
+        }
+        tier.close().await.expect("it closes");
+    }
+}
+
 #[tokio::main]
 async fn main() {
     let count: u64 = std::env::args().nth(1).map_or(32_768, |text| text.parse().expect("BLOCKS"));
     let mut rng = Rng(42);
     bench_pages(&mut rng);
+    bench_snapshots((count / 16).max(1)).await;
 
     let small = 10 << 18; // 10 GiB
     let tier = open().await;

@@ -46,6 +46,9 @@ const DEAD_AT_ONCE: usize = 32;
 const VICTIMS_AT_ONCE: usize = 16;
 /// Live bytes that are rewritten with one commit, about; one segment at least. Chosen by hand.
 const LIVE_BYTES_AT_ONCE: u64 = 32 << 20;
+/// States of pages, those that snapshots show too, that one step re-points, about. Chosen by hand: 3 KiB each at
+/// most, and mostly far less.
+const STATES_AT_ONCE: usize = 16_384;
 /// Size of the new segments before compression, at most. Chosen by hand: two of them are in memory.
 pub const SEGMENT_BYTES_MAX: usize = 8 << 20;
 /// Memory that reclaim takes at most, beside twice a segment's, up to [`SEGMENT_BYTES_MAX`] each.
@@ -210,6 +213,10 @@ struct Look {
     has_hidden: bool,
     /// Pages that store places of it which nobody can see.
     settled: Vec<(LayerId, u32)>,
+    /// States of pages that name it, or may: what re-pointing has to write.
+    state_count: usize,
+    /// There are more pages than one step may write: it is the turn of the rest after that.
+    is_cut: bool,
 }
 
 impl Inner {
@@ -363,6 +370,7 @@ impl Inner {
         // What is seen of the map is worth nothing once its database was opened anew: a commit that was
         // visible may be undone by that.
         let seen = self.map.db();
+        let snapshots = self.map.snapshots();
         let rewritten =
             tokio::time::timeout(REWRITE_TIME_MAX, self.rewrite_victims(&victims)).await;
         let rewritten = rewritten.unwrap_or_else(|_| {
@@ -382,7 +390,8 @@ impl Inner {
         let done = self.commit_moves(seen, rewritten).await?;
         fail_point!("reclaim-committed");
         // What was overtaken may be hidden by a range now, which is not counted out before it is folded.
-        if done.overtaken_block_count == 0 {
+        // A snapshot that was made meanwhile shows what is overwritten since.
+        if done.overtaken_block_count == 0 && snapshots.is_same(&self.map.snapshots()) {
             for record in emptied.iter().filter(|record| !done.forgotten.contains(record)) {
                 let what = "its count of live blocks is not 0, though no page names it";
                 self.leave_alone(record, Error::new(ErrorKind::Corrupt, what))?;
@@ -406,6 +415,7 @@ impl Inner {
         let mut writer = SegmentWriter::new(self, 1, segment_bytes);
         let (mut live, mut emptied, mut read_bytes) = (Vec::new(), Vec::new(), 0);
         let (mut settled, mut blocks) = (Vec::new(), HashSet::new());
+        let mut state_count = 0;
         let mut later = Vec::new();
         for victim @ Victim { record, .. } in victims {
             if self.options.planted.forget_unchecked {
@@ -420,8 +430,9 @@ impl Inner {
                     continue;
                 }
             };
-            if overlaps(&look.live, &blocks) {
-                // Another version of a block. It is the turn of this one after that.
+            let is_too_much = state_count > 0 && state_count + look.state_count > STATES_AT_ONCE;
+            if is_too_much || overlaps(&look.live, &blocks) {
+                // Or another version of a block. It is the turn of this one after that.
                 later.push(*victim);
                 continue;
             }
@@ -437,8 +448,11 @@ impl Inner {
                 }
                 Err(Stopped::Writing(error)) => return Err(error),
             }
-            if !look.has_hidden {
-                emptied.push(*record);
+            state_count += look.state_count;
+            match look.is_cut {
+                true => later.push(*victim),
+                false if look.has_hidden => {}
+                false => emptied.push(*record),
             }
             live.extend(look.live);
             settled.extend(look.settled);
@@ -476,6 +490,7 @@ impl Inner {
             return Ok(None);
         }
         let entries = self.frames.read_directory(&record.info).await?;
+        let snapshot_count = self.map.snapshots().count_max();
         let mut pages: BTreeMap<(u64, u32), Vec<DirectoryEntry>> = BTreeMap::new();
         for entry in entries {
             let last = entry.first_block + u64::from(entry.block_count) - 1;
@@ -487,17 +502,24 @@ impl Inner {
                 pages.entry((entry.layer, page)).or_default().push(entry);
             }
         }
+        // Each of them with all of its copies.
+        let pages_at_once = (PAGES_AT_ONCE / (1 + snapshot_count / 32)).max(1);
         let looked: Vec<Look> = futures::stream::iter(pages)
             .map(|((layer, page), entries)| async move {
                 let layer = LayerId(layer);
                 let seen = self.map.page_for_reclaim(layer, page).await?;
                 look_at(record, layer, page, &entries, &seen)
             })
-            .buffered(PAGES_AT_ONCE)
+            .buffered(pages_at_once)
             .try_collect()
             .await?;
         let mut all = Look::default();
         for look in looked {
+            if all.state_count > STATES_AT_ONCE {
+                all.is_cut = true;
+                break;
+            }
+            all.state_count += look.state_count;
             all.has_hidden |= look.has_hidden;
             all.live.extend(look.live);
             all.settled.extend(look.settled);
@@ -700,10 +722,16 @@ fn look_at(
         run.segment == number
             && (run.first..=run.last).any(|block| places[usize::from(block)].is_none())
     };
+    let is_settled = seen.unseen.iter().any(is_unseen);
     Ok(Look {
-        live,
         has_hidden: of_it(&seen.hidden) > shown,
-        settled: if seen.unseen.iter().any(is_unseen) { vec![(layer, page)] } else { Vec::new() },
+        is_cut: false,
+        state_count: match live.is_empty() && !is_settled {
+            true => 0,
+            false => seen.states.len(),
+        },
+        live,
+        settled: if is_settled { vec![(layer, page)] } else { Vec::new() },
     })
 }
 

@@ -491,10 +491,13 @@ impl Tier {
         let inner = self.inner.clone();
         let step = async move {
             let mut writer = inner.writer.lock().await;
-            let mut done = inner.map.fold_ranges(&mut writer, page_budget).await?;
+            let folded = inner.map.fold_ranges(&mut writer, page_budget).await;
+            let mut done = folded.clone().unwrap_or_default();
             if done.page_count == 0 {
-                let pruned = inner.map.prune(&mut writer, page_budget).await?;
-                done.page_count = pruned.copy_count;
+                // Also where a range cannot be folded.
+                let pruned = inner.map.prune(&mut writer, page_budget).await;
+                folded?;
+                done.page_count = pruned?.looked_count.max(1);
             }
             done.prunes_left = inner.map.status().prune_count;
             Ok(done)

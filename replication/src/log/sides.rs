@@ -55,12 +55,6 @@ pub struct SidePart {
 }
 
 impl SidePart {
-    /// How many they are.
-    #[must_use]
-    pub fn file_count(&self) -> usize {
-        self.files.len()
-    }
-
     /// LSN of the newest entry that they may hold; `Lsn::NONE` without any.
     #[must_use]
     pub fn last_lsn(&self) -> Lsn {
@@ -138,7 +132,7 @@ impl Log {
                 let is_first = bytes == 0;
                 bytes += layer.weight.payload_bytes.max(1);
                 let before = std::mem::replace(&mut last_lsn, layer.id().last_lsn);
-                let is_apart = || overlay.is_snapshot_between(before, layer.id().first_lsn);
+                let is_apart = || overlay.is_snapshot_between(volume, before, layer.id().first_lsn);
                 is_all || is_first || (bytes <= payload_bytes_max && !is_apart())
             });
             let count = fits.count();
@@ -226,7 +220,11 @@ impl Inner {
             let count_max = self.shared.overlay.side_files_max(volume);
             for _ in 0..SIDE_MERGES_MAX {
                 let index = side::cheapest_pair(&layers, |older, newer| {
-                    !self.shared.overlay.is_snapshot_between(older.last_lsn, newer.first_lsn)
+                    !self.shared.overlay.is_snapshot_between(
+                        volume,
+                        older.last_lsn,
+                        newer.first_lsn,
+                    )
                 });
                 let Some(index) = index.filter(|_| layers.len() > count_max) else { break };
                 let pair = &layers[index..index + 2];

@@ -211,7 +211,9 @@ impl World {
         let last_lsn = opened.recovery.last_lsn;
         disk.faults = self.plan.faults;
         opened.overlay.set_sides(self.open_sides()?);
-        opened.overlay.set_snapshots(&self.snapshots(self.destaged), &[]);
+        for lsn in self.snapshots(self.destaged) {
+            opened.overlay.set_snapshots(lsn, (1..=VOLUMES as u32).map(VolumeId).collect());
+        }
         let shared =
             Shared::new(opened.overlay, last_lsn, self.destaged, 1 << 20, opened.head.position);
         shared.set_destaged(self.destaged, opened.released_position);
@@ -423,7 +425,7 @@ impl World {
                 && let Some(index) = side::cheapest_pair(&layers, |older, newer| {
                     let overlay = &process.shared.overlay;
                     self.plan.planted.sides_joined
-                        || !overlay.is_snapshot_between(older.last_lsn, newer.first_lsn)
+                        || !overlay.is_snapshot_between(volume, older.last_lsn, newer.first_lsn)
                 })
             {
                 let pair = &layers[index..index + 2];

@@ -119,13 +119,17 @@ fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
 
 fn snapshots(open: &OpenPool, found: &[NamedSnapshot]) -> Reply {
     let destaged = open.pool.log_status().destaged_lsn;
+    let aside = open.pool.destage_progress().aside;
+    let is_whole = |one: &NamedSnapshot| {
+        aside.get(&one.record.volume).is_none_or(|aside| one.lsn.0 < aside.since_lsn)
+    };
     let info = |one: &NamedSnapshot| SnapshotInfo {
         volume: one.volume.clone(),
         name: one.record.name.clone(),
         lsn: one.lsn.0,
         size_bytes: one.record.size_bytes,
         created_at: one.record.created_at,
-        is_in_store: one.lsn <= destaged,
+        is_in_store: one.lsn <= destaged && is_whole(one),
     };
     Reply::Snapshots { snapshots: found.iter().map(info).collect() }
 }

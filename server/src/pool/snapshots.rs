@@ -24,6 +24,9 @@ pub const SNAPSHOTS_MAX: usize = 32_768;
 /// Chosen by hand.
 const FROZEN_MAX: u64 = 256;
 
+/// Side files of a volume above which no snapshot of it is made. Chosen by hand: each is an open file.
+const SIDE_FILES_MAX: usize = 256;
+
 /// The snapshots of a pool: by volume and LSN.
 #[derive(Default)]
 pub(super) struct Snapshots {
@@ -41,19 +44,33 @@ impl Snapshots {
                 .map_err(|error| error.context(format!("open a snapshot of volume {volume}")))?;
             records.insert((volume.0, lsn), record);
         }
-        let mut removed = Vec::new();
+        // Entries of the log, and snapshots that they have removed: those that are living come on top.
+        let mut passed = Vec::new();
         for (lsn, bytes) in log.overlay().snapshots() {
             let entry = SnapshotEntry::decode(&bytes)?;
             records.extend(entry.made.into_iter().map(|record| ((record.volume, lsn), record)));
             for one in entry.removed {
                 records.remove(&(one.volume, Lsn(one.lsn)));
-                removed.push(Lsn(one.lsn));
+                passed.push(Lsn(one.lsn));
             }
+            passed.push(lsn);
         }
-        let living: Vec<Lsn> = records.keys().map(|(_, lsn)| *lsn).collect();
-        removed.retain(|lsn| !living.contains(lsn));
-        log.set_snapshots(&living, &removed);
-        Ok(Snapshots { records, views: BTreeMap::new() })
+        let found = Snapshots { records, views: BTreeMap::new() };
+        let mut at: BTreeMap<Lsn, Vec<VolumeId>> =
+            passed.into_iter().map(|lsn| (lsn, Vec::new())).collect();
+        for (volume, lsn) in found.records.keys() {
+            at.entry(*lsn).or_default().push(VolumeId(*volume));
+        }
+        for (lsn, volumes) in at {
+            log.set_snapshots(lsn, volumes);
+        }
+        Ok(found)
+    }
+
+    /// The volumes that have one at an LSN.
+    fn volumes_at(&self, at: Lsn) -> Vec<VolumeId> {
+        let of_it = self.records.keys().filter(|(_, lsn)| *lsn == at);
+        of_it.map(|(volume, _)| VolumeId(*volume)).collect()
     }
 
     fn of(&self, volume: u32) -> impl Iterator<Item = (Lsn, &SnapshotRecord)> {
@@ -126,15 +143,15 @@ impl Pool {
     /// `NotFound`; `Busy` when one of that name exists, or when too many wait for the store; `Full` when there are too many.
     pub async fn create_snapshots(&self, asked: &SnapshotName) -> Result<Vec<NamedSnapshot>> {
         let _one_at_a_time = self.changes.lock().await;
-        if self.shared.log.status().frozen_count >= FROZEN_MAX {
-            let what =
-                "make a snapshot: too many of them wait for the store; try again in a moment";
-            return Err(Error::new(ErrorKind::Busy, what));
-        }
+        self.check_not_too_many("make")?;
         let now = unix_seconds();
         let mut made = Vec::new();
+        // A client may make its volume larger: what it writes there before the instant is in the snapshot.
+        let mut unchanged = Vec::new();
         for name in &asked.volumes {
             let volume = self.volume(name).ok_or_else(|| no_volume(name))?;
+            self.check_aside(&volume, name)?;
+            unchanged.push(self.shared.change_lock(volume.id()).read_owned().await);
             // One of which a side file is missing does not know what it holds.
             self.shared.check_open(volume.id())?;
             let record = volume.record();
@@ -159,6 +176,9 @@ impl Pool {
             made.push(SnapshotRecord::new(record.id, &asked.name, record.size_bytes, now));
         }
         let lsn = self.log_snapshots(&SnapshotEntry::making(made.clone())).await?;
+        drop(unchanged);
+        let of = made.iter().map(|record| VolumeId(record.volume)).collect();
+        self.shared.log.set_snapshots(lsn, of);
         let mut volumes = self.volumes.lock();
         for record in &made {
             volumes.snapshots.records.insert((record.volume, lsn), record.clone());
@@ -175,6 +195,7 @@ impl Pool {
     /// `NotFound`; `Busy` while it is served.
     pub async fn remove_snapshot(&self, volume: &str, name: &str) -> Result<NamedSnapshot> {
         let _one_at_a_time = self.changes.lock().await;
+        self.check_not_too_many("remove")?;
         let found = self.snapshot(volume, name)?;
         let key = (found.record.volume, found.lsn);
         {
@@ -189,12 +210,36 @@ impl Pool {
         let removed = Removed { volume: key.0, lsn: key.1.0 };
         let logged = self.log_snapshots(&SnapshotEntry::removing(vec![removed])).await;
         // If this fails the pool has failed, and a restart shows what became of it.
-        logged.map_err(|error| error.context(format!("remove snapshot {volume}@{name}")))?;
-        let is_alone = !self.volumes.lock().snapshots.records.keys().any(|(_, lsn)| *lsn == key.1);
-        if is_alone {
-            self.shared.log.set_snapshots(&[], &[key.1]);
-        }
+        let lsn =
+            logged.map_err(|error| error.context(format!("remove snapshot {volume}@{name}")))?;
+        let left = self.volumes.lock().snapshots.volumes_at(key.1);
+        self.shared.log.set_snapshots(key.1, left);
+        self.shared.log.set_snapshots(lsn, Vec::new());
         Ok(found)
+    }
+
+    /// Each entry about snapshots ends a generation of the log, which then waits for the store.
+    fn check_not_too_many(&self, what: &str) -> Result<()> {
+        if self.shared.log.status().frozen_count < FROZEN_MAX {
+            return Ok(());
+        }
+        let what = format!(
+            "{what} a snapshot: {FROZEN_MAX} generations of the log wait for the store; try again in a moment"
+        );
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+
+    /// Side files from before a snapshot and from behind it are not joined, so there may be one more then.
+    fn check_aside(&self, volume: &Volume, name: &str) -> Result<()> {
+        let count = self.shared.log.overlay().side_file_count(volume.id());
+        if count < SIDE_FILES_MAX {
+            return Ok(());
+        }
+        let what = format!(
+            "make a snapshot of volume {name}: it is behind the others in the store, and has {count} side files; \
+             `spindle status` says what to do"
+        );
+        Err(Error::new(ErrorKind::Busy, what))
     }
 
     async fn log_snapshots(&self, entry: &SnapshotEntry) -> Result<Lsn> {

@@ -14,7 +14,7 @@ use super::keys::{self, ROOT_KEY, Sealer};
 use super::layers::{LayerId, LayerRecord};
 use super::pages::{self, OperandKind, PAGE_BLOCKS, Page, Run};
 use super::ranges::{RANGE_COUNT_MAX, RANGE_PAGES_MIN, Range};
-use super::records::{AsideFile, Root, SegmentRecord, encode_aside, encode_live};
+use super::records::{ASIDE_FILES_MAX, AsideFile, Root, SegmentRecord, encode_aside, encode_live};
 use super::settle::Settle;
 use super::snapshots::{Prune, SnapshotChange, SnapshotList, encode_snapshot};
 use super::{LIVE, Map, PageKey, State};
@@ -45,6 +45,9 @@ pub(super) const PAGES_AT_ONCE: usize = 256;
 /// Layers known to have a record; beyond it they are looked up again.
 const KNOWN_LAYERS_MAX: usize = 65_536;
 
+/// Of the records that say which pages keep counting what was replaced. Byte table: docs/format-map.md.
+const KEPT_VERSION: u8 = 1;
+
 /// A frame in a segment, from one of its blocks on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
@@ -74,7 +77,8 @@ pub struct Change {
 pub struct Commit {
     /// LSN of the window's last entry.
     pub last_lsn: Lsn,
-    /// Where it catches up: LSN of the last entry that it brings. Otherwise as `last_lsn`.
+    /// Where it catches up: LSN of the last entry that it brings. Otherwise as `last_lsn`. Its changes get
+    /// this LSN or, as long as no snapshot of theirs lies before it, a later one.
     pub lsn: Lsn,
     /// Newest record of each volume that has one in the window.
     pub volume_records: Vec<(VolumeId, Bytes)>,
@@ -112,6 +116,18 @@ fn of_layer(layer: LayerId) -> impl Fn(Error) -> CommitError {
     move |error| CommitError { volume: u32::try_from(layer.0).map(VolumeId).ok(), error }
 }
 
+/// More side files than can be read back are not noted down.
+fn check_asides(commit: &Commit) -> Result<(), CommitError> {
+    match commit.asides.iter().find(|(_, files)| files.len() > ASIDE_FILES_MAX) {
+        Some((volume, files)) => {
+            let what = format!("note {} side files, more than {ASIDE_FILES_MAX}", files.len());
+            let error = Error::new(ErrorKind::Full, what);
+            Err(CommitError { volume: Some(*volume), error })
+        }
+        None => Ok(()),
+    }
+}
+
 /// What a commit did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommitReport {
@@ -147,12 +163,20 @@ pub struct Writer {
     known_layers: HashSet<LayerId>,
     /// Layers with a page that does not verify below a range.
     unfoldable: HashSet<LayerId>,
+    /// Layers with a page or a copy that does not verify and is to be pruned.
+    pub(super) unprunable: HashSet<LayerId>,
     failed: Option<Error>,
 }
 
 impl Writer {
     pub(super) fn new(root: Root) -> Writer {
-        Writer { root, known_layers: HashSet::new(), unfoldable: HashSet::new(), failed: None }
+        Writer {
+            root,
+            known_layers: HashSet::new(),
+            unfoldable: HashSet::new(),
+            unprunable: HashSet::new(),
+            failed: None,
+        }
     }
 
     /// Where the map stands.
@@ -270,9 +294,11 @@ impl Map {
     pub async fn commit(
         &self,
         writer: &mut Writer,
-        commit: Commit,
+        mut commit: Commit,
     ) -> Result<CommitReport, CommitError> {
         self.check(writer)?;
+        check_asides(&commit)?;
+        commit.lsn = self.lsn_of_changes(&commit);
         if commit.is_late {
             self.settle_ranges(writer, &commit).await?;
         }
@@ -385,6 +411,19 @@ impl Map {
         self.commit_number.store(root.commit_number, Ordering::Release);
         self.destaged.store(root.destaged.0, Ordering::Release);
         Ok(report)
+    }
+
+    /// The LSN of what a window changes: as high as snapshots allow, so that it is never below that of what
+    /// an earlier late window of the volume has changed, and always below the next window's.
+    fn lsn_of_changes(&self, commit: &Commit) -> Lsn {
+        let snapshots = self.snapshots();
+        let layers = commit.changes.iter().map(|change| change.layer);
+        let first_of = |layer| {
+            let living = snapshots.of(layer);
+            living.get(living.partition_point(|snapshot| *snapshot < commit.lsn)).copied()
+        };
+        let first = if commit.is_late { layers.filter_map(first_of).min() } else { None };
+        first.map_or(commit.last_lsn, |snapshot| snapshot.min(commit.last_lsn))
     }
 
     /// Puts and deletes the records of snapshots; returns the prune records that this makes.
@@ -810,6 +849,9 @@ pub(super) fn draft_page(
         pages::encode(lsn, OperandKind::Delta { keeps }, &change.runs, &mut plain);
         draft.append(&key, &plain);
         report.operand_count += 1;
+        if keeps && !old.has_kept {
+            draft.put(&keys::kept_key(change.layer, change.page), &[KEPT_VERSION]);
+        }
         page = Page {
             first_lsn: old.first_lsn,
             operand_count: old.operand_count + 1,

@@ -244,12 +244,17 @@ fn golden_metadata_of_snapshots() {
     let key = golden.take("prune key", &keys::prune_key(LayerId(number)), NUMBERED);
     assert_eq!(keys::number_of(&key), Some(number));
 
+    let fields: Fields = &[("family", 1), ("layer", 8), ("page", 4)];
+    let key = keys::kept_key(LayerId(number), 0x0a0b_0c0d);
+    let key = golden.take("kept key", &key, fields);
+    assert_eq!(keys::page_of(&key), Some((LayerId(number), 0x0a0b_0c0d)));
+
     let fields: Fields = &[("version", 1), ("the daemon's record", 7)];
     let bytes = golden.take("snapshot", &snapshots::encode_snapshot(b"nightly"), fields);
     let record = snapshots::decode_snapshot(LayerId(1), Lsn(2), &bytes).unwrap();
     assert_eq!(record, b"nightly".as_slice());
-    let prune = Prune { next_page: 0x0102_0304, is_again: true };
-    let fields: Fields = &[("version", 1), ("next page", 4), ("once more", 1)];
+    let prune = Prune { next_page: 0x0102_0304, is_again: true, is_kept: true };
+    let fields: Fields = &[("version", 1), ("next page", 4), ("once more; copies are done", 1)];
     let bytes = golden.take("prune", &prune.encode(), fields);
     assert_eq!(Prune::decode(LayerId(1), &bytes).unwrap(), prune);
 

@@ -53,6 +53,8 @@ pub mod family {
     pub const SNAPSHOT: u8 = b'k';
     /// Layer records.
     pub const LAYER: u8 = b'l';
+    /// Pages that keep counting what was replaced.
+    pub const KEPT: u8 = b'w';
     /// Live blocks of segments.
     pub const LIVE: u8 = b'n';
     /// Map pages.
@@ -131,6 +133,14 @@ pub fn copy_key(layer: LayerId, page: u32, until: Lsn) -> [u8; 21] {
     key[1..9].copy_from_slice(&layer.0.to_be_bytes());
     key[9..13].copy_from_slice(&page.to_be_bytes());
     key[13..].copy_from_slice(&until.0.to_be_bytes());
+    key
+}
+
+/// Key of the record that says that a page keeps counting what was replaced.
+#[must_use]
+pub fn kept_key(layer: LayerId, page: u32) -> [u8; 13] {
+    let mut key = page_key(layer, page);
+    key[0] = family::KEPT;
     key
 }
 

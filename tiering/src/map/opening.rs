@@ -173,10 +173,14 @@ impl Map {
     async fn find_root(db: &Database, pool_key: &PoolKey) -> Result<Option<(Header, Root)>> {
         let header = get(db, HEADER_KEY).await?;
         match (header, get(db, ROOT_KEY).await?) {
-            (Some(header), Some(root)) => {
-                let header = Header::decode(&header)?;
-                let plain = Opener::new(header, pool_key).open_one(ROOT_KEY, &root)?;
-                Ok(Some((header, Root::decode(&plain)?)))
+            (Some(bytes), Some(root)) => {
+                let header = Header::decode(&bytes)?;
+                let opened = Opener::new(header, pool_key).open_one(ROOT_KEY, &root);
+                // Its owner may have made its first snapshot between the two.
+                if opened.is_err() && get(db, HEADER_KEY).await?.is_some_and(|now| now != bytes) {
+                    return Box::pin(Self::find_root(db, pool_key)).await;
+                }
+                Ok(Some((header, Root::decode(&opened?)?)))
             }
             (None, None) => Ok(None),
             _ => Err(keys::corrupt(ROOT_KEY, "header and root do not belong together")),

@@ -1,27 +1,33 @@
-//! Dropping what only removed snapshots showed, a little at a time.
+//! Dropping what only removed snapshots showed, a little at a time: first copies that nobody shows any more,
+//! then what pages go on counting as live for them.
 //!
 //! Invariants:
 //! - A copy is dropped only when no living snapshot shows it, by what is stored and nothing else.
 //! - What a copy counts as live is counted out in the batch that deletes it, unless the copy before it
 //!   has the same.
 //! - The prune record says where to go on: a restart repeats a step at most.
+//! - A layer in which something does not verify does not hold up the others.
 
-use super::commit::{Draft, Fresh};
+use super::commit::{Draft, Fresh, PageId};
 use super::history::{self, Copy, History};
-use super::keys::{copy_key, page_key, prune_key};
-use super::pages::{self, Run};
+use super::keys::{self, copy_key, page_key, prune_key};
+use super::pages::{self, Page, Run};
+use super::settle::Settle;
 use super::snapshots::Prune;
-use super::{LayerId, Map, State, Writer};
-use block::{Lsn, Result};
+use super::{CommitReport, LayerId, Map, State, Writer, entries};
+use block::{ErrorKind, Lsn, Result};
 use std::ops::Bound;
+use std::sync::Arc;
 
 /// What a step of pruning did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PruneReport {
-    /// Copies that were looked at.
-    pub copy_count: u64,
+    /// Copies and pages that were looked at.
+    pub looked_count: u64,
     /// Copies dropped.
     pub dropped_count: u64,
+    /// Pages that count no more than they have.
+    pub settled_count: u64,
     /// Layers that are still to be pruned.
     pub layers_left: usize,
 }
@@ -32,25 +38,84 @@ struct PageCopies {
     copies: Vec<Copy>,
 }
 
+type Touched = Vec<(PageId, Option<Arc<Page>>)>;
+
 impl Map {
-    /// Looks at the copies of some pages, about `copy_budget`, of a layer of which a snapshot was removed. What it
-    /// drops is durably gone with the next commit; a crash before only repeats the work.
+    /// Looks at the copies of some pages, about `budget`, or at some pages, of a layer of which a snapshot was
+    /// removed. What it drops is durably gone with the next commit; a crash before only repeats the work.
     ///
     /// # Errors
     /// As [`Map::commit`].
-    pub async fn prune(&self, writer: &mut Writer, copy_budget: usize) -> Result<PruneReport> {
+    pub async fn prune(&self, writer: &mut Writer, budget: usize) -> Result<PruneReport> {
         self.check(writer)?;
-        let first = self.prunes.lock().first_key_value().map(|(layer, prune)| (*layer, *prune));
-        let Some((layer, prune)) = first else { return Ok(PruneReport::default()) };
+        let next = {
+            let prunes = self.prunes.lock();
+            let is_sound = |(layer, _): &(&LayerId, &Prune)| !writer.unprunable.contains(layer);
+            let sound = prunes.iter().find(is_sound).or_else(|| prunes.iter().next());
+            sound.map(|(layer, prune)| (*layer, *prune))
+        };
+        let Some((layer, prune)) = next else { return Ok(PruneReport::default()) };
+        let pruned = self.prune_layer(writer, layer, prune, budget).await;
+        match &pruned {
+            Err(error) if error.kind() == ErrorKind::Corrupt => writer.unprunable.insert(layer),
+            Ok(_) => writer.unprunable.remove(&layer),
+            Err(_) => false,
+        };
+        pruned
+    }
+
+    async fn prune_layer(
+        &self,
+        writer: &mut Writer,
+        layer: LayerId,
+        prune: Prune,
+        budget: usize,
+    ) -> Result<PruneReport> {
+        let mut draft = Draft::new(self);
+        let mut report = PruneReport::default();
+        let (next_page, touched) = match prune.is_kept {
+            false => self.prune_copies(&mut draft, &mut report, layer, prune, budget).await?,
+            true => self.settle_kept(&mut draft, &mut report, layer, prune, budget).await?,
+        };
+        let after = match next_page {
+            Some(next_page) => Some(Prune { next_page, ..prune }),
+            None if !prune.is_kept => Some(Prune { next_page: 0, is_kept: true, ..prune }),
+            None => prune.is_again.then(Prune::default),
+        };
+        match after {
+            Some(after) => draft.put(&prune_key(layer), &after.encode()),
+            None => draft.delete(&prune_key(layer)),
+        }
+        let live = self.draft_live(&mut draft).await?;
+        let live_delta = draft.live_delta;
+        self.write(writer, draft.batch).await?;
+        self.space.apply(&[], &[], live_delta);
+        self.apply(Fresh { bytes_left: 0, pages: touched }, &[], live);
+        let mut prunes = self.prunes.lock();
+        match after {
+            Some(after) => prunes.insert(layer, after),
+            None => prunes.remove(&layer),
+        };
+        report.layers_left = prunes.len();
+        Ok(report)
+    }
+
+    /// Drops copies. Returns the page to go on with, if there may be more.
+    async fn prune_copies(
+        &self,
+        draft: &mut Draft<'_>,
+        report: &mut PruneReport,
+        layer: LayerId,
+        prune: Prune,
+        budget: usize,
+    ) -> Result<(Option<u32>, Touched)> {
         let snapshots = self.snapshots();
         let living = snapshots.of(layer);
         let State { db, ranges, .. } = self.state.borrow().clone();
-        let (found, next_page) = self.copies_from(&db, layer, prune.next_page, copy_budget).await?;
-        let mut draft = Draft::new(self);
-        let mut report = PruneReport::default();
+        let (found, next_page) = self.copies_from(&db, layer, prune.next_page, budget).await?;
         let mut touched = Vec::new();
         for PageCopies { page, copies } in found {
-            report.copy_count += copies.len() as u64;
+            report.looked_count += copies.len() as u64;
             let left = needed(&copies, living, self.planted.pruned_too_much);
             if left.len() == copies.len() {
                 continue;
@@ -71,26 +136,52 @@ impl Map {
                 touched.push(((layer, page), None));
             }
         }
-        let after = match next_page {
-            Some(next_page) => Some(Prune { next_page, ..prune }),
-            None => prune.is_again.then(Prune::default),
-        };
-        match after {
-            Some(after) => draft.put(&prune_key(layer), &after.encode()),
-            None => draft.delete(&prune_key(layer)),
+        Ok((next_page, touched))
+    }
+
+    /// Gives an image to pages that count what nobody shows any more. Returns the page to go on with.
+    async fn settle_kept(
+        &self,
+        draft: &mut Draft<'_>,
+        report: &mut PruneReport,
+        layer: LayerId,
+        prune: Prune,
+        budget: usize,
+    ) -> Result<(Option<u32>, Touched)> {
+        let snapshots = self.snapshots();
+        let living = snapshots.of(layer);
+        let from = Bound::Included(keys::kept_key(layer, prune.next_page).to_vec());
+        let until = Bound::Included(keys::kept_key(layer, u32::MAX).to_vec());
+        let found = entries(&self.db(), from, until, budget.max(1)).await?;
+        let mut touched = Vec::new();
+        let mut last = None;
+        for (key, _) in &found {
+            let (_, page) =
+                keys::page_of(key).ok_or_else(|| keys::corrupt(key, "not a page key"))?;
+            last = Some(page);
+            report.looked_count += 1;
+            let (before, history) = self.history(layer, page, false).await?;
+            let lsn = before.page.last_lsn.max(self.ranges().cut(layer, page));
+            if !history::showing(&before.page, living, lsn).is_empty() {
+                continue;
+            }
+            report.settled_count += 1;
+            let settle = Settle {
+                layer,
+                page,
+                lsn,
+                runs: before.page.runs.to_vec(),
+                ranges: self.ranges().cuts(layer, page),
+                living,
+                moved: None,
+            };
+            draft.settle(&mut CommitReport::default(), &history, settle);
+            // Also where it was not there: nobody puts it twice.
+            draft.delete(key);
+            touched.push(((layer, page), None));
         }
-        let live = self.draft_live(&mut draft).await?;
-        let live_delta = draft.live_delta;
-        self.write(writer, draft.batch).await?;
-        self.space.apply(&[], &[], live_delta);
-        self.apply(Fresh { bytes_left: 0, pages: touched }, &[], live);
-        let mut prunes = self.prunes.lock();
-        match after {
-            Some(after) => prunes.insert(layer, after),
-            None => prunes.remove(&layer),
-        };
-        report.layers_left = prunes.len();
-        Ok(report)
+        let next = last.filter(|_| found.len() >= budget).and_then(|last| last.checked_add(1));
+        Ok((next, touched))
     }
 
     /// The copies of some pages from `first` on, and the page to go on with, if there may be more.
@@ -125,8 +216,8 @@ fn needed(copies: &[Copy], living: &[Lsn], is_planted: bool) -> Vec<Copy> {
     let mut before = Lsn::NONE;
     let mut left = Vec::with_capacity(copies.len());
     for copy in copies {
-        // A copy that goes leaves its snapshots to nobody: it has none.
         let is_its = living.contains(&copy.until);
+        // A copy that goes leaves its snapshots to nobody: it has none.
         if history::is_shown(copy, before, living) && (is_its || !is_planted) {
             left.push(copy.clone());
         }

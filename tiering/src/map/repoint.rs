@@ -97,7 +97,9 @@ impl Map {
         let mut fresh = Fresh { bytes_left: self.page_retain_bytes, pages: Vec::new() };
         let snapshots = self.snapshots();
         let moves = by_page(&asked.moved, &asked.settled);
-        for moves in moves.chunks(PAGES_AT_ONCE) {
+        // Pages that snapshots show come with all of their copies.
+        let at_once = (PAGES_AT_ONCE / (1 + snapshots.count_max() / 8)).max(1);
+        for moves in moves.chunks(at_once) {
             let before = self.pages_to_move(moves, &snapshots).await?;
             for (((layer, page), moved), before) in moves.iter().zip(before) {
                 let (layer, number) = (*layer, *page);
@@ -261,7 +263,7 @@ impl Map {
                 }
                 Ok(before)
             })
-            .buffered(FETCHES_MAX)
+            .buffered(FETCHES_MAX.min(moves.len().max(1)))
             .try_collect()
             .await
     }

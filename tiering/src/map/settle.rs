@@ -12,6 +12,7 @@ use super::keys::{self, copy_key};
 use super::pages::{self, OperandKind, Page, Run};
 use super::{CommitReport, LayerId, Map};
 use block::{Lsn, Result};
+use std::ops::Bound;
 
 /// Where blocks were and where they are now, both sorted.
 pub(super) struct Move<'a> {
@@ -64,6 +65,9 @@ impl Draft<'_> {
         let mut after = history::counted_copies(&copies, &runs);
         after.extend(&runs);
         self.recount(&before, after.into_iter());
+        if now.has_kept {
+            self.delete(&keys::kept_key(layer, page));
+        }
 
         let copy = copies.last().map_or(Lsn::NONE, |copy| copy.until);
         let key = keys::page_key(layer, page);
@@ -125,8 +129,18 @@ impl Map {
             return Ok(vec![self.decode_copy(&key, &value)?.2]);
         }
         // It was dropped since, and there may be an older one.
-        let mut copies = self.copies(db, layer, number).await?;
-        Ok(copies.split_off(copies.len().saturating_sub(1)))
+        let from = Bound::Included(copy_key(layer, number, Lsn::NONE).to_vec());
+        let until = Bound::Excluded(key.to_vec());
+        let failed = |cause| db.failed(format!("scan copies of layer {layer}"), cause);
+        let mut scan = db.scan((from, until)).await.map_err(failed)?;
+        let mut last = None;
+        while let Some(entry) = scan.next().await.map_err(failed)? {
+            last = Some(entry);
+        }
+        match last {
+            Some(entry) => Ok(vec![self.decode_copy(&entry.key, &entry.value)?.2]),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// A page with its newest copy, or with all of them.

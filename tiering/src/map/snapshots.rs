@@ -13,7 +13,7 @@ use super::{LayerId, Map, PageKey, State, entries};
 use block::units::u32_at;
 use block::{Lsn, Result, VolumeId};
 use bytes::Bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,6 +23,8 @@ const SNAPSHOT_VERSION: u8 = 1;
 pub const SNAPSHOT_BYTES_MAX: usize = 4096;
 const PRUNE_VERSION: u8 = 1;
 const PRUNE_BYTES: usize = 1 + 4 + 1;
+const PRUNE_AGAIN: u8 = 1;
+const PRUNE_KEPT: u8 = 2;
 
 /// The living snapshots of a pool. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -55,6 +57,16 @@ impl SnapshotList {
     /// Every snapshot with its record, in order of layer and LSN.
     pub fn iter(&self) -> impl Iterator<Item = ((LayerId, Lsn), &Bytes)> + '_ {
         self.records.iter().map(|(key, record)| (*key, record))
+    }
+
+    /// Snapshots of the layer that has most.
+    pub(crate) fn count_max(&self) -> usize {
+        self.layers.values().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// It is the same state of the list.
+    pub(crate) fn is_same(&self, other: &SnapshotList) -> bool {
+        Arc::ptr_eq(&self.records, &other.records)
     }
 
     pub(super) fn changed(&self, changes: &[SnapshotChange], lsn: Lsn) -> SnapshotList {
@@ -125,6 +137,8 @@ pub struct Prune {
     pub next_page: u32,
     /// Another one was removed meanwhile: once more from the start.
     pub is_again: bool,
+    /// The copies are done; it is the turn of the pages that keep counting what was replaced.
+    pub is_kept: bool,
 }
 
 impl Prune {
@@ -134,7 +148,8 @@ impl Prune {
         let mut bytes = Vec::with_capacity(PRUNE_BYTES);
         bytes.push(PRUNE_VERSION);
         bytes.extend_from_slice(&self.next_page.to_le_bytes());
-        bytes.push(self.is_again.into());
+        let flag = |is_set, bit| if is_set { bit } else { 0 };
+        bytes.push(flag(self.is_again, PRUNE_AGAIN) | flag(self.is_kept, PRUNE_KEPT));
         bytes
     }
 
@@ -144,16 +159,21 @@ impl Prune {
     /// `Corrupt`, naming the layer.
     pub fn decode(layer: LayerId, bytes: &[u8]) -> Result<Prune> {
         match (bytes, u32_at(bytes, 1)) {
-            (&[PRUNE_VERSION, _, _, _, _, again @ (0 | 1)], Some(next_page)) => {
-                Ok(Prune { next_page, is_again: again == 1 })
-            }
+            (&[PRUNE_VERSION, _, _, _, _, flags @ 0..=3], Some(next_page)) => Ok(Prune {
+                next_page,
+                is_again: flags & PRUNE_AGAIN != 0,
+                is_kept: flags & PRUNE_KEPT != 0,
+            }),
             _ => Err(corrupt(&prune_key(layer), "not a prune record")),
         }
     }
 
     /// After one more was removed.
     pub(super) fn again(before: Option<Prune>) -> Prune {
-        before.map_or(Prune::default(), |prune| Prune { is_again: prune.next_page > 0, ..prune })
+        before.map_or(Prune::default(), |prune| Prune {
+            is_again: prune.next_page > 0 || prune.is_kept,
+            ..prune
+        })
     }
 }
 
@@ -222,8 +242,11 @@ impl Map {
             };
             let found = Arc::new(Page { runs: runs.into_boxed_slice(), ..Page::default() });
             if is_final {
-                self.has_old_pages.store(true, Ordering::SeqCst);
-                let is_current = || self.generation.load(Ordering::SeqCst) == generation;
+                // Both under the cache's lock: who forgets them sees this one, or has raised the generation.
+                let is_current = || {
+                    self.has_old_pages.store(true, Ordering::SeqCst);
+                    self.generation.load(Ordering::SeqCst) == generation
+                };
                 self.pages.insert_if(key, found.clone(), found.memory_bytes(), is_current);
             }
             return Ok(found);
@@ -308,14 +331,35 @@ impl Map {
         at: Lsn,
         count_max: usize,
     ) -> Result<(Vec<(u32, Arc<Page>)>, u32)> {
+        let (numbers, until) = loop {
+            let db = self.db();
+            match self.numbers_between(&db, layer, (first, last), count_max).await {
+                Ok(found) => break found,
+                Err(error) => self.wait_reopened(&db, error).await?,
+            }
+        };
+        let mut found = Vec::new();
+        for page in numbers.into_iter().filter(|page| *page <= until) {
+            found.push((page, self.page_at(layer, page, at).await?));
+        }
+        Ok((found, until))
+    }
+
+    /// Numbers of pages that are stored, or have copies, and the one up to which none was left out.
+    async fn numbers_between(
+        &self,
+        db: &super::Database,
+        layer: LayerId,
+        (first, last): (u32, u32),
+        count_max: usize,
+    ) -> Result<(BTreeSet<u32>, u32)> {
         let mut until = last;
-        let mut numbers = std::collections::BTreeSet::new();
+        let mut numbers = BTreeSet::new();
         let keys_of = |from: &[u8], end: &[u8]| {
             (Bound::Included(from.to_vec()), Bound::Included(end.to_vec()))
         };
-        let db = self.db();
         let (from, end) = keys_of(&keys::page_key(layer, first), &keys::page_key(layer, until));
-        let live = entries(&db, from, end, count_max).await?;
+        let live = entries(db, from, end, count_max).await?;
         let pages: Vec<u32> =
             live.iter().filter_map(|(key, _)| Some(keys::page_of(key)?.1)).collect();
         if pages.len() == count_max {
@@ -329,7 +373,7 @@ impl Map {
                 &keys::copy_key(layer, next, Lsn::NONE),
                 &keys::copy_key(layer, until, Lsn(u64::MAX)),
             );
-            let found = entries(&db, from, end, 1).await?;
+            let found = entries(db, from, end, 1).await?;
             let Some((_, page, _)) = found.first().and_then(|(key, _)| copy_of(key)) else { break };
             numbers.insert(page);
             if numbers.len() == 2 * count_max {
@@ -338,11 +382,7 @@ impl Map {
             let Some(after) = page.checked_add(1) else { break };
             next = after;
         }
-        let mut found = Vec::new();
-        for page in numbers.into_iter().filter(|page| *page <= until) {
-            found.push((page, self.page_at(layer, page, at).await?));
-        }
-        Ok((found, until))
+        Ok((numbers, until))
     }
 }
 
@@ -372,10 +412,12 @@ mod tests {
             let error = decode_snapshot(layer, lsn, wrong).unwrap_err();
             assert!(error.to_string().contains("snapshot 77 of layer 3"), "{error}");
         }
-        for prune in [Prune::default(), Prune { next_page: u32::MAX, is_again: true }] {
+        for prune in
+            [Prune::default(), Prune { next_page: u32::MAX, is_again: true, is_kept: true }]
+        {
             assert_eq!(Prune::decode(layer, &prune.encode()).unwrap(), prune);
         }
-        for wrong in [&b""[..], &[2, 0, 0, 0, 0, 0], &[1, 0, 0, 0, 0, 2], &[1, 0, 0, 0, 0]] {
+        for wrong in [&b""[..], &[2, 0, 0, 0, 0, 0], &[1, 0, 0, 0, 0, 4], &[1, 0, 0, 0, 0]] {
             assert!(Prune::decode(layer, wrong).is_err(), "{wrong:?}");
         }
     }

@@ -48,7 +48,7 @@ fn what_was_destaged_is_read_back_after_every_reopen() {
 
 /// One life that ends when the store has seen so many calls, of all or of those after opening.
 /// Returns how many windows came through.
-fn life_until_crash(
+pub(super) fn life_until_crash(
     store: Arc<FaultStore>,
     epoch: u64,
     made: &[Made],

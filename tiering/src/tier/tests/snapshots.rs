@@ -1,6 +1,7 @@
 //! Snapshots against a model of each: under writes, trims, reclaim, pruning, folding and restarts, and
 //! with bugs that these tests must notice.
 
+use super::crash::life_until_crash;
 use super::reclaim::EAGER;
 use super::*;
 use crate::map::SnapshotChange;
@@ -11,8 +12,11 @@ use std::panic::AssertUnwindSafe;
 /// A pool with two volumes, what they hold, and what each living snapshot shows.
 struct Snapshots {
     world: World,
-    shown: BTreeMap<(u32, Lsn), Arc<Model>>,
+    shown: Shown,
 }
+
+/// What each living snapshot shows, by volume and LSN.
+type Shown = BTreeMap<(u32, Lsn), Arc<Model>>;
 
 impl Snapshots {
     fn new(seed: u64) -> Snapshots {
@@ -205,4 +209,292 @@ fn planted_bugs_are_noticed() {
         });
         assert!(is_noticed, "{planted:?} goes unnoticed");
     }
+}
+
+/// Windows, reads of snapshots, reclaim, folding and pruning at the same time.
+async fn together(seed: u64) {
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let tier = Tier::open(options(store, 1)).await.unwrap();
+    let mut snapshots = Snapshots::new(seed);
+    let reclaiming = {
+        let tier = tier.clone();
+        tokio::spawn(async move {
+            loop {
+                look_again(&tier);
+                while !tier.reclaim_step(EAGER).await.unwrap().is_idle {
+                    tokio::task::yield_now().await;
+                }
+                let _ = tier.sweep_abandoned().await.unwrap();
+                tier.step(20).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+    };
+    for _ in 0..40 {
+        let op_count = 1 + snapshots.world.rng.below(40);
+        // What is removed in a window may be gone while it is destaged: nobody has it open then.
+        let window = snapshots.window(op_count);
+        tier.destage(window, &Payloads).await.unwrap();
+        snapshots.check_some(&tier, 20).await;
+    }
+    reclaiming.abort();
+    match reclaiming.await {
+        Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
+        _ => {}
+    }
+    snapshots.check_all(&tier).await;
+    let report = check_fsck(&tier).await;
+    assert!(report.snapshot_count == 0 || report.copy_count > 0, "{report:?}");
+    let status = tier.reclaim_status();
+    assert!(status.forgotten_count > 10, "{status:?}");
+    assert_eq!(status.stuck_count, 0);
+    tier.close().await.unwrap();
+}
+
+#[test]
+fn snapshots_are_read_while_space_is_reclaimed() {
+    for seed in seeds(4) {
+        println!("SEED={seed}");
+        runtime().block_on(together(seed));
+    }
+}
+
+fn made(volume: u32) -> SnapshotChange {
+    SnapshotChange::Made { volume: VolumeId(volume), record: Bytes::from_static(b"one") }
+}
+
+async fn block_at(tier: &Tier, at: Option<Lsn>, block: u64) -> u8 {
+    let (volume, offset) = (VolumeId(1), block * BLOCK_BYTES);
+    let mut buf = [0xaa; BLOCK_BYTES as usize];
+    match at {
+        None => tier.read(volume, offset, &mut buf).await.unwrap(),
+        Some(at) => tier.read_at(volume, at, offset, &mut buf).await.unwrap(),
+    }
+    assert!(buf.iter().all(|byte| *byte == buf[0]), "a torn block");
+    buf[0]
+}
+
+/// A volume is aside while a snapshot of it is made: what it brings late lies before it, or behind it.
+#[test]
+fn what_comes_late_is_shown_by_the_snapshots_behind_it() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        tier.destage(plain_window(1, vec![(1, block_extent(0, 1))]), &Payloads).await.unwrap();
+        let file =
+            |first, last| AsideFile { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [1; 16] };
+        // Windows up to 10 and 20 go without it; at 10 there is a snapshot.
+        for (lsn, files) in [(10, vec![file(2, 10)]), (20, vec![file(2, 10), file(11, 20)])] {
+            let mut window = plain_window(lsn, vec![(2, block_extent(9, 9))]);
+            window.asides = vec![(VolumeId(1), files)];
+            window.snapshots = if lsn == 10 { vec![made(1)] } else { Vec::new() };
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        assert_eq!(block_at(&tier, Some(Lsn(10)), 0).await, 1, "it has not come yet");
+        let late = |lsn: u64, extent, left: Vec<AsideFile>| {
+            let mut window = plain_window(20, vec![(1, extent)]);
+            window.asides = vec![(VolumeId(1), left)];
+            window.late = Some(Lsn(lsn));
+            window
+        };
+        let first = late(10, block_extent(0, 10), vec![file(11, 20)]);
+        tier.destage(first, &Payloads).await.unwrap();
+        assert_eq!(block_at(&tier, Some(Lsn(10)), 0).await, 10);
+        tier.destage(late(20, block_extent(0, 20), Vec::new()), &Payloads).await.unwrap();
+        // Enough to have the page folded.
+        for lsn in 21..60 {
+            let window = plain_window(lsn, vec![(1, block_extent(lsn, lsn as u8))]);
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        reclaim_all(&tier).await;
+        let check = async |tier: &Tier| {
+            assert_eq!(block_at(tier, Some(Lsn(10)), 0).await, 10);
+            assert_eq!(block_at(tier, Some(Lsn(10)), 30).await, 0);
+            assert_eq!(block_at(tier, None, 0).await, 20);
+            assert_eq!(block_at(tier, None, 30).await, 30);
+            check_fsck(tier).await;
+            tier.close().await.unwrap();
+        };
+        check(&tier).await;
+        check(&Tier::open(options(store, 2)).await.unwrap()).await;
+    });
+}
+
+/// A snapshot of a volume that is overwritten from end to end costs what it shows, and nothing when it is
+/// removed.
+#[test]
+fn the_space_of_a_snapshot_comes_back_when_it_is_removed() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut opened = options(store.clone(), 1);
+        opened.segment_bytes = 1 << 20;
+        let tier = Tier::open(opened).await.unwrap();
+        let mut rng = Rng::new(3);
+        let mut lsn = 0;
+        let mut fill = async |snapshots: Vec<SnapshotChange>| {
+            lsn += 1;
+            let mut window = plain_window(lsn, Vec::new());
+            let content = ExtentContent::Data(Bytes::from(rng.bytes(8 << 20, 100)));
+            let extent = WindowExtent { start_sector: 0, sector_count: 16 << 10, content };
+            window.volumes = vec![(VolumeId(1), vec![extent])];
+            window.snapshots = snapshots;
+            tier.destage(window, &Payloads).await.unwrap();
+        };
+        let stored = async || {
+            step_all(&tier).await;
+            reclaim_all(&tier).await;
+            reclaim_all(&tier).await;
+            let folder = Path::from(crate::segment::FOLDER);
+            let found: Vec<_> = store.list(Some(&folder)).try_collect().await.unwrap();
+            found.iter().map(|object| object.size).sum::<u64>()
+        };
+        fill(vec![made(1)]).await;
+        let one = stored().await;
+        for _ in 0..5 {
+            fill(Vec::new()).await;
+        }
+        let two = stored().await;
+        assert!((one * 19 / 10..one * 21 / 10).contains(&two), "{one}, then {two}");
+        fill(vec![made(1)]).await;
+        fill(Vec::new()).await;
+        let three = stored().await;
+        assert!((one * 29 / 10..one * 31 / 10).contains(&three), "{one}, then {three}");
+        for removed in [1, 7] {
+            let lsn = Lsn(removed);
+            fill(vec![SnapshotChange::Removed { volume: VolumeId(1), lsn }]).await;
+        }
+        let rest = stored().await;
+        assert!(rest <= one * 21 / 20, "{one}, then {rest}");
+        assert_eq!(check_fsck(&tier).await.copy_count, 0);
+        tier.close().await.unwrap();
+    });
+}
+
+/// Lives that end at any request to the store: every snapshot of the windows that came through is there, and
+/// shows what it did.
+#[test]
+fn a_crash_at_any_request_leaves_every_snapshot_as_it_was() {
+    for seed in seeds(3) {
+        println!("SEED={seed}");
+        let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut snapshots = Snapshots::new(seed);
+        // What is shown after each window, beside what the volumes hold.
+        let mut made: Vec<(Made, Shown)> = Vec::new();
+        let mut done = 0;
+        for epoch in 1..=10 {
+            while made.len() < done + 4 {
+                let op_count = 5 + snapshots.world.rng.below(40);
+                let window = snapshots.window(op_count);
+                let after = snapshots.world.model.clone();
+                made.push((Made { window, after }, snapshots.shown.clone()));
+            }
+            let store = Arc::new(FaultStore::new(shared.clone()));
+            let calls = snapshots.world.rng.below(150);
+            let windows: Vec<Made> = made[done..].iter().map(|(made, _)| made.clone()).collect();
+            let came_through = life_until_crash(store, 2 * epoch, &windows, Some(calls));
+            runtime().block_on(async {
+                let tier = Tier::open(options(shared.clone(), 2 * epoch + 1)).await.unwrap();
+                let lsn = tier.destaged_lsn();
+                let is_there = |(made, _): &&(Made, _)| made.window.last_lsn <= lsn;
+                let found = made.iter().take_while(is_there).count();
+                assert!((done + came_through..=done + came_through + 1).contains(&found));
+                if let Some((made, shown)) = found.checked_sub(1).map(|last| &made[last]) {
+                    let mut then = Snapshots::new(seed);
+                    (then.world.model, then.shown) = (made.after.clone(), shown.clone());
+                    then.check_all(&tier).await;
+                    check_fsck(&tier).await;
+                    tier.sweep_orphans().await.unwrap();
+                    reclaim_all(&tier).await;
+                    then.check_all(&tier).await;
+                    check_fsck(&tier).await;
+                }
+                tier.close().await.unwrap();
+                done = found;
+            });
+        }
+        assert!(done > 3, "SEED={seed}: hardly anything came through");
+    }
+}
+
+async fn stored_bytes(store: &dyn ObjectStore) -> u64 {
+    let folder = Path::from(crate::segment::FOLDER);
+    let found: Vec<_> = store.list(Some(&folder)).try_collect().await.unwrap();
+    found.iter().map(|object| object.size).sum()
+}
+
+/// Pages that were overwritten in part only have no copies: what they go on counting for a snapshot is found,
+/// though nobody writes to them any more.
+#[test]
+fn space_comes_back_where_nobody_writes_any_more() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut opened = options(store.clone(), 1);
+        opened.segment_bytes = 1 << 20;
+        let tier = Tier::open(opened).await.unwrap();
+        let mut rng = Rng::new(4);
+        let mut window = plain_window(1, Vec::new());
+        let content = ExtentContent::Data(Bytes::from(rng.bytes(8 << 20, 100)));
+        let extent = WindowExtent { start_sector: 0, sector_count: 16 << 10, content };
+        window.volumes = vec![(VolumeId(1), vec![extent])];
+        window.snapshots = vec![made(1)];
+        tier.destage(window, &Payloads).await.unwrap();
+        let one = stored_bytes(&*store).await;
+        // Every other block, in a few windows.
+        for lsn in 2..=5u64 {
+            let mut extents = Extents::default();
+            for block in (lsn - 2..2048).step_by(4).filter(|block| block % 2 == 0 || lsn > 3) {
+                let payload = rng.bytes(BLOCK_BYTES as usize, 100).into();
+                extents.insert(block * 8, block * 8 + 8, Some(payload));
+            }
+            let mut window = plain_window(lsn, Vec::new());
+            window.volumes = vec![(VolumeId(1), extents.into_extents())];
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        step_all(&tier).await;
+        let two = stored_bytes(&*store).await;
+        let mut window = plain_window(6, Vec::new());
+        let lsn = Lsn(1);
+        window.snapshots = vec![SnapshotChange::Removed { volume: VolumeId(1), lsn }];
+        tier.destage(window, &Payloads).await.unwrap();
+        step_all(&tier).await;
+        reclaim_all(&tier).await;
+        let rest = stored_bytes(&*store).await;
+        assert!(two > one * 13 / 10, "{one}, then {two}");
+        assert!(rest <= one * 21 / 20, "{one}, with the snapshot {two}, then {rest}");
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
+/// A copy that does not verify keeps its volume from being pruned, and no other one.
+#[test]
+fn a_damaged_copy_does_not_keep_other_volumes_from_being_pruned() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let tier = Tier::open(options(store, 1)).await.unwrap();
+        for lsn in 1..=40 {
+            let extents = [1, 2].map(|volume| (volume, block_extent(lsn % 5, lsn as u8)));
+            let mut window = plain_window(lsn, extents.to_vec());
+            window.snapshots = if lsn == 3 { vec![made(1), made(2)] } else { Vec::new() };
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        assert_eq!(check_fsck(&tier).await.copy_count, 2);
+        let key = crate::map::keys::copy_key(LayerId(1), 0, Lsn(3));
+        tier.inner.map.damage(&key).await;
+        let mut window = plain_window(41, Vec::new());
+        let removed = |volume| SnapshotChange::Removed { volume: VolumeId(volume), lsn: Lsn(3) };
+        window.snapshots = vec![removed(1), removed(2)];
+        tier.destage(window, &Payloads).await.unwrap();
+        let mut failed = 0;
+        for _ in 0..10 {
+            failed += u32::from(tier.step(10).await.is_err());
+        }
+        assert!(failed > 0, "the damage is not noticed");
+        assert_eq!(tier.status().map.prune_count, 1);
+        let report = tier.fsck(FsckOptions::default()).await.unwrap();
+        assert_eq!(report.copy_count, 1);
+        let named = |line: &String| line.contains("copy 3 of page 0 of layer 1");
+        assert!(report.differences.iter().any(named), "{report:?}");
+        tier.close().await.unwrap();
+    });
 }
