@@ -456,6 +456,9 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
+const NODE: &str = "node.json";
+const NODE_COPY: &str = "node.copy.json";
+
 /// Attempts remembered. Chosen by hand: each is forgotten once a later one has succeeded.
 const ATTEMPT_COUNT_MAX: usize = 8;
 
@@ -502,7 +505,11 @@ impl NodeDir {
         if file.pool.is_none() {
             (file.directory_inode, file.directory_made_at) = (inode, made_at);
         }
-        let is_new = known.as_ref() != Some(&file);
+        // Also where only one of the two is whole.
+        let is_new = known.as_ref() != Some(&file)
+            || [NODE, NODE_COPY]
+                .iter()
+                .any(|name| !matches!(read_node_file_at(&path.join(name)), Ok(Some(found)) if found == file));
         let node = NodeDir { path: path.to_owned(), _lock: lock, file: file.into(), is_copy };
         if is_new {
             node.save()?;
@@ -619,7 +626,11 @@ impl NodeDir {
     fn save(&self) -> Result<()> {
         let text = serde_json::to_string_pretty(&*self.file.lock())
             .map_err(|error| Error::with_source(ErrorKind::Invalid, "encode node.json", error))?;
-        write_durably(&self.path.join("node.json"), text.as_bytes(), 0o600)
+        // The copy first: it is never older than what it stands for.
+        for name in [NODE_COPY, NODE] {
+            write_durably(&self.path.join(name), text.as_bytes(), 0o600)?;
+        }
+        Ok(())
     }
 }
 
@@ -630,9 +641,24 @@ fn identity(dir: &Path) -> std::io::Result<(u64, Option<u64>)> {
     Ok((metadata.ino(), since.and_then(|since| u64::try_from(since.as_nanos()).ok())))
 }
 
+/// The identity of a directory. Where it is damaged its copy counts: without one the write log beside it
+/// would be worth nothing. One that is missing stays missing.
 fn read_node_file(dir: &Path) -> Result<Option<NodeFile>> {
-    let path = dir.join("node.json");
-    let text = match std::fs::read_to_string(&path) {
+    let damaged = match read_node_file_at(&dir.join(NODE)) {
+        Err(error) if error.kind() == ErrorKind::Corrupt => error,
+        read => return read,
+    };
+    match read_node_file_at(&dir.join(NODE_COPY)) {
+        Ok(Some(file)) => {
+            tracing::warn!(error = %damaged.chain(), "node.json is damaged; its copy is used: check the disk");
+            Ok(Some(file))
+        }
+        _ => Err(damaged),
+    }
+}
+
+fn read_node_file_at(path: &Path) -> Result<Option<NodeFile>> {
+    let text = match std::fs::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => {
@@ -640,11 +666,11 @@ fn read_node_file(dir: &Path) -> Result<Option<NodeFile>> {
             return Err(Error::with_source(ErrorKind::Io, context, error));
         }
     };
-    serde_json::from_str(&text).map(Some).map_err(|error| {
+    serde_json::from_slice(&text).map(Some).map_err(|error| {
         Error::with_source(
             ErrorKind::Corrupt,
             format!(
-                "{} is damaged. If the write log in this directory is not needed, use another \
+                "{} is damaged, and so is its copy. If the write log in this directory is not needed, use another \
                  --dir (with --take-over)",
                 path.display()
             ),

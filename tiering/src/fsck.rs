@@ -320,6 +320,14 @@ impl Check<'_> {
             self.name_run(page.layer, page.page, None, run).await?;
         }
         if page.folded.has_kept {
+            if !self.inner.map.is_noted_as_keeping(page.layer, page.page).await? {
+                let (layer, number) = (page.layer, page.page);
+                self.report.differs(|| {
+                    format!(
+                        "page {number} of layer {layer} keeps blocks counted, and no record says so"
+                    )
+                });
+            }
             // Snapshots may show it.
             for run in &pages::difference_of_all(&counted, &page.folded.runs) {
                 self.name_run(page.layer, page.page, None, run).await?;

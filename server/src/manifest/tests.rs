@@ -263,7 +263,20 @@ fn a_second_process_in_a_directory_is_refused_with_the_first_ones_id() {
     let again = NodeDir::open(&path).unwrap();
     assert_eq!(again.node_id(), id);
     drop(again);
-    std::fs::write(path.join("node.json"), "{").unwrap();
+    // Either of the two files is enough, and is made whole again.
+    for (name, bytes) in
+        [("node.json", &b"{"[..]), ("node.copy.json", b""), ("node.json", b"\xff\x00")]
+    {
+        std::fs::write(path.join(name), bytes).unwrap();
+        let again = NodeDir::open(&path).unwrap();
+        assert_eq!(again.node_id(), id, "{name}");
+        drop(again);
+        let read = |name| std::fs::read(path.join(name)).unwrap();
+        assert_eq!(read("node.json"), read("node.copy.json"));
+    }
+    for name in ["node.json", "node.copy.json"] {
+        std::fs::write(path.join(name), "{").unwrap();
+    }
     assert_eq!(NodeDir::open(&path).unwrap_err().kind(), ErrorKind::Corrupt);
 }
 

@@ -35,6 +35,14 @@ use std::sync::atomic::Ordering;
 /// of a few blocks take about what the image takes.
 const OPERANDS_MIN: u32 = 12;
 
+/// Operands of a page that snapshots show and that cannot get an image for now. Chosen by hand: a page of so many
+/// operands takes twice what the longest other one does.
+const OPERANDS_MAX: u32 = 64;
+
+/// Bytes of a batch beyond which pages that snapshots show get an image only where they must: with it come
+/// copies of what it replaces. Chosen by hand: what a window of scattered writes has without any snapshot.
+const COPIES_BYTES_MAX: u64 = if cfg!(test) { 4 << 10 } else { 32 << 20 };
+
 /// Pages whose old contents are fetched at the same time. Chosen by hand: hides the store's latency
 /// while the database's block cache is cold.
 pub(super) const FETCHES_MAX: usize = 32;
@@ -310,7 +318,8 @@ impl Map {
             CommitReport { range_count: new_ranges.len() as u64, ..Default::default() };
         let mut fresh = Fresh { bytes_left: self.page_retain_bytes, pages: Vec::new() };
         for changes in page_changes.chunks(PAGES_AT_ONCE) {
-            let before = self.pages_before(changes, &snapshots, commit.lsn).await?;
+            let may_copy = draft.bytes < COPIES_BYTES_MAX;
+            let before = self.pages_before(changes, &snapshots, commit.lsn, may_copy).await?;
             for (change, before) in changes.iter().zip(before) {
                 let living = snapshots.of(change.layer);
                 let page = match &before.history {
@@ -426,6 +435,14 @@ impl Map {
         first.map_or(commit.last_lsn, |snapshot| snapshot.min(commit.last_lsn))
     }
 
+    /// There is a record that a page keeps counting what was replaced.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub(crate) async fn is_noted_as_keeping(&self, layer: LayerId, page: u32) -> Result<bool> {
+        Ok(super::get(&self.db(), &keys::kept_key(layer, page)).await?.is_some())
+    }
+
     /// Puts and deletes the records of snapshots; returns the prune records that this makes.
     fn draft_snapshots(&self, draft: &mut Draft<'_>, commit: &Commit) -> Vec<(LayerId, Prune)> {
         let before = self.prunes.lock().clone();
@@ -476,11 +493,13 @@ impl Map {
         changes: &[PageChange],
         snapshots: &SnapshotList,
         lsn: Lsn,
+        may_copy: bool,
     ) -> Result<Vec<Before>, CommitError> {
         let mut found: Vec<Option<Before>> = Vec::with_capacity(changes.len());
         let mut missing = Vec::new();
         let is_settled = |change: &PageChange, page: &Page| {
-            has_past(page, snapshots.of(change.layer), lsn) && gets_image(change, page)
+            has_past(page, snapshots.of(change.layer), lsn)
+                && (gets_image(change, page) && may_copy || must_get_image(change, page))
         };
         for (index, change) in changes.iter().enumerate() {
             let cached = self.cached_page(change.layer, change.page);
@@ -792,6 +811,11 @@ pub(super) fn has_past(page: &Page, living: &[Lsn], lsn: Lsn) -> bool {
     page.copy != Lsn::NONE || page.has_kept || !history::showing(page, living, lsn).is_empty()
 }
 
+/// The change cannot be appended to a page that snapshots show.
+fn must_get_image(change: &PageChange, old: &Page) -> bool {
+    old.operand_count >= OPERANDS_MAX || old.has_hidden || is_emptied(change, old)
+}
+
 /// The change gives the page an image, or takes all that it has.
 fn gets_image(change: &PageChange, old: &Page) -> bool {
     let is_full = old.operand_count >= OPERANDS_MIN + change.page % OPERANDS_MIN;
@@ -840,7 +864,7 @@ pub(super) fn draft_page(
             draft.delete(&key);
             report.deleted_count += 1;
         }
-    } else if !has_operands || gets_image(change, old) {
+    } else if !has_operands || (gets_image(change, old) && !has_past(old, living, lsn)) {
         put_image(draft, &key, lsn, &runs);
         report.image_count += 1;
         page.operand_count = 1;
