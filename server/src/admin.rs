@@ -113,6 +113,16 @@ pub enum Request {
         #[serde(default)]
         volume: Option<String>,
     },
+    /// What has changed from one snapshot to a later one of the same volume.
+    SnapshotDiff {
+        /// `VOLUME@NAME`, the older one.
+        older: String,
+        /// `VOLUME@NAME`.
+        newer: String,
+        /// From this byte on.
+        #[serde(default)]
+        offset: u64,
+    },
     /// Removes a snapshot. `Busy` while a client has it open.
     SnapshotRemove {
         /// `VOLUME@NAME`.
@@ -172,6 +182,8 @@ pub enum Reply {
         /// By volume and age.
         snapshots: Vec<SnapshotInfo>,
     },
+    /// What differs between two snapshots.
+    SnapshotDiff(DiffInfo),
     /// The state of the pool.
     Status(Box<StatusInfo>),
     /// It was done.
@@ -252,6 +264,27 @@ pub struct SnapshotInfo {
     pub created_at: u64,
     /// The store has it. Until then it is on this machine only.
     pub is_in_store: bool,
+}
+
+/// What differs between two snapshots of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiffInfo {
+    /// Sorted, disjoint.
+    pub extents: Vec<DiffExtent>,
+    /// Where to go on, if there may be more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_offset: Option<u64>,
+}
+
+/// Bytes that differ, or that were written anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiffExtent {
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How many bytes.
+    pub length: u64,
+    /// The newer one has nothing there: it reads as zeroes.
+    pub is_hole: bool,
 }
 
 /// The state of a pool.

@@ -13,7 +13,7 @@ pub mod args;
 mod backend;
 mod print;
 
-use crate::admin::{self, AdminHandler, Request};
+use crate::admin::{self, AdminHandler, DiffInfo, Request};
 use crate::attach::remote::RemoteOptions;
 use crate::attach::{AttachOptions, Driver};
 use crate::config::{self, Config};
@@ -198,6 +198,9 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             let (args, request) = volume_request(command)?;
             ask(cli, args, request).await?;
         }
+        Command::Snapshot(SnapshotCommand::Diff { pool, older, newer }) => {
+            snapshot_diff(cli, pool, older, newer).await?;
+        }
         Command::Snapshot(command) => {
             let (args, request) = snapshot_request(command)?;
             ask(cli, args, request).await?;
@@ -299,6 +302,12 @@ fn snapshot_request(command: &SnapshotCommand) -> Result<(&args::PoolArgs, Reque
         SnapshotCommand::List { pool, volume } => {
             Ok((pool, Request::SnapshotList { volume: volume.clone() }))
         }
+        SnapshotCommand::Diff { pool, older, newer } => {
+            check(older)?.single().map_err(Failure::Usage)?;
+            check(newer)?.single().map_err(Failure::Usage)?;
+            let (older, newer) = (older.clone(), newer.clone());
+            Ok((pool, Request::SnapshotDiff { older, newer, offset: 0 }))
+        }
         SnapshotCommand::Rm { pool, snapshot } => {
             check(snapshot)?.single().map_err(Failure::Usage)?;
             Ok((pool, Request::SnapshotRemove { snapshot: snapshot.clone() }))
@@ -352,20 +361,49 @@ fn new_key(args: &NewKeyArgs) -> Result<Option<NewKey>> {
 
 /// Asks the daemon, or the pool itself where no daemon runs, and prints the reply.
 async fn ask(cli: &Cli, args: &args::PoolArgs, request: Request) -> Result<(), Failure> {
-    let config = load(&args.config, &args.overrides())?;
-    let reply = match admin::call(config.dir(), &request).await? {
-        Some(reply) => reply,
-        None => {
-            let pool = backend::offline(config, &request).await?;
-            let outcome = pool.handle(request).await;
-            // Closed whatever the answer was; the first error is the one to hear about.
-            let closed = pool.close().await;
-            let reply = outcome?;
-            closed?;
-            reply
-        }
-    };
+    let reply = answer(args, request).await?;
     emit(cli.output, &reply, print::reply)
+}
+
+async fn answer(args: &args::PoolArgs, request: Request) -> Result<admin::Reply, Failure> {
+    let config = load(&args.config, &args.overrides())?;
+    if let Some(reply) = admin::call(config.dir(), &request).await? {
+        return Ok(reply);
+    }
+    let pool = backend::offline(config, &request).await?;
+    let outcome = pool.handle(request).await;
+    // Closed whatever the answer was; the first error is the one to hear about.
+    let closed = pool.close().await;
+    let reply = outcome?;
+    closed?;
+    Ok(reply)
+}
+
+/// Asks for one part after the other: a volume may have more changes than a reply holds.
+async fn snapshot_diff(
+    cli: &Cli,
+    args: &args::PoolArgs,
+    older: &str,
+    newer: &str,
+) -> Result<(), Failure> {
+    let mut all = DiffInfo::default();
+    let mut next = Some(0);
+    while let Some(at) = next {
+        let (older, newer) = (older.to_owned(), newer.to_owned());
+        let command = SnapshotCommand::Diff { pool: args.clone(), older, newer };
+        let (_, mut request) = snapshot_request(&command)?;
+        if let Request::SnapshotDiff { offset, .. } = &mut request {
+            *offset = at;
+        }
+        match answer(args, request).await? {
+            admin::Reply::SnapshotDiff(found) => {
+                next = found.next_offset.filter(|next| *next > at);
+                all.extents.extend(found.extents);
+            }
+            other => return emit(cli.output, &other, print::reply),
+        }
+    }
+    emit(cli.output, &all, print::diff)
 }
 
 /// Only a daemon can carry out the request.

@@ -198,8 +198,19 @@ fn a_snapshot_is_not_written_and_not_lost_by_mistake() {
     // It keeps its size and its contents when the volume shrinks, and is there without a daemon.
     let _ = daemon.json(&["volume", "resize", "db", "1MiB", "--shrink"]);
     assert!(view.read(1 << 20, 1 << 20) == old);
+    // What has changed is named, by a daemon and without one.
+    let _ = daemon.json(&["snapshot", "create", "db@tuesday"]);
+    let found = daemon.json(&["snapshot", "diff", "db@monday", "db@tuesday"]);
+    let gone = serde_json::json!([{"offset": 1 << 20, "length": 1 << 20, "is_hole": true}]);
+    assert_eq!(found["extents"], gone, "{found}");
+    db.write(0, &[5; 8192], 0);
+    let _ = daemon.json(&["snapshot", "create", "db@wednesday"]);
+    refused(&daemon, &["snapshot", "diff", "db@tuesday", "db@monday"], "an older and a newer");
     drop((db, view));
     daemon.stop();
+    let found = daemon.json(&["snapshot", "diff", "db@tuesday", "db@wednesday"]);
+    let new = serde_json::json!([{"offset": 0, "length": 8192, "is_hole": false}]);
+    assert_eq!(found["extents"], new, "{found}");
     let listed = daemon.json(&["snapshot", "list"]);
     assert_eq!(listed["snapshots"][0]["name"], "monday");
     let _ = daemon.json(&["snapshot", "create", "db,other@offline"]);
@@ -207,7 +218,7 @@ fn a_snapshot_is_not_written_and_not_lost_by_mistake() {
     let mut view = connect(&daemon, "db@monday");
     assert!(view.read(1 << 20, 1 << 20) == old);
     drop(view);
-    for name in ["db@monday", "db@offline", "other@offline"] {
+    for name in ["db@monday", "db@tuesday", "db@wednesday", "db@offline", "other@offline"] {
         removed_soon(&daemon, name);
     }
     let _ = daemon.json(&["volume", "rm", "db", "--now"]);

@@ -180,6 +180,17 @@ pub struct TierStatus {
     pub hint_dropped_count: u64,
 }
 
+/// Bytes of a volume that two snapshots show differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangedExtent {
+    /// Where.
+    pub offset: u64,
+    /// How many, never 0.
+    pub length_bytes: u64,
+    /// The later one has nothing there: it reads as zeroes.
+    pub is_hole: bool,
+}
+
 /// See the module. Cheap to clone; every method may be called from any task at any time.
 #[derive(Clone)]
 pub struct Tier {
@@ -367,6 +378,23 @@ impl Tier {
         let range = (offset, length);
         let found = self.inner.allocation(volume, Some(at), range, extent_count_max).await;
         found.map_err(|error| error.context(format!("map volume {volume}, offset {offset}")))
+    }
+
+    /// What has changed of a volume from one LSN at which it has a snapshot to a later one, in the bytes from
+    /// `range.start` to `range.end`: at most about `count_max` extents, and where to go on if there may be more. Both
+    /// are destaged. What was written anew with the same bytes counts as changed.
+    ///
+    /// # Errors
+    /// As [`Tier::read_at`].
+    pub async fn differences(
+        &self,
+        volume: VolumeId,
+        (older, newer): (Lsn, Lsn),
+        range: Range<u64>,
+        count_max: usize,
+    ) -> Result<(Vec<ChangedExtent>, Option<u64>)> {
+        let found = self.inner.differences(volume, (older, newer), range, count_max).await;
+        found.map_err(|error| error.context(format!("compare snapshots of volume {volume}")))
     }
 
     /// The snapshots that are destaged and not removed: volume, LSN and what the daemon said of each.

@@ -180,6 +180,16 @@ pub enum SnapshotCommand {
         /// Only those of this volume
         volume: Option<String>,
     },
+    /// Show what has changed from one snapshot to a later one: bytes, sorted, for backup programs
+    Diff {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// VOLUME@NAME
+        older: String,
+        /// VOLUME@NAME, a later one of the same volume
+        newer: String,
+    },
     /// Remove a snapshot; no client may have it open
     Rm {
         /// Which pool.

@@ -1,7 +1,7 @@
 //! Owns the text that people read: tables and sentences made of the admin replies.
 
 use crate::admin::{
-    CacheInfo, FsckInfo, NbdInfo, Reply, SnapshotInfo, SpaceInfo, StatusInfo, VolumeInfo,
+    CacheInfo, DiffInfo, FsckInfo, NbdInfo, Reply, SnapshotInfo, SpaceInfo, StatusInfo, VolumeInfo,
 };
 use crate::attach::AttachmentInfo;
 use crate::claims::ClientInfo;
@@ -98,6 +98,19 @@ fn snapshots(snapshots: &[SnapshotInfo]) -> String {
     table(&rows, &[1])
 }
 
+/// What differs between two snapshots: a line an extent.
+pub(super) fn diff(found: &DiffInfo) -> String {
+    if found.extents.is_empty() {
+        return "nothing has changed\n".to_owned();
+    }
+    let mut rows = vec![["OFFSET", "LENGTH", "NOW"].map(str::to_owned).to_vec()];
+    rows.extend(found.extents.iter().map(|extent| {
+        let now = if extent.is_hole { "hole" } else { "data" };
+        vec![extent.offset.to_string(), extent.length.to_string(), now.to_owned()]
+    }));
+    table(&rows, &[0, 1])
+}
+
 fn pairs(pairs: &[(&str, String)]) -> String {
     let rows: Vec<Vec<String>> =
         pairs.iter().map(|(key, value)| vec![format!("{key}:"), value.clone()]).collect();
@@ -158,6 +171,7 @@ pub(super) fn reply(reply: &Reply) -> String {
         Reply::Volume(info) => volume(info),
         Reply::Volumes { volumes: infos } => volumes(infos),
         Reply::Snapshots { snapshots: infos } => snapshots(infos),
+        Reply::SnapshotDiff(found) => diff(found),
         Reply::Status(info) => status(info),
         Reply::Fsck(found) => fsck(found),
         Reply::Done { message } => format!("{message}\n"),

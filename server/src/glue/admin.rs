@@ -6,8 +6,8 @@
 //! - Secrets go back to the client that asked and nowhere else.
 
 use crate::admin::{
-    AdminHandler, AsideInfo, AtRisk, CacheInfo, DestageInfo, KeySlotInfo, LogInfo, NbdInfo, Reply,
-    Request, SnapshotInfo, SpaceInfo, StatusInfo, TierInfo, VolumeInfo,
+    AdminHandler, AsideInfo, AtRisk, CacheInfo, DestageInfo, DiffExtent, DiffInfo, KeySlotInfo,
+    LogInfo, NbdInfo, Reply, Request, SnapshotInfo, SpaceInfo, StatusInfo, TierInfo, VolumeInfo,
 };
 use crate::attach::{self, Attachments};
 use crate::glue::exports::PoolExports;
@@ -19,13 +19,17 @@ use crate::snapshot::SnapshotName;
 use block::{Error, ErrorKind, Result};
 use nbd::Server;
 use std::sync::Arc;
-use tiering::ReclaimStatus;
 use tiering::cache::CacheStatus;
+use tiering::{ChangedExtent, ReclaimStatus};
 use tokio::sync::{Mutex, watch};
 
 /// Age of data that is only in the log, as a multiple of the configured one, from which the status
 /// warns. Chosen by hand: a window that is just being written is not worth a warning.
 const LATE_FACTOR: f64 = 2.0;
+
+/// Extents of one answer about the difference of two snapshots, about. Chosen by hand: a page of the map more is
+/// far from the longest reply.
+const DIFF_EXTENTS_MAX: usize = 50_000;
 
 /// Answers admin requests.
 pub struct AdminPool {
@@ -194,6 +198,19 @@ impl AdminHandler for AdminPool {
             }
             Request::SnapshotList { volume } => {
                 Ok(snapshots(&open, &pool.snapshots(volume.as_deref())?))
+            }
+            Request::SnapshotDiff { older, newer, offset } => {
+                let names = (older.parse()?, newer.parse()?);
+                let (found, next_offset) = pool
+                    .snapshot_differences((&names.0, &names.1), offset, DIFF_EXTENTS_MAX)
+                    .await?;
+                let extent = |one: ChangedExtent| DiffExtent {
+                    offset: one.offset,
+                    length: one.length_bytes,
+                    is_hole: one.is_hole,
+                };
+                let extents = found.into_iter().map(extent).collect();
+                Ok(Reply::SnapshotDiff(DiffInfo { extents, next_offset }))
             }
             Request::SnapshotRemove { snapshot } => {
                 let name: SnapshotName = snapshot.parse()?;

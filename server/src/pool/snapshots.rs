@@ -14,7 +14,7 @@ use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use replication::{EntryKind, Log, NewEntry, Wait};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use tiering::Tier;
+use tiering::{ChangedExtent, Tier};
 
 /// Snapshots of one volume. Chosen by hand: an hourly one for five months.
 pub const SNAPSHOTS_OF_VOLUME_MAX: usize = 4096;
@@ -290,6 +290,44 @@ impl Pool {
             .named(present.id().0, name)
             .ok_or_else(|| no_snapshot(volume, name))?;
         Ok(NamedSnapshot { volume: volume.to_owned(), lsn, record: record.clone() })
+    }
+
+    /// What has changed from one snapshot of a volume to a later one, from `offset` on: at most about `count_max`
+    /// extents, and where to go on if there may be more. Waits until the store has both.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` when they are not in this order, or of two volumes; `Unavailable` while the volume is behind the others in the
+    /// store; those of reading the metadata.
+    pub async fn snapshot_differences(
+        &self,
+        (older, newer): (&SnapshotName, &SnapshotName),
+        offset: u64,
+        count_max: usize,
+    ) -> Result<(Vec<ChangedExtent>, Option<u64>)> {
+        let ((volume, old_name), (other, new_name)) = (older.single()?, newer.single()?);
+        // Held until the end: nobody removes them meanwhile.
+        let views = (self.snapshot_view(volume, old_name)?, self.snapshot_view(other, new_name)?);
+        let (old, new) = (self.snapshot(volume, old_name)?, self.snapshot(other, new_name)?);
+        if volume != other || old.lsn > new.lsn {
+            let what = format!(
+                "compare {volume}@{old_name} with {other}@{new_name}: name an older and a newer snapshot of one volume"
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        self.shared.wait_destaged(new.lsn).await?;
+        let id = VolumeId(new.record.volume);
+        if self.shared.is_aside(id) {
+            let what = format!(
+                "compare snapshots of volume {volume}: it is behind the others in the store; `spindle status` says why"
+            );
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+        // What the volume has lost by becoming smaller has changed, too.
+        let end = old.record.size_bytes.max(new.record.size_bytes);
+        let lsns = (old.lsn, new.lsn);
+        let found = self.shared.tier.differences(id, lsns, offset..end, count_max).await;
+        drop(views);
+        found
     }
 
     /// What serves a snapshot: a volume that cannot be written. It is in use as long as it is kept.

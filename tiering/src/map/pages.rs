@@ -359,6 +359,28 @@ pub fn unchanged(current: &[Run], expected: &[Run], new: &[Run]) -> Vec<Run> {
     same
 }
 
+/// Blocks that `newer` has elsewhere than `older`, or not at all, as ranges of blocks, last one included; true:
+/// they are unmapped now.
+#[must_use]
+pub fn changed(older: &[Run], newer: &[Run]) -> Vec<(u8, u8, bool)> {
+    let (older, newer) = (places(older), places(newer));
+    let mut ranges: Vec<(u8, u8, bool)> = Vec::new();
+    for (block, (old, new)) in (0..=u8::MAX).zip(older.iter().zip(&newer)) {
+        if old == new {
+            continue;
+        }
+        match ranges.last_mut() {
+            Some((_, last, is_hole))
+                if last.checked_add(1) == Some(block) && *is_hole == new.is_none() =>
+            {
+                *last = block;
+            }
+            _ => ranges.push((block, block, new.is_none())),
+        }
+    }
+    ranges
+}
+
 /// Segment, frame and block of the frame.
 type Place = Option<(u64, u32, u16)>;
 

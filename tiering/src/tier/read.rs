@@ -6,10 +6,10 @@
 //! - Reclaim may delete a segment between the look into the map and the read of the frame: what is not
 //!   there is looked up again, and is an error only if the map still says so.
 
-use super::{ALLOCATION_PAGES_MAX, FRAMES_AT_ONCE, Inner, PAGE_BYTES};
+use super::{ALLOCATION_PAGES_MAX, ChangedExtent, FRAMES_AT_ONCE, Inner, PAGE_BYTES};
 use crate::fetch::Access;
 use crate::map::LayerId;
-use crate::map::pages::Page;
+use crate::map::pages::{Page, changed};
 use crate::segment::{FrameAt, FrameRef};
 use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
 use block::{AllocationExtent, Error, ErrorKind, Lsn, Result, VolumeId};
@@ -227,6 +227,58 @@ impl Inner {
         }
         extents.push(end, true);
         Ok(extents.list)
+    }
+}
+
+impl Inner {
+    /// See [`crate::Tier::differences`].
+    pub(super) async fn differences(
+        &self,
+        volume: VolumeId,
+        (older, newer): (Lsn, Lsn),
+        range: Range<u64>,
+        count_max: usize,
+    ) -> Result<(Vec<ChangedExtent>, Option<u64>)> {
+        let mut found: Vec<ChangedExtent> = Vec::new();
+        if range.is_empty() || range.end > VOLUME_BYTES_MAX {
+            return Ok((found, None));
+        }
+        let layer = LayerId::of_volume(volume);
+        let (mut next, last) = (page_of(range.start), page_of(range.end - 1));
+        loop {
+            let pages = (next, last);
+            let (pages, until) =
+                self.map.pages_between_at(layer, pages, newer, ALLOCATION_STEP).await?;
+            for (number, now) in pages {
+                let then = self.map.page_at(layer, number, older).await?;
+                let page_start = u64::from(number) * PAGE_BYTES;
+                for (first, last, is_hole) in changed(&then.runs, &now.runs) {
+                    let start = (page_start + u64::from(first) * BLOCK_BYTES).max(range.start);
+                    let end = (page_start + (u64::from(last) + 1) * BLOCK_BYTES).min(range.end);
+                    match found.last_mut() {
+                        _ if start >= end => {}
+                        Some(before)
+                            if before.offset + before.length_bytes == start
+                                && before.is_hole == is_hole =>
+                        {
+                            before.length_bytes += end - start;
+                        }
+                        _ => found.push(ChangedExtent {
+                            offset: start,
+                            length_bytes: end - start,
+                            is_hole,
+                        }),
+                    }
+                }
+            }
+            next = match until.checked_add(1) {
+                Some(next) if until < last => next,
+                _ => return Ok((found, None)),
+            };
+            if found.len() >= count_max {
+                return Ok((found, Some(u64::from(next) * PAGE_BYTES)));
+            }
+        }
     }
 }
 

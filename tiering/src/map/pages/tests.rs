@@ -185,6 +185,20 @@ proptest! {
     }
 
     #[test]
+    fn what_has_changed_is_what_is_elsewhere_or_gone(older in any_runs(), newer in any_runs()) {
+        let of = |runs: &[Run]| cells(runs).into_iter().map(|cell| {
+            cell.flatten().map(|(segment, frame, _, _, within)| (segment, frame, within))
+        }).collect::<Vec<_>>();
+        let mut found = [None; 256];
+        for (first, last, is_hole) in changed(&older, &newer) {
+            found[usize::from(first)..=usize::from(last)].fill(Some(is_hole));
+        }
+        for ((old, new), found) in of(&older).into_iter().zip(of(&newer)).zip(found) {
+            prop_assert_eq!(found, (old != new).then_some(new.is_none()));
+        }
+    }
+
+    #[test]
     fn a_difference_is_what_is_elsewhere(runs in any_runs(), other in any_runs()) {
         // A frame's place is told by segment and index alone.
         let of = |runs: &[Run]| cells(runs).into_iter().map(|cell| {

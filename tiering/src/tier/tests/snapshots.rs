@@ -76,9 +76,44 @@ impl Snapshots {
                 check_allocation_at(tier, *volume, *at, zone, &want).await;
             }
         }
+        self.check_differences(tier).await;
         let found: Vec<(u32, Lsn)> =
             tier.snapshots().into_iter().map(|(volume, lsn, _)| (volume.0, lsn)).collect();
         assert_eq!(found, self.shown.keys().copied().collect::<Vec<_>>());
+    }
+}
+
+impl Snapshots {
+    /// Between neighbours: what is not named is the same, and what is a hole is nothing.
+    async fn check_differences(&self, tier: &Tier) {
+        let pairs = self.shown.iter().zip(self.shown.iter().skip(1));
+        for (((volume, older), then), ((of, newer), now)) in pairs.filter(|(a, b)| a.0.0 == b.0.0) {
+            assert_eq!(volume, of);
+            for zone in ZONES {
+                let end = zone + ZONE_BYTES + PAGE_BYTES;
+                let mut differs = vec![None; (end - zone) as usize];
+                let mut next = Some(zone);
+                while let Some(start) = next {
+                    let (id, lsns) = (VolumeId(*volume), (*older, *newer));
+                    let (found, after) = tier.differences(id, lsns, start..end, 3).await.unwrap();
+                    for extent in found {
+                        let at = (extent.offset - zone) as usize;
+                        let part = &mut differs[at..at + extent.length_bytes as usize];
+                        assert!(part.iter().all(Option::is_none), "named twice");
+                        part.fill(Some(extent.is_hole));
+                    }
+                    assert!(after.is_none_or(|after| after > start));
+                    next = after;
+                }
+                let then = expected(then, *volume, zone, differs.len());
+                let now = expected(now, *volume, zone, differs.len());
+                for (at, differs) in differs.into_iter().enumerate() {
+                    let place = || format!("volume {volume}, {older} to {newer}, {at}");
+                    assert!(differs.is_some() || then[at] == now[at], "{}", place());
+                    assert!(differs != Some(true) || now[at] == 0, "{}", place());
+                }
+            }
+        }
     }
 }
 
