@@ -198,13 +198,12 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             let (args, request) = volume_request(command)?;
             ask(cli, args, request).await?;
         }
-        Command::Snapshot(SnapshotCommand::Diff { pool, older, newer }) => {
-            snapshot_diff(cli, pool, older, newer).await?;
-        }
-        Command::Snapshot(command) => {
-            let (args, request) = snapshot_request(command)?;
-            ask(cli, args, request).await?;
-        }
+        Command::Snapshot(command) => match snapshot_request(command)? {
+            (args, Request::SnapshotDiff { older, newer, .. }) => {
+                snapshot_diff(cli, args, &older, &newer).await?;
+            }
+            (args, request) => ask(cli, args, request).await?,
+        },
         Command::Pool(command) => pool_command(cli, command).await?,
         Command::Attach(args) => attach(cli, args).await?,
         Command::Detach(args) if is_uri(&args.target) => {
@@ -390,12 +389,7 @@ async fn snapshot_diff(
     let mut next = Some(0);
     while let Some(at) = next {
         let (older, newer) = (older.to_owned(), newer.to_owned());
-        let command = SnapshotCommand::Diff { pool: args.clone(), older, newer };
-        let (_, mut request) = snapshot_request(&command)?;
-        if let Request::SnapshotDiff { offset, .. } = &mut request {
-            *offset = at;
-        }
-        match answer(args, request).await? {
+        match answer(args, Request::SnapshotDiff { older, newer, offset: at }).await? {
             admin::Reply::SnapshotDiff(found) => {
                 next = found.next_offset.filter(|next| *next > at);
                 all.extents.extend(found.extents);

@@ -18,7 +18,7 @@ use crate::fsck::{FsckOptions, FsckReport};
 use crate::map::database::{self, Database, DatabaseOptions};
 use crate::map::pages::PAGE_BLOCKS;
 use crate::map::records::AsideFile;
-use crate::map::{FoldReport, Health, LayerId, Map, MapOptions, MapStatus, Writer};
+use crate::map::{FoldReport, Health, LayerId, Map, MapOptions, MapStatus, PruneReport, Writer};
 use crate::orphans::{Orphans, SweepReport};
 use crate::outage::{Outage, StoreFailure};
 use crate::planted::Planted;
@@ -520,13 +520,16 @@ impl Tier {
         let step = async move {
             let mut writer = inner.writer.lock().await;
             let folded = inner.map.fold_ranges(&mut writer, page_budget).await;
-            let mut done = folded.clone().unwrap_or_default();
-            if done.page_count == 0 {
-                // Also where a range cannot be folded.
-                let pruned = inner.map.prune(&mut writer, page_budget).await;
-                folded?;
-                done.page_count = pruned?.looked_count.max(1);
-            }
+            // Also where a range cannot be folded.
+            let is_pruned = folded.as_ref().map_or(true, |done| done.page_count == 0)
+                && inner.map.status().prune_count > 0;
+            let pruned = match is_pruned {
+                true => inner.map.prune(&mut writer, page_budget).await,
+                false => Ok(PruneReport::default()),
+            };
+            let mut done = folded?;
+            // A step that has found nothing more has gone on all the same.
+            done.page_count += pruned?.looked_count.max(is_pruned.into());
             done.prunes_left = inner.map.status().prune_count;
             Ok(done)
         };

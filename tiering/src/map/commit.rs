@@ -445,7 +445,6 @@ impl Map {
 
     /// Puts and deletes the records of snapshots; returns the prune records that this makes.
     fn draft_snapshots(&self, draft: &mut Draft<'_>, commit: &Commit) -> Vec<(LayerId, Prune)> {
-        let before = self.prunes.lock().clone();
         let mut prunes = BTreeMap::new();
         for change in &commit.snapshots {
             let layer = change.layer();
@@ -456,7 +455,8 @@ impl Map {
                 }
                 SnapshotChange::Removed { lsn, .. } => {
                     draft.delete(&keys::snapshot_key(layer, *lsn));
-                    prunes.insert(layer, Prune::again(before.get(&layer).copied()));
+                    let before = self.prunes.lock().get(&layer).copied();
+                    prunes.insert(layer, Prune::again(before));
                 }
             }
         }

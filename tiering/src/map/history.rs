@@ -10,10 +10,10 @@
 //!   where it is above, the page was empty. Without such a copy it shows the operands up to `s`.
 //! - A block is counted as live once for each place that it has in the states of a page: by the newest
 //!   state that has it there. The newest copy is followed by the first image of the operands, and operands
-//!   that [keep](OperandKind::Delta) count what they replace until an image takes their place. So what is
+//!   that [keep](pages::OperandKind::Delta) count what they replace until an image takes their place. So what is
 //!   counted follows from what is stored, and from nothing else.
 
-use super::pages::{self, Operand, OperandKind, Page, Run};
+use super::pages::{self, Operand, Page, Run};
 use block::Lsn;
 
 /// A page as it was for a while.
@@ -37,12 +37,6 @@ pub struct History {
 }
 
 impl History {
-    /// LSN of the newest copy, or `Lsn::NONE`.
-    #[must_use]
-    pub fn newest_copy(&self) -> Lsn {
-        self.copies.last().map_or(Lsn::NONE, |copy| copy.until)
-    }
-
     /// Runs whose blocks are counted as live, in no order.
     #[must_use]
     pub fn counted(&self) -> Vec<Run> {
@@ -132,12 +126,6 @@ pub fn is_shown(copy: &Copy, before: Lsn, living: &[Lsn]) -> bool {
     let first = copy.since.max(before.next());
     let start = living.partition_point(|snapshot| *snapshot < first);
     living.get(start).is_some_and(|snapshot| *snapshot <= copy.until)
-}
-
-/// `kind` of an operand that is appended to a page of which snapshots may show what it replaces, or not.
-#[must_use]
-pub fn delta(is_shown: bool) -> OperandKind {
-    OperandKind::Delta { keeps: is_shown }
 }
 
 #[cfg(test)]

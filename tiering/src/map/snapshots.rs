@@ -48,12 +48,6 @@ impl SnapshotList {
         self.layers.get(&layer).map_or(&[], Vec::as_slice)
     }
 
-    /// There is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.records.is_empty()
-    }
-
     /// Every snapshot with its record, in order of layer and LSN.
     pub fn iter(&self) -> impl Iterator<Item = ((LayerId, Lsn), &Bytes)> + '_ {
         self.records.iter().map(|(key, record)| (*key, record))

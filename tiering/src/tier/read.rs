@@ -126,10 +126,12 @@ impl Inner {
         while at < end {
             let number = page_of(at);
             let page_end = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(end);
-            let page = match (snapshot, self.map.cached_page(layer, number)) {
-                (Some(snapshot), _) => self.map.page_at(layer, number, snapshot).await?,
-                (None, Some(page)) => page,
-                (None, None) => self.map.page(layer, number).await?,
+            let page = match snapshot {
+                Some(snapshot) => self.map.page_at(layer, number, snapshot).await?,
+                None => match self.map.cached_page(layer, number) {
+                    Some(page) => page,
+                    None => self.map.page(layer, number).await?,
+                },
             };
             self.resolve_page(&page, offset, at..page_end, &mut wanted).await?;
             at = page_end;

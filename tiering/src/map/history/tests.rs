@@ -1,6 +1,7 @@
 //! A page with snapshots against a model that keeps each of its states.
 
 use super::*;
+use crate::map::pages::OperandKind;
 use crate::testing::{Rng, seeds};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,7 +76,7 @@ impl World {
         } else {
             let keeps =
                 page.copy != Lsn::NONE || !showing(&page, &self.living(), Lsn(self.lsn)).is_empty();
-            let kind = delta(keeps);
+            let kind = OperandKind::Delta { keeps };
             self.history.operands.push(Operand { lsn: Lsn(self.lsn), kind, runs: vec![run] });
         }
     }
@@ -91,7 +92,7 @@ impl World {
         let living = self.living();
         let shown = showing(&page, &living, lsn);
         self.history.copies.extend(copies_needed(&self.history.operands, &self.ranges, shown));
-        let copy = self.history.newest_copy();
+        let copy = self.history.copies.last().map_or(Lsn::NONE, |copy| copy.until);
         self.put(runs, copy);
         self.history.operands[0].lsn = lsn;
         let is_empty = !self.history.operands[0].runs.iter().any(Run::is_mapped);
