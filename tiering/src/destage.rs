@@ -20,7 +20,7 @@ use crate::map::commit::CommitError;
 use crate::map::pages::PAGE_BLOCKS;
 use crate::map::ranges::RANGE_PAGES_MIN;
 use crate::map::records::AsideFile;
-use crate::map::{Change, Commit, CommitReport, LayerId, SnapshotChange};
+use crate::map::{Change, Commit, CommitReport, SnapshotChange};
 use crate::tier::Inner;
 use block::units::{BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -222,7 +222,7 @@ impl Inner {
         volume: VolumeId,
         extents: &[(u64, u64, bool)],
     ) -> Result<()> {
-        let layer = LayerId::of_volume(volume);
+        let layer = self.map.layers().current(volume);
         let pages = extents.iter().flat_map(|&extent| pages_of(extent));
         let mut pages: Vec<u32> = pages.collect();
         pages.dedup();
@@ -291,7 +291,8 @@ impl<'a> Job<'a> {
         source: &S,
     ) -> Result<(), DestageError> {
         check_order(volume, extents)?;
-        let mut packer = Packer::new(LayerId::of_volume(volume), self.inner.options.frame_blocks);
+        let layer = self.inner.map.layers().current(volume);
+        let mut packer = Packer::new(layer, self.inner.options.frame_blocks);
         let mut splitter = Splitter::default();
         let mut rest = extents;
         while !rest.is_empty() {
@@ -349,7 +350,7 @@ impl<'a> Job<'a> {
         }
         if let Some((first_block, block_count)) = splitter.add(extent, payload.as_ref()) {
             self.report.zero_block_count += block_count;
-            let layer = LayerId::of_volume(volume);
+            let layer = self.inner.map.layers().current(volume);
             self.unmapped.push(Change { layer, first_block, block_count, placed: None });
         }
         Ok(())

@@ -311,7 +311,17 @@ impl Check<'_> {
             }
         };
         let counted = pages::counted(operands);
-        for run in &counted {
+        let base = self.inner.map.base_page(page.layer, page.page).await;
+        let base = match base {
+            Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
+            // Named where its own page is walked.
+            base => base.ok().flatten(),
+        };
+        let own = match &base {
+            Some(base) => pages::difference(&counted, &base.runs),
+            None => counted.clone(),
+        };
+        for run in &own {
             *self.stored.entry(run.segment).or_default() += run.count();
         }
         for run in page.folded.runs.iter().filter(|run| run.is_mapped()) {
@@ -386,8 +396,10 @@ impl Check<'_> {
                         )
                     });
                 }
-                match before {
-                    Some((_, _, before)) => self.count_copy(before, &copy.runs),
+                match before.cloned() {
+                    Some((_, _, before)) => {
+                        self.count_copy(layer, page, &before, &copy.runs).await?;
+                    }
                     None => self.end_copies(last.take()).await?,
                 }
                 last = Some((layer, page, copy));
@@ -403,7 +415,7 @@ impl Check<'_> {
             Ok(operands) if operands.is_empty() => self.report.differs(|| {
                 format!("page {page} of layer {layer} has copies and is not there itself")
             }),
-            Ok(operands) => self.count_copy(&copy, history::base(&operands)),
+            Ok(operands) => self.count_copy(layer, page, &copy, history::base(&operands)).await?,
             // Named when the pages were walked.
             Err(error) if error.kind() == ErrorKind::Corrupt => {}
             Err(error) => return Err(error),
@@ -411,11 +423,25 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Counts what a copy has beyond the state that follows it.
-    fn count_copy(&mut self, copy: &Copy, next: &[Run]) {
-        for run in pages::difference(&copy.runs, next) {
+    /// Counts what a copy has beyond the state that follows it, and beyond the base of its layer.
+    async fn count_copy(
+        &mut self,
+        layer: LayerId,
+        page: u32,
+        copy: &Copy,
+        next: &[Run],
+    ) -> Result<()> {
+        let mut runs = pages::difference(&copy.runs, next);
+        match self.inner.map.base_page(layer, page).await {
+            Ok(Some(base)) => runs = pages::difference(&runs, &base.runs),
+            Ok(None) => {}
+            Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
+            Err(_) => {} // named where its own page is walked
+        }
+        for run in runs {
             *self.stored.entry(run.segment).or_default() += run.count();
         }
+        Ok(())
     }
 
     /// What is wrong with a run, if anything.
@@ -457,7 +483,7 @@ impl Check<'_> {
             )));
         }
         let block = u64::from(page) * PAGE_BLOCKS + u64::from(run.first);
-        let is_same = entry.layer == layer.0
+        let is_same = self.inner.map.layers().is_below(layer, LayerId(entry.layer))
             && entry.first_block + u64::from(run.within) == block
             && u32::from(run.within) + run.count() <= u32::from(entry.block_count);
         Ok((!is_same).then(|| {

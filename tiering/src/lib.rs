@@ -35,4 +35,4 @@ pub use map::space::Space;
 pub use orphans::SweepReport;
 pub use outage::StoreFailure;
 pub use reclaim::{ReclaimOptions, ReclaimReport, ReclaimStatus};
-pub use tier::{ChangedExtent, OwnerCheck, Tier, TierOptions, TierStatus};
+pub use tier::{ChangedExtent, Origin, OwnerCheck, Tier, TierOptions, TierStatus};

@@ -24,6 +24,14 @@ pub(crate) struct Planted {
     pub(crate) pruned_too_much: bool,
     /// What a snapshot shows of a page is counted out when it is written over.
     pub(crate) kept_uncounted: bool,
+    /// Reclaim looks at the layer that a block was written for, not at those made from it.
+    pub(crate) reclaim_without_clones: bool,
+    /// What a layer shows of its base is counted out when it is written over.
+    pub(crate) base_uncounted: bool,
+    /// A range is dropped though pages of the base show again then.
+    pub(crate) range_uncovers_base: bool,
+    /// A page that is promoted gets what the base has, though the layer has its own.
+    pub(crate) promoted_over_newer: bool,
 }
 
 impl Planted {
@@ -42,6 +50,10 @@ impl Planted {
             copies_forgotten: has("copies-forgotten"),
             pruned_too_much: has("pruned-too-much"),
             kept_uncounted: has("kept-uncounted"),
+            reclaim_without_clones: has("reclaim-without-clones"),
+            base_uncounted: has("base-uncounted"),
+            range_uncovers_base: has("range-uncovers-base"),
+            promoted_over_newer: has("promoted-over-newer"),
         }
     }
 

@@ -7,7 +7,8 @@
 //! - Order: new segments durable, then one metadata batch that re-points and forgets, durable, then the
 //!   old objects are deleted. A crash in between leaves orphan segments, never dangling pointers.
 //! - What a write has changed meanwhile stays: see [`crate::map::repoint`].
-//! - What a snapshot shows is live. A segment has a block of a layer once at most, and so have all segments
+//! - What a snapshot shows is live, and what any layer shows that was made from the one that a block was written
+//!   for. References go down from a layer to those made from it, and so do the looks. A segment has a block of a layer once at most, and so have all segments
 //!   that one step rewrites: a block that was overwritten between two snapshots is in two of them.
 //! - Memory is bounded: one segment that is built, one that is gathered, and the frames of a few requests.
 //! - Dropping the future stops it between two steps; a commit that has begun ends by itself.
@@ -491,7 +492,7 @@ impl Inner {
         }
         let entries = self.frames.read_directory(&record.info).await?;
         let snapshot_count = self.map.snapshots().count_max();
-        let mut pages: BTreeMap<(u64, u32), Vec<DirectoryEntry>> = BTreeMap::new();
+        let mut pages: BTreeMap<u32, Vec<DirectoryEntry>> = BTreeMap::new();
         for entry in entries {
             let last = entry.first_block + u64::from(entry.block_count) - 1;
             for page in entry.first_block / PAGE_BLOCKS..=last / PAGE_BLOCKS {
@@ -499,17 +500,13 @@ impl Inner {
                     let what = format!("{}: its directory names block {last}", record.info);
                     Error::new(ErrorKind::Corrupt, what)
                 })?;
-                pages.entry((entry.layer, page)).or_default().push(entry);
+                pages.entry(page).or_default().push(entry);
             }
         }
         // Each of them with all of its copies.
         let pages_at_once = (PAGES_AT_ONCE / (1 + snapshot_count / 32)).max(1);
         let looked: Vec<Look> = futures::stream::iter(pages)
-            .map(|((layer, page), entries)| async move {
-                let layer = LayerId(layer);
-                let seen = self.map.page_for_reclaim(layer, page).await?;
-                look_at(record, layer, page, &entries, &seen)
-            })
+            .map(|(page, entries)| self.look_at_page(record, page, entries))
             .buffered(pages_at_once)
             .try_collect()
             .await?;
@@ -524,7 +521,44 @@ impl Inner {
             all.live.extend(look.live);
             all.settled.extend(look.settled);
         }
+        all.live.sort_unstable_by_key(|one| (one.layer, one.first_block));
         Ok(Some(all))
+    }
+
+    /// What pages of this number name of a segment: those of the layers that its frames were written for, and of
+    /// all layers that were made from these.
+    async fn look_at_page(
+        &self,
+        record: &SegmentRecord,
+        page: u32,
+        entries: Vec<DirectoryEntry>,
+    ) -> Result<Look> {
+        let layers = self.map.layers();
+        let mut holders: Vec<LayerId> = Vec::new();
+        for entry in &entries {
+            let layer = LayerId(entry.layer);
+            let below = match self.options.planted.reclaim_without_clones {
+                true => Vec::new(),
+                false => layers.descendants(layer),
+            };
+            for holder in std::iter::once(layer).chain(below) {
+                if !holders.contains(&holder) {
+                    holders.push(holder);
+                }
+            }
+        }
+        // Who was made from another one comes after it: what it takes from there meanwhile is seen.
+        holders.sort_by_cached_key(|holder| layers.height(*holder));
+        let mut seen = Vec::with_capacity(holders.len());
+        for holder in holders {
+            let its: Vec<DirectoryEntry> = entries
+                .iter()
+                .filter(|entry| layers.is_below(holder, LayerId(entry.layer)))
+                .copied()
+                .collect();
+            seen.push((holder, its, self.map.page_for_reclaim(holder, page).await?));
+        }
+        look_at(record, page, &seen)
     }
 
     /// Puts the live blocks of a segment, sorted, into new ones. Returns the bytes of their frames.
@@ -653,87 +687,94 @@ fn overlaps(live: &[Live], blocks: &HashSet<(LayerId, u64)>) -> bool {
     live.iter().any(|one| one.blocks().any(|block| blocks.contains(&block)))
 }
 
-/// What a page names of a segment, of which it has these frames in the page.
+/// What the pages of one number name of a segment: of each layer the frames that it may name, and its page.
 fn look_at(
     record: &SegmentRecord,
-    layer: LayerId,
     page: u32,
-    entries: &[DirectoryEntry],
-    seen: &SeenPage,
+    seen: &[(LayerId, Vec<DirectoryEntry>, SeenPage)],
 ) -> Result<Look> {
     let number = record.info.number.0;
     let page_block = u64::from(page) * PAGE_BLOCKS;
-    let wrong = |run: &Run, what: &str| {
-        let what = format!(
-            "{}: page {page} of layer {layer} names frame {} for block {}, and {what}",
-            record.info,
-            run.frame_index,
-            page_block + u64::from(run.first)
-        );
-        Error::new(ErrorKind::Corrupt, what)
-    };
-    let mut places: [Option<(FrameAt, u8)>; PAGE_BLOCKS as usize] = [None; PAGE_BLOCKS as usize];
-    for run in seen.states.iter().flatten().filter(|run| run.segment == number) {
-        let first_block = page_block + u64::from(run.first);
-        let at = FrameAt {
-            frame_index: run.frame_index,
-            offset: run.offset,
-            sealed_bytes: run.sealed_bytes,
+    // By the layer that they were written for.
+    let mut places: BTreeMap<u64, Places> = BTreeMap::new();
+    let mut look = Look::default();
+    for (layer, entries, seen) in seen {
+        let wrong = |run: &Run, what: &str| {
+            let what = format!(
+                "{}: page {page} of layer {layer} names frame {} for block {}, and {what}",
+                record.info,
+                run.frame_index,
+                page_block + u64::from(run.first)
+            );
+            Error::new(ErrorKind::Corrupt, what)
         };
-        let is_its = |entry: &&DirectoryEntry| {
-            entry.at == at
-                && entry.first_block + u64::from(run.within) == first_block
-                && u32::from(run.within) + run.count() <= u32::from(entry.block_count)
-        };
-        if entries.iter().find(is_its).is_none() {
-            return Err(wrong(run, "its directory does not"));
-        }
-        for (block, within) in (run.first..=run.last).zip(run.within..) {
-            let place = places[usize::from(block)].get_or_insert((at, within));
-            if *place != (at, within) {
-                return Err(wrong(run, "another frame for it elsewhere"));
+        let mut own: [bool; PAGE_BLOCKS as usize] = [false; PAGE_BLOCKS as usize];
+        for run in seen.states.iter().flatten().filter(|run| run.segment == number) {
+            let first_block = page_block + u64::from(run.first);
+            let at = FrameAt {
+                frame_index: run.frame_index,
+                offset: run.offset,
+                sealed_bytes: run.sealed_bytes,
+            };
+            let is_its = |entry: &&DirectoryEntry| {
+                entry.at == at
+                    && entry.first_block + u64::from(run.within) == first_block
+                    && u32::from(run.within) + run.count() <= u32::from(entry.block_count)
+            };
+            let Some(entry) = entries.iter().find(is_its) else {
+                return Err(wrong(run, "its directory does not"));
+            };
+            let places = places.entry(entry.layer).or_insert([None; PAGE_BLOCKS as usize]);
+            for (block, within) in (run.first..=run.last).zip(run.within..) {
+                own[usize::from(block)] = true;
+                let place = places[usize::from(block)].get_or_insert((at, within));
+                if *place != (at, within) {
+                    return Err(wrong(run, "another frame for it elsewhere"));
+                }
             }
         }
-    }
-    let mut live: Vec<Live> = Vec::new();
-    for (block, place) in (page_block..).zip(&places) {
-        let Some((at, within)) = *place else { continue };
-        match live.last_mut() {
-            Some(last)
-                if last.first_block + last.block_count == block
-                    && last.from.at == at
-                    && u64::from(last.from.within) + last.block_count == u64::from(within) =>
-            {
-                last.block_count += 1;
-            }
-            _ => live.push(Live {
-                layer,
-                first_block: block,
-                block_count: 1,
-                from: Placed { segment: number, at, within },
-            }),
+        let of_it = |runs: &[Run]| -> u32 {
+            runs.iter().filter(|run| run.segment == number).map(Run::count).sum()
+        };
+        let shown = seen.states.first().map_or(0, |newest| of_it(newest));
+        look.has_hidden |= of_it(&seen.hidden) > shown;
+        let is_unseen = |run: &Run| {
+            run.segment == number && (run.first..=run.last).any(|block| !own[usize::from(block)])
+        };
+        if seen.unseen.iter().any(is_unseen) {
+            look.settled.push((*layer, page));
         }
     }
-    let of_it = |runs: &[Run]| -> u32 {
-        runs.iter().filter(|run| run.segment == number).map(Run::count).sum()
-    };
-    let shown = seen.states.first().map_or(0, |newest| of_it(newest));
-    let is_unseen = |run: &Run| {
-        run.segment == number
-            && (run.first..=run.last).any(|block| places[usize::from(block)].is_none())
-    };
-    let is_settled = seen.unseen.iter().any(is_unseen);
-    Ok(Look {
-        has_hidden: of_it(&seen.hidden) > shown,
-        is_cut: false,
-        state_count: match live.is_empty() && !is_settled {
-            true => 0,
-            false => seen.states.len(),
-        },
-        live,
-        settled: if is_settled { vec![(layer, page)] } else { Vec::new() },
-    })
+    for (layer, places) in places {
+        let mut live: Vec<Live> = Vec::new();
+        for (block, place) in (page_block..).zip(&places) {
+            let Some((at, within)) = *place else { continue };
+            match live.last_mut() {
+                Some(last)
+                    if last.first_block + last.block_count == block
+                        && last.from.at == at
+                        && u64::from(last.from.within) + last.block_count == u64::from(within) =>
+                {
+                    last.block_count += 1;
+                }
+                _ => live.push(Live {
+                    layer: LayerId(layer),
+                    first_block: block,
+                    block_count: 1,
+                    from: Placed { segment: number, at, within },
+                }),
+            }
+        }
+        look.live.extend(live);
+    }
+    if !look.live.is_empty() || !look.settled.is_empty() {
+        look.state_count = seen.iter().map(|(_, _, seen)| seen.states.len()).sum();
+    }
+    Ok(look)
 }
+
+/// Where each block of a page is in a segment.
+type Places = [Option<(FrameAt, u8)>; PAGE_BLOCKS as usize];
 
 /// The bytes of live blocks within their frame.
 fn blocks_of(record: &SegmentRecord, frame: &FrameRef, plain: &Bytes, one: &Live) -> Result<Bytes> {

@@ -18,7 +18,10 @@ use crate::fsck::{FsckOptions, FsckReport};
 use crate::map::database::{self, Database, DatabaseOptions};
 use crate::map::pages::PAGE_BLOCKS;
 use crate::map::records::AsideFile;
-use crate::map::{FoldReport, Health, LayerId, Map, MapOptions, MapStatus, PruneReport, Writer};
+use crate::map::{
+    FoldReport, Health, LayerChange, LayerId, LayerRecord, Map, MapOptions, MapStatus, NewLayer,
+    PromoteReport, PruneReport, Writer,
+};
 use crate::orphans::{Orphans, SweepReport};
 use crate::outage::{Outage, StoreFailure};
 use crate::planted::Planted;
@@ -189,6 +192,19 @@ pub struct ChangedExtent {
     pub length_bytes: u64,
     /// The later one has nothing there: it reads as zeroes.
     pub is_hole: bool,
+}
+
+/// What a volume was made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The volume; its own, after a rollback.
+    pub volume: VolumeId,
+    /// LSN of the snapshot.
+    pub at: Lsn,
+    /// It is being made independent of it.
+    pub is_promoted: bool,
+    /// Up to here, in bytes of its address space.
+    pub done_bytes: u64,
 }
 
 /// See the module. Cheap to clone; every method may be called from any task at any time.
@@ -402,9 +418,100 @@ impl Tier {
     pub fn snapshots(&self) -> Vec<(VolumeId, Lsn, Bytes)> {
         let list = self.inner.map.snapshots();
         let of = |((layer, lsn), record): ((LayerId, Lsn), &Bytes)| {
-            Some((VolumeId(u32::try_from(layer.0).ok()?), lsn, record.clone()))
+            (layer.volume(), lsn, record.clone())
         };
-        list.iter().filter_map(of).collect()
+        list.iter().map(of).collect()
+    }
+
+    /// Makes a volume that shows what another one did at an LSN at which that one has a snapshot, and that can be
+    /// written. Durable, with the new volume's `record`, when this returns. The snapshot is destaged, also of what
+    /// was aside.
+    ///
+    /// # Errors
+    /// `NotFound` without that snapshot; `Busy` where the volume is there already, or too many are made from one
+    /// another; as [`Tier::destage`]. After another error than these nobody knows whether the volume was made: its
+    /// id is not to be used again.
+    pub async fn clone_volume(
+        &self,
+        (source, at): (VolumeId, Lsn),
+        volume: VolumeId,
+        record: Bytes,
+    ) -> Result<()> {
+        let (record, since, is_promoted) = (Some(record), Lsn::NONE, false);
+        let new = NewLayer { volume, source, at, since, record, is_promoted };
+        self.change_layers(LayerChange::Make(new)).await.map(drop)
+    }
+
+    /// The volume shows what its snapshot at an LSN shows, and its snapshots stay. Durable when this returns. `since`
+    /// is an LSN of the log behind everything that the volume was written, and destaged; nobody reads or writes it
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// As [`Tier::clone_volume`].
+    pub async fn roll_back(&self, volume: VolumeId, at: Lsn, since: Lsn) -> Result<()> {
+        if since > self.destaged_lsn() {
+            let what = format!("roll volume {volume} back: {since} is not destaged");
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        let new = NewLayer { volume, source: volume, at, since, record: None, is_promoted: true };
+        self.change_layers(LayerChange::Make(new)).await.map(drop)
+    }
+
+    /// Makes a clone independent of what it was made from, in the background. `false`: it is.
+    ///
+    /// # Errors
+    /// As [`Tier::destage`].
+    pub async fn promote(&self, volume: VolumeId) -> Result<bool> {
+        self.change_layers(LayerChange::Promote(volume)).await
+    }
+
+    /// Nobody reads what the volume holds any more: what it was made from is not kept for its sake, once
+    /// its own pages are gone.
+    ///
+    /// # Errors
+    /// As [`Tier::destage`].
+    pub async fn retire(&self, volume: VolumeId) -> Result<()> {
+        self.change_layers(LayerChange::Retire(volume)).await.map(drop)
+    }
+
+    /// In a task of its own: a call that is dropped does not leave the map halfway.
+    async fn change_layers(&self, asked: LayerChange) -> Result<bool> {
+        self.inner.check_writable()?;
+        let inner = self.inner.clone();
+        let task = self.inner.background.spawn(async move {
+            let mut writer = inner.writer.lock().await;
+            inner.map.change_layers(&mut writer, asked).await
+        });
+        task.await.map_err(|cause| Error::with_source(ErrorKind::Io, "change layers", cause))?
+    }
+
+    /// What a volume was made from and still depends on.
+    #[must_use]
+    pub fn origin(&self, volume: VolumeId) -> Option<Origin> {
+        let layers = self.inner.map.layers();
+        let record = layers.get(layers.current(volume))?;
+        let (base, parent) = (record.base?, record.parent?);
+        Some(Origin {
+            volume: parent.volume(),
+            at: base.lsn,
+            is_promoted: base.is_promoted,
+            done_bytes: u64::from(base.next_page) * PAGE_BYTES,
+        })
+    }
+
+    /// Volumes that depend on what a volume's snapshot at an LSN shows, in order of id.
+    #[must_use]
+    pub fn dependents(&self, volume: VolumeId, at: Lsn) -> Vec<VolumeId> {
+        let layers = self.inner.map.layers();
+        let parent = layers.at(volume, at);
+        let depends = |record: &LayerRecord| {
+            record.parent == Some(parent) && record.base.is_some_and(|base| base.lsn == at)
+        };
+        layers
+            .iter()
+            .filter(|(_, record)| depends(record))
+            .map(|(layer, _)| layer.volume())
+            .collect()
     }
 
     /// Allocation of a range as consecutive runs from `offset` on: at least one, at most
@@ -527,10 +634,22 @@ impl Tier {
                 true => inner.map.prune(&mut writer, page_budget).await,
                 false => Ok(PruneReport::default()),
             };
+            let is_promoted =
+                !is_pruned && folded.as_ref().map_or(true, |done| done.page_count == 0);
+            let promoted = match is_promoted {
+                true => inner.map.promote_step(&mut writer, page_budget).await,
+                false => Ok(PromoteReport::default()),
+            };
             let mut done = folded?;
             // A step that has found nothing more has gone on all the same.
             done.page_count += pruned?.looked_count.max(is_pruned.into());
+            let promoted = promoted?;
+            done.page_count += promoted.page_count.max(u64::from(promoted.layers_left > 0));
+            if done.page_count == 0 {
+                done.page_count += u64::from(inner.map.forget_layer(&mut writer).await?);
+            }
             done.prunes_left = inner.map.status().prune_count;
+            done.promotes_left = inner.map.promote_count();
             Ok(done)
         };
         let done = self.inner.background.spawn(step).await;

@@ -1,4 +1,4 @@
-//! Changing the map: one batch a window, and the folding of ranges in the background.
+//! Changing the map: one batch a window.
 //!
 //! Invariants:
 //! - A commit is one database batch: page operands, range records, segment records, live blocks,
@@ -17,7 +17,7 @@ use super::ranges::{RANGE_COUNT_MAX, RANGE_PAGES_MIN, Range};
 use super::records::{ASIDE_FILES_MAX, AsideFile, Root, SegmentRecord, encode_aside, encode_live};
 use super::settle::Settle;
 use super::snapshots::{Prune, SnapshotChange, SnapshotList, encode_snapshot};
-use super::{LIVE, Map, PageKey, State};
+use super::{LIVE, Map, PageKey};
 use crate::fail_point;
 use crate::planted::Planted;
 use crate::segment::FrameAt;
@@ -26,7 +26,6 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use slatedb::WriteBatch;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -121,7 +120,7 @@ impl From<Error> for CommitError {
 
 /// The error of something that belongs to one layer.
 fn of_layer(layer: LayerId) -> impl Fn(Error) -> CommitError {
-    move |error| CommitError { volume: u32::try_from(layer.0).map(VolumeId).ok(), error }
+    move |error| CommitError { volume: Some(layer.volume()), error }
 }
 
 /// More side files than can be read back are not noted down.
@@ -162,6 +161,8 @@ pub struct FoldReport {
     pub ranges_left: usize,
     /// Layers that are still to be pruned.
     pub prunes_left: usize,
+    /// Layers that are still to be promoted.
+    pub promotes_left: usize,
 }
 
 /// The right to change the map; there is one.
@@ -170,9 +171,11 @@ pub struct Writer {
     pub(super) root: Root,
     known_layers: HashSet<LayerId>,
     /// Layers with a page that does not verify below a range.
-    unfoldable: HashSet<LayerId>,
+    pub(super) unfoldable: HashSet<LayerId>,
     /// Layers with a page or a copy that does not verify and is to be pruned.
     pub(super) unprunable: HashSet<LayerId>,
+    /// Layers with a page that does not verify, or whose base has one, and that are to be promoted.
+    pub(super) unpromotable: HashSet<LayerId>,
     failed: Option<Error>,
 }
 
@@ -183,6 +186,7 @@ impl Writer {
             known_layers: HashSet::new(),
             unfoldable: HashSet::new(),
             unprunable: HashSet::new(),
+            unpromotable: HashSet::new(),
             failed: None,
         }
     }
@@ -191,6 +195,10 @@ impl Writer {
     #[must_use]
     pub fn root(&self) -> &Root {
         &self.root
+    }
+
+    pub(super) fn forget_known(&mut self, layer: LayerId) {
+        self.known_layers.remove(&layer);
     }
 
     /// After a failure in the middle nobody knows what the database holds until it is opened again.
@@ -223,6 +231,15 @@ pub(super) struct Before {
     pub stored: Option<Box<[Run]>>,
     /// All that is stored; only where snapshots show the page, and it is to get an image.
     pub history: Option<History>,
+    /// What the layer's base has in the page, if it has anything: see [`super::layers`].
+    pub base: Option<Arc<Page>>,
+}
+
+impl Before {
+    /// Places of blocks that the base counts.
+    pub fn base_runs(&self) -> Option<&[Run]> {
+        self.base.as_ref().map(|base| &base.runs[..])
+    }
 }
 
 /// A batch that is being built.
@@ -280,6 +297,18 @@ impl<'a> Draft<'a> {
             if self.planted.count_out_twice { 2 * blocks } else { blocks };
     }
 
+    /// Counts out a run that was replaced, but for what the base counts.
+    fn lose_over(&mut self, base: Option<&[Run]>, run: Run) {
+        match base.filter(|_| !self.planted.base_uncounted) {
+            None => self.lose(run.segment, run.count()),
+            Some(base) => {
+                for part in pages::difference(&[run], base) {
+                    self.lose(part.segment, part.count());
+                }
+            }
+        }
+    }
+
     /// Counts out all that a page stored and counts in what of it stays.
     pub fn recount(&mut self, stored: &[Run], stays: impl Iterator<Item = Run>) {
         for run in stored.iter().filter(|run| run.is_mapped()) {
@@ -287,6 +316,17 @@ impl<'a> Draft<'a> {
         }
         for run in stays.filter(Run::is_mapped) {
             *self.live.entry(run.segment).or_default() += i64::from(run.count());
+        }
+    }
+
+    /// As [`Draft::recount`], but for what the base counts.
+    pub fn recount_over(&mut self, base: Option<&[Run]>, stored: &[Run], stays: &[Run]) {
+        match base {
+            None => self.recount(stored, stays.iter().copied()),
+            Some(base) => self.recount(
+                &pages::difference(stored, base),
+                pages::difference(stays, base).into_iter(),
+            ),
         }
     }
 }
@@ -333,7 +373,10 @@ impl Map {
                             runs: pages::assign(&before.page.runs, &change.runs),
                             ranges: self.ranges().cuts(change.layer, change.page),
                             living,
-                            moved: None,
+                            moved: &[],
+                            base: before.base.clone(),
+                            is_former: false,
+                            is_promoted: false,
                         };
                         draft.settle(&mut report, history, settle)
                     }
@@ -394,7 +437,8 @@ impl Map {
         }
         if !commit.snapshots.is_empty() {
             // After the commit: until then readers ask for what is in the overlay.
-            *self.snapshots.write() = snapshots.changed(&commit.snapshots, commit.last_lsn);
+            let changed = snapshots.changed(&self.layers(), &commit.snapshots, commit.last_lsn);
+            *self.snapshots.write() = changed;
             self.prunes.lock().extend(prunes);
         }
         if writer.known_layers.len() + layers.len() > KNOWN_LAYERS_MAX {
@@ -404,7 +448,7 @@ impl Map {
         self.apply(fresh, &new_ranges, live);
         if commit.is_late {
             // Snapshots between the two LSNs show it.
-            self.forget_old_pages();
+            self.forget_old_pages(None);
         }
         self.space.apply(&commit.segments, &[], live_delta);
         for record in commit.segments {
@@ -446,8 +490,9 @@ impl Map {
     /// Puts and deletes the records of snapshots; returns the prune records that this makes.
     fn draft_snapshots(&self, draft: &mut Draft<'_>, commit: &Commit) -> Vec<(LayerId, Prune)> {
         let mut prunes = BTreeMap::new();
+        let layers = self.layers();
         for change in &commit.snapshots {
-            let layer = change.layer();
+            let layer = change.layer(&layers);
             match change {
                 SnapshotChange::Made { record, .. } => {
                     let key = keys::snapshot_key(layer, commit.last_lsn);
@@ -497,6 +542,7 @@ impl Map {
     ) -> Result<Vec<Before>, CommitError> {
         let mut found: Vec<Option<Before>> = Vec::with_capacity(changes.len());
         let mut missing = Vec::new();
+        let layers = self.layers();
         let is_settled = |change: &PageChange, page: &Page| {
             has_past(page, snapshots.of(change.layer), lsn)
                 && (gets_image(change, page) && may_copy || must_get_image(change, page))
@@ -504,11 +550,12 @@ impl Map {
         for (index, change) in changes.iter().enumerate() {
             let cached = self.cached_page(change.layer, change.page);
             let is_usable = |page: &Arc<Page>| !page.has_hidden && !is_settled(change, page);
-            let usable = cached.filter(is_usable);
+            let is_based = layers.base(change.layer, change.page).is_some();
+            let usable = cached.filter(|page| is_usable(page) && !is_based);
             if usable.is_none() {
                 missing.push(index);
             }
-            found.push(usable.map(|page| Before { page, stored: None, history: None }));
+            found.push(usable.map(|page| Before { page, stored: None, history: None, base: None }));
         }
         let fetched: Vec<(usize, Before)> = futures::stream::iter(missing)
             .map(|index| async move {
@@ -516,10 +563,21 @@ impl Map {
                 let (layer, number) = (change.layer, change.page);
                 let fetch = async {
                     let (db, cut) = self.db_and_cut(layer, number);
+                    let base = self.base_page(layer, number).await?;
                     let operands = self.operands(&db, layer, number).await?;
-                    let page = pages::fold(&operands, cut);
-                    let mut before = Before { page: Arc::new(page), stored: None, history: None };
-                    if is_settled(change, &before.page) {
+                    let mut page = pages::fold(&operands, cut);
+                    let mut is_hidden = false;
+                    if let Some(base) = base.as_ref().filter(|_| operands.is_empty()) {
+                        let (cuts, living) =
+                            (self.ranges().cuts(layer, number), snapshots.of(layer));
+                        is_hidden = !history::showing_hidden(&cuts, living, lsn).is_empty();
+                        if cuts.is_empty() {
+                            page.runs.clone_from(&base.runs);
+                        }
+                    }
+                    let page = Arc::new(page);
+                    let mut before = Before { page, stored: None, history: None, base };
+                    if is_hidden || is_settled(change, &before.page) {
                         let copies = self.newest_copy(&db, layer, &before.page, number).await?;
                         before.history = Some(History { operands, copies });
                     } else if before.page.has_hidden {
@@ -554,10 +612,10 @@ impl Map {
         layers.retain(|layer| !writer.known_layers.contains(layer));
         for layer in layers.iter().copied() {
             if self.layer(layer).await.map_err(of_layer(layer))?.is_none() {
-                let volume = u32::try_from(layer.0).map(VolumeId).map_err(|_| {
-                    Error::new(ErrorKind::Invalid, format!("layer {layer} is not of a volume"))
-                })?;
-                let record = LayerRecord { volume, parent: None };
+                let volume = layer.volume();
+                // Only the end of a volume that was rolled back comes so late that its layer is forgotten.
+                let is_former = layer != LayerId::of_volume(volume);
+                let record = LayerRecord { is_former, ..LayerRecord::plain(volume) };
                 draft.put(&keys::layer_key(layer), &record.encode());
             }
         }
@@ -626,7 +684,7 @@ impl Map {
     /// Folds until `new` fit beside the ranges that wait. A layer whose pages do not verify cannot be
     /// folded and may add none while the list is full; the other layers may, and go beyond the bound
     /// by what they add at once, because theirs are folded first.
-    async fn make_room_for(
+    pub(super) async fn make_room_for(
         &self,
         writer: &mut Writer,
         new: &[(LayerId, Range)],
@@ -686,105 +744,6 @@ impl Map {
             self.live.insert(number, blocks, size_of::<u32>());
         }
     }
-
-    /// Folds the oldest range record a little: rewrites or deletes up to `page_budget` pages that it
-    /// hides, and shortens or drops the record. What it writes becomes durable with the next commit;
-    /// a crash before only repeats the work.
-    ///
-    /// # Errors
-    /// As [`Map::commit`].
-    pub async fn fold_ranges(&self, writer: &mut Writer, page_budget: usize) -> Result<FoldReport> {
-        self.check(writer)?;
-        let ranges = self.ranges();
-        // Layers that failed come last: they must not keep the others from being folded.
-        let sound = ranges.iter().find(|(layer, _)| !writer.unfoldable.contains(layer));
-        let Some((layer, range)) = sound.or_else(|| ranges.first()) else {
-            return Ok(FoldReport::default());
-        };
-        let folded = self.fold_range(writer, page_budget, layer, range).await;
-        match &folded {
-            Ok(_) => writer.unfoldable.remove(&layer),
-            Err(error) if error.kind() == ErrorKind::Corrupt => writer.unfoldable.insert(layer),
-            Err(_) => false,
-        };
-        folded
-    }
-
-    async fn fold_range(
-        &self,
-        writer: &mut Writer,
-        page_budget: usize,
-        layer: LayerId,
-        range: Range,
-    ) -> Result<FoldReport> {
-        // The writer is held, so the ranges are those that the caller saw.
-        let State { db, ranges, .. } = self.state.borrow().clone();
-        let from = Bound::Included(keys::page_key(layer, range.first_page).to_vec());
-        let until = Bound::Included(keys::page_key(layer, range.last_page).to_vec());
-        let failed = |cause| db.failed(format!("scan pages of layer {layer}"), cause);
-        let mut scan = db.scan((from, until)).await.map_err(failed)?;
-        let snapshots = self.snapshots();
-        let mut draft = Draft::new(self);
-        let mut report = CommitReport::default();
-        let mut touched = Vec::new();
-        let mut page_count = 0u64;
-        let mut next_page = None;
-        while let Some(entry) = scan.next().await.map_err(failed)? {
-            let (_, page) = keys::page_of(&entry.key)
-                .ok_or_else(|| keys::corrupt(&entry.key, "not a page key"))?;
-            if page_count >= page_budget as u64 {
-                next_page = Some(page);
-                break;
-            }
-            page_count += 1;
-            let operands = self.decode_operands(&entry.key, &entry.value)?;
-            let cut = ranges.cut(layer, page);
-            let folded = pages::fold(&operands, cut);
-            if folded.has_hidden {
-                let lsn = folded.last_lsn.max(cut);
-                let living = snapshots.of(layer);
-                if has_past(&folded, living, lsn) {
-                    let copies = self.newest_copy(&db, layer, &folded, page).await?;
-                    let settle = Settle {
-                        layer,
-                        page,
-                        lsn,
-                        runs: folded.runs.to_vec(),
-                        ranges: ranges.cuts(layer, page),
-                        living,
-                        moved: None,
-                    };
-                    draft.settle(&mut report, &History { operands, copies }, settle);
-                } else {
-                    let stored = pages::counted(&operands);
-                    draft.recount(&stored, folded.runs.iter().copied());
-                    put_image(&mut draft, &entry.key, folded.last_lsn, &folded.runs);
-                }
-                touched.push((layer, page));
-            }
-            if page_count.is_multiple_of(PAGES_AT_ONCE as u64) {
-                tokio::task::yield_now().await;
-            }
-        }
-        let key = keys::range_key(layer, range.lsn, range.ordinal);
-        let left = if let Some(first_page) = next_page {
-            let shorter = Range { first_page, ..range };
-            draft.put(&key, &shorter.encode());
-            ranges.with([(layer, shorter)])
-        } else {
-            draft.delete(&key);
-            ranges.without(layer, &range)
-        };
-        let live = self.draft_live(&mut draft).await?;
-        let live_delta = draft.live_delta;
-        self.write(writer, draft.batch).await?;
-        self.space.apply(&[], &[], live_delta);
-        let ranges_left = left.len();
-        self.set_ranges(left);
-        let pages = touched.into_iter().map(|key| (key, None)).collect();
-        self.apply(Fresh { bytes_left: 0, pages }, &[], live);
-        Ok(FoldReport { page_count, ranges_left, prunes_left: 0 })
-    }
 }
 
 /// Pages as a commit leaves them, to go into the cache; `None`: only what is cached must go.
@@ -842,30 +801,31 @@ pub(super) fn draft_page(
 ) -> Page {
     let old = &before.page;
     let mut runs = pages::assign(&old.runs, &change.runs);
-    // A layer without a parent need not say that a block is unmapped.
+    // A page that stores anything is whole: it need not say that a block is unmapped.
     runs.retain(Run::is_mapped);
+    let base = before.base_runs();
     let keeps = old.copy != Lsn::NONE || !history::showing(old, living, lsn).is_empty();
     match &before.stored {
         Some(stored) => {
             let mut stays = pages::assign(&old.runs, &change.runs);
             stays.retain(|run| !change.runs.iter().any(|new| is_within(run, new)));
-            draft.recount(stored, stays.into_iter());
+            draft.recount_over(base, stored, &stays);
         }
         None if keeps && !draft.planted.kept_uncounted => {}
-        None => pages::for_each_replaced(&old.runs, &change.runs, |run| {
-            draft.lose(run.segment, run.count());
-        }),
+        None => {
+            pages::for_each_replaced(&old.runs, &change.runs, |run| draft.lose_over(base, run));
+        }
     }
     let key = keys::page_key(change.layer, change.page);
     let has_operands = old.operand_count > 0;
     let mut page = Page { first_lsn: lsn, last_lsn: lsn, ..Page::default() };
-    if runs.is_empty() && old.copy == Lsn::NONE {
+    if runs.is_empty() && old.copy == Lsn::NONE && base.is_none() {
         if has_operands {
             draft.delete(&key);
             report.deleted_count += 1;
         }
     } else if !has_operands || (gets_image(change, old) && !has_past(old, living, lsn)) {
-        put_image(draft, &key, lsn, &runs);
+        put_image(draft, &key, lsn, &runs, base.is_some());
         report.image_count += 1;
         page.operand_count = 1;
     } else {
@@ -891,9 +851,9 @@ fn is_within(run: &Run, new: &Run) -> bool {
     new.first <= run.first && run.last <= new.last
 }
 
-/// Replaces all of a page, or deletes it if nothing is mapped.
-fn put_image(draft: &mut Draft<'_>, key: &[u8], lsn: Lsn, runs: &[Run]) {
-    if runs.iter().any(Run::is_mapped) {
+/// Replaces all of a page, or deletes it if nothing is mapped and nothing may show from beneath.
+pub(super) fn put_image(draft: &mut Draft<'_>, key: &[u8], lsn: Lsn, runs: &[Run], has_base: bool) {
+    if has_base || runs.iter().any(Run::is_mapped) {
         let mut plain = Vec::with_capacity(32 + 12 * runs.len());
         pages::encode(lsn, OperandKind::Image { copy: Lsn::NONE }, runs, &mut plain);
         draft.put(key, &plain);

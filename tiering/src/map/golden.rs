@@ -116,7 +116,7 @@ fn golden_metadata_records_of_version_1() {
     let bytes = golden.take("root", &root().encode(), ROOT);
     assert_eq!(Root::decode(&bytes).unwrap(), root());
 
-    let layer = LayerRecord { volume: VolumeId(0x0102_0304), parent: None };
+    let layer = LayerRecord::plain(VolumeId(0x0102_0304));
     let fields: Fields = &[("version", 1), ("volume", 4), ("parent layer: none", 8)];
     let bytes = golden.take("layer", &layer.encode(), fields);
     assert_eq!(LayerRecord::decode(LayerId(9), &bytes).unwrap(), layer);

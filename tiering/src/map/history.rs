@@ -85,6 +85,23 @@ pub fn showing<'a>(page: &Page, living: &'a [Lsn], lsn: Lsn) -> &'a [Lsn] {
     if page.operand_count == 0 { &[] } else { &living[start..end] }
 }
 
+/// As [`showing`], of a page over a base of which nothing is stored: those that see it hidden by a range.
+#[must_use]
+pub fn showing_hidden<'a>(ranges: &[Lsn], living: &'a [Lsn], lsn: Lsn) -> &'a [Lsn] {
+    let Some(first) = ranges.first() else { return &[] };
+    let end = living.partition_point(|snapshot| *snapshot < lsn);
+    let start = living.partition_point(|snapshot| *snapshot < *first).min(end);
+    &living[start..end]
+}
+
+/// Whether a page stores anything that was there at an LSN, and be it that it was empty: otherwise it shows
+/// what is beneath its layer.
+#[must_use]
+pub fn is_own_at(operands: &[Operand], ranges: &[Lsn], at: Lsn) -> bool {
+    operands.first().is_some_and(|first| first.lsn <= at)
+        || ranges.first().is_some_and(|range| *range <= at)
+}
+
 /// What the operands show at an LSN; `ranges` are the LSNs of the range records that cover the page,
 /// ascending.
 #[must_use]
@@ -96,9 +113,15 @@ pub fn state_at(operands: &[Operand], ranges: &[Lsn], at: Lsn) -> Vec<Run> {
     runs
 }
 
-/// The copies without which these snapshots, ascending, would lose what operands show them.
+/// The copies without which these snapshots, ascending, would lose what operands show them. Over a base, they
+/// say of a page that it was empty, too.
 #[must_use]
-pub fn copies_needed(operands: &[Operand], ranges: &[Lsn], snapshots: &[Lsn]) -> Vec<Copy> {
+pub fn copies_needed(
+    operands: &[Operand],
+    ranges: &[Lsn],
+    snapshots: &[Lsn],
+    has_base: bool,
+) -> Vec<Copy> {
     let since = |snapshot: Lsn| {
         let count = operands.partition_point(|operand| operand.lsn <= snapshot);
         let operand = operands[..count].last().map_or(Lsn::NONE, |last| last.lsn);
@@ -113,7 +136,7 @@ pub fn copies_needed(operands: &[Operand], ranges: &[Lsn], snapshots: &[Lsn]) ->
             continue; // the later one's copy serves both
         }
         let runs = state_at(operands, ranges, snapshot);
-        if !runs.is_empty() {
+        if !runs.is_empty() || (has_base && from != Lsn::NONE) {
             copies.push(Copy { until: snapshot, since: from, runs });
         }
     }

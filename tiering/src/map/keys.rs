@@ -32,7 +32,9 @@ pub(super) const AT_READ_ONLY: usize = 12;
 const AT_INCOMPATIBLE: usize = 16;
 /// Incompatible feature: there are, or were, snapshots; pages may have copies.
 const FEATURE_SNAPSHOTS: u32 = 1;
-const FEATURES_KNOWN: u32 = FEATURE_SNAPSHOTS;
+/// Incompatible feature: there are, or were, layers made from others.
+const FEATURE_BASES: u32 = 2;
+const FEATURES_KNOWN: u32 = FEATURE_SNAPSHOTS | FEATURE_BASES;
 const AT_SALT: usize = 20;
 const _: () = assert!(AT_SALT + SALT_BYTES == HEADER_BYTES);
 
@@ -318,8 +320,24 @@ impl Header {
     /// The header of metadata that has snapshots.
     #[must_use]
     pub fn with_snapshots(&self) -> Header {
+        self.with_feature(FEATURE_SNAPSHOTS)
+    }
+
+    /// The header of metadata that has layers made from others.
+    #[must_use]
+    pub fn with_bases(&self) -> Header {
+        self.with_feature(FEATURE_BASES)
+    }
+
+    /// There are, or were, layers made from others.
+    #[must_use]
+    pub fn has_bases(&self) -> bool {
+        self.features() & FEATURE_BASES != 0
+    }
+
+    fn with_feature(&self, feature: u32) -> Header {
         let mut bytes = self.bytes;
-        let features = self.features() | FEATURE_SNAPSHOTS;
+        let features = self.features() | feature;
         bytes[AT_INCOMPATIBLE..AT_SALT].copy_from_slice(&features.to_le_bytes());
         Header { bytes, ..*self }
     }
@@ -585,7 +603,7 @@ mod tests {
         altered.bytes[8] = 1; // a compatible feature bit
         assert!(Opener::new(altered, &pool_key).open_one(ROOT_KEY, &value).is_err());
         let mut later = header.bytes;
-        later[AT_INCOMPATIBLE] = 2;
+        later[AT_INCOMPATIBLE] = 4;
         assert_eq!(Header::decode(&later).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(Header::decode(&later[1..]).unwrap_err().kind(), ErrorKind::Corrupt);
     }

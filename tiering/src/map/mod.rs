@@ -13,8 +13,10 @@
 //!   with the ranges of another state: see [`Map::reopen`].
 
 pub mod clock_cache;
+mod clones;
 pub mod commit;
 pub mod database;
+mod fold;
 mod forward;
 #[cfg(test)]
 pub(crate) mod golden;
@@ -31,8 +33,9 @@ mod settle;
 pub mod snapshots;
 pub mod space;
 
+pub use clones::{LayerChange, NewLayer, PromoteReport};
 pub use commit::{Change, Commit, CommitReport, FoldReport, Placed, Writer};
-pub use layers::{LayerId, LayerRecord};
+pub use layers::{LayerId, LayerList, LayerRecord};
 pub use prune::PruneReport;
 pub use repoint::{Moved, Repoint, RepointReport};
 pub use snapshots::{SnapshotChange, SnapshotList};
@@ -51,7 +54,7 @@ use records::{AsideFile, SegmentRecord};
 use slatedb::DbStatus;
 use snapshots::Prune;
 use space::SpaceCounter;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -132,6 +135,7 @@ pub enum Health {
 struct State {
     db: Arc<Database>,
     ranges: RangeList,
+    layers: LayerList,
     health: Health,
 }
 
@@ -181,6 +185,11 @@ impl Map {
 
     fn ranges(&self) -> RangeList {
         self.state.borrow().ranges.clone()
+    }
+
+    /// The layers at this moment.
+    pub fn layers(&self) -> LayerList {
+        self.state.borrow().layers.clone()
     }
 
     fn set_ranges(&self, ranges: RangeList) {
@@ -320,11 +329,21 @@ impl Map {
         self.pages.get(&(layer, page, LIVE))
     }
 
-    /// What snapshots show of pages may have changed its place.
-    fn forget_old_pages(&self) {
-        if self.has_old_pages.swap(false, Ordering::SeqCst) {
-            self.pages.retain(|(_, _, at)| *at == LIVE);
+    /// What snapshots show of pages, and what layers show of their base, may have changed its place; with
+    /// `moved`, only in pages of these numbers.
+    fn forget_old_pages(&self, moved: Option<&HashSet<u32>>) {
+        if !self.has_old_pages.load(Ordering::SeqCst) {
+            return;
         }
+        let layers = self.layers();
+        if moved.is_none() {
+            self.has_old_pages.store(false, Ordering::SeqCst);
+        }
+        self.pages.retain(|(layer, page, at)| {
+            let is_old =
+                *at != LIVE || layers.get(*layer).is_some_and(|layer| layer.base.is_some());
+            !is_old || moved.is_some_and(|moved| !moved.contains(page))
+        });
     }
 
     /// The page, from memory or from the database.
@@ -338,8 +357,9 @@ impl Map {
         loop {
             let generation = self.generation.load(Ordering::SeqCst);
             // The ranges before the page: a range that is folded in between would otherwise be missing
-            // while the page still shows what it hides.
-            let (db, cut) = self.db_and_cut(layer, page);
+            // while the page still shows what it hides. The layers likewise.
+            let State { db, ranges, layers, .. } = self.state.borrow().clone();
+            let cut = ranges.cut(layer, page);
             let operands = match self.operands(&db, layer, page).await {
                 Ok(operands) => operands,
                 Err(error) => {
@@ -347,8 +367,23 @@ impl Map {
                     continue;
                 }
             };
-            let folded = Arc::new(pages::fold(&operands, cut));
-            let is_current = || self.generation.load(Ordering::SeqCst) == generation;
+            let base = layers.base(layer, page);
+            let folded = match base.filter(|_| operands.is_empty() && cut == Lsn::NONE) {
+                None => Arc::new(pages::fold(&operands, cut)),
+                Some((parent, at)) => {
+                    let base = Box::pin(self.page_at(parent, page, at)).await?;
+                    if !self.layers().is_same(&layers) {
+                        continue; // it may be promoted by now, and its base gone
+                    }
+                    Arc::new(Page { runs: base.runs.clone(), ..Page::default() })
+                }
+            };
+            let is_current = || {
+                if base.is_some() {
+                    self.has_old_pages.store(true, Ordering::SeqCst);
+                }
+                self.generation.load(Ordering::SeqCst) == generation
+            };
             let bytes = folded.memory_bytes();
             self.pages.insert_if((layer, page, LIVE), folded.clone(), bytes, is_current);
             return Ok(folded);
@@ -542,7 +577,8 @@ impl Map {
         Ok(found)
     }
 
-    /// Up to `count_max` pages of a layer from `first` to `last` that are stored, as readers see them.
+    /// Up to `count_max` pages of a layer from `first` to `last` that are stored, as readers see them, and the
+    /// page up to which none was left out.
     ///
     /// # Errors
     /// `Corrupt`, naming the page; what the database says.
@@ -552,7 +588,10 @@ impl Map {
         first: u32,
         last: u32,
         count_max: usize,
-    ) -> Result<Vec<(u32, Arc<Page>)>> {
+    ) -> Result<(Vec<(u32, Arc<Page>)>, u32)> {
+        if self.layers().base(layer, last).is_some() {
+            return self.pages_between_based(layer, (first, last), count_max).await;
+        }
         let from = Bound::Included(keys::page_key(layer, first).to_vec());
         let until = Bound::Included(keys::page_key(layer, last).to_vec());
         let (state, read) = loop {
@@ -569,7 +608,9 @@ impl Map {
             let folded = pages::fold(&operands, state.ranges.cut(layer, page));
             found.push((page, Arc::new(folded)));
         }
-        Ok(found)
+        let until =
+            found.last().filter(|_| found.len() == count_max).map_or(last, |(page, _)| *page);
+        Ok((found, until))
     }
 
     /// The record of a layer, if it has one.

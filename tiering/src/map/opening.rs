@@ -16,7 +16,7 @@ use super::ranges::{Range, RangeList};
 use super::records::{self, AsideFile, Root};
 use super::snapshots::{Prune, SnapshotList, decode_snapshot};
 use super::space::SpaceCounter;
-use super::{Health, LayerId, Map, MapOptions, State, Writer, after, get};
+use super::{Health, LayerId, LayerList, LayerRecord, Map, MapOptions, State, Writer, after, get};
 use crate::planted::Planted;
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
@@ -131,11 +131,11 @@ impl Map {
 
     /// Puts another state in the place of the present one, unless there is to be none: `false`.
     fn replace(&self, db: Arc<Database>, loaded: Loaded, root: &Root) -> bool {
-        let Loaded { ranges, volume_records, asides, snapshots, prunes } = loaded;
+        let Loaded { ranges, layers, volume_records, asides, snapshots, prunes } = loaded;
         let is_replaced = self.state.send_if_modified(|state| {
             let is_open = !matches!(state.health, Health::Final(_));
             if is_open {
-                *state = State { db, ranges, health: Health::Well };
+                *state = State { db, ranges, layers, health: Health::Well };
             }
             is_open
         });
@@ -195,7 +195,12 @@ impl Map {
         loaded: Loaded,
     ) -> Map {
         Map {
-            state: watch::Sender::new(State { db, ranges: loaded.ranges, health: Health::Well }),
+            state: watch::Sender::new(State {
+                db,
+                ranges: loaded.ranges,
+                layers: loaded.layers,
+                health: Health::Well,
+            }),
             opener,
             pages: ClockCache::new(options.page_cache_bytes),
             page_retain_bytes: options.page_cache_bytes / 4,
@@ -219,6 +224,7 @@ impl Map {
 /// What is kept in memory of the records beside the pages.
 struct Loaded {
     ranges: RangeList,
+    layers: LayerList,
     volume_records: BTreeMap<VolumeId, Bytes>,
     asides: BTreeMap<VolumeId, Vec<AsideFile>>,
     snapshots: SnapshotList,
@@ -268,8 +274,17 @@ impl Loaded {
             Ok(())
         })
         .await?;
-        let (ranges, snapshots) = (RangeList::default().with(ranges), SnapshotList::new(snapshots));
-        Ok(Loaded { ranges, volume_records, asides, snapshots, prunes })
+        let mut layers = BTreeMap::new();
+        scan(db, family::LAYER, |key, value| {
+            let layer = number_of(key).ok_or_else(|| keys::corrupt(key, "not a layer's key"))?;
+            let layer = LayerId(layer);
+            layers.insert(layer, LayerRecord::decode(layer, &opener.open_one(key, value)?)?);
+            Ok(())
+        })
+        .await?;
+        let (ranges, layers) = (RangeList::default().with(ranges), LayerList::new(layers));
+        let snapshots = SnapshotList::new(snapshots, &layers);
+        Ok(Loaded { ranges, layers, volume_records, asides, snapshots, prunes })
     }
 }
 

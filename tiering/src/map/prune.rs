@@ -111,7 +111,8 @@ impl Map {
     ) -> Result<(Option<u32>, Touched)> {
         let snapshots = self.snapshots();
         let living = snapshots.of(layer);
-        let State { db, ranges, .. } = self.state.borrow().clone();
+        let State { db, ranges, layers, .. } = self.state.borrow().clone();
+        let is_former = layers.get(layer).is_some_and(|record| record.is_former);
         let (found, next_page) = self.copies_from(&db, layer, prune.next_page, budget).await?;
         let mut touched = Vec::new();
         for PageCopies { page, copies } in found {
@@ -125,13 +126,15 @@ impl Map {
             let base = history::base(&operands);
             let before = history::counted_copies(&copies, base);
             let after = history::counted_copies(&left, base);
-            draft.recount(&before, after.into_iter());
+            let base_page = self.base_page(layer, page).await?;
+            draft.recount_over(base_page.as_ref().map(|page| &page.runs[..]), &before, &after);
             for copy in copies.iter().filter(|copy| !left.contains(copy)) {
                 draft.delete(&copy_key(layer, page, copy.until));
             }
             // A page that is empty says so only while it has copies.
             let history = History { operands, copies: left };
-            if is_only_empty(&history) && ranges.cut(layer, page) == Lsn::NONE {
+            let is_needless = base_page.is_none() || is_former;
+            if is_needless && is_only_empty(&history) && ranges.cut(layer, page) == Lsn::NONE {
                 draft.delete(&page_key(layer, page));
                 touched.push(((layer, page), None));
             }
@@ -150,6 +153,7 @@ impl Map {
     ) -> Result<(Option<u32>, Touched)> {
         let snapshots = self.snapshots();
         let living = snapshots.of(layer);
+        let is_former = self.layers().get(layer).is_some_and(|record| record.is_former);
         let from = Bound::Included(keys::kept_key(layer, prune.next_page).to_vec());
         let until = Bound::Included(keys::kept_key(layer, u32::MAX).to_vec());
         let found = entries(&self.db(), from, until, budget.max(1)).await?;
@@ -173,7 +177,10 @@ impl Map {
                 runs: before.page.runs.to_vec(),
                 ranges: self.ranges().cuts(layer, page),
                 living,
-                moved: None,
+                moved: &[],
+                base: before.base.clone(),
+                is_former,
+                is_promoted: false,
             };
             draft.settle(&mut CommitReport::default(), &history, settle);
             // Also where it was not there: nobody puts it twice.

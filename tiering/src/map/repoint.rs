@@ -9,7 +9,7 @@
 //! - What a page holds does not change, and neither does the LSN of its newest operand: a range that
 //!   hides what is re-pointed hid the block before.
 //! - Every state of a page that names a place is re-pointed in the same batch, those that only snapshots show
-//!   too: their operands become copies then.
+//!   too: their operands become copies then; and so is the page of every layer that was made from that one.
 
 use super::commit::{
     Before, Draft, FETCHES_MAX, Fresh, PAGES_AT_ONCE, PageChange, draft_page, has_past, page_number,
@@ -24,7 +24,7 @@ use crate::fail_point;
 use crate::planted::Planted;
 use block::{Lsn, Result};
 use futures::{StreamExt, TryStreamExt};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -77,10 +77,28 @@ pub struct RepointReport {
 }
 
 /// One page: where its blocks were, and where they are to be.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct PageMove {
     from: Vec<Run>,
     to: Vec<Run>,
+}
+
+/// All that is to be done to one page.
+#[derive(Debug)]
+struct PageMoves {
+    layer: LayerId,
+    page: u32,
+    /// What the page itself was asked for.
+    own: Option<Arc<PageMove>>,
+    /// Of layers above it, whose blocks it may name, too.
+    inherited: Vec<Arc<PageMove>>,
+}
+
+impl PageMoves {
+    fn all(&self) -> Vec<Move<'_>> {
+        let all = self.own.iter().chain(&self.inherited);
+        all.map(|moved| Move { from: &moved.from, to: &moved.to }).collect()
+    }
 }
 
 impl Map {
@@ -96,28 +114,26 @@ impl Map {
         let mut draft = Draft::new(self);
         let mut fresh = Fresh { bytes_left: self.page_retain_bytes, pages: Vec::new() };
         let snapshots = self.snapshots();
-        let moves = by_page(&asked.moved, &asked.settled);
+        let moves = self.with_sharers(by_page(&asked.moved, &asked.settled));
+        let numbers: HashSet<u32> = moves.iter().map(|moves| moves.page).collect();
         // Pages that snapshots show come with all of their copies.
         let at_once = (PAGES_AT_ONCE / (1 + snapshots.count_max() / 8)).max(1);
         for moves in moves.chunks(at_once) {
             let before = self.pages_to_move(moves, &snapshots).await?;
-            for (((layer, page), moved), before) in moves.iter().zip(before) {
-                let (layer, number) = (*layer, *page);
+            for (moves, before) in moves.iter().zip(before) {
+                let (layer, number) = (moves.layer, moves.page);
                 let counts = &mut (&mut draft, &mut report);
-                let page = match before.history.as_ref() {
-                    Some(history) => {
-                        self.move_all(counts, (layer, number), moved, &before, history, &snapshots)
+                let moved = match (before.history.as_ref(), &moves.own) {
+                    (Some(history), _) => {
+                        self.move_all(counts, moves, &before, history, &snapshots)
                     }
-                    None => {
+                    (None, Some(own)) => {
                         let is_blind = asked.planted.repoint_blindly;
-                        let Some(page) =
-                            move_one(counts, (layer, number), moved, &before, is_blind)
-                        else {
-                            continue;
-                        };
-                        page
+                        move_one(counts, (layer, number), own, &before, is_blind)
                     }
+                    (None, None) => None,
                 };
+                let Some(page) = moved else { continue };
                 // What nobody had read lately is not put before what somebody has.
                 match self.cached_page(layer, number) {
                     Some(_) => fresh.push((layer, number), page),
@@ -145,7 +161,7 @@ impl Map {
         writer.root = root;
         self.apply(fresh, &[], live);
         // After the generation: nobody caches what snapshots showed before.
-        self.forget_old_pages();
+        self.forget_old_pages(Some(&numbers));
         let added: Vec<SegmentRecord> = asked
             .segments
             .iter()
@@ -206,8 +222,10 @@ impl Map {
     pub(crate) async fn page_for_reclaim(&self, layer: LayerId, page: u32) -> Result<SeenPage> {
         let snapshots = self.snapshots();
         let living = snapshots.of(layer);
+        let is_based = self.layers().base(layer, page).is_some();
         let is_plain = |page: &Arc<Page>| {
             !page.has_hidden
+                && !(is_based && page.operand_count == 0)
                 && (self.planted.reclaim_without_snapshots
                     || !has_past(page, living, page.last_lsn))
         };
@@ -227,7 +245,7 @@ impl Map {
         let ranges = self.ranges().cuts(layer, page);
         let shown = super::history::showing(&folded, living, Lsn(u64::MAX));
         states.extend(
-            super::history::copies_needed(&history.operands, &ranges, shown)
+            super::history::copies_needed(&history.operands, &ranges, shown, false)
                 .into_iter()
                 .map(|copy| copy.runs),
         );
@@ -242,21 +260,29 @@ impl Map {
     /// What the pages hold, in the order of `moves`; of those that snapshots show, everything.
     async fn pages_to_move(
         &self,
-        moves: &[((LayerId, u32), PageMove)],
+        moves: &[PageMoves],
         snapshots: &SnapshotList,
     ) -> Result<Vec<Before>> {
-        let pages: Vec<(LayerId, u32)> = moves.iter().map(|(page, _)| *page).collect();
+        let layers = self.layers();
+        let pages: Vec<(LayerId, u32, bool)> = moves
+            .iter()
+            .map(|moves| {
+                let is_based = layers.base(moves.layer, moves.page).is_some();
+                (moves.layer, moves.page, is_based || !moves.inherited.is_empty())
+            })
+            .collect();
         futures::stream::iter(pages)
-            .map(|(layer, number)| async move {
+            .map(|(layer, number, is_sharing)| async move {
                 let living = snapshots.of(layer);
                 let is_plain =
                     |page: &Arc<Page>| !page.has_hidden && !has_past(page, living, page.last_lsn);
-                if let Some(page) = self.cached_page(layer, number).filter(is_plain) {
-                    return Ok(Before { page, stored: None, history: None });
+                if !is_sharing && let Some(page) = self.cached_page(layer, number).filter(is_plain)
+                {
+                    return Ok(Before { page, stored: None, history: None, base: None });
                 }
                 let (mut before, history) = self.history(layer, number, true).await?;
                 let lsn = before.page.last_lsn.max(self.cut(layer, number));
-                if has_past(&before.page, living, lsn) {
+                if is_sharing || has_past(&before.page, living, lsn) {
                     before.history = Some(history);
                 } else if before.page.has_hidden {
                     before.stored = Some(pages::counted(&history.operands).into_boxed_slice());
@@ -268,19 +294,47 @@ impl Map {
             .await
     }
 
-    /// Re-points every state of a page that snapshots show.
+    /// The moves, and those of pages of other layers that may name the same places.
+    fn with_sharers(&self, moves: Vec<((LayerId, u32), PageMove)>) -> Vec<PageMoves> {
+        let layers = self.layers();
+        let mut all: BTreeMap<(LayerId, u32), PageMoves> = BTreeMap::new();
+        let entry = |layer, page| PageMoves { layer, page, own: None, inherited: Vec::new() };
+        for ((layer, page), moved) in moves {
+            let moved = Arc::new(moved);
+            if !self.planted.reclaim_without_clones {
+                for below in layers.descendants(layer) {
+                    let sharer = all.entry((below, page)).or_insert_with(|| entry(below, page));
+                    sharer.inherited.push(moved.clone());
+                }
+            }
+            all.entry((layer, page)).or_insert_with(|| entry(layer, page)).own = Some(moved);
+        }
+        all.into_values().collect()
+    }
+
+    /// Re-points every state of a page; `None`: it names nothing of it.
     fn move_all(
         &self,
         (draft, report): &mut (&mut Draft<'_>, &mut RepointReport),
-        (layer, number): (LayerId, u32),
-        moved: &PageMove,
+        moves: &PageMoves,
         before: &Before,
         history: &History,
         snapshots: &SnapshotList,
-    ) -> Page {
+    ) -> Option<Page> {
+        let (layer, number) = (moves.layer, moves.page);
+        let asked = moves.all();
+        if let Some(own) = &moves.own {
+            let count = own.to.iter().map(|run| u64::from(run.count())).sum::<u64>();
+            report.moved_block_count += count;
+        }
+        let is_own = !history.operands.is_empty() || !history.copies.is_empty();
+        if !is_own
+            || !(moves.own.is_some() || history.stored().iter().any(|run| names(&asked, run)))
+        {
+            return None;
+        }
         let mut runs = before.page.runs.to_vec();
-        let asked = || Move { from: &moved.from, to: &moved.to };
-        asked().apply(&mut runs);
+        Move::apply_all(&asked, &mut runs);
         let settle = Settle {
             layer,
             page: number,
@@ -288,12 +342,19 @@ impl Map {
             runs,
             ranges: self.ranges().cuts(layer, number),
             living: snapshots.of(layer),
-            moved: Some(asked()),
+            moved: &asked,
+            base: before.base.clone(),
+            is_former: self.layers().get(layer).is_some_and(|record| record.is_former),
+            is_promoted: false,
         };
-        let page = draft.settle(&mut CommitReport::default(), history, settle);
-        report.moved_block_count += moved.to.iter().map(|run| u64::from(run.count())).sum::<u64>();
-        page
+        Some(draft.settle(&mut CommitReport::default(), history, settle))
     }
+}
+
+/// Some of the run's blocks are to be elsewhere.
+fn names(asked: &[Move<'_>], run: &Run) -> bool {
+    let of = |moved: &Move<'_>| !pages::unchanged(&[*run], moved.from, moved.to).is_empty();
+    asked.iter().any(of)
 }
 
 /// Re-points the only state of a page; `None`: all of it was written meanwhile.

@@ -13,6 +13,7 @@ use super::pages::{self, OperandKind, Page, Run};
 use super::{CommitReport, LayerId, Map};
 use block::{Lsn, Result};
 use std::ops::Bound;
+use std::sync::Arc;
 
 /// Where blocks were and where they are now, both sorted.
 pub(super) struct Move<'a> {
@@ -33,7 +34,13 @@ pub(super) struct Settle<'a> {
     /// The layer's living snapshots, ascending.
     pub living: &'a [Lsn],
     /// To be applied to the copies, too; `runs` has it already.
-    pub moved: Option<Move<'a>>,
+    pub moved: &'a [Move<'a>],
+    /// What the layer's base has in the page, if it has anything.
+    pub base: Option<Arc<Page>>,
+    /// Nobody sees what `runs` say.
+    pub is_former: bool,
+    /// The base is the page's no more from here on.
+    pub is_promoted: bool,
 }
 
 impl Draft<'_> {
@@ -45,18 +52,24 @@ impl Draft<'_> {
         history: &History,
         settle: Settle<'_>,
     ) -> Page {
-        let Settle { layer, page, lsn, mut runs, ranges, living, moved } = settle;
+        let Settle { layer, page, lsn, mut runs, ranges, living, moved, .. } = settle;
+        let base = settle.base.as_ref().map(|base| &base.runs[..]);
+        let keeps_base = base.is_some() && !settle.is_promoted;
         let before = history.counted();
         runs.retain(Run::is_mapped);
         let now = pages::fold(&history.operands, Lsn::NONE);
-        let shown = history::showing(&now, living, lsn);
+        let shown = match history.operands.is_empty() && base.is_some() {
+            true => history::showing_hidden(&ranges, living, lsn),
+            false => history::showing(&now, living, lsn),
+        };
         let mut copies = history.copies.clone();
         let made_from = copies.len();
         if !self.planted.copies_forgotten {
-            copies.extend(history::copies_needed(&history.operands, &ranges, shown));
+            let has_base = base.is_some();
+            copies.extend(history::copies_needed(&history.operands, &ranges, shown, has_base));
         }
         for (index, copy) in copies.iter_mut().enumerate() {
-            let is_moved = moved.as_ref().is_some_and(|moved| moved.apply(&mut copy.runs));
+            let is_moved = Move::apply_all(moved, &mut copy.runs);
             if index >= made_from || is_moved {
                 put_copy(self, layer, page, copy);
                 report.copy_count += 1;
@@ -64,14 +77,24 @@ impl Draft<'_> {
         }
         let mut after = history::counted_copies(&copies, &runs);
         after.extend(&runs);
-        self.recount(&before, after.into_iter());
+        // The base moves along with what it shares.
+        let mut base_after = base.filter(|_| keeps_base).map(<[Run]>::to_vec);
+        if let Some(base) = &mut base_after {
+            Move::apply_all(moved, base);
+        }
+        let counted = |runs: Vec<Run>, base: Option<&[Run]>| match base {
+            Some(base) => pages::difference(&runs, base),
+            None => runs,
+        };
+        let after = counted(after, base_after.as_deref());
+        self.recount(&counted(before, base), after.into_iter());
         if now.has_kept {
             self.delete(&keys::kept_key(layer, page));
         }
 
         let copy = copies.last().map_or(Lsn::NONE, |copy| copy.until);
         let key = keys::page_key(layer, page);
-        let is_kept = !runs.is_empty() || copy != Lsn::NONE;
+        let is_kept = !runs.is_empty() || copy != Lsn::NONE || (keeps_base && !settle.is_former);
         if is_kept {
             let mut plain = Vec::with_capacity(32 + 12 * runs.len());
             pages::encode(lsn, OperandKind::Image { copy }, &runs, &mut plain);
@@ -94,15 +117,23 @@ impl Draft<'_> {
     }
 }
 
-fn put_copy(draft: &mut Draft<'_>, layer: LayerId, page: u32, copy: &Copy) {
+pub(super) fn put_copy(draft: &mut Draft<'_>, layer: LayerId, page: u32, copy: &Copy) {
     let mut plain = Vec::with_capacity(32 + 12 * copy.runs.len());
     pages::encode(copy.since, OperandKind::Image { copy: Lsn::NONE }, &copy.runs, &mut plain);
     draft.put(&copy_key(layer, page, copy.until), &plain);
 }
 
 impl Move<'_> {
-    /// Re-points what is where it was. False: nothing is.
-    pub(super) fn apply(&self, runs: &mut Vec<Run>) -> bool {
+    /// Re-points what is where it was, by each of `moves`. False: nothing is.
+    pub(super) fn apply_all(moves: &[Move<'_>], runs: &mut Vec<Run>) -> bool {
+        let mut is_any = false;
+        for one in moves {
+            is_any |= one.apply(runs);
+        }
+        is_any
+    }
+
+    fn apply(&self, runs: &mut Vec<Run>) -> bool {
         let to = pages::unchanged(runs, self.from, self.to);
         if to.is_empty() {
             return false;
@@ -157,7 +188,8 @@ impl Map {
             true => self.copies(&db, layer, number).await?,
             false => self.newest_copy(&db, layer, &page, number).await?,
         };
-        let before = Before { page: page.into(), stored: None, history: None };
+        let base = self.base_page(layer, number).await?;
+        let before = Before { page: page.into(), stored: None, history: None, base };
         Ok((before, History { operands, copies }))
     }
 }

@@ -9,7 +9,7 @@
 use super::history::{self, Copy};
 use super::keys::{self, copy_of, corrupt, family, prune_key, snapshot_key};
 use super::pages::{self, Page};
-use super::{LayerId, Map, PageKey, State, entries};
+use super::{LayerId, LayerList, Map, PageKey, State, entries};
 use block::units::u32_at;
 use block::{Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -34,15 +34,30 @@ pub struct SnapshotList {
 }
 
 impl SnapshotList {
-    pub(super) fn new(records: BTreeMap<(LayerId, Lsn), Bytes>) -> SnapshotList {
+    pub(super) fn new(records: BTreeMap<(LayerId, Lsn), Bytes>, list: &LayerList) -> SnapshotList {
+        Self::of_records(Arc::new(records), list)
+    }
+
+    fn of_records(records: Arc<BTreeMap<(LayerId, Lsn), Bytes>>, list: &LayerList) -> SnapshotList {
         let mut layers: BTreeMap<LayerId, Vec<Lsn>> = BTreeMap::new();
         for (layer, lsn) in records.keys() {
             layers.entry(*layer).or_default().push(*lsn);
         }
-        SnapshotList { layers: Arc::new(layers), records: Arc::new(records) }
+        for parent in list.parents() {
+            let lsns = layers.entry(parent).or_default();
+            lsns.extend(list.pins(parent));
+            lsns.sort_unstable();
+            lsns.dedup();
+        }
+        SnapshotList { layers: Arc::new(layers), records }
     }
 
-    /// LSNs of a layer's snapshots, ascending.
+    /// The same snapshots with other layers.
+    pub(super) fn with_layers(&self, list: &LayerList) -> SnapshotList {
+        Self::of_records(self.records.clone(), list)
+    }
+
+    /// LSNs of a layer's snapshots, and of what is the base of another layer, ascending.
     #[must_use]
     pub fn of(&self, layer: LayerId) -> &[Lsn] {
         self.layers.get(&layer).map_or(&[], Vec::as_slice)
@@ -63,16 +78,21 @@ impl SnapshotList {
         Arc::ptr_eq(&self.records, &other.records)
     }
 
-    pub(super) fn changed(&self, changes: &[SnapshotChange], lsn: Lsn) -> SnapshotList {
+    pub(super) fn changed(
+        &self,
+        list: &LayerList,
+        changes: &[SnapshotChange],
+        lsn: Lsn,
+    ) -> SnapshotList {
         let mut records = (*self.records).clone();
         for change in changes {
-            let layer = change.layer();
+            let layer = change.layer(list);
             match change {
                 SnapshotChange::Made { record, .. } => records.insert((layer, lsn), record.clone()),
                 SnapshotChange::Removed { lsn, .. } => records.remove(&(layer, *lsn)),
             };
         }
-        SnapshotList::new(records)
+        SnapshotList::new(records, list)
     }
 }
 
@@ -96,9 +116,11 @@ pub enum SnapshotChange {
 }
 
 impl SnapshotChange {
-    pub(super) fn layer(&self) -> LayerId {
-        let (SnapshotChange::Made { volume, .. } | SnapshotChange::Removed { volume, .. }) = self;
-        LayerId::of_volume(*volume)
+    pub(super) fn layer(&self, list: &LayerList) -> LayerId {
+        match self {
+            SnapshotChange::Made { volume, .. } => list.current(*volume),
+            SnapshotChange::Removed { volume, lsn } => list.at(*volume, *lsn),
+        }
     }
 }
 
@@ -216,7 +238,7 @@ impl Map {
             // What is not destaged yet may still change what the snapshot shows.
             let is_final = at <= self.destaged_lsn();
             // One handle for both, and the page before its copies.
-            let State { db, ranges, .. } = self.state.borrow().clone();
+            let State { db, ranges, layers, .. } = self.state.borrow().clone();
             let read = async {
                 let operands = self.operands(&db, layer, page).await?;
                 let copy = self.first_copy(&db, layer, page, at).await?;
@@ -229,12 +251,26 @@ impl Map {
                     continue;
                 }
             };
+            let cuts = ranges.cuts(layer, page);
             let runs = match copy {
-                Some(copy) if copy.since <= at => copy.runs,
-                Some(_) => Vec::new(),
-                None => history::state_at(&operands, &ranges.cuts(layer, page), at),
+                Some(copy) if copy.since <= at => Some(copy.runs),
+                None if history::is_own_at(&operands, &cuts, at) => {
+                    Some(history::state_at(&operands, &cuts, at))
+                }
+                _ => None,
             };
-            let found = Arc::new(Page { runs: runs.into_boxed_slice(), ..Page::default() });
+            let runs = match (runs, layers.base(layer, page)) {
+                (Some(runs), _) => runs.into_boxed_slice(),
+                (None, None) => Box::default(),
+                (None, Some((parent, at))) => {
+                    let base = Box::pin(self.page_at(parent, page, at)).await?;
+                    if !self.layers().is_same(&layers) {
+                        continue; // it may be promoted by now, and its base gone
+                    }
+                    base.runs.clone()
+                }
+            };
+            let found = Arc::new(Page { runs, ..Page::default() });
             if is_final {
                 // Both under the cache's lock: who forgets them sees this one, or has raised the generation.
                 let is_current = || {
@@ -339,8 +375,48 @@ impl Map {
         Ok((found, until))
     }
 
-    /// Numbers of pages that are stored, or have copies, and the one up to which none was left out.
-    async fn numbers_between(
+    /// As [`Map::pages_between`], of a layer with a base.
+    pub(super) async fn pages_between_based(
+        &self,
+        layer: LayerId,
+        (first, last): (u32, u32),
+        count_max: usize,
+    ) -> Result<(Vec<(u32, Arc<Page>)>, u32)> {
+        let (numbers, until) = loop {
+            let db = self.db();
+            match self.numbers_between(&db, layer, (first, last), count_max).await {
+                Ok(found) => break found,
+                Err(error) => self.wait_reopened(&db, error).await?,
+            }
+        };
+        let mut found = Vec::new();
+        for page in numbers.into_iter().filter(|page| *page <= until) {
+            found.push((page, self.page(layer, page).await?));
+        }
+        Ok((found, until))
+    }
+
+    /// Numbers of pages that are stored, or have copies, of the layer or of one that it shows something of, and
+    /// the one up to which none was left out.
+    pub(super) async fn numbers_between(
+        &self,
+        db: &super::Database,
+        layer: LayerId,
+        (first, last): (u32, u32),
+        count_max: usize,
+    ) -> Result<(BTreeSet<u32>, u32)> {
+        let (mut numbers, mut until) = self.numbers_of(db, layer, (first, last), count_max).await?;
+        for base in self.layers().bases(layer) {
+            let (more, end) = self.numbers_of(db, base, (first, until), count_max).await?;
+            numbers.extend(more);
+            until = until.min(end);
+        }
+        numbers.retain(|number| *number <= until);
+        Ok((numbers, until))
+    }
+
+    /// Numbers of pages of a layer that are stored, or have copies, and the one up to which none was left out.
+    async fn numbers_of(
         &self,
         db: &super::Database,
         layer: LayerId,

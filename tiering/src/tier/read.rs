@@ -37,6 +37,12 @@ pub(super) struct Wanted {
 }
 
 impl Inner {
+    /// The layer that a volume's newest state is in, or what its snapshot at an LSN shows.
+    fn layer(&self, volume: VolumeId, at: Option<Lsn>) -> LayerId {
+        let layers = self.map.layers();
+        at.map_or_else(|| layers.current(volume), |at| layers.at(volume, at))
+    }
+
     /// Reads for destage: nothing about streams is learned from it.
     pub(crate) async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_with(volume, None, offset, buf, Access::Random).await
@@ -120,7 +126,7 @@ impl Inner {
         let Some(end) = end else {
             return Err(Error::new(ErrorKind::Invalid, "the range is beyond the largest volume"));
         };
-        let layer = LayerId::of_volume(volume);
+        let layer = self.layer(volume, snapshot);
         let mut wanted = Vec::new();
         let mut at = offset;
         while at < end {
@@ -184,21 +190,14 @@ impl Inner {
         let Some(end) = end.filter(|_| length > 0) else {
             return Err(Error::new(ErrorKind::Invalid, "the range is empty or too far"));
         };
-        let layer = LayerId::of_volume(volume);
+        let layer = self.layer(volume, snapshot);
         let mut extents =
             Extents { list: Vec::new(), count_max: extent_count_max.max(1), at: offset };
         let (mut next, last) = (page_of(offset), page_of(end - 1));
         let mut looked_at = 0;
         while next <= last {
             let (pages, until) = match snapshot {
-                None => {
-                    let pages = self.map.pages_between(layer, next, last, ALLOCATION_STEP).await?;
-                    let until = match pages.last() {
-                        Some((number, _)) if pages.len() == ALLOCATION_STEP => *number,
-                        _ => last,
-                    };
-                    (pages, until)
-                }
+                None => self.map.pages_between(layer, next, last, ALLOCATION_STEP).await?,
                 Some(at) => {
                     let range = (next, last);
                     self.map.pages_between_at(layer, range, at, ALLOCATION_STEP).await?
@@ -245,14 +244,28 @@ impl Inner {
         if range.is_empty() || range.end > VOLUME_BYTES_MAX {
             return Ok((found, None));
         }
-        let layer = LayerId::of_volume(volume);
+        let (then_layer, layer) =
+            (self.layer(volume, Some(older)), self.layer(volume, Some(newer)));
         let (mut next, last) = (page_of(range.start), page_of(range.end - 1));
         loop {
-            let pages = (next, last);
-            let (pages, until) =
-                self.map.pages_between_at(layer, pages, newer, ALLOCATION_STEP).await?;
+            let (mut pages, mut until) =
+                self.map.pages_between_at(layer, (next, last), newer, ALLOCATION_STEP).await?;
+            if then_layer != layer {
+                // What only the older one has.
+                let between = (next, until);
+                let (more, end) =
+                    self.map.pages_between_at(then_layer, between, older, ALLOCATION_STEP).await?;
+                until = end;
+                for (number, _) in more {
+                    if pages.iter().all(|(page, _)| *page != number) {
+                        pages.push((number, self.map.page_at(layer, number, newer).await?));
+                    }
+                }
+                pages.retain(|(number, _)| *number <= until);
+                pages.sort_unstable_by_key(|(number, _)| *number);
+            }
             for (number, now) in pages {
-                let then = self.map.page_at(layer, number, older).await?;
+                let then = self.map.page_at(then_layer, number, older).await?;
                 let page_start = u64::from(number) * PAGE_BYTES;
                 for (first, last, is_hole) in changed(&then.runs, &now.runs) {
                     let start = (page_start + u64::from(first) * BLOCK_BYTES).max(range.start);

@@ -91,7 +91,12 @@ impl World {
         let page = pages::fold(&self.history.operands, Lsn::NONE);
         let living = self.living();
         let shown = showing(&page, &living, lsn);
-        self.history.copies.extend(copies_needed(&self.history.operands, &self.ranges, shown));
+        self.history.copies.extend(copies_needed(
+            &self.history.operands,
+            &self.ranges,
+            shown,
+            false,
+        ));
         let copy = self.history.copies.last().map_or(Lsn::NONE, |copy| copy.until);
         self.put(runs, copy);
         self.history.operands[0].lsn = lsn;

@@ -5,6 +5,7 @@
 //!   a tier reads with it. The tests are in the modules, by what they are about.
 //! - What is random comes from a seed that is in the test or that it prints.
 
+mod clones;
 mod crash;
 mod damage;
 mod hints;

@@ -1,0 +1,411 @@
+//! Layers made from others: clones and rollbacks, and making them independent again.
+//!
+//! Invariants:
+//! - A layer is made in one durable batch with all that belongs to it: the volume's record of a clone; of a
+//!   rollback, that the layer before is a former one, and the range that hides its newest state.
+//! - What is the base of a layer is kept like a snapshot, whether there still is a snapshot or not.
+//! - A page is promoted in the batch that moves the layer's record past it: the base, or a copy of what it has, is
+//!   there at every moment.
+
+use super::commit::{Draft, Fresh, Writer};
+use super::history::Copy;
+use super::keys::ROOT_KEY;
+use super::keys::{self, family};
+use super::layers::{Base, LayerId, LayerRecord};
+use super::pages::{self, OperandKind, Page};
+use super::ranges::Range;
+use super::settle::{Settle, put_copy};
+use super::snapshots::Prune;
+use super::{CommitReport, Map, State, entries};
+use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use bytes::Bytes;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Layers on top of each other. Chosen by hand: the first read of a page looks into each of them.
+pub const HEIGHT_MAX: usize = 16;
+
+/// A layer that is made from another one.
+#[derive(Clone, Debug)]
+pub struct NewLayer {
+    /// Its volume. One that has a layer is rolled back; the others are clones.
+    pub volume: VolumeId,
+    /// The volume that it is made from.
+    pub source: VolumeId,
+    /// As of this LSN, at which that one has a snapshot.
+    pub at: Lsn,
+    /// Of a rollback: an LSN behind everything that was written before, not above what is destaged.
+    pub since: Lsn,
+    /// Of a clone: the volume's record.
+    pub record: Option<Bytes>,
+    /// It is to be made independent at once.
+    pub is_promoted: bool,
+}
+
+/// What becomes of a volume's layer.
+#[derive(Clone, Debug)]
+pub enum LayerChange {
+    /// See [`Map::make_layer`].
+    Make(NewLayer),
+    /// See [`Map::promote`].
+    Promote(VolumeId),
+    /// See [`Map::retire`].
+    Retire(VolumeId),
+}
+
+/// What a step of promoting did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromoteReport {
+    /// Pages that were looked at.
+    pub page_count: u64,
+    /// Layers that are still to be promoted.
+    pub layers_left: usize,
+}
+
+impl Map {
+    /// What a layer's base has in a page, if it has anything there.
+    pub(crate) async fn base_page(&self, layer: LayerId, page: u32) -> Result<Option<Arc<Page>>> {
+        let Some((parent, at)) = self.layers().base(layer, page) else { return Ok(None) };
+        let base = self.page_at(parent, page, at).await?;
+        Ok(Some(base).filter(|base| base.mapped_count() > 0))
+    }
+
+    /// Changes layers. `false`: there was nothing to be done.
+    ///
+    /// # Errors
+    /// Those of what is asked for.
+    pub async fn change_layers(&self, writer: &mut Writer, asked: LayerChange) -> Result<bool> {
+        match asked {
+            LayerChange::Make(new) => self.make_layer(writer, new).await.map(|()| true),
+            LayerChange::Promote(volume) => self.promote(writer, volume).await,
+            LayerChange::Retire(volume) => self.retire(writer, volume).await.map(|()| true),
+        }
+    }
+
+    /// Makes a clone or rolls a volume back. Durable when this returns.
+    ///
+    /// # Errors
+    /// `NotFound` without that snapshot; `Busy` for a volume that is there, or where too many layers lie on top of
+    /// each other; as [`Map::commit`].
+    pub async fn make_layer(&self, writer: &mut Writer, new: NewLayer) -> Result<()> {
+        self.check(writer)?;
+        let layers = self.layers();
+        let parent = layers.at(new.source, new.at);
+        let is_there = self.snapshots().iter().any(|(key, _)| key == (parent, new.at));
+        if !is_there {
+            let what = format!("make a layer: volume {} has no snapshot at {}", new.source, new.at);
+            return Err(Error::new(ErrorKind::NotFound, what));
+        }
+        if layers.height(parent) + 1 >= HEIGHT_MAX {
+            let what = format!(
+                "make a layer: {HEIGHT_MAX} lie on top of each other already; promote one of the volumes first, and \
+                 wait until that is done"
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        let old = layers.current(new.volume);
+        let is_clone = new.record.is_some();
+        if is_clone && (layers.get(old).is_some() || self.has_volume(new.volume)) {
+            let what = format!("make a layer: volume {} is there already", new.volume);
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        let layer = if is_clone { Some(old) } else { old.next() };
+        let layer =
+            layer.ok_or_else(|| Error::new(ErrorKind::Full, "make a layer: ids exhausted"))?;
+        let base = Base { lsn: new.at, next_page: 0, is_promoted: new.is_promoted };
+        let record = LayerRecord {
+            volume: new.volume,
+            parent: Some(parent),
+            base: Some(base),
+            since: new.since,
+            is_former: false,
+        };
+        let mut records = vec![(layer, record)];
+        let mut ranges = Vec::new();
+        if !is_clone {
+            let before = layers.get(old).copied();
+            let before = before.unwrap_or_else(|| LayerRecord::plain(new.volume));
+            records.push((old, LayerRecord { is_former: true, ..before }));
+            let (first_page, last_page) = (0, u32::MAX);
+            ranges.push((old, Range { lsn: new.since, ordinal: 0, first_page, last_page }));
+            self.make_room_for(writer, &ranges).await.map_err(|failed| failed.error)?;
+        }
+        let mut draft = Draft::new(self);
+        for (layer, range) in &ranges {
+            draft.put(&keys::range_key(*layer, range.lsn, range.ordinal), &range.encode());
+        }
+        if let Some(record) = &new.record {
+            draft.put(&keys::volume_key(new.volume), record);
+        }
+        self.write_layers(writer, draft, &records).await?;
+        if let Some(record) = new.record {
+            self.volume_records.write().insert(new.volume, record);
+        }
+        self.apply(Fresh { bytes_left: 0, pages: Vec::new() }, &ranges, Vec::new());
+        Ok(())
+    }
+
+    fn has_volume(&self, volume: VolumeId) -> bool {
+        self.volume_records.read().contains_key(&volume)
+    }
+
+    /// The layer of a volume is to be made independent of its base, in the background. `false`: it has none.
+    ///
+    /// # Errors
+    /// As [`Map::commit`].
+    pub async fn promote(&self, writer: &mut Writer, volume: VolumeId) -> Result<bool> {
+        self.check(writer)?;
+        let layers = self.layers();
+        let layer = layers.current(volume);
+        let Some(record) = layers.get(layer) else { return Ok(false) };
+        let Some(base) = record.base else { return Ok(false) };
+        if !base.is_promoted {
+            let base = Some(Base { is_promoted: true, ..base });
+            let record = LayerRecord { base, ..*record };
+            self.write_layers(writer, Draft::new(self), &[(layer, record)]).await?;
+        }
+        Ok(true)
+    }
+
+    /// Nobody reads the newest state of a volume any more.
+    ///
+    /// # Errors
+    /// As [`Map::commit`].
+    pub async fn retire(&self, writer: &mut Writer, volume: VolumeId) -> Result<()> {
+        self.check(writer)?;
+        let layers = self.layers();
+        let layer = layers.current(volume);
+        match layers.get(layer).filter(|record| !record.is_former && record.parent.is_some()) {
+            Some(record) => {
+                let record = LayerRecord { is_former: true, ..*record };
+                self.write_layers(writer, Draft::new(self), &[(layer, record)]).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Commits records of layers with whatever else is in the batch; durable when this returns.
+    async fn write_layers(
+        &self,
+        writer: &mut Writer,
+        mut draft: Draft<'_>,
+        records: &[(LayerId, LayerRecord)],
+    ) -> Result<()> {
+        for (layer, record) in records {
+            draft.put(&keys::layer_key(*layer), &record.encode());
+        }
+        let mut root = writer.root;
+        root.commit_number += 1;
+        // Who does not know of bases must not open what has any.
+        let header = self.opener.header();
+        let header = (!header.has_bases()).then(|| header.with_bases());
+        match &header {
+            Some(header) => draft.put_root_under(header, &root),
+            None => draft.put(ROOT_KEY, &root.encode()),
+        }
+        self.write(writer, draft.batch).await?;
+        self.flush(writer).await?;
+        writer.root = root;
+        if let Some(header) = header {
+            self.opener.set_header(header);
+        }
+        self.commit_number.store(root.commit_number, Ordering::Release);
+        self.set_layers(self.layers().with(records.iter().copied()));
+        Ok(())
+    }
+
+    fn set_layers(&self, layers: super::LayerList) {
+        let mut snapshots = self.snapshots.write();
+        *snapshots = snapshots.with_layers(&layers);
+        self.state.send_modify(|state| state.layers = layers);
+    }
+
+    /// Layers that wait to be promoted, or to be forgotten.
+    pub(crate) fn promote_count(&self) -> usize {
+        self.layers().iter().filter(|(_, record)| is_promoted(record)).count()
+    }
+
+    /// Promotes some pages of a layer, about `budget`: gives it what its base has. Durable with the next commit; a
+    /// crash before only repeats the work.
+    ///
+    /// # Errors
+    /// As [`Map::commit`].
+    pub async fn promote_step(&self, writer: &mut Writer, budget: usize) -> Result<PromoteReport> {
+        self.check(writer)?;
+        let State { db, layers, .. } = self.state.borrow().clone();
+        let waiting = || layers.iter().filter(|(_, record)| is_promoted(record));
+        let sound = waiting().find(|(layer, _)| !writer.unpromotable.contains(layer));
+        let Some((layer, record)) = sound.or_else(|| waiting().next()) else {
+            return Ok(PromoteReport::default());
+        };
+        let Some(base) = record.base else { return Ok(PromoteReport::default()) };
+        let promoted = self.promote_some(writer, &db, layer, *record, base, budget).await;
+        match &promoted {
+            Err(error) if error.kind() == ErrorKind::Corrupt => writer.unpromotable.insert(layer),
+            Ok(_) => writer.unpromotable.remove(&layer),
+            Err(_) => false,
+        };
+        let page_count = promoted?;
+        Ok(PromoteReport { page_count, layers_left: self.promote_count() })
+    }
+
+    async fn promote_some(
+        &self,
+        writer: &mut Writer,
+        db: &super::Database,
+        layer: LayerId,
+        record: LayerRecord,
+        base: Base,
+        budget: usize,
+    ) -> Result<u64> {
+        let pages = (base.next_page, u32::MAX);
+        let (numbers, until) = self.numbers_between(db, layer, pages, budget.max(1)).await?;
+        let mut draft = Draft::new(self);
+        let mut touched = Vec::new();
+        for number in &numbers {
+            if let Some(under) = self.base_page(layer, *number).await? {
+                self.promote_page(&mut draft, layer, *number, base.lsn, under).await?;
+                touched.push(((layer, *number), None));
+            }
+        }
+        let next = until.checked_add(1);
+        let base = next.map(|next_page| Base { next_page, ..base });
+        let record = LayerRecord { base, ..record };
+        draft.put(&keys::layer_key(layer), &record.encode());
+        let mut prune = None;
+        if let Some(parent) = record.parent.filter(|_| base.is_none()) {
+            // What was kept for this layer only may go.
+            let before = self.prunes.lock().get(&parent).copied();
+            let again = Prune::again(before);
+            draft.put(&keys::prune_key(parent), &again.encode());
+            prune = Some((parent, again));
+        }
+        let live = self.draft_live(&mut draft).await?;
+        let live_delta = draft.live_delta;
+        self.write(writer, draft.batch).await?;
+        self.space.apply(&[], &[], live_delta);
+        self.set_layers(self.layers().with([(layer, record)]));
+        self.prunes.lock().extend(prune);
+        self.apply(Fresh { bytes_left: 0, pages: touched }, &[], live);
+        Ok(numbers.len() as u64)
+    }
+
+    /// Gives a page of a layer what its base has, for whoever sees it: snapshots, too.
+    async fn promote_page(
+        &self,
+        draft: &mut Draft<'_>,
+        layer: LayerId,
+        number: u32,
+        base_lsn: Lsn,
+        under: Arc<Page>,
+    ) -> Result<()> {
+        let (before, mut history) = self.history(layer, number, true).await?;
+        let (snapshots, ranges) = (self.snapshots(), self.ranges().cuts(layer, number));
+        let living = snapshots.of(layer);
+        let first = [
+            history.copies.first().map(|copy| copy.since),
+            history.operands.first().map(|operand| operand.lsn),
+            ranges.first().copied(),
+        ];
+        let first = first.into_iter().flatten().min();
+        // The newest snapshot that sees the base here.
+        let shown_to = first.map(|first| living.partition_point(|snapshot| *snapshot < first));
+        let last = shown_to.map(|end| living[..end].last().copied());
+        let is_plain = history.operands.is_empty() || self.planted.promoted_over_newer;
+        if is_plain {
+            if last != Some(None) || self.planted.promoted_over_newer {
+                let mut plain = Vec::with_capacity(32 + 12 * under.runs.len());
+                let kind = OperandKind::Image { copy: Lsn::NONE };
+                pages::encode(base_lsn, kind, &under.runs, &mut plain);
+                draft.put(&keys::page_key(layer, number), &plain);
+                draft.recount(&[], under.runs.iter().copied());
+            }
+            return Ok(());
+        }
+        if let Some(until) = last.flatten() {
+            let copy = Copy { until, since: base_lsn, runs: under.runs.to_vec() };
+            put_copy(draft, layer, number, &copy);
+            history.copies.insert(0, copy);
+        }
+        let settle = Settle {
+            layer,
+            page: number,
+            lsn: before.page.last_lsn.max(ranges.last().copied().unwrap_or_default()),
+            runs: before.page.runs.to_vec(),
+            ranges,
+            living,
+            moved: &[],
+            base: Some(under),
+            is_former: false,
+            is_promoted: true,
+        };
+        draft.settle(&mut CommitReport::default(), &history, settle);
+        Ok(())
+    }
+
+    /// Lets go one former layer that shows nothing any more: what it was made from is kept no longer for its sake.
+    /// One that no layer was made from is forgotten. `false`: there is none.
+    ///
+    /// # Errors
+    /// As [`Map::commit`].
+    pub async fn forget_layer(&self, writer: &mut Writer) -> Result<bool> {
+        self.check(writer)?;
+        let State { db, layers, ranges, .. } = self.state.borrow().clone();
+        let snapshots = self.snapshots();
+        for (layer, record) in layers.iter().filter(|(_, record)| record.is_former) {
+            let has_children = layers.parents().any(|parent| parent == layer);
+            let is_needed = (has_children && record.base.is_none())
+                || !snapshots.of(layer).is_empty()
+                || ranges.iter().any(|(of, _)| of == layer)
+                || self.prunes.lock().contains_key(&layer);
+            if is_needed || self.has_pages(&db, layer).await? {
+                continue;
+            }
+            let mut draft = Draft::new(self);
+            let left = has_children.then_some(LayerRecord { base: None, ..*record });
+            match &left {
+                Some(record) => draft.put(&keys::layer_key(layer), &record.encode()),
+                None => draft.delete(&keys::layer_key(layer)),
+            }
+            let mut prune = None;
+            if let Some(parent) = record.parent.filter(|_| record.base.is_some()) {
+                let again = Prune::again(self.prunes.lock().get(&parent).copied());
+                draft.put(&keys::prune_key(parent), &again.encode());
+                prune = Some((parent, again));
+            }
+            self.write(writer, draft.batch).await?;
+            match left {
+                Some(record) => self.set_layers(layers.with([(layer, record)])),
+                None => {
+                    writer.forget_known(layer);
+                    self.set_layers(layers.without(layer));
+                }
+            }
+            self.prunes.lock().extend(prune);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Anything is stored of the layer's pages.
+    async fn has_pages(&self, db: &super::Database, layer: LayerId) -> Result<bool> {
+        let pages = (keys::page_key(layer, 0), keys::page_key(layer, u32::MAX));
+        let copies =
+            (keys::copy_key(layer, 0, Lsn::NONE), keys::copy_key(layer, u32::MAX, Lsn(u64::MAX)));
+        let all = [(pages.0.to_vec(), pages.1.to_vec()), (copies.0.to_vec(), copies.1.to_vec())];
+        debug_assert!(all[0].0[0] == family::PAGE && all[1].0[0] == family::COPY);
+        for (from, until) in all {
+            let found = entries(db, Bound::Included(from), Bound::Included(until), 1).await?;
+            if !found.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// It is being made independent. A former layer is not: it goes with its last snapshot.
+fn is_promoted(record: &LayerRecord) -> bool {
+    !record.is_former && record.base.is_some_and(|base| base.is_promoted)
+}

@@ -1,0 +1,166 @@
+//! Folding ranges in the background, a little at a time.
+//!
+//! Invariants:
+//! - What a range hides is deleted or rewritten before the record goes. Of a layer with a base, the pages that
+//!   would show it again then say themselves that they are empty.
+//! - What is written becomes durable with the next commit; a crash before only repeats the work.
+
+use super::commit::{Draft, Fresh, PAGES_AT_ONCE, Writer, has_past, put_image};
+use super::history::{self, History};
+use super::keys;
+use super::layers::LayerId;
+use super::pages;
+use super::ranges::Range;
+use super::settle::Settle;
+use super::{CommitReport, FoldReport, Map, State};
+use block::{ErrorKind, Result};
+use bytes::Bytes;
+use std::ops::Bound;
+
+/// Pages to fold, what is stored of each, and the page to go on with if there are more.
+type Hidden = (Vec<(u32, Option<Bytes>)>, Option<u32>);
+
+impl Map {
+    /// Folds the oldest range record a little: rewrites or deletes up to `page_budget` pages that it
+    /// hides, and shortens or drops the record. What it writes becomes durable with the next commit;
+    /// a crash before only repeats the work.
+    ///
+    /// # Errors
+    /// As [`Map::commit`].
+    pub async fn fold_ranges(&self, writer: &mut Writer, page_budget: usize) -> Result<FoldReport> {
+        self.check(writer)?;
+        let ranges = self.ranges();
+        // Layers that failed come last: they must not keep the others from being folded.
+        let sound = ranges.iter().find(|(layer, _)| !writer.unfoldable.contains(layer));
+        let Some((layer, range)) = sound.or_else(|| ranges.first()) else {
+            return Ok(FoldReport::default());
+        };
+        let folded = self.fold_range(writer, page_budget, layer, range).await;
+        match &folded {
+            Ok(_) => writer.unfoldable.remove(&layer),
+            Err(error) if error.kind() == ErrorKind::Corrupt => writer.unfoldable.insert(layer),
+            Err(_) => false,
+        };
+        folded
+    }
+
+    pub(super) async fn fold_range(
+        &self,
+        writer: &mut Writer,
+        page_budget: usize,
+        layer: LayerId,
+        range: Range,
+    ) -> Result<FoldReport> {
+        // The writer is held, so the ranges are those that the caller saw.
+        let State { ranges, layers, .. } = self.state.borrow().clone();
+        let snapshots = self.snapshots();
+        let living = snapshots.of(layer);
+        let is_former = layers.get(layer).is_some_and(|record| record.is_former);
+        let (hidden, next_page) = self.pages_hidden(layer, range, page_budget).await?;
+        let mut draft = Draft::new(self);
+        let mut report = CommitReport::default();
+        let mut touched = Vec::new();
+        // A record that is dropped counts, too: there may be more.
+        let page_count = (hidden.len() as u64).max(1);
+        for (index, (page, value)) in hidden.into_iter().enumerate() {
+            let key = keys::page_key(layer, page);
+            let operands = match value {
+                Some(value) => self.decode_operands(&key, &value)?,
+                None => Vec::new(),
+            };
+            let (cut, cuts) = (ranges.cut(layer, page), ranges.cuts(layer, page));
+            let base = self.base_page(layer, page).await?;
+            let folded = pages::fold(&operands, cut);
+            // Without the range it would show what is beneath.
+            let is_bare = operands.is_empty()
+                && base.is_some()
+                && !is_former
+                && !self.planted.range_uncovers_base;
+            if folded.has_hidden || is_bare {
+                let lsn = folded.last_lsn.max(cut);
+                let shows_more = is_bare && !history::showing_hidden(&cuts, living, lsn).is_empty();
+                if shows_more || has_past(&folded, living, lsn) {
+                    let copies = self.newest_copy(&self.db(), layer, &folded, page).await?;
+                    let settle = Settle {
+                        layer,
+                        page,
+                        lsn,
+                        runs: folded.runs.to_vec(),
+                        ranges: cuts,
+                        living,
+                        moved: &[],
+                        base,
+                        is_former,
+                        is_promoted: false,
+                    };
+                    draft.settle(&mut report, &History { operands, copies }, settle);
+                } else {
+                    let stored = pages::counted(&operands);
+                    let base = base.as_ref().map(|base| &base.runs[..]);
+                    draft.recount_over(base, &stored, &folded.runs);
+                    // The page is emptied by the range where it has no newer operand.
+                    let lsn = if folded.runs.is_empty() { lsn } else { folded.last_lsn };
+                    let keeps_empty = base.is_some() && !is_former;
+                    put_image(&mut draft, &key, lsn, &folded.runs, keeps_empty);
+                }
+                touched.push((layer, page));
+            }
+            if index.is_multiple_of(PAGES_AT_ONCE) {
+                tokio::task::yield_now().await;
+            }
+        }
+        let key = keys::range_key(layer, range.lsn, range.ordinal);
+        let left = if let Some(first_page) = next_page {
+            let shorter = Range { first_page, ..range };
+            draft.put(&key, &shorter.encode());
+            ranges.with([(layer, shorter)])
+        } else {
+            draft.delete(&key);
+            ranges.without(layer, &range)
+        };
+        let live = self.draft_live(&mut draft).await?;
+        let live_delta = draft.live_delta;
+        self.write(writer, draft.batch).await?;
+        self.space.apply(&[], &[], live_delta);
+        let ranges_left = left.len();
+        self.set_ranges(left);
+        let pages = touched.into_iter().map(|key| (key, None)).collect();
+        self.apply(Fresh { bytes_left: 0, pages }, &[], live);
+        Ok(FoldReport { page_count, ranges_left, ..FoldReport::default() })
+    }
+
+    /// The first pages of a range, at most about `page_budget`: those that are stored and, where the layer has a
+    /// base, those that would show it.
+    async fn pages_hidden(
+        &self,
+        layer: LayerId,
+        range: Range,
+        page_budget: usize,
+    ) -> Result<Hidden> {
+        let State { db, layers, .. } = self.state.borrow().clone();
+        let mut found = Vec::new();
+        if layers.shows_base(layer, range.last_page) {
+            let pages = (range.first_page, range.last_page);
+            let (numbers, until) =
+                self.numbers_between(&db, layer, pages, page_budget.max(1)).await?;
+            for number in numbers {
+                found.push((number, super::get(&db, &keys::page_key(layer, number)).await?));
+            }
+            let next = until.checked_add(1).filter(|next| *next <= range.last_page);
+            return Ok((found, next));
+        }
+        let from = Bound::Included(keys::page_key(layer, range.first_page).to_vec());
+        let until = Bound::Included(keys::page_key(layer, range.last_page).to_vec());
+        let failed = |cause| db.failed(format!("scan pages of layer {layer}"), cause);
+        let mut scan = db.scan((from, until)).await.map_err(failed)?;
+        while let Some(entry) = scan.next().await.map_err(failed)? {
+            let (_, page) = keys::page_of(&entry.key)
+                .ok_or_else(|| keys::corrupt(&entry.key, "not a page key"))?;
+            if found.len() >= page_budget {
+                return Ok((found, Some(page)));
+            }
+            found.push((page, Some(entry.value)));
+        }
+        Ok((found, None))
+    }
+}

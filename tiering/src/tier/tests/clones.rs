@@ -1,0 +1,337 @@
+//! Clones, clones of clones and rollbacks against a model of every volume and every snapshot: under writes,
+//! trims, reclaim, folding, pruning, promoting and restarts, and with bugs that these tests must notice.
+
+use super::reclaim::EAGER;
+use super::*;
+use crate::map::SnapshotChange;
+use crate::planted::Planted;
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
+
+/// What one volume holds, or held; the model's volume is 0.
+type Held = Arc<Model>;
+
+struct Clones {
+    world: World,
+    live: BTreeMap<u32, Held>,
+    shown: BTreeMap<(u32, Lsn), Held>,
+    next_volume: u32,
+    rollback_count: u32,
+}
+
+const VOLUMES_MAX: usize = 6;
+
+impl Clones {
+    fn new(seed: u64) -> Clones {
+        let live = [(1, Held::default()), (2, Held::default())].into();
+        let (world, shown) = (World::new(seed), BTreeMap::new());
+        Clones { world, live, shown, next_volume: 3, rollback_count: 0 }
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        self.world.rng.below(bound.max(1) as u64) as usize
+    }
+
+    fn any_volume(&mut self) -> u32 {
+        let index = self.below(self.live.len());
+        *self.live.keys().nth(index).expect("volume 1 is never removed")
+    }
+
+    fn any_snapshot(&mut self) -> Option<(u32, Lsn)> {
+        let index = self.below(self.shown.len());
+        self.shown.keys().nth(index).copied()
+    }
+
+    /// Writes and trims of some volumes, at whose end there may be snapshots.
+    fn window(&mut self, op_count: u64) -> Window<Bytes> {
+        let mut volumes: BTreeMap<u32, Extents> = BTreeMap::new();
+        for _ in 0..op_count {
+            let volume = self.any_volume();
+            self.world.lsn += 1;
+            let (start, end, content) = self.world.any_op();
+            volumes.entry(volume).or_default().insert(start, end, content);
+        }
+        for (volume, extents) in &volumes {
+            let model = Arc::make_mut(self.live.get_mut(volume).expect("it is there"));
+            for (start, (end, content)) in &extents.0 {
+                apply(model, 0, *start, *end, content.as_ref());
+            }
+        }
+        let mut window = plain_window(self.world.lsn, Vec::new());
+        window.volumes = volumes
+            .into_iter()
+            .map(|(volume, extents)| (VolumeId(volume), extents.into_extents()))
+            .collect();
+        if self.below(4) == 0
+            && let Some((volume, lsn)) = self.any_snapshot()
+        {
+            // Also where a clone depends on it: its base is kept.
+            self.shown.remove(&(volume, lsn));
+            window.snapshots.push(SnapshotChange::Removed { volume: VolumeId(volume), lsn });
+        }
+        if self.below(3) == 0 {
+            let (volume, record) = (self.any_volume(), Bytes::from_static(b"one"));
+            let change = SnapshotChange::Made { volume: VolumeId(volume), record };
+            window.snapshots.push(change);
+            self.shown.insert((volume, window.last_lsn), self.live[&volume].clone());
+        }
+        window
+    }
+
+    /// Clones, rolls back, promotes or removes.
+    async fn change(&mut self, tier: &Tier) {
+        match self.below(8) {
+            0 | 1 if self.live.len() < VOLUMES_MAX => {
+                let Some((source, at)) = self.any_snapshot() else { return };
+                let (volume, record) = (self.next_volume, Bytes::from_static(b"a clone"));
+                self.next_volume += 1;
+                let made = tier.clone_volume((VolumeId(source), at), VolumeId(volume), record);
+                match made.await {
+                    Ok(()) => drop(self.live.insert(volume, self.shown[&(source, at)].clone())),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
+                }
+            }
+            2 => {
+                let Some((volume, at)) = self.any_snapshot() else { return };
+                if !self.live.contains_key(&volume) {
+                    return;
+                }
+                self.world.lsn += 1;
+                let window = plain_window(self.world.lsn, Vec::new());
+                tier.destage(window, &Payloads).await.unwrap();
+                match tier.roll_back(VolumeId(volume), at, Lsn(self.world.lsn)).await {
+                    Ok(()) => {
+                        self.live.insert(volume, self.shown[&(volume, at)].clone());
+                        self.rollback_count += 1;
+                    }
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
+                }
+            }
+            3 => {
+                let volume = VolumeId(self.any_volume());
+                let has_origin = tier.origin(volume).is_some();
+                assert_eq!(tier.promote(volume).await.unwrap(), has_origin);
+            }
+            4 => {
+                let volume = self.any_volume();
+                let has_snapshots = self.shown.keys().any(|(of, _)| *of == volume);
+                if volume > 2 && !has_snapshots {
+                    self.remove(tier, volume).await;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    async fn remove(&mut self, tier: &Tier, volume: u32) {
+        self.live.remove(&volume);
+        self.world.lsn += 1;
+        let pages = 0..(99 << 40) / PAGE_BYTES;
+        tier.destage(trim_window(self.world.lsn, volume, pages), &Payloads).await.unwrap();
+        tier.retire(VolumeId(volume)).await.unwrap();
+    }
+
+    async fn check_some(&mut self, tier: &Tier, count: u64) {
+        for _ in 0..count {
+            let at = if self.below(2) == 0 { self.any_snapshot() } else { None };
+            let (volume, at) = match at {
+                Some((volume, at)) => (volume, Some(at)),
+                None => (self.any_volume(), None),
+            };
+            let rng = &mut self.world.rng;
+            let length_max = if rng.below(4) == 0 { 600_000 } else { 9000 };
+            let length = 1 + rng.below(length_max);
+            let offset = ZONES[rng.below(2) as usize] + rng.below(ZONE_BYTES);
+            self.check(tier, (volume, at), offset, length as usize).await;
+        }
+    }
+
+    async fn check(
+        &self,
+        tier: &Tier,
+        (volume, at): (u32, Option<Lsn>),
+        offset: u64,
+        length: usize,
+    ) {
+        let mut buf = vec![0xaa; length];
+        let held = match at {
+            None => {
+                tier.read(VolumeId(volume), offset, &mut buf).await.unwrap();
+                &self.live[&volume]
+            }
+            Some(at) => {
+                tier.read_at(VolumeId(volume), at, offset, &mut buf).await.unwrap();
+                &self.shown[&(volume, at)]
+            }
+        };
+        let want = expected(held, 0, offset, length);
+        let differs = buf.iter().zip(&want).position(|(a, b)| a != b);
+        assert_eq!(differs, None, "volume {volume} at {at:?}, offset {offset}, length {length}");
+    }
+
+    async fn check_all(&self, tier: &Tier) {
+        let live = self.live.keys().map(|volume| (*volume, None));
+        let shown = self.shown.keys().map(|(volume, at)| (*volume, Some(*at)));
+        for (volume, at) in live.chain(shown) {
+            for zone in ZONES {
+                let length = (ZONE_BYTES + 2 * PAGE_BYTES) as usize;
+                self.check(tier, (volume, at), zone, length).await;
+                let held = at.map_or_else(|| &self.live[&volume], |at| &self.shown[&(volume, at)]);
+                let want = expected(held, 0, zone, length);
+                check_holes(tier, (volume, at), zone, &want).await;
+            }
+        }
+        self.check_differences(tier).await;
+    }
+
+    /// From one snapshot of a volume to the next, also over a rollback: what is not named is the same.
+    async fn check_differences(&self, tier: &Tier) {
+        let pairs = self.shown.iter().zip(self.shown.iter().skip(1));
+        for (((volume, older), then), ((_, newer), now)) in pairs.filter(|(a, b)| a.0.0 == b.0.0) {
+            for zone in ZONES {
+                let end = zone + ZONE_BYTES + PAGE_BYTES;
+                let mut differs = vec![false; (end - zone) as usize];
+                let mut next = Some(zone);
+                while let Some(start) = next {
+                    let (id, lsns) = (VolumeId(*volume), (*older, *newer));
+                    let (found, after) = tier.differences(id, lsns, start..end, 3).await.unwrap();
+                    for extent in found {
+                        let at = (extent.offset - zone) as usize;
+                        differs[at..at + extent.length_bytes as usize].fill(true);
+                    }
+                    next = after;
+                }
+                let then = expected(then, 0, zone, differs.len());
+                let now = expected(now, 0, zone, differs.len());
+                for (at, differs) in differs.into_iter().enumerate() {
+                    let is_same = then[at] == now[at];
+                    assert!(differs || is_same, "volume {volume}, {older} to {newer}, {at}");
+                }
+            }
+        }
+    }
+}
+
+async fn check_holes(tier: &Tier, (volume, at): (u32, Option<Lsn>), offset: u64, want: &[u8]) {
+    let volume = VolumeId(volume);
+    let mut done = 0;
+    while done < want.len() {
+        let (from, rest) = (offset + done as u64, (want.len() - done) as u64);
+        let extents = match at {
+            None => tier.allocation(volume, from, rest, 7).await.unwrap(),
+            Some(at) => tier.allocation_at(volume, at, (from, rest), 7).await.unwrap(),
+        };
+        assert!(!extents.is_empty() && extents.len() <= 7);
+        for extent in extents {
+            let end = done + extent.length_bytes as usize;
+            let is_zero = want[done..end].iter().all(|byte| *byte == 0);
+            assert_eq!(extent.is_hole, is_zero, "volume {volume} at {at:?}, {done}");
+            done = end;
+        }
+    }
+}
+
+async fn reclaim_all(tier: &Tier) {
+    tier.inner.reclaim.look_again();
+    while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+    sweep_all_abandoned(tier).await;
+}
+
+/// Folds, prunes, promotes and forgets everything.
+async fn step_all(tier: &Tier) {
+    while tier.step(50).await.unwrap().page_count > 0 {}
+}
+
+async fn random_history(seed: u64, planted: Planted) -> u32 {
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let open = async |epoch| {
+        let mut opened = options(store.clone(), epoch);
+        opened.planted = planted;
+        Tier::open(opened).await.unwrap()
+    };
+    let mut clones = Clones::new(seed);
+    let mut tier = open(1).await;
+    let mut forgotten_count = 0;
+    for turn in 0..60 {
+        let op_count = 1 + clones.world.rng.below(40);
+        let window = clones.window(op_count);
+        tier.destage(window, &Payloads).await.unwrap();
+        clones.change(&tier).await;
+        if clones.below(2) == 0 {
+            tier.step(1 + clones.below(20)).await.unwrap();
+        }
+        if clones.below(3) == 0 {
+            reclaim_all(&tier).await;
+        }
+        clones.check_some(&tier, 15).await;
+        if turn % 10 == 9 {
+            clones.check_all(&tier).await;
+            check_fsck(&tier).await;
+            let status = tier.reclaim_status();
+            assert_eq!(status.stuck_count, 0);
+            forgotten_count += status.forgotten_count;
+            tier.close().await.unwrap();
+            tier = open(2 + turn).await;
+        }
+    }
+    // One volume alone is as if it had never had any relatives.
+    let removed = clones.shown.keys();
+    let removed = removed
+        .map(|(volume, lsn)| SnapshotChange::Removed { volume: VolumeId(*volume), lsn: *lsn });
+    clones.world.lsn += 1;
+    let mut window = plain_window(clones.world.lsn, Vec::new());
+    window.snapshots = removed.collect();
+    tier.destage(window, &Payloads).await.unwrap();
+    clones.shown.clear();
+    let others: Vec<u32> = clones.live.keys().copied().filter(|volume| *volume > 1).collect();
+    let kept = *others.last().expect("volume 2 is there");
+    tier.promote(VolumeId(kept)).await.unwrap();
+    for volume in others.into_iter().chain([1]).filter(|volume| *volume != kept) {
+        clones.remove(&tier, volume).await;
+    }
+    for _ in 0..4 {
+        step_all(&tier).await;
+        reclaim_all(&tier).await;
+    }
+    assert_eq!(tier.origin(VolumeId(kept)), None);
+    clones.check_all(&tier).await;
+    let report = check_fsck(&tier).await;
+    assert_eq!((report.snapshot_count, report.copy_count), (0, 0));
+    let space = tier.reclaim_status().space.unwrap();
+    assert!(report.object_bytes * 100 <= space.live_bytes * 115, "{space:?}");
+    assert!(forgotten_count > 20, "{forgotten_count} segments");
+    tier.close().await.unwrap();
+    clones.rollback_count
+}
+
+#[test]
+fn every_clone_holds_what_was_written_to_it_and_what_it_was_made_from() {
+    let mut rollback_count = 0;
+    for seed in seeds(6) {
+        println!("SEED={seed}");
+        rollback_count += runtime().block_on(random_history(seed, Planted::default()));
+    }
+    assert!(rollback_count > 0, "nothing was rolled back");
+}
+
+#[test]
+fn planted_bugs_are_noticed() {
+    let of = |bug: fn(&mut Planted)| {
+        let mut planted = Planted::default();
+        bug(&mut planted);
+        planted
+    };
+    let all = [
+        of(|planted| planted.reclaim_without_clones = true),
+        of(|planted| planted.base_uncounted = true),
+        of(|planted| planted.range_uncovers_base = true),
+        of(|planted| planted.promoted_over_newer = true),
+    ];
+    for planted in all {
+        let is_noticed = (1..=10).any(|seed| {
+            let run = AssertUnwindSafe(random_history(seed, planted)).catch_unwind();
+            runtime().block_on(run).is_err()
+        });
+        assert!(is_noticed, "{planted:?} goes unnoticed");
+    }
+}
