@@ -12,6 +12,7 @@ use crate::attach::{AttachOptions, AttachmentInfo};
 use crate::claims::ClientInfo;
 use crate::keys::{NewKey, Secret, SlotKind};
 use crate::record::Durability;
+use crate::schedule::Keep;
 use block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::future::Future;
@@ -102,6 +103,33 @@ pub enum Request {
         #[serde(default)]
         give_up_writes: bool,
     },
+    /// Gives a volume another name. `Busy` when that is taken, or somebody uses the volume.
+    VolumeRename {
+        /// Its name.
+        name: String,
+        /// The new one.
+        new_name: String,
+    },
+    /// Makes a clone independent of what it was made from, in the background. `Invalid` when it is.
+    VolumePromote {
+        /// Its name.
+        name: String,
+    },
+    /// Makes a volume of what a snapshot shows. `Busy` when one of that name exists.
+    Clone {
+        /// `VOLUME@NAME`.
+        snapshot: String,
+        /// Name of the new volume.
+        name: String,
+        /// It is removed by itself after so long; absent: never.
+        #[serde(default)]
+        ttl_seconds: Option<u64>,
+    },
+    /// A volume is to show what a snapshot of it shows. `Busy` while somebody uses it.
+    SnapshotRollback {
+        /// `VOLUME@NAME`.
+        snapshot: String,
+    },
     /// Makes a snapshot of each of some volumes, of the same instant. `Busy` when one of that name exists.
     SnapshotCreate {
         /// `VOLUME@NAME`, or several volumes before the `@`, separated by commas.
@@ -123,7 +151,18 @@ pub enum Request {
         #[serde(default)]
         offset: u64,
     },
-    /// Removes a snapshot. `Busy` while a client has it open.
+    /// What a volume's schedule of snapshots does next, after a change if there is one.
+    SnapshotSchedule {
+        /// Its name.
+        volume: String,
+        /// The new schedule.
+        #[serde(default)]
+        set: Option<ScheduleSet>,
+        /// There is to be none.
+        #[serde(default)]
+        off: bool,
+    },
+    /// Removes a snapshot. `Busy` while a client has it open, or a clone depends on it.
     SnapshotRemove {
         /// `VOLUME@NAME`.
         snapshot: String,
@@ -182,6 +221,8 @@ pub enum Reply {
         /// By volume and age.
         snapshots: Vec<SnapshotInfo>,
     },
+    /// A schedule of snapshots, and what it does next.
+    Schedule(ScheduleInfo),
     /// What differs between two snapshots.
     SnapshotDiff(DiffInfo),
     /// The state of the pool.
@@ -247,6 +288,15 @@ pub struct VolumeInfo {
     /// Nothing of it is served, because a side file is missing here.
     #[serde(default)]
     pub is_closed: bool,
+    /// What it was made from and still depends on: `VOLUME@NAME`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// It is being made independent of that: bytes of its size that are done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promoted_bytes: Option<u64>,
+    /// Seconds since 1970 from which it is removed by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<u64>,
 }
 
 /// A snapshot, as the admin sees it.
@@ -264,6 +314,45 @@ pub struct SnapshotInfo {
     pub created_at: u64,
     /// The store has it. Until then it is on this machine only.
     pub is_in_store: bool,
+}
+
+/// A schedule as it is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScheduleSet {
+    /// As cron has it.
+    pub cron: String,
+    /// What is kept.
+    pub keep: Keep,
+}
+
+/// A volume's schedule, and what it does next.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScheduleInfo {
+    /// Name of the volume.
+    pub volume: String,
+    /// When it comes, in the words of cron, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cron: Option<String>,
+    /// What is kept, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<Keep>,
+    /// Seconds since 1970 when it comes next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_at: Option<u64>,
+    /// Snapshots that it has made, oldest first.
+    pub snapshots: Vec<ScheduledInfo>,
+}
+
+/// A snapshot that a schedule has made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScheduledInfo {
+    /// Its name.
+    pub name: String,
+    /// Seconds since 1970.
+    pub created_at: u64,
+    /// Why it is kept when the schedule comes next; absent: it is removed then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_as: Option<String>,
 }
 
 /// What differs between two snapshots of a volume.
@@ -829,7 +918,12 @@ pub async fn call(dir: &Path, request: &Request) -> Result<Option<Reply>> {
     .await
     .map_err(failed)?;
     let limit = match request {
-        Request::Flush | Request::Stop | Request::Fsck => FLUSH_TIMEOUT,
+        // These may wait until the store has what is in the log.
+        Request::Flush
+        | Request::Stop
+        | Request::Fsck
+        | Request::Clone { .. }
+        | Request::SnapshotRollback { .. } => FLUSH_TIMEOUT,
         _ => REPLY_TIMEOUT,
     };
     let line = timeout(limit, read_line(read, REPLY_BYTES_MAX)).await.map_err(failed)?;

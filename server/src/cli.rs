@@ -13,11 +13,12 @@ pub mod args;
 mod backend;
 mod print;
 
-use crate::admin::{self, AdminHandler, DiffInfo, Request};
+use crate::admin::{self, AdminHandler, DiffInfo, Request, ScheduleSet};
 use crate::attach::remote::RemoteOptions;
 use crate::attach::{AttachOptions, Driver};
 use crate::config::{self, Config};
 use crate::keys::{KeySource, NewKey};
+use crate::schedule::{Keep, Schedule};
 use crate::snapshot::SnapshotName;
 use args::{
     Cli, Command, ConfigCommand, KeyCommand, NewKeyArgs, Output, PoolCommand, SnapshotCommand,
@@ -204,6 +205,18 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             }
             (args, request) => ask(cli, args, request).await?,
         },
+        Command::Clone { pool, snapshot, name, ttl } => {
+            let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
+            crate::units::check_name("volume", name).map_err(usage)?;
+            let of: SnapshotName = snapshot.parse().map_err(Failure::Usage)?;
+            of.single().map_err(Failure::Usage)?;
+            let (snapshot, name) = (snapshot.clone(), name.clone());
+            let ttl_seconds = ttl.map(|ttl| ttl.duration().as_secs());
+            if ttl_seconds == Some(0) {
+                return Err(usage("read --ttl: it is a second at least".to_owned()));
+            }
+            ask(cli, pool, Request::Clone { snapshot, name, ttl_seconds }).await?;
+        }
         Command::Pool(command) => pool_command(cli, command).await?,
         Command::Attach(args) => attach(cli, args).await?,
         Command::Detach(args) if is_uri(&args.target) => {
@@ -280,6 +293,14 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
         VolumeCommand::Restore { pool, name } => {
             (pool, name, Request::VolumeRestore { name: name.clone() })
         }
+        VolumeCommand::Rename { pool, name, new_name } => {
+            check(new_name)?;
+            let (name_copy, new_name) = (name.clone(), new_name.clone());
+            (pool, name, Request::VolumeRename { name: name_copy, new_name })
+        }
+        VolumeCommand::Promote { pool, name } => {
+            (pool, name, Request::VolumePromote { name: name.clone() })
+        }
         VolumeCommand::Accept { pool, name, give_up_writes } => {
             let give_up_writes = *give_up_writes;
             (pool, name, Request::VolumeAccept { name: name.clone(), give_up_writes })
@@ -306,6 +327,29 @@ fn snapshot_request(command: &SnapshotCommand) -> Result<(&args::PoolArgs, Reque
             check(newer)?.single().map_err(Failure::Usage)?;
             let (older, newer) = (older.clone(), newer.clone());
             Ok((pool, Request::SnapshotDiff { older, newer, offset: 0 }))
+        }
+        SnapshotCommand::Schedule { pool, volume, cron, hourly, daily, weekly, monthly, off } => {
+            let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
+            crate::units::check_name("volume", volume).map_err(usage)?;
+            let counts = [hourly, daily, weekly, monthly];
+            let keep = match counts.iter().all(|count| count.is_none()) {
+                true => Keep::default(),
+                false => Keep {
+                    hourly: hourly.unwrap_or(0),
+                    daily: daily.unwrap_or(0),
+                    weekly: weekly.unwrap_or(0),
+                    monthly: monthly.unwrap_or(0),
+                },
+            };
+            let set = cron.as_ref().map(|cron| ScheduleSet { cron: cron.clone(), keep });
+            if let Some(set) = &set {
+                Schedule::new(&set.cron, keep, 0).map_err(Failure::Usage)?;
+            }
+            Ok((pool, Request::SnapshotSchedule { volume: volume.clone(), set, off: *off }))
+        }
+        SnapshotCommand::Rollback { pool, snapshot } => {
+            check(snapshot)?.single().map_err(Failure::Usage)?;
+            Ok((pool, Request::SnapshotRollback { snapshot: snapshot.clone() }))
         }
         SnapshotCommand::Rm { pool, snapshot } => {
             check(snapshot)?.single().map_err(Failure::Usage)?;

@@ -688,7 +688,10 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
         }
         let folded = shared.tier.step(FOLD_PAGES).await;
         match folded {
-            Ok(report) if report.ranges_left + report.prunes_left > 0 && report.page_count > 0 => {
+            Ok(report)
+                if report.ranges_left + report.prunes_left + report.promotes_left > 0
+                    && report.page_count > 0 =>
+            {
                 tokio::task::yield_now().await;
                 continue;
             }

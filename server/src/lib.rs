@@ -17,6 +17,7 @@ pub(crate) mod planted;
 pub mod pool;
 pub mod record;
 pub mod removal;
+pub mod schedule;
 pub mod serve;
 pub mod snapshot;
 pub mod store;

@@ -9,9 +9,13 @@
 //! - A volume's id is never used twice, and its name by one present volume at a time.
 
 mod aside;
+mod clones;
+mod schedules;
 mod shared;
 mod snapshots;
 
+pub use clones::NamedOrigin;
+pub use schedules::SchedulePlan;
 pub(crate) use shared::Shared;
 pub use snapshots::NamedSnapshot;
 
@@ -77,12 +81,28 @@ struct Volumes {
     records: BTreeMap<u32, VolumeRecord>,
     present: BTreeMap<String, Arc<Volume>>,
     snapshots: Snapshots,
+    /// The one that is being rolled back, or renamed: nobody gets it.
+    held: Option<String>,
+    /// The time that came last for a volume's schedule and that was seen to.
+    slots_done: BTreeMap<u32, u64>,
 }
 
 /// Seconds since the Unix epoch. Only for what people read: no safety depends on it.
 #[must_use]
 pub fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Volumes {
+    /// The id of the next volume, whose name is free.
+    fn new_id(&self, what: &str, name: &str) -> Result<u32> {
+        if self.present.contains_key(name) || self.held.as_deref() == Some(name) {
+            let what = format!("{what} volume {name}: it exists; choose another name");
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        let id = self.records.last_key_value().map_or(Some(1), |(id, _)| id.checked_add(1));
+        id.ok_or_else(|| Error::new(ErrorKind::Full, "create volume: ids exhausted"))
+    }
 }
 
 impl Pool {
@@ -113,7 +133,8 @@ impl Pool {
         let snapshots = Snapshots::find(&log, &tier)?;
         let shared = Arc::new(Shared::new(log, tier, missing));
         shared.weigh_asides();
-        let mut volumes = Volumes { records, present: BTreeMap::new(), snapshots };
+        let mut volumes =
+            Volumes { records, present: BTreeMap::new(), snapshots, ..Volumes::default() };
         for record in volumes.records.values() {
             if record.state == VolumeState::Present {
                 let volume = Volume::new(shared.clone(), record.clone());
@@ -247,15 +268,7 @@ impl Pool {
         check_size(size_bytes)?;
         crate::record::check_name(name)?;
         let _one_at_a_time = self.changes.lock().await;
-        let id = {
-            let volumes = self.volumes.lock();
-            if volumes.present.contains_key(name) {
-                let what = format!("create volume {name}: it exists; choose another name");
-                return Err(Error::new(ErrorKind::Busy, what));
-            }
-            volumes.records.last_key_value().map_or(Some(1), |(id, _)| id.checked_add(1))
-        };
-        let id = id.ok_or_else(|| Error::new(ErrorKind::Full, "create volume: ids exhausted"))?;
+        let id = self.volumes.lock().new_id("create", name)?;
         let record = VolumeRecord::new(id, name, size_bytes, durability, unix_seconds());
         self.shared.log_record(&record).await?;
         let volume = Volume::new(self.shared.clone(), record.clone());
@@ -389,6 +402,7 @@ impl Pool {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         record.state = VolumeState::Present;
+        record.expires_at = 0; // otherwise it would be removed again
         self.shared.log_record(&record).await?;
         let mut volumes = self.volumes.lock();
         volumes.records.insert(record.id, record.clone());
@@ -413,6 +427,7 @@ impl Pool {
         for record in expired {
             self.purge(record).await?;
         }
+        self.retire_purged().await;
         Ok(count)
     }
 
@@ -445,15 +460,23 @@ impl Pool {
         self.shared.log_record(&record).await?;
         self.shared.log.append(entry, Wait::Durable).await?;
         self.volumes.lock().records.insert(record.id, record.clone());
+        self.retire_purged().await;
         Ok(record)
     }
 
     fn find(&self, name: &str) -> Result<Arc<Volume>> {
-        self.volume(name).ok_or_else(|| {
-            let what =
-                format!("find volume {name}: there is none; `spindle volume list` shows all");
-            Error::new(ErrorKind::NotFound, what)
-        })
+        self.volume(name).ok_or_else(|| self.why_not(name))
+    }
+
+    /// Why there is no volume of that name.
+    #[must_use]
+    pub fn why_not(&self, name: &str) -> Error {
+        if self.volumes.lock().held.as_deref() == Some(name) {
+            let what = format!("find volume {name}: it is being changed; try again in a moment");
+            return Error::new(ErrorKind::Busy, what);
+        }
+        let what = format!("find volume {name}: there is none; `spindle volume list` shows all");
+        Error::new(ErrorKind::NotFound, what)
     }
 
     /// Resolves when everything that was answered before the call is in the object store.

@@ -8,6 +8,7 @@
 //! - Stored as JSON with a version (docs/format.md, "Volume record"): rare, small, and readable by
 //!   a person at 3 a.m. It is sealed like everything else in the log and the metadata.
 
+use crate::schedule::Schedule;
 use crate::snapshot::SnapshotRecord;
 use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -75,6 +76,12 @@ pub struct VolumeRecord {
     /// gone, whoever has accepted that since.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stepped_back_in: u64,
+    /// Seconds since the Unix epoch from which it is removed by itself, or 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub expires_at: u64,
+    /// When snapshots of it are made by themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Schedule>,
     /// Where it is in its life.
     #[serde(flatten)]
     pub state: VolumeState,
@@ -94,6 +101,8 @@ impl VolumeRecord {
             created_at: now,
             is_stepped_back: false,
             stepped_back_in: 0,
+            expires_at: 0,
+            schedule: None,
             state: VolumeState::Present,
         }
     }
@@ -114,6 +123,7 @@ impl VolumeRecord {
             is_read_only: true,
             created_at: snapshot.created_at,
             is_stepped_back: false,
+            schedule: None,
             ..self.clone()
         }
     }
@@ -154,7 +164,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-fn is_false(value: &bool) -> bool {
+pub(crate) fn is_false(value: &bool) -> bool {
     !value
 }
 

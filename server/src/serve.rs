@@ -12,7 +12,7 @@ pub(crate) use opening::check_store_dir_exists;
 pub(crate) use opening::sides_wanted;
 pub use opening::{Opening, open};
 
-use crate::admin::{AdminHandler, AdminServer, FsckInfo};
+use crate::admin::{AdminHandler, AdminServer, FsckInfo, Request};
 use crate::attach::Attachments;
 use crate::claims::Claims;
 use crate::config::{Config, budget};
@@ -45,6 +45,8 @@ const EXIT_AT_ONCE: i32 = 3;
 const STOP_GRACE: Duration = Duration::from_secs(10);
 /// How often the owner looks whether it still is. Chosen by hand: one listing.
 const OWNERSHIP_CHECK: Duration = Duration::from_secs(5);
+/// Pause between two looks for snapshots that are due.
+const SCHEDULE_CHECK: Duration = Duration::from_secs(5);
 /// How often removed volumes are looked at.
 const PURGE_CHECK: Duration = Duration::from_secs(60);
 
@@ -260,7 +262,8 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         }
     });
     let watch = tokio::spawn(watch_ownership(open.clone(), stop.subscribe()));
-    let purge = tokio::spawn(purge_removed(open.clone(), stop.subscribe()));
+    let purge = tokio::spawn(purge_removed(open.clone(), handler.clone(), stop.subscribe()));
+    let schedules = tokio::spawn(run_schedules(open.clone(), stop.subscribe()));
     let reload = tokio::spawn(reload_certificates(server.clone(), hangups, stop.subscribe()));
     announce(&endpoints);
     let mut stopped = stop.subscribe();
@@ -281,7 +284,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     while let Some(ended) = serving.join_next().await {
         ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
     }
-    for task in [admin, watch, purge, reload] {
+    for task in [admin, watch, purge, schedules, reload] {
         task.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     }
     handler.close().await?;
@@ -571,11 +574,45 @@ async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     }
 }
 
-async fn purge_removed(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+async fn run_schedules(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(SCHEDULE_CHECK) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        let (made, removed) = tokio::select! {
+            done = open.pool.run_schedules() => done,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        if made + removed > 0 {
+            tracing::info!(made, removed, "snapshots by schedule");
+        }
+    }
+}
+
+async fn purge_removed(
+    open: Arc<OpenPool>,
+    admin: Arc<AdminPool>,
+    mut stop: watch::Receiver<bool>,
+) {
     loop {
         tokio::select! {
             () = tokio::time::sleep(PURGE_CHECK) => {}
             _ = stop.wait_for(|stop| *stop) => return,
+        }
+        for name in open.pool.expired() {
+            // As a person would: not while it is attached, or has snapshots.
+            let request = Request::VolumeRemove { name: name.clone(), now: false };
+            let removed = tokio::select! {
+                removed = admin.handle(request) => removed,
+                _ = stop.wait_for(|stop| *stop) => return,
+            };
+            match removed {
+                Ok(_) => tracing::info!(volume = %name, "removed a volume whose time is over"),
+                Err(error) => {
+                    tracing::debug!(error = %error.chain(), "a volume whose time is over stays");
+                }
+            }
         }
         // It waits where the log is full.
         let purged = tokio::select! {

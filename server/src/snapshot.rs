@@ -8,7 +8,7 @@
 //! - Stored as JSON with a version (docs/format.md, "Snapshots"), sealed like everything else in the log and
 //!   the metadata.
 
-use crate::record::{RECORD_BYTES_MAX, check_name};
+use crate::record::{RECORD_BYTES_MAX, check_name, is_false};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -29,13 +29,23 @@ pub struct SnapshotRecord {
     pub size_bytes: u64,
     /// Seconds since the Unix epoch.
     pub created_at: u64,
+    /// A schedule has made it, and may remove it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_scheduled: bool,
 }
 
 impl SnapshotRecord {
     /// Of a volume, now.
     #[must_use]
     pub fn new(volume: u32, name: &str, size_bytes: u64, created_at: u64) -> SnapshotRecord {
-        SnapshotRecord { version: VERSION, volume, name: name.to_owned(), size_bytes, created_at }
+        SnapshotRecord {
+            version: VERSION,
+            volume,
+            name: name.to_owned(),
+            size_bytes,
+            created_at,
+            is_scheduled: false,
+        }
     }
 
     /// The image that goes into the metadata.

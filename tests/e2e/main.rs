@@ -4,6 +4,7 @@
 //! - What a test needs and the machine lacks makes it say so and be counted as skipped.
 
 mod clients;
+mod clones;
 mod conformance;
 mod damage;
 mod devices;

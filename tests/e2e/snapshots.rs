@@ -226,6 +226,43 @@ fn a_snapshot_is_not_written_and_not_lost_by_mistake() {
     daemon.fsck();
 }
 
+#[test]
+fn a_schedule_makes_snapshots_and_says_what_goes_before_it_goes() {
+    let mut daemon = Daemon::started(SMALL, &[("db", "8MiB"), ("wal", "8MiB"), ("other", "8MiB")]);
+    refused(&daemon, &["snapshot", "schedule", "db", "hourly"], "like \"0 * * * *\"");
+    refused(&daemon, &["snapshot", "schedule", "db", "@daily", "--daily", "0"], "at least one");
+    refused(&daemon, &["snapshot", "schedule", "nothing", "@daily"], "find volume nothing");
+    refused(&daemon, &["snapshot", "create", "db@auto-mine"], "those of schedules");
+    let none = daemon.json(&["snapshot", "schedule", "db"]);
+    assert!(none.get("cron").is_none(), "{none}");
+    for volume in ["db", "wal"] {
+        let set = daemon.json(&["snapshot", "schedule", volume, "* * * * *", "--hourly", "2"]);
+        assert_eq!(set["keep"]["hourly"], 2);
+        assert!(set["next_at"].as_u64().is_some_and(|at| at % 60 == 0), "{set}");
+    }
+    // It comes at the next full minute, also where the daemon has died meanwhile.
+    daemon.kill();
+    daemon.restart();
+    let deadline = Instant::now() + Duration::from_secs(90);
+    let made = loop {
+        let listed = daemon.json(&["snapshot", "list"]);
+        let list = listed["snapshots"].as_array().expect("a list").clone();
+        if list.len() == 2 {
+            break list;
+        }
+        assert!(list.is_empty(), "one of two: {listed}");
+        assert!(Instant::now() < deadline, "no snapshot was made");
+        std::thread::sleep(Duration::from_millis(200));
+    };
+    assert_eq!(made[0]["lsn"], made[1]["lsn"], "one instant");
+    assert!(made[0]["name"].as_str().is_some_and(|name| name.starts_with("auto-")), "{made:?}");
+    let plan = daemon.json(&["snapshot", "schedule", "db"]);
+    assert!(plan["snapshots"][0].get("kept_as").is_some() || plan["next_at"].is_u64(), "{plan}");
+    let off = daemon.json(&["snapshot", "schedule", "db", "--off"]);
+    assert_eq!(off["snapshots"].as_array().expect("a list").len(), 1, "it stays");
+    daemon.stop();
+}
+
 /// The server notices a moment later that a client has gone.
 fn removed_soon(daemon: &Daemon, name: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);

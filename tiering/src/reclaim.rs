@@ -33,7 +33,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -71,6 +71,8 @@ const URGENT_PERCENT: u64 = 200;
 /// A step's rewriting is given up after so long, and dead segments alone are dropped for a while: a store that
 /// is full takes nothing, and gets room by that. Chosen by hand.
 const REWRITE_TIME_MAX: Duration = Duration::from_secs(120);
+/// No further segment is begun after so long. Chosen by hand: half of that.
+const VICTIMS_TIME_MAX: Duration = Duration::from_secs(60);
 const REWRITE_PAUSE: Duration = Duration::from_secs(60);
 /// Deletions that may wait before more segments are forgotten. Chosen by hand: the store refuses, or is
 /// away.
@@ -418,7 +420,12 @@ impl Inner {
         let (mut settled, mut blocks) = (Vec::new(), HashSet::new());
         let mut state_count = 0;
         let mut later = Vec::new();
+        let begun = Instant::now();
         for victim @ Victim { record, .. } in victims {
+            if begun.elapsed() > VICTIMS_TIME_MAX {
+                later.push(*victim); // what is done so far is not to be in vain
+                continue;
+            }
             if self.options.planted.forget_unchecked {
                 emptied.push(*record);
                 continue;
@@ -503,15 +510,16 @@ impl Inner {
                 pages.entry(page).or_default().push(entry);
             }
         }
-        // Each of them with all of its copies.
-        let pages_at_once = (PAGES_AT_ONCE / (1 + snapshot_count / 32)).max(1);
-        let looked: Vec<Look> = futures::stream::iter(pages)
+        // Each of them with all of its copies, and with those of all layers below.
+        let written_for: BTreeSet<u64> =
+            pages.values().flatten().map(|entry: &DirectoryEntry| entry.layer).collect();
+        let holders = self.holders(&written_for);
+        let pages_at_once = PAGES_AT_ONCE / (1 + snapshot_count / 32 + holders.len() / 32);
+        let mut looks = futures::stream::iter(pages)
             .map(|(page, entries)| self.look_at_page(record, page, entries))
-            .buffered(pages_at_once)
-            .try_collect()
-            .await?;
+            .buffered(pages_at_once.max(1));
         let mut all = Look::default();
-        for look in looked {
+        while let Some(look) = looks.try_next().await? {
             if all.state_count > STATES_AT_ONCE {
                 all.is_cut = true;
                 break;
@@ -533,22 +541,8 @@ impl Inner {
         page: u32,
         entries: Vec<DirectoryEntry>,
     ) -> Result<Look> {
-        let layers = self.map.layers();
-        let mut holders: Vec<LayerId> = Vec::new();
-        for entry in &entries {
-            let layer = LayerId(entry.layer);
-            let below = match self.options.planted.reclaim_without_clones {
-                true => Vec::new(),
-                false => layers.descendants(layer),
-            };
-            for holder in std::iter::once(layer).chain(below) {
-                if !holders.contains(&holder) {
-                    holders.push(holder);
-                }
-            }
-        }
-        // Who was made from another one comes after it: what it takes from there meanwhile is seen.
-        holders.sort_by_cached_key(|holder| layers.height(*holder));
+        let written_for: BTreeSet<u64> = entries.iter().map(|entry| entry.layer).collect();
+        let (layers, holders) = (self.map.layers(), self.holders(&written_for));
         let mut seen = Vec::with_capacity(holders.len());
         for holder in holders {
             let its: Vec<DirectoryEntry> = entries
@@ -559,6 +553,22 @@ impl Inner {
             seen.push((holder, its, self.map.page_for_reclaim(holder, page).await?));
         }
         look_at(record, page, &seen)
+    }
+
+    /// The layers that may name blocks that were written for these.
+    fn holders(&self, written_for: &BTreeSet<u64>) -> Vec<LayerId> {
+        let layers = self.map.layers();
+        let mut holders: HashSet<LayerId> = HashSet::new();
+        for layer in written_for.iter().copied().map(LayerId) {
+            holders.insert(layer);
+            if !self.options.planted.reclaim_without_clones {
+                holders.extend(layers.descendants(layer));
+            }
+        }
+        let mut holders: Vec<LayerId> = holders.into_iter().collect();
+        // Who was made from another one comes after it: what it takes from there meanwhile is seen.
+        holders.sort_by_cached_key(|holder| (layers.height(*holder), *holder));
+        holders
     }
 
     /// Puts the live blocks of a segment, sorted, into new ones. Returns the bytes of their frames.

@@ -442,18 +442,25 @@ impl Tier {
         self.change_layers(LayerChange::Make(new)).await.map(drop)
     }
 
-    /// The volume shows what its snapshot at an LSN shows, and its snapshots stay. Durable when this returns. `since`
+    /// The volume shows what its snapshot at an LSN shows, and its snapshots stay. Durable, with the volume's `record`,
+    /// when this returns. `since`
     /// is an LSN of the log behind everything that the volume was written, and destaged; nobody reads or writes it
     /// meanwhile.
     ///
     /// # Errors
     /// As [`Tier::clone_volume`].
-    pub async fn roll_back(&self, volume: VolumeId, at: Lsn, since: Lsn) -> Result<()> {
+    pub async fn roll_back(
+        &self,
+        volume: VolumeId,
+        at: Lsn,
+        since: Lsn,
+        record: Option<Bytes>,
+    ) -> Result<()> {
         if since > self.destaged_lsn() {
             let what = format!("roll volume {volume} back: {since} is not destaged");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        let new = NewLayer { volume, source: volume, at, since, record: None, is_promoted: true };
+        let new = NewLayer { volume, source: volume, at, since, record, is_promoted: true };
         self.change_layers(LayerChange::Make(new)).await.map(drop)
     }
 
@@ -485,6 +492,14 @@ impl Tier {
         task.await.map_err(|cause| Error::with_source(ErrorKind::Io, "change layers", cause))?
     }
 
+    /// The volume has a layer that was made from another one, and [`Tier::retire`] was not called for it.
+    #[must_use]
+    pub fn is_retirable(&self, volume: VolumeId) -> bool {
+        let layers = self.inner.map.layers();
+        let record = layers.get(layers.current(volume));
+        record.is_some_and(|record| record.parent.is_some() && !record.is_former)
+    }
+
     /// What a volume was made from and still depends on.
     #[must_use]
     pub fn origin(&self, volume: VolumeId) -> Option<Origin> {
@@ -499,13 +514,16 @@ impl Tier {
         })
     }
 
-    /// Volumes that depend on what a volume's snapshot at an LSN shows, in order of id.
+    /// Volumes whose newest state depends on what a volume's snapshot at an LSN shows, in order of id. What only
+    /// their snapshots of before a rollback show is kept without it.
     #[must_use]
     pub fn dependents(&self, volume: VolumeId, at: Lsn) -> Vec<VolumeId> {
         let layers = self.inner.map.layers();
         let parent = layers.at(volume, at);
         let depends = |record: &LayerRecord| {
-            record.parent == Some(parent) && record.base.is_some_and(|base| base.lsn == at)
+            !record.is_former
+                && record.parent == Some(parent)
+                && record.base.is_some_and(|base| base.lsn == at)
         };
         layers
             .iter()
@@ -634,20 +652,24 @@ impl Tier {
                 true => inner.map.prune(&mut writer, page_budget).await,
                 false => Ok(PruneReport::default()),
             };
-            let is_promoted =
-                !is_pruned && folded.as_ref().map_or(true, |done| done.page_count == 0);
+            // Nothing that cannot be done keeps the rest from being done.
+            let is_folding = folded.as_ref().is_ok_and(|done| done.page_count > 0);
+            let is_pruning = pruned.as_ref().is_ok_and(|done| done.layers_left > 0);
+            let is_promoted = !is_folding && !is_pruning;
             let promoted = match is_promoted {
                 true => inner.map.promote_step(&mut writer, page_budget).await,
                 false => Ok(PromoteReport::default()),
             };
+            let is_promoting = promoted.as_ref().is_ok_and(|done| done.layers_left > 0);
+            let forgotten = match is_promoted && !is_promoting {
+                true => inner.map.forget_layer(&mut writer).await,
+                false => Ok(false),
+            };
             let mut done = folded?;
             // A step that has found nothing more has gone on all the same.
             done.page_count += pruned?.looked_count.max(is_pruned.into());
-            let promoted = promoted?;
-            done.page_count += promoted.page_count.max(u64::from(promoted.layers_left > 0));
-            if done.page_count == 0 {
-                done.page_count += u64::from(inner.map.forget_layer(&mut writer).await?);
-            }
+            done.page_count += promoted?.page_count.max(is_promoting.into());
+            done.page_count += u64::from(forgotten?);
             done.prunes_left = inner.map.status().prune_count;
             done.promotes_left = inner.map.promote_count();
             Ok(done)

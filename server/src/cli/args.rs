@@ -46,6 +46,19 @@ pub enum Command {
     /// Snapshots of volumes: made at once, whatever the size
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
+    /// Make a volume of what a snapshot shows, at once: `clone db@monday test --ttl 8h`
+    Clone {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// VOLUME@NAME
+        snapshot: String,
+        /// Name of the new volume
+        name: String,
+        /// Remove it by itself after this time, like 8h; it can be restored then as other removed volumes
+        #[arg(long, value_name = "DURATION")]
+        ttl: Option<Span>,
+    },
     /// Remove a pool, bring it back, or delete it for good
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -148,6 +161,24 @@ pub enum VolumeCommand {
         /// Its name
         name: String,
     },
+    /// Give a volume another name; nobody may use it meanwhile
+    Rename {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Its name
+        name: String,
+        /// The new one
+        new_name: String,
+    },
+    /// Make a clone independent of what it was made from, in the background
+    Promote {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Its name
+        name: String,
+    },
     /// After a reboot or take-over took writes: say that no client of before goes on
     Accept {
         /// Which pool.
@@ -190,7 +221,40 @@ pub enum SnapshotCommand {
         /// VOLUME@NAME, a later one of the same volume
         newer: String,
     },
-    /// Remove a snapshot; no client may have it open
+    /// Make snapshots of a volume by schedule, or show what its schedule does next: which snapshots stay, and which go
+    Schedule {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// The volume
+        volume: String,
+        /// When, in UTC, as cron has it: "0 * * * *", @hourly, @daily; without it nothing changes
+        cron: Option<String>,
+        /// Keep the newest snapshot of so many hours; 24 where no number is given, as 7 days, 4 weeks, 12 months
+        #[arg(long, value_name = "COUNT", requires = "cron")]
+        hourly: Option<u32>,
+        /// Of so many days
+        #[arg(long, value_name = "COUNT", requires = "cron")]
+        daily: Option<u32>,
+        /// Of so many weeks
+        #[arg(long, value_name = "COUNT", requires = "cron")]
+        weekly: Option<u32>,
+        /// Of so many months
+        #[arg(long, value_name = "COUNT", requires = "cron")]
+        monthly: Option<u32>,
+        /// End the schedule; its snapshots stay
+        #[arg(long, conflicts_with = "cron")]
+        off: bool,
+    },
+    /// Make a volume show what a snapshot of it shows; nobody may use it meanwhile, and all snapshots stay
+    Rollback {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// VOLUME@NAME
+        snapshot: String,
+    },
+    /// Remove a snapshot; no client may have it open, and no clone depend on it
     Rm {
         /// Which pool.
         #[command(flatten)]

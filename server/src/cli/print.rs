@@ -1,7 +1,8 @@
 //! Owns the text that people read: tables and sentences made of the admin replies.
 
 use crate::admin::{
-    CacheInfo, DiffInfo, FsckInfo, NbdInfo, Reply, SnapshotInfo, SpaceInfo, StatusInfo, VolumeInfo,
+    CacheInfo, DiffInfo, FsckInfo, NbdInfo, Reply, ScheduleInfo, SnapshotInfo, SpaceInfo,
+    StatusInfo, VolumeInfo,
 };
 use crate::attach::AttachmentInfo;
 use crate::claims::ClientInfo;
@@ -61,7 +62,27 @@ fn present_state(volume: &VolumeInfo) -> String {
     if volume.is_stepped_back {
         words.push("refuses other machines");
     }
-    words.join(", ")
+    let mut text = words.join(", ");
+    if volume.origin.is_some() {
+        text.push_str(", ");
+        text.push_str(&origin(volume));
+    }
+    if let Some(expires_at) = volume.expires_at {
+        text.push_str(&format!(", until {}", utc(expires_at)));
+    }
+    text
+}
+
+/// What it depends on, if anything.
+fn origin(volume: &VolumeInfo) -> String {
+    match (&volume.origin, volume.promoted_bytes) {
+        (Some(origin), Some(bytes)) => {
+            let percent = u128::from(bytes) * 100 / u128::from(volume.size_bytes.max(1));
+            format!("from {origin}, {percent} % independent")
+        }
+        (Some(origin), None) => format!("from {origin}"),
+        (None, _) => String::new(),
+    }
 }
 
 fn volumes(volumes: &[VolumeInfo]) -> String {
@@ -96,6 +117,37 @@ fn snapshots(snapshots: &[SnapshotInfo]) -> String {
         ]
     }));
     table(&rows, &[1])
+}
+
+fn schedule(info: &ScheduleInfo) -> String {
+    let volume = &info.volume;
+    let mut text = match (&info.cron, &info.keep) {
+        (Some(cron), Some(keep)) => pairs(&[
+            ("volume", volume.clone()),
+            ("snapshots", format!("{cron} (UTC)")),
+            ("next", info.next_at.map_or_else(|| "never".to_owned(), utc)),
+            (
+                "kept",
+                format!(
+                    "{} hourly, {} daily, {} weekly, {} monthly",
+                    keep.hourly, keep.daily, keep.weekly, keep.monthly
+                ),
+            ),
+        ]),
+        _ => format!(
+            "volume {volume} has no schedule; make one with: spindle snapshot schedule {volume} @hourly\n"
+        ),
+    };
+    if !info.snapshots.is_empty() {
+        let mut rows = vec![["SNAPSHOT", "CREATED", "WITH THE NEXT"].map(str::to_owned).to_vec()];
+        rows.extend(info.snapshots.iter().map(|one| {
+            let next =
+                one.kept_as.as_ref().map_or("goes".to_owned(), |why| format!("stays: {why}"));
+            vec![format!("{volume}@{}", one.name), utc(one.created_at), next]
+        }));
+        text.push_str(&table(&rows, &[]));
+    }
+    text
 }
 
 /// What differs between two snapshots: a line an extent.
@@ -171,6 +223,7 @@ pub(super) fn reply(reply: &Reply) -> String {
         Reply::Volume(info) => volume(info),
         Reply::Volumes { volumes: infos } => volumes(infos),
         Reply::Snapshots { snapshots: infos } => snapshots(infos),
+        Reply::Schedule(info) => schedule(info),
         Reply::SnapshotDiff(found) => diff(found),
         Reply::Status(info) => status(info),
         Reply::Fsck(found) => fsck(found),
@@ -499,6 +552,9 @@ mod tests {
             is_stepped_back: false,
             is_aside: false,
             is_closed: false,
+            origin: None,
+            promoted_bytes: None,
+            expires_at: None,
         }
     }
 
@@ -524,6 +580,16 @@ mod tests {
         assert!(text.contains("read-write, behind in the store, refuses other machines"), "{text}");
         let closed = VolumeInfo { is_closed: true, ..aside };
         assert!(volumes(&[closed]).contains("not served, behind in the store"));
+    }
+
+    #[test]
+    fn a_clone_says_what_it_is_made_from() {
+        let mut clone = VolumeInfo { origin: Some("db@monday".to_owned()), ..info("test") };
+        assert!(volume(&clone).contains("read-write, from db@monday\n"));
+        (clone.promoted_bytes, clone.expires_at) = (Some(clone.size_bytes / 4), Some(0));
+        let text = volumes(&[clone]);
+        let said = "read-write, from db@monday, 25 % independent, until 1970-01-01";
+        assert!(text.contains(said), "{text}");
     }
 
     #[test]

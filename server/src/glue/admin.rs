@@ -7,18 +7,20 @@
 
 use crate::admin::{
     AdminHandler, AsideInfo, AtRisk, CacheInfo, DestageInfo, DiffExtent, DiffInfo, KeySlotInfo,
-    LogInfo, NbdInfo, Reply, Request, SnapshotInfo, SpaceInfo, StatusInfo, TierInfo, VolumeInfo,
+    LogInfo, NbdInfo, Reply, Request, ScheduleInfo, ScheduledInfo, SnapshotInfo, SpaceInfo,
+    StatusInfo, TierInfo, VolumeInfo,
 };
 use crate::attach::{self, Attachments};
 use crate::glue::exports::PoolExports;
 use crate::keys::NewKey;
-use crate::pool::NamedSnapshot;
+use crate::pool::{NamedSnapshot, SchedulePlan};
 use crate::record::{VolumeRecord, VolumeState};
 use crate::serve::OpenPool;
 use crate::snapshot::SnapshotName;
 use block::{Error, ErrorKind, Result};
 use nbd::Server;
 use std::sync::Arc;
+use std::time::Duration;
 use tiering::cache::CacheStatus;
 use tiering::{ChangedExtent, ReclaimStatus};
 use tokio::sync::{Mutex, watch};
@@ -106,6 +108,7 @@ fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
     };
     let aside = open.pool.destage_progress().aside.remove(&record.id);
     let retention = open.config.settings().deleted_retention.duration().as_secs();
+    let origin = open.pool.origin(record);
     VolumeInfo {
         id: record.id,
         name: record.name.clone(),
@@ -118,6 +121,9 @@ fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
         is_stepped_back: record.is_stepped_back,
         is_closed: aside.as_ref().is_some_and(|aside| aside.is_closed),
         is_aside: aside.is_some(),
+        origin: origin.as_ref().map(|origin| origin.name.clone()),
+        promoted_bytes: origin.and_then(|origin| origin.promoted_bytes),
+        expires_at: Some(record.expires_at).filter(|at| *at != 0),
     }
 }
 
@@ -136,6 +142,21 @@ fn snapshots(open: &OpenPool, found: &[NamedSnapshot]) -> Reply {
         is_in_store: one.lsn <= destaged && is_whole(one),
     };
     Reply::Snapshots { snapshots: found.iter().map(info).collect() }
+}
+
+fn schedule_info(volume: String, plan: SchedulePlan) -> ScheduleInfo {
+    let one = |(one, why): (NamedSnapshot, Option<&'static str>)| ScheduledInfo {
+        name: one.record.name,
+        created_at: one.record.created_at,
+        kept_as: why.map(str::to_owned),
+    };
+    ScheduleInfo {
+        volume,
+        cron: plan.schedule.as_ref().map(|schedule| schedule.cron.clone()),
+        keep: plan.schedule.map(|schedule| schedule.keep),
+        next_at: plan.next_at,
+        snapshots: plan.snapshots.into_iter().map(one).collect(),
+    }
 }
 
 fn list(open: &OpenPool) -> Vec<VolumeInfo> {
@@ -192,12 +213,50 @@ impl AdminHandler for AdminPool {
                 let record = pool.accept_step_back(&name, give_up_writes).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
+            Request::VolumeRename { name, new_name } => {
+                self.check_detached(&open, "rename", &name).await?;
+                let record = pool.rename_volume(&name, &new_name).await?;
+                Ok(Reply::Volume(volume_info(&open, &record)))
+            }
+            Request::VolumePromote { name } => {
+                let record = pool.promote_volume(&name).await?;
+                Ok(Reply::Volume(volume_info(&open, &record)))
+            }
+            Request::Clone { snapshot, name, ttl_seconds } => {
+                let of: SnapshotName = snapshot.parse()?;
+                let (source, snapshot) = of.single()?;
+                let ttl = ttl_seconds.map(Duration::from_secs);
+                let record = pool.clone_volume(source, snapshot, &name, ttl).await?;
+                Ok(Reply::Volume(volume_info(&open, &record)))
+            }
+            Request::SnapshotRollback { snapshot } => {
+                let of: SnapshotName = snapshot.parse()?;
+                let (volume, snapshot) = of.single()?;
+                self.check_detached(&open, "roll back", volume).await?;
+                let record = pool.roll_back(volume, snapshot).await?;
+                Ok(Reply::Volume(volume_info(&open, &record)))
+            }
             Request::SnapshotCreate { snapshot } => {
                 let made = pool.create_snapshots(&snapshot.parse()?).await?;
                 Ok(snapshots(&open, &made))
             }
             Request::SnapshotList { volume } => {
                 Ok(snapshots(&open, &pool.snapshots(volume.as_deref())?))
+            }
+            Request::SnapshotSchedule { volume, set, off } => {
+                match (&set, off) {
+                    (Some(set), false) => {
+                        pool.set_schedule(&volume, Some((&set.cron, set.keep))).await?;
+                    }
+                    (None, true) => pool.set_schedule(&volume, None).await?,
+                    (None, false) => {}
+                    (Some(_), true) => {
+                        let what = format!("schedule snapshots of {volume}: set or off, not both");
+                        return Err(Error::new(ErrorKind::Invalid, what));
+                    }
+                }
+                let plan = pool.schedule_plan(&volume)?;
+                Ok(Reply::Schedule(schedule_info(volume, plan)))
             }
             Request::SnapshotDiff { older, newer, offset } => {
                 let names = (older.parse()?, newer.parse()?);

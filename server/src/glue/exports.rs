@@ -56,7 +56,10 @@ impl PoolExports {
         }
         match name.split_once('@') {
             Some((volume, snapshot)) => self.pool.snapshot_view(volume, snapshot),
-            None => self.pool.volume(name).ok_or_else(not_found),
+            None => self.pool.volume(name).ok_or_else(|| match self.pool.why_not(name) {
+                busy if busy.kind() == ErrorKind::Busy => busy,
+                _ => not_found(),
+            }),
         }
     }
 }

@@ -78,7 +78,12 @@ impl Shared {
 
     /// Makes a volume's record durable in the log.
     pub(crate) async fn log_record(&self, record: &VolumeRecord) -> Result<()> {
-        self.log.append(record_entry(record), Wait::Durable).await.map(drop)
+        self.append_record(record).await.map(drop)
+    }
+
+    /// As [`Shared::log_record`]; returns where in the log it is.
+    pub(crate) async fn append_record(&self, record: &VolumeRecord) -> Result<Lsn> {
+        self.log.append(record_entry(record), Wait::Durable).await
     }
 
     /// The volume's lock; the same one for every holder.

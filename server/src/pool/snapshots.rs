@@ -73,7 +73,7 @@ impl Snapshots {
         of_it.map(|(volume, _)| VolumeId(*volume)).collect()
     }
 
-    fn of(&self, volume: u32) -> impl Iterator<Item = (Lsn, &SnapshotRecord)> {
+    pub(super) fn of(&self, volume: u32) -> impl Iterator<Item = (Lsn, &SnapshotRecord)> {
         let of_it = self.records.range((volume, Lsn::NONE)..=(volume, Lsn(u64::MAX)));
         of_it.map(|((_, lsn), record)| (*lsn, record))
     }
@@ -137,11 +137,12 @@ impl Volumes {
 }
 
 impl Pool {
-    /// Makes a snapshot of each of the volumes, of the same instant. Durable when this returns.
-    ///
-    /// # Errors
-    /// `NotFound`; `Busy` when one of that name exists, or when too many wait for the store; `Full` when there are too many.
-    pub async fn create_snapshots(&self, asked: &SnapshotName) -> Result<Vec<NamedSnapshot>> {
+    /// As [`Pool::create_snapshots`], or by a schedule.
+    pub(super) async fn create_snapshots_as(
+        &self,
+        asked: &SnapshotName,
+        is_scheduled: bool,
+    ) -> Result<Vec<NamedSnapshot>> {
         let _one_at_a_time = self.changes.lock().await;
         self.check_not_too_many("make")?;
         let now = unix_seconds();
@@ -173,7 +174,9 @@ impl Pool {
                 );
                 return Err(Error::new(ErrorKind::Full, what));
             }
-            made.push(SnapshotRecord::new(record.id, &asked.name, record.size_bytes, now));
+            let mut snapshot = SnapshotRecord::new(record.id, &asked.name, record.size_bytes, now);
+            snapshot.is_scheduled = is_scheduled;
+            made.push(snapshot);
         }
         let lsn = self.log_snapshots(&SnapshotEntry::making(made.clone())).await?;
         drop(unchanged);
@@ -192,12 +195,13 @@ impl Pool {
     /// Removes a snapshot. What only it showed is dropped from the store in the background.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` while it is served.
+    /// `NotFound`; `Busy` while it is served, or a clone depends on it.
     pub async fn remove_snapshot(&self, volume: &str, name: &str) -> Result<NamedSnapshot> {
         let _one_at_a_time = self.changes.lock().await;
         self.check_not_too_many("remove")?;
         let found = self.snapshot(volume, name)?;
         let key = (found.record.volume, found.lsn);
+        self.check_no_dependents((volume, name), key.0, key.1)?;
         {
             // Nobody gets it from here on.
             let mut volumes = self.volumes.lock();

@@ -16,6 +16,7 @@ use tiering::TierOptions;
 
 mod aside;
 mod exports;
+mod schedules;
 
 const MIB: u64 = 1 << 20;
 

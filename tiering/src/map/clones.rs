@@ -16,20 +16,22 @@ use super::pages::{self, OperandKind, Page};
 use super::ranges::Range;
 use super::settle::{Settle, put_copy};
 use super::snapshots::Prune;
-use super::{CommitReport, Map, State, entries};
+use super::{CommitReport, Forget, Map, State, entries};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Layers on top of each other. Chosen by hand: the first read of a page looks into each of them.
-pub const HEIGHT_MAX: usize = 16;
+/// Layers that show something of one another. Chosen by hand: the first read of a page looks into each of them.
+pub const BASES_MAX: usize = 16;
+/// Layers that were made from one another, however long ago. Chosen by hand: reclaim follows them.
+pub const PARENTS_MAX: usize = 1024;
 
 /// A layer that is made from another one.
 #[derive(Clone, Debug)]
 pub struct NewLayer {
-    /// Its volume. One that has a layer is rolled back; the others are clones.
+    /// Its volume: that which it is made from, for a rollback, or one that is not there yet, a clone.
     pub volume: VolumeId,
     /// The volume that it is made from.
     pub source: VolumeId,
@@ -37,7 +39,7 @@ pub struct NewLayer {
     pub at: Lsn,
     /// Of a rollback: an LSN behind everything that was written before, not above what is destaged.
     pub since: Lsn,
-    /// Of a clone: the volume's record.
+    /// The volume's record then.
     pub record: Option<Bytes>,
     /// It is to be made independent at once.
     pub is_promoted: bool,
@@ -97,15 +99,22 @@ impl Map {
             let what = format!("make a layer: volume {} has no snapshot at {}", new.source, new.at);
             return Err(Error::new(ErrorKind::NotFound, what));
         }
-        if layers.height(parent) + 1 >= HEIGHT_MAX {
+        if layers.bases(parent).len() + 1 >= BASES_MAX {
             let what = format!(
-                "make a layer: {HEIGHT_MAX} lie on top of each other already; promote one of the volumes first, and \
-                 wait until that is done"
+                "make a layer: {BASES_MAX} depend on one another already; promote one of the volumes first, and wait \
+                 until it is independent"
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
+        if layers.height(parent) + 1 >= PARENTS_MAX {
+            let what = format!(
+                "make a layer: {PARENTS_MAX} were made from one another; copy the volume to a new one by its clients"
+            );
+            return Err(Error::new(ErrorKind::Full, what));
+        }
+        self.check_whole(new.source, new.at)?;
         let old = layers.current(new.volume);
-        let is_clone = new.record.is_some();
+        let is_clone = new.volume != new.source;
         if is_clone && (layers.get(old).is_some() || self.has_volume(new.volume)) {
             let what = format!("make a layer: volume {} is there already", new.volume);
             return Err(Error::new(ErrorKind::Busy, what));
@@ -124,11 +133,13 @@ impl Map {
         let mut records = vec![(layer, record)];
         let mut ranges = Vec::new();
         if !is_clone {
+            self.check_whole(new.volume, Lsn(u64::MAX))?;
+            self.check_above_snapshots(old, new.since)?;
             let before = layers.get(old).copied();
             let before = before.unwrap_or_else(|| LayerRecord::plain(new.volume));
             records.push((old, LayerRecord { is_former: true, ..before }));
             let (first_page, last_page) = (0, u32::MAX);
-            ranges.push((old, Range { lsn: new.since, ordinal: 0, first_page, last_page }));
+            ranges.push((old, Range { lsn: new.since, ordinal: u32::MAX, first_page, last_page }));
             self.make_room_for(writer, &ranges).await.map_err(|failed| failed.error)?;
         }
         let mut draft = Draft::new(self);
@@ -142,8 +153,42 @@ impl Map {
         if let Some(record) = new.record {
             self.volume_records.write().insert(new.volume, record);
         }
-        self.apply(Fresh { bytes_left: 0, pages: Vec::new() }, &ranges, Vec::new());
+        self.apply(
+            Fresh { bytes_left: 0, pages: Vec::new() },
+            &ranges,
+            Vec::new(),
+            Forget::Nothing,
+        );
+        // Somebody may have looked for it before it was there.
+        self.pages.retain(|(of, _, _)| *of != layer);
         Ok(())
+    }
+
+    /// Nothing that the volume was written up to an LSN comes late.
+    fn check_whole(&self, volume: VolumeId, until: Lsn) -> Result<()> {
+        let asides = self.asides.read();
+        let first = asides.get(&volume).and_then(|files| files.first());
+        match first.filter(|file| file.first_lsn <= until) {
+            None => Ok(()),
+            Some(file) => {
+                let since = file.first_lsn;
+                let what = format!(
+                    "make a layer: the store lacks what volume {volume} was written since {since}"
+                );
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+        }
+    }
+
+    /// A range at an LSN hides nothing that a snapshot of the layer shows, nor a layer made from it.
+    fn check_above_snapshots(&self, layer: LayerId, since: Lsn) -> Result<()> {
+        match self.snapshots().of(layer).last().filter(|newest| **newest >= since) {
+            None => Ok(()),
+            Some(newest) => {
+                let what = format!("end layer {layer} at {since}: something shows it at {newest}");
+                Err(Error::new(ErrorKind::Invalid, what))
+            }
+        }
     }
 
     fn has_volume(&self, volume: VolumeId) -> bool {
@@ -168,10 +213,10 @@ impl Map {
         Ok(true)
     }
 
-    /// Nobody reads the newest state of a volume any more.
+    /// Nobody reads the newest state of a volume any more, and nobody writes it: all of it goes.
     ///
     /// # Errors
-    /// As [`Map::commit`].
+    /// `Invalid` while nothing behind its newest snapshot is destaged; as [`Map::commit`].
     pub async fn retire(&self, writer: &mut Writer, volume: VolumeId) -> Result<()> {
         self.check(writer)?;
         let layers = self.layers();
@@ -179,7 +224,19 @@ impl Map {
         match layers.get(layer).filter(|record| !record.is_former && record.parent.is_some()) {
             Some(record) => {
                 let record = LayerRecord { is_former: true, ..*record };
-                self.write_layers(writer, Draft::new(self), &[(layer, record)]).await
+                // Also what says only that it is empty, and was put there when it was hidden before.
+                let lsn = writer.root.destaged;
+                self.check_above_snapshots(layer, lsn)?;
+                let ordinal = u32::MAX; // a window may have made one at this LSN
+                let range = Range { lsn, ordinal, first_page: 0, last_page: u32::MAX };
+                let ranges = [(layer, range)];
+                self.make_room_for(writer, &ranges).await.map_err(|failed| failed.error)?;
+                let mut draft = Draft::new(self);
+                draft.put(&keys::range_key(layer, lsn, ordinal), &range.encode());
+                self.write_layers(writer, draft, &[(layer, record)]).await?;
+                let fresh = Fresh { bytes_left: 0, pages: Vec::new() };
+                self.apply(fresh, &ranges, Vec::new(), Forget::Nothing);
+                Ok(())
             }
             None => Ok(()),
         }
@@ -287,7 +344,7 @@ impl Map {
         self.space.apply(&[], &[], live_delta);
         self.set_layers(self.layers().with([(layer, record)]));
         self.prunes.lock().extend(prune);
-        self.apply(Fresh { bytes_left: 0, pages: touched }, &[], live);
+        self.apply(Fresh { bytes_left: 0, pages: touched }, &[], live, Forget::Nothing);
         Ok(numbers.len() as u64)
     }
 

@@ -17,7 +17,7 @@ use super::ranges::{RANGE_COUNT_MAX, RANGE_PAGES_MIN, Range};
 use super::records::{ASIDE_FILES_MAX, AsideFile, Root, SegmentRecord, encode_aside, encode_live};
 use super::settle::Settle;
 use super::snapshots::{Prune, SnapshotChange, SnapshotList, encode_snapshot};
-use super::{LIVE, Map, PageKey};
+use super::{Forget, LIVE, Map, PageKey};
 use crate::fail_point;
 use crate::planted::Planted;
 use crate::segment::FrameAt;
@@ -445,11 +445,9 @@ impl Map {
             writer.known_layers.clear();
         }
         writer.known_layers.extend(layers);
-        self.apply(fresh, &new_ranges, live);
-        if commit.is_late {
-            // Snapshots between the two LSNs show it.
-            self.forget_old_pages(None);
-        }
+        // Snapshots between the two LSNs show what comes late.
+        let forget = if commit.is_late { Forget::All } else { Forget::Nothing };
+        self.apply(fresh, &new_ranges, live, forget);
         self.space.apply(&commit.segments, &[], live_delta);
         for record in commit.segments {
             let bytes = size_of::<SegmentRecord>();
@@ -715,6 +713,7 @@ impl Map {
         fresh: Fresh,
         new_ranges: &[(LayerId, Range)],
         live: Vec<(u64, u32)>,
+        forget: Forget<'_>,
     ) {
         if !new_ranges.is_empty() {
             self.set_ranges(self.ranges().with(new_ranges.iter().copied()));
@@ -740,9 +739,11 @@ impl Map {
                 !ranges.iter().any(|range| range.covers(*page))
             });
         }
+        self.forget_old_pages(forget);
         for (number, blocks) in live {
             self.live.insert(number, blocks, size_of::<u32>());
         }
+        self.generation.fetch_add(1, Ordering::SeqCst);
     }
 }
 

@@ -12,8 +12,8 @@ use super::layers::LayerId;
 use super::pages;
 use super::ranges::Range;
 use super::settle::Settle;
-use super::{CommitReport, FoldReport, Map, State};
-use block::{ErrorKind, Result};
+use super::{CommitReport, FoldReport, Forget, Map, State};
+use block::{ErrorKind, Lsn, Result};
 use bytes::Bytes;
 use std::ops::Bound;
 
@@ -71,11 +71,12 @@ impl Map {
             let (cut, cuts) = (ranges.cut(layer, page), ranges.cuts(layer, page));
             let base = self.base_page(layer, page).await?;
             let folded = pages::fold(&operands, cut);
-            // Without the range it would show what is beneath.
-            let is_bare = operands.is_empty()
-                && base.is_some()
-                && !is_former
-                && !self.planted.range_uncovers_base;
+            // Without the range it would show what is beneath: also to snapshots of a former layer.
+            let is_over =
+                operands.is_empty() && base.is_some() && !self.planted.range_uncovers_base;
+            let is_shown =
+                is_over && !history::showing_hidden(&cuts, living, Lsn(u64::MAX)).is_empty();
+            let is_bare = is_over && (!is_former || is_shown);
             if folded.has_hidden || is_bare {
                 let lsn = folded.last_lsn.max(cut);
                 let shows_more = is_bare && !history::showing_hidden(&cuts, living, lsn).is_empty();
@@ -100,7 +101,7 @@ impl Map {
                     draft.recount_over(base, &stored, &folded.runs);
                     // The page is emptied by the range where it has no newer operand.
                     let lsn = if folded.runs.is_empty() { lsn } else { folded.last_lsn };
-                    let keeps_empty = base.is_some() && !is_former;
+                    let keeps_empty = base.is_some() && (!is_former || is_shown);
                     put_image(&mut draft, &key, lsn, &folded.runs, keeps_empty);
                 }
                 touched.push((layer, page));
@@ -125,7 +126,7 @@ impl Map {
         let ranges_left = left.len();
         self.set_ranges(left);
         let pages = touched.into_iter().map(|key| (key, None)).collect();
-        self.apply(Fresh { bytes_left: 0, pages }, &[], live);
+        self.apply(Fresh { bytes_left: 0, pages }, &[], live, Forget::Nothing);
         Ok(FoldReport { page_count, ranges_left, ..FoldReport::default() })
     }
 
@@ -139,7 +140,10 @@ impl Map {
     ) -> Result<Hidden> {
         let State { db, layers, .. } = self.state.borrow().clone();
         let mut found = Vec::new();
-        if layers.shows_base(layer, range.last_page) {
+        let snapshots = self.snapshots();
+        let is_shown = snapshots.of(layer).last().is_some_and(|newest| *newest >= range.lsn);
+        let is_over = layers.base(layer, range.last_page).is_some() && is_shown;
+        if layers.shows_base(layer, range.last_page) || is_over {
             let pages = (range.first_page, range.last_page);
             let (numbers, until) =
                 self.numbers_between(&db, layer, pages, page_budget.max(1)).await?;

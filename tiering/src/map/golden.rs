@@ -4,7 +4,7 @@
 //! To see what this build writes: `SPINDLE_PRINT_GOLDEN=1 cargo test golden_metadata -- --nocapture`.
 
 use super::keys::{self, Header, Opener};
-use super::layers::{LayerId, LayerRecord};
+use super::layers::{Base, LayerId, LayerRecord};
 use super::pages::{self, Operand, OperandKind, Run};
 use super::ranges::Range;
 use super::records::{self, Root, SegmentRecord};
@@ -296,6 +296,41 @@ const HEADER: Fields = &[
     ("incompatible features", 4),
     ("salt", 16),
 ];
+
+#[test]
+fn golden_metadata_of_layers() {
+    let mut golden = Golden::new("layers", include_str!("../../testdata/map-v1-layers.hex"));
+    let layer = LayerId(0x0102_0304).next().unwrap();
+    let base = Base { lsn: Lsn(0x1112_1314), next_page: 0x0a0b_0c0d, is_promoted: true };
+    let record = LayerRecord {
+        volume: VolumeId(0x0102_0304),
+        parent: Some(LayerId(0x2122_2324_2526_2728)),
+        base: Some(base),
+        since: Lsn(0x3132_3334),
+        is_former: false,
+    };
+    let fields: Fields = &[
+        ("version", 1),
+        ("volume", 4),
+        ("parent", 8),
+        ("LSN of the base", 8),
+        ("since", 8),
+        ("promoted up to this page", 4),
+        ("being promoted", 1),
+    ];
+    let bytes = golden.take("layer", &record.encode(), fields);
+    assert_eq!(LayerRecord::decode(layer, &bytes).unwrap(), record);
+    let former = LayerRecord { is_former: true, ..LayerRecord::plain(VolumeId(0x0102_0304)) };
+    let fields: Fields = &[("version", 1), ("volume", 4), ("none", 28), ("former", 1)];
+    let bytes = golden.take("former layer", &former.encode(), fields);
+    assert_eq!(LayerRecord::decode(LayerId(0x0102_0304), &bytes).unwrap(), former);
+    let header = Header::with_salt(Algorithm::Aes256Gcm, *b"salt of metadata");
+    let header = header.with_snapshots().with_bases();
+    let bytes = golden.take("header", header.bytes(), HEADER);
+    let found = Header::decode(&bytes).unwrap();
+    assert!(found.has_snapshots() && found.has_bases());
+    golden.end();
+}
 
 #[test]
 fn golden_metadata_sealed_of_version_1() {

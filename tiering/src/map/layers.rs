@@ -192,11 +192,6 @@ impl LayerList {
         LayerList::new(all)
     }
 
-    /// It is the same state of the list.
-    pub(super) fn is_same(&self, other: &LayerList) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
     /// The record of a layer, if it has one.
     #[must_use]
     pub fn get(&self, layer: LayerId) -> Option<&LayerRecord> {

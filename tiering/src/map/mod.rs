@@ -130,6 +130,17 @@ pub enum Health {
     Final(Error),
 }
 
+/// Pages of snapshots, and of layers that show their base, that a change takes out of the cache.
+#[derive(Clone, Copy)]
+pub(super) enum Forget<'a> {
+    /// None.
+    Nothing,
+    /// Those of these numbers.
+    Moved(&'a HashSet<u32>),
+    /// Every one.
+    All,
+}
+
 /// What a page is read with.
 #[derive(Clone)]
 struct State {
@@ -158,8 +169,9 @@ pub struct Map {
     snapshots: RwLock<SnapshotList>,
     /// Layers that have to be pruned.
     prunes: Mutex<BTreeMap<LayerId, Prune>>,
-    /// Counts commits that changed pages: a page that was read under an older number may be stale
-    /// and is not cached. Raised before the cache is touched.
+    /// Raised before and after the caches change, so it is odd meanwhile: a page that was read under an older
+    /// number may be stale, and one that was read meanwhile may be made of another one that is. Neither is cached.
+    /// Only the holder of the writer changes it.
     generation: AtomicU64,
     /// Counts commits that have forgotten segments. Raised after the caches have changed, and before
     /// anything is deleted: who finds a segment gone and the count as it was before it looked into the
@@ -329,21 +341,33 @@ impl Map {
         self.pages.get(&(layer, page, LIVE))
     }
 
-    /// What snapshots show of pages, and what layers show of their base, may have changed its place; with
-    /// `moved`, only in pages of these numbers.
-    fn forget_old_pages(&self, moved: Option<&HashSet<u32>>) {
-        if !self.has_old_pages.load(Ordering::SeqCst) {
+    /// Whoever read under this generation may keep what it has read.
+    fn is_current(&self, generation: u64) -> bool {
+        generation.is_multiple_of(2) && self.generation.load(Ordering::SeqCst) == generation
+    }
+
+    /// What snapshots show of pages, and what layers show of their base, may have changed its place. While the caches
+    /// change: see the field.
+    fn forget_old_pages(&self, forget: Forget<'_>) {
+        if matches!(forget, Forget::Nothing) || !self.has_old_pages.load(Ordering::SeqCst) {
             return;
         }
-        let layers = self.layers();
-        if moved.is_none() {
+        if matches!(forget, Forget::All) {
             self.has_old_pages.store(false, Ordering::SeqCst);
         }
+        let layers = self.layers();
         self.pages.retain(|(layer, page, at)| {
-            let is_old =
-                *at != LIVE || layers.get(*layer).is_some_and(|layer| layer.base.is_some());
-            !is_old || moved.is_some_and(|moved| !moved.contains(page))
+            let is_based = layers.get(*layer).is_some_and(|layer| layer.base.is_some());
+            let is_old = *at != LIVE || is_based;
+            !is_old || matches!(forget, Forget::Moved(moved) if !moved.contains(page))
         });
+    }
+
+    /// The base of a page is what it was in a state that was read.
+    fn is_based_as(&self, state: &State, layer: LayerId, page: u32) -> bool {
+        let now = self.state.borrow();
+        Arc::ptr_eq(&now.db, &state.db)
+            && now.layers.base(layer, page) == state.layers.base(layer, page)
     }
 
     /// The page, from memory or from the database.
@@ -358,12 +382,13 @@ impl Map {
             let generation = self.generation.load(Ordering::SeqCst);
             // The ranges before the page: a range that is folded in between would otherwise be missing
             // while the page still shows what it hides. The layers likewise.
-            let State { db, ranges, layers, .. } = self.state.borrow().clone();
+            let state = self.state.borrow().clone();
+            let State { db, ranges, layers, .. } = &state;
             let cut = ranges.cut(layer, page);
-            let operands = match self.operands(&db, layer, page).await {
+            let operands = match self.operands(db, layer, page).await {
                 Ok(operands) => operands,
                 Err(error) => {
-                    self.wait_reopened(&db, error).await?;
+                    self.wait_reopened(db, error).await?;
                     continue;
                 }
             };
@@ -372,7 +397,7 @@ impl Map {
                 None => Arc::new(pages::fold(&operands, cut)),
                 Some((parent, at)) => {
                     let base = Box::pin(self.page_at(parent, page, at)).await?;
-                    if !self.layers().is_same(&layers) {
+                    if !self.is_based_as(&state, layer, page) {
                         continue; // it may be promoted by now, and its base gone
                     }
                     Arc::new(Page { runs: base.runs.clone(), ..Page::default() })
@@ -382,7 +407,7 @@ impl Map {
                 if base.is_some() {
                     self.has_old_pages.store(true, Ordering::SeqCst);
                 }
-                self.generation.load(Ordering::SeqCst) == generation
+                self.is_current(generation)
             };
             let bytes = folded.memory_bytes();
             self.pages.insert_if((layer, page, LIVE), folded.clone(), bytes, is_current);

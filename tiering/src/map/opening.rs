@@ -146,6 +146,7 @@ impl Map {
             self.pages.retain(|_| false);
             self.segments.retain(|_| false);
             self.live.retain(|_| false);
+            self.generation.fetch_add(1, Ordering::SeqCst);
             *self.volume_records.write() = volume_records;
             *self.asides.write() = asides;
             *self.snapshots.write() = snapshots;

@@ -14,7 +14,7 @@ use super::keys::{self, copy_key, page_key, prune_key};
 use super::pages::{self, Page, Run};
 use super::settle::Settle;
 use super::snapshots::Prune;
-use super::{CommitReport, LayerId, Map, State, Writer, entries};
+use super::{CommitReport, Forget, LayerId, Map, State, Writer, entries};
 use block::{ErrorKind, Lsn, Result};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl Map {
         let live_delta = draft.live_delta;
         self.write(writer, draft.batch).await?;
         self.space.apply(&[], &[], live_delta);
-        self.apply(Fresh { bytes_left: 0, pages: touched }, &[], live);
+        self.apply(Fresh { bytes_left: 0, pages: touched }, &[], live, Forget::Nothing);
         let mut prunes = self.prunes.lock();
         match after {
             Some(after) => prunes.insert(layer, after),
@@ -131,9 +131,13 @@ impl Map {
             for copy in copies.iter().filter(|copy| !left.contains(copy)) {
                 draft.delete(&copy_key(layer, page, copy.until));
             }
-            // A page that is empty says so only while it has copies.
+            // A page that is empty says so only while it has copies, or while a base would show instead.
             let history = History { operands, copies: left };
-            let is_needless = base_page.is_none() || is_former;
+            let is_unseen = || {
+                let first = history.operands.first().map(|image| image.lsn);
+                first.is_none_or(|first| living.last().is_none_or(|newest| *newest < first))
+            };
+            let is_needless = base_page.is_none() || (is_former && is_unseen());
             if is_needless && is_only_empty(&history) && ranges.cut(layer, page) == Lsn::NONE {
                 draft.delete(&page_key(layer, page));
                 touched.push(((layer, page), None));

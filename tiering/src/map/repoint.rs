@@ -19,7 +19,7 @@ use super::pages::{self, PAGE_BLOCKS, Page, Run};
 use super::records::{Root, SegmentRecord, encode_live};
 use super::settle::{Move, Settle};
 use super::snapshots::SnapshotList;
-use super::{CommitReport, LayerId, Map, Placed, Writer, keys};
+use super::{CommitReport, Forget, LayerId, Map, Placed, Writer, keys};
 use crate::fail_point;
 use crate::planted::Planted;
 use block::{Lsn, Result};
@@ -159,9 +159,7 @@ impl Map {
         fail_point!("repoint-after-flush");
 
         writer.root = root;
-        self.apply(fresh, &[], live);
-        // After the generation: nobody caches what snapshots showed before.
-        self.forget_old_pages(Some(&numbers));
+        self.apply(fresh, &[], live, Forget::Moved(&numbers));
         let added: Vec<SegmentRecord> = asked
             .segments
             .iter()
@@ -222,10 +220,10 @@ impl Map {
     pub(crate) async fn page_for_reclaim(&self, layer: LayerId, page: u32) -> Result<SeenPage> {
         let snapshots = self.snapshots();
         let living = snapshots.of(layer);
-        let is_based = self.layers().base(layer, page).is_some();
+        let is_own = self.layers().base(layer, page).is_none();
         let is_plain = |page: &Arc<Page>| {
             !page.has_hidden
-                && !(is_based && page.operand_count == 0)
+                && (is_own || page.operand_count > 0)
                 && (self.planted.reclaim_without_snapshots
                     || !has_past(page, living, page.last_lsn))
         };
@@ -233,8 +231,15 @@ impl Map {
             let live = page.runs.to_vec();
             return Ok(SeenPage { states: vec![live], ..SeenPage::default() });
         }
-        let (before, history) = self.history(layer, page, true).await?;
-        let folded = before.page;
+        let db = self.db();
+        let operands = self.operands(&db, layer, page).await?;
+        if operands.is_empty() {
+            // Nothing of its own, so no copies either.
+            return Ok(SeenPage { states: vec![Vec::new()], ..SeenPage::default() });
+        }
+        let copies = self.copies(&db, layer, page).await?;
+        let history = History { operands, copies };
+        let folded = pages::fold(&history.operands, self.cut(layer, page));
         let mut states = vec![folded.runs.to_vec()];
         if self.planted.reclaim_without_snapshots
             || !has_past(&folded, living, folded.last_lsn.max(self.cut(layer, page)))

@@ -39,7 +39,8 @@ pub(super) struct Settle<'a> {
     pub base: Option<Arc<Page>>,
     /// Nobody sees what `runs` say.
     pub is_former: bool,
-    /// The base is the page's no more from here on.
+    /// The base is the page's no more from here on. One that is empty goes on saying so: who still reads with the
+    /// layer as it was would take the base for it.
     pub is_promoted: bool,
 }
 
@@ -54,7 +55,6 @@ impl Draft<'_> {
     ) -> Page {
         let Settle { layer, page, lsn, mut runs, ranges, living, moved, .. } = settle;
         let base = settle.base.as_ref().map(|base| &base.runs[..]);
-        let keeps_base = base.is_some() && !settle.is_promoted;
         let before = history.counted();
         runs.retain(Run::is_mapped);
         let now = pages::fold(&history.operands, Lsn::NONE);
@@ -78,7 +78,7 @@ impl Draft<'_> {
         let mut after = history::counted_copies(&copies, &runs);
         after.extend(&runs);
         // The base moves along with what it shares.
-        let mut base_after = base.filter(|_| keeps_base).map(<[Run]>::to_vec);
+        let mut base_after = base.filter(|_| !settle.is_promoted).map(<[Run]>::to_vec);
         if let Some(base) = &mut base_after {
             Move::apply_all(moved, base);
         }
@@ -94,7 +94,8 @@ impl Draft<'_> {
 
         let copy = copies.last().map_or(Lsn::NONE, |copy| copy.until);
         let key = keys::page_key(layer, page);
-        let is_kept = !runs.is_empty() || copy != Lsn::NONE || (keeps_base && !settle.is_former);
+        let is_kept =
+            !runs.is_empty() || copy != Lsn::NONE || (base.is_some() && !settle.is_former);
         if is_kept {
             let mut plain = Vec::with_capacity(32 + 12 * runs.len());
             pages::encode(lsn, OperandKind::Image { copy }, &runs, &mut plain);

@@ -229,7 +229,7 @@ impl Map {
         let ranges = self.ranges();
         if let Some(live) = live.filter(|live| live.operand_count > 0 && live.last_lsn <= at)
             && ranges.cut(layer, page) <= at
-            && self.generation.load(Ordering::SeqCst) == generation
+            && self.is_current(generation)
         {
             return Ok(live);
         }
@@ -238,16 +238,17 @@ impl Map {
             // What is not destaged yet may still change what the snapshot shows.
             let is_final = at <= self.destaged_lsn();
             // One handle for both, and the page before its copies.
-            let State { db, ranges, layers, .. } = self.state.borrow().clone();
+            let state = self.state.borrow().clone();
+            let State { db, ranges, layers, .. } = &state;
             let read = async {
-                let operands = self.operands(&db, layer, page).await?;
-                let copy = self.first_copy(&db, layer, page, at).await?;
+                let operands = self.operands(db, layer, page).await?;
+                let copy = self.first_copy(db, layer, page, at).await?;
                 Ok((operands, copy))
             };
             let (operands, copy) = match read.await {
                 Ok(read) => read,
                 Err(error) => {
-                    self.wait_reopened(&db, error).await?;
+                    self.wait_reopened(db, error).await?;
                     continue;
                 }
             };
@@ -264,7 +265,7 @@ impl Map {
                 (None, None) => Box::default(),
                 (None, Some((parent, at))) => {
                     let base = Box::pin(self.page_at(parent, page, at)).await?;
-                    if !self.layers().is_same(&layers) {
+                    if !self.is_based_as(&state, layer, page) {
                         continue; // it may be promoted by now, and its base gone
                     }
                     base.runs.clone()
@@ -275,7 +276,7 @@ impl Map {
                 // Both under the cache's lock: who forgets them sees this one, or has raised the generation.
                 let is_current = || {
                     self.has_old_pages.store(true, Ordering::SeqCst);
-                    self.generation.load(Ordering::SeqCst) == generation
+                    self.is_current(generation)
                 };
                 self.pages.insert_if(key, found.clone(), found.memory_bytes(), is_current);
             }
@@ -405,14 +406,21 @@ impl Map {
         (first, last): (u32, u32),
         count_max: usize,
     ) -> Result<(BTreeSet<u32>, u32)> {
-        let (mut numbers, mut until) = self.numbers_of(db, layer, (first, last), count_max).await?;
-        for base in self.layers().bases(layer) {
-            let (more, end) = self.numbers_of(db, base, (first, until), count_max).await?;
-            numbers.extend(more);
-            until = until.min(end);
+        loop {
+            let bases = self.layers().bases(layer);
+            let (mut numbers, mut until) =
+                self.numbers_of(db, layer, (first, last), count_max).await?;
+            for base in &bases {
+                let (more, end) = self.numbers_of(db, *base, (first, until), count_max).await?;
+                numbers.extend(more);
+                until = until.min(end);
+            }
+            if self.layers().bases(layer) != bases {
+                continue; // promoted meanwhile: what was the base's may be its own now, and not there any more
+            }
+            numbers.retain(|number| *number <= until);
+            return Ok((numbers, until));
         }
-        numbers.retain(|number| *number <= until);
-        Ok((numbers, until))
     }
 
     /// Numbers of pages of a layer that are stored, or have copies, and the one up to which none was left out.

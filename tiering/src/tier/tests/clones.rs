@@ -17,15 +17,31 @@ struct Clones {
     shown: BTreeMap<(u32, Lsn), Held>,
     next_volume: u32,
     rollback_count: u32,
+    /// What may be there after a crash now, the newest last.
+    possible: Vec<State>,
 }
+
+/// Volumes and snapshots.
+type State = (BTreeMap<u32, Held>, BTreeMap<(u32, Lsn), Held>);
 
 const VOLUMES_MAX: usize = 6;
 
 impl Clones {
     fn new(seed: u64) -> Clones {
-        let live = [(1, Held::default()), (2, Held::default())].into();
+        let live: BTreeMap<u32, Held> = [(1, Held::default()), (2, Held::default())].into();
         let (world, shown) = (World::new(seed), BTreeMap::new());
-        Clones { world, live, shown, next_volume: 3, rollback_count: 0 }
+        let possible = vec![(live.clone(), shown.clone())];
+        Clones { world, live, shown, next_volume: 3, rollback_count: 0, possible }
+    }
+
+    fn state(&self) -> State {
+        (self.live.clone(), self.shown.clone())
+    }
+
+    /// Takes in what was made of the volumes, once that has come through.
+    fn came(&mut self, state: State) {
+        (self.live, self.shown) = state;
+        self.possible = vec![self.state()];
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -78,57 +94,85 @@ impl Clones {
         window
     }
 
+    /// Destages a window of writes, trims and snapshots.
+    async fn write(&mut self, tier: &Tier, op_count: u64) -> Result<()> {
+        let window = self.window(op_count);
+        let after = self.state();
+        self.possible.push(after.clone());
+        tier.destage(window, &Payloads).await.map_err(|failed| failed.error)?;
+        self.came(after);
+        Ok(())
+    }
+
     /// Clones, rolls back, promotes or removes.
-    async fn change(&mut self, tier: &Tier) {
+    async fn change(&mut self, tier: &Tier) -> Result<()> {
         match self.below(8) {
             0 | 1 if self.live.len() < VOLUMES_MAX => {
-                let Some((source, at)) = self.any_snapshot() else { return };
+                let Some((source, at)) = self.any_snapshot() else { return Ok(()) };
                 let (volume, record) = (self.next_volume, Bytes::from_static(b"a clone"));
                 self.next_volume += 1;
+                let held = self.shown[&(source, at)].clone();
                 let made = tier.clone_volume((VolumeId(source), at), VolumeId(volume), record);
-                match made.await {
-                    Ok(()) => drop(self.live.insert(volume, self.shown[&(source, at)].clone())),
-                    Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
-                }
+                self.becomes(volume, held, made).await
             }
             2 => {
-                let Some((volume, at)) = self.any_snapshot() else { return };
+                let Some((volume, at)) = self.any_snapshot() else { return Ok(()) };
                 if !self.live.contains_key(&volume) {
-                    return;
+                    return Ok(());
                 }
                 self.world.lsn += 1;
-                let window = plain_window(self.world.lsn, Vec::new());
-                tier.destage(window, &Payloads).await.unwrap();
-                match tier.roll_back(VolumeId(volume), at, Lsn(self.world.lsn)).await {
-                    Ok(()) => {
-                        self.live.insert(volume, self.shown[&(volume, at)].clone());
-                        self.rollback_count += 1;
-                    }
-                    Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
-                }
+                let since = Lsn(self.world.lsn);
+                let destaged = tier.destage(plain_window(since.0, Vec::new()), &Payloads).await;
+                destaged.map_err(|failed| failed.error)?;
+                let held = self.shown[&(volume, at)].clone();
+                self.rollback_count += 1;
+                self.becomes(volume, held, tier.roll_back(VolumeId(volume), at, since, None)).await
             }
             3 => {
                 let volume = VolumeId(self.any_volume());
                 let has_origin = tier.origin(volume).is_some();
-                assert_eq!(tier.promote(volume).await.unwrap(), has_origin);
+                assert_eq!(tier.promote(volume).await?, has_origin);
+                Ok(())
             }
             4 => {
                 let volume = self.any_volume();
                 let has_snapshots = self.shown.keys().any(|(of, _)| *of == volume);
-                if volume > 2 && !has_snapshots {
-                    self.remove(tier, volume).await;
+                match volume > 2 && !has_snapshots {
+                    true => self.remove(tier, volume).await,
+                    false => Ok(()),
                 }
             }
-            _ => {}
+            _ => Ok(()),
         }
     }
 
-    async fn remove(&mut self, tier: &Tier, volume: u32) {
+    /// A volume holds this once `made` has come through.
+    async fn becomes(
+        &mut self,
+        volume: u32,
+        held: Held,
+        made: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        let mut after = self.state();
+        after.0.insert(volume, held);
+        self.possible.push(after.clone());
+        match made.await {
+            Ok(()) => self.came(after),
+            Err(error) if error.kind() == ErrorKind::Busy => drop(self.possible.pop()),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    async fn remove(&mut self, tier: &Tier, volume: u32) -> Result<()> {
+        // Whatever becomes of the rest: nobody looks at it any more.
         self.live.remove(&volume);
+        self.possible = vec![self.state()];
         self.world.lsn += 1;
         let pages = 0..(99 << 40) / PAGE_BYTES;
-        tier.destage(trim_window(self.world.lsn, volume, pages), &Payloads).await.unwrap();
-        tier.retire(VolumeId(volume)).await.unwrap();
+        let destaged = tier.destage(trim_window(self.world.lsn, volume, pages), &Payloads).await;
+        destaged.map_err(|failed| failed.error)?;
+        tier.retire(VolumeId(volume)).await
     }
 
     async fn check_some(&mut self, tier: &Tier, count: u64) {
@@ -254,10 +298,9 @@ async fn random_history(seed: u64, planted: Planted) -> u32 {
     let mut forgotten_count = 0;
     for turn in 0..60 {
         let op_count = 1 + clones.world.rng.below(40);
-        let window = clones.window(op_count);
-        tier.destage(window, &Payloads).await.unwrap();
-        clones.change(&tier).await;
-        if clones.below(2) == 0 {
+        clones.write(&tier, op_count).await.unwrap();
+        clones.change(&tier).await.unwrap();
+        for _ in 0..clones.below(4) {
             tier.step(1 + clones.below(20)).await.unwrap();
         }
         if clones.below(3) == 0 {
@@ -287,7 +330,7 @@ async fn random_history(seed: u64, planted: Planted) -> u32 {
     let kept = *others.last().expect("volume 2 is there");
     tier.promote(VolumeId(kept)).await.unwrap();
     for volume in others.into_iter().chain([1]).filter(|volume| *volume != kept) {
-        clones.remove(&tier, volume).await;
+        clones.remove(&tier, volume).await.unwrap();
     }
     for _ in 0..4 {
         step_all(&tier).await;
@@ -334,4 +377,235 @@ fn planted_bugs_are_noticed() {
         });
         assert!(is_noticed, "{planted:?} goes unnoticed");
     }
+}
+
+/// Writes, clones, rollbacks and reads while reclaim, folding, pruning and promoting go on.
+async fn together(seed: u64) {
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let tier = Tier::open(options(store, 1)).await.unwrap();
+    let mut clones = Clones::new(seed);
+    let reclaiming = {
+        let tier = tier.clone();
+        tokio::spawn(async move {
+            loop {
+                tier.inner.reclaim.look_again();
+                while !tier.reclaim_step(EAGER).await.unwrap().is_idle {
+                    tokio::task::yield_now().await;
+                }
+                let _ = tier.sweep_abandoned().await.unwrap();
+                tier.step(5).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+    };
+    for _ in 0..60 {
+        let op_count = 1 + clones.world.rng.below(40);
+        clones.write(&tier, op_count).await.unwrap();
+        clones.change(&tier).await.unwrap();
+        clones.check_some(&tier, 25).await;
+    }
+    reclaiming.abort();
+    match reclaiming.await {
+        Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
+        _ => {}
+    }
+    clones.check_all(&tier).await;
+    check_fsck(&tier).await;
+    let status = tier.reclaim_status();
+    assert!(status.forgotten_count > 10, "{status:?}");
+    assert_eq!(status.stuck_count, 0);
+    tier.close().await.unwrap();
+}
+
+#[test]
+fn clones_are_read_while_space_is_reclaimed() {
+    for seed in seeds(4) {
+        println!("SEED={seed}");
+        runtime().block_on(together(seed));
+    }
+}
+
+impl Clones {
+    /// Everything is as it should be.
+    async fn is_there(&self, tier: &Tier) -> bool {
+        let mut found: Vec<(u32, Lsn)> =
+            tier.snapshots().into_iter().map(|(volume, lsn, _)| (volume.0, lsn)).collect();
+        found.sort_unstable();
+        let mut is_same = found == self.shown.keys().copied().collect::<Vec<_>>();
+        for (volume, held) in &self.live {
+            for zone in ZONES {
+                let mut buf = vec![0xaa; ZONE_BYTES as usize];
+                tier.read(VolumeId(*volume), zone, &mut buf).await.unwrap();
+                is_same &= buf == expected(held, 0, zone, buf.len());
+            }
+        }
+        is_same
+    }
+}
+
+/// Lives that end at any request to the store, also while a clone is made or a volume rolled back: what was done is
+/// there, and what was under way is there wholly or not at all.
+#[test]
+fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
+    let mut ambiguous_count = 0;
+    for seed in seeds(4) {
+        println!("SEED={seed}");
+        let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let mut clones = Clones::new(seed);
+        for epoch in 1..=12 {
+            let store = Arc::new(FaultStore::new(shared.clone()));
+            let calls = 10 + clones.below(250) as u64;
+            let life = runtime();
+            life.block_on(async {
+                let work = async {
+                    let tier = Tier::open(options(store.clone(), 2 * epoch)).await?;
+                    store.go_away_after(calls);
+                    loop {
+                        let op_count = 1 + clones.world.rng.below(20);
+                        clones.write(&tier, op_count).await?;
+                        clones.change(&tier).await?;
+                        tier.inner.reclaim.look_again();
+                        while !tier.reclaim_step(EAGER).await?.is_idle {}
+                        tier.sweep_abandoned().await?;
+                        tier.step(10).await?;
+                    }
+                };
+                let death = async {
+                    while !store.is_away() {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                };
+                let ended: Result<()> = tokio::select! {
+                    ended = work => ended,
+                    () = death => Ok(()),
+                };
+                assert!(ended.is_ok() || store.is_away(), "{ended:?}");
+            });
+            // Nothing of this life goes on.
+            life.shutdown_background();
+            runtime().block_on(async {
+                let tier = Tier::open(options(shared.clone(), 2 * epoch + 1)).await.unwrap();
+                clones.world.lsn = clones.world.lsn.max(tier.destaged_lsn().0);
+                let mut possible = std::mem::take(&mut clones.possible);
+                ambiguous_count += u32::from(possible.len() > 1);
+                loop {
+                    let newest = possible.pop().expect("nothing that once was is there");
+                    clones.came(newest);
+                    if clones.is_there(&tier).await {
+                        break;
+                    }
+                }
+                clones.check_all(&tier).await;
+                check_fsck(&tier).await;
+                step_all(&tier).await;
+                tier.sweep_orphans().await.unwrap();
+                reclaim_all(&tier).await;
+                clones.check_all(&tier).await;
+                check_fsck(&tier).await;
+                tier.close().await.unwrap();
+            });
+        }
+        assert!(clones.next_volume > 4, "SEED={seed}: hardly anything was cloned");
+    }
+    assert!(ambiguous_count > 3, "no life ended while anything was under way");
+}
+
+/// A range that is older than a snapshot, and not folded when the volume is rolled back to it.
+#[test]
+fn what_was_trimmed_before_a_snapshot_stays_so_after_a_rollback() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let tier = Tier::open(options(store, 1)).await.unwrap();
+        let made = |volume: u32| {
+            let record = Bytes::from_static(b"one");
+            SnapshotChange::Made { volume: VolumeId(volume), record }
+        };
+        let mut window = plain_window(1, vec![(1, block_extent(800, 7))]);
+        window.snapshots = vec![made(1)];
+        tier.destage(window, &Payloads).await.unwrap();
+        let clone = VolumeId(2);
+        let record = Bytes::from_static(b"a clone");
+        tier.clone_volume((VolumeId(1), Lsn(1)), clone, record).await.unwrap();
+        let mut window = trim_window(2, 2, 0..40);
+        window.snapshots = vec![made(2)];
+        tier.destage(window, &Payloads).await.unwrap();
+        tier.destage(plain_window(3, Vec::new()), &Payloads).await.unwrap();
+        for since in [Lsn(2), Lsn(4)] {
+            let error = tier.roll_back(clone, Lsn(2), since, None).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        }
+        tier.roll_back(clone, Lsn(2), Lsn(3), None).await.unwrap();
+        let check = async || {
+            let mut buf = [0xaa; 4096];
+            tier.read(clone, 800 * BLOCK_BYTES, &mut buf).await.unwrap();
+            assert_eq!(buf, [0; 4096]);
+            tier.read_at(clone, Lsn(2), 800 * BLOCK_BYTES, &mut buf).await.unwrap();
+            assert_eq!(buf, [0; 4096]);
+            check_fsck(&tier).await;
+        };
+        check().await;
+        step_all(&tier).await;
+        tier.inner.map.forget_pages();
+        check().await;
+        tier.close().await.unwrap();
+    });
+}
+
+/// What was hidden while the volume was still there is no reason to keep what it was made from.
+#[test]
+fn a_removed_clone_leaves_nothing_whenever_its_end_was_folded() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let tier = Tier::open(options(store, 1)).await.unwrap();
+        let mut window = plain_window(1, vec![(1, block_extent(3, 7))]);
+        let record = Bytes::from_static(b"one");
+        window.snapshots = vec![SnapshotChange::Made { volume: VolumeId(1), record }];
+        tier.destage(window, &Payloads).await.unwrap();
+        let clone = VolumeId(2);
+        let record = Bytes::from_static(b"a clone");
+        tier.clone_volume((VolumeId(1), Lsn(1)), clone, record).await.unwrap();
+        assert_eq!(tier.dependents(VolumeId(1), Lsn(1)), [clone]);
+        tier.destage(trim_window(2, 2, 0..(99 << 40) / PAGE_BYTES), &Payloads).await.unwrap();
+        step_all(&tier).await;
+        tier.retire(clone).await.unwrap();
+        assert!(!tier.is_retirable(clone));
+        step_all(&tier).await;
+        assert_eq!(tier.dependents(VolumeId(1), Lsn(1)), []);
+        assert!(tier.inner.map.layers().get(LayerId(2)).is_none(), "its layer is forgotten");
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
+/// However often a volume is rolled back, it can be again once it is independent.
+#[test]
+fn a_volume_is_rolled_back_any_number_of_times() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let tier = Tier::open(options(store, 1)).await.unwrap();
+        let volume = VolumeId(1);
+        let mut busy_count = 0;
+        for round in 0..40 {
+            let lsn = 1 + 2 * round;
+            let mut window = plain_window(lsn, vec![(1, block_extent(round, 1 + round as u8))]);
+            let record = Bytes::from_static(b"one");
+            window.snapshots = vec![SnapshotChange::Made { volume, record }];
+            tier.destage(window, &Payloads).await.unwrap();
+            tier.destage(plain_window(lsn + 1, Vec::new()), &Payloads).await.unwrap();
+            if let Err(error) = tier.roll_back(volume, Lsn(lsn), Lsn(lsn + 1), None).await {
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                busy_count += 1;
+                step_all(&tier).await;
+                tier.roll_back(volume, Lsn(lsn), Lsn(lsn + 1), None).await.unwrap();
+            }
+        }
+        assert!(busy_count > 0 && busy_count < 5, "{busy_count}");
+        for block in 0..40 {
+            let mut buf = [0xaa; 4096];
+            tier.read(volume, block * BLOCK_BYTES, &mut buf).await.unwrap();
+            assert_eq!(buf, [1 + block as u8; 4096]);
+        }
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
 }

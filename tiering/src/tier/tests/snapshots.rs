@@ -171,7 +171,7 @@ async fn random_history(seed: u64, planted: Planted) {
         let op_count = 1 + snapshots.world.rng.below(40);
         let window = snapshots.window(op_count);
         tier.destage(window, &Payloads).await.unwrap();
-        if snapshots.world.rng.below(2) == 0 {
+        for _ in 0..snapshots.world.rng.below(4) {
             tier.step(1 + snapshots.world.rng.below(20) as usize).await.unwrap();
         }
         if snapshots.world.rng.below(3) == 0 {

@@ -1,0 +1,165 @@
+//! Snapshots that are made and removed by schedule.
+//!
+//! Invariants:
+//! - Only what a schedule has made is removed by it, and only after it has made another one.
+//! - Volumes that are due at the same minute get snapshots of one instant.
+//! - A time that came while no daemon ran is made up for once, by one snapshot.
+
+use super::{NamedSnapshot, Pool, unix_seconds};
+use crate::schedule::{Keep, Schedule, kept, name_at};
+use crate::snapshot::{SnapshotName, VOLUMES_MAX};
+use block::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+
+/// What becomes of the snapshots that a schedule has made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SchedulePlan {
+    /// The schedule, if there is one.
+    pub schedule: Option<Schedule>,
+    /// When it comes next, in seconds since the Unix epoch.
+    pub next_at: Option<u64>,
+    /// Those made by it, oldest first, each with why it is kept when it comes next; `None`: it goes then.
+    pub snapshots: Vec<(NamedSnapshot, Option<&'static str>)>,
+}
+
+impl Pool {
+    /// Gives a volume a schedule, or none.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` for what is no schedule; those of writing the log.
+    pub async fn set_schedule(&self, name: &str, new: Option<(&str, Keep)>) -> Result<()> {
+        let schedule =
+            new.map(|(cron, keep)| Schedule::new(cron, keep, unix_seconds())).transpose()?;
+        let _one_at_a_time = self.changes.lock().await;
+        let volume = self.find(name)?;
+        let change = |record: &mut crate::record::VolumeRecord| record.schedule = schedule;
+        let record = volume.update_record_of_any(change).await?;
+        self.volumes.lock().records.insert(record.id, record);
+        Ok(())
+    }
+
+    /// What a volume's schedule will do next.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn schedule_plan(&self, name: &str) -> Result<SchedulePlan> {
+        let schedule = self.find(name)?.record().schedule;
+        let mut made = self.snapshots(Some(name))?;
+        made.retain(|one| one.record.is_scheduled);
+        let now = unix_seconds();
+        let next_at = match &schedule {
+            Some(schedule) => schedule.next_after(now)?,
+            None => None,
+        };
+        let mut times: Vec<u64> = made.iter().map(|one| one.record.created_at).collect();
+        times.extend(next_at);
+        let why = match &schedule {
+            Some(schedule) => kept(&times, schedule.keep),
+            None => vec![Some("no schedule"); times.len()],
+        };
+        let snapshots = made.into_iter().zip(why).collect();
+        Ok(SchedulePlan { schedule, next_at, snapshots })
+    }
+
+    /// Makes the snapshots that are due, and removes those that are not kept any more. Returns how many were made and
+    /// removed. What fails is tried again with the next call.
+    pub async fn run_schedules(&self) -> (usize, usize) {
+        let mut due: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+        for volume in self.volumes() {
+            let record = volume.record();
+            if let Some(slot) = self.due_slot(&record) {
+                due.entry(slot).or_default().push(record.name);
+            }
+        }
+        let (mut made, mut removed) = (0, 0);
+        for (slot, names) in due {
+            for volumes in names.chunks(VOLUMES_MAX) {
+                for name in self.make_scheduled(slot, volumes).await {
+                    made += 1;
+                    removed += self.prune_scheduled(&name).await;
+                }
+            }
+        }
+        (made, removed)
+    }
+
+    /// The time that came last, if no snapshot was made for it.
+    fn due_slot(&self, record: &crate::record::VolumeRecord) -> Option<u64> {
+        let schedule = record.schedule.as_ref()?;
+        let slot = schedule.last_before(unix_seconds()).ok()??;
+        let mut volumes = self.volumes.lock();
+        let newest = volumes.snapshots.of(record.id).filter(|(_, one)| one.is_scheduled);
+        let newest = newest.map(|(_, one)| one.created_at).max().unwrap_or(0);
+        let done = volumes.slots_done.entry(record.id).or_default();
+        *done = newest.max(*done);
+        (*done < slot).then_some(slot)
+    }
+
+    /// Returns the volumes that have got one.
+    async fn make_scheduled(&self, slot: u64, volumes: &[String]) -> Vec<String> {
+        let asked =
+            |volumes: &[String]| SnapshotName { volumes: volumes.to_vec(), name: name_at(slot) };
+        let all = self.create_snapshots_as(&asked(volumes), true).await;
+        let mut done = Vec::new();
+        match all {
+            Ok(_) => done.extend_from_slice(volumes),
+            Err(_) => {
+                // One of them is in the way of the others.
+                for volume in volumes {
+                    match self.create_snapshots_as(&asked(std::slice::from_ref(volume)), true).await
+                    {
+                        Ok(_) => done.push(volume.clone()),
+                        Err(error) => tracing::warn!(
+                            volume = %volume, error = %error.chain(),
+                            "a snapshot that is due was not made; it is tried again"
+                        ),
+                    }
+                }
+            }
+        }
+        // Also if somebody removes it: that one is not made again.
+        let mut held = self.volumes.lock();
+        for name in &done {
+            if let Some(id) = held.present.get(name).map(|volume| volume.id().0) {
+                held.slots_done.insert(id, slot);
+            }
+        }
+        done
+    }
+
+    pub(super) async fn prune_scheduled(&self, name: &str) -> usize {
+        let Ok(volume) = self.find(name) else { return 0 };
+        let Some(schedule) = volume.record().schedule else { return 0 };
+        drop(volume);
+        let mut made = self.snapshots(Some(name)).unwrap_or_default();
+        made.retain(|one| one.record.is_scheduled);
+        let times: Vec<u64> = made.iter().map(|one| one.record.created_at).collect();
+        let mut removed = 0;
+        for (one, why) in made.iter().zip(kept(&times, schedule.keep)) {
+            if why.is_some() {
+                continue;
+            }
+            match self.remove_snapshot(name, &one.record.name).await {
+                Ok(_) => removed += 1,
+                Err(error) => tracing::debug!(error = %error.chain(), "a snapshot stays for now"),
+            }
+        }
+        removed
+    }
+
+    /// Makes a snapshot of each of the volumes, of the same instant. Durable when this returns.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` when one of that name exists, or when too many wait for the store; `Full` when there are
+    /// too many; `Invalid` for a name that schedules use.
+    pub async fn create_snapshots(&self, asked: &SnapshotName) -> Result<Vec<NamedSnapshot>> {
+        if asked.name.starts_with("auto-") {
+            let what = format!(
+                "make snapshot {}: names that begin with auto- are those of schedules; choose another",
+                asked.name
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        self.create_snapshots_as(asked, false).await
+    }
+}
