@@ -140,6 +140,9 @@ pub enum Request {
         /// Its name.
         #[serde(default)]
         volume: Option<String>,
+        /// With the space that each alone holds, which takes a walk of the metadata of what has changed.
+        #[serde(default)]
+        space: bool,
     },
     /// What has changed from one snapshot to a later one of the same volume.
     SnapshotDiff {
@@ -314,6 +317,9 @@ pub struct SnapshotInfo {
     pub created_at: u64,
     /// The store has it. Until then it is on this machine only.
     pub is_in_store: bool,
+    /// Bytes of the store that it alone holds, where that was asked for and it is there: an estimate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_bytes: Option<u64>,
 }
 
 /// A schedule as it is asked for.

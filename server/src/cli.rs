@@ -319,8 +319,8 @@ fn snapshot_request(command: &SnapshotCommand) -> Result<(&args::PoolArgs, Reque
             check(snapshot)?;
             Ok((pool, Request::SnapshotCreate { snapshot: snapshot.clone() }))
         }
-        SnapshotCommand::List { pool, volume } => {
-            Ok((pool, Request::SnapshotList { volume: volume.clone() }))
+        SnapshotCommand::List { pool, volume, space } => {
+            Ok((pool, Request::SnapshotList { volume: volume.clone(), space: *space }))
         }
         SnapshotCommand::Diff { pool, older, newer } => {
             check(older)?.single().map_err(Failure::Usage)?;

@@ -85,6 +85,8 @@ struct Volumes {
     held: Option<String>,
     /// The time that came last for a volume's schedule and that was seen to.
     slots_done: BTreeMap<u32, u64>,
+    /// The time for which it was said that no snapshot was made.
+    slots_warned: BTreeMap<u32, u64>,
 }
 
 /// Seconds since the Unix epoch. Only for what people read: no safety depends on it.
@@ -358,6 +360,11 @@ impl Pool {
     /// `NotFound`.
     pub async fn remove_volume(&self, name: &str, now: bool) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
+        self.remove_alone(name, now).await
+    }
+
+    /// As [`Pool::remove_volume`], for whoever changes volumes alone.
+    async fn remove_alone(&self, name: &str, now: bool) -> Result<VolumeRecord> {
         if now
             && self.volume(name).is_none()
             && let Some(record) = self.removed(name)
@@ -416,6 +423,13 @@ impl Pool {
     /// # Errors
     /// Those of the log.
     pub async fn purge_expired(&self) -> Result<usize> {
+        let purged = self.purge_old().await;
+        // This may wait for the store, and nobody for this.
+        self.retire_purged().await;
+        purged
+    }
+
+    async fn purge_old(&self) -> Result<usize> {
         let _one_at_a_time = self.changes.lock().await;
         let oldest = unix_seconds().saturating_sub(self.retention.as_secs());
         let expired: Vec<VolumeRecord> = {
@@ -427,7 +441,6 @@ impl Pool {
         for record in expired {
             self.purge(record).await?;
         }
-        self.retire_purged().await;
         Ok(count)
     }
 
@@ -460,12 +473,17 @@ impl Pool {
         self.shared.log_record(&record).await?;
         self.shared.log.append(entry, Wait::Durable).await?;
         self.volumes.lock().records.insert(record.id, record.clone());
-        self.retire_purged().await;
         Ok(record)
     }
 
     fn find(&self, name: &str) -> Result<Arc<Volume>> {
         self.volume(name).ok_or_else(|| self.why_not(name))
+    }
+
+    /// A volume is held back for a moment.
+    #[must_use]
+    pub fn is_any_held(&self) -> bool {
+        self.volumes.lock().held.is_some()
     }
 
     /// Why there is no volume of that name.

@@ -15,9 +15,13 @@ use serde::{Deserialize, Serialize};
 /// Most snapshots that a schedule keeps of each kind. Chosen by hand: a year of hours is beyond what a volume may have.
 pub const KEPT_MAX: u32 = 1000;
 
+/// Longest time expression, in bytes. Chosen by hand: ten times what anybody writes.
+const CRON_BYTES_MAX: usize = 256;
+/// How far ahead of the clock what is stored may be: beyond, the clock was wrong then, and nothing is made of it.
+pub const AHEAD_MAX: u64 = 300;
+
 /// How many snapshots are kept: the newest one of so many hours, days, weeks (from Monday on) and months.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Keep {
     pub hourly: u32,
@@ -34,7 +38,6 @@ impl Default for Keep {
 
 /// When snapshots of a volume are made by themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Schedule {
     /// Minute, hour, day of the month, month, day of the week, as cron has them; or `@hourly` and the like.
     pub cron: String,
@@ -52,6 +55,9 @@ impl Schedule {
     pub fn new(cron: &str, keep: Keep, since: u64) -> Result<Schedule> {
         let schedule = Schedule { cron: cron.trim().to_owned(), keep, since };
         let wrong = |what: String| Error::new(ErrorKind::Invalid, format!("read schedule: {what}"));
+        if cron.len() > CRON_BYTES_MAX {
+            return Err(wrong(format!("the time has more than {CRON_BYTES_MAX} characters")));
+        }
         let counts = [keep.hourly, keep.daily, keep.weekly, keep.monthly];
         if counts.iter().any(|count| *count > KEPT_MAX) {
             return Err(wrong(format!("at most {KEPT_MAX} of each kind are kept")));
@@ -95,7 +101,8 @@ impl Schedule {
     pub fn last_before(&self, now: u64) -> Result<Option<u64>> {
         let cron = self.parsed()?;
         let last = time(now).and_then(|now| cron.find_previous_occurrence(&now, true).ok());
-        Ok(last.and_then(seconds).filter(|last| *last > self.since))
+        let is_ahead = self.since > now.saturating_add(AHEAD_MAX);
+        Ok(last.and_then(seconds).filter(|last| *last > self.since || is_ahead))
     }
 }
 
@@ -191,6 +198,14 @@ mod tests {
         assert!(Schedule::new("@daily", nothing, NOW).is_err());
         assert!(Schedule::new("@daily", Keep { daily: 1001, ..nothing }, NOW).is_err());
         assert!(Schedule::new("@daily", Keep { daily: 1000, ..nothing }, NOW).is_ok());
+    }
+
+    #[test]
+    fn a_clock_that_was_ahead_ends_nothing() {
+        let ahead = Schedule { since: NOW + 1_000_000, ..schedule("@hourly") };
+        assert!(ahead.last_before(NOW).unwrap().is_some());
+        let long = format!("{} * * * *", vec!["0"; 200].join(","));
+        assert!(Schedule::new(&long, Keep::default(), NOW).is_err());
     }
 
     #[test]

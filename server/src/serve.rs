@@ -12,7 +12,7 @@ pub(crate) use opening::check_store_dir_exists;
 pub(crate) use opening::sides_wanted;
 pub use opening::{Opening, open};
 
-use crate::admin::{AdminHandler, AdminServer, FsckInfo, Request};
+use crate::admin::{AdminHandler, AdminServer, FsckInfo};
 use crate::attach::Attachments;
 use crate::claims::Claims;
 use crate::config::{Config, budget};
@@ -600,15 +600,16 @@ async fn purge_removed(
             () = tokio::time::sleep(PURGE_CHECK) => {}
             _ = stop.wait_for(|stop| *stop) => return,
         }
-        for name in open.pool.expired() {
-            // As a person would: not while it is attached, or has snapshots.
-            let request = Request::VolumeRemove { name: name.clone(), now: false };
+        for id in open.pool.expired() {
             let removed = tokio::select! {
-                removed = admin.handle(request) => removed,
+                removed = admin.remove_expired(id) => removed,
                 _ = stop.wait_for(|stop| *stop) => return,
             };
             match removed {
-                Ok(_) => tracing::info!(volume = %name, "removed a volume whose time is over"),
+                Ok(Some(name)) => {
+                    tracing::info!(volume = %name, "removed a volume whose time is over")
+                }
+                Ok(None) => {}
                 Err(error) => {
                     tracing::debug!(error = %error.chain(), "a volume whose time is over stays");
                 }

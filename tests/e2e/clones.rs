@@ -1,6 +1,7 @@
 //! Clones and rollbacks as their users have them: over NBD, with the daemon killed and restarted, against a
 //! model of every volume and every snapshot.
 
+use crate::mounted::number_of;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tests::daemon::{Daemon, SMALL};
@@ -198,7 +199,7 @@ fn wait_independent(daemon: &Daemon, name: &str) {
 
 #[test]
 fn clones_and_rollbacks_hold_what_they_should_over_deaths_of_the_daemon() {
-    for seed in seeds(1) {
+    for seed in seeds(number_of("SPINDLE_TEST_CLONE_RUNS", 1)) {
         println!("SEED={seed}");
         let mut world = World::new(seed);
         for _ in 0..90 {

@@ -86,7 +86,7 @@ impl Mounted {
 }
 
 /// A number that the environment may say.
-fn number_of(variable: &str, otherwise: u64) -> u64 {
+pub(crate) fn number_of(variable: &str, otherwise: u64) -> u64 {
     std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
 }
 

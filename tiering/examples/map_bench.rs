@@ -216,12 +216,76 @@ async fn bench_snapshots(count: u64) {
     }
 }
 
+/// Clones of clones, some blocks of each overwritten: what making one costs, and what reading the last one costs, the
+/// first time that a page is looked at and later; and the same once it is independent.
+async fn bench_clones(count: u64) {
+    let blocks = 1 << 18; // 1 GiB
+    for depth in [0u32, 1, 4, 14] {
+        let mut rng = Rng(44);
+        let store: Arc<InMemory> = Arc::new(InMemory::new());
+        let open = async |epoch| {
+            let key = PoolKey::new([1; 32]);
+            let options = TierOptions::new(store.clone(), [1; 16], key, Epoch(epoch));
+            Tier::open(options).await.expect("it opens")
+        };
+        let tier = open(1).await;
+        let mut made = Duration::ZERO;
+        let mut lsn = 0;
+        for volume in 1..=depth + 1 {
+            for _ in 0..if volume == 1 { 20 } else { 1 } {
+                lsn += 1;
+                let mut window = random_window(&mut rng, lsn, count, blocks);
+                window.volumes[0].0 = VolumeId(volume);
+                let record = Bytes::from_static(b"a snapshot");
+                window.snapshots.push(SnapshotChange::Made { volume: VolumeId(volume), record });
+                tier.destage(window, &Payloads).await.expect("it destages");
+            }
+            if volume <= depth {
+                let started = Instant::now();
+                let record = Bytes::from_static(b"a clone");
+                let of = (VolumeId(volume), Lsn(lsn));
+                let cloned = tier.clone_volume(of, VolumeId(volume + 1), record);
+                cloned.await.expect("it is cloned");
+                made += started.elapsed();
+            }
+        }
+        tier.close().await.expect("it closes");
+        let last = VolumeId(depth + 1);
+        let mut times = Vec::new();
+        for is_promoted in [false, true] {
+            let tier = open(2 + u64::from(is_promoted)).await;
+            if is_promoted && tier.promote(last).await.expect("it is asked") {
+                while tier.step(256).await.expect("it goes on").promotes_left > 0 {}
+            }
+            for _ in 0..2 {
+                let started = Instant::now();
+                for page in 0..1024u64 {
+                    let offset = (page * 256 + rng.next() % 256) * BLOCK as u64;
+                    let mut buf = vec![0; BLOCK];
+                    tier.read(last, offset, &mut buf).await.expect("it reads");
+                }
+                times.push(started.elapsed() / 1024);
+            }
+            tier.close().await.expect("it closes");
+        }
+        println!(
+            "{depth} volumes below: a clone took {:?}; reading each page once {:?}, again {:?}; independent {:?}, {:?}",
+            made / depth.max(1),
+            times[0],
+            times[1],
+            times[2],
+            times[3]
+        );
+    }
+}
+
 #[tokio::main]
 async fn main() {
     let count: u64 = std::env::args().nth(1).map_or(32_768, |text| text.parse().expect("BLOCKS"));
     let mut rng = Rng(42);
     bench_pages(&mut rng);
     bench_snapshots((count / 16).max(1)).await;
+    bench_clones((count / 16).max(1)).await;
 
     let small = 10 << 18; // 10 GiB
     let tier = open().await;

@@ -35,6 +35,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use futures::future::BoxFuture;
 use object_store::ObjectStore;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -423,14 +424,27 @@ impl Tier {
         list.iter().map(of).collect()
     }
 
+    /// Bytes of the store that each snapshot of a volume alone holds, by LSN: an estimate, of what is destaged. Walks
+    /// the metadata of what has changed since the oldest one.
+    ///
+    /// # Errors
+    /// As [`Tier::read`].
+    pub async fn held_bytes(&self, volume: VolumeId) -> Result<BTreeMap<Lsn, u64>> {
+        let layers = self.inner.map.layers();
+        let mut held = BTreeMap::new();
+        for (layer, _) in layers.iter().filter(|(layer, _)| layer.volume() == volume) {
+            held.extend(self.inner.map.held_bytes(layer).await?);
+        }
+        Ok(held)
+    }
+
     /// Makes a volume that shows what another one did at an LSN at which that one has a snapshot, and that can be
     /// written. Durable, with the new volume's `record`, when this returns. The snapshot is destaged, also of what
     /// was aside.
     ///
     /// # Errors
     /// `NotFound` without that snapshot; `Busy` where the volume is there already, or too many are made from one
-    /// another; as [`Tier::destage`]. After another error than these nobody knows whether the volume was made: its
-    /// id is not to be used again.
+    /// another; as [`Tier::destage`]. Nothing was made then.
     pub async fn clone_volume(
         &self,
         (source, at): (VolumeId, Lsn),
@@ -439,7 +453,7 @@ impl Tier {
     ) -> Result<()> {
         let (record, since, is_promoted) = (Some(record), Lsn::NONE, false);
         let new = NewLayer { volume, source, at, since, record, is_promoted };
-        self.change_layers(LayerChange::Make(new)).await.map(drop)
+        self.make_layer(new, Some(LayerId::of_volume(volume))).await
     }
 
     /// The volume shows what its snapshot at an LSN shows, and its snapshots stay. Durable, with the volume's `record`,
@@ -461,7 +475,8 @@ impl Tier {
             return Err(Error::new(ErrorKind::Invalid, what));
         }
         let new = NewLayer { volume, source: volume, at, since, record, is_promoted: true };
-        self.change_layers(LayerChange::Make(new)).await.map(drop)
+        let next = self.inner.map.layers().current(volume).next();
+        self.make_layer(new, next).await
     }
 
     /// Makes a clone independent of what it was made from, in the background. `false`: it is.
@@ -479,6 +494,24 @@ impl Tier {
     /// As [`Tier::destage`].
     pub async fn retire(&self, volume: VolumeId) -> Result<()> {
         self.change_layers(LayerChange::Retire(volume)).await.map(drop)
+    }
+
+    /// Makes a layer, and says for sure whether it is there: where a commit has failed, the metadata as it is opened
+    /// anew tells, however long that takes. Only where it is not opened any more, nobody knows.
+    async fn make_layer(&self, new: NewLayer, made: Option<LayerId>) -> Result<()> {
+        let Err(error) = self.change_layers(LayerChange::Make(new)).await else { return Ok(()) };
+        let is_refused = matches!(
+            error.kind(),
+            ErrorKind::Busy | ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Full
+        );
+        while !is_refused && matches!(self.inner.map.health(), Health::Ended(_)) {
+            self.inner.map.wait_well().await;
+        }
+        let layers = self.inner.map.layers();
+        match made.filter(|layer| !is_refused && layers.get(*layer).is_some()) {
+            Some(_) => Ok(()),
+            None => Err(error),
+        }
     }
 
     /// In a task of its own: a call that is dropped does not leave the map halfway.
@@ -622,7 +655,7 @@ impl Tier {
     /// Volumes of which the tier lacks something that other volumes have, with the side files of the
     /// log in which it is.
     #[must_use]
-    pub fn asides(&self) -> std::collections::BTreeMap<VolumeId, Vec<AsideFile>> {
+    pub fn asides(&self) -> BTreeMap<VolumeId, Vec<AsideFile>> {
         self.inner.map.asides()
     }
 

@@ -210,6 +210,9 @@ pub enum SnapshotCommand {
         pool: PoolArgs,
         /// Only those of this volume
         volume: Option<String>,
+        /// With the space that each of them alone holds: what comes back if it is removed
+        #[arg(long)]
+        space: bool,
     },
     /// Show what has changed from one snapshot to a later one: bytes, sorted, for backup programs
     Diff {

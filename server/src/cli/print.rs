@@ -107,16 +107,22 @@ fn snapshots(snapshots: &[SnapshotInfo]) -> String {
             .to_owned();
     }
     let mut rows = vec![["SNAPSHOT", "SIZE", "CREATED", "STATE"].map(str::to_owned).to_vec()];
+    let has_space = snapshots.iter().any(|snapshot| snapshot.held_bytes.is_some());
+    if has_space {
+        rows[0].push("ALONE".to_owned());
+    }
     rows.extend(snapshots.iter().map(|snapshot| {
+        let held = snapshot.held_bytes.map_or("-".to_owned(), |bytes| ByteSize(bytes).rounded());
         let state = if snapshot.is_in_store { "in the store" } else { "on its way to the store" };
         vec![
             format!("{}@{}", snapshot.volume, snapshot.name),
             ByteSize(snapshot.size_bytes).rounded(),
             utc(snapshot.created_at),
             state.to_owned(),
+            if has_space { held } else { String::new() },
         ]
     }));
-    table(&rows, &[1])
+    table(&rows, &[1, 4])
 }
 
 fn schedule(info: &ScheduleInfo) -> String {

@@ -17,7 +17,7 @@ use crate::pool::{NamedSnapshot, SchedulePlan};
 use crate::record::{VolumeRecord, VolumeState};
 use crate::serve::OpenPool;
 use crate::snapshot::SnapshotName;
-use block::{Error, ErrorKind, Result};
+use block::{Error, ErrorKind, Result, VolumeId};
 use nbd::Server;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +44,13 @@ pub struct AdminPool {
 }
 
 impl AdminPool {
+    /// Removes a volume whose time is over, unless somebody uses it.
+    pub(crate) async fn remove_expired(&self, id: VolumeId) -> Result<Option<String>> {
+        let open = self.open().await?;
+        self.check_id_detached(&open, "remove", "whose time is over", id).await?;
+        open.pool.remove_expired(id).await
+    }
+
     /// For a daemon that serves `endpoints`; a Stop request sets `stop`.
     #[must_use]
     pub fn serving(
@@ -80,11 +87,21 @@ impl AdminPool {
 
     async fn check_detached(&self, open: &OpenPool, what: &str, name: &str) -> Result<()> {
         let Some(volume) = open.pool.volume(name) else { return Ok(()) };
+        let id = volume.id();
+        drop(volume);
+        self.check_id_detached(open, what, name, id).await
+    }
+
+    async fn check_id_detached(
+        &self,
+        open: &OpenPool,
+        what: &str,
+        name: &str,
+        id: VolumeId,
+    ) -> Result<()> {
         let (user, first) = match &self.attachments {
-            Some(attachments) => (attachments.user_of(volume.id()).await?, "detach it first"),
-            None => {
-                (attach::user_in(open.config.dir(), Some(volume.id().0))?, attach::FREE_OFFLINE)
-            }
+            Some(attachments) => (attachments.user_of(id).await?, "detach it first"),
+            None => (attach::user_in(open.config.dir(), Some(id.0))?, attach::FREE_OFFLINE),
         };
         let Some(user) = user else { return Ok(()) };
         let what = format!(
@@ -127,7 +144,8 @@ fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
     }
 }
 
-fn snapshots(open: &OpenPool, found: &[NamedSnapshot]) -> Reply {
+/// `held`: bytes that each alone holds, by volume and LSN, as far as that is known.
+fn snapshots(open: &OpenPool, found: &[NamedSnapshot], held: &Held) -> Reply {
     let destaged = open.pool.log_status().destaged_lsn;
     let aside = open.pool.destage_progress().aside;
     let is_whole = |one: &NamedSnapshot| {
@@ -140,9 +158,12 @@ fn snapshots(open: &OpenPool, found: &[NamedSnapshot]) -> Reply {
         size_bytes: one.record.size_bytes,
         created_at: one.record.created_at,
         is_in_store: one.lsn <= destaged && is_whole(one),
+        held_bytes: held.get(&(one.record.volume, one.lsn.0)).copied(),
     };
     Reply::Snapshots { snapshots: found.iter().map(info).collect() }
 }
+
+type Held = std::collections::BTreeMap<(u32, u64), u64>;
 
 fn schedule_info(volume: String, plan: SchedulePlan) -> ScheduleInfo {
     let one = |(one, why): (NamedSnapshot, Option<&'static str>)| ScheduledInfo {
@@ -215,7 +236,16 @@ impl AdminHandler for AdminPool {
             }
             Request::VolumeRename { name, new_name } => {
                 self.check_detached(&open, "rename", &name).await?;
-                let record = pool.rename_volume(&name, &new_name).await?;
+                if open.config.settings().volumes.iter().any(|volume| volume.name == name) {
+                    let what = format!(
+                        "rename volume {name}: the configuration names it, so the next start would make an empty one; \
+                         change the configuration first"
+                    );
+                    return Err(Error::new(ErrorKind::Invalid, what));
+                }
+                let id = pool.volume(&name).map(|volume| volume.id()).unwrap_or_default();
+                let check = self.check_id_detached(&open, "rename", &name, id);
+                let record = pool.rename_volume(&name, &new_name, check).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::VolumePromote { name } => {
@@ -233,15 +263,19 @@ impl AdminHandler for AdminPool {
                 let of: SnapshotName = snapshot.parse()?;
                 let (volume, snapshot) = of.single()?;
                 self.check_detached(&open, "roll back", volume).await?;
-                let record = pool.roll_back(volume, snapshot).await?;
+                let id = VolumeId(pool.snapshot(volume, snapshot)?.record.volume);
+                let check = self.check_id_detached(&open, "roll back", volume, id);
+                let record = pool.roll_back(volume, snapshot, check).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::SnapshotCreate { snapshot } => {
                 let made = pool.create_snapshots(&snapshot.parse()?).await?;
-                Ok(snapshots(&open, &made))
+                Ok(snapshots(&open, &made, &Held::new()))
             }
-            Request::SnapshotList { volume } => {
-                Ok(snapshots(&open, &pool.snapshots(volume.as_deref())?))
+            Request::SnapshotList { volume, space } => {
+                let found = pool.snapshots(volume.as_deref())?;
+                let held = if space { pool.held_by(&found).await? } else { Held::new() };
+                Ok(snapshots(&open, &found, &held))
             }
             Request::SnapshotSchedule { volume, set, off } => {
                 match (&set, off) {

@@ -50,7 +50,7 @@ impl PoolExports {
         if name.is_empty() {
             let mut volumes = self.pool.volumes();
             return match (volumes.pop(), volumes.len()) {
-                (Some(volume), 0) => Ok(volume),
+                (Some(volume), 0) if !self.pool.is_any_held() => Ok(volume),
                 _ => Err(not_found()),
             };
         }

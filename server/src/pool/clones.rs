@@ -16,6 +16,8 @@ use std::time::Duration;
 /// How long a user of a volume that may be just going is waited for, and how often.
 const USER_GRACE: Duration = Duration::from_millis(50);
 const USER_LOOKS: u32 = 20;
+/// Longest that a volume is not served while the store gets its last writes, before it is rolled back. Chosen by hand.
+const HELD_MAX: Duration = Duration::from_secs(30);
 
 /// What a volume was made from and still depends on, in the words of people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,24 +54,27 @@ impl Pool {
         ttl: Option<Duration>,
     ) -> Result<VolumeRecord> {
         check_name(name)?;
-        let _one_at_a_time = self.changes.lock().await;
+        self.check_store("clone a snapshot")?;
         let found = self.snapshot(source, snapshot)?;
         let of = VolumeId(found.record.volume);
+        self.volumes.lock().new_id("clone", name)?;
+        // Before anybody else has to wait.
+        self.shared.wait_destaged_of(of, found.lsn).await?;
+        let _one_at_a_time = self.changes.lock().await;
+        self.check_store("clone a snapshot")?;
+        if self.snapshot(source, snapshot)? != found {
+            let what = format!("clone {source}@{snapshot}: it is another one by now; try again");
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
         let durability = self.find(source)?.record().durability;
         let id = self.volumes.lock().new_id("clone", name)?;
-        self.shared.wait_destaged_of(of, found.lsn).await?;
         let now = unix_seconds();
         let mut record = VolumeRecord::new(id, name, found.record.size_bytes, durability, now);
         record.expires_at = ttl.map_or(0, |ttl| now.saturating_add(ttl.as_secs().max(1)));
         let made = self.shared.tier.clone_volume((of, found.lsn), VolumeId(id), record.encode());
-        if let Err(error) = made.await {
-            if !matches!(error.kind(), ErrorKind::Busy | ErrorKind::NotFound) {
-                // It may be there, or come to be: the id is never used again. A restart shows it.
-                record.state = VolumeState::Purged;
-                self.volumes.lock().records.insert(id, record);
-            }
-            return Err(error.context(format!("clone {source}@{snapshot} as volume {name}")));
-        }
+        made.await.map_err(|error| {
+            error.context(format!("clone {source}@{snapshot} as volume {name}"))
+        })?;
         let volume = Volume::new(self.shared.clone(), record.clone());
         let mut volumes = self.volumes.lock();
         volumes.records.insert(id, record.clone());
@@ -82,16 +87,29 @@ impl Pool {
     ///
     /// # Errors
     /// `NotFound`; `Busy` while somebody uses the volume, or after too many rollbacks in a short time; `Unavailable`
-    /// while the store does not answer, or lacks some of the volume.
-    pub async fn roll_back(&self, name: &str, snapshot: &str) -> Result<VolumeRecord> {
-        let _one_at_a_time = self.changes.lock().await;
-        let found = self.snapshot(name, snapshot)?;
-        let id = VolumeId(found.record.volume);
-        // Most of the waiting, while it still is served.
+    /// while the store does not answer, or lacks some of the volume; what `check` says once nobody gets the volume any
+    /// more.
+    pub async fn roll_back(
+        &self,
+        name: &str,
+        snapshot: &str,
+        check: impl Future<Output = Result<()>> + Send,
+    ) -> Result<VolumeRecord> {
+        self.check_store("roll a volume back")?;
+        let id = VolumeId(self.snapshot(name, snapshot)?.record.volume);
+        // Most of the waiting, while it still is served and before anybody else has to wait.
         let lsn = self.shared.log.flush().await?;
         self.shared.wait_destaged_of(id, lsn).await?;
+        let _one_at_a_time = self.changes.lock().await;
+        self.check_store("roll a volume back")?;
+        let found = self.snapshot(name, snapshot)?;
         let volume = self.hold("roll back", name).await?;
-        let done = self.roll_back_alone(&volume, found.lsn, found.record.size_bytes).await;
+        let done = async {
+            // Somebody may have attached it while this waited.
+            check.await?;
+            self.roll_back_alone(&volume, found.lsn, found.record.size_bytes).await
+        };
+        let done = done.await;
         let mut volumes = self.volumes.lock();
         volumes.held = None;
         let record = match done {
@@ -120,7 +138,12 @@ impl Pool {
         let mut record = volume.record();
         // An LSN behind everything that was ever written to it.
         let since = self.shared.append_record(&record).await?;
-        self.shared.wait_destaged_of(volume.id(), since).await?;
+        let destaged = self.shared.wait_destaged_of(volume.id(), since);
+        tokio::time::timeout(HELD_MAX, destaged).await.map_err(|_| {
+            let what =
+                format!("the store has not got the last writes in {HELD_MAX:?}; it stays as it is");
+            Error::new(ErrorKind::Unavailable, what)
+        })??;
         record.size_bytes = size_bytes;
         self.shared.tier.roll_back(volume.id(), at, since, Some(record.encode())).await?;
         Ok(record)
@@ -152,17 +175,24 @@ impl Pool {
     /// Gives a volume another name.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` when the name is taken, or somebody uses the volume by the old one.
-    pub async fn rename_volume(&self, name: &str, new: &str) -> Result<VolumeRecord> {
+    /// `NotFound`; `Busy` when the name is taken, or somebody uses the volume by the old one; what `check` says once
+    /// nobody gets the volume any more.
+    pub async fn rename_volume(
+        &self,
+        name: &str,
+        new: &str,
+        check: impl Future<Output = Result<()>> + Send,
+    ) -> Result<VolumeRecord> {
         check_name(new)?;
         let _one_at_a_time = self.changes.lock().await;
         self.find(name)?;
         self.volumes.lock().new_id("rename", new)?;
         let volume = self.hold("rename", name).await?;
-        let renamed = volume
-            .update_record_of_any(|record| new.clone_into(&mut record.name))
-            .await
-            .map_err(|error| error.context(format!("rename volume {name}")));
+        let renamed = async {
+            check.await?;
+            volume.update_record_of_any(|record| new.clone_into(&mut record.name)).await
+        };
+        let renamed = renamed.await.map_err(|error| error.context(format!("rename volume {name}")));
         let mut volumes = self.volumes.lock();
         volumes.held = None;
         let name = if renamed.is_ok() { new } else { name };
@@ -177,7 +207,7 @@ impl Pool {
     /// # Errors
     /// `NotFound`; `Invalid` where it is independent; those of the store.
     pub async fn promote_volume(&self, name: &str) -> Result<VolumeRecord> {
-        let _one_at_a_time = self.changes.lock().await;
+        self.check_store("promote a volume")?;
         let volume = self.find(name)?;
         if self.shared.tier.promote(volume.id()).await? {
             return Ok(volume.record());
@@ -235,32 +265,76 @@ impl Pool {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    /// Names of volumes whose time is over and that nobody uses.
+    /// Volumes whose time is over and that nobody uses.
     #[must_use]
-    pub fn expired(&self) -> Vec<String> {
-        let now = unix_seconds();
+    pub fn expired(&self) -> Vec<VolumeId> {
         let volumes = self.volumes.lock();
-        let is_over = |volume: &&Arc<Volume>| {
-            let expires_at = volume.record().expires_at;
-            expires_at != 0 && expires_at <= now && Arc::strong_count(volume) == 1
+        volumes
+            .present
+            .values()
+            .filter(|volume| is_over(volume))
+            .map(|volume| volume.id())
+            .collect()
+    }
+
+    /// Removes a volume whose time is over, if that still is so. Returns its name.
+    ///
+    /// # Errors
+    /// As [`Pool::remove_volume`].
+    pub async fn remove_expired(&self, id: VolumeId) -> Result<Option<String>> {
+        let _one_at_a_time = self.changes.lock().await;
+        let name = {
+            let volumes = self.volumes.lock();
+            let is_it = |volume: &&Arc<Volume>| volume.id() == id && is_over(volume);
+            volumes.present.values().find(is_it).map(|volume| volume.record().name)
         };
-        volumes.present.values().filter(is_over).map(|volume| volume.record().name).collect()
+        match name {
+            Some(name) => self.remove_alone(&name, false).await.map(|record| Some(record.name)),
+            None => Ok(None),
+        }
+    }
+
+    /// The store answers, as far as is known: nobody is to wait for one that does not.
+    fn check_store(&self, what: &str) -> Result<()> {
+        let status = self.shared.tier.status();
+        let failure = status.upload_failure.map(|failure| failure.error);
+        match failure.or(status.metadata_failure) {
+            None => Ok(()),
+            Some(failure) => {
+                let what = format!("{what}: the store does not answer; try again later: {failure}");
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+        }
     }
 
     /// What purged volumes were made from is kept no longer for their sake. Tried again with every purge.
     pub(super) async fn retire_purged(&self) {
-        let purged: Vec<u32> = {
-            let volumes = self.volumes.lock();
-            let is_purged = |record: &&VolumeRecord| record.state == VolumeState::Purged;
-            volumes.records.values().filter(is_purged).map(|record| record.id).collect()
-        };
-        for id in purged.into_iter().map(VolumeId) {
-            if self.shared.tier.is_retirable(id)
-                && let Err(error) = self.shared.tier.retire(id).await
-            {
-                tracing::debug!(error = %error.chain(), "what a purged volume was made from stays for now");
-                return;
+        // By what the store has: where the log is lost after this, the volume must not be there again, and empty.
+        for (id, bytes) in self.shared.tier.volume_records() {
+            let is_purged = || {
+                let record = VolumeRecord::decode(&bytes);
+                record.is_ok_and(|record| record.state == VolumeState::Purged)
+            };
+            if !self.shared.tier.is_retirable(id) || !is_purged() {
+                continue;
+            }
+            match self.shared.tier.retire(id).await {
+                Ok(()) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Unavailable) =>
+                {
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(error = %error.chain(), "what a purged volume was made from stays for now");
+                }
             }
         }
     }
+}
+
+/// Its time is over, and only the list has it.
+fn is_over(volume: &Arc<Volume>) -> bool {
+    let expires_at = volume.record().expires_at;
+    expires_at != 0 && expires_at <= unix_seconds() && Arc::strong_count(volume) == 1
 }

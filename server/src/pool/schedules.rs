@@ -6,7 +6,7 @@
 //! - A time that came while no daemon ran is made up for once, by one snapshot.
 
 use super::{NamedSnapshot, Pool, unix_seconds};
-use crate::schedule::{Keep, Schedule, kept, name_at};
+use crate::schedule::{AHEAD_MAX, Keep, Schedule, kept, name_at};
 use crate::snapshot::{SnapshotName, VOLUMES_MAX};
 use block::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
@@ -88,34 +88,33 @@ impl Pool {
         let schedule = record.schedule.as_ref()?;
         let slot = schedule.last_before(unix_seconds()).ok()??;
         let mut volumes = self.volumes.lock();
-        let newest = volumes.snapshots.of(record.id).filter(|(_, one)| one.is_scheduled);
-        let newest = newest.map(|(_, one)| one.created_at).max().unwrap_or(0);
+        // What a clock that was ahead has left does not count.
+        let latest = unix_seconds().saturating_add(AHEAD_MAX);
+        let its = volumes.snapshots.of(record.id).filter(|(_, one)| one.is_scheduled);
+        let its = its.map(|(_, one)| one.created_at).filter(|at| *at <= latest);
+        let newest = its.max().unwrap_or(0);
         let done = volumes.slots_done.entry(record.id).or_default();
-        *done = newest.max(*done);
+        *done = newest.max(if *done > latest { 0 } else { *done });
         (*done < slot).then_some(slot)
     }
 
     /// Returns the volumes that have got one.
     async fn make_scheduled(&self, slot: u64, volumes: &[String]) -> Vec<String> {
-        let asked =
-            |volumes: &[String]| SnapshotName { volumes: volumes.to_vec(), name: name_at(slot) };
-        let all = self.create_snapshots_as(&asked(volumes), true).await;
+        let name = name_at(slot);
         let mut done = Vec::new();
-        match all {
-            Ok(_) => done.extend_from_slice(volumes),
-            Err(_) => {
-                // One of them is in the way of the others.
-                for volume in volumes {
-                    match self.create_snapshots_as(&asked(std::slice::from_ref(volume)), true).await
-                    {
-                        Ok(_) => done.push(volume.clone()),
-                        Err(error) => tracing::warn!(
-                            volume = %volume, error = %error.chain(),
-                            "a snapshot that is due was not made; it is tried again"
-                        ),
-                    }
-                }
+        for volume in volumes {
+            match self.check_snapshot(volume, &name) {
+                Ok(()) => done.push(volume.clone()),
+                // It is not to be in the way of the others, which are of one instant.
+                Err(error) => self.warn_of_slot(volume, slot, &error),
             }
+        }
+        let asked = SnapshotName { volumes: done.clone(), name };
+        if !done.is_empty()
+            && let Err(error) = self.create_snapshots_as(&asked, true).await
+        {
+            done.iter().for_each(|volume| self.warn_of_slot(volume, slot, &error));
+            return Vec::new();
         }
         // Also if somebody removes it: that one is not made again.
         let mut held = self.volumes.lock();
@@ -125,6 +124,18 @@ impl Pool {
             }
         }
         done
+    }
+
+    /// Once for each time that comes.
+    fn warn_of_slot(&self, name: &str, slot: u64, error: &Error) {
+        let mut volumes = self.volumes.lock();
+        let Some(id) = volumes.present.get(name).map(|volume| volume.id().0) else { return };
+        if volumes.slots_warned.insert(id, slot) != Some(slot) {
+            tracing::warn!(
+                volume = %name, error = %error.chain(),
+                "a snapshot that is due was not made; it is tried again"
+            );
+        }
     }
 
     pub(super) async fn prune_scheduled(&self, name: &str) -> usize {
@@ -139,7 +150,7 @@ impl Pool {
             if why.is_some() {
                 continue;
             }
-            match self.remove_snapshot(name, &one.record.name).await {
+            match self.remove_this(name, one).await {
                 Ok(_) => removed += 1,
                 Err(error) => tracing::debug!(error = %error.chain(), "a snapshot stays for now"),
             }

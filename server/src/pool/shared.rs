@@ -9,7 +9,7 @@
 
 use super::aside::{AsideVolumes, asides_at_start};
 use crate::destage::DestageProgress;
-use crate::record::VolumeRecord;
+use crate::record::{RECORD_BYTES_MAX, VolumeRecord};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
@@ -83,6 +83,11 @@ impl Shared {
 
     /// As [`Shared::log_record`]; returns where in the log it is.
     pub(crate) async fn append_record(&self, record: &VolumeRecord) -> Result<Lsn> {
+        // One that could not be read back would keep the pool from opening.
+        if record.encode().len() > RECORD_BYTES_MAX {
+            let what = format!("change volume {}: its record becomes too long", record.name);
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
         self.log.append(record_entry(record), Wait::Durable).await
     }
 

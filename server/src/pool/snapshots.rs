@@ -150,30 +150,10 @@ impl Pool {
         // A client may make its volume larger: what it writes there before the instant is in the snapshot.
         let mut unchanged = Vec::new();
         for name in &asked.volumes {
-            let volume = self.volume(name).ok_or_else(|| no_volume(name))?;
-            self.check_aside(&volume, name)?;
+            let volume = self.find(name)?;
             unchanged.push(self.shared.change_lock(volume.id()).read_owned().await);
-            // One of which a side file is missing does not know what it holds.
-            self.shared.check_open(volume.id())?;
+            self.check_snapshot(name, &asked.name)?;
             let record = volume.record();
-            let volumes = self.volumes.lock();
-            let snapshots = &volumes.snapshots;
-            if snapshots.named(record.id, &asked.name).is_some() {
-                let what = format!(
-                    "make snapshot {name}@{}: it exists; choose another name, or remove it first",
-                    asked.name
-                );
-                return Err(Error::new(ErrorKind::Busy, what));
-            }
-            let count = snapshots.of(record.id).count();
-            if count >= SNAPSHOTS_OF_VOLUME_MAX || snapshots.records.len() >= SNAPSHOTS_MAX {
-                let what = format!(
-                    "make snapshot {name}@{}: a volume has at most {SNAPSHOTS_OF_VOLUME_MAX} and a pool \
-                     {SNAPSHOTS_MAX}; remove some first",
-                    asked.name
-                );
-                return Err(Error::new(ErrorKind::Full, what));
-            }
             let mut snapshot = SnapshotRecord::new(record.id, &asked.name, record.size_bytes, now);
             snapshot.is_scheduled = is_scheduled;
             made.push(snapshot);
@@ -192,12 +172,62 @@ impl Pool {
             .collect())
     }
 
+    /// Whether a volume can have a snapshot of that name now.
+    ///
+    /// # Errors
+    /// As [`Pool::create_snapshots`].
+    pub(super) fn check_snapshot(&self, name: &str, snapshot: &str) -> Result<()> {
+        let volume = self.find(name)?;
+        self.check_aside(&volume, name)?;
+        // One of which a side file is missing does not know what it holds.
+        self.shared.check_open(volume.id())?;
+        let volumes = self.volumes.lock();
+        let snapshots = &volumes.snapshots;
+        if snapshots.named(volume.id().0, snapshot).is_some() {
+            let what = format!(
+                "make snapshot {name}@{snapshot}: it exists; choose another name, or remove it first"
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        let count = snapshots.of(volume.id().0).count();
+        if count >= SNAPSHOTS_OF_VOLUME_MAX || snapshots.records.len() >= SNAPSHOTS_MAX {
+            let what = format!(
+                "make snapshot {name}@{snapshot}: a volume has at most {SNAPSHOTS_OF_VOLUME_MAX} and a pool \
+                 {SNAPSHOTS_MAX}; remove some first"
+            );
+            return Err(Error::new(ErrorKind::Full, what));
+        }
+        Ok(())
+    }
+
+    /// Removes a snapshot that was listed before, and no other one of its name.
+    ///
+    /// # Errors
+    /// As [`Pool::remove_snapshot`].
+    pub(super) async fn remove_this(
+        &self,
+        volume: &str,
+        one: &NamedSnapshot,
+    ) -> Result<NamedSnapshot> {
+        let _one_at_a_time = self.changes.lock().await;
+        let name = &one.record.name;
+        let found = self.snapshot(volume, name)?;
+        if (found.record.volume, found.lsn) != (one.record.volume, one.lsn) {
+            return Err(no_snapshot(volume, name));
+        }
+        self.remove_snapshot_alone(volume, name).await
+    }
+
     /// Removes a snapshot. What only it showed is dropped from the store in the background.
     ///
     /// # Errors
     /// `NotFound`; `Busy` while it is served, or a clone depends on it.
     pub async fn remove_snapshot(&self, volume: &str, name: &str) -> Result<NamedSnapshot> {
         let _one_at_a_time = self.changes.lock().await;
+        self.remove_snapshot_alone(volume, name).await
+    }
+
+    async fn remove_snapshot_alone(&self, volume: &str, name: &str) -> Result<NamedSnapshot> {
         self.check_not_too_many("remove")?;
         let found = self.snapshot(volume, name)?;
         let key = (found.record.volume, found.lsn);
@@ -280,6 +310,21 @@ impl Pool {
             }));
         }
         Ok(found)
+    }
+
+    /// Bytes of the store that each of these alone holds, by volume and LSN, as far as the store has them.
+    ///
+    /// # Errors
+    /// Those of reading the metadata.
+    pub async fn held_by(&self, found: &[NamedSnapshot]) -> Result<BTreeMap<(u32, u64), u64>> {
+        let volumes: std::collections::BTreeSet<u32> =
+            found.iter().map(|one| one.record.volume).collect();
+        let mut all = BTreeMap::new();
+        for volume in volumes {
+            let held = self.shared.tier.held_bytes(VolumeId(volume)).await?;
+            all.extend(held.into_iter().map(|(lsn, bytes)| ((volume, lsn.0), bytes)));
+        }
+        Ok(all)
     }
 
     /// One snapshot.

@@ -123,23 +123,25 @@ impl Map {
         let layer =
             layer.ok_or_else(|| Error::new(ErrorKind::Full, "make a layer: ids exhausted"))?;
         let base = Base { lsn: new.at, next_page: 0, is_promoted: new.is_promoted };
+        // Windows do not end at `since`: what was written before may have the LSN of all that is destaged.
+        let since = if is_clone { Lsn::NONE } else { new.since.max(writer.root.destaged) };
         let record = LayerRecord {
             volume: new.volume,
             parent: Some(parent),
             base: Some(base),
-            since: new.since,
+            since,
             is_former: false,
         };
         let mut records = vec![(layer, record)];
         let mut ranges = Vec::new();
         if !is_clone {
             self.check_whole(new.volume, Lsn(u64::MAX))?;
-            self.check_above_snapshots(old, new.since)?;
+            self.check_above_snapshots(old, since)?;
             let before = layers.get(old).copied();
             let before = before.unwrap_or_else(|| LayerRecord::plain(new.volume));
             records.push((old, LayerRecord { is_former: true, ..before }));
             let (first_page, last_page) = (0, u32::MAX);
-            ranges.push((old, Range { lsn: new.since, ordinal: u32::MAX, first_page, last_page }));
+            ranges.push((old, Range { lsn: since, ordinal: u32::MAX, first_page, last_page }));
             self.make_room_for(writer, &ranges).await.map_err(|failed| failed.error)?;
         }
         let mut draft = Draft::new(self);

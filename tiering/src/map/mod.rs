@@ -20,6 +20,7 @@ mod fold;
 mod forward;
 #[cfg(test)]
 pub(crate) mod golden;
+mod held;
 pub mod history;
 pub mod keys;
 pub mod layers;

@@ -96,17 +96,22 @@ async fn a_clone_whose_time_is_over_goes_and_can_be_restored() {
     pool.volumes.lock().records.insert(record.id, record);
     assert!(pool.expired().is_empty(), "somebody has it");
     drop(test);
-    assert_eq!(pool.expired(), ["test"]);
-    pool.remove_volume("test", false).await.unwrap();
+    let id = pool.expired()[0];
+    assert_eq!(pool.remove_expired(id).await.unwrap().as_deref(), Some("test"));
+    assert_eq!(pool.remove_expired(id).await.unwrap(), None);
     let restored = pool.restore_volume("test").await.unwrap();
     assert_eq!(restored.expires_at, 0);
     let test = pool.find("test").unwrap();
     assert_eq!(read(&test, 0, 8192).await.unwrap(), pattern(1, 8192));
     drop(test);
     // Nobody gets a volume that is being changed, and its ids are never used twice.
-    pool.roll_back("db", "a").await.unwrap_err(); // `db` is held here
+    let free = || std::future::ready(Ok(()));
+    pool.roll_back("db", "a", free()).await.unwrap_err(); // `db` is held here
     drop(db);
-    pool.roll_back("db", "a").await.unwrap();
+    let taken = std::future::ready(Err(Error::new(ErrorKind::Busy, "attached meanwhile")));
+    pool.roll_back("db", "a", taken).await.unwrap_err();
+    assert!(pool.volume("db").is_some(), "it is served again");
+    pool.roll_back("db", "a", free()).await.unwrap();
     pool.remove_volume("test", true).await.unwrap();
     let next = pool.create_volume("test", MIB, Durability::Flush).await.unwrap();
     assert_eq!(next.id().0, 3);

@@ -157,6 +157,50 @@ async fn step_all(tier: &Tier) {
     }
 }
 
+/// What each snapshot alone holds, compared with all states of all pages.
+async fn check_held(tier: &Tier) {
+    let map = &tier.inner.map;
+    let list = map.snapshots();
+    let mut total = 0;
+    for layer in [LayerId(1), LayerId(2)] {
+        let living = list.of(layer);
+        let mut want: BTreeMap<Lsn, u64> = BTreeMap::new();
+        let pages = ZONES.iter().flat_map(|zone| {
+            let first = (zone / PAGE_BYTES) as u32;
+            first..first + 60
+        });
+        for page in pages {
+            let mut holders: HashMap<(u8, u64, u32, u8), Vec<Option<Lsn>>> = HashMap::new();
+            for at in living.iter().copied().map(Some).chain([None]) {
+                let shown = match at {
+                    Some(at) => map.page_at(layer, page, at).await.unwrap(),
+                    None => map.page(layer, page).await.unwrap(),
+                };
+                for run in shown.runs.iter().filter(|run| run.is_mapped()) {
+                    for (block, within) in (run.first..=run.last).zip(run.within..) {
+                        let place = (block, run.segment, run.frame_index, within);
+                        holders.entry(place).or_default().push(at);
+                    }
+                }
+            }
+            for only in holders.values().filter(|holders| holders.len() == 1) {
+                if let Some(at) = only[0] {
+                    *want.entry(at).or_default() += 1;
+                }
+            }
+        }
+        let mut found: BTreeMap<Lsn, u64> = BTreeMap::new();
+        for ((at, _), count) in map.held_blocks(layer, living).await.unwrap() {
+            *found.entry(at).or_default() += count;
+            total += count;
+        }
+        assert_eq!(found, want, "layer {layer}");
+    }
+    let held = tier.held_bytes(VolumeId(1)).await.unwrap();
+    assert_eq!(held.len(), list.of(LayerId(1)).len());
+    assert!(total > 0 || list.iter().count() < 4, "no snapshot holds anything");
+}
+
 async fn random_history(seed: u64, planted: Planted) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let open = async |epoch| {
@@ -190,6 +234,8 @@ async fn random_history(seed: u64, planted: Planted) {
             tier = open(2 + turn).await;
         }
     }
+    step_all(&tier).await;
+    check_held(&tier).await;
     // Without its snapshots a pool is as if it had never had any.
     let removed = snapshots.shown.keys();
     let removed = removed
