@@ -246,7 +246,8 @@ fn a_clone_is_a_volume_of_its_own_and_its_origin_is_kept() {
     refused(&daemon, &["volume", "rm", "db"], "db@monday");
     refused(&daemon, &["volume", "promote", "db"], "depends on no snapshot");
     refused(&daemon, &["volume", "rename", "test", "db"], "it exists");
-    refused(&daemon, &["volume", "rename", "db", "new"], "a client has it open");
+    refused(&daemon, &["volume", "rename", "db", "new"], "the configuration names it");
+    refused(&daemon, &["volume", "rename", "test", "new"], "a client has it open");
     refused(&daemon, &["snapshot", "rollback", "db@monday"], "a client has it open");
     drop(db);
     soon(&daemon, &["snapshot", "rollback", "db@monday"]);
