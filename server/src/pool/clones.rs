@@ -6,6 +6,7 @@
 //! - A volume that is rolled back or renamed has no user, and gets none meanwhile.
 //! - A snapshot that a clone depends on is not removed, and neither is its volume.
 
+use super::snapshots::some_of;
 use super::{Pool, Volumes, unix_seconds};
 use crate::record::{VolumeRecord, VolumeState, check_name};
 use crate::volume::Volume;
@@ -225,10 +226,10 @@ impl Pool {
         Some(NamedOrigin { name, promoted_bytes })
     }
 
-    /// Names of clones that depend on a snapshot.
+    /// No clone depends on a snapshot.
     ///
     /// # Errors
-    /// `Busy`, naming them, if there are any.
+    /// `Busy`, naming those that do.
     pub(super) fn check_no_dependents(
         &self,
         (volume, name): (&str, &str),
@@ -253,13 +254,9 @@ impl Pool {
         if names.is_empty() {
             return Ok(());
         }
-        let shown = names.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-        let more = match names.len().saturating_sub(5) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let names = some_of(&names);
         let what = format!(
-            "remove snapshot {volume}@{name}: clones depend on it ({shown}{more}); remove them with `spindle volume \
+            "remove snapshot {volume}@{name}: clones depend on it ({names}); remove them with `spindle volume \
              rm NAME --now`, or make them independent with `spindle volume promote`, first"
         );
         Err(Error::new(ErrorKind::Busy, what))

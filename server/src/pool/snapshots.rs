@@ -115,6 +115,15 @@ fn no_snapshot(volume: &str, name: &str) -> Error {
     Error::new(ErrorKind::NotFound, what)
 }
 
+/// The first of some names, and how many more there are.
+pub(super) fn some_of(names: &[String]) -> String {
+    let shown = names.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(5) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
 impl Volumes {
     /// Why a volume of that name cannot be removed, if snapshots of it are the reason.
     pub(super) fn check_no_snapshots(&self, id: u32, name: &str) -> Result<()> {
@@ -123,13 +132,9 @@ impl Volumes {
         if names.is_empty() {
             return Ok(());
         }
-        let shown = names.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-        let more = match names.len().saturating_sub(5) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let names = some_of(&names);
         let what = format!(
-            "remove volume {name}: it has snapshots ({shown}{more}); remove them first, with `spindle \
+            "remove volume {name}: it has snapshots ({names}); remove them first, with `spindle \
              snapshot rm`"
         );
         Err(Error::new(ErrorKind::Busy, what))

@@ -277,10 +277,11 @@ impl Map {
     fn set_layers(&self, layers: super::LayerList) {
         let mut snapshots = self.snapshots.write();
         *snapshots = snapshots.with_layers(&layers);
+        self.has_later_layers.store(layers.has_later(), Ordering::Release);
         self.state.send_modify(|state| state.layers = layers);
     }
 
-    /// Layers that wait to be promoted, or to be forgotten.
+    /// Layers that are being promoted.
     pub(crate) fn promote_count(&self) -> usize {
         self.layers().iter().filter(|(_, record)| is_promoted(record)).count()
     }

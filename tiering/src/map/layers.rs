@@ -203,6 +203,12 @@ impl LayerList {
         self.0.records.iter().map(|(layer, record)| (*layer, record))
     }
 
+    /// Some volume has more than its first layer.
+    #[must_use]
+    pub(super) fn has_later(&self) -> bool {
+        !self.0.current.is_empty()
+    }
+
     /// The layer that a volume's writes go to.
     #[must_use]
     pub fn current(&self, volume: VolumeId) -> LayerId {

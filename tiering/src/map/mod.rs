@@ -156,6 +156,8 @@ pub struct Map {
     state: watch::Sender<State>,
     opener: Opener,
     pages: ClockCache<PageKey, Arc<Page>>,
+    /// See [`LayerList::has_later`]: most pools have none, and their reads do not ask the list.
+    has_later_layers: AtomicBool,
     /// Pages that snapshots show may be in the cache.
     has_old_pages: AtomicBool,
     /// Bytes of new pages that a commit may hold back to put into the cache.
@@ -198,6 +200,15 @@ impl Map {
 
     fn ranges(&self) -> RangeList {
         self.state.borrow().ranges.clone()
+    }
+
+    /// The layer of a volume's newest state, or of what its snapshot at an LSN shows.
+    pub(crate) fn layer_of(&self, volume: VolumeId, at: Option<Lsn>) -> LayerId {
+        if !self.has_later_layers.load(Ordering::Acquire) {
+            return LayerId::of_volume(volume);
+        }
+        let layers = self.layers();
+        at.map_or_else(|| layers.current(volume), |at| layers.at(volume, at))
     }
 
     /// The layers at this moment.

@@ -132,9 +132,11 @@ impl Map {
     /// Puts another state in the place of the present one, unless there is to be none: `false`.
     fn replace(&self, db: Arc<Database>, loaded: Loaded, root: &Root) -> bool {
         let Loaded { ranges, layers, volume_records, asides, snapshots, prunes } = loaded;
+        let has_later = layers.has_later();
         let is_replaced = self.state.send_if_modified(|state| {
             let is_open = !matches!(state.health, Health::Final(_));
             if is_open {
+                self.has_later_layers.store(has_later, Ordering::Release);
                 *state = State { db, ranges, layers, health: Health::Well };
             }
             is_open
@@ -196,6 +198,7 @@ impl Map {
         loaded: Loaded,
     ) -> Map {
         Map {
+            has_later_layers: AtomicBool::new(loaded.layers.has_later()),
             state: watch::Sender::new(State {
                 db,
                 ranges: loaded.ranges,

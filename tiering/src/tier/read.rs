@@ -8,7 +8,6 @@
 
 use super::{ALLOCATION_PAGES_MAX, ChangedExtent, FRAMES_AT_ONCE, Inner, PAGE_BYTES};
 use crate::fetch::Access;
-use crate::map::LayerId;
 use crate::map::pages::{Page, changed};
 use crate::segment::{FrameAt, FrameRef};
 use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
@@ -37,12 +36,6 @@ pub(super) struct Wanted {
 }
 
 impl Inner {
-    /// The layer that a volume's newest state is in, or what its snapshot at an LSN shows.
-    fn layer(&self, volume: VolumeId, at: Option<Lsn>) -> LayerId {
-        let layers = self.map.layers();
-        at.map_or_else(|| layers.current(volume), |at| layers.at(volume, at))
-    }
-
     /// Reads for destage: nothing about streams is learned from it.
     pub(crate) async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_with(volume, None, offset, buf, Access::Random).await
@@ -126,7 +119,7 @@ impl Inner {
         let Some(end) = end else {
             return Err(Error::new(ErrorKind::Invalid, "the range is beyond the largest volume"));
         };
-        let layer = self.layer(volume, snapshot);
+        let layer = self.map.layer_of(volume, snapshot);
         let mut wanted = Vec::new();
         let mut at = offset;
         while at < end {
@@ -190,7 +183,7 @@ impl Inner {
         let Some(end) = end.filter(|_| length > 0) else {
             return Err(Error::new(ErrorKind::Invalid, "the range is empty or too far"));
         };
-        let layer = self.layer(volume, snapshot);
+        let layer = self.map.layer_of(volume, snapshot);
         let mut extents =
             Extents { list: Vec::new(), count_max: extent_count_max.max(1), at: offset };
         let (mut next, last) = (page_of(offset), page_of(end - 1));
@@ -245,7 +238,7 @@ impl Inner {
             return Ok((found, None));
         }
         let (then_layer, layer) =
-            (self.layer(volume, Some(older)), self.layer(volume, Some(newer)));
+            (self.map.layer_of(volume, Some(older)), self.map.layer_of(volume, Some(newer)));
         let (mut next, last) = (page_of(range.start), page_of(range.end - 1));
         loop {
             let (mut pages, mut until) =
