@@ -10,6 +10,7 @@
 //! - The object store is the only place of truth: local disks only cache.
 
 pub mod cache;
+pub mod copier;
 pub mod destage;
 pub mod failpoint;
 pub mod fetch;
@@ -25,6 +26,7 @@ pub mod testing;
 pub mod tier;
 mod watched;
 
+pub use copier::{CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, state_view};
 pub use destage::{
     DestageError, DestageReport, ExtentContent, LogSource, Window, WindowExtent, WindowVolume,
 };

@@ -7,6 +7,7 @@
 //!   any more.
 //! - Whether the map names an object is asked while no commit is under way, so that what was seen is durable;
 //!   and whether the pool is still ours, before the first one is deleted.
+//! - What a copy in another store still needs is not deleted before it has it: see [`Hold`].
 //! - An object whose name is not that of a segment is left alone and counted.
 //! - An abandoned upload is forgotten only once its object was deleted, or is found to be named. One
 //!   that reaches the store after that, still under way when it was given up, is left to the next
@@ -20,6 +21,8 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Abandoned uploads that are remembered; beyond it the oldest are left to the next epoch's sweep.
 /// Chosen by hand: 400 KiB of names, and 64 GiB of segments that all failed to be committed.
@@ -42,10 +45,40 @@ pub struct SweepReport {
     pub foreign_count: u64,
 }
 
+/// Deletions that wait for copies. Beyond it, what a copy needs is deleted all the same, and it begins anew with
+/// a newer state. Chosen by hand: 6 MiB of names, and a terabyte of segments.
+const HELD_MAX: usize = 65_536;
+
+/// Segments that are not deleted, by number: those of one state that is being copied.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    from: AtomicU64,
+    below: AtomicU64,
+}
+
+impl Hold {
+    /// The state has no number from here on.
+    pub(crate) fn set_below(&self, below: u64) {
+        self.below.store(below, Ordering::SeqCst);
+    }
+
+    /// Everything below this number has been copied.
+    pub(crate) fn release_below(&self, from: u64) {
+        self.from.store(from, Ordering::SeqCst);
+    }
+
+    fn has(&self, number: SegmentNumber) -> bool {
+        let from = self.from.load(Ordering::SeqCst);
+        (from..self.below.load(Ordering::SeqCst)).contains(&number.0)
+    }
+}
+
 /// Uploads of this process that no commit will name.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
     abandoned: Mutex<VecDeque<Path>>,
+    holds: Mutex<Vec<Weak<Hold>>>,
+    held: Mutex<VecDeque<Path>>,
     /// One sweep of them at a time.
     sweep: tokio::sync::Mutex<()>,
 }
@@ -64,6 +97,53 @@ impl Orphans {
         self.abandoned.lock().len()
     }
 
+    /// From now on no segment is deleted, until the hold says of which it is not; dropping it ends it.
+    pub(crate) fn hold(&self) -> Arc<Hold> {
+        let hold = Arc::new(Hold { from: AtomicU64::new(0), below: AtomicU64::new(u64::MAX) });
+        self.holds.lock().push(Arc::downgrade(&hold));
+        hold
+    }
+
+    /// Deletions that wait for copies.
+    pub(crate) fn held_count(&self) -> usize {
+        self.held.lock().len()
+    }
+
+    fn is_held(&self, path: &Path) -> bool {
+        let Some((_, number, _)) = parse_object_path(path) else { return false };
+        let mut holds = self.holds.lock();
+        holds.retain(|hold| hold.strong_count() > 0);
+        holds.iter().filter_map(Weak::upgrade).any(|hold| hold.has(number))
+    }
+
+    /// Puts a deletion off, if some copy needs the object and not too many wait already.
+    fn put_off(&self, path: &Path) -> bool {
+        let is_held = self.is_held(path);
+        let mut held = self.held.lock();
+        let is_put_off = is_held && held.len() < HELD_MAX;
+        if is_put_off {
+            held.push_back(path.clone());
+        }
+        is_put_off
+    }
+
+    /// Takes up again what no copy needs any more.
+    fn take_up(&self) {
+        let mut held = self.held.lock();
+        let waiting = std::mem::take(&mut *held);
+        let mut free = Vec::new();
+        for path in waiting {
+            match free.len() >= ABANDONED_PER_SWEEP_MAX || self.is_held(&path) {
+                true => held.push_back(path),
+                false => free.push(path),
+            }
+        }
+        drop(held);
+        if !free.is_empty() {
+            self.abandon(free);
+        }
+    }
+
     fn oldest(&self) -> Option<Path> {
         self.abandoned.lock().front().cloned()
     }
@@ -79,8 +159,13 @@ impl Inner {
     pub(crate) async fn sweep_abandoned(&self) -> Result<SweepReport> {
         let _alone = self.orphans.sweep.lock().await;
         let mut report = SweepReport::default();
+        self.orphans.take_up();
         for _ in 0..ABANDONED_PER_SWEEP_MAX {
             let Some(path) = self.orphans.oldest() else { break };
+            if self.orphans.put_off(&path) {
+                self.orphans.forget(&path);
+                continue;
+            }
             if report.object_count == 0 {
                 self.check_owner().await?;
             }
@@ -116,6 +201,7 @@ impl Inner {
                 continue;
             };
             if epoch >= self.options.epoch
+                || self.orphans.is_held(&found.location)
                 || self.has_record(number, id).await?
                 || self.is_named(number, id).await?
             {
@@ -149,7 +235,7 @@ impl Inner {
     }
 
     /// An owner of the past that wakes up must not delete what the present one names.
-    async fn check_owner(&self) -> Result<()> {
+    pub(crate) async fn check_owner(&self) -> Result<()> {
         match &self.options.owner_check {
             Some(check) => check.ask().await,
             None => Ok(()),

@@ -32,6 +32,12 @@ pub(crate) struct Planted {
     pub(crate) range_uncovers_base: bool,
     /// A page that is promoted gets what the base has, though the layer has its own.
     pub(crate) promoted_over_newer: bool,
+    /// A copy gets the manifest of a state before what the state names.
+    pub(crate) manifest_first: bool,
+    /// What a copy still needs is deleted.
+    pub(crate) copy_without_hold: bool,
+    /// What a pin keeps in a copy is deleted.
+    pub(crate) pin_ignored: bool,
 }
 
 impl Planted {
@@ -54,6 +60,9 @@ impl Planted {
             base_uncounted: has("base-uncounted"),
             range_uncovers_base: has("range-uncovers-base"),
             promoted_over_newer: has("promoted-over-newer"),
+            manifest_first: has("manifest-first"),
+            copy_without_hold: has("copy-without-hold"),
+            pin_ignored: has("pin-ignored"),
         }
     }
 

@@ -211,7 +211,7 @@ pub struct Origin {
 /// See the module. Cheap to clone; every method may be called from any task at any time.
 #[derive(Clone)]
 pub struct Tier {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 pub(crate) struct Inner {
@@ -236,6 +236,8 @@ pub(crate) struct Inner {
     /// See [`Tier::set_urgent`].
     pub(crate) is_urgent: AtomicBool,
     pub(crate) reopen_count: AtomicU64,
+    /// Objects on their way to copies: see [`crate::copier`].
+    pub(crate) copy_places: Semaphore,
     prefetch_places: Arc<Semaphore>,
     read_ahead_places: Arc<Semaphore>,
     hint_dropped_count: AtomicU64,
@@ -323,6 +325,7 @@ impl Tier {
                 uploads: Outage::default(),
                 is_urgent: AtomicBool::new(false),
                 reopen_count: AtomicU64::new(0),
+                copy_places: Semaphore::new(crate::copier::OBJECTS_AT_ONCE),
                 prefetch_places: Arc::new(Semaphore::new(PREFETCH_COUNT_MAX)),
                 read_ahead_places: Arc::new(Semaphore::new(READ_AHEAD_COUNT_MAX)),
                 hint_dropped_count: AtomicU64::new(0),
@@ -906,7 +909,7 @@ async fn probe(store: &Arc<dyn ObjectStore>) -> Result<bool> {
 }
 
 impl Inner {
-    fn check_writable(&self) -> Result<()> {
+    pub(crate) fn check_writable(&self) -> Result<()> {
         if self.is_read_only {
             let what = "the data tier is open for reading only";
             return Err(Error::new(ErrorKind::Denied, what));

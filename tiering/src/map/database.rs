@@ -15,6 +15,7 @@ use crate::watched::Shorter;
 use block::{Error, ErrorKind};
 use bytes::Bytes;
 use object_store::ObjectStore;
+use object_store::path::Path;
 use slatedb::config::{
     CloseOptions, CompactionWorkerOptions, CompactorOptions, DbReaderOptions, FlushOptions,
     FlushType, GarbageCollectorDirectoryOptions, GarbageCollectorOptions, Settings,
@@ -24,8 +25,9 @@ use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
 use slatedb::{
     CloseReason, Db, DbIterator, DbReader, DbReaderMode, DbStatus, MergeOperator,
-    MergeOperatorError, WriteBatch,
+    MergeOperatorError, PathResolver, WriteBatch,
 };
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -198,6 +200,33 @@ pub enum Database {
 #[derive(Debug, Default)]
 pub struct Stale(AtomicBool);
 
+/// The objects of one state of the database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateObjects {
+    /// Number of the state's manifest.
+    pub manifest: u64,
+    /// The tables that the manifest names.
+    pub tables: BTreeSet<Path>,
+}
+
+/// Folder of the manifests of a database.
+#[must_use]
+pub fn manifest_folder() -> Path {
+    Path::from(format!("{FOLDER}/manifest"))
+}
+
+/// Name of a manifest.
+#[must_use]
+pub fn manifest_path(number: u64) -> Path {
+    Path::from(format!("{FOLDER}/manifest/{number:020}.manifest"))
+}
+
+/// Folder of the tables of a database.
+#[must_use]
+pub fn table_folder() -> Path {
+    Path::from(format!("{FOLDER}/compacted"))
+}
+
 /// What is known of a database before it is opened for writing.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
@@ -267,6 +296,18 @@ impl Database {
             Database::Reader(reader, _) => reader.manifest(),
         };
         Seen { writer_count: manifest.writer_epoch(), clock_tick: manifest.last_l0_clock_tick() }
+    }
+
+    /// What this state is made of.
+    #[must_use]
+    pub fn objects(&self) -> StateObjects {
+        let manifest = match self {
+            Database::Owner(db) => db.manifest(),
+            Database::Reader(reader, _) => reader.manifest(),
+        };
+        let paths = PathResolver::new(FOLDER, &manifest);
+        let tables = manifest.all_sst_views().map(|view| paths.sst_path(&view.sst.id)).collect();
+        StateObjects { manifest: manifest.id(), tables }
     }
 
     /// The value of a key.

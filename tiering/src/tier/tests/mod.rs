@@ -6,6 +6,7 @@
 //! - What is random comes from a seed that is in the test or that it prints.
 
 mod clones;
+mod copies;
 mod crash;
 mod damage;
 mod hints;

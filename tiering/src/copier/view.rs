@@ -1,0 +1,104 @@
+//! One published state of a copy, as a store that can only be read.
+//!
+//! Invariants:
+//! - Of the manifests of the metadata only the state's own is shown, so that whoever looks for the newest one finds it.
+//! - Nothing is written through it.
+
+use crate::map::database;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use std::sync::Arc;
+
+/// The state whose manifest has this number, of the copy in `target`.
+#[must_use]
+pub fn state_view(target: Arc<dyn ObjectStore>, manifest: u64) -> Arc<dyn ObjectStore> {
+    Arc::new(View {
+        target,
+        folder: database::manifest_folder(),
+        manifest: database::manifest_path(manifest),
+    })
+}
+
+#[derive(Debug)]
+struct View {
+    target: Arc<dyn ObjectStore>,
+    folder: Path,
+    manifest: Path,
+}
+
+impl View {
+    fn shows(&self, path: &Path) -> bool {
+        is_shown(&self.folder, &self.manifest, path)
+    }
+}
+
+fn is_shown(folder: &Path, manifest: &Path, path: &Path) -> bool {
+    path == manifest || !path.prefix_matches(folder)
+}
+
+fn refused(path: &Path) -> Error {
+    let source = "a copy is only read".into();
+    Error::PermissionDenied { path: path.to_string(), source }
+}
+
+impl std::fmt::Display for View {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.target)
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for View {
+    async fn put_opts(&self, path: &Path, _: PutPayload, _: PutOptions) -> Result<PutResult> {
+        Err(refused(path))
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        _: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        Err(refused(path))
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        if !self.shows(path) {
+            let source = "it is of another state of the copy".into();
+            return Err(Error::NotFound { path: path.to_string(), source });
+        }
+        self.target.get_opts(path, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        paths: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        paths.map(|path| path.and_then(|path| Err(refused(&path)))).boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let (folder, manifest) = (self.folder.clone(), self.manifest.clone());
+        let listing = self.target.list(prefix);
+        let shown = move |found: &Result<ObjectMeta>| {
+            let is_kept =
+                found.as_ref().map_or(true, |meta| is_shown(&folder, &manifest, &meta.location));
+            futures::future::ready(is_kept)
+        };
+        listing.filter(shown).boxed()
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        let mut found = self.target.list_with_delimiter(prefix).await?;
+        found.objects.retain(|meta| self.shows(&meta.location));
+        Ok(found)
+    }
+
+    async fn copy_opts(&self, _: &Path, to: &Path, _: CopyOptions) -> Result<()> {
+        Err(refused(to))
+    }
+}

@@ -1,0 +1,353 @@
+//! Copies in other stores: every published state opens and is a state of the pool, whatever fails meanwhile.
+
+use super::reclaim::EAGER;
+use super::*;
+use crate::copier::{CopiedState, Copier, CopierOptions, CopyProgress, state_view};
+use crate::planted::Planted;
+use crate::testing::Fault;
+use futures::{FutureExt, StreamExt};
+use std::panic::AssertUnwindSafe;
+
+/// Deletes in the copy as soon as it may.
+const AT_ONCE: CopierOptions = CopierOptions { bytes_per_second: None, grace: Duration::ZERO };
+
+/// The copy's own reader of a state.
+async fn open_state(target: &Arc<FaultStore>, state: &CopiedState) -> Tier {
+    let objects: Arc<dyn ObjectStore> = target.clone();
+    let view = state_view(objects, state.manifest);
+    Tier::open_read_only(options(view, state.epoch.0)).await.unwrap()
+}
+
+/// A state of the copy is what the pool was, to the last bit.
+async fn check_state(target: &Arc<FaultStore>, state: &CopiedState, history: &History) {
+    let copy = open_state(target, state).await;
+    assert_eq!(copy.destaged_lsn(), state.destaged_lsn);
+    check_all(&copy, &history[&state.destaged_lsn]).await;
+    check_fsck(&copy).await;
+    copy.close().await.unwrap();
+}
+
+type History = BTreeMap<Lsn, Model>;
+
+async fn copier_of(tier: &Tier, target: &Arc<FaultStore>) -> Copier {
+    let objects: Arc<dyn ObjectStore> = target.clone();
+    tier.copier(objects, AT_ONCE, Arc::new(CopyProgress::default())).await.unwrap()
+}
+
+/// As the daemon does it: a pass, published under the next number, and then what is not needed goes.
+struct Copying {
+    target: Arc<FaultStore>,
+    published: Vec<CopiedState>,
+    pinned: Option<u64>,
+}
+
+impl Copying {
+    fn new() -> Copying {
+        Copying { target: Arc::default(), published: Vec::new(), pinned: None }
+    }
+
+    async fn turn(&mut self, copier: &mut Copier) -> Result<bool> {
+        let Some(state) = copier.pass().await? else { return Ok(false) };
+        if self.published.last() != Some(&state) {
+            self.published.push(state);
+        }
+        copier.published(self.published.len() as u64);
+        while copier.collect(self.pinned).await? > 0 {}
+        Ok(true)
+    }
+}
+
+/// Writes and reclaim in the pool, copies of which many calls fail, and copiers that begin anew.
+async fn churn(seed: u64, planted: Planted) {
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let mut world = World::new(seed);
+    let mut opened = options(store.clone(), 1);
+    opened.planted = planted;
+    let mut tier = Tier::open(opened.clone()).await.unwrap();
+    let mut copying = Copying::new();
+    let mut copier = copier_of(&tier, &copying.target).await;
+    let (mut history, mut failed_count) = (History::new(), 0);
+    for turn in 0..40 {
+        let op_count = 1 + world.rng.below(60);
+        let made = world.window(op_count);
+        let lsn = made.window.last_lsn;
+        tier.destage(made.window, &Payloads).await.unwrap();
+        world.model = made.after;
+        history.insert(lsn, world.model.clone());
+        if world.rng.below(3) == 0 {
+            tier.step(2).await.unwrap();
+        }
+        tier.inner.reclaim.look_again();
+        while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+        if world.rng.below(2) == 0 {
+            let percent = [0, 3, 15][world.rng.below(3) as usize];
+            copying.target.fail_randomly(world.rng.next_u64(), percent);
+            // Deletions come while it copies, as many as there can be.
+            let sweeping = async {
+                loop {
+                    let _ = tier.sweep_abandoned().await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+            };
+            let done = tokio::select! {
+                done = copying.turn(&mut copier) => done,
+                () = sweeping => unreachable!("it ends with the other"),
+            };
+            copying.target.fail_randomly(0, 0);
+            failed_count += u64::from(done.is_err());
+            if percent == 0 {
+                done.unwrap();
+            }
+            if let Some(state) = copying.published.last() {
+                check_state(&copying.target, state, &history).await;
+            }
+            if world.rng.below(6) == 0 && !copying.published.is_empty() {
+                copying.pinned = Some(copying.published.len() as u64);
+            }
+            if let Some(pinned) = copying.pinned {
+                check_state(&copying.target, &copying.published[pinned as usize - 1], &history)
+                    .await;
+            }
+        }
+        if world.rng.below(5) == 0 {
+            copier = copier_of(&tier, &copying.target).await;
+        }
+        if turn % 15 == 14 {
+            tier.close().await.unwrap();
+            opened.epoch = Epoch(2 + turn);
+            tier = Tier::open(opened.clone()).await.unwrap();
+            tier.sweep_orphans().await.unwrap();
+            copier = copier_of(&tier, &copying.target).await;
+        }
+    }
+    copying.pinned = None;
+    copying.turn(&mut copier).await.unwrap();
+    while tier.held_deletion_count() > 0 {
+        tier.sweep_abandoned().await.unwrap();
+    }
+    let last = *copying.published.last().unwrap();
+    check_state(&copying.target, &last, &history).await;
+    assert_eq!(last.destaged_lsn, tier.destaged_lsn());
+    assert!(!copying.turn(&mut copier).await.unwrap(), "nothing has changed");
+    // Nothing but that state is left, however many copiers have begun anew.
+    let mut fresh = copier_of(&tier, &copying.target).await;
+    copying.turn(&mut fresh).await.unwrap();
+    let last = *copying.published.last().unwrap();
+    let objects: Vec<_> = copying.target.list(None).try_collect().await.unwrap();
+    let count = objects.len() as u64;
+    assert_eq!(count, last.segment_count + last.table_count + 1, "{objects:#?}");
+    let segments = objects.iter().filter(|one| one.location.as_ref().starts_with("segments"));
+    assert_eq!(segments.map(|one| one.size).sum::<u64>(), last.segment_bytes);
+    println!("SEED={seed}: {failed_count} turns failed, {} states", copying.published.len());
+    tier.close().await.unwrap();
+}
+
+#[test]
+fn a_copy_is_a_state_of_the_pool_whatever_fails() {
+    for seed in seeds(4) {
+        println!("SEED={seed}");
+        runtime().block_on(churn(seed, Planted::default()));
+    }
+}
+
+#[test]
+fn planted_bugs_are_noticed() {
+    let bugs: [(&str, fn(&mut Planted)); 3] = [
+        ("copy-without-hold", |planted| planted.copy_without_hold = true),
+        ("pin-ignored", |planted| planted.pin_ignored = true),
+        ("manifest-first", |planted| planted.manifest_first = true),
+    ];
+    for (name, plant) in bugs {
+        let mut planted = Planted::default();
+        plant(&mut planted);
+        let is_noticed = (1..=8).any(|seed| {
+            let run = AssertUnwindSafe(async {
+                match () {
+                    () if planted.manifest_first => a_cut_copy_has_no_manifest(planted).await,
+                    () if planted.copy_without_hold => reclaim_beside_a_copy(planted).await,
+                    () => churn(seed, planted).await,
+                }
+            });
+            runtime().block_on(run.catch_unwind()).is_err()
+        });
+        assert!(is_noticed, "{name} was not noticed");
+    }
+}
+
+/// Whoever lists a copy that was cut short finds no manifest that names what is not there.
+async fn a_cut_copy_has_no_manifest(planted: Planted) {
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let mut opened = options(store, 1);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    for lsn in 1..=6 {
+        let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
+        tier.destage(window, &Payloads).await.unwrap();
+    }
+    let target = Arc::new(FaultStore::default());
+    target.inject_after(Op::Put, "segments", 3, u64::MAX, Fault::Broken);
+    let mut copier = copier_of(&tier, &target).await;
+    assert_eq!(copier.pass().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let folder = database::manifest_folder();
+    let manifests: Vec<_> = target.list(Some(&folder)).try_collect().await.unwrap();
+    assert!(manifests.is_empty(), "{manifests:?}");
+    // What was copied is not copied again.
+    target.clear_injected();
+    target.take_calls();
+    copier.pass().await.unwrap().unwrap();
+    let puts = target.take_calls().into_iter().filter(|call| call.op == Op::Put);
+    let again = puts.filter(|call| call.path.as_ref().starts_with("segments")).count();
+    assert!(again <= 3, "{again} of 6 segments");
+    tier.close().await.unwrap();
+}
+
+#[test]
+fn a_copy_that_is_cut_short_goes_on_where_it_was() {
+    runtime().block_on(a_cut_copy_has_no_manifest(Planted::default()));
+}
+
+/// Everything is overwritten and reclaimed while the state of before is copied.
+async fn reclaim_beside_a_copy(planted: Planted) {
+    let mut opened = options(Arc::new(InMemory::new()), 1);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    let mut copying = Copying::new();
+    let mut copier = copier_of(&tier, &copying.target).await;
+    for lsn in 1..=24 {
+        let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
+        tier.destage(window, &Payloads).await.unwrap();
+    }
+    copying.target.set_delay(Duration::from_millis(20));
+    let reclaiming = async {
+        while copying.target.call_count(Op::Put) < 2 {
+            tokio::task::yield_now().await;
+        }
+        for lsn in 1..=24 {
+            let window = plain_window(24 + lsn, vec![(1, block_extent(lsn, 8))]);
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        tier.inner.reclaim.look_again();
+        while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+        while tier.status().abandoned_count > 0 {
+            tier.sweep_abandoned().await.unwrap();
+        }
+        tier.held_deletion_count()
+    };
+    let (state, held_count) = tokio::join!(copier.pass(), reclaiming);
+    let state = state.unwrap().unwrap();
+    assert!(held_count > 0, "the copy was faster than reclaim");
+    assert_eq!(state.destaged_lsn, Lsn(24));
+    copying.target.set_delay(Duration::ZERO);
+    copier.published(1);
+    let copy = open_state(&copying.target, &state).await;
+    for block in 1..=24 {
+        let mut buf = vec![0; BLOCK_BYTES as usize];
+        copy.read(VolumeId(1), block * BLOCK_BYTES, &mut buf).await.unwrap();
+        assert!(buf.iter().all(|byte| *byte == 7), "block {block}");
+    }
+    check_fsck(&copy).await;
+    copy.close().await.unwrap();
+    // And then it goes.
+    while tier.held_deletion_count() + tier.status().abandoned_count > 0 {
+        tier.sweep_abandoned().await.unwrap();
+    }
+    copying.turn(&mut copier).await.unwrap();
+    let of_before = copying.target.list(Some(&Path::from("segments"))).count().await as u64;
+    assert_eq!(of_before, copying.published.last().unwrap().segment_count);
+    tier.close().await.unwrap();
+}
+
+#[test]
+fn reclaim_goes_on_beside_a_copy_and_takes_nothing_from_it() {
+    runtime().block_on(reclaim_beside_a_copy(Planted::default()));
+}
+
+#[test]
+fn a_copy_that_has_more_than_the_pool_is_refused() {
+    runtime().block_on(async {
+        let store = Arc::new(InMemory::new());
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        tier.destage(plain_window(1, vec![(1, block_extent(1, 7))]), &Payloads).await.unwrap();
+        // A bucket that is put back later.
+        let earlier = store.fork();
+        for lsn in 2..6 {
+            let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        let mut copying = Copying::new();
+        let mut copier = copier_of(&tier, &copying.target).await;
+        copying.turn(&mut copier).await.unwrap();
+        tier.close().await.unwrap();
+
+        let before: Vec<_> = copying.target.list(None).try_collect().await.unwrap();
+        let tier = Tier::open(options(Arc::new(earlier), 2)).await.unwrap();
+        let mut copier = copier_of(&tier, &copying.target).await;
+        let error = copier.pass().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("put back to an earlier state"), "{error}");
+        // It comes to the same number, by another way.
+        let kind = loop {
+            let lsn = tier.destaged_lsn().0 + 1;
+            let window = plain_window(lsn, vec![(1, block_extent(lsn, 9))]);
+            tier.destage(window, &Payloads).await.unwrap();
+            match copier.pass().await {
+                Err(error) if error.kind() == ErrorKind::Invalid => {}
+                other => break other.map(drop).unwrap_err().kind(),
+            }
+        };
+        assert_eq!(kind, ErrorKind::Corrupt);
+        let state = copying.published[0];
+        let copy = open_state(&copying.target, &state).await;
+        let mut buf = vec![0; BLOCK_BYTES as usize];
+        copy.read(VolumeId(1), 5 * BLOCK_BYTES, &mut buf).await.unwrap();
+        assert!(buf.iter().all(|byte| *byte == 7));
+        let after: Vec<_> = copying.target.list(None).try_collect().await.unwrap();
+        assert!(before.iter().all(|one| after.iter().any(|other| other.location == one.location)));
+        copy.close().await.unwrap();
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn damage_in_the_pool_does_not_end_copying_and_never_replaces_what_is_whole() {
+    runtime().block_on(async {
+        let source = Arc::new(FaultStore::default());
+        let tier = Tier::open(options(source.clone(), 1)).await.unwrap();
+        let segments = async || -> Vec<Path> {
+            let found: Vec<_> =
+                source.list(Some(&Path::from("segments"))).try_collect().await.unwrap();
+            found.into_iter().map(|one| one.location).collect()
+        };
+        tier.destage(plain_window(1, vec![(1, block_extent(1, 7))]), &Payloads).await.unwrap();
+        let first = segments().await.remove(0);
+        let mut copying = Copying::new();
+        let progress = Arc::new(CopyProgress::default());
+        let target: Arc<dyn ObjectStore> = copying.target.clone();
+        let mut copier = tier.copier(target, AT_ONCE, progress.clone()).await.unwrap();
+        copying.turn(&mut copier).await.unwrap();
+        for lsn in [2, 3] {
+            let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        // One that the copy has, one that it has not, one that is gone.
+        let mut others = segments().await;
+        others.retain(|path| *path != first);
+        let flip = |bytes: &mut Vec<u8>| bytes[70] ^= 1;
+        source.damage(&first, flip).await;
+        source.damage(&others[0], flip).await;
+        source.delete(&others[1]).await.unwrap();
+        copying.turn(&mut copier).await.unwrap();
+        let counts = progress.counts();
+        assert_eq!((counts.damaged_count, counts.missing_count), (1, 1), "{counts:?}");
+        let state = *copying.published.last().unwrap();
+        assert_eq!(state.destaged_lsn, Lsn(3));
+        let copy = open_state(&copying.target, &state).await;
+        let mut buf = vec![0; BLOCK_BYTES as usize];
+        copy.read(VolumeId(1), BLOCK_BYTES, &mut buf).await.unwrap();
+        assert!(buf.iter().all(|byte| *byte == 7), "the copy's own is whole");
+        let report = copy.fsck(FsckOptions::default()).await.unwrap();
+        assert!(report.difference_count >= 2, "{report:?}");
+        copy.close().await.unwrap();
+        tier.close().await.unwrap();
+    });
+}
