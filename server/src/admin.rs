@@ -10,6 +10,7 @@
 
 use crate::attach::{AttachOptions, AttachmentInfo};
 use crate::claims::ClientInfo;
+use crate::copies::CopySpec;
 use crate::keys::{NewKey, Secret, SlotKind};
 use crate::record::Durability;
 use crate::schedule::Keep;
@@ -170,6 +171,20 @@ pub enum Request {
         /// `VOLUME@NAME`.
         snapshot: String,
     },
+    /// Copies the pool to another store from now on. `Busy` where that is not empty, or another pool's.
+    CopyAdd(CopySpec),
+    /// Ends a copy; what is there stays.
+    CopyRemove {
+        /// Where it is.
+        url: String,
+    },
+    /// How the copies stand.
+    CopyList,
+    /// Answers when a copy has everything that was written before.
+    CopySync {
+        /// Where it is.
+        url: String,
+    },
     /// The state of the pool.
     Status,
     /// Copies everything to the store, and answers when it is there.
@@ -228,6 +243,11 @@ pub enum Reply {
     Schedule(ScheduleInfo),
     /// What differs between two snapshots.
     SnapshotDiff(DiffInfo),
+    /// Copies in other stores.
+    Copies {
+        /// In the order in which they were added.
+        copies: Vec<CopyInfo>,
+    },
     /// The state of the pool.
     Status(Box<StatusInfo>),
     /// It was done.
@@ -320,6 +340,71 @@ pub struct SnapshotInfo {
     /// Bytes of the store that it alone holds, where that was asked for and it is there: an estimate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_bytes: Option<u64>,
+}
+
+/// A copy of the pool in another store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyInfo {
+    /// Where it is.
+    pub url: String,
+    /// Settings and credentials are in variables that begin so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env_prefix: Option<String>,
+    /// Seconds from the beginning of one state to that of the next.
+    pub interval_seconds: u64,
+    /// Only when snapshots have come or gone.
+    pub is_snapshots_only: bool,
+    /// Bytes a second, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+    /// Seconds since 1970.
+    pub created_at: u64,
+    /// A daemon brings it up to date; otherwise nothing more than this is known.
+    pub is_running: bool,
+    /// The newest whole state there; absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<CopyStateInfo>,
+    /// Seconds by which it is behind the pool, 0 where it has everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lag_seconds: Option<u64>,
+    /// Bytes that the pool has got since that state: an estimate.
+    pub lag_bytes: u64,
+    /// Thousandths of the pass that runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass_permille: Option<u64>,
+    /// Bytes copied since the start.
+    pub copied_bytes: u64,
+    /// Objects copied since the start.
+    pub copied_count: u64,
+    /// Objects deleted in the copy since the start.
+    pub deleted_count: u64,
+    /// Objects there that no newer state needs and that are not deleted yet.
+    pub waiting_count: u64,
+    /// Segments that were damaged, or missing, in the pool's store.
+    pub damaged_count: u64,
+    /// Why it is not brought up to date, while that lasts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    /// Seconds for which that has lasted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing_seconds: Option<u64>,
+}
+
+/// A whole state of a copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyStateInfo {
+    /// Its number, counting up.
+    pub number: u64,
+    /// When the pool was so, in seconds since 1970.
+    pub as_of: u64,
+    /// Everything of the pool's history up to here is in it.
+    pub destaged_lsn: u64,
+    /// Segments.
+    pub segment_count: u64,
+    /// Bytes of them.
+    pub segment_bytes: u64,
+    /// Volumes of which it has less than of the others.
+    pub aside_count: u64,
 }
 
 /// A schedule as it is asked for.
@@ -418,6 +503,9 @@ pub struct StatusInfo {
     /// What the store holds.
     #[serde(default)]
     pub space: SpaceInfo,
+    /// What the pool was restored from, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored: Option<RestoreInfo>,
     /// The NBD server; absent where no daemon runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nbd: Option<NbdInfo>,
@@ -433,6 +521,28 @@ pub struct StatusInfo {
     pub has_recovery_key: bool,
     /// What a person should know or do.
     pub warnings: Vec<String>,
+}
+
+/// What a pool was restored from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreInfo {
+    /// Where the copy is.
+    pub url: String,
+    /// Number of the state there.
+    pub state: u64,
+    /// When the copied pool was so, in seconds since 1970.
+    pub as_of: u64,
+    /// The pool has everything, and does not need the copy any more.
+    pub is_whole: bool,
+    /// Bytes that are still to be fetched; 0 until that is known.
+    pub left_bytes: u64,
+    /// Bytes fetched since the start.
+    pub done_bytes: u64,
+    /// Seconds left at the pace since the start, once there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_seconds: Option<u64>,
+    /// Segments that were damaged, or missing, in the copy.
+    pub bad_count: u64,
 }
 
 /// The NBD server.

@@ -17,12 +17,13 @@ use crate::admin::{self, AdminHandler, DiffInfo, Request, ScheduleSet};
 use crate::attach::remote::RemoteOptions;
 use crate::attach::{AttachOptions, Driver};
 use crate::config::{self, Config};
+use crate::copies::CopySpec;
 use crate::keys::{KeySource, NewKey};
 use crate::schedule::{Keep, Schedule};
 use crate::snapshot::SnapshotName;
 use args::{
-    Cli, Command, ConfigCommand, KeyCommand, NewKeyArgs, Output, PoolCommand, SnapshotCommand,
-    VolumeCommand,
+    Cli, Command, ConfigCommand, CopyCommand, KeyCommand, NewKeyArgs, Output, PoolCommand,
+    SnapshotCommand, VolumeCommand,
 };
 use block::{Error, ErrorKind, Result};
 use clap::Parser;
@@ -187,9 +188,12 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             backend::serve(config, args.take_over, announce).await?;
         }
         Command::Demo(args) => backend::demo(args, cli.output == Output::Json).await?,
-        Command::Fsck(args) => {
-            let config = load(&args.config, &args.overrides())?;
-            let found = backend::fsck(config).await?;
+        Command::Fsck { pool, copy, env_prefix } => {
+            let config = load(&pool.config, &pool.overrides())?;
+            let found = match copy {
+                Some(url) => backend::fsck_copy(config, url, env_prefix.as_deref()).await?,
+                None => backend::fsck(config).await?,
+            };
             emit(cli.output, &found, print::fsck)?;
             if !found.problems.is_empty() {
                 return Ok(ExitCode::from(1));
@@ -216,6 +220,18 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
                 return Err(usage("read --ttl: it is a second at least".to_owned()));
             }
             ask(cli, pool, Request::Clone { snapshot, name, ttl_seconds }).await?;
+        }
+        Command::Restore { pool, url, rate, env_prefix } => {
+            check_env_prefix(env_prefix.as_deref())?;
+            check_rate(*rate)?;
+            let config = load(&pool.config, &pool.overrides())?;
+            let (url, rate) = (place(url)?, rate.map(|rate| rate.0));
+            let made = backend::restore(config, &url, env_prefix.as_deref(), rate).await?;
+            emit(cli.output, &made, print::restored_copy)?;
+        }
+        Command::Copy(command) => {
+            let (args, request) = copy_request(command)?;
+            ask(cli, args, request).await?;
         }
         Command::Pool(command) => pool_command(cli, command).await?,
         Command::Attach(args) => attach(cli, args).await?,
@@ -308,6 +324,60 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
     };
     check(name)?;
     Ok((pool, request))
+}
+
+/// A copy's place, the same for a daemon with another working directory.
+fn place(url: &str) -> Result<String, Failure> {
+    let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
+    crate::store::check_url(url).map_err(Failure::Usage)?;
+    if url.contains("://") {
+        return Ok(url.trim_end_matches('/').to_owned());
+    }
+    let path = std::path::absolute(url).map_err(|error| usage(format!("read {url}: {error}")))?;
+    let path = path.into_os_string().into_string();
+    path.map_err(|_| usage(format!("read {url}: it is not UTF-8")))
+}
+
+fn check_env_prefix(prefix: Option<&str>) -> Result<(), Failure> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    match prefix {
+        Some(prefix) if prefix.is_empty() || !prefix.bytes().all(is_plain) => {
+            let why = "read --env-prefix: it is the beginning of a variable's name, like DR_";
+            Err(Failure::Usage(Error::new(ErrorKind::Invalid, why)))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_rate(rate: Option<crate::units::ByteSize>) -> Result<(), Failure> {
+    match rate {
+        Some(rate) if rate.0 < 1 << 10 => {
+            let why = "read --rate: it is 1K a second at least";
+            Err(Failure::Usage(Error::new(ErrorKind::Invalid, why)))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn copy_request(command: &CopyCommand) -> Result<(&args::PoolArgs, Request), Failure> {
+    match command {
+        CopyCommand::Add { pool, url, interval, snapshots_only, rate, env_prefix } => {
+            check_env_prefix(env_prefix.as_deref())?;
+            check_rate(*rate)?;
+            let spec = CopySpec {
+                url: place(url)?,
+                env_prefix: env_prefix.clone(),
+                interval_seconds: interval.duration().as_secs(),
+                is_snapshots_only: *snapshots_only,
+                bytes_per_second: rate.map(|rate| rate.0),
+                created_at: crate::units::unix_seconds_now(),
+            };
+            Ok((pool, Request::CopyAdd(spec)))
+        }
+        CopyCommand::List { pool } => Ok((pool, Request::CopyList)),
+        CopyCommand::Sync { pool, url } => Ok((pool, Request::CopySync { url: place(url)? })),
+        CopyCommand::Rm { pool, url } => Ok((pool, Request::CopyRemove { url: place(url)? })),
+    }
 }
 
 fn snapshot_request(command: &SnapshotCommand) -> Result<(&args::PoolArgs, Request), Failure> {

@@ -261,6 +261,40 @@ impl Ownership {
     }
 }
 
+/// The first manifest of a pool that is being restored from a copy: released, under the epoch that the copy's state has,
+/// so that whoever opens it takes a later one. Once made it stays.
+///
+/// # Errors
+/// `Busy` when another pool was made there at the same moment.
+pub(crate) async fn begin_restored(
+    store: &Store,
+    key: &PoolKey,
+    pool: Uuid,
+    name: &str,
+    node: &NodeDir,
+    epoch: u64,
+) -> Result<()> {
+    let chain = Chain::new(store, "manifest");
+    if let Some(found) = read_newest(&chain, key).await?
+        && (found.pool, found.epoch, found.is_released) == (pool, epoch, true)
+    {
+        return Ok(());
+    }
+    let first = Manifest {
+        epoch,
+        owner_since_epoch: epoch,
+        is_released: true,
+        ..next_manifest(node, pool, name, None)
+    };
+    match chain.create(first.number, &seal_document(key, PURPOSE, &first)?).await? {
+        Created::Ours => Ok(()),
+        Created::Lost => {
+            let what = format!("restore to {}: another pool was made there", store.url());
+            Err(Error::new(ErrorKind::Busy, what))
+        }
+    }
+}
+
 /// Says that the purge of a removed pool begins: nothing opens or restores it from here on.
 ///
 /// # Errors

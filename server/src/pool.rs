@@ -555,6 +555,10 @@ impl Pool {
         self.shared.log.status()
     }
 
+    pub(crate) fn tier(&self) -> &Tier {
+        &self.shared.tier
+    }
+
     /// What the store holds, and what reclaim has done.
     #[must_use]
     pub fn reclaim_status(&self) -> tiering::ReclaimStatus {

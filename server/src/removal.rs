@@ -16,6 +16,7 @@ use crate::manifest::{self, Manifest};
 use crate::serve::{self, Opening};
 use crate::store::{Reason, Store, StoreOptions};
 use crate::units;
+use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as ObjectPath;
@@ -172,6 +173,7 @@ async fn begin(
         return Err(Error::new(ErrorKind::Invalid, what));
     };
     if newest.is_purging {
+        leave_origin(store, key, newest.pool).await;
         return Ok(newest);
     }
     let purge_at = purge_at(removed_at, retention);
@@ -185,7 +187,18 @@ async fn begin(
         );
         return Err(Error::new(ErrorKind::Busy, what));
     }
-    manifest::begin_purge(store, key, &newest).await
+    let purging = manifest::begin_purge(store, key, &newest).await?;
+    leave_origin(store, key, newest.pool).await;
+    Ok(purging)
+}
+
+/// A pool that was restored from a copy does not need that any more.
+async fn leave_origin(store: &Store, key: &PoolKey, pool: Uuid) {
+    if let Ok(Some(origin)) = crate::restore::read(store, key, pool).await
+        && !origin.is_whole
+    {
+        crate::restore::give_back(&origin).await;
+    }
 }
 
 fn purge_at(removed_at: u64, retention: Duration) -> u64 {
@@ -200,6 +213,8 @@ async fn delete_all(store: &Store, newest: u64, purged: &mut PoolPurged) -> Resu
         delete_folder(store, &bulk, folder, None, purged).await?;
     }
     let control = store.control();
+    delete_folder(store, &control, crate::restore::FOLDER, None, purged).await?;
+    delete_folder(store, &control, crate::copies::list::FOLDER, None, purged).await?;
     delete_folder(store, &control, "keyring", None, purged).await?;
     let last = ObjectPath::from(manifest::object_name(newest));
     delete_folder(store, &control, "manifest", Some(&last), purged).await?;

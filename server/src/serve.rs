@@ -16,12 +16,14 @@ use crate::admin::{AdminHandler, AdminServer, FsckInfo};
 use crate::attach::Attachments;
 use crate::claims::Claims;
 use crate::config::{Config, budget};
+use crate::copies::{Copies, target::Target};
 use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
 use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership};
 use crate::pool::{Pool, StepBack};
 use crate::record::VolumeRecord;
+use crate::restore::Restored;
 use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
@@ -31,7 +33,7 @@ use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tiering::{FsckOptions, FsckReport, Tier};
+use tiering::{FsckOptions, FsckReport, Tier, TierOptions};
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -62,6 +64,11 @@ pub struct OpenPool {
     /// Since when the store does not say who owns the pool, and what it said last.
     pub(crate) no_contact: parking_lot::Mutex<Option<(Instant, String)>>,
     pub(crate) node: NodeDir,
+    pub(crate) store: Store,
+    /// Of a pool that was restored from a copy.
+    pub(crate) restored: Option<Restored>,
+    /// It has everything that it was restored from.
+    pub(crate) is_whole: watch::Sender<bool>,
 }
 
 impl OpenPool {
@@ -121,6 +128,17 @@ impl OpenPool {
             Ok(Err(error)) if error.kind() == ErrorKind::Fenced => error,
             _ => found,
         }
+    }
+
+    /// The pool's copies, without jobs.
+    async fn copies(&self) -> Copies {
+        let (key, id) = {
+            let keys = self.keys.lock().await;
+            (keys.newest().key.clone(), keys.pool())
+        };
+        let lineage = self.restored.as_ref().map_or(id, |restored| restored.origin.lineage);
+        let name = self.config.settings().name.clone();
+        Copies::offline(self.pool.clone(), self.store.clone(), key, (id, lineage), name)
     }
 
     fn names_of(&self, ids: impl Iterator<Item = u32>) -> Vec<String> {
@@ -233,6 +251,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let claims = Arc::new(open_claims(config, &open)?);
     let server = nbd_server(config, &open, claims.clone())?;
     let attachments = open_attachments(config, &open, claims, server.clone())?;
+    let copies = Arc::new(open.copies().await.start().await);
     // Before NBD clients could take what was attached.
     attachments.recover(|epoch| open.ownership.may_replay(epoch)).await?;
     let (listeners, endpoints) = listen(config, &open).await?;
@@ -247,6 +266,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         endpoints.clone(),
         server.clone(),
         attachments.clone(),
+        copies.clone(),
         stop.clone(),
     );
     let handler = Arc::new(handler);
@@ -264,6 +284,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let watch = tokio::spawn(watch_ownership(open.clone(), stop.subscribe()));
     let purge = tokio::spawn(purge_removed(open.clone(), handler.clone(), stop.subscribe()));
     let schedules = tokio::spawn(run_schedules(open.clone(), stop.subscribe()));
+    let hydrate = tokio::spawn(hydrate(open.clone(), stop.subscribe()));
     let reload = tokio::spawn(reload_certificates(server.clone(), hangups, stop.subscribe()));
     announce(&endpoints);
     let mut stopped = stop.subscribe();
@@ -281,14 +302,15 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         None => attachments.leave().await,
         Some(_) => attachments.abandon().await,
     }
+    copies.stop().await;
     while let Some(ended) = serving.join_next().await {
         ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
     }
-    for task in [admin, watch, purge, schedules, reload] {
+    for task in [admin, watch, purge, schedules, hydrate, reload] {
         task.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     }
     handler.close().await?;
-    drop(handler);
+    drop((handler, copies));
     let Some(open) = Arc::into_inner(open) else {
         return Err(Error::new(ErrorKind::Io, "close the pool: it is still in use"));
     };
@@ -338,7 +360,8 @@ pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
     if config.settings().volumes.iter().all(|wanted| is_known(&wanted.name)) {
         opening::settle_step_back(config.dir())?;
     }
-    Ok(AdminPool::offline(open))
+    let copies = open.copies().await;
+    Ok(AdminPool::offline(open, copies))
 }
 
 /// Walks what the store holds without opening the pool: whoever owns it is not disturbed, and
@@ -360,7 +383,12 @@ pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Resul
         let what = format!("check the pool in {}: it was never opened", store.url());
         return Err(Error::new(ErrorKind::NotFound, what));
     };
-    let mut options = tier_options(config, &store, pool, key, Epoch(manifest.epoch));
+    // A restored pool may still have parts of it in the copy only.
+    let (store, _) = crate::restore::store_of(store, key, pool).await?;
+    fsck_store(tier_options(config, &store, pool, key, Epoch(manifest.epoch))).await
+}
+
+async fn fsck_store(mut options: TierOptions) -> Result<FsckInfo> {
     // A walk reads everything once. It may run in a daemon whose own caches have the memory, and the
     // cache on disk belongs to that daemon.
     options.frames.cache = None;
@@ -373,6 +401,31 @@ pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Resul
     let volume_count = tier.volume_records().len();
     tier.close().await?;
     Ok(fsck_info(volume_count, report))
+}
+
+/// As [`fsck`], of a copy: of the newest state there, which a pin keeps meanwhile.
+///
+/// # Errors
+/// `NotFound` where there is no copy, or no whole state yet; those of reading the store and the key.
+pub async fn fsck_copy(config: &Config, url: &str, env_prefix: Option<&str>) -> Result<FsckInfo> {
+    let target = Target::existing(url, env_prefix)?;
+    let keys = target.open_keys(&config.key_source()).await?;
+    let (pool, key) = (keys.pool(), keys.newest().key.clone());
+    let (pin, state) = match target.pin_newest(&key, pool, true).await {
+        Ok((pin, state)) => (Some(pin), state),
+        Err(error) if error.kind() == ErrorKind::Denied => {
+            // Good for as long as replaced objects stay.
+            let state = target.newest(&key, pool).await?;
+            (None, state.ok_or(error)?)
+        }
+        Err(error) => return Err(error),
+    };
+    let options = tier_options(config, &target.view(&state), pool, &key, Epoch(state.epoch));
+    let checked = fsck_store(options).await;
+    if let Some(pin) = pin {
+        target.unpin(pin).await;
+    }
+    checked
 }
 
 /// The report of the data tier as the command line prints it.
@@ -571,6 +624,25 @@ async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
                 *no_contact = Some((since, error.chain()));
             }
         }
+    }
+}
+
+/// Fetches what a restored pool has in the copy only. In the slow lane.
+async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    let Some(restored) = open.restored.clone() else { return };
+    let (tier, store) = (open.pool.tier().clone(), open.store.clone());
+    let key = open.keys.lock().await.newest().key.clone();
+    let is_whole = open.is_whole.clone();
+    drop(open);
+    let lane = tier.background().clone();
+    let fetching = lane.spawn(async move {
+        tokio::select! {
+            () = restored.hydrate(&tier, &store, &key, &is_whole) => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+    });
+    if let Err(error) = fetching.await {
+        tracing::error!(%error, "fetching from the copy has ended; it goes on with the next start");
     }
 }
 

@@ -85,7 +85,17 @@ impl Store {
     /// `Invalid` for a URL that names no store or an endpoint without TLS that is not on this
     /// machine; `Io` where a local directory cannot be made.
     pub fn open(url: &str, options: &StoreOptions) -> Result<Store> {
+        Store::open_as(url, options, None)
+    }
+
+    /// As [`Store::open`], with the settings of variables that begin with `env_prefix` in place of the usual ones:
+    /// with `DR_`, `DR_AWS_ACCESS_KEY_ID` and so on.
+    ///
+    /// # Errors
+    /// As [`Store::open`]; `Invalid` for a variable that the store's client does not take.
+    pub fn open_as(url: &str, options: &StoreOptions, env_prefix: Option<&str>) -> Result<Store> {
         let location = Location::parse(url)?;
+        let settings = settings_of(env_prefix);
         if let Location::Directory(dir) = &location {
             let objects = open_directory(dir)?;
             return Ok(Store {
@@ -97,8 +107,8 @@ impl Store {
         }
         Ok(Store {
             url: url.to_owned(),
-            bulk: open_remote(&location, &Patience::bulk(options))?,
-            control: open_remote(&location, &Patience::control(options))?,
+            bulk: open_remote(&location, &Patience::bulk(options), settings.as_deref())?,
+            control: open_remote(&location, &Patience::control(options), settings.as_deref())?,
             local_dir: None,
         })
     }
@@ -118,6 +128,12 @@ impl Store {
     #[must_use]
     pub fn from_objects(url: &str, objects: Arc<dyn ObjectStore>) -> Store {
         Store { url: url.to_owned(), bulk: Arc::clone(&objects), control: objects, local_dir: None }
+    }
+
+    /// With other objects in place of its own where it is not about ownership and keys.
+    #[must_use]
+    pub(crate) fn with_bulk(self, bulk: Arc<dyn ObjectStore>) -> Store {
+        Store { bulk, ..self }
     }
 
     /// As the user wrote it; it never holds credentials.
@@ -409,6 +425,11 @@ impl Location {
     }
 }
 
+/// The URL of a folder below what a URL names.
+pub(crate) fn below(url: &str, folder: &str) -> String {
+    format!("{}/{folder}", url.trim_end_matches('/'))
+}
+
 /// Whether a URL names a store. Nothing is opened.
 ///
 /// # Errors
@@ -473,14 +494,66 @@ fn open_directory(dir: &Path) -> Result<Arc<dyn ObjectStore>> {
     Ok(Arc::new(direct::DirectFiles::new(dir.to_owned(), local)))
 }
 
-fn open_remote(location: &Location, patience: &Patience) -> Result<Arc<dyn ObjectStore>> {
+/// The variables of the environment whose names begin with `prefix`, without that; `None`: the usual ones.
+fn settings_of(prefix: Option<&str>) -> Option<Vec<(String, String)>> {
+    let prefix = prefix?;
+    let with_prefix = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        let name = name.to_str()?.strip_prefix(prefix)?.to_owned();
+        Some((name, value.to_str()?.to_owned()))
+    };
+    Some(std::env::vars_os().filter_map(with_prefix).collect())
+}
+
+/// Sets what variables say, and leaves alone what is none of this store's client.
+fn set_all<B, K: std::str::FromStr>(
+    builder: B,
+    settings: &[(String, String)],
+    family: &str,
+    set: impl Fn(B, K, &str) -> B,
+) -> B {
+    let its = settings.iter().filter(|(name, _)| name.starts_with(family));
+    its.fold(builder, |builder, (name, value)| match name.to_ascii_lowercase().parse() {
+        Ok(key) => set(builder, key, value),
+        Err(_) => {
+            tracing::warn!(name, "the store's client does not know this variable");
+            builder
+        }
+    })
+}
+
+fn s3_builder(settings: Option<&[(String, String)]>) -> AmazonS3Builder {
+    let Some(settings) = settings else { return AmazonS3Builder::from_env() };
+    set_all(AmazonS3Builder::new(), settings, "AWS_", |builder, key, value| {
+        builder.with_config(key, value)
+    })
+}
+
+fn gcs_builder(settings: Option<&[(String, String)]>) -> GoogleCloudStorageBuilder {
+    let Some(settings) = settings else { return GoogleCloudStorageBuilder::from_env() };
+    set_all(GoogleCloudStorageBuilder::new(), settings, "GOOGLE_", |builder, key, value| {
+        builder.with_config(key, value)
+    })
+}
+
+fn azure_builder(settings: Option<&[(String, String)]>) -> MicrosoftAzureBuilder {
+    let Some(settings) = settings else { return MicrosoftAzureBuilder::from_env() };
+    set_all(MicrosoftAzureBuilder::new(), settings, "AZURE_", |builder, key, value| {
+        builder.with_config(key, value)
+    })
+}
+
+fn open_remote(
+    location: &Location,
+    patience: &Patience,
+    settings: Option<&[(String, String)]>,
+) -> Result<Arc<dyn ObjectStore>> {
     match location {
         Location::Directory(dir) => open_directory(dir),
         Location::S3 { bucket, prefix } => {
-            open_s3(AmazonS3Builder::from_env().with_bucket_name(bucket), prefix, patience)
+            open_s3(s3_builder(settings).with_bucket_name(bucket), prefix, patience)
         }
         Location::Gcs { bucket, prefix } => {
-            let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
+            let mut builder = gcs_builder(settings).with_bucket_name(bucket);
             let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
             let allow_http = GoogleConfigKey::Client(ClientConfigKey::AllowHttp);
             if plain_http(endpoint.as_deref(), builder.get_config_value(&allow_http).as_deref())? {
@@ -492,7 +565,7 @@ fn open_remote(location: &Location, patience: &Patience) -> Result<Arc<dyn Objec
             narrow(builder.with_retry(patience.retry.clone()).build(), prefix)
         }
         Location::Azure { container, prefix } => {
-            let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(container);
+            let mut builder = azure_builder(settings).with_container_name(container);
             let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
             let allow_http = AzureConfigKey::Client(ClientConfigKey::AllowHttp);
             if plain_http(endpoint.as_deref(), builder.get_config_value(&allow_http).as_deref())? {

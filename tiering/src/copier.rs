@@ -17,8 +17,12 @@
 //!   place of one that the copy has.
 //! - Memory is bounded: two segments, two parts of tables, and 40 bytes for each segment of the copy.
 
+mod hydrate;
+mod origin;
 mod view;
 
+pub use hydrate::{HydrateCounts, HydrateProgress};
+pub use origin::RestoredStore;
 pub use view::state_view;
 
 use crate::map::Map;
@@ -89,6 +93,8 @@ pub struct CopiedState {
     pub segment_bytes: u64,
     /// Tables of the metadata.
     pub table_count: u64,
+    /// First number that no segment of it has.
+    pub next_segment: u64,
 }
 
 /// How far a pass is, and what was done since the start. Shared with whoever shows it.
@@ -341,6 +347,7 @@ impl Copier {
             segment_count,
             segment_bytes,
             table_count: objects.tables.len() as u64,
+            next_segment: root.next_segment,
         }))
     }
 

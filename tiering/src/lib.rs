@@ -26,7 +26,10 @@ pub mod testing;
 pub mod tier;
 mod watched;
 
-pub use copier::{CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, state_view};
+pub use copier::{
+    CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, HydrateCounts, HydrateProgress,
+    RestoredStore, state_view,
+};
 pub use destage::{
     DestageError, DestageReport, ExtentContent, LogSource, Window, WindowExtent, WindowVolume,
 };

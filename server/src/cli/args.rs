@@ -59,6 +59,24 @@ pub enum Command {
         #[arg(long, value_name = "DURATION")]
         ttl: Option<Span>,
     },
+    /// Make a new pool in --dir and --store that shows what a copy holds; it serves at once, and fetches what it lacks in
+    /// the background: `restore s3://bucket/copy --dir /new --key-file K`
+    Restore {
+        /// Which pool to make, and what opens the copy
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// The copy
+        url: String,
+        /// Fetch so many bytes a second at most in the background, like 50M
+        #[arg(long, value_name = "SIZE")]
+        rate: Option<ByteSize>,
+        /// Take settings and credentials of the copy's store from variables that begin so: with DR_, DR_AWS_ACCESS_KEY_ID …
+        #[arg(long, value_name = "PREFIX")]
+        env_prefix: Option<String>,
+    },
+    /// Copies of a pool in other stores, of any provider
+    #[command(subcommand)]
+    Copy(CopyCommand),
     /// Remove a pool, bring it back, or delete it for good
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -73,7 +91,17 @@ pub enum Command {
     /// Stop the daemon that runs on a directory, in order
     Stop(PoolArgs),
     /// Walk a pool and verify every frame, without changing anything
-    Fsck(PoolArgs),
+    Fsck {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Walk this copy of a pool instead; what opens the pool opens it
+        #[arg(long, value_name = "URL")]
+        copy: Option<String>,
+        /// The copy's store takes its settings from variables that begin so
+        #[arg(long, value_name = "PREFIX", requires = "copy")]
+        env_prefix: Option<String>,
+    },
     /// Keys of a pool
     #[command(subcommand)]
     Key(KeyCommand),
@@ -82,6 +110,53 @@ pub enum Command {
     Config(ConfigCommand),
     /// Version of the program and of the formats it reads and writes
     Version,
+}
+
+/// Copies of a pool.
+#[derive(Clone, Debug, Subcommand)]
+pub enum CopyCommand {
+    /// Copy the pool to an empty prefix of another store from now on: `copy add s3://bucket/prefix`
+    Add {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// s3://bucket/prefix, gs://…, az://…, file:///path, or a directory
+        url: String,
+        /// From the beginning of one state of the copy to that of the next
+        #[arg(long, value_name = "DURATION", default_value = "60s")]
+        interval: Span,
+        /// Only when snapshots have come or gone
+        #[arg(long, conflicts_with = "interval")]
+        snapshots_only: bool,
+        /// Bytes a second at most, like 50M
+        #[arg(long, value_name = "SIZE")]
+        rate: Option<ByteSize>,
+        /// Take settings and credentials of its store from variables that begin so: with DR_, DR_AWS_ACCESS_KEY_ID …
+        #[arg(long, value_name = "PREFIX")]
+        env_prefix: Option<String>,
+    },
+    /// Show how far each copy is
+    List {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+    /// Bring a copy up to date now, and wait until it is
+    Sync {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Where it is
+        url: String,
+    },
+    /// End a copy; what is there stays
+    Rm {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Where it is
+        url: String,
+    },
 }
 
 /// Volumes of a pool.

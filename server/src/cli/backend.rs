@@ -5,6 +5,7 @@ use crate::admin::{self, AdminHandler, FsckInfo, Reply, Request};
 use crate::attach::{self, remote::RemoteOptions};
 use crate::config::Config;
 use crate::removal::{self, PoolPurged, PoolRemoved, PoolRestored};
+use crate::restore::PoolOfCopy;
 use crate::serve::Opening;
 use block::{Error, ErrorKind, Result};
 
@@ -36,6 +37,25 @@ pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
         Some(_) => Err(Error::new(ErrorKind::Unavailable, "the daemon's reply is not understood")),
         None => crate::serve::fsck(&config).await,
     }
+}
+
+/// Makes a pool of what a copy holds.
+pub(super) async fn restore(
+    config: Config,
+    url: &str,
+    env_prefix: Option<&str>,
+    bytes_per_second: Option<u64>,
+) -> Result<PoolOfCopy> {
+    crate::restore::restore(&config, url, env_prefix, bytes_per_second).await
+}
+
+/// Walks a copy of a pool.
+pub(super) async fn fsck_copy(
+    config: Config,
+    url: &str,
+    env_prefix: Option<&str>,
+) -> Result<FsckInfo> {
+    crate::serve::fsck_copy(&config, url, env_prefix).await
 }
 
 /// Removes devices that a daemon that is gone left in the kernel.

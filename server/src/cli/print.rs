@@ -1,14 +1,15 @@
 //! Owns the text that people read: tables and sentences made of the admin replies.
 
 use crate::admin::{
-    CacheInfo, DiffInfo, FsckInfo, NbdInfo, Reply, ScheduleInfo, SnapshotInfo, SpaceInfo,
-    StatusInfo, VolumeInfo,
+    CacheInfo, CopyInfo, DiffInfo, FsckInfo, NbdInfo, Reply, RestoreInfo, ScheduleInfo,
+    SnapshotInfo, SpaceInfo, StatusInfo, VolumeInfo,
 };
 use crate::attach::AttachmentInfo;
 use crate::claims::ClientInfo;
 use crate::config::Config;
 use crate::config::options::{self, OptionDoc};
 use crate::removal::{PoolPurged, PoolRemoved, PoolRestored};
+use crate::restore::PoolOfCopy;
 use crate::units::{ByteSize, utc};
 use serde::Serialize;
 use std::fmt::Write;
@@ -125,6 +126,59 @@ fn snapshots(snapshots: &[SnapshotInfo]) -> String {
     table(&rows, &[1, 4])
 }
 
+/// A pool that was made of a copy.
+pub(super) fn restored_copy(made: &PoolOfCopy) -> String {
+    let behind = match made.aside_count {
+        0 => String::new(),
+        count => format!(
+            "{count} volumes were behind the others there; `spindle status` says which, and what to do\n"
+        ),
+    };
+    format!(
+        "state {} of {} from {} is here, {} to fetch in the background\n{behind}\
+         serve it with the same --dir, --store and key: spindle serve --dir DIR\n",
+        made.state,
+        utc(made.as_of),
+        made.url,
+        ByteSize(made.segment_bytes).rounded()
+    )
+}
+
+fn copies(infos: &[CopyInfo]) -> String {
+    if infos.is_empty() {
+        return "no copies; make one with: spindle copy add s3://bucket/prefix --dir DIR\n"
+            .to_owned();
+    }
+    let mut rows = vec![["COPY", "MADE", "STATE", "BEHIND", "NOW"].map(str::to_owned).to_vec()];
+    rows.extend(infos.iter().map(|info| {
+        let made = match info.is_snapshots_only {
+            true => "at snapshots".to_owned(),
+            false => format!("every {} s", info.interval_seconds),
+        };
+        let state = info.state.as_ref().map_or("none yet".to_owned(), |state| {
+            format!("{} of {}", state.number, utc(state.as_of))
+        });
+        let behind = match info.lag_seconds {
+            None => "-".to_owned(),
+            Some(0) => "nothing".to_owned(),
+            Some(seconds) => format!("{seconds} s, {}", ByteSize(info.lag_bytes).rounded()),
+        };
+        let now = match (&info.failure, info.pass_permille) {
+            _ if !info.is_running => "no daemon runs".to_owned(),
+            (Some(failure), _) => {
+                format!("failing for {} s: {failure}", info.failing_seconds.unwrap_or(0))
+            }
+            (None, Some(permille)) => format!("copying, {} %", permille / 10),
+            (None, None) if info.damaged_count > 0 => {
+                format!("waiting; {} segments were damaged, see the log", info.damaged_count)
+            }
+            (None, None) => "waiting".to_owned(),
+        };
+        vec![info.url.clone(), made, state, behind, now]
+    }));
+    table(&rows, &[])
+}
+
 fn schedule(info: &ScheduleInfo) -> String {
     let volume = &info.volume;
     let mut text = match (&info.cron, &info.keep) {
@@ -230,6 +284,7 @@ pub(super) fn reply(reply: &Reply) -> String {
         Reply::Volumes { volumes: infos } => volumes(infos),
         Reply::Snapshots { snapshots: infos } => snapshots(infos),
         Reply::Schedule(info) => schedule(info),
+        Reply::Copies { copies: infos } => copies(infos),
         Reply::SnapshotDiff(found) => diff(found),
         Reply::Status(info) => status(info),
         Reply::Fsck(found) => fsck(found),
@@ -328,6 +383,9 @@ fn status(info: &StatusInfo) -> String {
         ("opened by", slots(info)),
         ("version", info.version.clone()),
     ]);
+    if let Some(restored) = &info.restored {
+        text.push_str(&pairs(&[("restored", restored_from(restored))]));
+    }
     for endpoint in &info.endpoints {
         let _ = writeln!(text, "{endpoint}");
     }
@@ -339,6 +397,24 @@ fn status(info: &StatusInfo) -> String {
         let _ = writeln!(text, "warning: {warning}");
     }
     text
+}
+
+fn restored_from(info: &RestoreInfo) -> String {
+    let from = format!("from {}, state {} of {}", info.url, info.state, utc(info.as_of));
+    let size = |bytes: u64| ByteSize(bytes).rounded();
+    if info.is_whole {
+        return format!("{from}; everything is here");
+    }
+    let left = info.left_seconds.map_or_else(String::new, |left| format!(", {left} s left"));
+    let bad = match info.bad_count {
+        0 => String::new(),
+        count => format!("; {count} segments are bad there, see the log"),
+    };
+    format!(
+        "{from}; {} fetched since the start, {} to go{left}{bad}",
+        size(info.done_bytes),
+        size(info.left_bytes)
+    )
 }
 
 fn clients(nbd: Option<&NbdInfo>) -> String {

@@ -6,15 +6,17 @@
 //! - Secrets go back to the client that asked and nowhere else.
 
 use crate::admin::{
-    AdminHandler, AsideInfo, AtRisk, CacheInfo, DestageInfo, DiffExtent, DiffInfo, KeySlotInfo,
-    LogInfo, NbdInfo, Reply, Request, ScheduleInfo, ScheduledInfo, SnapshotInfo, SpaceInfo,
-    StatusInfo, TierInfo, VolumeInfo,
+    AdminHandler, AsideInfo, AtRisk, CacheInfo, CopyInfo, CopyStateInfo, DestageInfo, DiffExtent,
+    DiffInfo, KeySlotInfo, LogInfo, NbdInfo, Reply, Request, RestoreInfo, ScheduleInfo,
+    ScheduledInfo, SnapshotInfo, SpaceInfo, StatusInfo, TierInfo, VolumeInfo,
 };
 use crate::attach::{self, Attachments};
+use crate::copies::{Copies, CopyStatus};
 use crate::glue::exports::PoolExports;
 use crate::keys::NewKey;
 use crate::pool::{NamedSnapshot, SchedulePlan};
 use crate::record::{VolumeRecord, VolumeState};
+use crate::restore::Restored;
 use crate::serve::OpenPool;
 use crate::snapshot::SnapshotName;
 use block::{Error, ErrorKind, Result, VolumeId};
@@ -39,6 +41,7 @@ pub struct AdminPool {
     endpoints: Vec<String>,
     nbd: Option<Server<PoolExports>>,
     attachments: Option<Arc<Attachments>>,
+    copies: Arc<Copies>,
     is_offline: bool,
     stop: watch::Sender<bool>,
 }
@@ -58,23 +61,39 @@ impl AdminPool {
         endpoints: Vec<String>,
         nbd: Server<PoolExports>,
         attachments: Arc<Attachments>,
+        copies: Arc<Copies>,
         stop: watch::Sender<bool>,
     ) -> AdminPool {
         let (open, nbd, attachments) = (Mutex::new(Some(open)), Some(nbd), Some(attachments));
-        AdminPool { open, endpoints, nbd, attachments, is_offline: false, stop }
+        AdminPool { open, endpoints, nbd, attachments, copies, is_offline: false, stop }
     }
 
     /// For a command that has opened the pool itself and closes it by [`AdminHandler::close`].
     #[must_use]
-    pub fn offline(open: OpenPool) -> AdminPool {
+    pub fn offline(open: OpenPool, copies: Copies) -> AdminPool {
         AdminPool {
             open: Mutex::new(Some(Arc::new(open))),
             endpoints: Vec::new(),
             nbd: None,
             attachments: None,
+            copies: Arc::new(copies),
             is_offline: true,
             stop: watch::Sender::new(false),
         }
+    }
+
+    /// What a person should know of the pool's copies.
+    async fn copy_warnings(&self) -> Vec<String> {
+        let copies = match copy_infos(&self.copies).await {
+            Ok(copies) => copies,
+            Err(error) => return vec![format!("the copies are not known: {}", error.chain())],
+        };
+        let warning = |copy: CopyInfo| {
+            let (url, failure) = (copy.url, copy.failure?);
+            let seconds = copy.failing_seconds.unwrap_or(0);
+            Some(format!("the copy {url} is not brought up to date, for {seconds} s: {failure}"))
+        };
+        copies.into_iter().filter_map(warning).collect()
     }
 
     fn attachments(&self) -> Result<&Arc<Attachments>> {
@@ -161,6 +180,56 @@ fn snapshots(open: &OpenPool, found: &[NamedSnapshot], held: &Held) -> Reply {
         held_bytes: held.get(&(one.record.volume, one.lsn.0)).copied(),
     };
     Reply::Snapshots { snapshots: found.iter().map(info).collect() }
+}
+
+fn restore_info(open: &OpenPool, restored: &Restored) -> RestoreInfo {
+    let (origin, counts) = (&restored.origin, restored.counts());
+    RestoreInfo {
+        url: origin.url.clone(),
+        state: origin.state.number,
+        as_of: origin.state.as_of,
+        is_whole: *open.is_whole.borrow(),
+        left_bytes: counts.left_bytes,
+        done_bytes: counts.done_bytes,
+        left_seconds: counts.left_seconds,
+        bad_count: counts.bad_count,
+    }
+}
+
+async fn copy_infos(copies: &Copies) -> Result<Vec<CopyInfo>> {
+    let info = |status: CopyStatus| {
+        let (spec, counts) = (status.spec, status.counts);
+        let newest = status.state.as_ref().and_then(|state| state.newest.as_ref());
+        let failure = status.state.as_ref().and_then(|state| state.failure.as_ref());
+        CopyInfo {
+            url: spec.url,
+            env_prefix: spec.env_prefix,
+            interval_seconds: spec.interval_seconds,
+            is_snapshots_only: spec.is_snapshots_only,
+            bytes_per_second: spec.bytes_per_second,
+            created_at: spec.created_at,
+            is_running: status.state.is_some(),
+            state: newest.map(|newest| CopyStateInfo {
+                number: newest.number,
+                as_of: newest.as_of,
+                destaged_lsn: newest.destaged_lsn,
+                segment_count: newest.segment_count,
+                segment_bytes: newest.segment_bytes,
+                aside_count: newest.aside_count,
+            }),
+            lag_seconds: status.lag_seconds,
+            lag_bytes: status.lag_bytes,
+            pass_permille: counts.pass_permille,
+            copied_bytes: counts.copied_bytes,
+            copied_count: counts.copied_count,
+            deleted_count: counts.deleted_count,
+            waiting_count: counts.waiting_count,
+            damaged_count: counts.damaged_count + counts.missing_count,
+            failure: failure.map(|(why, _)| why.clone()),
+            failing_seconds: failure.map(|(_, since)| since.elapsed().as_secs()),
+        }
+    };
+    Ok(copies.status().await?.into_iter().map(info).collect())
 }
 
 type Held = std::collections::BTreeMap<(u32, u64), u64>;
@@ -312,6 +381,26 @@ impl AdminHandler for AdminPool {
                 let message = format!(
                     "snapshot {volume}@{name} is removed; the store gets back in the background what only it \
                      showed"
+                );
+                Ok(Reply::Done { message })
+            }
+            Request::CopyAdd(spec) => {
+                self.copies.add(spec).await?;
+                Ok(Reply::Copies { copies: copy_infos(&self.copies).await? })
+            }
+            Request::CopyRemove { url } => {
+                self.copies.remove(&url).await?;
+                let message = format!(
+                    "{url} is brought up to date no more; what is there stays, and can be restored or deleted"
+                );
+                Ok(Reply::Done { message })
+            }
+            Request::CopyList => Ok(Reply::Copies { copies: copy_infos(&self.copies).await? }),
+            Request::CopySync { url } => {
+                let state = self.copies.sync(&url).await?;
+                let message = format!(
+                    "{url} holds everything up to LSN {}, as its state {}",
+                    state.destaged_lsn, state.number
                 );
                 Ok(Reply::Done { message })
             }
@@ -560,6 +649,7 @@ impl AdminPool {
         if !has_recovery_key {
             warnings.push("no recovery key was made: run `spindle key backup`".to_owned());
         }
+        warnings.extend(self.copy_warnings().await);
         let max_age = open.config.settings().destage.max_age.duration().as_secs_f64();
         if oldest_seconds > max_age * LATE_FACTOR {
             warnings.push(format!(
@@ -642,6 +732,7 @@ impl AdminPool {
                 progress.stored_bytes,
                 tier.metadata_written_bytes,
             ),
+            restored: open.restored.as_ref().map(|restored| restore_info(open, restored)),
             nbd: self.nbd.as_ref().map(|server| nbd_info(server.status())),
             cache: tier.frames.cache.as_ref().map(cache_info),
             memory_bytes_max: open.config.budget().total_bytes,

@@ -15,6 +15,7 @@ use crate::destage::{DestageOptions, ReclaimPace};
 use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership, Terms};
 use crate::pool::{Pool, StepBack};
+use crate::restore;
 use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
@@ -22,6 +23,7 @@ use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted}
 use std::path::{Path, PathBuf};
 use tiering::cache::CacheOptions;
 use tiering::{AsideFile, OwnerCheck, ReclaimOptions, Tier, TierOptions};
+use tokio::sync::watch;
 use uuid::Uuid;
 
 const LOG_MADE: &str = "log.made";
@@ -96,6 +98,8 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     if node.is_copy() {
         leave_attachments(dir)?;
     }
+    let own_store = store.clone();
+    let (store, restored) = restore::store_of(store, &key, keys.pool()).await?;
     let pool = keys.pool().into_bytes();
     let mut options = tier_options(config, &store, keys.pool(), &key, ownership.epoch());
     options.background = Some(crate::background::lane()?);
@@ -161,6 +165,9 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         recovery,
         no_contact: parking_lot::Mutex::default(),
         node,
+        store: own_store,
+        is_whole: watch::Sender::new(restored.as_ref().is_none_or(|one| one.origin.is_whole)),
+        restored,
     };
     Ok(open)
 }

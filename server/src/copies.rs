@@ -1,0 +1,465 @@
+//! Copies of the pool in other stores: a job for each, which brings it up to one state of the pool after the other.
+//!
+//! Invariants:
+//! - A job that fails tries again, with pauses that grow up to a bound; what was copied stays. Nothing waits for it, and
+//!   a copy whose store is away costs the pool nothing but the deletions that it needs put off.
+//! - Jobs run in the slow lane. One at a time publishes states of a copy: whoever finds another one's begins anew.
+
+pub(crate) mod list;
+pub(crate) mod target;
+
+pub use list::CopySpec;
+pub use target::StateRecord;
+
+use crate::pool::Pool;
+use crate::store::{Store, check_url};
+use crate::units::unix_seconds_now;
+use block::seal::PoolKey;
+use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use target::Target;
+use tiering::{Copier, CopierOptions, CopyCounts, CopyProgress};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+/// Shortest interval. Chosen by hand: a state is a look at all segment records.
+pub const INTERVAL_MIN: Duration = Duration::from_secs(1);
+/// How often a copy of snapshots looks for new ones, and every copy for what it may delete.
+const LOOK: Duration = Duration::from_secs(5);
+/// Pause after a failure; it doubles up to the maximum.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Longest that an orderly stop waits for a job. Chosen by hand: a job ends between two requests.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// How a copy stands.
+#[derive(Clone, Debug, Default)]
+pub struct CopyState {
+    /// The newest state there.
+    pub newest: Option<StateRecord>,
+    /// The pool has not changed between that and this time, in seconds since 1970.
+    pub unchanged_until: u64,
+    /// Bytes of segments that the pool had written when the newest state was begun; since the start.
+    stored_before: u64,
+    /// Why the last attempt failed, and since when attempts do.
+    pub failure: Option<(String, Instant)>,
+    /// Attempts that have ended since the start, either way.
+    attempt_count: u64,
+    /// Attempts that have begun.
+    begun_count: u64,
+}
+
+struct Job {
+    spec: CopySpec,
+    state: watch::Receiver<CopyState>,
+    progress: Arc<CopyProgress>,
+    wake: Arc<Notify>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+/// A copy, for whoever asks.
+#[derive(Clone, Debug)]
+pub struct CopyStatus {
+    /// As it was asked for.
+    pub spec: CopySpec,
+    /// How it stands; `None` where no daemon runs.
+    pub state: Option<CopyState>,
+    /// What was done since the start.
+    pub counts: CopyCounts,
+    /// Seconds by which the copy is behind the pool, 0 where it has everything; `None` before the first state.
+    pub lag_seconds: Option<u64>,
+    /// Bytes that the pool's store and its log have got since the copy's state: an estimate.
+    pub lag_bytes: u64,
+}
+
+/// What jobs are made of.
+#[derive(Clone)]
+struct Source {
+    pool: Arc<Pool>,
+    store: Store,
+    key: PoolKey,
+    id: Uuid,
+    /// See [`target::Identity`].
+    lineage: Uuid,
+    name: String,
+}
+
+/// The copies of an open pool, with their jobs where a daemon serves it.
+pub struct Copies {
+    source: Source,
+    jobs: tokio::sync::Mutex<Vec<Job>>,
+    is_serving: bool,
+    /// The list could not be read when the daemon started: nothing is copied.
+    failure: Option<Error>,
+}
+
+impl Copies {
+    /// For requests only: the list may be changed, nothing is copied.
+    pub(crate) fn offline(
+        pool: Arc<Pool>,
+        store: Store,
+        key: PoolKey,
+        (id, lineage): (Uuid, Uuid),
+        name: String,
+    ) -> Copies {
+        let source = Source { pool, store, key, id, lineage, name };
+        Copies { source, jobs: tokio::sync::Mutex::default(), is_serving: false, failure: None }
+    }
+
+    /// Starts a job for each copy of the list. Volumes are served also where that cannot be read.
+    pub(crate) async fn start(mut self) -> Copies {
+        self.is_serving = true;
+        match self.specs().await {
+            Ok(specs) => {
+                let jobs = specs.into_iter().map(|spec| self.source.job(spec)).collect();
+                *self.jobs.get_mut() = jobs;
+            }
+            Err(error) => {
+                tracing::error!(
+                    error = %error.chain(),
+                    "the list of the pool's copies cannot be read: none is brought up to date until the next start"
+                );
+                self.failure = Some(error);
+            }
+        }
+        self
+    }
+
+    async fn specs(&self) -> Result<Vec<CopySpec>> {
+        if let Some(error) = &self.failure {
+            return Err(error.clone());
+        }
+        let Source { store, key, id, .. } = &self.source;
+        list::read(store, key, *id).await
+    }
+
+    /// Adds a copy, durably, and begins to make it.
+    ///
+    /// # Errors
+    /// `Busy` where it is there already, or the destination is not empty or another pool's; `Invalid` for the pool's
+    /// own prefix; `Unsupported` for a store without conditional creates; `Denied`, `NotFound`, `Unavailable` of its store.
+    pub async fn add(&self, spec: CopySpec) -> Result<()> {
+        check_url(&spec.url)?;
+        let Source { store, key, id, lineage, name, .. } = &self.source;
+        let own = store.url().trim_end_matches('/');
+        let url = spec.url.trim_end_matches('/');
+        if url == own || url.starts_with(&format!("{own}/")) {
+            let what =
+                format!("copy to {url}: it is in the pool's own prefix; a copy is to survive that");
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        if spec.interval_seconds < INTERVAL_MIN.as_secs() {
+            let what = format!("copy to {url}: the interval is at least {INTERVAL_MIN:?}");
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        let mut jobs = self.jobs.lock().await;
+        let target = Target::open(&spec.url, spec.env_prefix.as_deref())?;
+        target.claim(key, (*id, *lineage), name).await?;
+        let added = spec.clone();
+        list::change(store, key, *id, |copies| {
+            if copies.iter().any(|copy| same_place(&copy.url, &added.url)) {
+                let what = format!("copy to {}: it is there; `spindle copy rm` ends it", added.url);
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
+            copies.push(added);
+            Ok(())
+        })
+        .await?;
+        if self.is_serving {
+            jobs.push(self.source.job(spec));
+        }
+        Ok(())
+    }
+
+    /// Ends a copy. What is in its store stays.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none; those of changing the list.
+    pub async fn remove(&self, url: &str) -> Result<()> {
+        let mut jobs = self.jobs.lock().await;
+        let Source { store, key, id, .. } = &self.source;
+        list::change(store, key, *id, |copies| {
+            let before = copies.len();
+            copies.retain(|copy| !same_place(&copy.url, url));
+            match copies.len() == before {
+                true => Err(no_copy(url)),
+                false => Ok(()),
+            }
+        })
+        .await?;
+        if let Some(at) = jobs.iter().position(|job| same_place(&job.spec.url, url)) {
+            jobs.remove(at).end().await;
+        }
+        Ok(())
+    }
+
+    /// How the copies stand.
+    ///
+    /// # Errors
+    /// Those of reading the list, where no daemon runs.
+    pub async fn status(&self) -> Result<Vec<CopyStatus>> {
+        if !self.is_serving || self.failure.is_some() {
+            let none = |spec| CopyStatus {
+                spec,
+                state: None,
+                counts: CopyCounts::default(),
+                lag_seconds: None,
+                lag_bytes: 0,
+            };
+            return Ok(self.specs().await?.into_iter().map(none).collect());
+        }
+        let jobs = self.jobs.lock().await;
+        Ok(jobs.iter().map(|job| self.source.status(job)).collect())
+    }
+
+    /// Waits until a copy has everything that was written before the call.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none; why the attempt failed; `Unavailable` where no daemon runs.
+    pub async fn sync(&self, url: &str) -> Result<StateRecord> {
+        if !self.is_serving {
+            let what = "copy now: no daemon runs on this directory; start `spindle serve`";
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+        let (mut state, wake) = {
+            let jobs = self.jobs.lock().await;
+            let job = jobs.iter().find(|job| same_place(&job.spec.url, url));
+            let job = job.ok_or_else(|| no_copy(url))?;
+            (job.state.clone(), job.wake.clone())
+        };
+        let lsn = self.source.pool.destage_all().await?;
+        // One that has begun may have read the pool before.
+        let begun = state.borrow().begun_count;
+        wake.notify_one();
+        let ended = state.wait_for(|state| state.attempt_count > begun).await;
+        let ended =
+            ended.map_err(|_| Error::new(ErrorKind::Unavailable, "copy now: the job has ended"))?;
+        match (&ended.newest, &ended.failure) {
+            (Some(newest), None) if Lsn(newest.destaged_lsn) >= lsn => Ok(newest.clone()),
+            (_, Some((why, _))) => {
+                Err(Error::new(ErrorKind::Unavailable, format!("copy to {url}: {why}")))
+            }
+            _ => Err(Error::new(ErrorKind::Unavailable, format!("copy to {url}: it is behind"))),
+        }
+    }
+
+    /// Ends the jobs.
+    pub(crate) async fn stop(&self) {
+        let jobs = std::mem::take(&mut *self.jobs.lock().await);
+        for job in &jobs {
+            job.stop.send_replace(true);
+        }
+        for job in jobs {
+            job.end().await;
+        }
+    }
+}
+
+fn same_place(one: &str, other: &str) -> bool {
+    one.trim_end_matches('/') == other.trim_end_matches('/')
+}
+
+fn no_copy(url: &str) -> Error {
+    let what =
+        format!("find the copy {url}: the pool has none there; `spindle copy list` shows all");
+    Error::new(ErrorKind::NotFound, what)
+}
+
+impl Job {
+    async fn end(mut self) {
+        self.stop.send_replace(true);
+        if tokio::time::timeout(STOP_GRACE, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
+}
+
+impl Source {
+    fn job(&self, spec: CopySpec) -> Job {
+        let (state, stop) = (watch::Sender::new(CopyState::default()), watch::Sender::new(false));
+        let (progress, wake) = (Arc::new(CopyProgress::default()), Arc::new(Notify::new()));
+        let running = Running {
+            source: self.clone(),
+            spec: spec.clone(),
+            progress: progress.clone(),
+            wake: wake.clone(),
+        };
+        let (seen, mut stopped) = (state.subscribe(), stop.subscribe());
+        let task = self.pool.tier().background().spawn(async move {
+            tokio::select! {
+                never = running.run(&state) => match never {},
+                _ = stopped.wait_for(|stop| *stop) => {}
+            }
+        });
+        Job { spec, state: seen, progress, wake, stop, task }
+    }
+
+    fn status(&self, job: &Job) -> CopyStatus {
+        let state = job.state.borrow().clone();
+        let log = self.pool.log_status();
+        let stored = self.pool.destage_progress().stored_bytes.saturating_sub(state.stored_before);
+        let is_behind = |newest: &StateRecord| log.last_lsn.0 > newest.destaged_lsn;
+        let now = unix_seconds_now();
+        let lag_seconds = state.newest.as_ref().map(|newest| match is_behind(newest) {
+            true => now.saturating_sub(newest.as_of.max(state.unchanged_until)),
+            false => 0,
+        });
+        let lag_bytes = match state.newest.as_ref().is_some_and(|newest| !is_behind(newest)) {
+            true => 0,
+            false => stored + log.undestaged_bytes,
+        };
+        let (spec, counts) = (job.spec.clone(), job.progress.counts());
+        CopyStatus { spec, state: Some(state), counts, lag_seconds, lag_bytes }
+    }
+}
+
+struct Running {
+    source: Source,
+    spec: CopySpec,
+    progress: Arc<CopyProgress>,
+    wake: Arc<Notify>,
+}
+
+type Snapshots = BTreeSet<(VolumeId, Lsn)>;
+
+impl Running {
+    async fn run(&self, state: &watch::Sender<CopyState>) -> std::convert::Infallible {
+        let mut pause = PAUSE;
+        let mut open = None;
+        let mut is_first = true;
+        loop {
+            let error = match self.serve(&mut open, state, &mut is_first).await {
+                Ok(never) => match never {},
+                Err(error) => error,
+            };
+            let has_failed_before = state.borrow().failure.is_some();
+            if !has_failed_before {
+                pause = PAUSE;
+                tracing::warn!(
+                    copy = %self.spec.url, error = %error.chain(),
+                    "a copy is not brought up to date for now; it is tried again"
+                );
+            }
+            // Its list of what is there may be wrong.
+            if !matches!(error.kind(), ErrorKind::Unavailable) {
+                open = None;
+            }
+            state.send_modify(|state| {
+                let since = state.failure.as_ref().map_or_else(Instant::now, |(_, since)| *since);
+                state.failure = Some((error.chain(), since));
+                state.attempt_count = state.begun_count;
+            });
+            let _ = tokio::time::timeout(pause, self.wake.notified()).await;
+            // Whoever has woken us wants it tried at once.
+            is_first = true;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Makes states until something fails.
+    async fn serve(
+        &self,
+        open: &mut Option<(Target, Copier)>,
+        state: &watch::Sender<CopyState>,
+        is_due_now: &mut bool,
+    ) -> Result<std::convert::Infallible> {
+        let interval = Duration::from_secs(self.spec.interval_seconds);
+        let mut snapshots_there: Option<Snapshots> = None;
+        let mut begun_at = Instant::now();
+        loop {
+            let snapshots = self.snapshots();
+            let is_due = *is_due_now
+                || match self.spec.is_snapshots_only {
+                    true => snapshots_there.as_ref() != Some(&snapshots),
+                    false => begun_at.elapsed() >= interval,
+                };
+            if is_due {
+                *is_due_now = false;
+                begun_at = Instant::now();
+                state.send_modify(|state| state.begun_count += 1);
+            }
+            let (target, copier) = match open {
+                Some(open) => open,
+                None => open.insert(self.open(state).await?),
+            };
+            if is_due {
+                self.make_state(target, copier, state).await?;
+                snapshots_there = Some(snapshots);
+                state.send_modify(|state| {
+                    if state.failure.take().is_some() {
+                        tracing::info!(copy = %self.spec.url, "a copy is brought up to date again");
+                    }
+                    state.attempt_count = state.begun_count;
+                });
+            }
+            let pinned = target.oldest_pin(&self.source.key).await?;
+            while copier.collect(pinned).await? > 0 {}
+            let left = match self.spec.is_snapshots_only {
+                true => LOOK,
+                false => interval.saturating_sub(begun_at.elapsed()),
+            };
+            *is_due_now = tokio::time::timeout(left, self.wake.notified()).await.is_ok();
+        }
+    }
+
+    fn snapshots(&self) -> Snapshots {
+        let found = self.source.pool.tier().snapshots();
+        found.into_iter().map(|(volume, lsn, _)| (volume, lsn)).collect()
+    }
+
+    async fn open(&self, state: &watch::Sender<CopyState>) -> Result<(Target, Copier)> {
+        let Source { pool, key, id, lineage, name, .. } = &self.source;
+        let target = Target::open(&self.spec.url, self.spec.env_prefix.as_deref())?;
+        target.claim(key, (*id, *lineage), name).await?;
+        let newest = target.newest(key, *id).await?;
+        state.send_modify(|state| state.newest = newest);
+        let options = CopierOptions {
+            bytes_per_second: self.spec.bytes_per_second,
+            ..CopierOptions::default()
+        };
+        let copier = pool.tier().copier(target.objects(), options, self.progress.clone()).await?;
+        Ok((target, copier))
+    }
+
+    async fn make_state(
+        &self,
+        target: &Target,
+        copier: &mut Copier,
+        state: &watch::Sender<CopyState>,
+    ) -> Result<()> {
+        let Source { pool, store, key, id, .. } = &self.source;
+        let as_of = unix_seconds_now();
+        let stored_before = pool.destage_progress().stored_bytes;
+        // In this order: what opens the pool from now on opens every later state.
+        target.copy_keys(store).await?;
+        let made = copier.pass().await?;
+        let newest = state.borrow().newest.clone();
+        let newest = match (made, newest) {
+            (None, newest) => newest,
+            // What this process found there when it began.
+            (Some(made), Some(newest))
+                if (newest.manifest, newest.commit_number)
+                    == (made.manifest, made.commit_number) =>
+            {
+                copier.published(newest.number);
+                Some(newest)
+            }
+            (Some(made), newest) => {
+                let number = newest.map_or(1, |newest| newest.number + 1);
+                let record = StateRecord::new(*id, number, as_of, &made);
+                target.publish(key, &record).await?;
+                copier.published(number);
+                Some(record)
+            }
+        };
+        state.send_modify(|state| {
+            state.newest = newest;
+            (state.unchanged_until, state.stored_before) = (as_of, stored_before);
+        });
+        Ok(())
+    }
+}

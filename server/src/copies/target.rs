@@ -1,0 +1,455 @@
+//! A copy as it lies in its store: whose it is, which states it holds, who reads them.
+//!
+//! Everything is below the folder `copy/` of the given prefix, so that no program takes a copy for a pool. There it has
+//! the names that it has in the pool, and beside it the identity, the chain of published states, and pins.
+//!
+//! Invariants:
+//! - A prefix becomes a copy once, by the one create of its identity, and only where it is empty. It belongs to one pool.
+//! - A state counts when its document is the highest of its chain; it is made when all that it names is there.
+//! - A reader's pin is there before the reader relies on a state, and that state was still the newest afterwards.
+//! - Documents are authentic under the pool key. Times are for people, but for the end of a short pin.
+
+use crate::chain::{
+    Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
+};
+use crate::keys::{KeyRing, KeySource};
+use crate::store::{Store, StoreOptions, below};
+use crate::units::unix_seconds_now;
+use block::seal::PoolKey;
+use block::{Error, ErrorKind, Result};
+use futures::TryStreamExt;
+use object_store::path::Path as ObjectPath;
+use object_store::{ObjectStore, ObjectStoreExt};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use tiering::{CopiedState, state_view};
+use uuid::Uuid;
+
+/// Folder below the given prefix.
+const FOLDER: &str = "copy";
+const IDENTITY: &str = "identity";
+const STATES: &str = "states";
+const PINS: &str = "pins";
+const KEYRING: &str = "keyring";
+/// State documents kept for people to look at; only the newest counts.
+const KEEP_COUNT: usize = 8;
+/// A short pin that nobody has removed ends after so many seconds. Chosen by hand: a check of many terabytes.
+const SHORT_PIN_SECONDS: i64 = 7 * 24 * 3600;
+/// Tries to pin the newest state before another one is published.
+const PIN_TRIES: u32 = 8;
+
+/// Whose copy it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    format: Format,
+    /// The pool that is copied, as its segments name it.
+    pub pool: Uuid,
+    /// Tells a pool that was restored from a copy from the one that was copied.
+    pub lineage: Uuid,
+    /// Its name, for people.
+    pub name: String,
+    /// Seconds since 1970.
+    pub created_at: u64,
+    /// Random: tells our own create from another's after an ambiguous answer.
+    nonce: String,
+}
+
+/// A published state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StateRecord {
+    format: Format,
+    /// The pool.
+    pub pool: Uuid,
+    /// Number in the chain.
+    pub number: u64,
+    /// When the pool was as the state says, in seconds since 1970.
+    pub as_of: u64,
+    /// When it was published.
+    pub published_at: u64,
+    /// Number of the metadata's manifest.
+    pub manifest: u64,
+    /// The owner's term.
+    pub epoch: u64,
+    /// Everything of the log up to here is in it.
+    pub destaged_lsn: u64,
+    /// Commits since the pool was made.
+    pub commit_number: u64,
+    /// Volumes of which it has an earlier state than of the others.
+    pub aside_count: u64,
+    /// Segments.
+    pub segment_count: u64,
+    /// Bytes of their objects.
+    pub segment_bytes: u64,
+    /// Tables of the metadata.
+    pub table_count: u64,
+    /// First number that no segment of it has.
+    pub next_segment: u64,
+    /// Random: tells our own create from another's after an ambiguous answer.
+    nonce: String,
+}
+
+impl StateRecord {
+    /// Of what was copied.
+    pub(crate) fn new(pool: Uuid, number: u64, as_of: u64, state: &CopiedState) -> StateRecord {
+        StateRecord {
+            format: Format::CURRENT,
+            pool,
+            number,
+            as_of,
+            published_at: unix_seconds_now(),
+            manifest: state.manifest,
+            epoch: state.epoch.0,
+            destaged_lsn: state.destaged_lsn.0,
+            commit_number: state.commit_number,
+            aside_count: state.aside_count,
+            segment_count: state.segment_count,
+            segment_bytes: state.segment_bytes,
+            table_count: state.table_count,
+            next_segment: state.next_segment,
+            nonce: to_hex(&random_bytes::<16>()),
+        }
+    }
+}
+
+/// Who reads a state.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PinBody {
+    format: Format,
+    /// Number of the state.
+    state: u64,
+    /// Nobody relies on it after a while.
+    is_short: bool,
+    /// Host name, for people.
+    host: String,
+    /// Seconds since 1970.
+    created_at: u64,
+}
+
+/// A pin, to be given back by [`Target::unpin`].
+#[derive(Debug)]
+pub(crate) struct Pin(ObjectPath);
+
+impl Pin {
+    /// As the link of a restored pool has it.
+    pub(crate) fn named(name: &str) -> Pin {
+        Pin(ObjectPath::from(name))
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// A copy in a store. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    url: String,
+    outer: Store,
+    store: Store,
+}
+
+impl Target {
+    /// Nothing is sent. A local directory is made.
+    pub(crate) fn open(url: &str, env_prefix: Option<&str>) -> Result<Target> {
+        let options = StoreOptions::default();
+        let outer = Store::open_as(url, &options, env_prefix)?;
+        let store = Store::open_as(&below(url, FOLDER), &options, env_prefix)?;
+        Ok(Target { url: url.to_owned(), outer, store })
+    }
+
+    /// As [`Target::open`], for one that exists.
+    pub(crate) fn existing(url: &str, env_prefix: Option<&str>) -> Result<Target> {
+        if let Some(dir) = Store::dir_of(&below(url, FOLDER))?
+            && !dir.is_dir()
+        {
+            return Err(no_copy(url));
+        }
+        Target::open(url, env_prefix)
+    }
+
+    pub(crate) fn objects(&self) -> Arc<dyn ObjectStore> {
+        self.store.bulk()
+    }
+
+    pub(crate) fn explain(&self, doing: &str, error: object_store::Error) -> Error {
+        self.store.explain(doing, error)
+    }
+
+    /// The store as the state has it.
+    pub(crate) fn view(&self, state: &StateRecord) -> Store {
+        let view = state_view(self.store.bulk(), state.manifest);
+        Store::from_objects(self.store.url(), view)
+    }
+
+    async fn identity(&self) -> Result<Option<(String, bytes::Bytes)>> {
+        let chain = Chain::new(&self.store, IDENTITY);
+        let found = chain.newest().await?;
+        Ok(found.map(|(number, bytes)| (chain.name(number), bytes)))
+    }
+
+    /// Makes it the pool's copy, or finds that it is.
+    ///
+    /// # Errors
+    /// `Busy` where the prefix has something else in it, or is another pool's; `Unsupported` where a newer version has
+    /// written it, or the store lacks conditional creates.
+    pub(crate) async fn claim(
+        &self,
+        key: &PoolKey,
+        (pool, lineage): (Uuid, Uuid),
+        name: &str,
+    ) -> Result<()> {
+        if let Some((object, bytes)) = self.identity().await? {
+            return self.check_identity(&object, &bytes, key, (pool, Some(lineage)));
+        }
+        self.check_empty().await?;
+        self.store.probe().await?;
+        let identity = Identity {
+            format: Format::CURRENT,
+            pool,
+            lineage,
+            name: name.to_owned(),
+            created_at: unix_seconds_now(),
+            nonce: to_hex(&random_bytes::<16>()),
+        };
+        let chain = Chain::new(&self.store, IDENTITY);
+        match chain.create(1, &seal_document(key, IDENTITY, &identity)?).await? {
+            Created::Ours => Ok(()),
+            Created::Lost => match self.identity().await? {
+                Some((object, bytes)) => {
+                    self.check_identity(&object, &bytes, key, (pool, Some(lineage)))
+                }
+                None => Err(self.refused("another process is making a copy there")),
+            },
+        }
+    }
+
+    fn check_identity(
+        &self,
+        object: &str,
+        bytes: &[u8],
+        key: &PoolKey,
+        (pool, lineage): (Uuid, Option<Uuid>),
+    ) -> Result<()> {
+        let document = Document::parse(object, bytes)?;
+        let identity: Identity = document.body()?;
+        if identity.pool == pool && lineage.is_some_and(|lineage| lineage != identity.lineage) {
+            let what = format!(
+                "it is a copy of pool {}, of which one was restored from a copy",
+                identity.name
+            );
+            return Err(self.refused(&what));
+        }
+        if identity.pool != pool {
+            let what = format!("it is a copy of pool {} ({})", identity.name, identity.pool);
+            return Err(self.refused(&what));
+        }
+        document.verify(key, IDENTITY)
+    }
+
+    fn refused(&self, why: &str) -> Error {
+        let what = format!("copy to {}: {why}; choose an empty prefix", self.url);
+        Error::new(ErrorKind::Busy, what)
+    }
+
+    async fn check_empty(&self) -> Result<()> {
+        let objects = self.outer.control();
+        let mut listed = objects.list(None);
+        let failed = |error| self.outer.explain("list the prefix", error);
+        while let Some(found) = listed.try_next().await.map_err(failed)? {
+            let path = found.location.as_ref();
+            // Of a store whose probe was cut short.
+            if path.starts_with("probe/") || path.starts_with("copy/probe/") {
+                continue;
+            }
+            if path.starts_with("keyring/") || path.starts_with("manifest/") {
+                return Err(self.refused("a pool is there"));
+            }
+            return Err(self.refused(&format!("it is not empty (it holds {path})")));
+        }
+        Ok(())
+    }
+
+    /// Whose it is, before any key is known.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no copy; `Unsupported` for one of a newer version.
+    pub(crate) async fn whose(&self) -> Result<Identity> {
+        let Some((object, bytes)) = self.identity().await? else { return Err(no_copy(&self.url)) };
+        Document::parse(&object, &bytes)?.body()
+    }
+
+    /// Opens the copy's key ring with what opens the pool, and checks that the copy is of its pool.
+    pub(crate) async fn open_keys(&self, source: &KeySource) -> Result<KeyRing> {
+        let identity = self.whose().await?;
+        let keys = KeyRing::open(&self.store, source).await?;
+        if let Some((object, bytes)) = self.identity().await? {
+            self.check_identity(&object, &bytes, &keys.newest().key, (identity.pool, None))?;
+        }
+        if keys.pool() != identity.pool {
+            return Err(corrupt(KEYRING, "it is of another pool than the copy"));
+        }
+        Ok(keys)
+    }
+
+    /// The newest state, if there is one yet.
+    pub(crate) async fn newest(&self, key: &PoolKey, pool: Uuid) -> Result<Option<StateRecord>> {
+        let chain = Chain::new(&self.store, STATES);
+        let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
+        let name = chain.name(number);
+        let document = Document::parse(&name, &bytes)?;
+        document.verify(key, STATES)?;
+        let state: StateRecord = document.body()?;
+        if state.pool != pool || state.number != number {
+            return Err(corrupt(&name, "it belongs elsewhere"));
+        }
+        Ok(Some(state))
+    }
+
+    /// The newest state counts from here on. `Busy`: somebody else publishes states here.
+    pub(crate) async fn publish(&self, key: &PoolKey, state: &StateRecord) -> Result<()> {
+        let chain = Chain::new(&self.store, STATES);
+        let bytes = seal_document(key, STATES, state)?;
+        if chain.create(state.number, &bytes).await? == Created::Lost {
+            let what = format!("copy to {}: another process publishes states there", self.url);
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        if let Err(error) = chain.prune(KEEP_COUNT).await {
+            tracing::debug!(error = %error.chain(), "old states of a copy are still listed");
+        }
+        Ok(())
+    }
+
+    /// Gives the copy the pool's key ring: what opens the pool opens the copy, and what was revoked does not.
+    pub(crate) async fn copy_keys(&self, pool: &Store) -> Result<()> {
+        let (from, to) = (Chain::new(pool, KEYRING), Chain::new(&self.store, KEYRING));
+        let Some((number, bytes)) = from.newest().await? else {
+            let what = "copy the key ring: the pool's is gone";
+            return Err(Error::new(ErrorKind::Corrupt, what));
+        };
+        if to.newest().await? == Some((number, bytes.clone())) {
+            return Ok(());
+        }
+        if to.create(number, &bytes).await? == Created::Lost {
+            let what = format!("copy to {}: it has a later key ring than the pool", self.url);
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        to.prune(1).await
+    }
+
+    /// Gives a restored pool the copy's key ring.
+    pub(crate) async fn copy_keys_to(&self, pool: &Store) -> Result<()> {
+        let Some((number, bytes)) = Chain::new(&self.store, KEYRING).newest().await? else {
+            return Err(corrupt(KEYRING, "the copy's is gone"));
+        };
+        match Chain::new(pool, KEYRING).create(number, &bytes).await? {
+            Created::Ours => Ok(()),
+            Created::Lost => {
+                let what = format!("restore to {}: another pool was made there", pool.url());
+                Err(Error::new(ErrorKind::Busy, what))
+            }
+        }
+    }
+
+    /// Keeps the newest state until the pin is given back; a `is_short` one for a week at most.
+    ///
+    /// # Errors
+    /// `NotFound` where no state was published yet; `Denied` with credentials that may only read.
+    pub(crate) async fn pin_newest(
+        &self,
+        key: &PoolKey,
+        pool: Uuid,
+        is_short: bool,
+    ) -> Result<(Pin, StateRecord)> {
+        for _ in 0..PIN_TRIES {
+            let Some(state) = self.newest(key, pool).await? else {
+                return Err(no_state(&self.url));
+            };
+            let body = PinBody {
+                format: Format::CURRENT,
+                state: state.number,
+                is_short,
+                host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+                created_at: unix_seconds_now(),
+            };
+            let pin = Pin(ObjectPath::from(format!("{PINS}/{}", Uuid::new_v4().simple())));
+            let bytes = seal_document(key, PINS, &body)?;
+            let put = self.store.control().put(&pin.0, bytes.into()).await;
+            put.map_err(|error| self.store.explain("pin a state of the copy", error))?;
+            // Whoever has published another one since looks for pins before it deletes anything.
+            if self.newest(key, pool).await?.map(|now| now.number) == Some(state.number) {
+                return Ok((pin, state));
+            }
+            self.unpin(pin).await;
+        }
+        let what = format!("read the copy {}: its states change too fast to pin one", self.url);
+        Err(Error::new(ErrorKind::Unavailable, what))
+    }
+
+    /// Gives a pin back.
+    pub(crate) async fn unpin(&self, pin: Pin) {
+        match self.store.control().delete(&pin.0).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+            Err(error) => tracing::warn!(
+                pin = %pin.0, error = %error,
+                "a pin stays at the copy, which keeps the state that was read; delete that object"
+            ),
+        }
+    }
+
+    /// The oldest state that somebody reads. A pin that cannot be read keeps everything.
+    pub(crate) async fn oldest_pin(&self, key: &PoolKey) -> Result<Option<u64>> {
+        let objects = self.store.control();
+        let failed = |error| self.store.explain("list the pins", error);
+        let pins: Vec<_> =
+            objects.list(Some(&ObjectPath::from(PINS))).try_collect().await.map_err(failed)?;
+        let mut oldest: Option<u64> = None;
+        for found in pins {
+            let bytes = match objects.get(&found.location).await {
+                Ok(got) => got.bytes().await.map_err(failed)?,
+                Err(object_store::Error::NotFound { .. }) => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            let name = found.location.to_string();
+            let read = || -> Result<PinBody> {
+                let document = Document::parse(&name, &bytes)?;
+                document.verify(key, PINS)?;
+                document.body()
+            };
+            let age =
+                (found.last_modified.timestamp() - unix_seconds_now() as i64).saturating_neg();
+            let state = match read() {
+                Ok(pin) if pin.is_short && age > SHORT_PIN_SECONDS => {
+                    self.unpin(Pin(found.location)).await;
+                    continue;
+                }
+                Ok(pin) => pin.state,
+                Err(error) => {
+                    tracing::warn!(
+                        pin = %name, error = %error.chain(),
+                        "a pin of the copy cannot be read, and keeps everything there"
+                    );
+                    0
+                }
+            };
+            oldest = Some(oldest.map_or(state, |oldest| oldest.min(state)));
+        }
+        Ok(oldest)
+    }
+}
+
+fn no_copy(url: &str) -> Error {
+    let what = format!(
+        "open the copy {url}: there is none; `spindle copy list` shows the copies of a pool"
+    );
+    Error::new(ErrorKind::NotFound, what)
+}
+
+fn no_state(url: &str) -> Error {
+    let what = format!(
+        "open the copy {url}: it holds no whole state yet; `spindle copy list` shows how far it is"
+    );
+    Error::new(ErrorKind::NotFound, what)
+}

@@ -1,0 +1,303 @@
+//! Restoring: a new pool that shows what a copy holds, at once, and fetches it in the background.
+//!
+//! The new pool gets the copy's key ring, the root of its metadata, and a link to the copy; what it reads and has not got
+//! yet comes from there. Its own writes go to its own store from the first one on.
+//!
+//! Invariants:
+//! - The state is pinned at the copy before anything relies on it, and the pin is named by the link, durably. It is given
+//!   back when the pool has everything.
+//! - Order: pin, link, metadata, manifest, key ring. A pool exists once its key ring does; before that a restore that was cut
+//!   short is done again, with the same pin.
+//! - The new pool has an identity of its own beside the one that its segments name, so that its copies are never taken for
+//!   those of the pool that it was restored from.
+
+use crate::chain::{
+    Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
+};
+use crate::config::Config;
+use crate::copies::StateRecord;
+use crate::copies::target::{Pin, Target};
+use crate::keys::KeyRing;
+use crate::manifest::{self, NodeDir};
+use crate::store::{Store, StoreOptions};
+use crate::units::unix_seconds_now;
+use block::seal::PoolKey;
+use block::{Error, ErrorKind, Result};
+use object_store::path::Path as ObjectPath;
+use object_store::{ObjectStore, ObjectStoreExt};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::Duration;
+use tiering::map::database::manifest_path;
+use tiering::{HydrateCounts, HydrateProgress, RestoredStore, Tier};
+use tokio::sync::watch;
+use uuid::Uuid;
+
+/// Folder of the link's chain in the pool's prefix.
+pub(crate) const FOLDER: &str = "origin";
+/// Keeps the seal apart from every other use of the pool key.
+const PURPOSE: &str = "origin";
+/// Pause after a failure; it doubles up to the maximum.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// What a pool was restored from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    format: Format,
+    /// The pool that was copied, whose identity the segments name.
+    pub pool: Uuid,
+    /// The restored pool's own.
+    pub lineage: Uuid,
+    /// Where the copy is.
+    pub url: String,
+    /// Settings and credentials are in variables that begin so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env_prefix: Option<String>,
+    /// What it shows.
+    pub state: StateRecord,
+    /// First number that no segment of the state has.
+    pub next_segment: u64,
+    /// Object at the copy that keeps the state.
+    pin: String,
+    /// Bytes a second that are fetched in the background, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+    /// Seconds since 1970.
+    pub created_at: u64,
+    /// The pool has everything and does not need the copy any more.
+    pub is_whole: bool,
+    nonce: String,
+}
+
+/// The link of a restored pool; `None` for others.
+///
+/// # Errors
+/// `Corrupt` for a damaged one; those of reading the store.
+pub(crate) async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<Origin>> {
+    let chain = Chain::new(store, FOLDER);
+    let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
+    let name = chain.name(number);
+    let document = Document::parse(&name, &bytes)?;
+    document.verify(key, PURPOSE)?;
+    let origin: Origin = document.body()?;
+    if origin.pool != pool {
+        return Err(corrupt(&name, "it is of another pool"));
+    }
+    Ok(Some(origin))
+}
+
+/// The store as the data tier sees it: with the copy behind it, where the pool is not whole yet.
+pub(crate) async fn store_of(
+    store: Store,
+    key: &PoolKey,
+    pool: Uuid,
+) -> Result<(Store, Option<Restored>)> {
+    let Some(origin) = read(&store, key, pool).await? else { return Ok((store, None)) };
+    if origin.is_whole {
+        return Ok((store, Some(Restored { origin, objects: None, progress: Arc::default() })));
+    }
+    let target = Target::open(&origin.url, origin.env_prefix.as_deref())?;
+    let objects = RestoredStore::new(store.bulk(), target.view(&origin.state).bulk());
+    let objects = Arc::new(objects);
+    let with_copy = store.with_bulk(objects.clone());
+    Ok((with_copy, Some(Restored { origin, objects: Some(objects), progress: Arc::default() })))
+}
+
+/// An open pool that was restored.
+#[derive(Clone, Debug)]
+pub(crate) struct Restored {
+    pub(crate) origin: Origin,
+    /// `None`: it is whole.
+    objects: Option<Arc<RestoredStore>>,
+    progress: Arc<HydrateProgress>,
+}
+
+impl Restored {
+    pub(crate) fn counts(&self) -> HydrateCounts {
+        self.progress.counts()
+    }
+
+    /// Fetches what is in the copy only, until the pool is whole or `stop` says so.
+    pub(crate) async fn hydrate(
+        &self,
+        tier: &Tier,
+        store: &Store,
+        key: &PoolKey,
+        whole: &watch::Sender<bool>,
+    ) {
+        let Some(objects) = &self.objects else { return };
+        let mut pause = PAUSE;
+        loop {
+            let (next, rate) = (self.origin.next_segment, self.origin.bytes_per_second);
+            let done = match tier.hydrate(objects, next, rate, &self.progress).await {
+                Ok(()) => self.end(store, key).await,
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(()) => {
+                    tracing::info!(
+                        copy = %self.origin.url,
+                        "the restored pool has everything, and does not need the copy any more"
+                    );
+                    whole.send_replace(true);
+                    return;
+                }
+                Err(error) if error.kind() == ErrorKind::Fenced => return,
+                Err(error) => tracing::warn!(
+                    copy = %self.origin.url, error = %error.chain(),
+                    "the restored pool still needs the copy; fetching goes on in a while"
+                ),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Says so durably, and gives the pin back.
+    async fn end(&self, store: &Store, key: &PoolKey) -> Result<()> {
+        let chain = Chain::new(store, FOLDER);
+        let number = chain.newest_number().await?.unwrap_or(0);
+        let whole =
+            Origin { is_whole: true, nonce: to_hex(&random_bytes::<16>()), ..self.origin.clone() };
+        if chain.create(number + 1, &seal_document(key, PURPOSE, &whole)?).await? == Created::Lost {
+            let what = "end a restore: another process changed the link at the same moment";
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        give_back(&self.origin).await;
+        Ok(())
+    }
+}
+
+/// Gives the pin of a restore back; what fails is said.
+pub(crate) async fn give_back(origin: &Origin) {
+    match Target::open(&origin.url, origin.env_prefix.as_deref()) {
+        Ok(target) => target.unpin(Pin::named(&origin.pin)).await,
+        Err(error) => tracing::warn!(
+            pin = %origin.pin, error = %error.chain(),
+            "a pin stays at the copy, which keeps the state that was read; delete that object"
+        ),
+    }
+}
+
+/// What was restored, for the person who asked.
+#[derive(Clone, Debug, Serialize)]
+pub struct PoolOfCopy {
+    /// Where the copy is.
+    pub url: String,
+    /// Number of the state.
+    pub state: u64,
+    /// When the pool was so, in seconds since 1970.
+    pub as_of: u64,
+    /// Bytes of segments that it has.
+    pub segment_bytes: u64,
+    /// Volumes of which the state has less than of the others.
+    pub aside_count: u64,
+}
+
+/// Makes the configured store a pool that shows the newest state of a copy. Serving it is the next command's.
+///
+/// # Errors
+/// `Busy` where the store or the directory has a pool; `NotFound` where there is no copy, or no whole state; `Denied` for a
+/// wrong key, or credentials that may not pin the state.
+pub async fn restore(
+    config: &Config,
+    url: &str,
+    env_prefix: Option<&str>,
+    bytes_per_second: Option<u64>,
+) -> Result<PoolOfCopy> {
+    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    if KeyRing::exists(&store).await? {
+        let what = format!(
+            "restore to {}: a pool is there; choose an empty prefix or directory with --store and --dir",
+            store.url()
+        );
+        return Err(Error::new(ErrorKind::Busy, what));
+    }
+    let target = Target::existing(url, env_prefix)?;
+    let keys = target.open_keys(&config.key_source()).await?;
+    let (pool, key) = (keys.pool(), keys.newest().key.clone());
+    store.probe().await?;
+    let node = NodeDir::open(config.dir())?;
+    if let Some(other) = node.pool() {
+        let what = format!(
+            "restore to {}: the directory belongs to pool {other}; choose another one with --dir",
+            config.dir().display()
+        );
+        return Err(Error::new(ErrorKind::Busy, what));
+    }
+    let origin = match read(&store, &key, pool).await? {
+        // A restore that was cut short.
+        Some(origin) if origin.url == url => origin,
+        Some(origin) => {
+            let what = format!(
+                "restore to {}: a restore from {} was begun there; finish that one, or choose another store",
+                store.url(),
+                origin.url
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        None => {
+            check_empty(&store).await?;
+            let (pin, state) = target.pin_newest(&key, pool, false).await?;
+            let origin = Origin {
+                format: Format::CURRENT,
+                pool,
+                lineage: Uuid::new_v4(),
+                url: url.to_owned(),
+                env_prefix: env_prefix.map(str::to_owned),
+                next_segment: state.next_segment,
+                state,
+                pin: pin.name(),
+                bytes_per_second,
+                created_at: unix_seconds_now(),
+                is_whole: false,
+                nonce: to_hex(&random_bytes::<16>()),
+            };
+            let bytes = seal_document(&key, PURPOSE, &origin)?;
+            let made = Chain::new(&store, FOLDER).create(1, &bytes).await;
+            if !matches!(made, Ok(Created::Ours)) {
+                target.unpin(pin).await;
+                made?;
+                let what = format!("restore to {}: another restore began there", store.url());
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
+            origin
+        }
+    };
+    let root = manifest_path(origin.state.manifest);
+    let read = async { target.objects().get(&root).await?.bytes().await };
+    let read =
+        read.await.map_err(|error| target.explain("read the root of the metadata", error))?;
+    let put = store.bulk().put(&root, read.into()).await;
+    put.map_err(|error| store.explain("write the root of the metadata", error))?;
+    let name = &config.settings().name;
+    manifest::begin_restored(&store, &key, pool, name, &node, origin.state.epoch).await?;
+    target.copy_keys_to(&store).await?;
+    Ok(PoolOfCopy {
+        url: url.to_owned(),
+        state: origin.state.number,
+        as_of: origin.state.as_of,
+        segment_bytes: origin.state.segment_bytes,
+        aside_count: origin.state.aside_count,
+    })
+}
+
+async fn check_empty(store: &Store) -> Result<()> {
+    use futures::TryStreamExt;
+    for folder in ["manifest", "segments", "metadata", "copies", "copy"] {
+        let objects = store.control();
+        let mut listed = objects.list(Some(&ObjectPath::from(folder)));
+        let first = listed.try_next().await;
+        if let Some(found) = first.map_err(|error| store.explain("list the store", error))? {
+            let what = format!(
+                "restore to {}: it is not empty (it holds {}); choose an empty prefix or directory",
+                store.url(),
+                found.location
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,287 @@
+//! Hydration: a restored pool gets what it still reads from the copy, in the background.
+//!
+//! Invariants:
+//! - What is copied is what the pool's metadata names at that time: what clients have overwritten since the restore and
+//!   reclaim has dropped is never fetched.
+//! - Done is done: the end is reported only after a whole look at the metadata has found nothing that is missing.
+//! - It gives way: while clients wait for the copy, it pauses between objects.
+
+use super::origin::RestoredStore;
+use super::{Pace, STEP, check_length, source_error};
+use crate::segment::read::check_object;
+use crate::segment::{FOLDER, SegmentInfo, parse_object_path};
+use crate::tier::{Inner, Tier};
+use block::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// While clients have read from the copy within this time, hydration waits as long between two objects.
+const GIVE_WAY: Duration = Duration::from_millis(20);
+
+/// How far it is.
+#[derive(Debug, Default)]
+pub struct HydrateProgress {
+    left_bytes: AtomicU64,
+    done_bytes: AtomicU64,
+    bad_count: AtomicU64,
+    begun: parking_lot::Mutex<Option<Instant>>,
+}
+
+/// [`HydrateProgress`] at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HydrateCounts {
+    /// Bytes of segments that are still to be fetched.
+    pub left_bytes: u64,
+    /// Bytes fetched since the start.
+    pub done_bytes: u64,
+    /// Segments that were damaged, or missing, in the copy.
+    pub bad_count: u64,
+    /// Seconds left at the pace since the start, once there is one.
+    pub left_seconds: Option<u64>,
+}
+
+impl HydrateProgress {
+    /// At this moment.
+    #[must_use]
+    pub fn counts(&self) -> HydrateCounts {
+        let (left, done) =
+            (self.left_bytes.load(Ordering::Relaxed), self.done_bytes.load(Ordering::Relaxed));
+        let taken = self.begun.lock().map_or(0, |begun| begun.elapsed().as_millis() as u64);
+        let left_seconds = (done > 0 && taken > 0).then(|| {
+            let per_second = u128::from(done) * 1000 / u128::from(taken);
+            u64::try_from(u128::from(left) / per_second.max(1)).unwrap_or(u64::MAX)
+        });
+        let bad_count = self.bad_count.load(Ordering::Relaxed);
+        HydrateCounts { left_bytes: left, done_bytes: done, bad_count, left_seconds }
+    }
+}
+
+impl Tier {
+    /// Fetches everything that a restored pool still has in the copy only. `below`: the first number that no segment of
+    /// the copy has. Returns when the pool's own store has it all. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// `Unavailable` when a store does not answer: call it again, what was fetched stays. `Corrupt` where the copy lacks
+    /// what the pool needs: the rest is there then.
+    pub async fn hydrate(
+        &self,
+        store: &Arc<RestoredStore>,
+        below: u64,
+        bytes_per_second: Option<u64>,
+        progress: &HydrateProgress,
+    ) -> Result<()> {
+        self.inner.check_writable()?;
+        progress.begun.lock().get_or_insert_with(Instant::now);
+        let own = list_own(store).await?;
+        let pace = Pace::new(bytes_per_second);
+        let mut hydration =
+            Hydration { inner: &self.inner, store, below, pace, progress, own, lost: Vec::new() };
+        hydration.fetch_tables().await?;
+        while hydration.fetch_segments().await? + hydration.fetch_tables().await? > 0 {}
+        if let Some(path) = hydration.lost.first() {
+            let what = format!(
+                "restore: the copy lacks {} segments that the pool needs, {path} first; `spindle fsck` says what they held",
+                hydration.lost.len()
+            );
+            return Err(Error::new(ErrorKind::Corrupt, what));
+        }
+        store.set_whole();
+        Ok(())
+    }
+}
+
+/// Segments that the pool's own store has, by number.
+type Own = BTreeMap<u64, [u8; 16]>;
+
+async fn list_own(store: &RestoredStore) -> Result<Own> {
+    let failed =
+        |cause| Error::with_source(ErrorKind::Unavailable, "restore: list the pool's store", cause);
+    let mut own = Own::new();
+    let mut listing = store.own().list(Some(&Path::from(FOLDER)));
+    while let Some(found) = listing.try_next().await.map_err(failed)? {
+        if let Some((_, number, id)) = parse_object_path(&found.location) {
+            own.insert(number.0, id);
+        }
+    }
+    Ok(own)
+}
+
+struct Hydration<'a> {
+    inner: &'a Arc<Inner>,
+    store: &'a Arc<RestoredStore>,
+    below: u64,
+    pace: Pace,
+    progress: &'a HydrateProgress,
+    own: Own,
+    lost: Vec<Path>,
+}
+
+impl Hydration<'_> {
+    fn is_missing(&self, info: &SegmentInfo) -> bool {
+        info.number.0 < self.below
+            && self.own.get(&info.number.0) != Some(&info.id)
+            && !self.lost.contains(&info.object_path())
+    }
+
+    /// Returns how many it has fetched.
+    async fn fetch_tables(&mut self) -> Result<u64> {
+        let mut count = 0;
+        for path in self.inner.map.db().objects().tables {
+            match self.store.own().head(&path).await {
+                Ok(_) => continue,
+                Err(object_store::Error::NotFound { .. }) => {}
+                Err(cause) => return Err(source_error(&path, cause)),
+            }
+            let bytes = match self.get(&path).await {
+                Ok(Some(bytes)) => bytes,
+                // Compacted away meanwhile, or the database itself says that it is gone.
+                Ok(None) => continue,
+                Err(error) => return Err(error),
+            };
+            self.put(&path, bytes).await?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// One look at all segments. Returns how many it has fetched.
+    async fn fetch_segments(&mut self) -> Result<u64> {
+        self.measure().await?;
+        let (mut last, mut count) = (0, 0);
+        loop {
+            let (records, next) = self.inner.map.live_after(last, STEP).await?;
+            for (record, _) in records {
+                // What clients wait for comes first.
+                while let Some(path) =
+                    self.store.most_read(|path| parse_object_path(path).is_some())
+                {
+                    count += self.fetch_named(&path).await?;
+                    self.store.forget(&path);
+                }
+                if self.is_missing(&record.info) {
+                    count += self.fetch(&record.info).await?;
+                }
+            }
+            match next {
+                Some(next) if next < self.below => last = next,
+                _ => return Ok(count),
+            }
+        }
+    }
+
+    /// How much is missing.
+    async fn measure(&mut self) -> Result<()> {
+        let (mut last, mut bytes) = (0, 0);
+        loop {
+            let (records, next) = self.inner.map.live_after(last, STEP).await?;
+            let missing = records.iter().filter(|(record, _)| self.is_missing(&record.info));
+            bytes += missing.map(|(record, _)| u64::from(record.info.object_bytes)).sum::<u64>();
+            match next {
+                Some(next) if next < self.below => last = next,
+                _ => break,
+            }
+        }
+        self.progress.left_bytes.store(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn fetch_named(&mut self, path: &Path) -> Result<u64> {
+        let Some((_, number, id)) = parse_object_path(path) else { return Ok(0) };
+        match self.inner.map.find_segment(number.0).await? {
+            Some(record) if record.info.id == id && self.is_missing(&record.info) => {
+                self.fetch(&record.info).await
+            }
+            _ => Ok(0),
+        }
+    }
+
+    async fn fetch(&mut self, info: &SegmentInfo) -> Result<u64> {
+        let path = info.object_path();
+        let mut is_second = false;
+        let object = loop {
+            let Some(object) = self.get(&path).await? else {
+                if self.is_named(info).await? {
+                    self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
+                    tracing::error!(object = %path, "the copy lacks a segment that the restored pool needs");
+                    self.lost.push(path);
+                }
+                return Ok(0);
+            };
+            let (key, checked, own) = (self.inner.pool_key.clone(), object.clone(), *info);
+            let is_good = move || {
+                check_object(&key, &checked)
+                    .is_ok_and(|found| found.damaged.is_empty() && found.directory.info == own)
+            };
+            let is_good = tokio::task::spawn_blocking(is_good).await;
+            let is_good = is_good
+                .map_err(|cause| Error::with_source(ErrorKind::Io, "verify a segment", cause))?;
+            match is_good || is_second {
+                true if is_good => break object,
+                true => {
+                    self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
+                    tracing::error!(
+                        object = %path,
+                        "a segment is damaged in the copy, and was taken as it is; `spindle fsck` says what it holds"
+                    );
+                    break object;
+                }
+                false => is_second = true,
+            }
+        };
+        let bytes = object.len() as u64;
+        self.put(&path, object).await?;
+        self.own.insert(info.number.0, info.id);
+        self.progress.done_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let left = self.progress.left_bytes.load(Ordering::Relaxed).saturating_sub(bytes);
+        self.progress.left_bytes.store(left, Ordering::Relaxed);
+        // Reclaim may have dropped it before it was there to be deleted.
+        if !self.is_named(info).await? {
+            self.inner.orphans.abandon(vec![path.clone()]);
+        }
+        self.store.forget(&path);
+        Ok(1)
+    }
+
+    async fn is_named(&self, info: &SegmentInfo) -> Result<bool> {
+        let writer = self.inner.writer.lock().await;
+        self.inner.map.check(&writer)?;
+        let found = self.inner.map.find_segment(info.number.0).await?;
+        Ok(found.is_some_and(|record| record.info == *info))
+    }
+
+    /// `None`: the copy has no such object.
+    async fn get(&self, path: &Path) -> Result<Option<Bytes>> {
+        if self.store.is_read_within(GIVE_WAY) {
+            tokio::time::sleep(GIVE_WAY).await;
+        }
+        let _place = self.inner.copy_places.acquire().await;
+        let failed = |cause| {
+            let what = format!("restore: read {path} of the copy");
+            Error::with_source(ErrorKind::Unavailable, what, cause)
+        };
+        let got = match self.store.of_copy().get(path).await {
+            Ok(got) => got,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(cause) => return Err(failed(cause)),
+        };
+        let said = got.meta.size;
+        let bytes = got.bytes().await.map_err(failed)?;
+        check_length(path, bytes.len() as u64, said)?;
+        self.pace.wait(bytes.len() as u64).await;
+        Ok(Some(bytes))
+    }
+
+    async fn put(&self, path: &Path, bytes: Bytes) -> Result<()> {
+        let put = self.store.own().put(path, bytes.into()).await;
+        put.map(drop).map_err(|cause| {
+            let what = format!("restore: write {path} to the pool's store");
+            Error::with_source(ErrorKind::Unavailable, what, cause)
+        })
+    }
+}
