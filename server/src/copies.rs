@@ -157,13 +157,19 @@ impl Copies {
             return Err(Error::new(ErrorKind::Invalid, what));
         }
         let mut jobs = self.jobs.lock().await;
+        let there = |url: &str| {
+            let what = format!("copy to {url}: it is there; `spindle copy rm` ends it");
+            Error::new(ErrorKind::Busy, what)
+        };
+        if self.specs().await?.iter().any(|copy| same_place(&copy.url, &spec.url)) {
+            return Err(there(&spec.url));
+        }
         let target = Target::open(&spec.url, spec.env_prefix.as_deref())?;
         target.claim(key, (*id, *lineage), name).await?;
         let added = spec.clone();
         list::change(store, key, *id, |copies| {
             if copies.iter().any(|copy| same_place(&copy.url, &added.url)) {
-                let what = format!("copy to {}: it is there; `spindle copy rm` ends it", added.url);
-                return Err(Error::new(ErrorKind::Busy, what));
+                return Err(there(&added.url));
             }
             copies.push(added);
             Ok(())

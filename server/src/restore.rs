@@ -23,12 +23,13 @@ use crate::store::{Store, StoreOptions};
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
+use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
-use tiering::map::database::manifest_path;
+use tiering::map::database::{manifest_folder, manifest_path};
 use tiering::{HydrateCounts, HydrateProgress, RestoredStore, Tier};
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -266,12 +267,7 @@ pub async fn restore(
             origin
         }
     };
-    let root = manifest_path(origin.state.manifest);
-    let read = async { target.objects().get(&root).await?.bytes().await };
-    let read =
-        read.await.map_err(|error| target.explain("read the root of the metadata", error))?;
-    let put = store.bulk().put(&root, read.into()).await;
-    put.map_err(|error| store.explain("write the root of the metadata", error))?;
+    bring_manifests(&target, &origin.state, &store).await?;
     let name = &config.settings().name;
     manifest::begin_restored(&store, &key, pool, name, &node, origin.state.epoch).await?;
     target.copy_keys_to(&store).await?;
@@ -284,8 +280,28 @@ pub async fn restore(
     })
 }
 
+/// The root of the state's metadata, and those that it names, last the state's own.
+async fn bring_manifests(target: &Target, state: &StateRecord, store: &Store) -> Result<()> {
+    let failed = |error| target.explain("read the root of the metadata", error);
+    let own = manifest_path(state.manifest);
+    let view = target.view(state).bulk();
+    let listed: Vec<_> = view.list(Some(&manifest_folder())).try_collect().await.map_err(failed)?;
+    let mut paths: Vec<ObjectPath> = listed.into_iter().map(|meta| meta.location).collect();
+    paths.sort();
+    for path in paths {
+        let bytes = match view.get(&path).await {
+            Ok(got) => got.bytes().await.map_err(failed)?,
+            // Of another state, and deleted meanwhile.
+            Err(object_store::Error::NotFound { .. }) if path != own => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        let put = store.bulk().put(&path, bytes.into()).await;
+        put.map_err(|error| store.explain("write the root of the metadata", error))?;
+    }
+    Ok(())
+}
+
 async fn check_empty(store: &Store) -> Result<()> {
-    use futures::TryStreamExt;
     for folder in ["manifest", "segments", "metadata", "copies", "copy"] {
         let objects = store.control();
         let mut listed = objects.list(Some(&ObjectPath::from(folder)));

@@ -6,6 +6,7 @@
 mod clients;
 mod clones;
 mod conformance;
+mod copies;
 mod damage;
 mod devices;
 mod devices_remote;

@@ -15,7 +15,7 @@ use tests::stamp::{Stamp, stamped};
 use tests::store::{BUCKET, Server, environment};
 use tests::torture::target::Target;
 
-const VOLUMES: &[(&str, &str)] = &[("db", "16MiB"), ("log", "16MiB")];
+pub const VOLUMES: &[(&str, &str)] = &[("db", "16MiB"), ("log", "16MiB")];
 const SECTORS: u64 = (16 << 20) / 512;
 
 /// A daemon, not started, on an S3 server reached at `address`.
@@ -46,16 +46,21 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// Numbered writes over two volumes, one after the other.
-struct History {
+pub struct History {
     run: u64,
     random: Random,
     writes: Vec<(usize, u64, u64)>,
 }
 
 impl History {
-    fn new(seed: u64) -> History {
+    pub fn new(seed: u64) -> History {
         println!("SEED={seed}");
         History { run: seed, random: Random::new(seed, 11), writes: Vec::new() }
+    }
+
+    /// Writes so far.
+    pub fn count(&self) -> usize {
+        self.writes.len()
     }
 
     /// One more write; false when it was refused.
@@ -73,7 +78,7 @@ impl History {
         reply.is_ok_and(|reply| reply.error == 0)
     }
 
-    fn run_for(&mut self, connections: &mut [Connection], time: Duration) {
+    pub fn run_for(&mut self, connections: &mut [Connection], time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
             assert!(self.write(connections), "write {} was refused", self.writes.len());
@@ -106,7 +111,7 @@ impl History {
     }
 
     /// The number of writes after which the volumes were as they are; fails when there is none.
-    fn prefix(&self, connections: &mut [Connection]) -> usize {
+    pub fn prefix(&self, connections: &mut [Connection]) -> usize {
         let found: Vec<Vec<u8>> = connections.iter_mut().map(read_all).collect();
         // The newest stamp that is there says how many writes there were.
         let newest = |bytes: &Vec<u8>| {
@@ -137,7 +142,7 @@ fn read_all(connection: &mut Connection) -> Vec<u8> {
     (0..16).flat_map(|index| connection.read(index << 20, 1 << 20)).collect()
 }
 
-fn open(daemon: &Daemon) -> Vec<Connection> {
+pub fn open(daemon: &Daemon) -> Vec<Connection> {
     let open = |(name, _): &(&str, &str)| {
         Connection::open(&daemon.endpoint(name), &Wanted::everything()).expect("it opens")
     };

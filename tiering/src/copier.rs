@@ -260,11 +260,7 @@ impl Copier {
         }
         let mut listing = self.target.list(Some(&database::manifest_folder()));
         while let Some(found) = listing.try_next().await.map_err(failed)? {
-            let name = found.location.filename().unwrap_or_default();
-            if let Some(number) = name.strip_suffix(".manifest").and_then(|name| name.parse().ok())
-            {
-                self.manifests.insert(number);
-            }
+            self.manifests.extend(database::manifest_number(&found.location));
         }
         Ok(())
     }
@@ -326,10 +322,26 @@ impl Copier {
         self.copy_tables(&objects).await?;
         let (segment_count, segment_bytes) =
             self.copy_segments(&map, &root, hold, &mut replaced).await?;
+        for number in &objects.earlier {
+            match self.inner.store.get(&database::manifest_path(*number)).await {
+                Ok(got) => {
+                    let path = database::manifest_path(*number);
+                    let bytes = got.bytes().await.map_err(|cause| source_error(&path, cause))?;
+                    self.put_manifest(*number, bytes).await?;
+                }
+                // Its time was over.
+                Err(object_store::Error::NotFound { .. }) => {}
+                Err(cause) => {
+                    return Err(source_error(&database::manifest_path(*number), cause));
+                }
+            }
+        }
         self.put_manifest(objects.manifest, manifest_bytes).await?;
         replaced.tables = self.tables.difference(&objects.tables).cloned().collect();
+        let is_needed =
+            |number: &u64| *number == objects.manifest || objects.earlier.contains(number);
         replaced.manifests =
-            self.manifests.iter().copied().filter(|number| *number != objects.manifest).collect();
+            self.manifests.iter().copied().filter(|number| !is_needed(number)).collect();
         let needed = |path: &Path| {
             parse_object_path(path).is_some_and(|(epoch, number, id)| {
                 self.segments.get(&number.0) == Some(&Held { epoch, id })

@@ -255,6 +255,9 @@ impl Target {
     }
 
     async fn check_empty(&self) -> Result<()> {
+        if KeyRing::exists(&self.outer).await? {
+            return Err(self.refused("a pool is there"));
+        }
         let objects = self.outer.control();
         let mut listed = objects.list(None);
         let failed = |error| self.outer.explain("list the prefix", error);
@@ -263,9 +266,6 @@ impl Target {
             // Of a store whose probe was cut short.
             if path.starts_with("probe/") || path.starts_with("copy/probe/") {
                 continue;
-            }
-            if path.starts_with("keyring/") || path.starts_with("manifest/") {
-                return Err(self.refused("a pool is there"));
             }
             return Err(self.refused(&format!("it is not empty (it holds {path})")));
         }

@@ -1,7 +1,8 @@
 //! One published state of a copy, as a store that can only be read.
 //!
 //! Invariants:
-//! - Of the manifests of the metadata only the state's own is shown, so that whoever looks for the newest one finds it.
+//! - Of the manifests of the metadata none that is later than the state's own is shown, so that whoever looks for the
+//!   newest one finds it.
 //! - Nothing is written through it.
 
 use crate::map::database;
@@ -17,28 +18,19 @@ use std::sync::Arc;
 /// The state whose manifest has this number, of the copy in `target`.
 #[must_use]
 pub fn state_view(target: Arc<dyn ObjectStore>, manifest: u64) -> Arc<dyn ObjectStore> {
-    Arc::new(View {
-        target,
-        folder: database::manifest_folder(),
-        manifest: database::manifest_path(manifest),
-    })
+    Arc::new(View { target, manifest })
 }
 
 #[derive(Debug)]
 struct View {
     target: Arc<dyn ObjectStore>,
-    folder: Path,
-    manifest: Path,
+    manifest: u64,
 }
 
-impl View {
-    fn shows(&self, path: &Path) -> bool {
-        is_shown(&self.folder, &self.manifest, path)
-    }
-}
-
-fn is_shown(folder: &Path, manifest: &Path, path: &Path) -> bool {
-    path == manifest || !path.prefix_matches(folder)
+/// Everything but later manifests.
+fn is_shown(manifest: u64, path: &Path) -> bool {
+    !path.prefix_matches(&database::manifest_folder())
+        || database::manifest_number(path).is_some_and(|number| number <= manifest)
 }
 
 fn refused(path: &Path) -> Error {
@@ -67,7 +59,7 @@ impl ObjectStore for View {
     }
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
-        if !self.shows(path) {
+        if !is_shown(self.manifest, path) {
             let source = "it is of another state of the copy".into();
             return Err(Error::NotFound { path: path.to_string(), source });
         }
@@ -82,11 +74,10 @@ impl ObjectStore for View {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        let (folder, manifest) = (self.folder.clone(), self.manifest.clone());
+        let manifest = self.manifest;
         let listing = self.target.list(prefix);
         let shown = move |found: &Result<ObjectMeta>| {
-            let is_kept =
-                found.as_ref().map_or(true, |meta| is_shown(&folder, &manifest, &meta.location));
+            let is_kept = found.as_ref().map_or(true, |meta| is_shown(manifest, &meta.location));
             futures::future::ready(is_kept)
         };
         listing.filter(shown).boxed()
@@ -94,7 +85,7 @@ impl ObjectStore for View {
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
         let mut found = self.target.list_with_delimiter(prefix).await?;
-        found.objects.retain(|meta| self.shows(&meta.location));
+        found.objects.retain(|meta| is_shown(self.manifest, &meta.location));
         Ok(found)
     }
 

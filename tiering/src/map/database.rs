@@ -47,6 +47,10 @@ pub const MEMTABLE_BYTES_MAX: u64 = 2 * MEMTABLE_BYTES as u64;
 
 /// Tables of level 0 before a commit waits for compaction. Chosen by hand: a minute of commits.
 const LEVEL_0_COUNT_MAX: usize = 64;
+/// As many more may be there when a database is opened that is full of them, up to a bound: the first commits must not
+/// wait for a compaction, which takes seconds to begin. Chosen by hand: what is committed in the meantime.
+const LEVEL_0_COUNT_MORE: usize = 16;
+const LEVEL_0_COUNT_END: usize = 256;
 
 /// How often the compactor's worker says that it lives, and how long it may be silent before its
 /// work is taken over. A killed daemon leaves work claimed; until that is taken over, the one that
@@ -114,8 +118,10 @@ impl MergeOperator for Append {
     }
 }
 
-/// For a clock that is `ahead` of the store's.
-fn settings(options: &DatabaseOptions, ahead: Duration) -> Settings {
+/// For a clock that is `ahead` of the store's, and a database that has so many tables in level 0.
+fn settings(options: &DatabaseOptions, ahead: Duration, level_0_count: usize) -> Settings {
+    let level_0_count_max =
+        (level_0_count + LEVEL_0_COUNT_MORE).clamp(LEVEL_0_COUNT_MAX, LEVEL_0_COUNT_END);
     let scheduler = SizeTieredCompactionSchedulerOptions {
         max_compaction_sources: 16,
         ..SizeTieredCompactionSchedulerOptions::default()
@@ -139,8 +145,8 @@ fn settings(options: &DatabaseOptions, ahead: Duration) -> Settings {
         min_filter_keys: 64,
         max_unflushed_bytes: 2 * MEMTABLE_BYTES,
         l0_sst_size_bytes: MEMTABLE_BYTES,
-        l0_max_ssts: LEVEL_0_COUNT_MAX,
-        l0_max_ssts_per_key: LEVEL_0_COUNT_MAX,
+        l0_max_ssts: level_0_count_max,
+        l0_max_ssts_per_key: level_0_count_max,
         l0_flush_parallelism: 1,
         compactor_options: Some(CompactorOptions {
             poll_interval: options.poll_interval,
@@ -207,6 +213,8 @@ pub struct StateObjects {
     pub manifest: u64,
     /// The tables that the manifest names.
     pub tables: BTreeSet<Path>,
+    /// Earlier manifests that it names, which compaction keeps for a while; nothing is read through them.
+    pub earlier: BTreeSet<u64>,
 }
 
 /// Folder of the manifests of a database.
@@ -219,6 +227,12 @@ pub fn manifest_folder() -> Path {
 #[must_use]
 pub fn manifest_path(number: u64) -> Path {
     Path::from(format!("{FOLDER}/manifest/{number:020}.manifest"))
+}
+
+/// The number in the name of a manifest.
+#[must_use]
+pub fn manifest_number(path: &Path) -> Option<u64> {
+    path.filename()?.strip_suffix(".manifest")?.parse().ok()
 }
 
 /// Folder of the tables of a database.
@@ -234,6 +248,8 @@ pub struct Seen {
     pub writer_count: u64,
     /// The time of its newest write, in milliseconds since 1970.
     pub clock_tick: i64,
+    /// Tables in level 0.
+    pub level_0_count: usize,
 }
 
 impl Database {
@@ -250,9 +266,10 @@ impl Database {
         seen: Option<Seen>,
     ) -> block::Result<Database> {
         let not_before = seen.map(|seen| seen.clock_tick);
+        let level_0_count = seen.map_or(0, |seen| seen.level_0_count);
         let clock = ForwardClock::new(not_before, options.clock_ahead);
         let mut builder = Db::builder(FOLDER, store)
-            .with_settings(settings(options, clock.ahead()))
+            .with_settings(settings(options, clock.ahead(), level_0_count))
             .with_system_clock(Arc::new(clock))
             .with_db_cache(block_cache(options), 0)
             .with_merge_operator(Arc::new(Append));
@@ -295,7 +312,11 @@ impl Database {
             Database::Owner(db) => db.manifest(),
             Database::Reader(reader, _) => reader.manifest(),
         };
-        Seen { writer_count: manifest.writer_epoch(), clock_tick: manifest.last_l0_clock_tick() }
+        Seen {
+            writer_count: manifest.writer_epoch(),
+            clock_tick: manifest.last_l0_clock_tick(),
+            level_0_count: manifest.l0().len(),
+        }
     }
 
     /// What this state is made of.
@@ -307,7 +328,9 @@ impl Database {
         };
         let paths = PathResolver::new(FOLDER, &manifest);
         let tables = manifest.all_sst_views().map(|view| paths.sst_path(&view.sst.id)).collect();
-        StateObjects { manifest: manifest.id(), tables }
+        let earlier = manifest.checkpoints().iter().map(|checkpoint| checkpoint.manifest_id);
+        let earlier = earlier.filter(|number| *number < manifest.id()).collect();
+        StateObjects { manifest: manifest.id(), tables, earlier }
     }
 
     /// The value of a key.
@@ -510,6 +533,6 @@ mod tests {
 
     #[test]
     fn the_settings_are_valid() {
-        settings(&DatabaseOptions::default(), Duration::ZERO).validate().unwrap();
+        settings(&DatabaseOptions::default(), Duration::ZERO, 0).validate().unwrap();
     }
 }

@@ -1,0 +1,285 @@
+//! Copies in other stores and restores from them: what is there opens at once, is a state that the pool had, and stays,
+//! whoever is killed and whichever store is away.
+
+use crate::mounted::number_of;
+use crate::stores::{History, VOLUMES, open};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tests::bucket::{Bucket, Care};
+use tests::daemon::{Daemon, SMALL};
+use tests::nbd::{Connection, Wanted};
+use tests::seed::seeds;
+use tests::store::{BUCKET, environment};
+
+fn refused(daemon: &Daemon, arguments: &[&str], words: &str) {
+    let output = daemon.command(arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{arguments:?} is accepted");
+    assert!(said.contains(words), "{arguments:?}: {said}");
+}
+
+fn connect(daemon: &Daemon, export: &str) -> Connection {
+    Connection::open(&daemon.tcp(export), &Wanted::everything()).expect("it opens")
+}
+
+/// The one copy of a pool.
+fn copy_of(daemon: &Daemon) -> Value {
+    daemon.json(&["copy", "list"])["copies"][0].clone()
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not in a minute: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A pool that shows the newest state of a copy, served, and the time from the command to the first byte.
+fn restored(source: &Daemon, url: &str, more: &[&str], variables: &[(&str, &str)]) -> Daemon {
+    let key = source.dir().join("spindle.key").display().to_string();
+    let mut daemon = Daemon::new(SMALL, &[]);
+    daemon.argue(&["--key-file", &key]);
+    daemon.environ(variables);
+    let begun = Instant::now();
+    let made = daemon.json(&[&["restore", url, "--key-file", &key], more].concat());
+    daemon.restart();
+    let _ = connect(&daemon, "db").read(0, 4096);
+    let took = begun.elapsed();
+    println!("state {} was read {took:?} after the command", made["state"]);
+    assert!(took < Duration::from_secs(2), "a restore serves within two seconds: {took:?}");
+    daemon
+}
+
+/// Names of the objects of a copy in a directory, below a folder.
+fn names(copy: &Path, folder: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(copy.join("copy").join(folder));
+    entries.map_or_else(|_| Vec::new(), |entries| entries.map(|one| one.unwrap().path()).collect())
+}
+
+/// CRC-32C, bit by bit.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |crc: u32| (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
+    !bytes
+        .iter()
+        .fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc)))
+}
+
+#[test]
+fn a_copy_is_a_state_that_the_pool_had_whoever_dies() {
+    let rounds = number_of("SPINDLE_TEST_COPY_ROUNDS", 4);
+    for seed in seeds(1) {
+        let mut source = Daemon::started(SMALL, VOLUMES);
+        let copy = source.place().join("copy");
+        let url = copy.display().to_string();
+        let _ = source.json(&["copy", "add", &url, "--interval", "1s"]);
+        let mut history = History::new(seed);
+        let mut floor = 0;
+        for round in 0..rounds {
+            history.run_for(&mut open(&source), Duration::from_millis(2500));
+            if round % 2 == 0 {
+                let _ = source.json(&["copy", "sync", &url]);
+                floor = history.count();
+                history.run_for(&mut open(&source), Duration::from_millis(500));
+            }
+            source.kill();
+            let mut other = restored(&source, &url, &[], &[]);
+            let count = history.prefix(&mut open(&other));
+            println!(
+                "round {round}: the copy has {count} of {} writes, at least {floor}",
+                history.count()
+            );
+            assert!(count >= floor, "the copy went back: {count} writes of {floor}");
+            floor = count;
+            wait_for("the restored pool is whole", || {
+                other.json(&["status"])["restored"]["is_whole"] == true
+            });
+            assert_eq!(history.prefix(&mut open(&other)), count);
+            other.stop();
+            let key = source.dir().join("spindle.key").display().to_string();
+            let found = other.json(&["fsck", "--key-file", &key]);
+            assert_eq!(found["problem_count"], 0, "{found}");
+            source.restart();
+        }
+        assert!(names(&copy, "pins").is_empty(), "pins are given back");
+        let _ = source.json(&["copy", "sync", &url]);
+        let found = source.json(&["fsck", "--copy", &url]);
+        assert_eq!(found["problem_count"], 0, "{found}");
+        source.stop();
+    }
+}
+
+#[test]
+fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages() {
+    let bucket = Bucket::start(Care::Honest);
+    let variables: Vec<(String, String)> = environment(bucket.address())
+        .into_iter()
+        .map(|(name, value)| (format!("DR_{name}"), value))
+        .collect();
+    let variables: Vec<(&str, &str)> =
+        variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let url = format!("s3://{BUCKET}/dr");
+    let mut source = Daemon::new(SMALL, &[("db", "32MiB")]);
+    source.environ(&variables);
+    source.restart();
+    let mut db = connect(&source, "db");
+    let mut before = Vec::new();
+    for part in 0..16_u64 {
+        // It does not compress.
+        let mut random = tests::seed::Random::new(part, 5);
+        let bytes: Vec<u8> =
+            (0..1 << 17).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect();
+        db.write(part << 20, &bytes, 0);
+        before.extend(bytes);
+    }
+    let _ = source.json(&["snapshot", "create", "db@monday"]);
+    let env = ["--env-prefix", "DR_"];
+    let _ = source.json(&[&["copy", "add", &url, "--interval", "1s"], &env[..]].concat());
+    let _ = source.json(&["copy", "sync", &url]);
+    refused(&source, &["copy", "add", &url], "it is there");
+
+    // Slowly, so that most of it is fetched when somebody asks.
+    let slow = [&env[..], &["--rate", "256K"]].concat();
+    let mut other = restored(&source, &url, &slow, &variables);
+    let is_pin = |key: &String| key.starts_with("dr/copy/pins/");
+    assert_eq!(bucket.keys().iter().filter(|key| is_pin(key)).count(), 1);
+    let whole = |daemon: &Daemon| daemon.json(&["status"])["restored"]["is_whole"] == true;
+    let mut there = connect(&other, "db");
+    assert!(there.read(15 << 20, 1 << 20) == before[15 << 20..]);
+    there.write(0, &[9; 8192], 0);
+    there.flush();
+    // The pool goes its own way meanwhile, and its copy, too.
+    for part in 0..16_u64 {
+        db.write(part << 20, &vec![part as u8 + 1; 1 << 20], 0);
+    }
+    let _ = source.json(&["copy", "sync", &url]);
+    assert!(!whole(&other), "it cannot be, at that rate");
+    drop(there);
+    other.kill();
+    other.restart();
+    let mut expected = before.clone();
+    expected[..8192].fill(9);
+    let mut there = connect(&other, "db");
+    assert!(there.read(0, 16 << 20) == expected);
+    assert!(connect(&other, "db@monday").read(0, 16 << 20) == before);
+
+    // The copy's store goes away: the source says so and goes on, and so does what is here already.
+    source.announce("a copy is not brought up to date");
+    other.announce("still needs the copy");
+    other.announce("tried again");
+    bucket.down();
+    db.write(0, &[3; 4096], 0);
+    wait_for("the failure is shown", || copy_of(&source).get("failure").is_some());
+    let warnings = source.json(&["status"])["warnings"].to_string();
+    assert!(warnings.contains("is not brought up to date"), "{warnings}");
+    assert!(there.read(0, 8192) == [9; 8192]);
+    bucket.up();
+    wait_for("it is tried again", || copy_of(&source).get("failure").is_none());
+    let _ = source.json(&["copy", "sync", &url]);
+    assert_eq!(copy_of(&source)["lag_seconds"], 0);
+    drop(there);
+    other.stop();
+    // As fast as it can from here on is not asked for: the rate is the restore's. Most is fetched by reading.
+    other.restart();
+    wait_for("the restored pool is whole", || whole(&other));
+    assert!(!bucket.keys().iter().any(is_pin), "the pin is given back");
+    bucket.down();
+    other.stop();
+    other.restart();
+    assert!(connect(&other, "db").read(0, 16 << 20) == expected);
+    assert!(connect(&other, "db@monday").read(0, 16 << 20) == before);
+    other.stop();
+    let key = source.dir().join("spindle.key").display().to_string();
+    let found = other.json(&["fsck", "--key-file", &key]);
+    assert_eq!(found["problem_count"], 0, "{found}");
+    drop(db);
+    source.stop();
+}
+
+#[test]
+fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
+    let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);
+    let place = source.place().path().to_owned();
+    let at = |name: &str| place.join(name).display().to_string();
+    let key = source.dir().join("spindle.key").display().to_string();
+    connect(&source, "db").write(0, &[7; 4096], 0);
+    std::fs::create_dir(place.join("full")).unwrap();
+    std::fs::write(place.join("full/letter"), b"x").unwrap();
+    refused(&source, &["copy", "add", &at("full")], "it is not empty (it holds letter)");
+    let own = source.dir().join("store").display().to_string();
+    refused(&source, &["copy", "add", &own], "in the pool's own prefix");
+    refused(&source, &["copy", "add", &format!("{own}/x")], "in the pool's own prefix");
+    refused(&source, &["copy", "add", "ftp://x/y"], "the scheme is not known");
+    refused(&source, &["copy", "add", &at("x"), "--interval", "0s"], "at least 1s");
+    refused(&source, &["copy", "add", &at("x"), "--rate", "10"], "1K a second");
+    refused(&source, &["copy", "add", &at("x"), "--env-prefix", "A-B"], "variable's name");
+    refused(&source, &["copy", "sync", &at("x")], "the pool has none there");
+    refused(&source, &["copy", "rm", &at("x")], "the pool has none there");
+    assert_eq!(source.json(&["copy", "list"])["copies"], Value::Array(Vec::new()));
+
+    let mut stranger = Daemon::started(SMALL, &[("db", "8MiB")]);
+    refused(
+        &source,
+        &["copy", "add", &stranger.dir().join("store").display().to_string()],
+        "a pool is there",
+    );
+    let careless = Bucket::start(Care::IgnoresConditions);
+    let variables = environment(careless.address());
+    let pairs: Vec<(&str, &str)> =
+        variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    source.stop();
+    source.environ(&pairs);
+    source.restart();
+    refused(&source, &["copy", "add", &format!("s3://{BUCKET}/x")], "created twice");
+
+    // Snapshots only: what comes after one is not there.
+    let _ = source.json(&["copy", "add", &at("copy"), "--snapshots-only"]);
+    refused(&stranger, &["copy", "add", &at("copy")], "it is a copy of pool");
+    let _ = source.json(&["snapshot", "create", "db@monday"]);
+    let _ = source.json(&["flush"]);
+    let newest = || copy_of(&source)["state"]["destaged_lsn"].as_u64().unwrap_or(0);
+    let lsn = source.json(&["snapshot", "list"])["snapshots"][0]["lsn"].as_u64().unwrap();
+    wait_for("the snapshot is there", || newest() >= lsn);
+    connect(&source, "db").write(0, &[8; 4096], 0);
+    let _ = source.json(&["flush"]);
+    let other = restored(&source, &at("copy"), &[], &[]);
+    assert!(connect(&other, "db").read(0, 4096) == [7; 4096]);
+    assert!(connect(&other, "db@monday").read(0, 4096) == [7; 4096]);
+    refused(&other, &["copy", "add", &at("copy")], "of which one was restored from a copy");
+    refused(&other, &["restore", &at("copy"), "--key-file", &key], "a pool is there");
+
+    let empty = Daemon::new(SMALL, &[]);
+    refused(&empty, &["restore", &at("nowhere"), "--key-file", &key], "there is none");
+    refused(&empty, &["restore", &own, "--key-file", &key], "there is none");
+    let wrong = stranger.dir().join("spindle.key").display().to_string();
+    refused(&empty, &["restore", &at("copy"), "--key-file", &wrong], "key");
+    assert!(!empty.dir().join("store/keyring").exists(), "nothing was made");
+    refused(&empty, &["fsck", "--copy", &at("nowhere"), "--key-file", &key], "there is none");
+    // One of a later version.
+    let identity = names(&place.join("copy"), "identity").remove(0);
+    let text = std::fs::read_to_string(&identity).unwrap();
+    let body = text.lines().next().unwrap().replace("\"version\":1", "\"version\":2");
+    let checksum = format!("{:08x}", crc32c(body.as_bytes()));
+    let seal = text.lines().nth(1).unwrap();
+    let at_checksum = seal.find("\"crc32c\":\"").unwrap() + 10;
+    let seal = format!("{}{checksum}{}", &seal[..at_checksum], &seal[at_checksum + 8..]);
+    std::fs::write(&identity, format!("{body}\n{seal}\n")).unwrap();
+    refused(&empty, &["restore", &at("copy"), "--key-file", &key], "newer spindle");
+    std::fs::write(&identity, text).unwrap();
+
+    // It ends, and is the next owner's no more.
+    let _ = source.json(&["copy", "rm", &at("copy")]);
+    source.kill();
+    source.restart();
+    assert_eq!(source.json(&["copy", "list"])["copies"], Value::Array(Vec::new()));
+    // And can be gone on with, as what is there is this pool's.
+    let _ = source.json(&["copy", "add", &at("copy")]);
+    let _ = source.json(&["copy", "sync", &at("copy")]);
+    source.stop();
+    let found = source.json(&["copy", "list"]);
+    assert_eq!(found["copies"][0]["is_running"], false, "{found}");
+    refused(&source, &["copy", "sync", &at("copy")], "no daemon runs");
+    stranger.stop();
+    drop(other);
+}
