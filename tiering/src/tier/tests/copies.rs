@@ -2,7 +2,9 @@
 
 use super::reclaim::EAGER;
 use super::*;
-use crate::copier::{CopiedState, Copier, CopierOptions, CopyProgress, state_view};
+use crate::copier::{
+    CopiedState, Copier, CopierOptions, CopyProgress, HydrateProgress, RestoredStore, state_view,
+};
 use crate::planted::Planted;
 use crate::testing::Fault;
 use futures::{FutureExt, StreamExt};
@@ -152,9 +154,11 @@ fn a_copy_is_a_state_of_the_pool_whatever_fails() {
     }
 }
 
+type Plant = fn(&mut Planted);
+
 #[test]
 fn planted_bugs_are_noticed() {
-    let bugs: [(&str, fn(&mut Planted)); 3] = [
+    let bugs: [(&str, Plant); 3] = [
         ("copy-without-hold", |planted| planted.copy_without_hold = true),
         ("pin-ignored", |planted| planted.pin_ignored = true),
         ("manifest-first", |planted| planted.manifest_first = true),
@@ -350,6 +354,146 @@ fn damage_in_the_pool_does_not_end_copying_and_never_replaces_what_is_whole() {
         let report = copy.fsck(FsckOptions::default()).await.unwrap();
         assert!(report.difference_count >= 2, "{report:?}");
         copy.close().await.unwrap();
+        tier.close().await.unwrap();
+    });
+}
+
+/// A store of its own in front of a state of the copy, as the daemon's restore makes it.
+async fn begin_restore(
+    target: &Arc<FaultStore>,
+    state: &CopiedState,
+    own: &Arc<FaultStore>,
+) -> Arc<RestoredStore> {
+    let copy: Arc<dyn ObjectStore> = target.clone();
+    let view = state_view(copy, state.manifest);
+    let folder = database::manifest_folder();
+    let manifests: Vec<_> = view.list(Some(&folder)).try_collect().await.unwrap();
+    for manifest in manifests {
+        let bytes = view.get(&manifest.location).await.unwrap().bytes().await.unwrap();
+        own.put(&manifest.location, bytes.into()).await.unwrap();
+    }
+    Arc::new(RestoredStore::new(own.clone(), view))
+}
+
+/// Writes, reads, reclaim and restarts in a restored pool, while what it lacks comes from a copy of which many calls fail.
+async fn live_restored(seed: u64) {
+    let mut world = World::new(seed);
+    let source: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let tier = Tier::open(options(source.clone(), 3)).await.unwrap();
+    for _ in 0..12 {
+        let op_count = 1 + world.rng.below(60);
+        let made = world.window(op_count);
+        tier.destage(made.window, &Payloads).await.unwrap();
+        world.model = made.after;
+    }
+    let mut copying = Copying::new();
+    let mut copier = copier_of(&tier, &copying.target).await;
+    copying.turn(&mut copier).await.unwrap();
+    let state = copying.published[0];
+    copying.pinned = Some(1);
+    let own = Arc::new(FaultStore::default());
+    let store = begin_restore(&copying.target, &state, &own).await;
+    let mut epoch = 4;
+    let open = async |store: &Arc<RestoredStore>, epoch| {
+        let objects: Arc<dyn ObjectStore> = store.clone();
+        Tier::open(options(objects, epoch)).await.unwrap()
+    };
+    let mut restored = open(&store, epoch).await;
+    assert_eq!(restored.destaged_lsn(), state.destaged_lsn);
+    check_all(&restored, &world.model).await;
+    // The source goes its own way, and its copy, too.
+    let mut other = World { rng: Rng::new(seed + 99), model: world.model.clone(), lsn: world.lsn };
+    let progress = HydrateProgress::default();
+    let (mut is_whole, mut failed_count) = (false, 0);
+    for turn in 0..24 {
+        let op_count = 1 + world.rng.below(40);
+        let made = world.window(op_count);
+        restored.destage(made.window, &Payloads).await.unwrap();
+        world.model = made.after;
+        let op_count = 1 + other.rng.below(40);
+        let made = other.window(op_count);
+        tier.destage(made.window, &Payloads).await.unwrap();
+        other.model = made.after;
+        for tier in [&tier, &restored] {
+            tier.inner.reclaim.look_again();
+            while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+            sweep_all_abandoned(tier).await;
+            tier.step(2).await.unwrap();
+        }
+        copying.turn(&mut copier).await.unwrap();
+        check_random_reads(&restored, &world.model, &mut world.rng, 10).await;
+        if !is_whole && world.rng.below(2) == 0 {
+            copying.target.fail_randomly(seed + turn, 12);
+            let reads = check_random_reads(&tier, &other.model, &mut other.rng, 5);
+            let hydrated = restored.hydrate(&store, state.next_segment, None, &progress);
+            let (done, ()) = tokio::join!(hydrated, reads);
+            copying.target.fail_randomly(0, 0);
+            is_whole = done.is_ok();
+            failed_count += u64::from(done.is_err());
+        }
+        if world.rng.below(5) == 0 {
+            restored.close().await.unwrap();
+            epoch += 1;
+            restored = open(&store, epoch).await;
+            restored.sweep_orphans().await.unwrap();
+        }
+        if turn % 8 == 7 {
+            check_all(&restored, &world.model).await;
+            check_fsck(&restored).await;
+        }
+    }
+    restored.hydrate(&store, state.next_segment, None, &progress).await.unwrap();
+    assert_eq!(progress.counts().left_bytes, 0);
+    copying.target.set_away(true);
+    check_all(&restored, &world.model).await;
+    restored.close().await.unwrap();
+    // It needs nobody any more, and has nothing that nobody needs.
+    let restored = Tier::open(options(own.clone(), epoch + 1)).await.unwrap();
+    restored.sweep_orphans().await.unwrap();
+    check_all(&restored, &world.model).await;
+    let report = check_fsck(&restored).await;
+    let segments = own.list(Some(&Path::from("segments"))).count().await as u64;
+    assert_eq!(segments, report.segment_count);
+    restored.close().await.unwrap();
+    check_all(&tier, &other.model).await;
+    tier.close().await.unwrap();
+    println!("SEED={seed}: {failed_count} attempts to fetch everything failed");
+}
+
+#[test]
+fn a_restored_pool_lives_while_it_is_fetched_and_needs_nobody_afterwards() {
+    for seed in seeds(4) {
+        println!("SEED={seed}");
+        runtime().block_on(live_restored(seed));
+    }
+}
+
+#[test]
+fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
+    runtime().block_on(async {
+        let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
+        for lsn in 1..=4 {
+            let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        let mut copying = Copying::new();
+        let mut copier = copier_of(&tier, &copying.target).await;
+        copying.turn(&mut copier).await.unwrap();
+        let state = copying.published[0];
+        let folder = Path::from("segments");
+        let segments: Vec<_> = copying.target.list(Some(&folder)).try_collect().await.unwrap();
+        copying.target.delete(&segments[1].location).await.unwrap();
+        let own = Arc::new(FaultStore::default());
+        let store = begin_restore(&copying.target, &state, &own).await;
+        let restored = Tier::open(options(store.clone(), 2)).await.unwrap();
+        let progress = HydrateProgress::default();
+        let done = restored.hydrate(&store, state.next_segment, None, &progress).await;
+        let error = done.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains(segments[1].location.as_ref()), "{error}");
+        assert_eq!(progress.counts().bad_count, 1);
+        assert_eq!(own.list(Some(&folder)).count().await, 3);
+        restored.close().await.unwrap();
         tier.close().await.unwrap();
     });
 }
