@@ -5,6 +5,8 @@
 //!   a copy whose store is away costs the pool nothing but the deletions that it needs put off.
 //! - Jobs run in the slow lane. One at a time publishes states of a copy: whoever finds another one's begins anew.
 
+#[cfg(test)]
+mod golden;
 pub(crate) mod list;
 pub(crate) mod target;
 

@@ -37,7 +37,7 @@ use uuid::Uuid;
 /// Folder of the link's chain in the pool's prefix.
 pub(crate) const FOLDER: &str = "origin";
 /// Keeps the seal apart from every other use of the pool key.
-const PURPOSE: &str = "origin";
+pub(crate) const PURPOSE: &str = "origin";
 /// Pause after a failure; it doubles up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
-    format: Format,
+    pub(crate) format: Format,
     /// The pool that was copied, whose identity the segments name.
     pub pool: Uuid,
     /// The restored pool's own.
@@ -61,7 +61,7 @@ pub struct Origin {
     /// First number that no segment of the state has.
     pub next_segment: u64,
     /// Object at the copy that keeps the state.
-    pin: String,
+    pub(crate) pin: String,
     /// Bytes a second that are fetched in the background, at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
@@ -69,7 +69,7 @@ pub struct Origin {
     pub created_at: u64,
     /// The pool has everything and does not need the copy any more.
     pub is_whole: bool,
-    nonce: String,
+    pub(crate) nonce: String,
 }
 
 /// The link of a restored pool; `None` for others.

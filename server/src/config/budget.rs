@@ -27,6 +27,8 @@ const CACHE_INDEX_PART: u64 = 8;
 const SEGMENT_COUNT: u64 = 3;
 /// Segments of reclaim, which are smaller: one that is gathered, one that is built or uploaded.
 const RECLAIM_SEGMENT_COUNT: u64 = 2;
+/// Objects on their way to copies in other stores, or from one: a segment each, at most.
+const COPY_SEGMENT_COUNT: u64 = tiering::copier::OBJECTS_AT_ONCE as u64;
 /// What each connection may have received and not read yet. Source: `nbd/src/session.rs`,
 /// `INBOX_BYTES`.
 const INBOX_BYTES: u64 = 128 << 10;
@@ -215,7 +217,7 @@ fn minimum(total: u64, settings: &Settings) -> u64 {
         parts.stream_bytes,
         parts.overlay_bytes,
         u64::from(settings.nbd.connection_count_max) * INBOX_BYTES,
-        settings.destage.segment_size.0.saturating_mul(SEGMENT_COUNT),
+        settings.destage.segment_size.0.saturating_mul(SEGMENT_COUNT + COPY_SEGMENT_COUNT),
         reclaim_bytes(settings),
         LOG_BYTES_MIN,
         MAP_BYTES_MIN,
@@ -240,7 +242,7 @@ mod tests {
         PROCESS_BYTES
             + budget.cache_index_bytes.saturating_sub(CACHE_INDEX_BYTES)
             + u64::from(settings.nbd.connection_count_max) * INBOX_BYTES
-            + settings.destage.segment_size.0 * SEGMENT_COUNT
+            + settings.destage.segment_size.0 * (SEGMENT_COUNT + COPY_SEGMENT_COUNT)
             + reclaim_bytes(settings)
             + budget.log_payload_bytes
             + budget.memory_cache_bytes
@@ -271,7 +273,7 @@ mod tests {
 
     #[test]
     fn the_parts_never_exceed_the_whole() {
-        for memory in [680 << 20, 1 << 30, (1 << 30) + 12_345, 64 << 30] {
+        for memory in [760 << 20, 1 << 30, (1 << 30) + 12_345, 64 << 30] {
             for cache in [None, Some(0), Some(100 << 20)] {
                 for nbd in [None, Some(64 << 20)] {
                     let mut settings = settings(memory);

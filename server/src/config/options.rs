@@ -65,7 +65,7 @@ pub const OPTIONS: &[OptionDoc] = &[
     row(
         "memory",
         "bytes",
-        "from about 544MiB",
+        "from about 625MiB",
         "\"1GiB\"",
         "",
         "Memory of the whole process. It is divided over the caches and buffers.",

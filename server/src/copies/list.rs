@@ -16,7 +16,7 @@ use uuid::Uuid;
 /// Folder of the chain in the pool's prefix.
 pub(crate) const FOLDER: &str = "copies";
 /// Keeps the seal apart from every other use of the pool key.
-const PURPOSE: &str = "copies";
+pub(super) const PURPOSE: &str = "copies";
 /// Documents kept for people to look at.
 const KEEP_COUNT: usize = 3;
 /// Copies of a pool. Chosen by hand: each is a job.
@@ -43,15 +43,15 @@ pub struct CopySpec {
     pub created_at: u64,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ListBody {
-    format: Format,
-    pool: Uuid,
-    number: u64,
-    copies: Vec<CopySpec>,
+pub(super) struct ListBody {
+    pub(super) format: Format,
+    pub(super) pool: Uuid,
+    pub(super) number: u64,
+    pub(super) copies: Vec<CopySpec>,
     /// Random: tells our own create from another's after an ambiguous answer.
-    nonce: String,
+    pub(super) nonce: String,
 }
 
 /// The copies of the pool, and the number of the document that says so.

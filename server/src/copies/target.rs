@@ -27,9 +27,9 @@ use uuid::Uuid;
 
 /// Folder below the given prefix.
 const FOLDER: &str = "copy";
-const IDENTITY: &str = "identity";
-const STATES: &str = "states";
-const PINS: &str = "pins";
+pub(super) const IDENTITY: &str = "identity";
+pub(super) const STATES: &str = "states";
+pub(super) const PINS: &str = "pins";
 const KEYRING: &str = "keyring";
 /// State documents kept for people to look at; only the newest counts.
 const KEEP_COUNT: usize = 8;
@@ -42,7 +42,7 @@ const PIN_TRIES: u32 = 8;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    format: Format,
+    pub(crate) format: Format,
     /// The pool that is copied, as its segments name it.
     pub pool: Uuid,
     /// Tells a pool that was restored from a copy from the one that was copied.
@@ -52,14 +52,14 @@ pub struct Identity {
     /// Seconds since 1970.
     pub created_at: u64,
     /// Random: tells our own create from another's after an ambiguous answer.
-    nonce: String,
+    pub(crate) nonce: String,
 }
 
 /// A published state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StateRecord {
-    format: Format,
+    pub(crate) format: Format,
     /// The pool.
     pub pool: Uuid,
     /// Number in the chain.
@@ -87,7 +87,7 @@ pub struct StateRecord {
     /// First number that no segment of it has.
     pub next_segment: u64,
     /// Random: tells our own create from another's after an ambiguous answer.
-    nonce: String,
+    pub(crate) nonce: String,
 }
 
 impl StateRecord {
@@ -114,18 +114,18 @@ impl StateRecord {
 }
 
 /// Who reads a state.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PinBody {
-    format: Format,
+pub(super) struct PinBody {
+    pub(crate) format: Format,
     /// Number of the state.
-    state: u64,
+    pub(super) state: u64,
     /// Nobody relies on it after a while.
-    is_short: bool,
+    pub(super) is_short: bool,
     /// Host name, for people.
-    host: String,
+    pub(super) host: String,
     /// Seconds since 1970.
-    created_at: u64,
+    pub(super) created_at: u64,
 }
 
 /// A pin, to be given back by [`Target::unpin`].

@@ -1,0 +1,109 @@
+//! The documents of copies and restores, as version 1 has them.
+
+use super::list;
+use super::list::{CopySpec, ListBody};
+use super::target::{IDENTITY, Identity, PINS, PinBody, STATES, StateRecord};
+use crate::chain::{Document, Format, seal_document_with};
+use crate::restore::{self, Origin};
+use block::seal::{PoolKey, SALT_BYTES};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use uuid::Uuid;
+
+const GOLDEN: &str = include_str!("../../testdata/copies-v1.txt");
+const POOL: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_5555_6666_7777_8888);
+const LINEAGE: Uuid = Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
+
+/// The document as it is written, which reads back as what it was.
+fn sealed<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(
+    purpose: &str,
+    body: &T,
+) -> String {
+    let key = PoolKey::new([0x42; 32]);
+    let bytes = seal_document_with([0xc0; SALT_BYTES], &key, purpose, body).unwrap();
+    let document = Document::parse(purpose, &bytes).unwrap();
+    document.verify(&key, purpose).unwrap();
+    assert_eq!(document.body::<T>().unwrap(), *body);
+    assert!(document.verify(&key, "manifest").is_err(), "each has a purpose of its own");
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn golden_documents_of_version_1() {
+    let (format, nonce) = (Format::CURRENT, "f0".repeat(16));
+    let state = StateRecord {
+        format,
+        pool: POOL,
+        number: 7,
+        as_of: 1_700_000_000,
+        published_at: 1_700_000_009,
+        manifest: 300,
+        epoch: 9,
+        destaged_lsn: 123_456,
+        commit_number: 280,
+        aside_count: 1,
+        segment_count: 40,
+        segment_bytes: 1 << 30,
+        table_count: 5,
+        next_segment: 77,
+        nonce: nonce.clone(),
+    };
+    let identity = Identity {
+        format,
+        pool: POOL,
+        lineage: LINEAGE,
+        name: "main".to_owned(),
+        created_at: 1_600_000_000,
+        nonce: nonce.clone(),
+    };
+    let pin = PinBody {
+        format,
+        state: 7,
+        is_short: true,
+        host: "db1".to_owned(),
+        created_at: 1_700_000_010,
+    };
+    let plain = CopySpec {
+        url: "/mnt/other".to_owned(),
+        env_prefix: None,
+        interval_seconds: 60,
+        is_snapshots_only: true,
+        bytes_per_second: None,
+        created_at: 1_600_000_000,
+    };
+    let other = CopySpec {
+        url: "gs://dr/prefix".to_owned(),
+        env_prefix: Some("DR_".to_owned()),
+        is_snapshots_only: false,
+        bytes_per_second: Some(50 << 20),
+        ..plain.clone()
+    };
+    let copies = vec![plain, other];
+    let list = ListBody { format, pool: POOL, number: 3, copies, nonce: nonce.clone() };
+    let origin = Origin {
+        format,
+        pool: POOL,
+        lineage: LINEAGE,
+        url: "gs://dr/prefix".to_owned(),
+        env_prefix: Some("DR_".to_owned()),
+        state: state.clone(),
+        next_segment: 77,
+        pin: "pins/0123".to_owned(),
+        bytes_per_second: None,
+        created_at: 1_700_000_011,
+        is_whole: false,
+        nonce,
+    };
+    let written = [
+        sealed(IDENTITY, &identity),
+        sealed(STATES, &state),
+        sealed(PINS, &pin),
+        sealed(list::PURPOSE, &list),
+        sealed(restore::PURPOSE, &origin),
+    ];
+    let written = written.concat();
+    if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {
+        return print!("{written}");
+    }
+    assert_eq!(written, GOLDEN, "the bytes have changed: a new version is needed");
+}
