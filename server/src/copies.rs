@@ -31,6 +31,8 @@ use uuid::Uuid;
 pub const INTERVAL_MIN: Duration = Duration::from_secs(1);
 /// How often a copy of snapshots looks for new ones, and every copy for what it may delete.
 const LOOK: Duration = Duration::from_secs(5);
+/// How often a copy looks for a new key ring between states, so that what was revoked opens it no more.
+const KEYS_LOOK: Duration = Duration::from_secs(60);
 /// Pause after a failure; it doubles up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -158,7 +160,6 @@ impl Copies {
             let what = format!("copy to {url}: the interval is at least {INTERVAL_MIN:?}");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        let mut jobs = self.jobs.lock().await;
         let there = |url: &str| {
             let what = format!("copy to {url}: it is there; `spindle copy rm` ends it");
             Error::new(ErrorKind::Busy, what)
@@ -168,6 +169,8 @@ impl Copies {
         }
         let target = Target::open(&spec.url, spec.env_prefix.as_deref())?;
         target.claim(key, (*id, *lineage), name).await?;
+        // Nobody who asks how the copies stand waits for that store.
+        let mut jobs = self.jobs.lock().await;
         let added = spec.clone();
         list::change(store, key, *id, |copies| {
             if copies.iter().any(|copy| same_place(&copy.url, &added.url)) {
@@ -199,8 +202,11 @@ impl Copies {
             }
         })
         .await?;
-        if let Some(at) = jobs.iter().position(|job| same_place(&job.spec.url, url)) {
-            jobs.remove(at).end().await;
+        let at = jobs.iter().position(|job| same_place(&job.spec.url, url));
+        let ended = at.map(|at| jobs.remove(at));
+        drop(jobs);
+        if let Some(job) = ended {
+            job.end().await;
         }
         Ok(())
     }
@@ -310,7 +316,11 @@ impl Source {
         let state = job.state.borrow().clone();
         let log = self.pool.log_status();
         let stored = self.pool.destage_progress().stored_bytes.saturating_sub(state.stored_before);
-        let is_behind = |newest: &StateRecord| log.last_lsn.0 > newest.destaged_lsn;
+        // Clones and rollbacks are commits without an entry of the log.
+        let commit_number = self.pool.tier_status().map.commit_number;
+        let is_behind = |newest: &StateRecord| {
+            log.last_lsn.0 > newest.destaged_lsn || commit_number != newest.commit_number
+        };
         let now = unix_seconds_now();
         let lag_seconds = state.newest.as_ref().map(|newest| match is_behind(newest) {
             true => now.saturating_sub(newest.as_of.max(state.unchanged_until)),
@@ -352,8 +362,10 @@ impl Running {
                     "a copy is not brought up to date for now; it is tried again"
                 );
             }
-            // Its list of what is there may be wrong.
-            if !matches!(error.kind(), ErrorKind::Unavailable) {
+            // Its list of what is there may be wrong, or it is not the same one any more. What is refused for good is not
+            // listed again each time.
+            use ErrorKind::{Busy, Corrupt, NotFound};
+            if matches!(error.kind(), Busy | Corrupt | NotFound) {
                 open = None;
             }
             state.send_modify(|state| {
@@ -377,7 +389,7 @@ impl Running {
     ) -> Result<std::convert::Infallible> {
         let interval = Duration::from_secs(self.spec.interval_seconds);
         let mut snapshots_there: Option<Snapshots> = None;
-        let mut begun_at = Instant::now();
+        let (mut begun_at, mut keys_at) = (Instant::now(), Instant::now());
         loop {
             let snapshots = self.snapshots();
             let is_due = *is_due_now
@@ -404,8 +416,13 @@ impl Running {
                     state.attempt_count = state.begun_count;
                 });
             }
-            let pinned = target.oldest_pin(&self.source.key).await?;
-            while copier.collect(pinned).await? > 0 {}
+            let Source { store, key, id, lineage, .. } = &self.source;
+            target.check_there(key, (*id, *lineage)).await?;
+            while copier.collect(target.oldest_pin(key).await?).await? > 0 {}
+            if keys_at.elapsed() >= KEYS_LOOK {
+                keys_at = Instant::now();
+                target.copy_keys(store).await?;
+            }
             let left = match self.spec.is_snapshots_only {
                 true => LOOK,
                 false => interval.saturating_sub(begun_at.elapsed()),
@@ -420,9 +437,10 @@ impl Running {
     }
 
     async fn open(&self, state: &watch::Sender<CopyState>) -> Result<(Target, Copier)> {
-        let Source { pool, key, id, lineage, name, .. } = &self.source;
-        let target = Target::open(&self.spec.url, self.spec.env_prefix.as_deref())?;
-        target.claim(key, (*id, *lineage), name).await?;
+        let Source { pool, key, id, lineage, .. } = &self.source;
+        let target = Target::existing(&self.spec.url, self.spec.env_prefix.as_deref())?;
+        // It was claimed when it was added. A folder that is not mounted is not claimed anew.
+        target.check_there(key, (*id, *lineage)).await?;
         let newest = target.newest(key, *id).await?;
         state.send_modify(|state| state.newest = newest);
         let options = CopierOptions {
@@ -439,12 +457,13 @@ impl Running {
         copier: &mut Copier,
         state: &watch::Sender<CopyState>,
     ) -> Result<()> {
-        let Source { pool, store, key, id, .. } = &self.source;
+        let Source { pool, store, key, id, lineage, .. } = &self.source;
         let as_of = unix_seconds_now();
         let stored_before = pool.destage_progress().stored_bytes;
         // In this order: what opens the pool from now on opens every later state.
         target.copy_keys(store).await?;
         let made = copier.pass().await?;
+        target.check_there(key, (*id, *lineage)).await?;
         let newest = state.borrow().newest.clone();
         let newest = match (made, newest) {
             (None, newest) => newest,

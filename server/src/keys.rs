@@ -503,12 +503,20 @@ fn missing_key_file(path: &Path, error: Error) -> Error {
 
 /// A pool that lost its ring but has data must not get a new one.
 async fn check_empty(store: &Store) -> Result<()> {
-    for part in ["manifest", "segments", "metadata"] {
+    for part in ["origin", "manifest", "segments", "metadata"] {
         let prefix = object_store::path::Path::from(part);
         let objects = store.control();
         let mut listed = objects.list(Some(&prefix));
         match listed.next().await {
             None => {}
+            Some(Ok(_)) if part == "origin" => {
+                let what = format!(
+                    "store {}: a restore was begun there and not finished; repeat `spindle restore`, or choose \
+                     another store",
+                    store.url()
+                );
+                return Err(Error::new(ErrorKind::NotFound, what));
+            }
             Some(Ok(_)) => {
                 return Err(Error::new(
                     ErrorKind::Corrupt,

@@ -173,7 +173,7 @@ async fn begin(
         return Err(Error::new(ErrorKind::Invalid, what));
     };
     if newest.is_purging {
-        leave_origin(store, key, newest.pool).await;
+        leave_origin(store, key, newest.pool).await?;
         return Ok(newest);
     }
     let purge_at = purge_at(removed_at, retention);
@@ -188,17 +188,16 @@ async fn begin(
         return Err(Error::new(ErrorKind::Busy, what));
     }
     let purging = manifest::begin_purge(store, key, &newest).await?;
-    leave_origin(store, key, newest.pool).await;
+    leave_origin(store, key, newest.pool).await?;
     Ok(purging)
 }
 
 /// A pool that was restored from a copy does not need that any more.
-async fn leave_origin(store: &Store, key: &PoolKey, pool: Uuid) {
-    if let Ok(Some(origin)) = crate::restore::read(store, key, pool).await
-        && !origin.is_whole
-    {
-        crate::restore::give_back(&origin).await;
+async fn leave_origin(store: &Store, key: &PoolKey, pool: Uuid) -> Result<()> {
+    if let Some(origin) = crate::restore::read(store, key, pool).await? {
+        crate::restore::leave(&origin).await;
     }
+    Ok(())
 }
 
 fn purge_at(removed_at: u64, retention: Duration) -> u64 {

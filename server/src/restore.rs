@@ -16,7 +16,7 @@ use crate::chain::{
 };
 use crate::config::Config;
 use crate::copies::StateRecord;
-use crate::copies::target::{Pin, Target};
+use crate::copies::target::{Pin, Target, WITNESS};
 use crate::keys::KeyRing;
 use crate::manifest::{self, NodeDir};
 use crate::store::{Store, StoreOptions};
@@ -60,16 +60,23 @@ pub struct Origin {
     pub state: StateRecord,
     /// First number that no segment of the state has.
     pub next_segment: u64,
-    /// Object at the copy that keeps the state.
+    /// Object at the copy that keeps the state; empty once it was given back.
     pub(crate) pin: String,
     /// Bytes a second that are fetched in the background, at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
     /// Seconds since 1970.
     pub created_at: u64,
-    /// The pool has everything and does not need the copy any more.
+    /// The pool has everything that the copy has, and does not need it any more.
     pub is_whole: bool,
+    /// Segments that the copy lacked.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lost_count: u64,
     pub(crate) nonce: String,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The link of a restored pool; `None` for others.
@@ -100,7 +107,8 @@ pub(crate) async fn store_of(
         return Ok((store, Some(Restored { origin, objects: None, progress: Arc::default() })));
     }
     let target = Target::open(&origin.url, origin.env_prefix.as_deref())?;
-    let objects = RestoredStore::new(store.bulk(), target.view(&origin.state).bulk());
+    let (view, witness) = (target.view(&origin.state).bulk(), ObjectPath::from(WITNESS));
+    let objects = RestoredStore::new(store.bulk(), view, witness, origin.next_segment);
     let objects = Arc::new(objects);
     let with_copy = store.with_bulk(objects.clone());
     Ok((with_copy, Some(Restored { origin, objects: Some(objects), progress: Arc::default() })))
@@ -128,22 +136,38 @@ impl Restored {
         key: &PoolKey,
         whole: &watch::Sender<bool>,
     ) {
-        let Some(objects) = &self.objects else { return };
         let mut pause = PAUSE;
+        let mut origin = self.origin.clone();
         loop {
-            let (next, rate) = (self.origin.next_segment, self.origin.bytes_per_second);
-            let done = match tier.hydrate(objects, next, rate, &self.progress).await {
-                Ok(()) => self.end(store, key).await,
-                Err(error) => Err(error),
+            let done = match &self.objects {
+                Some(objects) if !origin.is_whole => {
+                    let rate = origin.bytes_per_second;
+                    match tier.hydrate(objects, rate, &self.progress).await {
+                        Ok(lost_count) => {
+                            let ended = end(store, key, &mut origin, lost_count).await;
+                            if ended.is_ok() {
+                                whole.send_replace(true);
+                                pause = PAUSE;
+                                continue;
+                            }
+                            ended
+                        }
+                        Err(error) => Err(error),
+                    }
+                }
+                // Also of an end that was cut short.
+                _ if !origin.pin.is_empty() => give_back(store, key, &mut origin).await,
+                _ => return,
             };
             match done {
-                Ok(()) => {
-                    tracing::info!(
-                        copy = %self.origin.url,
-                        "the restored pool has everything, and does not need the copy any more"
-                    );
-                    whole.send_replace(true);
-                    return;
+                Ok(()) => return,
+                Err(error) if origin.is_whole => {
+                    if pause == PAUSE {
+                        tracing::warn!(
+                            copy = %origin.url, pin = %origin.pin, error = %error.chain(),
+                            "a pin stays at the copy for now, which keeps the state that was restored"
+                        );
+                    }
                 }
                 Err(error) if error.kind() == ErrorKind::Fenced => return,
                 Err(error) => tracing::warn!(
@@ -155,30 +179,59 @@ impl Restored {
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
-
-    /// Says so durably, and gives the pin back.
-    async fn end(&self, store: &Store, key: &PoolKey) -> Result<()> {
-        let chain = Chain::new(store, FOLDER);
-        let number = chain.newest_number().await?.unwrap_or(0);
-        let whole =
-            Origin { is_whole: true, nonce: to_hex(&random_bytes::<16>()), ..self.origin.clone() };
-        if chain.create(number + 1, &seal_document(key, PURPOSE, &whole)?).await? == Created::Lost {
-            let what = "end a restore: another process changed the link at the same moment";
-            return Err(Error::new(ErrorKind::Busy, what));
-        }
-        give_back(&self.origin).await;
-        Ok(())
-    }
 }
 
-/// Gives the pin of a restore back; what fails is said.
-pub(crate) async fn give_back(origin: &Origin) {
+async fn note(store: &Store, key: &PoolKey, origin: &mut Origin, next: Origin) -> Result<()> {
+    let chain = Chain::new(store, FOLDER);
+    let number = chain.newest_number().await?.unwrap_or(0);
+    let next = Origin { nonce: to_hex(&random_bytes::<16>()), ..next };
+    if chain.create(number + 1, &seal_document(key, PURPOSE, &next)?).await? == Created::Lost {
+        let what = "end a restore: another process changed the link at the same moment";
+        return Err(Error::new(ErrorKind::Busy, what));
+    }
+    *origin = next;
+    Ok(())
+}
+
+/// Says durably that the copy is not needed any more.
+async fn end(store: &Store, key: &PoolKey, origin: &mut Origin, lost_count: u64) -> Result<()> {
+    let whole = Origin { is_whole: true, lost_count, ..origin.clone() };
+    note(store, key, origin, whole).await?;
+    if lost_count == 0 {
+        tracing::info!(
+            copy = %origin.url,
+            "the restored pool has everything, and does not need the copy any more"
+        );
+    } else {
+        tracing::error!(
+            copy = %origin.url, lost_count,
+            "the restored pool has everything but segments that the copy lacked"
+        );
+    }
+    Ok(())
+}
+
+/// Gives the pin back, and says so.
+async fn give_back(store: &Store, key: &PoolKey, origin: &mut Origin) -> Result<()> {
+    let target = Target::open(&origin.url, origin.env_prefix.as_deref())?;
+    target.try_unpin(&Pin::named(&origin.pin)).await?;
+    let without = Origin { pin: String::new(), ..origin.clone() };
+    note(store, key, origin, without).await
+}
+
+/// Gives the pin of a pool that is purged back; what fails is said.
+pub(crate) async fn leave(origin: &Origin) {
+    if origin.pin.is_empty() {
+        return;
+    }
     match Target::open(&origin.url, origin.env_prefix.as_deref()) {
         Ok(target) => target.unpin(Pin::named(&origin.pin)).await,
-        Err(error) => tracing::warn!(
-            pin = %origin.pin, error = %error.chain(),
-            "a pin stays at the copy, which keeps the state that was read; delete that object"
-        ),
+        Err(error) => {
+            tracing::warn!(
+                pin = %origin.pin, error = %error.chain(),
+                "a pin stays at the copy, which keeps the state that was read; delete that object"
+            );
+        }
     }
 }
 
@@ -230,7 +283,10 @@ pub async fn restore(
     }
     let origin = match read(&store, &key, pool).await? {
         // A restore that was cut short.
-        Some(origin) if origin.url == url => origin,
+        Some(origin) if origin.url == url => {
+            resume_pin(&target, &key, &origin).await?;
+            origin
+        }
         Some(origin) => {
             let what = format!(
                 "restore to {}: a restore from {} was begun there; finish that one, or choose another store",
@@ -241,7 +297,7 @@ pub async fn restore(
         }
         None => {
             check_empty(&store).await?;
-            let (pin, state) = target.pin_newest(&key, pool, false).await?;
+            let (pin, state) = target.pin_newest(&key, pool, true).await?;
             let origin = Origin {
                 format: Format::CURRENT,
                 pool,
@@ -254,16 +310,17 @@ pub async fn restore(
                 bytes_per_second,
                 created_at: unix_seconds_now(),
                 is_whole: false,
+                lost_count: 0,
                 nonce: to_hex(&random_bytes::<16>()),
             };
             let bytes = seal_document(&key, PURPOSE, &origin)?;
-            let made = Chain::new(&store, FOLDER).create(1, &bytes).await;
-            if !matches!(made, Ok(Created::Ours)) {
+            // Where nobody knows whether it was made, the pin stays: the next try finds the link, or the pin ends.
+            if Chain::new(&store, FOLDER).create(1, &bytes).await? == Created::Lost {
                 target.unpin(pin).await;
-                made?;
                 let what = format!("restore to {}: another restore began there", store.url());
                 return Err(Error::new(ErrorKind::Busy, what));
             }
+            target.put_pin(&key, &pin, origin.state.number, false).await?;
             origin
         }
     };
@@ -278,6 +335,24 @@ pub async fn restore(
         segment_bytes: origin.state.segment_bytes,
         aside_count: origin.state.aside_count,
     })
+}
+
+/// The pin of a restore that was cut short keeps its state for good from here on.
+async fn resume_pin(target: &Target, key: &PoolKey, origin: &Origin) -> Result<()> {
+    let (pin, state) = (Pin::named(&origin.pin), origin.state.number);
+    let was_there = target.has_pin(&pin).await?;
+    target.put_pin(key, &pin, state, false).await?;
+    let newest = target.newest(key, origin.pool).await?.map(|newest| newest.number);
+    if was_there || newest == Some(state) {
+        return Ok(());
+    }
+    target.unpin(pin).await;
+    let what = format!(
+        "restore from {}: state {state}, with which this restore was begun, is not kept there any more; choose another \
+         --store and --dir",
+        origin.url
+    );
+    Err(Error::new(ErrorKind::NotFound, what))
 }
 
 /// The root of the state's metadata, and those that it names, last the state's own.

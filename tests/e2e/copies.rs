@@ -102,7 +102,7 @@ fn a_copy_is_a_state_that_the_pool_had_whoever_dies() {
             assert_eq!(found["problem_count"], 0, "{found}");
             source.restart();
         }
-        assert!(names(&copy, "pins").is_empty(), "pins are given back");
+        wait_for("pins are given back", || names(&copy, "pins").is_empty());
         let _ = source.json(&["copy", "sync", &url]);
         let found = source.json(&["fsck", "--copy", &url]);
         assert_eq!(found["problem_count"], 0, "{found}");
@@ -177,13 +177,14 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
     bucket.up();
     wait_for("it is tried again", || copy_of(&source).get("failure").is_none());
     let _ = source.json(&["copy", "sync", &url]);
-    assert_eq!(copy_of(&source)["lag_seconds"], 0);
+    // Reclaim may still be at work.
+    wait_for("the copy has everything", || copy_of(&source)["lag_seconds"] == 0);
     drop(there);
     other.stop();
     // As fast as it can from here on is not asked for: the rate is the restore's. Most is fetched by reading.
     other.restart();
     wait_for("the restored pool is whole", || whole(&other));
-    assert!(!bucket.keys().iter().any(is_pin), "the pin is given back");
+    wait_for("the pin is given back", || !bucket.keys().iter().any(is_pin));
     bucket.down();
     other.stop();
     other.restart();
@@ -194,6 +195,44 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
     let found = other.json(&["fsck", "--key-file", &key]);
     assert_eq!(found["problem_count"], 0, "{found}");
     drop(db);
+    source.stop();
+}
+
+#[test]
+fn a_destination_that_is_not_mounted_is_not_taken_for_an_empty_copy() {
+    let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);
+    source.announce("a copy is not brought up to date");
+    let place = source.place().path().to_owned();
+    let (mount, disk) = (place.join("mount"), place.join("disk"));
+    let url = mount.join("dr").display().to_string();
+    std::fs::create_dir(&mount).unwrap();
+    connect(&source, "db").write(0, &[7; 4096], 0);
+    let _ = source.json(&["copy", "add", &url, "--interval", "1s"]);
+    let _ = source.json(&["copy", "sync", &url]);
+    for is_restarted in [false, true] {
+        std::fs::rename(&mount, &disk).unwrap();
+        std::fs::create_dir(&mount).unwrap();
+        if is_restarted {
+            source.kill();
+            source.restart();
+        }
+        connect(&source, "db").write(8192, &[8 + u8::from(is_restarted); 4096], 0);
+        let _ = source.json(&["flush"]);
+        wait_for("it is missed", || {
+            copy_of(&source)["failure"].as_str().is_some_and(|why| why.contains("there is none"))
+        });
+        assert!(names(&mount.join("dr"), "identity").is_empty(), "no copy is made of it");
+        assert!(names(&mount.join("dr"), "states").is_empty(), "and no state published");
+        std::fs::remove_dir_all(&mount).unwrap();
+        std::fs::rename(&disk, &mount).unwrap();
+        let _ = source.command(&["copy", "sync", &url]);
+        wait_for("it goes on", || copy_of(&source).get("failure").is_none());
+        let _ = source.json(&["copy", "sync", &url]);
+        let found = source.json(&["fsck", "--copy", &url]);
+        assert_eq!(found["problem_count"], 0, "{found}");
+    }
+    let other = restored(&source, &url, &[], &[]);
+    assert!(connect(&other, "db").read(0, 12288) == [[7; 4096], [0; 4096], [9; 4096]].concat());
     source.stop();
 }
 

@@ -56,6 +56,12 @@ const CACHE_BYTES: u64 = 4 << 20;
 /// Longest that a replaced object stays before it is deleted, unless a pin keeps it. Chosen by hand: far above what
 /// it takes to find the newest state and to pin it.
 const GRACE: Duration = Duration::from_secs(600);
+/// Replaced objects that are remembered; beyond it the oldest are left to the listing of the next start. Chosen by
+/// hand: 25 MiB of names, while a reader keeps them.
+const DOOMED_MAX: usize = 250_000;
+/// A segment that was damaged in the pool's store is looked at again after so long: it may have been mended, or what was
+/// read damaged.
+const DAMAGED_AGAIN: Duration = Duration::from_secs(3600);
 /// Objects deleted by one call. Chosen by hand: so that who calls can be stopped.
 const DELETES_MAX: usize = 256;
 
@@ -159,6 +165,14 @@ struct Held {
     id: SegmentId,
 }
 
+/// What the pool's store had of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Whole,
+    Damaged,
+    Missing,
+}
+
 /// What is no longer needed.
 #[derive(Debug)]
 struct Doomed {
@@ -190,6 +204,8 @@ pub struct Copier {
     tables: BTreeSet<Path>,
     manifests: BTreeSet<u64>,
     strays: Vec<Path>,
+    /// Segments that were copied damaged, and when.
+    damaged: BTreeMap<u64, Instant>,
     replaced: Option<Replaced>,
     doomed: VecDeque<Doomed>,
     last_commit: Option<u64>,
@@ -229,6 +245,7 @@ impl Tier {
             tables: BTreeSet::new(),
             manifests: BTreeSet::new(),
             strays: Vec::new(),
+            damaged: BTreeMap::new(),
             replaced: None,
             doomed: VecDeque::new(),
             last_commit: None,
@@ -393,31 +410,54 @@ impl Copier {
             let has = |number: &u64, held: &Held| {
                 named.get(number).is_some_and(|record| held_of(&record.info) == *held)
             };
+            let mut gone_numbers = Vec::new();
             let gone =
                 self.segments.range(last + 1..=end).filter(|(number, held)| !has(number, held));
             for (number, held) in gone {
                 match named.contains_key(number) {
                     // Of a life of the pool that was undone. It is copied under its own name.
                     true => self.strays.push(path_of(*number, *held)),
-                    false => replaced.segments.push(*number),
+                    false => gone_numbers.push(*number),
                 }
             }
+            for number in gone_numbers {
+                // A record that does not open was passed over: what the copy has of it may be all that there is.
+                match map.find_segment(number).await {
+                    Ok(None) => replaced.segments.push(number),
+                    Ok(Some(_)) => {}
+                    Err(error) if error.kind() == ErrorKind::Corrupt => {
+                        self.progress.damaged_count.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            let is_due = |number: &u64| {
+                self.damaged.get(number).is_some_and(|at| at.elapsed() > DAMAGED_AGAIN)
+            };
             let missing: Vec<SegmentInfo> = named
                 .values()
                 .filter(|record| {
                     self.segments.get(&record.info.number.0) != Some(&held_of(&record.info))
+                        || is_due(&record.info.number.0)
                 })
                 .map(|record| record.info)
                 .collect();
             let this = &*self;
             let (copied, done) = each(missing, |info| async move {
-                let is_there = this.copy_segment(&info).await?;
+                let found = this.copy_segment(&info).await?;
                 this.progress.looked_segment.fetch_max(info.number.0, Ordering::Relaxed);
-                Ok((info, is_there))
+                Ok((info, found))
             })
             .await;
-            let there = copied.into_iter().filter(|(_, is_there)| *is_there);
-            self.segments.extend(there.map(|(info, _)| (info.number.0, held_of(&info))));
+            for (info, found) in copied {
+                let number = info.number.0;
+                match found {
+                    Found::Whole => drop(self.damaged.remove(&number)),
+                    Found::Damaged => drop(self.damaged.insert(number, Instant::now())),
+                    Found::Missing => continue,
+                }
+                self.segments.insert(number, held_of(&info));
+            }
             done?;
             count += named.len() as u64;
             bytes += named.values().map(|record| u64::from(record.info.object_bytes)).sum::<u64>();
@@ -428,11 +468,11 @@ impl Copier {
         }
     }
 
-    /// `false`: it is damaged in the pool's store, in that it is not there.
-    async fn copy_segment(&self, info: &SegmentInfo) -> Result<bool> {
+    async fn copy_segment(&self, info: &SegmentInfo) -> Result<Found> {
+        self.pace.wait(u64::from(info.object_bytes)).await;
         let _place = self.inner.copy_places.acquire().await;
         let path = info.object_path();
-        let mut is_second = false;
+        let (mut is_second, mut is_damaged) = (false, false);
         let object = loop {
             let object = match self.inner.store.get(&path).await {
                 Ok(got) => got.bytes().await,
@@ -442,7 +482,7 @@ impl Copier {
                 Ok(object) => object,
                 Err(object_store::Error::NotFound { .. }) => {
                     self.check_missing(info).await?;
-                    return Ok(false);
+                    return Ok(Found::Missing);
                 }
                 Err(cause) => return Err(source_error(&path, cause)),
             };
@@ -457,16 +497,16 @@ impl Copier {
                         "a segment is damaged in the pool's store, and was copied as it is; `spindle fsck` says what \
                          it holds"
                     );
+                    is_damaged = true;
                     break object;
                 }
             }
         };
         let bytes = object.len() as u64;
-        self.pace.wait(bytes).await;
         let put = self.target.put(&path, object.into()).await;
         put.map_err(|cause| target_error(format!("copy {path}"), cause))?;
         self.count(bytes);
-        Ok(true)
+        Ok(if is_damaged { Found::Damaged } else { Found::Whole })
     }
 
     /// What is wrong with it, if something is.
@@ -507,45 +547,42 @@ impl Copier {
     }
 
     async fn copy_table(&self, path: &Path) -> Result<()> {
-        let _place = self.inner.copy_places.acquire().await;
-        let got = self.inner.store.get(path).await.map_err(|cause| source_error(path, cause))?;
-        let bytes = got.meta.size;
+        let read_failed = |cause| source_error(path, cause);
+        let bytes = self.inner.store.head(path).await.map_err(read_failed)?.size;
         let failed = |cause| target_error(format!("copy {path}"), cause);
-        if bytes <= PART_BYTES as u64 {
-            let body = got.bytes().await.map_err(|cause| source_error(path, cause))?;
-            check_length(path, body.len() as u64, bytes)?;
+        let part_bytes = PART_BYTES as u64;
+        if bytes <= part_bytes {
             self.pace.wait(bytes).await;
+            let _place = self.inner.copy_places.acquire().await;
+            let body = self.read_source(path).await?;
+            check_length(path, body.len() as u64, bytes)?;
             self.target.put(path, body.into()).await.map_err(failed)?;
-        } else {
-            let upload = self.target.put_multipart(path).await.map_err(failed)?;
-            let mut parts = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
-            let mut body = got.into_stream();
-            let mut read = 0;
-            loop {
-                match body.try_next().await {
-                    Ok(Some(piece)) => {
-                        self.pace.wait(piece.len() as u64).await;
-                        read += piece.len() as u64;
-                        // One part on its way, one being filled.
-                        if let Err(cause) = parts.wait_for_capacity(1).await {
-                            let _ = parts.abort().await;
-                            return Err(failed(cause));
-                        }
-                        parts.put(piece);
-                    }
-                    Ok(None) => break,
-                    Err(cause) => {
-                        let _ = parts.abort().await;
-                        return Err(source_error(path, cause));
-                    }
+            self.count(bytes);
+            return Ok(());
+        }
+        // Part by part: a request that waits for its turn in the middle would come to its end.
+        let upload = self.target.put_multipart(path).await.map_err(failed)?;
+        let mut parts = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
+        for start in (0..bytes).step_by(PART_BYTES) {
+            let range = start..bytes.min(start + part_bytes);
+            self.pace.wait(range.end - range.start).await;
+            let _place = self.inner.copy_places.acquire().await;
+            let read = async {
+                let piece = self.inner.store.get_range(path, range.clone()).await;
+                let piece = piece.map_err(read_failed)?;
+                check_length(path, piece.len() as u64, range.end - range.start)?;
+                parts.wait_for_capacity(1).await.map_err(failed)?;
+                Ok(piece)
+            };
+            match read.await {
+                Ok(piece) => parts.put(piece),
+                Err(error) => {
+                    let _ = parts.abort().await;
+                    return Err(error);
                 }
             }
-            if let Err(error) = check_length(path, read, bytes) {
-                let _ = parts.abort().await;
-                return Err(error);
-            }
-            parts.finish().await.map_err(failed)?;
         }
+        parts.finish().await.map_err(failed)?;
         self.count(bytes);
         Ok(())
     }
@@ -610,6 +647,8 @@ impl Copier {
         let since = Instant::now();
         let doomed = paths.into_iter().map(|path| Doomed { path, since_state: state, since });
         self.doomed.extend(doomed);
+        let excess = self.doomed.len().saturating_sub(DOOMED_MAX);
+        self.doomed.drain(..excess);
         self.progress.waiting_count.store(self.doomed.len() as u64, Ordering::Relaxed);
     }
 

@@ -201,10 +201,12 @@ impl Inner {
                 continue;
             };
             if epoch >= self.options.epoch
-                || self.orphans.is_held(&found.location)
                 || self.has_record(number, id).await?
                 || self.is_named(number, id).await?
             {
+                continue;
+            }
+            if self.orphans.put_off(&found.location) {
                 continue;
             }
             if report.deleted_count == 0 {

@@ -92,6 +92,7 @@ fn golden_documents_of_version_1() {
         bytes_per_second: None,
         created_at: 1_700_000_011,
         is_whole: false,
+        lost_count: 0,
         nonce,
     };
     let written = [

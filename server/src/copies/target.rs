@@ -128,6 +128,9 @@ pub(super) struct PinBody {
     pub(super) created_at: u64,
 }
 
+/// Object that is there as long as the copy is.
+pub(crate) const WITNESS: &str = "identity/00000000000000000001";
+
 /// A pin, to be given back by [`Target::unpin`].
 #[derive(Debug)]
 pub(crate) struct Pin(ObjectPath);
@@ -254,6 +257,20 @@ impl Target {
         Error::new(ErrorKind::Busy, what)
     }
 
+    /// The copy is there, and the pool's. One that is not there any more may be a folder that is not mounted: nothing of
+    /// what is known of it counts then.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of [`Target::claim`].
+    pub(crate) async fn check_there(
+        &self,
+        key: &PoolKey,
+        (pool, lineage): (Uuid, Uuid),
+    ) -> Result<()> {
+        let Some((object, bytes)) = self.identity().await? else { return Err(no_copy(&self.url)) };
+        self.check_identity(&object, &bytes, key, (pool, Some(lineage)))
+    }
+
     async fn check_empty(&self) -> Result<()> {
         if KeyRing::exists(&self.outer).await? {
             return Err(self.refused("a pool is there"));
@@ -330,7 +347,8 @@ impl Target {
             return Err(Error::new(ErrorKind::Corrupt, what));
         };
         if to.newest().await? == Some((number, bytes.clone())) {
-            return Ok(());
+            // Also where this was cut short before.
+            return to.prune(1).await;
         }
         if to.create(number, &bytes).await? == Created::Lost {
             let what = format!("copy to {}: it has a later key ring than the pool", self.url);
@@ -367,17 +385,8 @@ impl Target {
             let Some(state) = self.newest(key, pool).await? else {
                 return Err(no_state(&self.url));
             };
-            let body = PinBody {
-                format: Format::CURRENT,
-                state: state.number,
-                is_short,
-                host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-                created_at: unix_seconds_now(),
-            };
             let pin = Pin(ObjectPath::from(format!("{PINS}/{}", Uuid::new_v4().simple())));
-            let bytes = seal_document(key, PINS, &body)?;
-            let put = self.store.control().put(&pin.0, bytes.into()).await;
-            put.map_err(|error| self.store.explain("pin a state of the copy", error))?;
+            self.put_pin(key, &pin, state.number, is_short).await?;
             // Whoever has published another one since looks for pins before it deletes anything.
             if self.newest(key, pool).await?.map(|now| now.number) == Some(state.number) {
                 return Ok((pin, state));
@@ -388,14 +397,50 @@ impl Target {
         Err(Error::new(ErrorKind::Unavailable, what))
     }
 
-    /// Gives a pin back.
+    /// Writes a pin, again or anew.
+    pub(crate) async fn put_pin(
+        &self,
+        key: &PoolKey,
+        pin: &Pin,
+        state: u64,
+        is_short: bool,
+    ) -> Result<()> {
+        let body = PinBody {
+            format: Format::CURRENT,
+            state,
+            is_short,
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            created_at: unix_seconds_now(),
+        };
+        let bytes = seal_document(key, PINS, &body)?;
+        let put = self.store.control().put(&pin.0, bytes.into()).await;
+        put.map(drop).map_err(|error| self.store.explain("pin a state of the copy", error))
+    }
+
+    /// Whether a pin is there.
+    pub(crate) async fn has_pin(&self, pin: &Pin) -> Result<bool> {
+        match self.store.control().head(&pin.0).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(self.store.explain("look for a pin", error)),
+        }
+    }
+
+    /// Gives a pin back; what fails is said.
     pub(crate) async fn unpin(&self, pin: Pin) {
-        match self.store.control().delete(&pin.0).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-            Err(error) => tracing::warn!(
-                pin = %pin.0, error = %error,
+        if let Err(error) = self.try_unpin(&pin).await {
+            tracing::warn!(
+                pin = %pin.0, error = %error.chain(),
                 "a pin stays at the copy, which keeps the state that was read; delete that object"
-            ),
+            );
+        }
+    }
+
+    /// Gives a pin back.
+    pub(crate) async fn try_unpin(&self, pin: &Pin) -> Result<()> {
+        match self.store.control().delete(&pin.0).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.store.explain("give a pin back", error)),
         }
     }
 

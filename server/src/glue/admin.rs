@@ -192,7 +192,7 @@ fn restore_info(open: &OpenPool, restored: &Restored) -> RestoreInfo {
         left_bytes: counts.left_bytes,
         done_bytes: counts.done_bytes,
         left_seconds: counts.left_seconds,
-        bad_count: counts.bad_count,
+        bad_count: counts.bad_count.max(origin.lost_count),
     }
 }
 

@@ -3,7 +3,8 @@
 //! Invariants:
 //! - What is copied is what the pool's metadata names at that time: what clients have overwritten since the restore and
 //!   reclaim has dropped is never fetched.
-//! - Done is done: the end is reported only after a whole look at the metadata has found nothing that is missing.
+//! - Done is done: the end is reported only after a whole look at the metadata has found nothing that is missing, but for
+//!   segments that the copy itself lacks, which are named and counted.
 //! - It gives way: while clients wait for the copy, it pauses between objects.
 
 use super::origin::RestoredStore;
@@ -15,7 +16,7 @@ use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,36 +64,35 @@ impl HydrateProgress {
 }
 
 impl Tier {
-    /// Fetches everything that a restored pool still has in the copy only. `below`: the first number that no segment of
-    /// the copy has. Returns when the pool's own store has it all. Call it from the background runtime.
+    /// Fetches everything that a restored pool still has in the copy only. Returns when the pool's own store has all that
+    /// the copy has, with the number of segments that it lacks. Call it from the background runtime.
     ///
     /// # Errors
     /// `Unavailable` when a store does not answer: call it again, what was fetched stays. `Corrupt` where the copy lacks
-    /// what the pool needs: the rest is there then.
+    /// a table of the metadata.
     pub async fn hydrate(
         &self,
         store: &Arc<RestoredStore>,
-        below: u64,
         bytes_per_second: Option<u64>,
         progress: &HydrateProgress,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         self.inner.check_writable()?;
         progress.begun.lock().get_or_insert_with(Instant::now);
         let own = list_own(store).await?;
         let pace = Pace::new(bytes_per_second);
-        let mut hydration =
-            Hydration { inner: &self.inner, store, below, pace, progress, own, lost: Vec::new() };
+        let mut hydration = Hydration {
+            inner: &self.inner,
+            store,
+            below: store.below(),
+            pace,
+            progress,
+            own,
+            lost: Vec::new(),
+        };
         hydration.fetch_tables().await?;
         while hydration.fetch_segments().await? + hydration.fetch_tables().await? > 0 {}
-        if let Some(path) = hydration.lost.first() {
-            let what = format!(
-                "restore: the copy lacks {} segments that the pool needs, {path} first; `spindle fsck` says what they held",
-                hydration.lost.len()
-            );
-            return Err(Error::new(ErrorKind::Corrupt, what));
-        }
         store.set_whole();
-        Ok(())
+        Ok(hydration.lost.len() as u64)
     }
 }
 
@@ -140,8 +140,14 @@ impl Hydration<'_> {
             }
             let bytes = match self.get(&path).await {
                 Ok(Some(bytes)) => bytes,
-                // Compacted away meanwhile, or the database itself says that it is gone.
-                Ok(None) => continue,
+                // Compacted away meanwhile.
+                Ok(None) if !self.inner.map.db().objects().tables.contains(&path) => continue,
+                Ok(None) => {
+                    let what = format!(
+                        "restore: the copy lacks {path}, a table of the metadata; bring it back there"
+                    );
+                    return Err(Error::new(ErrorKind::Corrupt, what));
+                }
                 Err(error) => return Err(error),
             };
             self.put(&path, bytes).await?;
@@ -205,6 +211,8 @@ impl Hydration<'_> {
         let path = info.object_path();
         let mut is_second = false;
         let object = loop {
+            self.pace.wait(u64::from(info.object_bytes)).await;
+            let _place = self.inner.copy_places.acquire().await;
             let Some(object) = self.get(&path).await? else {
                 if self.is_named(info).await? {
                     self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
@@ -260,12 +268,11 @@ impl Hydration<'_> {
         if self.store.is_read_within(GIVE_WAY) {
             tokio::time::sleep(GIVE_WAY).await;
         }
-        let _place = self.inner.copy_places.acquire().await;
         let failed = |cause| {
             let what = format!("restore: read {path} of the copy");
             Error::with_source(ErrorKind::Unavailable, what, cause)
         };
-        let got = match self.store.of_copy().get(path).await {
+        let got = match self.store.get_of_copy(path, GetOptions::default()).await {
             Ok(got) => got,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
             Err(cause) => return Err(failed(cause)),
@@ -273,7 +280,6 @@ impl Hydration<'_> {
         let said = got.meta.size;
         let bytes = got.bytes().await.map_err(failed)?;
         check_length(path, bytes.len() as u64, said)?;
-        self.pace.wait(bytes.len() as u64).await;
         Ok(Some(bytes))
     }
 

@@ -3,16 +3,18 @@
 //! Invariants:
 //! - Only objects that never change are read from the copy: segments and tables of the metadata. Their names hold random
 //!   ids, so that what the pool writes is never taken for what the copy has, or the reverse.
+//! - That the copy lacks something is believed only where its witness is: a folder that is not mounted, or a bucket that
+//!   is gone, has nothing either.
 //! - Everything is written, listed and deleted in the pool's own store only.
 
 use crate::map::database;
-use crate::segment::FOLDER;
+use crate::segment::parse_object_path;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -28,6 +30,10 @@ const COUNTED_MAX: usize = 100_000;
 pub struct RestoredStore {
     own: Arc<dyn ObjectStore>,
     copy: Arc<dyn ObjectStore>,
+    /// An object that is in the copy as long as that is there.
+    witness: Path,
+    /// First number that no segment of the copy has.
+    below: u64,
     /// Objects that were read from the copy and that the pool's own store does not have, with how often.
     read: Mutex<HashMap<Path, u64>>,
     is_whole: AtomicBool,
@@ -37,12 +43,20 @@ pub struct RestoredStore {
 }
 
 impl RestoredStore {
-    /// `own` before `copy`, which is a [`super::state_view`].
+    /// `own` before `copy`, which is a [`super::state_view`] with the object `witness`, and has no segment of the
+    /// number `below` or a later one.
     #[must_use]
-    pub fn new(own: Arc<dyn ObjectStore>, copy: Arc<dyn ObjectStore>) -> RestoredStore {
+    pub fn new(
+        own: Arc<dyn ObjectStore>,
+        copy: Arc<dyn ObjectStore>,
+        witness: Path,
+        below: u64,
+    ) -> RestoredStore {
         RestoredStore {
             own,
             copy,
+            witness,
+            below,
             read: Mutex::default(),
             is_whole: AtomicBool::new(false),
             started: Instant::now(),
@@ -54,8 +68,23 @@ impl RestoredStore {
         &self.own
     }
 
-    pub(crate) fn of_copy(&self) -> &Arc<dyn ObjectStore> {
-        &self.copy
+    pub(crate) fn below(&self) -> u64 {
+        self.below
+    }
+
+    /// Of the copy. What is not there is `NotFound` only if the copy itself is.
+    pub(crate) async fn get_of_copy(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let missing = match self.copy.get_opts(path, options).await {
+            Err(error @ Error::NotFound { .. }) => error,
+            other => return other,
+        };
+        match self.copy.head(&self.witness).await {
+            Ok(_) => Err(missing),
+            Err(error) => {
+                let source = format!("the copy is not there ({error})").into();
+                Err(Error::Generic { store: "copy", source })
+            }
+        }
     }
 
     /// The pool's own store has everything: the copy is not asked any more.
@@ -83,8 +112,11 @@ impl RestoredStore {
         last > 0 && Duration::from_millis(now.saturating_sub(last)) < time
     }
 
-    fn is_shared(path: &Path) -> bool {
-        path.prefix_matches(&Path::from(FOLDER)) || path.prefix_matches(&database::table_folder())
+    fn is_shared(&self, path: &Path) -> bool {
+        match parse_object_path(path) {
+            Some((_, number, _)) => number.0 < self.below,
+            None => path.prefix_matches(&database::table_folder()),
+        }
     }
 
     fn note_read(&self, path: &Path) {
@@ -124,7 +156,7 @@ impl ObjectStore for RestoredStore {
     }
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
-        if self.is_whole.load(Ordering::SeqCst) || !Self::is_shared(path) {
+        if self.is_whole.load(Ordering::SeqCst) || !self.is_shared(path) {
             return self.own.get_opts(path, options).await;
         }
         // Asking both for each read would double the requests.
@@ -134,7 +166,7 @@ impl ObjectStore for RestoredStore {
                 other => return other,
             }
         }
-        match self.copy.get_opts(path, options.clone()).await {
+        match self.get_of_copy(path, options.clone()).await {
             Ok(got) => {
                 self.note_read(path);
                 Ok(got)

@@ -11,9 +11,11 @@
 //!   the cause was, because another handle may do better; `tier::keep` opens one.
 
 use super::forward::ForwardClock;
+use crate::copier::state_view;
 use crate::watched::Shorter;
 use block::{Error, ErrorKind};
 use bytes::Bytes;
+use futures::TryStreamExt;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use slatedb::config::{
@@ -235,6 +237,24 @@ pub fn manifest_number(path: &Path) -> Option<u64> {
     path.filename()?.strip_suffix(".manifest")?.parse().ok()
 }
 
+/// The newest state that the store has; 0 for none.
+async fn newest_manifest(store: &Arc<dyn ObjectStore>) -> block::Result<u64> {
+    let mut newest = 0;
+    let mut listing = store.list(Some(&manifest_folder()));
+    let failed = |cause| {
+        let kind = match cause {
+            object_store::Error::PermissionDenied { .. }
+            | object_store::Error::Unauthenticated { .. } => ErrorKind::Denied,
+            _ => ErrorKind::Unavailable,
+        };
+        Error::with_source(kind, "open metadata database for reading: list its states", cause)
+    };
+    while let Some(found) = listing.try_next().await.map_err(failed)? {
+        newest = manifest_number(&found.location).map_or(newest, |number| number.max(newest));
+    }
+    Ok(newest)
+}
+
 /// Folder of the tables of a database.
 #[must_use]
 pub fn table_folder() -> Path {
@@ -288,9 +308,11 @@ impl Database {
         store: Arc<dyn ObjectStore>,
         options: &DatabaseOptions,
     ) -> block::Result<Database> {
+        // The reader looks for a newer state at once and from time to time; it is to show the one that it was opened
+        // with, for the hours that garbage lives. Who needs longer opens another one.
+        let newest = newest_manifest(&store).await?;
+        let store = state_view(store, newest);
         let reader = DbReader::builder(FOLDER, store)
-            // The state that it opens with is the one that it shows, for the hours that garbage lives;
-            // who needs longer opens another one.
             .with_reader_mode(DbReaderMode::FollowLatest)
             .with_options(DbReaderOptions {
                 manifest_poll_interval: Duration::from_secs(24 * 3600),

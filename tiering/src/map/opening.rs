@@ -334,7 +334,42 @@ mod tests {
     use super::*;
     use crate::map::database::DatabaseOptions;
     use crate::map::keys::AT_READ_ONLY;
+    use object_store::ObjectStore;
     use object_store::memory::InMemory;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_reader_shows_the_state_that_it_was_opened_with() {
+        let key = PoolKey::new([9; 32]);
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let options = DatabaseOptions::default();
+        let db = Database::open(store.clone(), &options, None).await.unwrap();
+        let db = Arc::new(db);
+        let (algorithm, map) = (Algorithm::default(), MapOptions::default());
+        let (_owner, writer) = Map::open(db.clone(), &key, algorithm, Epoch(1), map).await.unwrap();
+        let reader = Database::read_only(store.clone(), &options).await.unwrap();
+        let (before, first) = (reader.objects(), writer.root().commit_number);
+        // It looks for a newer state at once; a later reader that has found one shows that there was the time to.
+        for _ in 0..20 {
+            let root = Map::find_root(&db, &key).await.unwrap().unwrap().1;
+            commit_root(
+                &db,
+                &Opener::new(Map::find_root(&db, &key).await.unwrap().unwrap().0, &key),
+                root,
+                WriteBatch::new(),
+            )
+            .await
+            .unwrap();
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        let later = Database::read_only(store, &options).await.unwrap();
+        assert!(Map::find_root(&later, &key).await.unwrap().unwrap().1.commit_number > first);
+        assert_eq!(Map::find_root(&reader, &key).await.unwrap().unwrap().1.commit_number, first);
+        assert_eq!(reader.objects(), before);
+        for db in [reader, later] {
+            db.close().await.unwrap();
+        }
+        db.close().await.unwrap();
+    }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn features_that_only_readers_may_ignore_keep_a_writer_out() {

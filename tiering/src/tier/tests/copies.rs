@@ -372,7 +372,9 @@ async fn begin_restore(
         let bytes = view.get(&manifest.location).await.unwrap().bytes().await.unwrap();
         own.put(&manifest.location, bytes.into()).await.unwrap();
     }
-    Arc::new(RestoredStore::new(own.clone(), view))
+    let witness = Path::from("identity");
+    target.put(&witness, "here".into()).await.unwrap();
+    Arc::new(RestoredStore::new(own.clone(), view, witness, state.next_segment))
 }
 
 /// Writes, reads, reclaim and restarts in a restored pool, while what it lacks comes from a copy of which many calls fail.
@@ -425,7 +427,7 @@ async fn live_restored(seed: u64) {
         if !is_whole && world.rng.below(2) == 0 {
             copying.target.fail_randomly(seed + turn, 12);
             let reads = check_random_reads(&tier, &other.model, &mut other.rng, 5);
-            let hydrated = restored.hydrate(&store, state.next_segment, None, &progress);
+            let hydrated = restored.hydrate(&store, None, &progress);
             let (done, ()) = tokio::join!(hydrated, reads);
             copying.target.fail_randomly(0, 0);
             is_whole = done.is_ok();
@@ -442,7 +444,8 @@ async fn live_restored(seed: u64) {
             check_fsck(&restored).await;
         }
     }
-    restored.hydrate(&store, state.next_segment, None, &progress).await.unwrap();
+    let lost_count = restored.hydrate(&store, None, &progress).await.unwrap();
+    assert_eq!(lost_count, 0);
     assert_eq!(progress.counts().left_bytes, 0);
     copying.target.set_away(true);
     check_all(&restored, &world.model).await;
@@ -487,10 +490,20 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
         let store = begin_restore(&copying.target, &state, &own).await;
         let restored = Tier::open(options(store.clone(), 2)).await.unwrap();
         let progress = HydrateProgress::default();
-        let done = restored.hydrate(&store, state.next_segment, None, &progress).await;
-        let error = done.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Corrupt);
-        assert!(error.to_string().contains(segments[1].location.as_ref()), "{error}");
+        // A folder that is not mounted has nothing at all, and that means nothing.
+        copying.target.delete(&Path::from("identity")).await.unwrap();
+        let error = restored.hydrate(&store, None, &progress).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let mut buf = vec![0; BLOCK_BYTES as usize];
+        let mut errors = Vec::new();
+        for block in 1..=4 {
+            let read = restored.read(VolumeId(1), block * BLOCK_BYTES, &mut buf);
+            let read = tokio::time::timeout(Duration::from_secs(1), read).await;
+            errors.extend(read.ok().and_then(Result::err).map(|error| error.kind()));
+        }
+        assert!(!errors.contains(&ErrorKind::Corrupt), "{errors:?}");
+        copying.target.put(&Path::from("identity"), "here".into()).await.unwrap();
+        assert_eq!(restored.hydrate(&store, None, &progress).await.unwrap(), 1);
         assert_eq!(progress.counts().bad_count, 1);
         assert_eq!(own.list(Some(&folder)).count().await, 3);
         restored.close().await.unwrap();
