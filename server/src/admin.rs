@@ -715,6 +715,9 @@ pub struct SpaceInfo {
     pub write_amplification: f64,
     /// Segments that cannot be reclaimed.
     pub stuck_count: u64,
+    /// Segments that were reclaimed and are not deleted yet, because copies still need them.
+    #[serde(default)]
+    pub held_count: u64,
 }
 
 /// What `spindle fsck` found.

@@ -218,12 +218,6 @@ impl std::fmt::Debug for Copier {
 }
 
 impl Tier {
-    /// Deletions that wait because copies still need the segments.
-    #[must_use]
-    pub fn held_deletion_count(&self) -> u64 {
-        self.inner.orphans.held_count() as u64
-    }
-
     /// Looks what the copy in `target` holds. Call its methods from the background runtime.
     ///
     /// # Errors

@@ -128,6 +128,8 @@ pub struct ReclaimStatus {
     pub written_bytes: u64,
     /// Segments that could not be read, and are left alone.
     pub stuck_count: u64,
+    /// Segments that are forgotten and not deleted yet, because copies still need them.
+    pub held_count: u64,
 }
 
 #[derive(Debug, Default)]
@@ -233,6 +235,7 @@ impl Inner {
             moved_block_count: counters.moved_block_count.load(Ordering::Relaxed),
             written_bytes: counters.written_bytes.load(Ordering::Relaxed),
             stuck_count: self.reclaim.state.lock().stuck.len() as u64,
+            held_count: self.orphans.held_count() as u64,
         }
     }
 

@@ -450,8 +450,12 @@ fn space(space: &SpaceInfo) -> String {
         ),
         false => "not counted yet".to_owned(),
     };
+    let waiting = match space.held_count {
+        0 => String::new(),
+        count => format!("; {count} reclaimed segments wait for copies"),
+    };
     format!(
-        "{held}; {} reclaimed, {} moved, written x {:.2}",
+        "{held}; {} reclaimed, {} moved, written x {:.2}{waiting}",
         size(space.reclaimed_bytes),
         size(space.moved_bytes),
         space.write_amplification

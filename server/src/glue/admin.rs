@@ -610,6 +610,7 @@ fn space_info(reclaim: &ReclaimStatus, destaged_bytes: u64, metadata_bytes: u64)
         metadata_bytes,
         write_amplification: ratio(written_bytes, destaged_bytes),
         stuck_count: reclaim.stuck_count,
+        held_count: reclaim.held_count,
     }
 }
 

@@ -124,7 +124,7 @@ async fn churn(seed: u64, planted: Planted) {
     }
     copying.pinned = None;
     copying.turn(&mut copier).await.unwrap();
-    while tier.held_deletion_count() > 0 {
+    while tier.reclaim_status().held_count > 0 {
         tier.sweep_abandoned().await.unwrap();
     }
     let last = *copying.published.last().unwrap();
@@ -237,7 +237,7 @@ async fn reclaim_beside_a_copy(planted: Planted) {
         while tier.status().abandoned_count > 0 {
             tier.sweep_abandoned().await.unwrap();
         }
-        tier.held_deletion_count()
+        tier.reclaim_status().held_count
     };
     let (state, held_count) = tokio::join!(copier.pass(), reclaiming);
     let state = state.unwrap().unwrap();
@@ -254,7 +254,7 @@ async fn reclaim_beside_a_copy(planted: Planted) {
     check_fsck(&copy).await;
     copy.close().await.unwrap();
     // And then it goes.
-    while tier.held_deletion_count() + tier.status().abandoned_count > 0 {
+    while tier.reclaim_status().held_count + tier.status().abandoned_count > 0 {
         tier.sweep_abandoned().await.unwrap();
     }
     copying.turn(&mut copier).await.unwrap();
