@@ -106,6 +106,21 @@ impl Chain {
         ))
     }
 
+    /// The body of the highest object, sealed under `key` for the chain's name, with its number.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Unsupported` for one that does not parse or verify; as [`Chain::newest`].
+    pub(crate) async fn newest_body<T: DeserializeOwned>(
+        &self,
+        key: &PoolKey,
+    ) -> Result<Option<(u64, T)>> {
+        let Some((number, bytes)) = self.newest().await? else { return Ok(None) };
+        let name = self.name(number);
+        let document = Document::parse(&name, &bytes)?;
+        document.verify(key, self.prefix)?;
+        Ok(Some((number, document.body()?)))
+    }
+
     /// One object, or `None` where it does not exist.
     pub(crate) async fn read(&self, number: u64) -> Result<Option<Bytes>> {
         let name = self.name(number);

@@ -29,10 +29,11 @@ use uuid::Uuid;
 
 /// Shortest interval. Chosen by hand: a state is a look at all segment records.
 pub const INTERVAL_MIN: Duration = Duration::from_secs(1);
-/// How often a copy of snapshots looks for new ones, and every copy for what it may delete.
+/// How often a copy of snapshots looks for new ones. It costs no request.
 const LOOK: Duration = Duration::from_secs(5);
-/// How often a copy looks for a new key ring between states, so that what was revoked opens it no more.
-const KEYS_LOOK: Duration = Duration::from_secs(60);
+/// How often a copy is looked at between states: what may be deleted there, and whether the key ring is still the pool's, so
+/// that what was revoked opens it no more. Chosen by hand: some requests.
+const TARGET_LOOK: Duration = Duration::from_secs(60);
 /// Pause after a failure; it doubles up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -389,7 +390,7 @@ impl Running {
     ) -> Result<std::convert::Infallible> {
         let interval = Duration::from_secs(self.spec.interval_seconds);
         let mut snapshots_there: Option<Snapshots> = None;
-        let (mut begun_at, mut keys_at) = (Instant::now(), Instant::now());
+        let (mut begun_at, mut looked_at) = (Instant::now(), Instant::now());
         loop {
             let snapshots = self.snapshots();
             let is_due = *is_due_now
@@ -416,16 +417,18 @@ impl Running {
                     state.attempt_count = state.begun_count;
                 });
             }
-            let Source { store, key, id, lineage, .. } = &self.source;
-            target.check_there(key, (*id, *lineage)).await?;
-            while copier.collect(target.oldest_pin(key).await?).await? > 0 {}
-            if keys_at.elapsed() >= KEYS_LOOK {
-                keys_at = Instant::now();
-                target.copy_keys(store).await?;
+            if is_due || looked_at.elapsed() >= TARGET_LOOK {
+                looked_at = Instant::now();
+                let Source { store, key, id, lineage, .. } = &self.source;
+                if !is_due {
+                    target.check_there(key, (*id, *lineage)).await?;
+                    target.copy_keys(store).await?;
+                }
+                while copier.collect(target.oldest_pin(key).await?).await? > 0 {}
             }
             let left = match self.spec.is_snapshots_only {
                 true => LOOK,
-                false => interval.saturating_sub(begun_at.elapsed()),
+                false => interval.saturating_sub(begun_at.elapsed()).min(TARGET_LOOK),
             };
             *is_due_now = tokio::time::timeout(left, self.wake.notified()).await.is_ok();
         }
@@ -460,9 +463,11 @@ impl Running {
         let Source { pool, store, key, id, lineage, .. } = &self.source;
         let as_of = unix_seconds_now();
         let stored_before = pool.destage_progress().stored_bytes;
+        target.check_there(key, (*id, *lineage)).await?;
         // In this order: what opens the pool from now on opens every later state.
         target.copy_keys(store).await?;
         let made = copier.pass().await?;
+        // It may have gone meanwhile: nothing counts that was not copied to what is there now.
         target.check_there(key, (*id, *lineage)).await?;
         let newest = state.borrow().newest.clone();
         let newest = match (made, newest) {

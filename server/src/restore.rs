@@ -11,9 +11,7 @@
 //! - The new pool has an identity of its own beside the one that its segments name, so that its copies are never taken for
 //!   those of the pool that it was restored from.
 
-use crate::chain::{
-    Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
-};
+use crate::chain::{Chain, Created, Format, corrupt, random_bytes, seal_document, to_hex};
 use crate::config::Config;
 use crate::copies::StateRecord;
 use crate::copies::target::{Pin, Target, WITNESS};
@@ -34,10 +32,8 @@ use tiering::{HydrateCounts, HydrateProgress, RestoredStore, Tier};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// Folder of the link's chain in the pool's prefix.
+/// Folder of the link's chain in the pool's prefix, and the purpose of its seal.
 pub(crate) const FOLDER: &str = "origin";
-/// Keeps the seal apart from every other use of the pool key.
-pub(crate) const PURPOSE: &str = "origin";
 /// Pause after a failure; it doubles up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -85,13 +81,9 @@ fn is_zero(number: &u64) -> bool {
 /// `Corrupt` for a damaged one; those of reading the store.
 pub(crate) async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<Origin>> {
     let chain = Chain::new(store, FOLDER);
-    let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
-    let name = chain.name(number);
-    let document = Document::parse(&name, &bytes)?;
-    document.verify(key, PURPOSE)?;
-    let origin: Origin = document.body()?;
+    let Some((number, origin)) = chain.newest_body::<Origin>(key).await? else { return Ok(None) };
     if origin.pool != pool {
-        return Err(corrupt(&name, "it is of another pool"));
+        return Err(corrupt(&chain.name(number), "it is of another pool"));
     }
     Ok(Some(origin))
 }
@@ -128,7 +120,7 @@ impl Restored {
         self.progress.counts()
     }
 
-    /// Fetches what is in the copy only, until the pool is whole or `stop` says so.
+    /// Fetches what is in the copy only, until the pool is whole, and gives the pin back. Whoever drops it stops it.
     pub(crate) async fn hydrate(
         &self,
         tier: &Tier,
@@ -185,7 +177,7 @@ async fn note(store: &Store, key: &PoolKey, origin: &mut Origin, next: Origin) -
     let chain = Chain::new(store, FOLDER);
     let number = chain.newest_number().await?.unwrap_or(0);
     let next = Origin { nonce: to_hex(&random_bytes::<16>()), ..next };
-    if chain.create(number + 1, &seal_document(key, PURPOSE, &next)?).await? == Created::Lost {
+    if chain.create(number + 1, &seal_document(key, FOLDER, &next)?).await? == Created::Lost {
         let what = "end a restore: another process changed the link at the same moment";
         return Err(Error::new(ErrorKind::Busy, what));
     }
@@ -213,7 +205,7 @@ async fn end(store: &Store, key: &PoolKey, origin: &mut Origin, lost_count: u64)
 
 /// Gives the pin back, and says so.
 async fn give_back(store: &Store, key: &PoolKey, origin: &mut Origin) -> Result<()> {
-    let target = Target::open(&origin.url, origin.env_prefix.as_deref())?;
+    let target = Target::existing(&origin.url, origin.env_prefix.as_deref())?;
     target.try_unpin(&Pin::named(&origin.pin)).await?;
     let without = Origin { pin: String::new(), ..origin.clone() };
     note(store, key, origin, without).await
@@ -224,7 +216,7 @@ pub(crate) async fn leave(origin: &Origin) {
     if origin.pin.is_empty() {
         return;
     }
-    match Target::open(&origin.url, origin.env_prefix.as_deref()) {
+    match Target::existing(&origin.url, origin.env_prefix.as_deref()) {
         Ok(target) => target.unpin(Pin::named(&origin.pin)).await,
         Err(error) => {
             tracing::warn!(
@@ -313,7 +305,7 @@ pub async fn restore(
                 lost_count: 0,
                 nonce: to_hex(&random_bytes::<16>()),
             };
-            let bytes = seal_document(&key, PURPOSE, &origin)?;
+            let bytes = seal_document(&key, FOLDER, &origin)?;
             // Where nobody knows whether it was made, the pin stays: the next try finds the link, or the pin ends.
             if Chain::new(&store, FOLDER).create(1, &bytes).await? == Created::Lost {
                 target.unpin(pin).await;

@@ -40,9 +40,11 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, WriteMultipart};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// Segment records taken from the metadata at a time.
 const STEP: usize = 1024;
@@ -59,9 +61,9 @@ const GRACE: Duration = Duration::from_secs(600);
 /// Replaced objects that are remembered; beyond it the oldest are left to the listing of the next start. Chosen by
 /// hand: 25 MiB of names, while a reader keeps them.
 const DOOMED_MAX: usize = 250_000;
-/// A segment that was damaged in the pool's store is looked at again after so long: it may have been mended, or what was
-/// read damaged.
-const DAMAGED_AGAIN: Duration = Duration::from_secs(3600);
+/// A segment that was damaged or missing in the pool's store is looked at again after so long: it may have been mended,
+/// or only what was read was damaged.
+const BAD_AGAIN: Duration = Duration::from_secs(3600);
 /// Objects deleted by one call. Chosen by hand: so that who calls can be stopped.
 const DELETES_MAX: usize = 256;
 
@@ -204,8 +206,8 @@ pub struct Copier {
     tables: BTreeSet<Path>,
     manifests: BTreeSet<u64>,
     strays: Vec<Path>,
-    /// Segments that were copied damaged, and when.
-    damaged: BTreeMap<u64, Instant>,
+    /// Segments that were damaged or missing in the pool's store, and when that was found.
+    bad: BTreeMap<u64, Instant>,
     replaced: Option<Replaced>,
     doomed: VecDeque<Doomed>,
     last_commit: Option<u64>,
@@ -239,7 +241,7 @@ impl Tier {
             tables: BTreeSet::new(),
             manifests: BTreeSet::new(),
             strays: Vec::new(),
-            damaged: BTreeMap::new(),
+            bad: BTreeMap::new(),
             replaced: None,
             doomed: VecDeque::new(),
             last_commit: None,
@@ -250,11 +252,6 @@ impl Tier {
 }
 
 impl Copier {
-    /// Bytes a second, from now on.
-    pub fn set_rate(&self, bytes_per_second: Option<u64>) {
-        self.pace.set(bytes_per_second);
-    }
-
     async fn list(&mut self) -> Result<()> {
         let failed = |cause| target_error("list the copy", cause);
         let mut listing = self.target.list(Some(&Path::from(FOLDER)));
@@ -333,18 +330,16 @@ impl Copier {
         self.copy_tables(&objects).await?;
         let (segment_count, segment_bytes) =
             self.copy_segments(&map, &root, hold, &mut replaced).await?;
-        for number in &objects.earlier {
-            match self.inner.store.get(&database::manifest_path(*number)).await {
+        for number in objects.earlier.difference(&self.manifests.clone()) {
+            let path = database::manifest_path(*number);
+            match self.inner.store.get(&path).await {
                 Ok(got) => {
-                    let path = database::manifest_path(*number);
                     let bytes = got.bytes().await.map_err(|cause| source_error(&path, cause))?;
                     self.put_manifest(*number, bytes).await?;
                 }
                 // Its time was over.
                 Err(object_store::Error::NotFound { .. }) => {}
-                Err(cause) => {
-                    return Err(source_error(&database::manifest_path(*number), cause));
-                }
+                Err(cause) => return Err(source_error(&path, cause)),
             }
         }
         self.put_manifest(objects.manifest, manifest_bytes).await?;
@@ -420,22 +415,17 @@ impl Copier {
                     Ok(None) => replaced.segments.push(number),
                     Ok(Some(_)) => {}
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
-                        self.progress.damaged_count.fetch_add(1, Ordering::Relaxed);
+                        self.note_bad(number, Found::Damaged);
                     }
                     Err(error) => return Err(error),
                 }
             }
-            let is_due = |number: &u64| {
-                self.damaged.get(number).is_some_and(|at| at.elapsed() > DAMAGED_AGAIN)
+            let is_wanted = |info: &SegmentInfo| match self.bad.get(&info.number.0) {
+                Some(at) => at.elapsed() > BAD_AGAIN,
+                None => self.segments.get(&info.number.0) != Some(&held_of(info)),
             };
-            let missing: Vec<SegmentInfo> = named
-                .values()
-                .filter(|record| {
-                    self.segments.get(&record.info.number.0) != Some(&held_of(&record.info))
-                        || is_due(&record.info.number.0)
-                })
-                .map(|record| record.info)
-                .collect();
+            let missing: Vec<SegmentInfo> =
+                named.values().map(|record| record.info).filter(is_wanted).collect();
             let this = &*self;
             let (copied, done) = each(missing, |info| async move {
                 let found = this.copy_segment(&info).await?;
@@ -446,11 +436,12 @@ impl Copier {
             for (info, found) in copied {
                 let number = info.number.0;
                 match found {
-                    Found::Whole => drop(self.damaged.remove(&number)),
-                    Found::Damaged => drop(self.damaged.insert(number, Instant::now())),
-                    Found::Missing => continue,
+                    Found::Whole => drop(self.bad.remove(&number)),
+                    Found::Damaged | Found::Missing => self.note_bad(number, found),
                 }
-                self.segments.insert(number, held_of(&info));
+                if found != Found::Missing {
+                    self.segments.insert(number, held_of(&info));
+                }
             }
             done?;
             count += named.len() as u64;
@@ -460,6 +451,16 @@ impl Copier {
             hold.release_below(last + 1);
             self.progress.set_pass(last, root.next_segment);
         }
+    }
+
+    /// Counts it once, and notes when it was found.
+    fn note_bad(&mut self, number: u64, found: Found) {
+        let is_new = self.bad.insert(number, Instant::now()).is_none();
+        let count = match found {
+            Found::Missing => &self.progress.missing_count,
+            Found::Whole | Found::Damaged => &self.progress.damaged_count,
+        };
+        count.fetch_add(is_new.into(), Ordering::Relaxed);
     }
 
     async fn copy_segment(&self, info: &SegmentInfo) -> Result<Found> {
@@ -480,12 +481,11 @@ impl Copier {
                 }
                 Err(cause) => return Err(source_error(&path, cause)),
             };
-            match self.verify(info, &object).await? {
+            match verify(&self.inner, info, &object).await? {
                 None => break object,
                 // The way may have been bad, not the object.
                 Some(_) if !is_second => is_second = true,
                 Some(why) => {
-                    self.progress.damaged_count.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(
                         object = %path, why,
                         "a segment is damaged in the pool's store, and was copied as it is; `spindle fsck` says what \
@@ -503,23 +503,6 @@ impl Copier {
         Ok(if is_damaged { Found::Damaged } else { Found::Whole })
     }
 
-    /// What is wrong with it, if something is.
-    async fn verify(&self, info: &SegmentInfo, object: &Bytes) -> Result<Option<String>> {
-        let (key, object, info, pool) =
-            (self.inner.pool_key.clone(), object.clone(), *info, self.inner.options.pool);
-        let check = move || match check_object(&key, &object) {
-            Ok(found) if found.directory.info != info || found.directory.pool != pool => {
-                Some("it is another one".to_owned())
-            }
-            Ok(found) => found.damaged.first().map(|(at, why)| {
-                format!("{} frames, the first at {}: {why}", found.damaged.len(), at.offset)
-            }),
-            Err(error) => Some(error.to_string()),
-        };
-        let checked = tokio::task::spawn_blocking(check).await;
-        checked.map_err(|cause| Error::with_source(ErrorKind::Io, "verify a segment", cause))
-    }
-
     /// A segment that was not there is damage only if the pool still names it.
     async fn check_missing(&self, info: &SegmentInfo) -> Result<()> {
         let named = {
@@ -532,7 +515,6 @@ impl Copier {
                         copied instead";
             return Err(Error::new(ErrorKind::Unavailable, what));
         }
-        self.progress.missing_count.fetch_add(1, Ordering::Relaxed);
         tracing::error!(
             object = %info.object_path(),
             "a segment is missing in the pool's store, and so in the copy; `spindle fsck` says what it held"
@@ -541,42 +523,10 @@ impl Copier {
     }
 
     async fn copy_table(&self, path: &Path) -> Result<()> {
-        let read_failed = |cause| source_error(path, cause);
-        let bytes = self.inner.store.head(path).await.map_err(read_failed)?.size;
-        let failed = |cause| target_error(format!("copy {path}"), cause);
-        let part_bytes = PART_BYTES as u64;
-        if bytes <= part_bytes {
-            self.pace.wait(bytes).await;
-            let _place = self.inner.copy_places.acquire().await;
-            let body = self.read_source(path).await?;
-            check_length(path, body.len() as u64, bytes)?;
-            self.target.put(path, body.into()).await.map_err(failed)?;
-            self.count(bytes);
-            return Ok(());
-        }
-        // Part by part: a request that waits for its turn in the middle would come to its end.
-        let upload = self.target.put_multipart(path).await.map_err(failed)?;
-        let mut parts = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
-        for start in (0..bytes).step_by(PART_BYTES) {
-            let range = start..bytes.min(start + part_bytes);
-            self.pace.wait(range.end - range.start).await;
-            let _place = self.inner.copy_places.acquire().await;
-            let read = async {
-                let piece = self.inner.store.get_range(path, range.clone()).await;
-                let piece = piece.map_err(read_failed)?;
-                check_length(path, piece.len() as u64, range.end - range.start)?;
-                parts.wait_for_capacity(1).await.map_err(failed)?;
-                Ok(piece)
-            };
-            match read.await {
-                Ok(piece) => parts.put(piece),
-                Err(error) => {
-                    let _ = parts.abort().await;
-                    return Err(error);
-                }
-            }
-        }
-        parts.finish().await.map_err(failed)?;
+        let head = self.inner.store.head(path).await;
+        let bytes = head.map_err(|cause| source_error(path, cause))?.size;
+        let (from, to) = (&self.inner.store, &self.target);
+        copy_parts(from, to, (path, bytes), &self.pace, &self.inner.copy_places).await?;
         self.count(bytes);
         Ok(())
     }
@@ -679,6 +629,68 @@ impl Copier {
     }
 }
 
+/// Copies an object of so many bytes. A large one part by part: a request that waits for its turn in the middle would come
+/// to its end.
+async fn copy_parts(
+    from: &Arc<dyn ObjectStore>,
+    to: &Arc<dyn ObjectStore>,
+    (path, bytes): (&Path, u64),
+    pace: &Pace,
+    places: &Semaphore,
+) -> Result<()> {
+    let failed = |cause| target_error(format!("copy {path}"), cause);
+    let read = async |range: Range<u64>| {
+        let piece = from.get_range(path, range.clone()).await;
+        let piece = piece.map_err(|cause| source_error(path, cause))?;
+        check_length(path, piece.len() as u64, range.end - range.start)?;
+        Ok::<_, Error>(piece)
+    };
+    let part_bytes = PART_BYTES as u64;
+    if bytes <= part_bytes {
+        pace.wait(bytes).await;
+        let _place = places.acquire().await;
+        return to.put(path, read(0..bytes).await?.into()).await.map(drop).map_err(failed);
+    }
+    let upload = to.put_multipart(path).await.map_err(failed)?;
+    let mut parts = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
+    for start in (0..bytes).step_by(PART_BYTES) {
+        let range = start..bytes.min(start + part_bytes);
+        pace.wait(range.end - range.start).await;
+        let _place = places.acquire().await;
+        let next = async {
+            let piece = read(range).await?;
+            parts.wait_for_capacity(1).await.map_err(failed)?;
+            Ok(piece)
+        };
+        match next.await {
+            Ok(piece) => parts.put(piece),
+            Err(error) => {
+                // What is left of it is the store's to clean.
+                let _ = parts.abort().await;
+                return Err(error);
+            }
+        }
+    }
+    parts.finish().await.map(drop).map_err(failed)
+}
+
+/// What is wrong with a segment's object, if something is.
+async fn verify(inner: &Inner, info: &SegmentInfo, object: &Bytes) -> Result<Option<String>> {
+    let (key, object, info, pool) =
+        (inner.pool_key.clone(), object.clone(), *info, inner.options.pool);
+    let check = move || match check_object(&key, &object) {
+        Ok(found) if found.directory.info != info || found.directory.pool != pool => {
+            Some("it is another one".to_owned())
+        }
+        Ok(found) => found.damaged.first().map(|(at, why)| {
+            format!("{} frames, the first at {}: {why}", found.damaged.len(), at.offset)
+        }),
+        Err(error) => Some(error.to_string()),
+    };
+    let checked = tokio::task::spawn_blocking(check).await;
+    checked.map_err(|cause| Error::with_source(ErrorKind::Io, "verify a segment", cause))
+}
+
 /// Does something to each, a few at a time. Returns what was done before the first failure, and that.
 async fn each<A, B, F>(all: Vec<A>, of: impl Fn(A) -> F) -> (Vec<B>, Result<()>)
 where
@@ -720,7 +732,7 @@ fn check_length(path: &Path, read: u64, said: u64) -> Result<()> {
 }
 
 fn source_error(path: &Path, cause: object_store::Error) -> Error {
-    Error::with_source(ErrorKind::Unavailable, format!("copy {path}: read the pool's store"), cause)
+    Error::with_source(ErrorKind::Unavailable, format!("copy {path}: read it"), cause)
 }
 
 fn target_error(doing: impl Into<String>, cause: object_store::Error) -> Error {
@@ -735,26 +747,19 @@ fn target_error(doing: impl Into<String>, cause: object_store::Error) -> Error {
 /// Spreads bytes over time.
 #[derive(Debug)]
 struct Pace {
-    rate: AtomicU64,
+    /// Bytes a second.
+    rate: Option<u64>,
     free_at: Mutex<Instant>,
 }
 
 impl Pace {
-    fn new(bytes_per_second: Option<u64>) -> Pace {
-        let rate = AtomicU64::new(bytes_per_second.unwrap_or(0));
+    fn new(rate: Option<u64>) -> Pace {
         Pace { rate, free_at: Mutex::new(Instant::now()) }
-    }
-
-    fn set(&self, bytes_per_second: Option<u64>) {
-        self.rate.store(bytes_per_second.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Waits until so many bytes may be sent.
     async fn wait(&self, bytes: u64) {
-        let rate = self.rate.load(Ordering::Relaxed);
-        if rate == 0 {
-            return;
-        }
+        let Some(rate) = self.rate else { return };
         let at = {
             let mut free_at = self.free_at.lock();
             let at = (*free_at).max(Instant::now());

@@ -99,8 +99,8 @@ fn golden_documents_of_version_1() {
         sealed(IDENTITY, &identity),
         sealed(STATES, &state),
         sealed(PINS, &pin),
-        sealed(list::PURPOSE, &list),
-        sealed(restore::PURPOSE, &origin),
+        sealed(list::FOLDER, &list),
+        sealed(restore::FOLDER, &origin),
     ];
     let written = written.concat();
     if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {

@@ -4,19 +4,15 @@
 //! - A document is authentic under the pool key, or it is refused as damaged.
 //! - A change is the next number of the chain; of two at the same moment one wins.
 
-use crate::chain::{
-    Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
-};
+use crate::chain::{Chain, Created, Format, corrupt, random_bytes, seal_document, to_hex};
 use crate::store::Store;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// Folder of the chain in the pool's prefix.
+/// Folder of the chain in the pool's prefix, and the purpose of its seal.
 pub(crate) const FOLDER: &str = "copies";
-/// Keeps the seal apart from every other use of the pool key.
-pub(super) const PURPOSE: &str = "copies";
 /// Documents kept for people to look at.
 const KEEP_COUNT: usize = 3;
 /// Copies of a pool. Chosen by hand: each is a job.
@@ -57,13 +53,10 @@ pub(super) struct ListBody {
 /// The copies of the pool, and the number of the document that says so.
 async fn read_numbered(store: &Store, key: &PoolKey, pool: Uuid) -> Result<(u64, Vec<CopySpec>)> {
     let chain = Chain::new(store, FOLDER);
-    let Some((number, bytes)) = chain.newest().await? else { return Ok((0, Vec::new())) };
-    let name = chain.name(number);
-    let document = Document::parse(&name, &bytes)?;
-    document.verify(key, PURPOSE)?;
-    let body: ListBody = document.body()?;
+    let newest = chain.newest_body::<ListBody>(key).await?;
+    let Some((number, body)) = newest else { return Ok((0, Vec::new())) };
     if body.pool != pool || body.number != number {
-        return Err(corrupt(&name, "it belongs elsewhere"));
+        return Err(corrupt(&chain.name(number), "it belongs elsewhere"));
     }
     Ok((number, body.copies))
 }
@@ -100,7 +93,7 @@ pub async fn change(
         nonce: to_hex(&random_bytes::<16>()),
     };
     let chain = Chain::new(store, FOLDER);
-    if chain.create(body.number, &seal_document(key, PURPOSE, &body)?).await? == Created::Lost {
+    if chain.create(body.number, &seal_document(key, FOLDER, &body)?).await? == Created::Lost {
         let what =
             "change the list of copies: another process did so at the same moment; try again";
         return Err(Error::new(ErrorKind::Busy, what));

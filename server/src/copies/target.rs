@@ -289,22 +289,12 @@ impl Target {
         Ok(())
     }
 
-    /// Whose it is, before any key is known.
-    ///
-    /// # Errors
-    /// `NotFound` where there is no copy; `Unsupported` for one of a newer version.
-    pub(crate) async fn whose(&self) -> Result<Identity> {
-        let Some((object, bytes)) = self.identity().await? else { return Err(no_copy(&self.url)) };
-        Document::parse(&object, &bytes)?.body()
-    }
-
     /// Opens the copy's key ring with what opens the pool, and checks that the copy is of its pool.
     pub(crate) async fn open_keys(&self, source: &KeySource) -> Result<KeyRing> {
-        let identity = self.whose().await?;
+        let Some((object, bytes)) = self.identity().await? else { return Err(no_copy(&self.url)) };
+        let identity: Identity = Document::parse(&object, &bytes)?.body()?;
         let keys = KeyRing::open(&self.store, source).await?;
-        if let Some((object, bytes)) = self.identity().await? {
-            self.check_identity(&object, &bytes, &keys.newest().key, (identity.pool, None))?;
-        }
+        self.check_identity(&object, &bytes, &keys.newest().key, (identity.pool, None))?;
         if keys.pool() != identity.pool {
             return Err(corrupt(KEYRING, "it is of another pool than the copy"));
         }
@@ -314,13 +304,10 @@ impl Target {
     /// The newest state, if there is one yet.
     pub(crate) async fn newest(&self, key: &PoolKey, pool: Uuid) -> Result<Option<StateRecord>> {
         let chain = Chain::new(&self.store, STATES);
-        let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
-        let name = chain.name(number);
-        let document = Document::parse(&name, &bytes)?;
-        document.verify(key, STATES)?;
-        let state: StateRecord = document.body()?;
+        let newest = chain.newest_body::<StateRecord>(key).await?;
+        let Some((number, state)) = newest else { return Ok(None) };
         if state.pool != pool || state.number != number {
-            return Err(corrupt(&name, "it belongs elsewhere"));
+            return Err(corrupt(&chain.name(number), "it belongs elsewhere"));
         }
         Ok(Some(state))
     }
@@ -437,7 +424,13 @@ impl Target {
     }
 
     /// Gives a pin back.
+    ///
+    /// # Errors
+    /// `NotFound` where the copy itself is not there, which says nothing of the pin; those of deleting it.
     pub(crate) async fn try_unpin(&self, pin: &Pin) -> Result<()> {
+        if self.identity().await?.is_none() {
+            return Err(no_copy(&self.url));
+        }
         match self.store.control().delete(&pin.0).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(self.store.explain("give a pin back", error)),
@@ -463,8 +456,7 @@ impl Target {
                 document.verify(key, PINS)?;
                 document.body()
             };
-            let age =
-                (found.last_modified.timestamp() - unix_seconds_now() as i64).saturating_neg();
+            let age = unix_seconds_now() as i64 - found.last_modified.timestamp();
             let state = match read() {
                 Ok(pin) if pin.is_short && age > SHORT_PIN_SECONDS => {
                     self.unpin(Pin(found.location)).await;

@@ -8,8 +8,7 @@
 //! - It gives way: while clients wait for the copy, it pauses between objects.
 
 use super::origin::RestoredStore;
-use super::{Pace, STEP, check_length, source_error};
-use crate::segment::read::check_object;
+use super::{Pace, STEP, check_length, copy_parts, source_error, verify};
 use crate::segment::{FOLDER, SegmentInfo, parse_object_path};
 use crate::tier::{Inner, Tier};
 use block::{Error, ErrorKind, Result};
@@ -138,19 +137,27 @@ impl Hydration<'_> {
                 Err(object_store::Error::NotFound { .. }) => {}
                 Err(cause) => return Err(source_error(&path, cause)),
             }
-            let bytes = match self.get(&path).await {
-                Ok(Some(bytes)) => bytes,
+            let head = GetOptions { head: true, ..GetOptions::default() };
+            let bytes = match self.store.get_of_copy(&path, head).await {
+                Ok(found) => found.meta.size,
                 // Compacted away meanwhile.
-                Ok(None) if !self.inner.map.db().objects().tables.contains(&path) => continue,
-                Ok(None) => {
+                Err(object_store::Error::NotFound { .. })
+                    if !self.inner.map.db().objects().tables.contains(&path) =>
+                {
+                    continue;
+                }
+                Err(object_store::Error::NotFound { .. }) => {
                     let what = format!(
                         "restore: the copy lacks {path}, a table of the metadata; bring it back there"
                     );
                     return Err(Error::new(ErrorKind::Corrupt, what));
                 }
-                Err(error) => return Err(error),
+                Err(cause) => return Err(source_error(&path, cause)),
             };
-            self.put(&path, bytes).await?;
+            let (from, to) = (self.store.of_copy(), self.store.own());
+            let places = &self.inner.copy_places;
+            copy_parts(from, to, (&path, bytes), &self.pace, places).await?;
+            self.store.forget(&path);
             count += 1;
         }
         Ok(count)
@@ -221,25 +228,17 @@ impl Hydration<'_> {
                 }
                 return Ok(0);
             };
-            let (key, checked, own) = (self.inner.pool_key.clone(), object.clone(), *info);
-            let is_good = move || {
-                check_object(&key, &checked)
-                    .is_ok_and(|found| found.damaged.is_empty() && found.directory.info == own)
-            };
-            let is_good = tokio::task::spawn_blocking(is_good).await;
-            let is_good = is_good
-                .map_err(|cause| Error::with_source(ErrorKind::Io, "verify a segment", cause))?;
-            match is_good || is_second {
-                true if is_good => break object,
-                true => {
+            match verify(self.inner, info, &object).await? {
+                None => break object,
+                Some(_) if !is_second => is_second = true,
+                Some(why) => {
                     self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(
-                        object = %path,
+                        object = %path, why,
                         "a segment is damaged in the copy, and was taken as it is; `spindle fsck` says what it holds"
                     );
                     break object;
                 }
-                false => is_second = true,
             }
         };
         let bytes = object.len() as u64;

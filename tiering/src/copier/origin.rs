@@ -68,6 +68,11 @@ impl RestoredStore {
         &self.own
     }
 
+    /// Without the witness.
+    pub(crate) fn of_copy(&self) -> &Arc<dyn ObjectStore> {
+        &self.copy
+    }
+
     pub(crate) fn below(&self) -> u64 {
         self.below
     }

@@ -349,16 +349,10 @@ mod tests {
         let reader = Database::read_only(store.clone(), &options).await.unwrap();
         let (before, first) = (reader.objects(), writer.root().commit_number);
         // It looks for a newer state at once; a later reader that has found one shows that there was the time to.
+        let (header, mut root) = Map::find_root(&db, &key).await.unwrap().unwrap();
+        let opener = Opener::new(header, &key);
         for _ in 0..20 {
-            let root = Map::find_root(&db, &key).await.unwrap().unwrap().1;
-            commit_root(
-                &db,
-                &Opener::new(Map::find_root(&db, &key).await.unwrap().unwrap().0, &key),
-                root,
-                WriteBatch::new(),
-            )
-            .await
-            .unwrap();
+            root = commit_root(&db, &opener, root, WriteBatch::new()).await.unwrap();
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
         let later = Database::read_only(store, &options).await.unwrap();
