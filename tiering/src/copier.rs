@@ -19,11 +19,9 @@
 
 mod hydrate;
 mod origin;
-mod view;
 
 pub use hydrate::{HydrateCounts, HydrateProgress};
 pub use origin::RestoredStore;
-pub use view::state_view;
 
 use crate::map::Map;
 use crate::map::MapOptions;
@@ -85,7 +83,7 @@ impl Default for CopierOptions {
 /// A state that the copy holds whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopiedState {
-    /// Number of the metadata's manifest: what [`state_view`] shows it by.
+    /// Number of the metadata's manifest: what [`crate::map::view::state_view`] shows it by.
     pub manifest: u64,
     /// Epoch that committed last.
     pub epoch: Epoch,

@@ -28,7 +28,7 @@ mod watched;
 
 pub use copier::{
     CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, HydrateCounts, HydrateProgress,
-    RestoredStore, state_view,
+    RestoredStore,
 };
 pub use destage::{
     DestageError, DestageReport, ExtentContent, LogSource, Window, WindowExtent, WindowVolume,
@@ -37,6 +37,7 @@ pub use fsck::{FsckOptions, FsckReport};
 pub use map::records::AsideFile;
 pub use map::snapshots::SnapshotChange;
 pub use map::space::Space;
+pub use map::view::state_view;
 pub use orphans::SweepReport;
 pub use outage::StoreFailure;
 pub use reclaim::{ReclaimOptions, ReclaimReport, ReclaimStatus};

@@ -43,7 +43,7 @@ pub struct RestoredStore {
 }
 
 impl RestoredStore {
-    /// `own` before `copy`, which is a [`super::state_view`] with the object `witness`, and has no segment of the
+    /// `own` before `copy`, which is a [`crate::map::view::state_view`] with the object `witness`, and has no segment of the
     /// number `below` or a later one.
     #[must_use]
     pub fn new(

@@ -11,7 +11,7 @@
 //!   the cause was, because another handle may do better; `tier::keep` opens one.
 
 use super::forward::ForwardClock;
-use crate::copier::state_view;
+use super::view::state_view;
 use crate::watched::Shorter;
 use block::{Error, ErrorKind};
 use bytes::Bytes;

@@ -33,6 +33,7 @@ pub mod repoint;
 mod settle;
 pub mod snapshots;
 pub mod space;
+pub mod view;
 
 pub use clones::{LayerChange, NewLayer, PromoteReport};
 pub use commit::{Change, Commit, CommitReport, FoldReport, Placed, Writer};

@@ -3,8 +3,9 @@
 use super::reclaim::EAGER;
 use super::*;
 use crate::copier::{
-    CopiedState, Copier, CopierOptions, CopyProgress, HydrateProgress, RestoredStore, state_view,
+    CopiedState, Copier, CopierOptions, CopyProgress, HydrateProgress, RestoredStore,
 };
+use crate::map::view::state_view;
 use crate::planted::Planted;
 use crate::testing::Fault;
 use futures::{FutureExt, StreamExt};

@@ -1,11 +1,11 @@
-//! One published state of a copy, as a store that can only be read.
+//! One state of the metadata, as a store that can only be read.
 //!
 //! Invariants:
 //! - Of the manifests of the metadata none that is later than the state's own is shown, so that whoever looks for the
 //!   newest one finds it.
 //! - Nothing is written through it.
 
-use crate::map::database;
+use super::database;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::path::Path;
