@@ -673,16 +673,18 @@ async fn copy_parts(
 }
 
 /// What is wrong with a segment's object, if something is.
-async fn verify(inner: &Inner, info: &SegmentInfo, object: &Bytes) -> Result<Option<String>> {
+pub(crate) async fn verify(
+    inner: &Inner,
+    info: &SegmentInfo,
+    object: &Bytes,
+) -> Result<Option<String>> {
     let (key, object, info, pool) =
         (inner.pool_key.clone(), object.clone(), *info, inner.options.pool);
     let check = move || match check_object(&key, &object) {
         Ok(found) if found.directory.info != info || found.directory.pool != pool => {
             Some("it is another one".to_owned())
         }
-        Ok(found) => found.damaged.first().map(|(at, why)| {
-            format!("{} frames, the first at {}: {why}", found.damaged.len(), at.offset)
-        }),
+        Ok(found) => found.damage(),
         Err(error) => Some(error.to_string()),
     };
     let checked = tokio::task::spawn_blocking(check).await;

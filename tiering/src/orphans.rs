@@ -7,7 +7,7 @@
 //!   any more.
 //! - Whether the map names an object is asked while no commit is under way, so that what was seen is durable;
 //!   and whether the pool is still ours, before the first one is deleted.
-//! - What a copy in another store still needs is not deleted before it has it: see [`Hold`].
+//! - What a copy in another store still needs is not deleted before it has it, nor what is just put back: see [`Hold`].
 //! - An object whose name is not that of a segment is left alone and counted.
 //! - An abandoned upload is forgotten only once its object was deleted, or is found to be named. One
 //!   that reaches the store after that, still under way when it was given up, is left to the next
@@ -49,7 +49,7 @@ pub struct SweepReport {
 /// a newer state. Chosen by hand: 6 MiB of names, and a terabyte of segments.
 const HELD_MAX: usize = 65_536;
 
-/// Segments that are not deleted, by number: those of one state that is being copied.
+/// Segments that are not deleted, by number: those of one state that is being copied, or one that is put back.
 #[derive(Debug)]
 pub(crate) struct Hold {
     from: AtomicU64,
@@ -100,6 +100,14 @@ impl Orphans {
     /// From now on no segment is deleted, until the hold says of which it is not; dropping it ends it.
     pub(crate) fn hold(&self) -> Arc<Hold> {
         let hold = Arc::new(Hold { from: AtomicU64::new(0), below: AtomicU64::new(u64::MAX) });
+        self.holds.lock().push(Arc::downgrade(&hold));
+        hold
+    }
+
+    /// From now on this segment is not deleted; dropping it ends it.
+    pub(crate) fn hold_one(&self, number: SegmentNumber) -> Arc<Hold> {
+        let (from, below) = (AtomicU64::new(number.0), AtomicU64::new(number.0.saturating_add(1)));
+        let hold = Arc::new(Hold { from, below });
         self.holds.lock().push(Arc::downgrade(&hold));
         hold
     }
@@ -222,7 +230,7 @@ impl Inner {
 
     /// Whether the map names a segment, durably or not yet. What it does not name then, it never names
     /// again: while a commit is under way, or was left halfway by a failure, there is no answer.
-    async fn is_named(&self, number: SegmentNumber, id: SegmentId) -> Result<bool> {
+    pub(crate) async fn is_named(&self, number: SegmentNumber, id: SegmentId) -> Result<bool> {
         if self.options.planted.sweep_unlocked {
             return self.has_record(number, id).await;
         }

@@ -38,6 +38,10 @@ pub(crate) struct Planted {
     pub(crate) copy_without_hold: bool,
     /// What a pin keeps in a copy is deleted.
     pub(crate) pin_ignored: bool,
+    /// What a copy has is put back as it is.
+    pub(crate) mend_unverified: bool,
+    /// What is put back may be forgotten meanwhile.
+    pub(crate) mend_unheld: bool,
 }
 
 impl Planted {
@@ -63,6 +67,8 @@ impl Planted {
             manifest_first: has("manifest-first"),
             copy_without_hold: has("copy-without-hold"),
             pin_ignored: has("pin-ignored"),
+            mend_unverified: has("mend-unverified"),
+            mend_unheld: has("mend-unheld"),
         }
     }
 

@@ -174,6 +174,11 @@ impl Reclaim {
         }
     }
 
+    /// Nothing is wrong with this segment any more: the next pass may take it.
+    pub(crate) fn note_well(&self, number: u64) {
+        self.state.lock().stuck.remove(&number);
+    }
+
     /// As after a while: a pass is due at once.
     #[cfg(test)]
     pub(crate) fn look_again(&self) {

@@ -22,6 +22,7 @@ use crate::map::{
     FoldReport, Health, LayerChange, LayerId, LayerRecord, Map, MapOptions, MapStatus, NewLayer,
     PromoteReport, PruneReport, Writer,
 };
+use crate::mend::Mending;
 use crate::orphans::{Orphans, SweepReport};
 use crate::outage::{Outage, StoreFailure};
 use crate::planted::Planted;
@@ -180,6 +181,8 @@ pub struct TierStatus {
     pub metadata_failure: Option<String>,
     /// Bytes that the metadata database has written to the store.
     pub metadata_written_bytes: u64,
+    /// Segments that were damaged or missing in the store and were put back from a copy.
+    pub mended_count: u64,
     /// Hints to prefetch and read-ahead of streams that were dropped, because too many were under way.
     pub hint_dropped_count: u64,
 }
@@ -224,6 +227,7 @@ pub(crate) struct Inner {
     pub(crate) frames: Frames,
     pub(crate) orphans: Orphans,
     pub(crate) reclaim: Reclaim,
+    pub(crate) mending: Mending,
     pub(crate) background: Handle,
     pub(crate) buffers: Arc<Buffers>,
     /// One destage at a time, in the order of the calls.
@@ -236,7 +240,7 @@ pub(crate) struct Inner {
     /// See [`Tier::set_urgent`].
     pub(crate) is_urgent: AtomicBool,
     pub(crate) reopen_count: AtomicU64,
-    /// Objects on their way to copies: see [`crate::copier`].
+    /// Objects on their way to copies, or back: see [`crate::copier`] and [`crate::mend`].
     pub(crate) copy_places: Semaphore,
     prefetch_places: Arc<Semaphore>,
     read_ahead_places: Arc<Semaphore>,
@@ -315,6 +319,7 @@ impl Tier {
                 frames,
                 orphans: Orphans::default(),
                 reclaim: Reclaim::default(),
+                mending: Mending::default(),
                 background,
                 buffers,
                 destage_turn: tokio::sync::Mutex::new(()),
@@ -779,6 +784,7 @@ impl Tier {
                 }
             },
             metadata_written_bytes: self.inner.watched.written_bytes(),
+            mended_count: self.inner.mending.mended_count(),
             hint_dropped_count: self.inner.hint_dropped_count.load(Ordering::Relaxed),
         }
     }

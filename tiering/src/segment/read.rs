@@ -230,6 +230,16 @@ pub struct ObjectReport {
     pub plain_bytes: u64,
 }
 
+impl ObjectReport {
+    /// In words, where a frame is damaged.
+    #[must_use]
+    pub fn damage(&self) -> Option<String> {
+        self.damaged.first().map(|(at, why)| {
+            format!("{} frames, the first at {}: {why}", self.damaged.len(), at.offset)
+        })
+    }
+}
+
 /// Opens everything in a whole object.
 ///
 /// # Errors

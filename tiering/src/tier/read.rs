@@ -5,14 +5,17 @@
 //! - A frame that holds fewer blocks than the map says is `Corrupt`, never a short read.
 //! - Reclaim may delete a segment between the look into the map and the read of the frame: what is not
 //!   there is looked up again, and is an error only if the map still says so.
+//! - What is damaged or missing is read from a copy of the pool, where there is one that has it, and put back ([`crate::mend`]).
 
 use super::{ALLOCATION_PAGES_MAX, ChangedExtent, FRAMES_AT_ONCE, Inner, PAGE_BYTES};
 use crate::fetch::Access;
 use crate::map::pages::{Page, changed};
-use crate::segment::{FrameAt, FrameRef};
+use crate::mend::is_lost;
+use crate::segment::{FrameAt, FrameRef, SegmentInfo};
 use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
 use block::{AllocationExtent, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -65,6 +68,16 @@ impl Inner {
             let _ = tokio::time::timeout(GONE_WAIT_MAX, self.writer.lock()).await;
             self.map.wait_well().await;
         };
+        let read = match read {
+            Err(error) if is_lost(&error) => {
+                let lacking = Box::pin(self.lacking(volume, at, offset, buf.len() as u64)).await;
+                match Box::pin(self.mend_for_reader(&lacking)).await {
+                    true => self.read_inner(volume, at, offset, buf, access).await,
+                    false => Err(error),
+                }
+            }
+            read => read,
+        };
         read.map_err(|error| {
             let place = format!("read volume {volume}, offset {offset}");
             match error.kind() {
@@ -74,6 +87,30 @@ impl Inner {
                 _ => error.context(place),
             }
         })
+    }
+
+    /// The segments that a read cannot have, of those that are worth asking copies for.
+    async fn lacking(
+        &self,
+        volume: VolumeId,
+        at: Option<Lsn>,
+        offset: u64,
+        length: u64,
+    ) -> Vec<SegmentInfo> {
+        let Ok(wanted) = self.resolve(volume, at, offset, length).await else { return Vec::new() };
+        let mut segments: BTreeMap<u64, Vec<FrameRef>> = BTreeMap::new();
+        for part in wanted.iter().filter(|part| !self.is_mending_vain(&part.frame.info)) {
+            segments.entry(part.frame.info.number.0).or_default().push(part.frame);
+        }
+        let mut lacking = Vec::new();
+        for mut frames in segments.into_values() {
+            frames.dedup();
+            let read = self.frames.read_many(&frames, Access::Once).await;
+            if read.is_err_and(|error| is_lost(&error)) {
+                lacking.extend(frames.first().map(|frame| frame.info));
+            }
+        }
+        lacking
     }
 
     async fn read_inner(

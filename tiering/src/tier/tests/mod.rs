@@ -13,6 +13,7 @@ mod hints;
 mod keep;
 mod owners;
 mod reclaim;
+mod scrub;
 mod snapshots;
 mod store;
 mod windows;
