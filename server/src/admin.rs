@@ -188,6 +188,19 @@ pub enum Request {
         /// Where it is.
         url: String,
     },
+    /// Verifies all segments, and puts back from copies what is bad.
+    ScrubStart {
+        /// Pace; the usual one without it.
+        #[serde(default)]
+        bytes_per_second: Option<u64>,
+        /// Again each time after so many seconds.
+        #[serde(default)]
+        every_seconds: Option<u64>,
+    },
+    /// Stops verifying.
+    ScrubStop,
+    /// How far it is, and what it has found.
+    ScrubStatus,
     /// The state of the pool.
     Status,
     /// Copies everything to the store, and answers when it is there.
@@ -251,6 +264,8 @@ pub enum Reply {
         /// In the order in which they were added.
         copies: Vec<CopyInfo>,
     },
+    /// How the scrub stands.
+    Scrub(ScrubInfo),
     /// The state of the pool.
     Status(Box<StatusInfo>),
     /// It was done.

@@ -23,7 +23,7 @@ use crate::schedule::{Keep, Schedule};
 use crate::snapshot::SnapshotName;
 use args::{
     Cli, Command, ConfigCommand, CopyCommand, KeyCommand, NewKeyArgs, Output, PoolCommand,
-    SnapshotCommand, VolumeCommand,
+    ScrubCommand, SnapshotCommand, VolumeCommand,
 };
 use block::{Error, ErrorKind, Result};
 use clap::Parser;
@@ -233,6 +233,10 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             let (args, request) = copy_request(command)?;
             ask(cli, args, request).await?;
         }
+        Command::Scrub(command) => {
+            let (args, request) = scrub_request(command)?;
+            ask(cli, args, request).await?;
+        }
         Command::Pool(command) => pool_command(cli, command).await?,
         Command::Attach(args) => attach(cli, args).await?,
         Command::Detach(args) if is_uri(&args.target) => {
@@ -356,6 +360,23 @@ fn check_rate(rate: Option<crate::units::ByteSize>) -> Result<(), Failure> {
             Err(Failure::Usage(Error::new(ErrorKind::Invalid, why)))
         }
         _ => Ok(()),
+    }
+}
+
+fn scrub_request(command: &ScrubCommand) -> Result<(&args::PoolArgs, Request), Failure> {
+    match command {
+        ScrubCommand::Start { pool, rate, every } => {
+            check_rate(*rate)?;
+            let every_seconds = every.map(|every| every.duration().as_secs());
+            if every_seconds == Some(0) {
+                let why = "read --every: it is a second at least";
+                return Err(Failure::Usage(Error::new(ErrorKind::Invalid, why)));
+            }
+            let bytes_per_second = rate.map(|rate| rate.0);
+            Ok((pool, Request::ScrubStart { bytes_per_second, every_seconds }))
+        }
+        ScrubCommand::Stop { pool } => Ok((pool, Request::ScrubStop)),
+        ScrubCommand::Status { pool } => Ok((pool, Request::ScrubStatus)),
     }
 }
 

@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use target::Target;
-use tiering::{Copier, CopierOptions, CopyCounts, CopyProgress};
+use tiering::{Copier, CopierOptions, CopyCounts, CopyProgress, MendSource};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -122,6 +122,7 @@ impl Copies {
             Ok(specs) => {
                 let jobs = specs.into_iter().map(|spec| self.source.job(spec)).collect();
                 *self.jobs.get_mut() = jobs;
+                self.source.mend_from(self.jobs.get_mut());
             }
             Err(error) => {
                 tracing::error!(
@@ -183,6 +184,7 @@ impl Copies {
         .await?;
         if self.is_serving {
             jobs.push(self.source.job(spec));
+            self.source.mend_from(&jobs);
         }
         Ok(())
     }
@@ -205,6 +207,7 @@ impl Copies {
         .await?;
         let at = jobs.iter().position(|job| same_place(&job.spec.url, url));
         let ended = at.map(|at| jobs.remove(at));
+        self.source.mend_from(&jobs);
         drop(jobs);
         if let Some(job) = ended {
             job.end().await;
@@ -294,6 +297,15 @@ impl Job {
 }
 
 impl Source {
+    /// What is bad in the pool's store is looked for in these copies. One whose store cannot be opened says so itself.
+    fn mend_from(&self, jobs: &[Job]) {
+        let source = |job: &Job| {
+            let target = Target::existing(&job.spec.url, job.spec.env_prefix.as_deref()).ok()?;
+            Some(MendSource { name: job.spec.url.clone(), store: target.objects() })
+        };
+        self.pool.tier().set_mend_sources(jobs.iter().filter_map(source).collect());
+    }
+
     fn job(&self, spec: CopySpec) -> Job {
         let (state, stop) = (watch::Sender::new(CopyState::default()), watch::Sender::new(false));
         let (progress, wake) = (Arc::new(CopyProgress::default()), Arc::new(Notify::new()));

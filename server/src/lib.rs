@@ -20,6 +20,7 @@ pub mod record;
 pub mod removal;
 pub mod restore;
 pub mod schedule;
+pub mod scrub;
 pub mod serve;
 pub mod snapshot;
 pub mod store;

@@ -24,6 +24,7 @@ use crate::manifest::{NodeDir, Ownership};
 use crate::pool::{Pool, StepBack};
 use crate::record::VolumeRecord;
 use crate::restore::Restored;
+use crate::scrub::Scrub;
 use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
@@ -141,6 +142,16 @@ impl OpenPool {
         Copies::offline(self.pool.clone(), self.store.clone(), key, (id, lineage), name)
     }
 
+    /// The pool's scrub, without its job.
+    async fn scrub(&self) -> Scrub {
+        let (key, id) = {
+            let keys = self.keys.lock().await;
+            (keys.newest().key.clone(), keys.pool())
+        };
+        let is_whole = self.is_whole.subscribe();
+        Scrub::offline(self.pool.clone(), self.store.clone(), key, id, is_whole)
+    }
+
     fn names_of(&self, ids: impl Iterator<Item = u32>) -> Vec<String> {
         let records = self.pool.records();
         let name = |id| match records.iter().find(|record| record.id == id) {
@@ -252,6 +263,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let server = nbd_server(config, &open, claims.clone())?;
     let attachments = open_attachments(config, &open, claims, server.clone())?;
     let copies = Arc::new(open.copies().await.start().await);
+    let scrub = Arc::new(open.scrub().await.start().await);
     // Before NBD clients could take what was attached.
     attachments.recover(|epoch| open.ownership.may_replay(epoch)).await?;
     let (listeners, endpoints) = listen(config, &open).await?;
@@ -266,7 +278,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         endpoints.clone(),
         server.clone(),
         attachments.clone(),
-        copies.clone(),
+        (copies.clone(), scrub.clone()),
         stop.clone(),
     );
     let handler = Arc::new(handler);
@@ -302,6 +314,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         None => attachments.leave().await,
         Some(_) => attachments.abandon().await,
     }
+    scrub.stop().await;
     copies.stop().await;
     while let Some(ended) = serving.join_next().await {
         ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
@@ -310,7 +323,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         task.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     }
     handler.close().await?;
-    drop((handler, copies));
+    drop((handler, copies, scrub));
     let Some(open) = Arc::into_inner(open) else {
         return Err(Error::new(ErrorKind::Io, "close the pool: it is still in use"));
     };
@@ -360,8 +373,8 @@ pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
     if config.settings().volumes.iter().all(|wanted| is_known(&wanted.name)) {
         opening::settle_step_back(config.dir())?;
     }
-    let copies = open.copies().await;
-    Ok(AdminPool::offline(open, copies))
+    let jobs = (open.copies().await, open.scrub().await);
+    Ok(AdminPool::offline(open, jobs))
 }
 
 /// Walks what the store holds without opening the pool: whoever owns it is not disturbed, and

@@ -414,6 +414,9 @@ pub struct TierInfo {
     /// Frames that were damaged then, too: their copy in the store is bad.
     #[serde(default)]
     pub store_bad_count: u64,
+    /// Segments that were damaged or missing in the store and were put back from a copy, since the start.
+    #[serde(default)]
+    pub mended_count: u64,
 }
 
 /// What the store holds, and how space comes back. All of it in segments; the metadata comes on top.
@@ -442,6 +445,62 @@ pub struct SpaceInfo {
     /// Segments that were reclaimed and are not deleted yet, because copies still need them.
     #[serde(default)]
     pub held_count: u64,
+}
+
+/// How the pool's scrub stands: the newest, or the one that runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubInfo {
+    /// A daemon serves the pool, so that it goes on.
+    pub is_served: bool,
+    /// It is under way.
+    pub is_running: bool,
+    /// It was stopped before it had looked at everything, and goes on when it is started again.
+    pub is_stopped: bool,
+    /// When it began, in seconds since 1970; absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<u64>,
+    /// When it had looked at everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<u64>,
+    /// When the next one begins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_at: Option<u64>,
+    /// Thousandths of the numbers of segments that are done.
+    pub permille: u64,
+    /// Its pace.
+    pub bytes_per_second: u64,
+    /// Seconds from the start of one to that of the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_seconds: Option<u64>,
+    /// Segments that were looked at.
+    pub segment_count: u64,
+    /// Frames in those that are whole.
+    pub frame_count: u64,
+    /// Bytes of their objects.
+    pub object_bytes: u64,
+    /// Segments that were put back from copies.
+    pub mended_count: u64,
+    /// Segments that are damaged or missing, and that no copy has.
+    pub bad_count: u64,
+    /// The first of them; also those of the run before, until they are looked at again.
+    pub bad: Vec<BadSegmentInfo>,
+    /// Why it waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    /// Since how many seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing_seconds: Option<u64>,
+}
+
+/// A segment that is damaged or missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BadSegmentInfo {
+    /// Its number.
+    pub number: u64,
+    /// Path of its object below the pool's prefix.
+    pub object: String,
+    /// What is wrong with it, and with what copies have of it.
+    pub why: String,
 }
 
 /// What `spindle fsck` found.

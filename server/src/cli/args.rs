@@ -86,6 +86,9 @@ pub enum Command {
     Detach(DetachArgs),
     /// State of a pool
     Status(PoolArgs),
+    /// Verify everything that the store holds, in the background, and put back from copies what is bad
+    #[command(subcommand)]
+    Scrub(ScrubCommand),
     /// Copy everything to the store, and wait until it is there
     Flush(PoolArgs),
     /// Stop the daemon that runs on a directory, in order
@@ -156,6 +159,35 @@ pub enum CopyCommand {
         pool: PoolArgs,
         /// Where it is
         url: String,
+    },
+}
+
+/// The pool's scrub.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ScrubCommand {
+    /// Begin, or go on with the one that was stopped; what runs takes the new pace
+    Start {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Bytes a second at most, like 50M; 32M without it
+        #[arg(long, value_name = "SIZE")]
+        rate: Option<ByteSize>,
+        /// Again and again: from the beginning of one to that of the next, like 30d
+        #[arg(long, value_name = "DURATION")]
+        every: Option<Span>,
+    },
+    /// Stop it, and begin no other
+    Stop {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+    /// Show how far it is, and what it has found
+    Status {
+        /// Which pool.
+        #[command(flatten)]
+        pool: PoolArgs,
     },
 }
 

@@ -1,7 +1,7 @@
 //! Owns the text that people read: tables and sentences made of the admin replies.
 
 use crate::admin::{
-    CacheInfo, CopyInfo, DiffInfo, FsckInfo, NbdInfo, Reply, RestoreInfo, ScheduleInfo,
+    CacheInfo, CopyInfo, DiffInfo, FsckInfo, NbdInfo, Reply, RestoreInfo, ScheduleInfo, ScrubInfo,
     SnapshotInfo, SpaceInfo, StatusInfo, VolumeInfo,
 };
 use crate::attach::AttachmentInfo;
@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::config::options::{self, OptionDoc};
 use crate::removal::{PoolPurged, PoolRemoved, PoolRestored};
 use crate::restore::PoolOfCopy;
-use crate::units::{ByteSize, utc};
+use crate::units::{ByteSize, Span, utc};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -179,6 +179,52 @@ fn copies(infos: &[CopyInfo]) -> String {
     table(&rows, &[])
 }
 
+fn scrub(info: &ScrubInfo) -> String {
+    let Some(started_at) = info.started_at else {
+        return "nothing was verified yet; begin with: spindle scrub start --dir DIR\n".to_owned();
+    };
+    let how = match (&info.failure, info.ended_at) {
+        (Some(failure), _) => {
+            format!("waits, for {} s: {failure}", info.failing_seconds.unwrap_or(0))
+        }
+        (None, _) if info.is_running && !info.is_served => {
+            format!("{} % done; no daemon runs, so it does not go on", info.permille / 10)
+        }
+        (None, _) if info.is_running => {
+            let rate = ByteSize(info.bytes_per_second).rounded();
+            format!("{} % done, at {rate} a second", info.permille / 10)
+        }
+        (None, Some(at)) => format!("ended at {}", utc(at)),
+        (None, None) => format!("stopped at {} %", info.permille / 10),
+    };
+    let every = |seconds: u64| Span::from_secs(seconds).to_string();
+    let again = match (info.every_seconds, info.next_at) {
+        (Some(seconds), Some(at)) => format!("every {}, next at {}", every(seconds), utc(at)),
+        (Some(seconds), None) => format!("every {}", every(seconds)),
+        (None, _) => "only when it is asked for".to_owned(),
+    };
+    let mut text = pairs(&[
+        ("begun", utc(started_at)),
+        ("now", how),
+        ("repeated", again),
+        (
+            "verified",
+            format!(
+                "{} segments of {}, {} frames",
+                info.segment_count,
+                ByteSize(info.object_bytes).rounded(),
+                info.frame_count
+            ),
+        ),
+        ("put back", format!("{} segments, from copies", info.mended_count)),
+        ("bad", format!("{} segments", info.bad_count)),
+    ]);
+    for bad in &info.bad {
+        text += &format!("bad: {}: {}\n", bad.object, bad.why);
+    }
+    text
+}
+
 fn schedule(info: &ScheduleInfo) -> String {
     let volume = &info.volume;
     let mut text = match (&info.cron, &info.keep) {
@@ -285,6 +331,7 @@ pub(super) fn reply(reply: &Reply) -> String {
         Reply::Snapshots { snapshots: infos } => snapshots(infos),
         Reply::Schedule(info) => schedule(info),
         Reply::Copies { copies: infos } => copies(infos),
+        Reply::Scrub(info) => scrub(info),
         Reply::SnapshotDiff(found) => diff(found),
         Reply::Status(info) => status(info),
         Reply::Fsck(found) => fsck(found),
@@ -359,12 +406,16 @@ fn status(info: &StatusInfo) -> String {
         (
             "reads",
             format!(
-                "frames from memory {}, from the cache {}, from the store {} ({} read twice, {} bad)",
+                "frames from memory {}, from the cache {}, from the store {} ({} read twice, {} bad){}",
                 info.tier.memory_hit_count,
                 info.tier.cache_hit_count,
                 info.tier.store_frame_count,
                 info.tier.store_refetch_count,
-                info.tier.store_bad_count
+                info.tier.store_bad_count,
+                match info.tier.mended_count {
+                    0 => String::new(),
+                    count => format!("; {count} segments put back from copies"),
+                }
             ),
         ),
         (

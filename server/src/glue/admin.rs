@@ -6,9 +6,10 @@
 //! - Secrets go back to the client that asked and nowhere else.
 
 use crate::admin::{
-    AdminHandler, AsideInfo, AtRisk, CacheInfo, CopyInfo, CopyStateInfo, DestageInfo, DiffExtent,
-    DiffInfo, KeySlotInfo, LogInfo, NbdInfo, Reply, Request, RestoreInfo, ScheduleInfo,
-    ScheduledInfo, SnapshotInfo, SpaceInfo, StatusInfo, TierInfo, VolumeInfo,
+    AdminHandler, AsideInfo, AtRisk, BadSegmentInfo, CacheInfo, CopyInfo, CopyStateInfo,
+    DestageInfo, DiffExtent, DiffInfo, KeySlotInfo, LogInfo, NbdInfo, Reply, Request, RestoreInfo,
+    ScheduleInfo, ScheduledInfo, ScrubInfo, SnapshotInfo, SpaceInfo, StatusInfo, TierInfo,
+    VolumeInfo,
 };
 use crate::attach::{self, Attachments};
 use crate::copies::{Copies, CopyStatus};
@@ -17,6 +18,8 @@ use crate::keys::NewKey;
 use crate::pool::{NamedSnapshot, SchedulePlan};
 use crate::record::{VolumeRecord, VolumeState};
 use crate::restore::Restored;
+use crate::scrub::BadSegment;
+use crate::scrub::Scrub;
 use crate::serve::OpenPool;
 use crate::snapshot::SnapshotName;
 use block::{Error, ErrorKind, Result, VolumeId};
@@ -42,6 +45,7 @@ pub struct AdminPool {
     nbd: Option<Server<PoolExports>>,
     attachments: Option<Arc<Attachments>>,
     copies: Arc<Copies>,
+    scrub: Arc<Scrub>,
     is_offline: bool,
     stop: watch::Sender<bool>,
 }
@@ -61,22 +65,23 @@ impl AdminPool {
         endpoints: Vec<String>,
         nbd: Server<PoolExports>,
         attachments: Arc<Attachments>,
-        copies: Arc<Copies>,
+        (copies, scrub): (Arc<Copies>, Arc<Scrub>),
         stop: watch::Sender<bool>,
     ) -> AdminPool {
         let (open, nbd, attachments) = (Mutex::new(Some(open)), Some(nbd), Some(attachments));
-        AdminPool { open, endpoints, nbd, attachments, copies, is_offline: false, stop }
+        AdminPool { open, endpoints, nbd, attachments, copies, scrub, is_offline: false, stop }
     }
 
     /// For a command that has opened the pool itself and closes it by [`AdminHandler::close`].
     #[must_use]
-    pub fn offline(open: OpenPool, copies: Copies) -> AdminPool {
+    pub fn offline(open: OpenPool, (copies, scrub): (Copies, Scrub)) -> AdminPool {
         AdminPool {
             open: Mutex::new(Some(Arc::new(open))),
             endpoints: Vec::new(),
             nbd: None,
             attachments: None,
             copies: Arc::new(copies),
+            scrub: Arc::new(scrub),
             is_offline: true,
             stop: watch::Sender::new(false),
         }
@@ -94,6 +99,27 @@ impl AdminPool {
             Some(format!("the copy {url} is not brought up to date, for {seconds} s: {failure}"))
         };
         copies.into_iter().filter_map(warning).collect()
+    }
+
+    /// What a person should know of the pool's scrub.
+    async fn scrub_warnings(&self) -> Vec<String> {
+        let info = match scrub_info(&self.scrub).await {
+            Ok(info) => info,
+            Err(error) => return vec![format!("the scrub is not known: {}", error.chain())],
+        };
+        let mut warnings = Vec::new();
+        if let Some(failure) = info.failure {
+            let seconds = info.failing_seconds.unwrap_or(0);
+            warnings.push(format!("the scrub waits, for {seconds} s: {failure}"));
+        }
+        let count = info.bad_count.max(info.bad.len() as u64);
+        if count > 0 {
+            warnings.push(format!(
+                "the scrub has found {count} segments that are damaged or missing, and that no copy has whole: \
+                 `spindle scrub status` names them"
+            ));
+        }
+        warnings
     }
 
     fn attachments(&self) -> Result<&Arc<Attachments>> {
@@ -194,6 +220,39 @@ fn restore_info(open: &OpenPool, restored: &Restored) -> RestoreInfo {
         left_seconds: counts.left_seconds,
         bad_count: counts.bad_count.max(origin.lost_count),
     }
+}
+
+async fn scrub_info(scrub: &Scrub) -> Result<ScrubInfo> {
+    let status = scrub.status().await?;
+    let mut info = ScrubInfo {
+        is_served: status.is_serving,
+        failing_seconds: status.failure.as_ref().map(|(_, since)| since.elapsed().as_secs()),
+        failure: status.failure.map(|(why, _)| why),
+        ..ScrubInfo::default()
+    };
+    let Some(record) = status.record else { return Ok(info) };
+    let bad = |bad: BadSegment| {
+        let BadSegment { number, object, why } = bad;
+        BadSegmentInfo { number, object, why }
+    };
+    info.is_running = record.is_running();
+    info.is_stopped = record.is_stopped;
+    info.started_at = Some(record.started_at);
+    info.ended_at = record.ended_at;
+    info.next_at = record.next_at();
+    info.permille = match record.ended_at {
+        Some(_) => 1000,
+        None => record.position * 1000 / record.until.max(1),
+    };
+    info.bytes_per_second = record.bytes_per_second;
+    info.every_seconds = record.every_seconds;
+    info.segment_count = record.segment_count;
+    info.frame_count = record.frame_count;
+    info.object_bytes = record.object_bytes;
+    info.mended_count = record.mended_count;
+    info.bad_count = record.bad_count;
+    info.bad = record.bad.into_iter().map(bad).collect();
+    Ok(info)
 }
 
 async fn copy_infos(copies: &Copies) -> Result<Vec<CopyInfo>> {
@@ -404,6 +463,16 @@ impl AdminHandler for AdminPool {
                 );
                 Ok(Reply::Done { message })
             }
+            Request::ScrubStart { bytes_per_second, every_seconds } => {
+                self.scrub.begin(bytes_per_second, every_seconds).await?;
+                Ok(Reply::Scrub(scrub_info(&self.scrub).await?))
+            }
+            Request::ScrubStop => {
+                self.scrub.end().await?;
+                let message = "the scrub is stopped; `spindle scrub start` goes on where it was, if it was under way";
+                Ok(Reply::Done { message: message.to_owned() })
+            }
+            Request::ScrubStatus => Ok(Reply::Scrub(scrub_info(&self.scrub).await?)),
             Request::Status => Ok(Reply::Status(Box::new(self.status(&open).await))),
             Request::Flush => {
                 let lsn = pool.destage_all().await.map_err(|error| name_asides(&open, error))?;
@@ -651,6 +720,7 @@ impl AdminPool {
             warnings.push("no recovery key was made: run `spindle key backup`".to_owned());
         }
         warnings.extend(self.copy_warnings().await);
+        warnings.extend(self.scrub_warnings().await);
         let max_age = open.config.settings().destage.max_age.duration().as_secs_f64();
         if oldest_seconds > max_age * LATE_FACTOR {
             warnings.push(format!(
@@ -727,6 +797,7 @@ impl AdminPool {
                 store_frame_count: tier.frames.store_frame_count,
                 store_refetch_count: tier.frames.store_refetch_count,
                 store_bad_count: tier.frames.store_bad_count,
+                mended_count: tier.mended_count,
             },
             space: space_info(
                 &open.pool.reclaim_status(),

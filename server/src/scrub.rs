@@ -1,0 +1,523 @@
+//! Scrub: a job that verifies every segment of the pool's store, and mends from copies what it can.
+//!
+//! Invariants:
+//! - How far it is, and what it found, is a chain of documents in the pool's store: a stop, a kill or another owner goes on
+//!   behind the last one, having looked at a minute's worth twice.
+//! - It runs in the slow lane and keeps to its pace. What passes, like a store that is away, makes it wait; only what the
+//!   user says ends it early.
+
+#[cfg(test)]
+mod tests;
+
+use crate::chain::{Chain, Created, Format, corrupt, random_bytes, seal_document, to_hex};
+use crate::pool::Pool;
+use crate::store::Store;
+use crate::units::unix_seconds_now;
+use block::seal::PoolKey;
+use block::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tiering::{Finding, Scrubbed};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+/// Folder of the chain in the pool's prefix, and the purpose of its seal.
+pub(crate) const FOLDER: &str = "scrub";
+/// Documents kept for people to look at.
+const KEEP_COUNT: usize = 3;
+/// Pace where none is asked for. Chosen by hand: a TiB in nine hours.
+pub const BYTES_PER_SECOND: u64 = 32 << 20;
+/// How often the document is written while a scrub runs.
+const SAVE: Duration = Duration::from_secs(60);
+/// Bad segments that are named; the others are counted.
+const NAMED_MAX: usize = 100;
+/// Bytes of what is said about one. Chosen by hand: all of them fit a document twice.
+const WHY_BYTES_MAX: usize = 300;
+/// Pause after a failure; it doubles up to the maximum.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Longest sleep until the next run: the clock may be set meanwhile.
+const LOOK: Duration = Duration::from_secs(600);
+/// Longest that an orderly stop waits for the job. Chosen by hand: it ends between two requests.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// A segment that could not be mended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BadSegment {
+    /// Number.
+    pub number: u64,
+    /// Path of its object below the pool's prefix.
+    pub object: String,
+    /// What is wrong with it, and with what copies have of it.
+    pub why: String,
+}
+
+/// A scrub: the newest, or the one that runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubRecord {
+    pub(crate) format: Format,
+    pub(crate) pool: Uuid,
+    /// Of the document.
+    pub(crate) number: u64,
+    /// Seconds since 1970.
+    pub started_at: u64,
+    /// When it had looked at everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<u64>,
+    /// It was stopped before that, and goes on when it is started again.
+    pub is_stopped: bool,
+    /// Segments up to this number have been looked at.
+    pub position: u64,
+    /// First number that it does not look at.
+    pub until: u64,
+    /// Pace.
+    pub bytes_per_second: u64,
+    /// Seconds from the start of one to that of the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_seconds: Option<u64>,
+    /// Segments that were looked at.
+    pub segment_count: u64,
+    /// Frames in those that are whole.
+    pub frame_count: u64,
+    /// Bytes of their objects.
+    pub object_bytes: u64,
+    /// Segments that were put back from copies.
+    pub mended_count: u64,
+    /// Segments that are damaged or missing.
+    pub bad_count: u64,
+    /// The first of them; also those of the run before, until they are looked at again.
+    pub bad: Vec<BadSegment>,
+    /// Random: tells our own create from another's after an ambiguous answer.
+    pub(crate) nonce: String,
+}
+
+impl ScrubRecord {
+    fn new(pool: Uuid) -> ScrubRecord {
+        ScrubRecord {
+            format: Format::CURRENT,
+            pool,
+            number: 0,
+            started_at: 0,
+            ended_at: None,
+            is_stopped: true,
+            position: 0,
+            until: 0,
+            bytes_per_second: BYTES_PER_SECOND,
+            every_seconds: None,
+            segment_count: 0,
+            frame_count: 0,
+            object_bytes: 0,
+            mended_count: 0,
+            bad_count: 0,
+            bad: Vec::new(),
+            nonce: String::new(),
+        }
+    }
+
+    /// It is under way, as far as it is up to this record.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.ended_at.is_none() && !self.is_stopped
+    }
+
+    /// When the next one begins, in seconds since 1970.
+    #[must_use]
+    pub fn next_at(&self) -> Option<u64> {
+        let every = self.every_seconds.filter(|_| !self.is_running() && !self.is_stopped)?;
+        Some(self.started_at.saturating_add(every))
+    }
+
+    /// From the first segment on, to the newest of now. What the run before has found to be bad stays, until it is looked at
+    /// again.
+    fn begin(&mut self, now: u64, until: u64) {
+        let (bad, every_seconds) = (std::mem::take(&mut self.bad), self.every_seconds);
+        *self = ScrubRecord {
+            number: self.number,
+            started_at: now,
+            is_stopped: false,
+            until,
+            bytes_per_second: self.bytes_per_second,
+            every_seconds,
+            bad,
+            ..ScrubRecord::new(self.pool)
+        };
+    }
+
+    fn note(&mut self, looked: &Scrubbed) {
+        let number = looked.info.number.0;
+        let before = self.position;
+        self.bad.retain(|bad| bad.number <= before || bad.number > number);
+        self.position = number;
+        if looked.finding == Finding::Gone {
+            return;
+        }
+        self.segment_count += 1;
+        self.object_bytes += u64::from(looked.info.object_bytes);
+        match &looked.finding {
+            Finding::Whole { frame_count } => self.frame_count += frame_count,
+            Finding::Mended { .. } => {
+                self.mended_count += 1;
+                self.frame_count += u64::from(looked.info.frame_count);
+            }
+            Finding::Gone => {}
+            Finding::Bad { why } => {
+                self.bad_count += 1;
+                if self.bad.len() < NAMED_MAX {
+                    let mut why = why.clone();
+                    why.truncate(why.floor_char_boundary(WHY_BYTES_MAX));
+                    let object = looked.info.object_path().to_string();
+                    self.bad.push(BadSegment { number, object, why });
+                    self.bad.sort_by_key(|bad| bad.number);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, now: u64) {
+        // What lies behind has no record any more.
+        let last = self.position;
+        self.bad.retain(|bad| bad.number <= last);
+        self.position = self.until.saturating_sub(1);
+        self.ended_at = Some(now);
+    }
+}
+
+/// How the pool's scrub stands.
+#[derive(Clone, Debug)]
+pub struct ScrubStatus {
+    /// The newest; `None` before the first.
+    pub record: Option<ScrubRecord>,
+    /// A daemon serves the pool, so that it goes on.
+    pub is_serving: bool,
+    /// Why it waits, and since when.
+    pub failure: Option<(String, Instant)>,
+}
+
+#[derive(Default)]
+struct State {
+    record: Option<ScrubRecord>,
+    /// Counts what the user has asked for: a step that began before means nothing.
+    turn: u64,
+    failure: Option<(String, Instant)>,
+}
+
+struct Inner {
+    pool: Arc<Pool>,
+    store: Store,
+    key: PoolKey,
+    id: Uuid,
+    /// The pool needs no copy that it was restored from.
+    is_whole: watch::Receiver<bool>,
+    state: Mutex<State>,
+    /// One document at a time.
+    saving: tokio::sync::Mutex<()>,
+    wake: Notify,
+}
+
+/// See the module.
+pub struct Scrub {
+    inner: Arc<Inner>,
+    job: Mutex<Option<(watch::Sender<bool>, JoinHandle<()>)>>,
+    is_serving: bool,
+    /// The newest document could not be read when the daemon started.
+    failure: Option<Error>,
+}
+
+impl Scrub {
+    /// For requests only: a scrub may be asked for, nothing is looked at.
+    pub(crate) fn offline(
+        pool: Arc<Pool>,
+        store: Store,
+        key: PoolKey,
+        id: Uuid,
+        is_whole: watch::Receiver<bool>,
+    ) -> Scrub {
+        let (state, saving, wake) =
+            (Mutex::default(), tokio::sync::Mutex::default(), Notify::new());
+        let inner = Inner { pool, store, key, id, is_whole, state, saving, wake };
+        Scrub { inner: Arc::new(inner), job: Mutex::default(), is_serving: false, failure: None }
+    }
+
+    /// Goes on where the newest document says. Volumes are served also where that cannot be read.
+    pub(crate) async fn start(mut self) -> Scrub {
+        self.is_serving = true;
+        match self.inner.read().await {
+            Ok(record) => self.inner.state.lock().record = record,
+            Err(error) => {
+                tracing::error!(
+                    error = %error.chain(),
+                    "how far the scrub is cannot be read: nothing is verified until the next start"
+                );
+                self.failure = Some(error);
+                return self;
+            }
+        }
+        let stop = watch::Sender::new(false);
+        let (inner, mut stopped) = (self.inner.clone(), stop.subscribe());
+        let task = self.inner.pool.tier().background().spawn(async move {
+            tokio::select! {
+                never = inner.run() => match never {},
+                _ = stopped.wait_for(|stop| *stop) => {}
+            }
+            inner.save_last().await;
+        });
+        *self.job.lock() = Some((stop, task));
+        self
+    }
+
+    /// Ends the job; what it has looked at is not looked at again.
+    pub(crate) async fn stop(&self) {
+        let Some((stop, mut task)) = self.job.lock().take() else { return };
+        stop.send_replace(true);
+        if tokio::time::timeout(STOP_GRACE, &mut task).await.is_err() {
+            task.abort();
+        }
+    }
+
+    /// Begins a scrub, goes on with one that was stopped, or changes the pace of the one that runs.
+    ///
+    /// # Errors
+    /// `Busy` while the pool is fetched from a copy, which verifies it; those of the store.
+    pub async fn begin(&self, bytes_per_second: Option<u64>, every: Option<u64>) -> Result<()> {
+        self.check()?;
+        if every == Some(0) || bytes_per_second == Some(0) {
+            let what = "start a scrub: its pace and the time between two are not 0";
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        if !*self.inner.is_whole.borrow() {
+            let what = "start a scrub: the pool is still being fetched from the copy that it was restored from, and is \
+                        verified on its way; `spindle status` says how far it is";
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        self.load().await?;
+        let (now, until) = (unix_seconds_now(), self.inner.pool.tier().next_segment());
+        self.inner
+            .change(|record| {
+                match record.ended_at {
+                    None if record.number > 0 => record.is_stopped = false,
+                    _ => record.begin(now, until),
+                }
+                record.bytes_per_second = bytes_per_second.unwrap_or(BYTES_PER_SECOND);
+                record.every_seconds = every;
+            })
+            .await
+    }
+
+    /// Ends the one that runs for now, and those that would follow.
+    ///
+    /// # Errors
+    /// `NotFound` where there is nothing to stop; those of the store.
+    pub async fn end(&self) -> Result<()> {
+        self.check()?;
+        self.load().await?;
+        let is_there = self
+            .inner
+            .record()
+            .is_some_and(|record| record.is_running() || record.next_at().is_some());
+        if !is_there {
+            let what = "stop the scrub: none runs, and none is to begin";
+            return Err(Error::new(ErrorKind::NotFound, what));
+        }
+        let change = |record: &mut ScrubRecord| {
+            record.is_stopped = record.ended_at.is_none();
+            record.every_seconds = None;
+        };
+        self.inner.change(change).await
+    }
+
+    /// How it stands.
+    ///
+    /// # Errors
+    /// Those of reading the newest document, where no daemon runs.
+    pub async fn status(&self) -> Result<ScrubStatus> {
+        self.check()?;
+        self.load().await?;
+        let state = self.inner.state.lock();
+        let (record, failure) = (state.record.clone(), state.failure.clone());
+        Ok(ScrubStatus { record, is_serving: self.is_serving, failure })
+    }
+
+    fn check(&self) -> Result<()> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    async fn load(&self) -> Result<()> {
+        if !self.is_serving {
+            let record = self.inner.read().await?;
+            self.inner.state.lock().record = record;
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn record(&self) -> Option<ScrubRecord> {
+        self.state.lock().record.clone()
+    }
+
+    async fn read(&self) -> Result<Option<ScrubRecord>> {
+        let chain = Chain::new(&self.store, FOLDER);
+        let newest = chain.newest_body::<ScrubRecord>(&self.key).await?;
+        let Some((number, record)) = newest else { return Ok(None) };
+        if record.pool != self.id || record.number != number {
+            return Err(corrupt(&chain.name(number), "it belongs elsewhere"));
+        }
+        Ok(Some(record))
+    }
+
+    /// As the user asks; wakes the job.
+    async fn change(&self, change: impl Fn(&mut ScrubRecord)) -> Result<()> {
+        self.save(|record, state| {
+            change(record);
+            if let Some(state) = state {
+                state.turn += 1;
+            }
+        })
+        .await?;
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// Writes the record of now with a change, which is made to that of then as well once it is durable.
+    async fn save(&self, change: impl Fn(&mut ScrubRecord, Option<&mut State>)) -> Result<()> {
+        let _alone = self.saving.lock().await;
+        let mut record = self.record().unwrap_or_else(|| ScrubRecord::new(self.id));
+        change(&mut record, None);
+        record.number += 1;
+        record.nonce = to_hex(&random_bytes::<16>());
+        let chain = Chain::new(&self.store, FOLDER);
+        let number = record.number;
+        if chain.create(number, &seal_document(&self.key, FOLDER, &record)?).await? == Created::Lost
+        {
+            let what =
+                "write how far the scrub is: another process did so at the same moment; try again";
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        {
+            let mut state = self.state.lock();
+            let mut now = state.record.take().unwrap_or_else(|| ScrubRecord::new(self.id));
+            change(&mut now, Some(&mut state));
+            now.number = number;
+            state.record = Some(now);
+        }
+        if let Err(error) = chain.prune(KEEP_COUNT).await {
+            tracing::debug!(error = %error.chain(), "old records of scrubs were not deleted");
+        }
+        Ok(())
+    }
+
+    /// At an orderly stop.
+    async fn save_last(&self) {
+        if self.record().is_some_and(|record| record.is_running())
+            && let Err(error) = self.save(|_, _| {}).await
+        {
+            tracing::debug!(error = %error.chain(), "the scrub begins where it was a minute ago");
+        }
+    }
+
+    async fn run(&self) -> std::convert::Infallible {
+        let mut pause = PAUSE;
+        let mut saved_at = Instant::now();
+        loop {
+            let wait = match self.step(&mut saved_at).await {
+                Ok(wait) => {
+                    pause = PAUSE;
+                    self.state.lock().failure = None;
+                    wait
+                }
+                Err(error) => {
+                    let is_new = {
+                        let mut state = self.state.lock();
+                        let since = state.failure.as_ref().map(|(_, since)| *since);
+                        state.failure = Some((error.chain(), since.unwrap_or_else(Instant::now)));
+                        since.is_none()
+                    };
+                    if is_new {
+                        tracing::warn!(
+                            error = %error.chain(),
+                            "the scrub waits; it goes on when that is over"
+                        );
+                    }
+                    let wait = pause;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                    wait
+                }
+            };
+            let _ = tokio::time::timeout(wait, self.wake.notified()).await;
+        }
+    }
+
+    /// Looks at one segment at most. Returns how long there is nothing to do.
+    async fn step(&self, saved_at: &mut Instant) -> Result<Duration> {
+        let (record, turn) = {
+            let state = self.state.lock();
+            (state.record.clone(), state.turn)
+        };
+        let Some(record) = record else { return Ok(LOOK) };
+        let tier = self.pool.tier();
+        if !record.is_running() {
+            let Some(at) = record.next_at() else { return Ok(LOOK) };
+            let left = Duration::from_secs(at.saturating_sub(unix_seconds_now()));
+            if left.is_zero() {
+                let (now, until) = (unix_seconds_now(), tier.next_segment());
+                self.save(|record, _| {
+                    // The user may have stopped it just now.
+                    if record.next_at().is_some() {
+                        record.begin(now, until);
+                    }
+                })
+                .await?;
+                *saved_at = Instant::now();
+            }
+            return Ok(left.min(LOOK));
+        }
+        // A restored pool is verified while it is fetched.
+        let mut is_whole = self.is_whole.clone();
+        let _ = is_whole.wait_for(|is_whole| *is_whole).await;
+        let begun_at = Instant::now();
+        let looked = tier.scrub_next(record.position).await?;
+        let looked = looked.filter(|looked| looked.info.number.0 < record.until);
+        let Some(looked) = looked else {
+            let now = unix_seconds_now();
+            self.save(|record, _| {
+                if record.is_running() {
+                    record.end(now);
+                }
+            })
+            .await?;
+            tracing::info!(
+                segments = record.segment_count,
+                mended = record.mended_count,
+                bad = record.bad_count,
+                "a scrub has looked at every segment"
+            );
+            return Ok(Duration::ZERO);
+        };
+        if let Finding::Bad { why } = &looked.finding {
+            tracing::error!(
+                object = %looked.info.object_path(), why,
+                "a segment is damaged or missing, and no copy of the pool has it whole"
+            );
+        }
+        {
+            let mut state = self.state.lock();
+            if state.turn == turn
+                && let Some(record) = &mut state.record
+            {
+                record.note(&looked);
+            }
+        }
+        if saved_at.elapsed() >= SAVE {
+            self.save(|_, _| {}).await?;
+            *saved_at = Instant::now();
+        }
+        let due =
+            u64::from(looked.info.object_bytes) as f64 / record.bytes_per_second.max(1) as f64;
+        Ok(Duration::from_secs_f64(due).saturating_sub(begun_at.elapsed()))
+    }
+}
