@@ -17,6 +17,7 @@ mod neighbour;
 mod operator;
 mod postgres;
 mod power;
+mod scrub;
 mod snapshots;
 mod soak;
 mod space;

@@ -1,0 +1,222 @@
+//! Scrub: what rots in the store is found, put back from a copy where one has it, and named where none has, whoever dies.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tests::daemon::{Daemon, SMALL};
+use tests::nbd::wire::{CMD_READ, EIO};
+use tests::nbd::{Connection, Wanted};
+use tests::seed::{Random, seeds};
+
+const BYTES: u64 = 12 << 20;
+const PART: u64 = 1 << 20;
+const PUT_BACK: &str = "was put back from a copy";
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not in a minute: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A pool without caches, so that clients see what the store has.
+fn filled(seed: u64) -> (Daemon, Vec<u8>) {
+    let settings = SMALL.replace(
+        "[cache]\nsize = \"64MiB\"",
+        "[cache]\nsize = \"0\"\n[memory_cache]\nsize = \"0\"",
+    );
+    let daemon = Daemon::started(&settings, &[("db", "64MiB")]);
+    // It does not compress.
+    let mut random = Random::new(seed, 9);
+    let mut bytes = vec![0; BYTES as usize];
+    random.fill(&mut bytes);
+    let mut db = connect(&daemon);
+    for (part, bytes) in (0..).zip(bytes.chunks(PART as usize)) {
+        db.write(part * PART, bytes, 0);
+    }
+    let _ = daemon.command(&["flush"]);
+    (daemon, bytes)
+}
+
+fn connect(daemon: &Daemon) -> Connection {
+    Connection::open(&daemon.tcp("db"), &Wanted::everything()).expect("it opens")
+}
+
+fn check(daemon: &Daemon, bytes: &[u8]) {
+    let mut db = connect(daemon);
+    for (part, bytes) in (0..).zip(bytes.chunks(PART as usize)) {
+        assert!(db.read(part * PART, PART as u32) == bytes, "part {part}");
+    }
+}
+
+fn segments(folder: &Path) -> Vec<PathBuf> {
+    let inside = |dir: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(dir).expect("a readable directory");
+        entries.map(|entry| entry.expect("a readable entry").path()).collect()
+    };
+    let mut found: Vec<PathBuf> =
+        inside(&folder.join("segments")).iter().flat_map(|epoch| inside(epoch)).collect();
+    found.sort();
+    found
+}
+
+/// Flips a bit of one, cuts another, removes a third. Returns what they held.
+fn damage(victims: &[&PathBuf]) -> Vec<Vec<u8>> {
+    let [flipped, cut, gone] = victims else { panic!("three of them") };
+    let held = victims.iter().map(|path| std::fs::read(path).expect("a readable file")).collect();
+    let mut bytes = std::fs::read(flipped).expect("a readable file");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x10;
+    std::fs::write(flipped, bytes).expect("a writable file");
+    let bytes = std::fs::read(cut).expect("a readable file");
+    std::fs::write(cut, &bytes[..bytes.len() - 1]).expect("a writable file");
+    std::fs::remove_file(gone).expect("it can be removed");
+    held
+}
+
+fn status(daemon: &Daemon) -> Value {
+    daemon.json(&["scrub", "status"])
+}
+
+fn number(value: &Value, name: &str) -> u64 {
+    value[name].as_u64().unwrap_or_else(|| panic!("no {name} in {value}"))
+}
+
+fn warnings(daemon: &Daemon) -> String {
+    daemon.json(&["status"])["warnings"].to_string()
+}
+
+#[test]
+fn a_scrub_puts_back_what_a_copy_has_over_deaths_and_stops() {
+    for seed in seeds(1) {
+        println!("SEED={seed}");
+        let (mut daemon, bytes) = filled(seed);
+        daemon.announce(PUT_BACK);
+        daemon.announce("reading it once more");
+        let copy = daemon.place().join("copy").display().to_string();
+        let _ = daemon.json(&["copy", "add", &copy, "--interval", "1s"]);
+        let _ = daemon.json(&["copy", "sync", &copy]);
+        let all = segments(&daemon.dir().join("store"));
+        assert!(all.len() >= 9, "{all:?}");
+        let last = all.len() - 1;
+        let victims = [&all[1], &all[last / 2], &all[last]];
+        let held = damage(&victims);
+
+        let begun = daemon.json(&["scrub", "start", "--rate", "2M"]);
+        assert_eq!(
+            (begun["is_running"].as_bool(), number(&begun, "mended_count")),
+            (Some(true), 0)
+        );
+        wait_for("it has begun", || number(&status(&daemon), "segment_count") >= 2);
+        // An orderly stop loses nothing, a kill a minute at most; both go on by themselves.
+        daemon.stop();
+        let before = status(&daemon);
+        assert_eq!(
+            (before["is_running"].as_bool(), before["is_served"].as_bool()),
+            (Some(true), Some(false))
+        );
+        let done = number(&before, "segment_count");
+        assert!((2..all.len() as u64).contains(&done), "{before}");
+        daemon.restart();
+        assert!(number(&status(&daemon), "segment_count") >= done);
+        daemon.kill();
+        daemon.restart();
+        let after = status(&daemon);
+        assert!(after["is_running"] == true && number(&after, "segment_count") >= done, "{after}");
+        // The user stops it, and it goes on only when asked to.
+        let _ = daemon.command(&["scrub", "stop"]);
+        let stopped = status(&daemon);
+        assert_eq!(
+            (stopped["is_running"].as_bool(), stopped["is_stopped"].as_bool()),
+            (Some(false), Some(true))
+        );
+        daemon.stop();
+        daemon.restart();
+        assert_eq!(status(&daemon)["is_stopped"], true);
+        let again = daemon.json(&["scrub", "start", "--rate", "2M"]);
+        assert!(number(&again, "segment_count") >= done, "{again}");
+        // What runs takes the new pace.
+        let _ = daemon.json(&["scrub", "start", "--rate", "10G"]);
+        wait_for("it has ended", || status(&daemon)["ended_at"].is_u64());
+        let ended = status(&daemon);
+        assert_eq!((number(&ended, "bad_count"), number(&ended, "permille")), (0, 1000), "{ended}");
+        // Those that a kill made it look at twice were mended before.
+        assert!((1..=3).contains(&number(&ended, "mended_count")), "{ended}");
+        for (path, held) in victims.iter().zip(held) {
+            assert!(std::fs::read(path).expect("it is back") == held, "{}", path.display());
+        }
+        check(&daemon, &bytes);
+        daemon.fsck();
+        assert!(!warnings(&daemon).contains("scrub"));
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_reader_is_answered_from_a_copy_and_what_none_has_is_named_until_it_is_back() {
+    for seed in seeds(1) {
+        println!("SEED={seed}");
+        let (mut daemon, bytes) = filled(seed);
+        for text in [PUT_BACK, "segment", "frame", "orrupt"] {
+            daemon.announce(text);
+        }
+        let all = segments(&daemon.dir().join("store"));
+        let victims = [&all[2], &all[4], &all[6]];
+        let held = damage(&victims);
+        let refused = daemon.command(&["scrub", "stop"]);
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("none runs"), "{refused:?}");
+        let _ = daemon.json(&["scrub", "start", "--every", "1s", "--rate", "10G"]);
+        wait_for("all three are named", || status(&daemon)["bad"].as_array().unwrap().len() == 3);
+        assert!(warnings(&daemon).contains("3 segments that are damaged or missing"));
+        let named = status(&daemon)["bad"].to_string();
+        for victim in victims {
+            assert!(named.contains(victim.file_name().unwrap().to_str().unwrap()), "{named}");
+        }
+        let failed = |daemon: &Daemon| {
+            let mut db = connect(daemon);
+            let blocks = (0..BYTES).step_by(64 << 10);
+            let failing = blocks.filter(|start| {
+                let reply = db.call(CMD_READ, 0, *start, 64 << 10, &[]).expect("a reply");
+                assert!(reply.error == 0 || reply.error == EIO, "{}", reply.error);
+                reply.error != 0
+            });
+            failing.count()
+        };
+        assert!(failed(&daemon) > 0, "three segments are bad and nobody notices");
+        // What is put back by hand is found by the next run, which comes by itself.
+        std::fs::write(victims[0], &held[0]).expect("a writable file");
+        wait_for("two are named", || status(&daemon)["bad"].as_array().unwrap().len() == 2);
+        std::fs::write(victims[1], &held[1]).expect("a writable file");
+        std::fs::write(victims[2], &held[2]).expect("a writable file");
+        wait_for("none is named", || status(&daemon)["bad"].as_array().unwrap().is_empty());
+        assert!(!warnings(&daemon).contains("scrub"), "{}", warnings(&daemon));
+        let _ = daemon.command(&["scrub", "stop"]);
+        assert!(status(&daemon)["next_at"].is_null());
+        check(&daemon, &bytes);
+
+        // With a copy, a reader does not wait for a scrub.
+        let copy = daemon.place().join("copy").display().to_string();
+        let _ = daemon.json(&["copy", "add", &copy, "--interval", "1s"]);
+        let _ = daemon.json(&["copy", "sync", &copy]);
+        daemon.stop();
+        let held = damage(&victims);
+        daemon.restart();
+        check(&daemon, &bytes);
+        // What a reader needs of the one that was cut is there.
+        assert_eq!(daemon.json(&["status"])["tier"]["mended_count"], 2);
+        let mut mended = 0;
+        // The first may be the rest of the one that was stopped.
+        for _ in 0..2 {
+            let _ = daemon.json(&["scrub", "start", "--rate", "10G"]);
+            wait_for("it has ended", || status(&daemon)["ended_at"].is_u64());
+            mended += number(&status(&daemon), "mended_count");
+        }
+        assert_eq!(mended, 1);
+        for (path, held) in victims.iter().zip(held) {
+            assert!(std::fs::read(path).expect("it is back") == held, "{}", path.display());
+        }
+        daemon.fsck();
+        daemon.stop();
+    }
+}
