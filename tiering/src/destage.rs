@@ -351,7 +351,18 @@ impl<'a> Job<'a> {
         if let Some((first_block, block_count)) = splitter.add(extent, payload.as_ref()) {
             self.report.zero_block_count += block_count;
             let layer = self.inner.map.layers().current(volume);
-            self.unmapped.push(Change { layer, first_block, block_count, placed: None });
+            // Trims of a whole device come in many requests, one behind the other: they are one range.
+            match self.unmapped.last_mut() {
+                Some(last)
+                    if last.layer == layer
+                        && last.first_block + last.block_count == first_block =>
+                {
+                    last.block_count += block_count;
+                }
+                _ => {
+                    self.unmapped.push(Change { layer, first_block, block_count, placed: None });
+                }
+            }
         }
         Ok(())
     }

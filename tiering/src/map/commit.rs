@@ -13,7 +13,7 @@ use super::history::{self, History};
 use super::keys::{self, ROOT_KEY, Sealer};
 use super::layers::{LayerId, LayerRecord};
 use super::pages::{self, OperandKind, PAGE_BLOCKS, Page, Run};
-use super::ranges::{RANGE_COUNT_MAX, RANGE_PAGES_MIN, Range};
+use super::ranges::{RANGE_PAGES_MIN, Range};
 use super::records::{ASIDE_FILES_MAX, AsideFile, Root, SegmentRecord, encode_aside, encode_live};
 use super::settle::Settle;
 use super::snapshots::{Prune, SnapshotChange, SnapshotList, encode_snapshot};
@@ -669,7 +669,7 @@ impl Map {
                 layers.contains(layer) && range.lsn >= commit.lsn
             };
             let Some((layer, range)) = self.ranges().iter().find(is_due) else { return Ok(()) };
-            match self.fold_range(writer, 4 * PAGES_AT_ONCE, layer, range).await {
+            match self.fold_run(writer, 4 * PAGES_AT_ONCE, layer, &[range]).await {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     return Err(of_layer(layer)(error));
@@ -687,7 +687,7 @@ impl Map {
         writer: &mut Writer,
         new: &[(LayerId, Range)],
     ) -> Result<(), CommitError> {
-        while self.ranges().len() + new.len() > RANGE_COUNT_MAX && !new.is_empty() {
+        while !new.is_empty() && !self.ranges().has_room_for(new) {
             match self.fold_ranges(writer, 4 * PAGES_AT_ONCE).await {
                 Ok(report) if report.ranges_left > 0 => {}
                 Ok(_) => return Ok(()),

@@ -17,12 +17,16 @@ use block::{ErrorKind, Lsn, Result};
 use bytes::Bytes;
 use std::ops::Bound;
 
+/// Ranges that are folded at once, and pages that may lie between two of them. Chosen by hand: looking for pages costs
+/// more than what it finds, where a device was trimmed and written here and there since.
+const RUN_MAX: (usize, u32) = (256, 64);
+
 /// Pages to fold, what is stored of each, and the page to go on with if there are more.
 type Hidden = (Vec<(u32, Option<Bytes>)>, Option<u32>);
 
 impl Map {
-    /// Folds the oldest range record a little: rewrites or deletes up to `page_budget` pages that it
-    /// hides, and shortens or drops the record. What it writes becomes durable with the next commit;
+    /// Folds the oldest range records a little: rewrites or deletes up to `page_budget` pages that they
+    /// hide, and shortens or drops the records. What it writes becomes durable with the next commit;
     /// a crash before only repeats the work.
     ///
     /// # Errors
@@ -35,7 +39,15 @@ impl Map {
         let Some((layer, range)) = sound.or_else(|| ranges.first()) else {
             return Ok(FoldReport::default());
         };
-        let folded = self.fold_range(writer, page_budget, layer, range).await;
+        let run = match self.layers().get(layer).is_some_and(|record| record.base.is_some()) {
+            true => vec![range],
+            false => ranges.run_from(layer, &range, RUN_MAX),
+        };
+        let mut folded = self.fold_run(writer, page_budget, layer, &run).await;
+        // What is before the damaged one goes all the same.
+        if run.len() > 1 && folded.as_ref().is_err_and(|error| error.kind() == ErrorKind::Corrupt) {
+            folded = self.fold_run(writer, page_budget, layer, &[range]).await;
+        }
         match &folded {
             Ok(_) => writer.unfoldable.remove(&layer),
             Err(error) if error.kind() == ErrorKind::Corrupt => writer.unfoldable.insert(layer),
@@ -44,19 +56,20 @@ impl Map {
         folded
     }
 
-    pub(super) async fn fold_range(
+    /// `run` is not empty; of one window, ascending and disjoint. Of a layer with a base, one range.
+    pub(super) async fn fold_run(
         &self,
         writer: &mut Writer,
         page_budget: usize,
         layer: LayerId,
-        range: Range,
+        run: &[Range],
     ) -> Result<FoldReport> {
         // The writer is held, so the ranges are those that the caller saw.
         let State { ranges, layers, .. } = self.state.borrow().clone();
         let snapshots = self.snapshots();
         let living = snapshots.of(layer);
         let is_former = layers.get(layer).is_some_and(|record| record.is_former);
-        let (hidden, next_page) = self.pages_hidden(layer, range, page_budget).await?;
+        let (hidden, next_page) = self.pages_hidden(layer, run, page_budget).await?;
         let mut draft = Draft::new(self);
         let mut report = CommitReport::default();
         let mut touched = Vec::new();
@@ -110,15 +123,18 @@ impl Map {
                 tokio::task::yield_now().await;
             }
         }
-        let key = keys::range_key(layer, range.lsn, range.ordinal);
-        let left = if let Some(first_page) = next_page {
-            let shorter = Range { first_page, ..range };
-            draft.put(&key, &shorter.encode());
-            ranges.with([(layer, shorter)])
-        } else {
-            draft.delete(&key);
-            ranges.without(layer, &range)
-        };
+        let done = |range: &&Range| next_page.is_none_or(|next| range.last_page < next);
+        let (gone, rest) = run.split_at(run.iter().take_while(done).count());
+        let key_of = |range: &Range| keys::range_key(layer, range.lsn, range.ordinal);
+        for range in gone {
+            draft.delete(&key_of(range));
+        }
+        let mut left = ranges.without(layer, gone);
+        if let (Some(range), Some(next)) = (rest.first(), next_page) {
+            let shorter = Range { first_page: next.max(range.first_page), ..*range };
+            draft.put(&key_of(range), &shorter.encode());
+            left = left.with([(layer, shorter)]);
+        }
         let live = self.draft_live(&mut draft).await?;
         let live_delta = draft.live_delta;
         self.write(writer, draft.batch).await?;
@@ -130,16 +146,17 @@ impl Map {
         Ok(FoldReport { page_count, ranges_left, ..FoldReport::default() })
     }
 
-    /// The first pages of a range, at most about `page_budget`: those that are stored and, where the layer has a
+    /// The first pages of a run, at most about `page_budget`: those that are stored and, where the layer has a
     /// base, those that would show it.
     async fn pages_hidden(
         &self,
         layer: LayerId,
-        range: Range,
+        run: &[Range],
         page_budget: usize,
     ) -> Result<Hidden> {
         let State { db, layers, .. } = self.state.borrow().clone();
         let mut found = Vec::new();
+        let Some((range, last)) = run.first().zip(run.last()) else { return Ok((found, None)) };
         let snapshots = self.snapshots();
         let is_shown = snapshots.of(layer).last().is_some_and(|newest| *newest >= range.lsn);
         let is_over = layers.base(layer, range.last_page).is_some() && is_shown;
@@ -154,12 +171,17 @@ impl Map {
             return Ok((found, next));
         }
         let from = Bound::Included(keys::page_key(layer, range.first_page).to_vec());
-        let until = Bound::Included(keys::page_key(layer, range.last_page).to_vec());
+        let until = Bound::Included(keys::page_key(layer, last.last_page).to_vec());
         let failed = |cause| db.failed(format!("scan pages of layer {layer}"), cause);
         let mut scan = db.scan((from, until)).await.map_err(failed)?;
         while let Some(entry) = scan.next().await.map_err(failed)? {
             let (_, page) = keys::page_of(&entry.key)
                 .ok_or_else(|| keys::corrupt(&entry.key, "not a page key"))?;
+            // Others lie between the ranges.
+            let over = run.partition_point(|range| range.last_page < page);
+            if !run.get(over).is_some_and(|range| range.covers(page)) {
+                continue;
+            }
             if found.len() >= page_budget {
                 return Ok((found, Some(page)));
             }

@@ -5,19 +5,21 @@
 //!
 //! Invariants:
 //! - A range covers whole pages; the edges of a trim are operands of their pages.
-//! - The list is bounded by [`RANGE_COUNT_MAX`]; a writer that would pass it folds first.
+//! - The list is bounded by [`RANGE_COUNT_MAX`] and [`WINDOW_COUNT_MAX`]; a writer that would pass them folds first.
 //! - A lookup that took the list before it read the page sees a state that once was.
 
 use super::keys::{corrupt, range_key};
 use super::layers::LayerId;
 use block::units::u32_at;
 use block::{Lsn, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Ranges that may wait to be folded, over all layers. Chosen by hand: 24 KiB of memory, and a page
-/// load that compares against all of them takes a few microseconds.
-pub const RANGE_COUNT_MAX: usize = 1024;
+/// Ranges that may wait to be folded, over all layers; the newest window's may go beyond. Chosen by hand: 1.3 MiB of memory.
+pub const RANGE_COUNT_MAX: usize = 65_536;
+
+/// Windows of which ranges may wait, over all layers: a page load looks for each of them. Chosen by hand: some 10 us.
+pub const WINDOW_COUNT_MAX: usize = 1024;
 
 /// Whole pages from which a trim becomes a range record rather than one change a page. Chosen by
 /// hand: below it, touching the pages at once costs less than folding them later.
@@ -74,11 +76,64 @@ impl Range {
     }
 }
 
-/// The ranges of a pool that wait to be folded. Cheap to clone.
+/// What one window has left in a layer. Cheap to clone.
+#[derive(Clone, Debug)]
+struct WindowRanges {
+    /// The first that is left, which may have been shortened.
+    first: Range,
+    /// All that there were, by page.
+    all: Arc<[Range]>,
+    /// Where the first one is in `all`.
+    at: usize,
+    /// As all are that one window makes: no two share a page.
+    is_disjoint: bool,
+}
+
+impl WindowRanges {
+    fn new(mut ranges: Vec<Range>) -> Option<WindowRanges> {
+        ranges.sort_unstable_by_key(|range| (range.first_page, range.ordinal));
+        let first = *ranges.first()?;
+        let is_disjoint = ranges.windows(2).all(|two| two[0].last_page < two[1].first_page);
+        Some(WindowRanges { first, all: ranges.into(), at: 0, is_disjoint })
+    }
+
+    fn rest(&self) -> &[Range] {
+        self.all.get(self.at + 1..).unwrap_or_default()
+    }
+
+    fn len(&self) -> usize {
+        self.all.len() - self.at
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Range> + '_ {
+        std::iter::once(self.first).chain(self.rest().iter().copied())
+    }
+
+    fn covers(&self, page: u32) -> bool {
+        if !self.is_disjoint {
+            return self.iter().any(|range| range.covers(page));
+        }
+        let rest = self.rest();
+        let next = rest.partition_point(|range| range.last_page < page);
+        self.first.covers(page) || rest.get(next).is_some_and(|range| range.covers(page))
+    }
+
+    /// Without the first one; `None` when it was the last.
+    fn shifted(&self) -> Option<WindowRanges> {
+        let first = *self.rest().first()?;
+        Some(WindowRanges { first, at: self.at + 1, ..self.clone() })
+    }
+}
+
+type Windows = BTreeMap<Lsn, WindowRanges>;
+
+/// The ranges of a pool that wait to be folded. Cheap to clone; a look at a page, and to shorten or drop the first range
+/// of a window, costs little however many there are.
 #[derive(Clone, Debug, Default)]
 pub struct RangeList {
-    layers: Arc<BTreeMap<LayerId, Vec<Range>>>,
+    layers: Arc<BTreeMap<LayerId, Windows>>,
     count: usize,
+    window_count: usize,
 }
 
 impl RangeList {
@@ -94,68 +149,131 @@ impl RangeList {
         self.count == 0
     }
 
+    /// As many more fit, of one window.
+    #[must_use]
+    pub fn has_room_for(&self, new: &[(LayerId, Range)]) -> bool {
+        let layers: BTreeSet<LayerId> = new.iter().map(|(layer, _)| *layer).collect();
+        self.count + new.len() <= RANGE_COUNT_MAX
+            && self.window_count + layers.len() <= WINDOW_COUNT_MAX
+    }
+
+    fn windows(&self, layer: LayerId) -> impl DoubleEndedIterator<Item = (Lsn, &WindowRanges)> {
+        self.layers.get(&layer).into_iter().flatten().map(|(lsn, ranges)| (*lsn, ranges))
+    }
+
     /// The LSN up to which operands of the page are hidden, or `Lsn::NONE`.
     #[must_use]
     pub fn cut(&self, layer: LayerId, page: u32) -> Lsn {
-        let Some(ranges) = self.layers.get(&layer) else { return Lsn::NONE };
-        ranges
-            .iter()
-            .filter(|range| range.covers(page))
-            .map(|range| range.lsn)
-            .max()
-            .unwrap_or_default()
+        let newest = self.windows(layer).rev().find(|(_, ranges)| ranges.covers(page));
+        newest.map_or(Lsn::NONE, |(lsn, _)| lsn)
     }
 
     /// LSNs of the ranges that hide operands of the page, ascending.
     #[must_use]
     pub fn cuts(&self, layer: LayerId, page: u32) -> Vec<Lsn> {
-        let ranges = self.layers.get(&layer).map_or(&[][..], Vec::as_slice);
-        ranges.iter().filter(|range| range.covers(page)).map(|range| range.lsn).collect()
+        let covering = self.windows(layer).filter(|(_, ranges)| ranges.covers(page));
+        covering.map(|(lsn, _)| lsn).collect()
     }
 
-    /// The range to fold next: the oldest one of the first layer that has any.
+    /// The range to fold next: one of the oldest of the first layer that has any.
     #[must_use]
     pub fn first(&self) -> Option<(LayerId, Range)> {
-        self.layers.iter().find_map(|(layer, ranges)| Some((*layer, *ranges.first()?)))
+        self.iter().next()
     }
 
     /// Every range with its layer.
     pub fn iter(&self) -> impl Iterator<Item = (LayerId, Range)> + '_ {
-        self.layers.iter().flat_map(|(layer, ranges)| ranges.iter().map(|range| (*layer, *range)))
+        self.layers.iter().flat_map(|(layer, windows)| {
+            windows.values().flat_map(|ranges| ranges.iter().map(|range| (*layer, range)))
+        })
     }
 
     /// Adds ranges, or replaces those of the same LSN and ordinal.
     #[must_use]
     pub fn with(&self, new: impl IntoIterator<Item = (LayerId, Range)>) -> RangeList {
+        let mut added: BTreeMap<(LayerId, Lsn), BTreeMap<u32, Range>> = BTreeMap::new();
+        for (layer, range) in new {
+            added.entry((layer, range.lsn)).or_default().insert(range.ordinal, range);
+        }
         self.edited(|layers| {
-            for (layer, range) in new {
-                let ranges = layers.entry(layer).or_default();
-                ranges.retain(|old| (old.lsn, old.ordinal) != (range.lsn, range.ordinal));
-                let at = ranges
-                    .partition_point(|old| (old.lsn, old.ordinal) < (range.lsn, range.ordinal));
-                ranges.insert(at, range);
-            }
-        })
-    }
-
-    /// Leaves out one range.
-    #[must_use]
-    pub fn without(&self, layer: LayerId, range: &Range) -> RangeList {
-        self.edited(|layers| {
-            if let Some(ranges) = layers.get_mut(&layer) {
-                ranges.retain(|old| (old.lsn, old.ordinal) != (range.lsn, range.ordinal));
-                if ranges.is_empty() {
-                    layers.remove(&layer);
+            for ((layer, lsn), mut ranges) in added {
+                let windows = layers.entry(layer).or_default();
+                let only = ranges.values().next().filter(|_| ranges.len() == 1).copied();
+                match (windows.get_mut(&lsn), only) {
+                    // The first was shortened.
+                    (Some(old), Some(new))
+                        if new.ordinal == old.first.ordinal
+                            && old.first.covers(new.first_page)
+                            && new.last_page == old.first.last_page =>
+                    {
+                        old.first = new;
+                    }
+                    (old, _) => {
+                        for range in old.iter().flat_map(|old| old.iter()) {
+                            ranges.entry(range.ordinal).or_insert(range);
+                        }
+                        let all = WindowRanges::new(ranges.into_values().collect());
+                        windows.extend(all.map(|all| (lsn, all)));
+                    }
                 }
             }
         })
     }
 
-    fn edited(&self, edit: impl FnOnce(&mut BTreeMap<LayerId, Vec<Range>>)) -> RangeList {
+    /// Leaves out some ranges of a layer.
+    #[must_use]
+    pub fn without(&self, layer: LayerId, gone: &[Range]) -> RangeList {
+        self.edited(|layers| {
+            let Some(windows) = layers.get_mut(&layer) else { return };
+            for range in gone {
+                let Some(old) = windows.get(&range.lsn) else { continue };
+                let left = match old.first.ordinal == range.ordinal {
+                    true => old.shifted(),
+                    false => WindowRanges::new(
+                        old.iter().filter(|old| old.ordinal != range.ordinal).collect(),
+                    ),
+                };
+                match left {
+                    Some(left) => drop(windows.insert(range.lsn, left)),
+                    None => drop(windows.remove(&range.lsn)),
+                }
+            }
+            if windows.is_empty() {
+                layers.remove(&layer);
+            }
+        })
+    }
+
+    /// A range and those of its window that follow it closely, ascending: at most `count_max`, each at most `gap_pages` behind
+    /// the one before.
+    #[must_use]
+    pub fn run_from(
+        &self,
+        layer: LayerId,
+        range: &Range,
+        (count_max, gap_pages): (usize, u32),
+    ) -> Vec<Range> {
+        let window = self.layers.get(&layer).and_then(|windows| windows.get(&range.lsn));
+        let mut run = vec![*range];
+        let Some(window) = window.filter(|window| window.is_disjoint) else { return run };
+        let mut end = range.last_page;
+        let behind = window.iter().skip_while(|next| next.first_page <= range.last_page);
+        for next in behind.take(count_max.saturating_sub(1)) {
+            if next.first_page - end > gap_pages {
+                break;
+            }
+            end = next.last_page;
+            run.push(next);
+        }
+        run
+    }
+
+    fn edited(&self, edit: impl FnOnce(&mut BTreeMap<LayerId, Windows>)) -> RangeList {
         let mut layers = (*self.layers).clone();
         edit(&mut layers);
-        let count = layers.values().map(Vec::len).sum();
-        RangeList { layers: Arc::new(layers), count }
+        let count = layers.values().flat_map(BTreeMap::values).map(WindowRanges::len).sum();
+        let window_count = layers.values().map(BTreeMap::len).sum();
+        RangeList { layers: Arc::new(layers), count, window_count }
     }
 }
 
@@ -184,9 +302,87 @@ mod tests {
         assert_eq!(list.first(), Some((layer, range(5, 5, 20))));
         let shorter = list.with([(layer, range(5, 18, 20))]);
         assert_eq!((shorter.len(), shorter.cut(layer, 15)), (3, Lsn::NONE));
-        let fewer = shorter.without(layer, &range(5, 18, 20));
+        let fewer = shorter.without(layer, &[range(5, 18, 20)]);
         assert_eq!((fewer.len(), fewer.cut(layer, 19)), (2, Lsn::NONE));
         assert_eq!(list.len(), 3, "an older snapshot does not change");
+    }
+
+    /// Against a plain list: any windows, shortened and dropped in any order, also ones that overlap as none should.
+    #[test]
+    fn lookups_are_those_of_a_plain_list() {
+        for seed in crate::testing::seeds(20) {
+            println!("SEED={seed}");
+            let mut rng = crate::testing::Rng::new(seed);
+            let mut below = |end: u32| u32::try_from(rng.below(u64::from(end))).unwrap();
+            let (mut list, mut plain) = (RangeList::default(), Vec::<(LayerId, Range)>::new());
+            for turn in 0..60 {
+                let layer = LayerId(1 + u64::from(below(2)));
+                match below(3) {
+                    0 => {
+                        let lsn = Lsn(u64::from(turn / (1 + below(3))));
+                        let mut page = below(20);
+                        let mut new = Vec::new();
+                        for ordinal in 0..1 + below(12) {
+                            let last_page = page + below(6);
+                            new.push((layer, Range { lsn, ordinal, first_page: page, last_page }));
+                            page = if below(20) == 0 { page } else { last_page + 1 + below(4) };
+                        }
+                        let is_new = |(other, old): &(LayerId, Range)| {
+                            let same = |(_, new): &(LayerId, Range)| {
+                                (new.lsn, new.ordinal) == (old.lsn, old.ordinal)
+                            };
+                            *other == layer && new.iter().any(same)
+                        };
+                        plain.retain(|old| !is_new(old));
+                        plain.extend(new.iter().copied());
+                        list = list.with(new);
+                    }
+                    1 if !plain.is_empty() => {
+                        let any = below(plain.len() as u32) as usize;
+                        let victim = if below(2) == 0 { list.first().unwrap() } else { plain[any] };
+                        plain.retain(|old| *old != victim);
+                        list = list.without(victim.0, &[victim.1]);
+                    }
+                    _ if !plain.is_empty() => {
+                        let any = below(plain.len() as u32) as usize;
+                        let old = if below(2) == 0 { list.first().unwrap() } else { plain[any] };
+                        let pages = old.1.last_page - old.1.first_page + 1;
+                        let new = Range { first_page: old.1.first_page + below(pages), ..old.1 };
+                        let at = plain.iter().position(|one| *one == old).unwrap();
+                        plain[at] = (old.0, new);
+                        list = list.with([(old.0, new)]);
+                    }
+                    _ => {}
+                }
+                assert_eq!(list.len(), plain.len());
+                let sorted = |mut all: Vec<(LayerId, Range)>| {
+                    all.sort_by_key(|(layer, range)| (*layer, range.lsn, range.ordinal));
+                    all
+                };
+                assert_eq!(sorted(list.iter().collect()), sorted(plain.clone()));
+                if let Some((layer, range)) = list.first() {
+                    let run = list.run_from(layer, &range, (3, 2));
+                    assert!((1..=3).contains(&run.len()) && run[0] == range);
+                    let is_next =
+                        |two: &[Range]| (1..=2).contains(&(two[1].first_page - two[0].last_page));
+                    assert!(run.windows(2).all(is_next), "{run:?}");
+                    assert!(run.iter().all(|range| plain.contains(&(layer, *range))), "{run:?}");
+                }
+                let oldest = plain.iter().map(|(layer, range)| (*layer, range.lsn)).min();
+                assert_eq!(list.first().map(|(layer, range)| (layer, range.lsn)), oldest);
+                for layer in [LayerId(1), LayerId(2)] {
+                    for page in 0..60 {
+                        let covering =
+                            plain.iter().filter(|one| one.0 == layer && one.1.covers(page));
+                        let mut cuts: Vec<Lsn> = covering.map(|one| one.1.lsn).collect();
+                        cuts.sort_unstable();
+                        cuts.dedup();
+                        assert_eq!(list.cut(layer, page), cuts.last().copied().unwrap_or_default());
+                        assert_eq!(list.cuts(layer, page), cuts);
+                    }
+                }
+            }
+        }
     }
 
     #[test]

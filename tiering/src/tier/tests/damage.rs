@@ -163,7 +163,7 @@ fn ranges_over_a_damaged_page_do_not_fill_the_list_for_others() {
         tier.destage(plain_window(1, vec![(1, block_extent(0, 1))]), &Payloads).await.unwrap();
         let page = crate::map::keys::page_key(crate::map::LayerId(1), 0);
         tier.inner.map.damage(&page).await;
-        let range_max = crate::map::ranges::RANGE_COUNT_MAX as u64;
+        let range_max = crate::map::ranges::WINDOW_COUNT_MAX as u64;
         let mut lsn = 1;
         let failed = loop {
             lsn += 1;

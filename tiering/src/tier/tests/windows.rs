@@ -223,3 +223,98 @@ fn partial_blocks_are_those_that_a_window_has_to_complete() {
         assert_eq!(crate::destage::partial_blocks(&extents), wanted, "{extents:?}");
     }
 }
+
+/// Trims with writes between them, in one window, over what was there: every step of folding shows the same.
+#[test]
+fn trims_and_writes_of_one_window_fold_step_by_step() {
+    const PAGES: u64 = 700;
+    const BLOCKS: u64 = PAGE_BYTES / BLOCK_BYTES;
+    let blocks_of = |first: u64, count: u64, byte: Option<u8>| WindowExtent {
+        start_sector: first * 8,
+        sector_count: count * 8,
+        content: match byte {
+            Some(byte) => {
+                ExtentContent::Data(Bytes::from(vec![byte; (count * BLOCK_BYTES) as usize]))
+            }
+            None => ExtentContent::Zero,
+        },
+    };
+    for seed in seeds(6) {
+        println!("SEED={seed}");
+        runtime().block_on(async {
+            let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+            let mut tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+            let mut rng = Rng::new(seed);
+            let mut model: BTreeMap<u64, u8> = BTreeMap::new();
+            for lsn in 1..=4 {
+                let mut extents = Vec::new();
+                let mut block = 0;
+                while block < PAGES * BLOCKS {
+                    match rng.below(4) {
+                        0 => {
+                            let byte = 1 + rng.below(250) as u8;
+                            extents.push(blocks_of(block, 1, Some(byte)));
+                            model.insert(block, byte);
+                            block += 1;
+                        }
+                        1 if lsn > 1 => {
+                            let most = if rng.below(2) == 0 { 30 } else { 120 };
+                            let count = 1 + rng.below(most * BLOCKS);
+                            let count = count.min(PAGES * BLOCKS - block);
+                            extents.push(blocks_of(block, count, None));
+                            model.retain(|at, _| !(block..block + count).contains(at));
+                            block += count;
+                        }
+                        // A page boundary, or somewhere.
+                        2 => block = (block / BLOCKS + 1) * BLOCKS,
+                        _ => block += 1 + rng.below(20 * BLOCKS),
+                    }
+                }
+                let mut window = plain_window(lsn, Vec::new());
+                window.volumes = vec![(VolumeId(1), extents)];
+                tier.destage(window, &Payloads).await.unwrap();
+                let check = async |tier: &Tier, rng: &mut Rng| {
+                    let known: Vec<u64> = model.keys().copied().collect();
+                    for turn in 0..60 {
+                        let block = match turn % 2 {
+                            0 if !known.is_empty() => known[rng.below(known.len() as u64) as usize],
+                            _ => rng.below(PAGES * BLOCKS),
+                        };
+                        let mut buf = vec![0xee; BLOCK_BYTES as usize];
+                        tier.read(VolumeId(1), block * BLOCK_BYTES, &mut buf).await.unwrap();
+                        let want = model.get(&block).copied().unwrap_or(0);
+                        assert!(buf.iter().all(|byte| *byte == want), "LSN {lsn}, block {block}");
+                    }
+                };
+                check(&tier, &mut rng).await;
+                // Some windows come before all is folded.
+                let mut steps_left = 1 + rng.below(if lsn == 4 { 10_000 } else { 12 });
+                while steps_left > 0 {
+                    let budget = 1 + rng.below(40) as usize;
+                    let done = tier.step(budget).await.unwrap();
+                    if rng.below(3) == 0 {
+                        check(&tier, &mut rng).await;
+                    }
+                    steps_left = if done.ranges_left == 0 { 0 } else { steps_left - 1 };
+                }
+                check_fsck(&tier).await;
+                if rng.below(2) == 0 {
+                    tier.close().await.unwrap();
+                    tier = Tier::open(options(store.clone(), 1 + lsn)).await.unwrap();
+                    check(&tier, &mut rng).await;
+                }
+            }
+            fold_all(&tier).await;
+            let mut buf = vec![0; PAGE_BYTES as usize];
+            for page in 0..PAGES {
+                tier.read(VolumeId(1), page * PAGE_BYTES, &mut buf).await.unwrap();
+                for (at, bytes) in buf.chunks(BLOCK_BYTES as usize).enumerate() {
+                    let want = model.get(&(page * BLOCKS + at as u64)).copied().unwrap_or(0);
+                    assert!(bytes.iter().all(|byte| *byte == want), "page {page}, block {at}");
+                }
+            }
+            check_fsck(&tier).await;
+            tier.close().await.unwrap();
+        });
+    }
+}
