@@ -56,6 +56,9 @@ pub enum Request {
         /// What its answers promise.
         #[serde(default)]
         durability: Durability,
+        /// It gets a key of its own.
+        #[serde(default)]
+        own_key: bool,
     },
     /// All volumes, removed ones that can be restored included.
     VolumeList,
@@ -92,6 +95,9 @@ pub enum Request {
         /// Beyond recovery, at once.
         #[serde(default)]
         now: bool,
+        /// As `now`, and its own key is destroyed. `Invalid` for a volume without one, `Busy` where others need it.
+        #[serde(default)]
+        erase: bool,
     },
     /// Brings a removed volume back.
     VolumeRestore {

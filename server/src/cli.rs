@@ -284,13 +284,18 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
     let check = |name: &str| crate::units::check_name("volume", name).map_err(usage);
     let (pool, name, request) = match command {
         VolumeCommand::List { pool } => return Ok((pool, Request::VolumeList)),
-        VolumeCommand::Create { pool, name, size, durability } => {
+        VolumeCommand::Create { pool, name, size, durability, own_key } => {
             config::check_volume_size(name, size.0).map_err(Failure::Usage)?;
             let durability = (*durability).into();
             (
                 pool,
                 name,
-                Request::VolumeCreate { name: name.clone(), size_bytes: size.0, durability },
+                Request::VolumeCreate {
+                    name: name.clone(),
+                    size_bytes: size.0,
+                    durability,
+                    own_key: *own_key,
+                },
             )
         }
         VolumeCommand::Show { pool, name } => {
@@ -307,8 +312,9 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
                 Request::VolumeSet { name: name_copy, durability, is_read_only: *read_only };
             (pool, name, request)
         }
-        VolumeCommand::Rm { pool, name, now } => {
-            (pool, name, Request::VolumeRemove { name: name.clone(), now: *now })
+        VolumeCommand::Rm { pool, name, now, erase } => {
+            let (name_copy, now, erase) = (name.clone(), *now, *erase);
+            (pool, name, Request::VolumeRemove { name: name_copy, now, erase })
         }
         VolumeCommand::Restore { pool, name } => {
             (pool, name, Request::VolumeRestore { name: name.clone() })

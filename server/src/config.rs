@@ -226,6 +226,8 @@ pub struct VolumeSettings {
     pub durability: Option<Durability>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_key: Option<bool>,
 }
 
 impl Default for Settings {

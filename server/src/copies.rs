@@ -39,6 +39,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Longest that an orderly stop waits for a job. Chosen by hand: a job ends between two requests.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+/// Longest that whoever erases a volume waits for copies. Chosen by hand.
+const KEYS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a copy stands.
 #[derive(Clone, Debug, Default)]
@@ -55,6 +57,14 @@ pub struct CopyState {
     attempt_count: u64,
     /// Attempts that have begun.
     begun_count: u64,
+    /// Number of the document of keys of volumes that is there; `None` until that was looked at.
+    volume_keys: Option<u64>,
+}
+
+impl CopyState {
+    fn has_destroyed_keys(&self, pool: &Pool) -> bool {
+        self.volume_keys.unwrap_or(0) < pool.keys_destroyed_in()
+    }
 }
 
 struct Job {
@@ -79,6 +89,8 @@ pub struct CopyStatus {
     pub lag_seconds: Option<u64>,
     /// Bytes that the pool's store and its log have got since the copy's state: an estimate.
     pub lag_bytes: u64,
+    /// It may have keys of volumes that were destroyed since.
+    pub has_destroyed_keys: bool,
 }
 
 /// What jobs are made of.
@@ -227,11 +239,32 @@ impl Copies {
                 counts: CopyCounts::default(),
                 lag_seconds: None,
                 lag_bytes: 0,
+                has_destroyed_keys: self.source.pool.keys_destroyed_in() > 0,
             };
             return Ok(self.specs().await?.into_iter().map(none).collect());
         }
         let jobs = self.jobs.lock().await;
         Ok(jobs.iter().map(|job| self.source.status(job)).collect())
+    }
+
+    /// A key of a volume was destroyed: waits a while until no copy has it. Returns those that may still.
+    ///
+    /// # Errors
+    /// Those of reading the list.
+    pub(crate) async fn wait_without_destroyed_keys(&self) -> Result<Vec<String>> {
+        let states: Vec<_> = {
+            let jobs = self.jobs.lock().await;
+            jobs.iter().for_each(|job| job.wake.notify_one());
+            jobs.iter().map(|job| job.state.clone()).collect()
+        };
+        let done = states.into_iter().map(async |mut state| {
+            let is_gone = |state: &CopyState| !state.has_destroyed_keys(&self.source.pool);
+            let gone = async { drop(state.wait_for(is_gone).await) };
+            let _ = tokio::time::timeout(KEYS_PATIENCE, gone).await;
+        });
+        futures::future::join_all(done).await;
+        let with = self.status().await?.into_iter().filter(|copy| copy.has_destroyed_keys);
+        Ok(with.map(|copy| copy.spec.url).collect())
     }
 
     /// Waits until a copy has everything that was written before the call.
@@ -344,7 +377,8 @@ impl Source {
             false => stored + log.undestaged_bytes,
         };
         let (spec, counts) = (job.spec.clone(), job.progress.counts());
-        CopyStatus { spec, state: Some(state), counts, lag_seconds, lag_bytes }
+        let has_destroyed_keys = state.has_destroyed_keys(&self.pool);
+        CopyStatus { spec, state: Some(state), counts, lag_seconds, lag_bytes, has_destroyed_keys }
     }
 }
 
@@ -435,6 +469,7 @@ impl Running {
                 if !is_due {
                     target.check_there(key, (*id, *lineage)).await?;
                     target.copy_keys(store).await?;
+                    self.copy_volume_keys(target, state).await?;
                 }
                 while copier.collect(target.oldest_pin(key).await?).await? > 0 {}
             }
@@ -466,6 +501,16 @@ impl Running {
         Ok((target, copier))
     }
 
+    async fn copy_volume_keys(
+        &self,
+        target: &Target,
+        state: &watch::Sender<CopyState>,
+    ) -> Result<()> {
+        let number = target.copy_volume_keys(&self.source.store).await?;
+        state.send_modify(|state| state.volume_keys = Some(number.unwrap_or(0)));
+        Ok(())
+    }
+
     async fn make_state(
         &self,
         target: &Target,
@@ -479,6 +524,8 @@ impl Running {
         // In this order: what opens the pool from now on opens every later state.
         target.copy_keys(store).await?;
         let made = copier.pass().await?;
+        // Those of all volumes that the state has; one that was made meanwhile does no harm.
+        self.copy_volume_keys(target, state).await?;
         // It may have gone meanwhile: nothing counts that was not copied to what is there now.
         target.check_there(key, (*id, *lineage)).await?;
         let newest = state.borrow().newest.clone();

@@ -503,7 +503,7 @@ fn missing_key_file(path: &Path, error: Error) -> Error {
 
 /// A pool that lost its ring but has data must not get a new one.
 async fn check_empty(store: &Store) -> Result<()> {
-    for part in ["origin", "manifest", "segments", "metadata"] {
+    for part in ["origin", "manifest", "segments", "metadata", crate::volume_keys::FOLDER] {
         let prefix = object_store::path::Path::from(part);
         let objects = store.control();
         let mut listed = objects.list(Some(&prefix));

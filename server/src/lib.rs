@@ -26,3 +26,4 @@ pub mod snapshot;
 pub mod store;
 pub mod units;
 pub mod volume;
+pub(crate) mod volume_keys;

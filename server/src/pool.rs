@@ -10,6 +10,7 @@
 
 mod aside;
 mod clones;
+mod own_keys;
 mod schedules;
 mod shared;
 mod snapshots;
@@ -22,6 +23,7 @@ pub use snapshots::NamedSnapshot;
 use crate::destage::{self, DestageOptions, DestageProgress};
 use crate::record::{Durability, VolumeRecord, VolumeState};
 use crate::volume::{Volume, check_size};
+use crate::volume_keys::VolumeKeyRing;
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
@@ -68,6 +70,7 @@ impl StepBack {
 /// A pool that this process owns.
 pub struct Pool {
     shared: Arc<Shared>,
+    volume_keys: VolumeKeyRing,
     volumes: Mutex<Volumes>,
     /// Creating, renaming and removing volumes: one at a time.
     changes: tokio::sync::Mutex<()>,
@@ -113,9 +116,9 @@ impl Pool {
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported` when a volume's record cannot be read.
-    pub fn start(
+    pub(crate) fn start(
         log: Log,
-        tier: Tier,
+        (tier, volume_keys): (Tier, VolumeKeyRing),
         options: DestageOptions,
         retention: Duration,
         missing: &[MissingSide],
@@ -134,6 +137,7 @@ impl Pool {
         }
         let snapshots = Snapshots::find(&log, &tier)?;
         let shared = Arc::new(Shared::new(log, tier, missing));
+        shared.assign_keys(records.values());
         shared.weigh_asides();
         let mut volumes =
             Volumes { records, present: BTreeMap::new(), snapshots, ..Volumes::default() };
@@ -152,6 +156,7 @@ impl Pool {
         ];
         Ok(Arc::new(Pool {
             shared,
+            volume_keys,
             volumes: Mutex::new(volumes),
             changes: tokio::sync::Mutex::new(()),
             stop,
@@ -267,11 +272,37 @@ impl Pool {
         size_bytes: u64,
         durability: Durability,
     ) -> Result<Arc<Volume>> {
+        self.create_as(name, size_bytes, durability, false).await
+    }
+
+    /// As [`Pool::create_volume`], with a key of its own: what it holds can be made unreadable by destroying that.
+    ///
+    /// # Errors
+    /// Also `Full` where too many volumes have one, and those of the store.
+    pub async fn create_own_key_volume(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        durability: Durability,
+    ) -> Result<Arc<Volume>> {
+        self.create_as(name, size_bytes, durability, true).await
+    }
+
+    async fn create_as(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        durability: Durability,
+        has_own_key: bool,
+    ) -> Result<Arc<Volume>> {
         check_size(size_bytes)?;
         crate::record::check_name(name)?;
         let _one_at_a_time = self.changes.lock().await;
         let id = self.volumes.lock().new_id("create", name)?;
-        let record = VolumeRecord::new(id, name, size_bytes, durability, unix_seconds());
+        let own_key = if has_own_key { self.volume_keys.make(id).await?.0 } else { 0 };
+        let record = VolumeRecord::new(id, name, size_bytes, durability, unix_seconds())
+            .with_own_key(own_key);
+        self.shared.assign_keys([&record].into_iter());
         self.shared.log_record(&record).await?;
         let volume = Volume::new(self.shared.clone(), record.clone());
         let mut volumes = self.volumes.lock();
@@ -441,6 +472,7 @@ impl Pool {
         for record in expired {
             self.purge(record).await?;
         }
+        self.destroy_unused_keys().await?;
         Ok(count)
     }
 
@@ -534,7 +566,9 @@ impl Pool {
     /// Those that keep the walk from going on. What is wrong with the pool is in the report.
     pub async fn fsck(&self) -> Result<crate::admin::FsckInfo> {
         let report = self.shared.tier.fsck(tiering::FsckOptions::default()).await?;
-        Ok(crate::serve::fsck_info(self.records().len(), report))
+        let records = self.shared.tier.volume_records();
+        let without_key = crate::serve::without_key(&records, self.shared.tier.volume_keys());
+        Ok(crate::serve::fsck_info(self.records().len(), report, without_key))
     }
 
     /// Volumes that the store holds less far than the others, with the side files that hold the rest.

@@ -14,8 +14,10 @@ use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Version written by this release; the only one so far.
+/// Version of a record without a key of its own.
 pub const VERSION: u32 = 1;
+/// Version of one with: who does not know of such keys would use the pool's.
+pub const KEYED_VERSION: u32 = 2;
 
 /// Bytes of an encoded record at most. Chosen by hand: ten times what the longest name needs.
 pub const RECORD_BYTES_MAX: usize = 4096;
@@ -82,6 +84,9 @@ pub struct VolumeRecord {
     /// When snapshots of it are made by themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
+    /// Volume that its own key was made for, or 0: it is under the pool's.
+    #[serde(default, skip_serializing_if = "is_zero_id")]
+    pub own_key: u32,
     /// Where it is in its life.
     #[serde(flatten)]
     pub state: VolumeState,
@@ -103,8 +108,16 @@ impl VolumeRecord {
             stepped_back_in: 0,
             expires_at: 0,
             schedule: None,
+            own_key: 0,
             state: VolumeState::Present,
         }
+    }
+
+    /// The same, under the key that was made for the volume with this id; 0: the pool's.
+    #[must_use]
+    pub fn with_own_key(self, own_key: u32) -> Self {
+        let version = if own_key == 0 { VERSION } else { KEYED_VERSION };
+        VolumeRecord { version, own_key, ..self }
     }
 
     /// What was attached in `epoch`, when the volume had stepped back before or not, has seen what is
@@ -145,7 +158,7 @@ impl VolumeRecord {
         let record: VolumeRecord = serde_json::from_slice(bytes).map_err(|source| {
             Error::with_source(ErrorKind::Corrupt, "decode volume record", source)
         })?;
-        if record.version != VERSION {
+        if !matches!(record.version, VERSION | KEYED_VERSION) {
             let what = format!(
                 "decode volume record: version {} was written by a newer spindle; use that one",
                 record.version
@@ -155,12 +168,21 @@ impl VolumeRecord {
         if record.id == 0 {
             return Err(Error::new(ErrorKind::Corrupt, "decode volume record: id is 0"));
         }
+        if (record.version == KEYED_VERSION) != (record.own_key != 0) {
+            let what = "decode volume record: its key does not fit its version";
+            return Err(Error::new(ErrorKind::Corrupt, what));
+        }
         Ok(record)
     }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero_id(number: &u32) -> bool {
     *number == 0
 }
 

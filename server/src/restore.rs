@@ -6,7 +6,7 @@
 //! Invariants:
 //! - The state is pinned at the copy before anything relies on it, and the pin is named by the link, durably. It is given
 //!   back when the pool has everything.
-//! - Order: pin, link, metadata, manifest, key ring. A pool exists once its key ring does; before that a restore that was cut
+//! - Order: pin, link, metadata, manifest, keys of volumes, key ring. A pool exists once its key ring does; before that a restore that was cut
 //!   short is done again, with the same pin.
 //! - The new pool has an identity of its own beside the one that its segments name, so that its copies are never taken for
 //!   those of the pool that it was restored from.
@@ -319,6 +319,7 @@ pub async fn restore(
     bring_manifests(&target, &origin.state, &store).await?;
     let name = &config.settings().name;
     manifest::begin_restored(&store, &key, pool, name, &node, origin.state.epoch).await?;
+    target.copy_volume_keys_to(&store).await?;
     target.copy_keys_to(&store).await?;
     Ok(PoolOfCopy {
         url: url.to_owned(),
@@ -369,7 +370,8 @@ async fn bring_manifests(target: &Target, state: &StateRecord, store: &Store) ->
 }
 
 async fn check_empty(store: &Store) -> Result<()> {
-    for folder in ["manifest", "segments", "metadata", "copies", "copy"] {
+    for folder in ["manifest", "segments", "metadata", "copies", "copy", crate::volume_keys::FOLDER]
+    {
         let objects = store.control();
         let mut listed = objects.list(Some(&ObjectPath::from(folder)));
         let first = listed.try_next().await;

@@ -22,7 +22,7 @@ use crate::glue::exports::PoolExports;
 use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership};
 use crate::pool::{Pool, StepBack};
-use crate::record::VolumeRecord;
+use crate::record::{VolumeRecord, VolumeState};
 use crate::restore::Restored;
 use crate::scrub::Scrub;
 use crate::store::{Store, StoreOptions};
@@ -34,7 +34,7 @@ use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tiering::{FsckOptions, FsckReport, Tier, TierOptions};
+use tiering::{FsckOptions, FsckReport, Tier, TierOptions, VolumeKeys};
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -96,12 +96,24 @@ impl OpenPool {
                 }
                 None => {
                     let durability = wanted.durability.unwrap_or_default();
-                    self.pool.create_volume(&wanted.name, wanted.size.0, durability).await?
+                    let (name, size_bytes) = (&wanted.name, wanted.size.0);
+                    match wanted.own_key.unwrap_or_default() {
+                        false => self.pool.create_volume(name, size_bytes, durability).await?,
+                        true => {
+                            self.pool.create_own_key_volume(name, size_bytes, durability).await?
+                        }
+                    }
                 }
             };
             if self.pool.is_closed(&volume) {
                 // It is not served and was reported; the others must open all the same.
                 continue;
+            }
+            if wanted.own_key == Some(true) && volume.record().own_key == 0 {
+                tracing::warn!(
+                    volume = wanted.name,
+                    "the volume is configured with a key of its own and has none: only a new volume gets one"
+                );
             }
             let size_bytes = volume.record().size_bytes;
             if size_bytes < wanted.size.0 {
@@ -397,8 +409,11 @@ pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Resul
         return Err(Error::new(ErrorKind::NotFound, what));
     };
     // A restored pool may still have parts of it in the copy only.
+    let volume_keys = crate::volume_keys::load(&store, key, pool).await?;
     let (store, _) = crate::restore::store_of(store, key, pool).await?;
-    fsck_store(tier_options(config, &store, pool, key, Epoch(manifest.epoch))).await
+    let mut options = tier_options(config, &store, pool, key, Epoch(manifest.epoch));
+    options.volume_keys = volume_keys;
+    fsck_store(options).await
 }
 
 async fn fsck_store(mut options: TierOptions) -> Result<FsckInfo> {
@@ -411,9 +426,10 @@ async fn fsck_store(mut options: TierOptions) -> Result<FsckInfo> {
     options.database.cache_bytes = budget::METADATA_BYTES_MIN;
     let tier = Tier::open_read_only(options).await?;
     let report = tier.fsck(FsckOptions::default()).await?;
-    let volume_count = tier.volume_records().len();
+    let volumes = tier.volume_records();
+    let without_key = without_key(&volumes, tier.volume_keys());
     tier.close().await?;
-    Ok(fsck_info(volume_count, report))
+    Ok(fsck_info(volumes.len(), report, without_key))
 }
 
 /// As [`fsck`], of a copy: of the newest state there, which a pin keeps meanwhile.
@@ -433,17 +449,39 @@ pub async fn fsck_copy(config: &Config, url: &str, env_prefix: Option<&str>) -> 
         }
         Err(error) => return Err(error),
     };
-    let options = tier_options(config, &target.view(&state), pool, &key, Epoch(state.epoch));
-    let checked = fsck_store(options).await;
+    let mut options = tier_options(config, &target.view(&state), pool, &key, Epoch(state.epoch));
+    let checked = async {
+        options.volume_keys = target.volume_keys(&key, pool).await?;
+        fsck_store(options).await
+    };
+    let checked = checked.await;
     if let Some(pin) = pin {
         target.unpin(pin).await;
     }
     checked
 }
 
-/// The report of the data tier as the command line prints it.
+/// Volumes whose own key is missing, in words.
+pub(crate) fn without_key(records: &[(VolumeId, bytes::Bytes)], keys: &VolumeKeys) -> Vec<String> {
+    let named = |(_, bytes): &(VolumeId, bytes::Bytes)| {
+        let record = VolumeRecord::decode(bytes).ok()?;
+        let is_lost = record.state != VolumeState::Purged && !keys.has(record.key());
+        is_lost.then(|| {
+            format!(
+                "volume {}: its own key is not below volumekeys/: nothing of it can be read",
+                record.name
+            )
+        })
+    };
+    records.iter().filter_map(named).collect()
+}
+
+/// The report of the data tier as the command line prints it, and what else is wrong.
 #[must_use]
-pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
+pub fn fsck_info(volume_count: usize, report: FsckReport, without_key: Vec<String>) -> FsckInfo {
+    let mut problems = report.differences;
+    let problem_count = report.difference_count + without_key.len() as u64;
+    problems.extend(without_key);
     FsckInfo {
         volume_count: volume_count as u64,
         segment_count: report.segment_count,
@@ -452,8 +490,8 @@ pub fn fsck_info(volume_count: usize, report: FsckReport) -> FsckInfo {
         page_count: report.page_count,
         block_count: report.block_count,
         reclaimed_count: report.reclaimed_count,
-        problem_count: report.difference_count,
-        problems: report.differences,
+        problem_count,
+        problems,
     }
 }
 

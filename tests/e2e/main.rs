@@ -15,6 +15,7 @@ mod guest;
 mod mounted;
 mod neighbour;
 mod operator;
+mod own_keys;
 mod postgres;
 mod power;
 mod scrub;

@@ -227,7 +227,9 @@ fn thin(driver: &[&str]) {
         fill(&mounted.path.join("gone"), 2, GONE_BYTES);
         mounted.sync();
         let full = taken(&uri);
-        assert!(full >= before + GONE_BYTES as u64, "{}: {before}, then {full}", kind.name);
+        // Blocks of zeroes that the file system has written count until they are destaged.
+        let least = before + GONE_BYTES as u64 - REST_BYTES_MAX;
+        assert!(full >= least, "{}: {before}, then {full}", kind.name);
         std::fs::remove_dir_all(mounted.path.join("gone")).expect("remove the files");
         mounted.sync();
         within(Duration::from_secs(20), &format!("{driver:?}: trim {}", kind.name), || {

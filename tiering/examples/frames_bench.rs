@@ -211,7 +211,12 @@ fn open(
         .map(|(dir, io, mib)| CacheOptions { io, ..CacheOptions::new(dir, (mib as u64) << 20) });
     let options =
         FramesOptions { memory_bytes, stream_bytes: 0, cache, ..FramesOptions::default() };
-    Frames::open(store.clone(), POOL, PoolKey::new([7; 32]), options)
+    Frames::open(
+        store.clone(),
+        POOL,
+        (PoolKey::new([7; 32]), tiering::VolumeKeys::default()),
+        options,
+    )
 }
 
 /// `mib` of plaintext in segments of 32 MiB.

@@ -23,6 +23,7 @@ mod origin;
 pub use hydrate::{HydrateCounts, HydrateProgress};
 pub use origin::RestoredStore;
 
+use crate::keys::KeyId;
 use crate::map::Map;
 use crate::map::MapOptions;
 use crate::map::database::{self, Database, DatabaseOptions, StateObjects};
@@ -680,7 +681,8 @@ pub(crate) async fn verify(
 ) -> Result<Option<String>> {
     let (key, object, info, pool) =
         (inner.pool_key.clone(), object.clone(), *info, inner.options.pool);
-    let check = move || match check_object(&key, &object) {
+    let volume_keys = inner.options.volume_keys.clone();
+    let check = move || match check_object(&key, &volume_keys, &object) {
         Ok(found) if found.directory.info != info || found.directory.pool != pool => {
             Some("it is another one".to_owned())
         }
@@ -717,6 +719,7 @@ fn path_of(number: u64, held: Held) -> Path {
         epoch: held.epoch,
         id: held.id,
         algorithm: block::seal::Algorithm::default(),
+        key: KeyId::POOL,
         object_bytes: 0,
         frame_count: 0,
     };

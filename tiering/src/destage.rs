@@ -191,7 +191,10 @@ impl Inner {
         }
         fail_point!("destage-start");
         let mut job = Job::new(self);
-        for (volume, extents) in &window.volumes {
+        // Those under one key one after the other, so that they share segments.
+        let mut volumes: Vec<&WindowVolume<S::Handle>> = window.volumes.iter().collect();
+        volumes.sort_by_key(|(volume, _)| self.options.volume_keys.of(*volume));
+        for (volume, extents) in volumes {
             let added = job.add_volume(*volume, extents, source).await;
             added.map_err(|failed| DestageError {
                 volume: failed.volume.or(Some(*volume)),
@@ -291,6 +294,7 @@ impl<'a> Job<'a> {
         source: &S,
     ) -> Result<(), DestageError> {
         check_order(volume, extents)?;
+        self.writer.set_key(self.inner.options.volume_keys.of(volume)).await?;
         let layer = self.inner.map.layers().current(volume);
         let mut packer = Packer::new(layer, self.inner.options.frame_blocks);
         let mut splitter = Splitter::default();

@@ -25,6 +25,7 @@ mod tests;
 pub use options::{Access, Advice, FramesOptions, FramesStatus};
 
 use crate::cache::FrameCache;
+use crate::keys::VolumeKeys;
 use crate::segment::read::{Directory, ObjectReport, check_object, directory_tail_bytes};
 use crate::segment::{
     DirectoryEntry, FrameAt, FrameRef, SegmentError, SegmentInfo, format, open_directory,
@@ -103,7 +104,7 @@ impl Frames {
     pub fn open(
         store: Arc<dyn ObjectStore>,
         pool: [u8; 16],
-        pool_key: PoolKey,
+        (pool_key, volume_keys): (PoolKey, VolumeKeys),
         options: FramesOptions,
     ) -> Self {
         let cache = options.cache.as_ref().filter(|cache| cache.bytes > 0).and_then(|cache| {
@@ -117,7 +118,7 @@ impl Frames {
         });
         Frames(Arc::new(Inner {
             pool,
-            keys: Keys::new(pool_key),
+            keys: Keys::new(pool_key, volume_keys),
             memory: Memory::new(options.memory_bytes, options.stream_bytes),
             cache,
             flights: Arc::default(),
@@ -171,6 +172,11 @@ impl Frames {
             inner.read_store(frames, &missing, &mut found, access).await?;
         }
         Ok(found.into_iter().map(|plain| plain.expect("all were found or failed")).collect())
+    }
+
+    /// A key of a volume was destroyed: nothing that was derived from it is kept.
+    pub fn forget_keys(&self) {
+        self.0.keys.clear();
     }
 
     /// Whether a frame is in memory or in the NVMe cache.
@@ -426,7 +432,7 @@ impl Inner {
     }
 
     fn open_sealed(&self, frame: &FrameRef, sealed: &mut [u8]) -> Result<Bytes, SegmentError> {
-        open_frame(&self.keys.of(&frame.info), &frame.info.id, frame.at, sealed)
+        open_frame(&*self.keys.of(&frame.info)?, &frame.info.id, frame.at, sealed)
     }
 
     fn remember(&self, key: FrameKey, plain: &Bytes, access: Access) {
@@ -491,8 +497,10 @@ impl Inner {
 
     async fn check_segment(&self, info: &SegmentInfo) -> Result<ObjectReport> {
         let object = self.store.get(info, 0..u64::from(info.object_bytes)).await?;
-        let pool_key = self.keys.pool_key().clone();
-        let checked = tokio::task::spawn_blocking(move || check_object(&pool_key, &object)).await;
+        let (pool_key, volume_keys) =
+            (self.keys.pool_key().clone(), self.keys.volume_keys().clone());
+        let check = move || check_object(&pool_key, &volume_keys, &object);
+        let checked = tokio::task::spawn_blocking(check).await;
         let report = checked
             .map_err(|error| Error::with_source(ErrorKind::Io, format!("check {info}"), error))?
             .map_err(|error| error.into_error(format!("check {info}")))?;

@@ -15,6 +15,7 @@ pub mod destage;
 pub mod failpoint;
 pub mod fetch;
 pub mod fsck;
+pub mod keys;
 pub mod map;
 pub mod mend;
 mod orphans;
@@ -36,6 +37,7 @@ pub use destage::{
     DestageError, DestageReport, ExtentContent, LogSource, Window, WindowExtent, WindowVolume,
 };
 pub use fsck::{FsckOptions, FsckReport};
+pub use keys::{KeyId, VolumeKeys};
 pub use map::records::AsideFile;
 pub use map::snapshots::SnapshotChange;
 pub use map::space::Space;

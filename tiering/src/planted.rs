@@ -42,6 +42,8 @@ pub(crate) struct Planted {
     pub(crate) mend_unverified: bool,
     /// What is put back may be forgotten meanwhile.
     pub(crate) mend_unheld: bool,
+    /// A segment goes on when the volume whose blocks come next has another key.
+    pub(crate) mixed_keys: bool,
 }
 
 impl Planted {
@@ -69,6 +71,7 @@ impl Planted {
             pin_ignored: has("pin-ignored"),
             mend_unverified: has("mend-unverified"),
             mend_unheld: has("mend-unheld"),
+            mixed_keys: has("mixed-keys"),
         }
     }
 

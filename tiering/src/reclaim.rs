@@ -424,6 +424,9 @@ impl Inner {
     async fn rewrite_victims(self: &Arc<Self>, victims: &[Victim]) -> Result<Rewritten> {
         let segment_bytes = self.options.segment_bytes.min(SEGMENT_BYTES_MAX);
         let mut writer = SegmentWriter::new(self, 1, segment_bytes);
+        // Those under one key one after the other, so that they share segments.
+        let mut victims: Vec<&Victim> = victims.iter().collect();
+        victims.sort_by_key(|victim| victim.record.info.key);
         let (mut live, mut emptied, mut read_bytes) = (Vec::new(), Vec::new(), 0);
         let (mut settled, mut blocks) = (Vec::new(), HashSet::new());
         let mut state_count = 0;
@@ -586,6 +589,12 @@ impl Inner {
         live: &[Live],
         writer: &mut SegmentWriter,
     ) -> Result<u64, Stopped> {
+        let key = record.info.key;
+        if !live.is_empty() && !self.options.volume_keys.has(key) {
+            let what = format!("{}: volumes still name it, but {key} is not there", record.info);
+            return Err(Stopped::Reading(Error::new(ErrorKind::NotFound, what)));
+        }
+        writer.set_key(key).await.map_err(Stopped::Writing)?;
         let mut frames: Vec<FrameRef> = Vec::new();
         for one in live {
             let frame = FrameRef { info: record.info, at: one.from.at };

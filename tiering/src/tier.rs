@@ -15,6 +15,7 @@ use crate::destage::buffers::Buffers;
 use crate::destage::{DestageError, DestageReport, LogSource, Window};
 use crate::fetch::{Access, Frames, FramesOptions, FramesStatus};
 use crate::fsck::{FsckOptions, FsckReport};
+use crate::keys::{KeyId, VolumeKeys};
 use crate::map::database::{self, Database, DatabaseOptions};
 use crate::map::pages::PAGE_BLOCKS;
 use crate::map::records::AsideFile;
@@ -103,6 +104,8 @@ pub struct TierOptions {
     pub pool: [u8; 16],
     /// Root key of the pool.
     pub pool_key: PoolKey,
+    /// Keys of volumes; all of them before anything is read or destaged.
+    pub volume_keys: VolumeKeys,
     /// The owner's epoch, not 0.
     pub epoch: Epoch,
     /// Cipher of what is written.
@@ -145,6 +148,7 @@ impl TierOptions {
             store,
             pool,
             pool_key,
+            volume_keys: VolumeKeys::default(),
             epoch,
             algorithm: Algorithm::default(),
             zstd_level: 1,
@@ -258,6 +262,18 @@ impl Tier {
         Self::open_as(options, false).await
     }
 
+    /// The keys of volumes, as they are now.
+    #[must_use]
+    pub fn volume_keys(&self) -> &VolumeKeys {
+        &self.inner.options.volume_keys
+    }
+
+    /// The key of volumes is destroyed: what it has sealed cannot be read from here on.
+    pub fn forget_key(&self, key: KeyId) {
+        self.inner.options.volume_keys.remove(key);
+        self.inner.frames.forget_keys();
+    }
+
     /// Opens the tier as it is, without writing anything to the store and without fencing its owner:
     /// for checks and for looking. It goes on showing what it found; [`Tier::destage`],
     /// [`Tier::step`] and [`Tier::sweep_orphans`] are `Denied`.
@@ -302,8 +318,8 @@ impl Tier {
         let (store, key) = (options.store.clone(), options.pool_key.clone());
         let (pool, frames) = (options.pool, options.frames.clone());
         let frames = {
-            let (store, key) = (store.clone(), key.clone());
-            tokio::task::spawn_blocking(move || Frames::open(store, pool, key, frames))
+            let (store, keys) = (store.clone(), (key.clone(), options.volume_keys.clone()));
+            tokio::task::spawn_blocking(move || Frames::open(store, pool, keys, frames))
                 .await
                 .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?
         };

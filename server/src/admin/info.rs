@@ -32,7 +32,7 @@ pub struct VolumeInfo {
     /// The store holds it less far than the other volumes.
     #[serde(default)]
     pub is_aside: bool,
-    /// Nothing of it is served, because a side file is missing here.
+    /// Nothing of it is served, because a side file is missing here, or its own key is gone.
     #[serde(default)]
     pub is_closed: bool,
     /// What it was made from and still depends on: `VOLUME@NAME`.
@@ -44,6 +44,9 @@ pub struct VolumeInfo {
     /// Seconds since 1970 from which it is removed by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<u64>,
+    /// Id of the volume that its own key was made for: clones share it. Absent: it is under the pool's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_key: Option<u32>,
 }
 
 /// A snapshot, as the admin sees it.
@@ -93,6 +96,9 @@ pub struct CopyInfo {
     pub lag_seconds: Option<u64>,
     /// Bytes that the pool has got since that state: an estimate.
     pub lag_bytes: u64,
+    /// It may have keys of volumes that were destroyed since.
+    #[serde(default)]
+    pub has_destroyed_keys: bool,
     /// Thousandths of the pass that runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass_permille: Option<u64>,

@@ -92,7 +92,7 @@ async fn a_daemon_that_stops_changes_the_list_no_more() {
 
 /// Removes `db` without a daemon, and insists that it is refused.
 async fn refused_offline(config: &Config, words: &[&str]) {
-    let remove = Request::VolumeRemove { name: "db".to_owned(), now: false };
+    let remove = Request::VolumeRemove { name: "db".to_owned(), now: false, erase: false };
     let offline = serve::offline(config, Opening::Existing).await.unwrap();
     let of_volume = offline.handle(remove).await.unwrap_err();
     offline.close().await.unwrap();

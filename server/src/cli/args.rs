@@ -206,6 +206,9 @@ pub enum VolumeCommand {
         /// What an answered write has survived
         #[arg(long, value_enum, default_value_t = DurabilityArg::Auto)]
         durability: DurabilityArg,
+        /// With a key of its own, which `volume rm --erase` destroys; clones share it
+        #[arg(long)]
+        own_key: bool,
     },
     /// List volumes, removed ones that can be restored included
     List {
@@ -259,6 +262,9 @@ pub enum VolumeCommand {
         /// Beyond recovery, at once
         #[arg(long)]
         now: bool,
+        /// As --now, and destroy its own key: nobody reads what it held any more, wherever copies of that are
+        #[arg(long, conflicts_with = "now")]
+        erase: bool,
     },
     /// Bring a removed volume back
     Restore {

@@ -57,6 +57,9 @@ fn present_state(volume: &VolumeInfo) -> String {
     if volume.is_closed {
         words = vec!["not served"];
     }
+    if volume.own_key.is_some() {
+        words.push("own key");
+    }
     if volume.is_aside {
         words.push("behind in the store");
     }
@@ -692,6 +695,7 @@ mod tests {
             origin: None,
             promoted_bytes: None,
             expires_at: None,
+            own_key: None,
         }
     }
 

@@ -105,7 +105,7 @@ fn volume_requests_are_checked_before_anybody_is_asked() {
     let cli = parse("spindle volume rm db --now --dir /d");
     let Command::Volume(command) = &cli.command else { panic!("not volume") };
     let (_, request) = volume_request(command).unwrap();
-    assert_eq!(request, Request::VolumeRemove { name: "db".to_owned(), now: true });
+    assert_eq!(request, Request::VolumeRemove { name: "db".to_owned(), now: true, erase: false });
 }
 
 #[test]

@@ -355,6 +355,15 @@ pub const OPTIONS: &[OptionDoc] = &[
         "false",
         "Refuse writes.",
     ),
+    row(
+        "volumes.own_key",
+        "true or false",
+        "",
+        "false",
+        "false",
+        "One that is made gets a key of its own, which `spindle volume rm --erase` destroys. A volume that is there \
+         stays as it is.",
+    ),
 ];
 
 /// A commented `spindle.toml` with every option and its default.

@@ -22,7 +22,7 @@ use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tiering::{CopiedState, state_view};
+use tiering::{CopiedState, VolumeKeys, state_view};
 use uuid::Uuid;
 
 /// Folder below the given prefix.
@@ -342,6 +342,22 @@ impl Target {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         to.prune(1).await
+    }
+
+    /// Gives the copy the keys of the pool's volumes: those that a state needs before it is published, and none that was
+    /// destroyed. Returns the number of the document.
+    pub(crate) async fn copy_volume_keys(&self, pool: &Store) -> Result<Option<u64>> {
+        crate::volume_keys::copy(pool, &self.store).await
+    }
+
+    /// Gives a restored pool the keys of its volumes.
+    pub(crate) async fn copy_volume_keys_to(&self, pool: &Store) -> Result<()> {
+        crate::volume_keys::copy(&self.store, pool).await.map(drop)
+    }
+
+    /// The keys of volumes that the copy has.
+    pub(crate) async fn volume_keys(&self, key: &PoolKey, pool: Uuid) -> Result<VolumeKeys> {
+        crate::volume_keys::load(&self.store, key, pool).await
     }
 
     /// Gives a restored pool the copy's key ring.

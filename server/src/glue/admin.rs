@@ -93,12 +93,18 @@ impl AdminPool {
             Ok(copies) => copies,
             Err(error) => return vec![format!("the copies are not known: {}", error.chain())],
         };
-        let warning = |copy: CopyInfo| {
-            let (url, failure) = (copy.url, copy.failure?);
-            let seconds = copy.failing_seconds.unwrap_or(0);
-            Some(format!("the copy {url} is not brought up to date, for {seconds} s: {failure}"))
+        let warnings = |copy: CopyInfo| {
+            let CopyInfo { url, failing_seconds, .. } = copy;
+            let failure = copy.failure.map(|failure| {
+                let seconds = failing_seconds.unwrap_or(0);
+                format!("the copy {url} is not brought up to date, for {seconds} s: {failure}")
+            });
+            let keys = copy.has_destroyed_keys.then(|| {
+                format!("the copy {url} may still have keys of volumes that were erased: it was not reached since")
+            });
+            failure.into_iter().chain(keys)
         };
-        copies.into_iter().filter_map(warning).collect()
+        copies.into_iter().flat_map(warnings).collect()
     }
 
     /// What a person should know of the pool's scrub.
@@ -181,11 +187,13 @@ fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
         removed_at,
         purge_at: removed_at.map(|at| at.saturating_add(retention)),
         is_stepped_back: record.is_stepped_back,
-        is_closed: aside.as_ref().is_some_and(|aside| aside.is_closed),
+        is_closed: aside.as_ref().is_some_and(|aside| aside.is_closed)
+            || open.pool.is_keyless(record),
         is_aside: aside.is_some(),
         origin: origin.as_ref().map(|origin| origin.name.clone()),
         promoted_bytes: origin.and_then(|origin| origin.promoted_bytes),
         expires_at: Some(record.expires_at).filter(|at| *at != 0),
+        own_key: Some(record.own_key).filter(|id| *id != 0),
     }
 }
 
@@ -278,6 +286,7 @@ async fn copy_infos(copies: &Copies) -> Result<Vec<CopyInfo>> {
             }),
             lag_seconds: status.lag_seconds,
             lag_bytes: status.lag_bytes,
+            has_destroyed_keys: status.has_destroyed_keys,
             pass_permille: counts.pass_permille,
             copied_bytes: counts.copied_bytes,
             copied_count: counts.copied_count,
@@ -331,8 +340,11 @@ impl AdminHandler for AdminPool {
         let open = self.open().await?;
         let pool = &open.pool;
         match request {
-            Request::VolumeCreate { name, size_bytes, durability } => {
-                let volume = pool.create_volume(&name, size_bytes, durability).await?;
+            Request::VolumeCreate { name, size_bytes, durability, own_key } => {
+                let volume = match own_key {
+                    false => pool.create_volume(&name, size_bytes, durability).await?,
+                    true => pool.create_own_key_volume(&name, size_bytes, durability).await?,
+                };
                 Ok(Reply::Volume(volume_info(&open, &volume.record())))
             }
             Request::VolumeList => Ok(Reply::Volumes { volumes: list(&open) }),
@@ -349,7 +361,22 @@ impl AdminHandler for AdminPool {
                 let record = pool.configure_volume(&name, durability, is_read_only).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
-            Request::VolumeRemove { name, now } => {
+            Request::VolumeRemove { name, erase: true, .. } => {
+                self.check_detached(&open, "erase", &name).await?;
+                pool.erase_volume(&name).await?;
+                let mut message = format!("volume {name} is erased: its key is destroyed");
+                let copies = self.copies.wait_without_destroyed_keys().await;
+                let copies = copies.unwrap_or_else(|error| vec![error.chain()]);
+                if !copies.is_empty() {
+                    message.push_str(&format!(
+                        "; copies still have it until they are brought up to date next, which `spindle status` \
+                         tells: {}",
+                        copies.join(", ")
+                    ));
+                }
+                Ok(Reply::Done { message })
+            }
+            Request::VolumeRemove { name, now, erase: false } => {
                 self.check_detached(&open, "remove", &name).await?;
                 let record = pool.remove_volume(&name, now).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))

@@ -183,8 +183,9 @@ impl Shared {
         }
     }
 
-    /// Fails for a volume of which a side file is missing.
+    /// Fails for a volume of which a side file is missing, or whose key is gone.
     pub(crate) fn check_open(&self, volume: VolumeId) -> Result<()> {
+        self.check_key(volume)?;
         if !self.is_any_aside() {
             return Ok(());
         }

@@ -67,10 +67,14 @@ impl Pool {
             let what = format!("clone {source}@{snapshot}: it is another one by now; try again");
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        let durability = self.find(source)?.record().durability;
+        let parent = self.find(source)?.record();
         let id = self.volumes.lock().new_id("clone", name)?;
         let now = unix_seconds();
-        let mut record = VolumeRecord::new(id, name, found.record.size_bytes, durability, now);
+        let mut record =
+            VolumeRecord::new(id, name, found.record.size_bytes, parent.durability, now)
+                .with_own_key(parent.own_key);
+        self.shared.check_key(of)?;
+        self.shared.assign_keys([&record].into_iter());
         record.expires_at = ttl.map_or(0, |ttl| now.saturating_add(ttl.as_secs().max(1)));
         let made = self.shared.tier.clone_volume((of, found.lsn), VolumeId(id), record.encode());
         made.await.map_err(|error| {

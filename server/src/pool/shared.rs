@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     /// Some volume is aside: only then is the list looked at.
     pub(super) is_any_aside: AtomicBool,
     pub(super) is_late_wanted: AtomicBool,
+    /// The own key of some volume is gone.
+    pub(super) is_any_keyless: AtomicBool,
     /// Rounds in which volumes that are aside were tried again: begun, and ended.
     pub(super) late_begun: AtomicU64,
     pub(super) late_ended: watch::Sender<u64>,
@@ -59,6 +61,7 @@ impl Shared {
             is_any_aside: AtomicBool::new(!aside.volumes.is_empty()),
             aside: Mutex::new(aside),
             is_late_wanted: AtomicBool::new(false),
+            is_any_keyless: AtomicBool::new(false),
             late_begun: AtomicU64::new(0),
             late_ended: watch::Sender::new(0),
             #[cfg(test)]

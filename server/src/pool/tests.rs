@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::glue::exports::PoolExports;
+use crate::store::Store;
 use block::seal::PoolKey;
 use block::{BlockDevice, Epoch, WriteFlags, ZeroFlags};
 use bytes::Bytes;
@@ -16,6 +17,7 @@ use tiering::TierOptions;
 
 mod aside;
 mod exports;
+mod own_keys;
 mod schedules;
 
 const MIB: u64 = 1 << 20;
@@ -70,6 +72,10 @@ async fn open_as(
     options.frames.memory_bytes = 0;
     options.frames.stream_bytes = 0;
     options.frames.cache = None;
+    let keys_in = Store::from_objects("memory", store.clone());
+    let pool_id = uuid::Uuid::from_u128(7);
+    let keys = VolumeKeyRing::open(&keys_in, &key, pool_id, Epoch(epoch)).await.unwrap();
+    options.volume_keys = keys.table().clone();
     let tier = Tier::open(options).await.unwrap();
     let identity = LogIdentity { pool: [7; 16], epoch: Epoch(epoch), boot_id: [boot; 16] };
     let (log_dir, destaged) = (dir.join("log"), tier.destaged_lsn());
@@ -81,7 +87,7 @@ async fn open_as(
     let destage =
         DestageOptions { max_age, retry: Duration::from_millis(20), ..DestageOptions::default() };
     let retention = Duration::from_secs(3600);
-    let pool = Pool::start(log, tier, destage, retention, &recovery.missing_sides).unwrap();
+    let pool = Pool::start(log, (tier, keys), destage, retention, &recovery.missing_sides).unwrap();
     (pool, recovery.is_tail_proven)
 }
 

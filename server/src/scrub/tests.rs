@@ -4,6 +4,7 @@ use super::*;
 use crate::chain::{Document, seal_document_with};
 use block::Epoch;
 use block::seal::{Algorithm, SALT_BYTES};
+use tiering::KeyId;
 use tiering::segment::{SegmentInfo, SegmentNumber};
 
 const GOLDEN: &str = include_str!("../../testdata/scrub-v1.txt");
@@ -14,6 +15,7 @@ fn looked(number: u64, finding: Finding) -> Scrubbed {
         epoch: Epoch(3),
         id: [number as u8; 16],
         algorithm: Algorithm::default(),
+        key: KeyId::POOL,
         object_bytes: 1000,
         frame_count: 5,
     };

@@ -17,6 +17,7 @@ use crate::manifest::{NodeDir, Ownership, Terms};
 use crate::pool::{Pool, StepBack};
 use crate::restore;
 use crate::store::{Store, StoreOptions};
+use crate::volume_keys::VolumeKeyRing;
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted};
@@ -109,6 +110,8 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         let owner = owner.clone();
         Box::pin(async move { owner.check().await })
     }));
+    let volume_keys = VolumeKeyRing::open(&own_store, &key, keys.pool(), ownership.epoch()).await?;
+    options.volume_keys = volume_keys.table().clone();
     let tier = Tier::open(options).await?;
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, &ownership)?;
@@ -146,7 +149,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         },
         ..DestageOptions::default()
     };
-    let pool = Pool::start(log, tier, destage, retention, &recovery.missing_sides)?;
+    let pool = Pool::start(log, (tier, volume_keys), destage, retention, &recovery.missing_sides)?;
     let step_back = match () {
         () if is_taken_over => Some(StepBack::TakeOver),
         () if is_log_lost => Some(StepBack::LostLog),

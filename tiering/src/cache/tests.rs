@@ -2,6 +2,7 @@
 
 use super::file::FILE_NAME;
 use super::*;
+use crate::keys::KeyId;
 use crate::segment::build::{SegmentBuilder, SegmentSeed};
 use crate::segment::{SegmentNumber, verify_frame};
 use crate::testing::{Rng, seeds};
@@ -25,6 +26,7 @@ fn segment(rng: &mut Rng, frames: usize) -> (SegmentInfo, Bytes, Vec<FrameAt>) {
         number: SegmentNumber(rng.below(1 << 40) + 1),
         id,
         algorithm: Algorithm::default(),
+        key: KeyId::POOL,
     };
     let mut builder = SegmentBuilder::new(seed, &PoolKey::new([7; 32]), 1, 0);
     let frames = (0..frames)

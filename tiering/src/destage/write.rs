@@ -2,16 +2,20 @@
 //!
 //! Invariants:
 //! - At most [`SegmentWriter::new`]'s number of segments is in memory beside the one that is gathered.
+//! - A segment is under one key.
 //! - What a writer that is dropped has uploaded is abandoned; what [`SegmentWriter::finish`] returns,
 //!   whoever commits it answers for.
 
 use super::pack::Piece;
 use super::{BLOCK, FOOTER_ROOM_BYTES, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, URGENT_LEVEL, micros};
 use crate::fail_point;
+use crate::keys::KeyId;
 use crate::map::records::SegmentRecord;
 use crate::map::{Change, Placed};
 use crate::segment::build::FRAME_OVERHEAD_BYTES;
-use crate::segment::{FrameAt, SealedSegment, SegmentBuilder, SegmentNumber, SegmentSeed};
+use crate::segment::{
+    FrameAt, SealedSegment, SegmentBuilder, SegmentError, SegmentNumber, SegmentSeed,
+};
 use crate::tier::Inner;
 use block::env::SystemRandom;
 use block::{Error, ErrorKind, Result};
@@ -52,6 +56,7 @@ pub(crate) struct SegmentWriter {
     inner: Arc<Inner>,
     in_flight_max: usize,
     segment_bytes: usize,
+    key: KeyId,
     is_cached: bool,
     /// Objects that the store may hold once this has begun; abandoned if it is dropped.
     names: Vec<Path>,
@@ -77,6 +82,7 @@ impl SegmentWriter {
             inner: inner.clone(),
             in_flight_max: in_flight_max.max(1),
             segment_bytes,
+            key: KeyId::POOL,
             is_cached: true,
             names: Vec::new(),
             group: Vec::new(),
@@ -89,6 +95,15 @@ impl SegmentWriter {
     /// Whether what is written from here on enters the read cache; it does at first.
     pub fn set_cached(&mut self, is_cached: bool) {
         self.is_cached = is_cached;
+    }
+
+    /// What is added from here on is sealed under this key.
+    pub async fn set_key(&mut self, key: KeyId) -> Result<()> {
+        if self.key != key && !self.group.is_empty() && !self.inner.options.planted.mixed_keys {
+            self.start_group().await?;
+        }
+        self.key = key;
+        Ok(())
     }
 
     /// Adds a frame; waits where too many segments are under way.
@@ -111,7 +126,8 @@ impl SegmentWriter {
         let number = SegmentNumber(self.inner.next_segment.fetch_add(1, Ordering::SeqCst));
         let options = &self.inner.options;
         let seed =
-            SegmentSeed::new(options.pool, options.epoch, number, options.algorithm, &SystemRandom);
+            SegmentSeed::new(options.pool, options.epoch, number, options.algorithm, &SystemRandom)
+                .with_key(self.key);
         self.names.push(object_path(&seed));
         let inner = self.inner.clone();
         let stored = inner.store_segment(seed, pieces, self.is_cached);
@@ -219,7 +235,7 @@ impl Inner {
         let built = tokio::task::spawn_blocking(move || build(&inner, seed, &pieces));
         let (segment, mut stored) = built
             .await
-            .map_err(|cause| Error::with_source(ErrorKind::Io, "build segment", cause))?;
+            .map_err(|cause| Error::with_source(ErrorKind::Io, "build segment", cause))??;
         fail_point!("destage-segment-built");
         if let Some(segment) = segment {
             self.upload(&segment).await?;
@@ -238,8 +254,15 @@ impl Inner {
 }
 
 /// Compresses and seals: the part that takes CPU.
-fn build(inner: &Inner, seed: SegmentSeed, pieces: &[Piece]) -> (Option<SealedSegment>, Stored) {
+fn build(
+    inner: &Inner,
+    seed: SegmentSeed,
+    pieces: &[Piece],
+) -> Result<(Option<SealedSegment>, Stored)> {
     let started = Instant::now();
+    let root = inner.options.volume_keys.root(seed.key, &inner.pool_key);
+    let root =
+        root.ok_or_else(|| SegmentError::NoKey(seed.key).into_error("build segment".to_owned()))?;
     let plain_bytes: usize = pieces.iter().map(|piece| piece.plaintext.len()).sum();
     let number = seed.number.0;
     // Room for the worst case, that nothing compresses: growing means copying, and memory that is
@@ -250,7 +273,7 @@ fn build(inner: &Inner, seed: SegmentSeed, pieces: &[Piece]) -> (Option<SealedSe
         true => inner.options.zstd_level.min(URGENT_LEVEL),
         false => inner.options.zstd_level,
     };
-    let mut builder = SegmentBuilder::new_in(seed, &inner.pool_key, level, bytes);
+    let mut builder = SegmentBuilder::new_in(seed, &inner.pool_key, &root, level, bytes);
     let mut stored = Stored {
         record: None,
         changes: Vec::with_capacity(pieces.len()),
@@ -284,7 +307,7 @@ fn build(inner: &Inner, seed: SegmentSeed, pieces: &[Piece]) -> (Option<SealedSe
         SealedSegment { info, bytes: inner.buffers.share(bytes) }
     });
     stored.report.build_us = micros(started);
-    (segment, stored)
+    Ok((segment, stored))
 }
 
 fn is_zero_at(bytes: &[u8], at: usize) -> bool {
@@ -302,6 +325,7 @@ fn object_path(seed: &SegmentSeed) -> Path {
         epoch: seed.epoch,
         id: seed.id,
         algorithm: seed.algorithm,
+        key: seed.key,
         object_bytes: 0,
         frame_count: 0,
     }

@@ -8,8 +8,9 @@
 //! - Each keeps to its byte budget, counting what an entry costs beside its bytes.
 //! - A budget of 0 keeps nothing.
 
+use crate::keys::VolumeKeys;
 use crate::segment::read::segment_key;
-use crate::segment::{FrameRef, SegmentId, SegmentInfo};
+use crate::segment::{FrameRef, SegmentError, SegmentId, SegmentInfo};
 use block::seal::{PoolKey, SealKey};
 use bytes::Bytes;
 use foyer::{Cache, CacheBuilder, EvictionConfig, FifoConfig, S3FifoConfig};
@@ -124,9 +125,10 @@ fn build(bytes: u64, eviction: impl Into<EvictionConfig>) -> Option<FrameCache> 
 
 type Slot = Option<(SegmentId, Arc<SealKey>)>;
 
-/// Segment keys, derived once and kept: deriving costs as much as decrypting a small frame.
+/// Keys of frames, derived once and kept: deriving costs as much as decrypting a small frame.
 pub struct Keys {
     pool_key: PoolKey,
+    volume_keys: VolumeKeys,
     /// Direct-mapped by id: a newcomer takes the place of who was there.
     slots: Vec<RwLock<Slot>>,
 }
@@ -137,8 +139,8 @@ const KEY_COUNT: usize = 1024;
 impl Keys {
     /// None derived yet.
     #[must_use]
-    pub fn new(pool_key: PoolKey) -> Self {
-        Keys { pool_key, slots: (0..KEY_COUNT).map(|_| RwLock::new(None)).collect() }
+    pub fn new(pool_key: PoolKey, volume_keys: VolumeKeys) -> Self {
+        Keys { pool_key, volume_keys, slots: (0..KEY_COUNT).map(|_| RwLock::new(None)).collect() }
     }
 
     /// The pool's key.
@@ -147,17 +149,33 @@ impl Keys {
         &self.pool_key
     }
 
-    /// The key of a segment.
+    /// Those of volumes.
     #[must_use]
-    pub fn of(&self, info: &SegmentInfo) -> Arc<SealKey> {
+    pub fn volume_keys(&self) -> &VolumeKeys {
+        &self.volume_keys
+    }
+
+    /// Nothing that was derived is kept.
+    pub fn clear(&self) {
+        for slot in &self.slots {
+            *slot.write() = None;
+        }
+    }
+
+    /// The key of a segment's frames.
+    ///
+    /// # Errors
+    /// `NoKey` where it is not there.
+    pub fn of(&self, info: &SegmentInfo) -> Result<Arc<SealKey>, SegmentError> {
         let slot = &self.slots[u128::from_le_bytes(info.id) as usize % KEY_COUNT];
         if let Some((id, key)) = &*slot.read()
             && *id == info.id
         {
-            return key.clone();
+            return Ok(key.clone());
         }
-        let key = Arc::new(segment_key(&self.pool_key, info));
+        let root = self.volume_keys.root(info.key, &self.pool_key);
+        let key = Arc::new(segment_key(&root.ok_or(SegmentError::NoKey(info.key))?, info));
         *slot.write() = Some((info.id, key.clone()));
-        key
+        Ok(key)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cache::CacheOptions;
+use crate::keys::KeyId;
 use crate::segment::SegmentNumber;
 use crate::segment::build::{SegmentBuilder, SegmentSeed};
 use crate::testing::{Fault, FaultStore, Op, Rng, seeds};
@@ -43,7 +44,7 @@ impl World {
         id[..8].copy_from_slice(&rng.next_u64().to_le_bytes());
         let algorithm = [Algorithm::ChaCha20Poly1305, Algorithm::Aes256Gcm][(number % 2) as usize];
         let (epoch, number) = (Epoch(1), SegmentNumber(number));
-        let seed = SegmentSeed { pool: POOL, epoch, number, id, algorithm };
+        let seed = SegmentSeed { pool: POOL, epoch, number, id, algorithm, key: KeyId::POOL };
         let mut builder = SegmentBuilder::new(seed, &pool_key(), 1, 0);
         let mut places = Vec::new();
         for n in 0..frames {
@@ -58,7 +59,7 @@ impl World {
     }
 
     fn open(&self, options: FramesOptions) -> Frames {
-        Frames::open(self.store.clone(), POOL, pool_key(), options)
+        Frames::open(self.store.clone(), POOL, (pool_key(), VolumeKeys::default()), options)
     }
 
     fn get_count(&self) -> usize {
@@ -496,7 +497,8 @@ async fn directories_and_whole_segments_are_checked_against_what_is_expected() {
     let other = world.objects[1].1.to_vec();
     world.store.damage(&info.object_path(), |bytes| *bytes = other).await;
     assert_eq!(frames.read_directory(info).await.unwrap_err().kind(), ErrorKind::Corrupt);
-    let stranger = Frames::open(world.store.clone(), [4; 16], pool_key(), bare());
+    let stranger =
+        Frames::open(world.store.clone(), [4; 16], (pool_key(), VolumeKeys::default()), bare());
     let error = stranger.read_directory(&world.objects[1].0).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "another pool's");
 }

@@ -414,10 +414,16 @@ impl Map {
             next_segment: commit.next_segment.max(writer.root.next_segment),
             ..writer.root
         };
-        // Who does not know of snapshots must not open what has any.
-        let header = self.opener.header();
-        let is_first = !commit.snapshots.is_empty() && !header.has_snapshots();
-        let header = is_first.then(|| header.with_snapshots());
+        // Who does not know of snapshots, or of keys of volumes, must not open what has any.
+        let mut header = None;
+        if !commit.snapshots.is_empty() && !self.opener.header().has_snapshots() {
+            header = Some(self.opener.header().with_snapshots());
+        }
+        let is_keyed = commit.segments.iter().any(|record| !record.info.key.is_pool());
+        if is_keyed && !self.opener.header().has_volume_keys() {
+            let before = header.unwrap_or_else(|| self.opener.header().clone());
+            header = Some(before.with_volume_keys());
+        }
         match &header {
             Some(header) => draft.put_root_under(header, &root),
             None => draft.put(ROOT_KEY, &root.encode()),

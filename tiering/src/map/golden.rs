@@ -9,6 +9,7 @@ use super::pages::{self, Operand, OperandKind, Run};
 use super::ranges::Range;
 use super::records::{self, Root, SegmentRecord};
 use super::snapshots::{self, Prune};
+use crate::keys::KeyId;
 use crate::segment::{SegmentInfo, SegmentNumber};
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
@@ -144,6 +145,7 @@ fn golden_metadata_records_of_version_1() {
             epoch: Epoch(2),
             id: *b"0123456789abcdef",
             algorithm,
+            key: KeyId::POOL,
             object_bytes: 1_000_000,
             frame_count: 99,
         };
@@ -329,6 +331,44 @@ fn golden_metadata_of_layers() {
     let bytes = golden.take("header", header.bytes(), HEADER);
     let found = Header::decode(&bytes).unwrap();
     assert!(found.has_snapshots() && found.has_bases());
+    golden.end();
+}
+
+#[test]
+fn golden_metadata_of_volume_keys() {
+    let text = include_str!("../../testdata/map-v1-volume-keys.hex");
+    let mut golden = Golden::new("volume keys", text);
+    let info = SegmentInfo {
+        number: SegmentNumber(8),
+        epoch: Epoch(2),
+        id: *b"0123456789abcdef",
+        algorithm: Algorithm::Aes256Gcm,
+        key: KeyId(0x0102_0304),
+        object_bytes: 1_000_000,
+        frame_count: 99,
+    };
+    let fields: Fields = &[
+        ("version", 1),
+        ("epoch", 8),
+        ("id", 16),
+        ("cipher", 1),
+        ("object bytes", 4),
+        ("frame count", 4),
+        ("block count", 4),
+        ("volume of the key", 4),
+    ];
+    let record = SegmentRecord { info, block_count: 800 };
+    let bytes = golden.take("segment", &record.encode(), fields);
+    assert_eq!(SegmentRecord::decode(8, &bytes).unwrap(), record);
+    for end in 0..bytes.len() {
+        assert!(SegmentRecord::decode(8, &bytes[..end]).is_err(), "cut at {end}");
+    }
+    let mut of_pool = bytes.clone();
+    of_pool[38..].fill(0);
+    assert!(SegmentRecord::decode(8, &of_pool).is_err(), "the pool's key has a version of its own");
+    let header = Header::with_salt(Algorithm::Aes256Gcm, *b"salt of metadata").with_volume_keys();
+    let found = Header::decode(&golden.take("header", header.bytes(), HEADER)).unwrap();
+    assert!(found.has_volume_keys() && !found.has_bases() && !found.has_snapshots());
     golden.end();
 }
 

@@ -34,7 +34,9 @@ const AT_INCOMPATIBLE: usize = 16;
 const FEATURE_SNAPSHOTS: u32 = 1;
 /// Incompatible feature: there are, or were, layers made from others.
 const FEATURE_BASES: u32 = 2;
-const FEATURES_KNOWN: u32 = FEATURE_SNAPSHOTS | FEATURE_BASES;
+/// Incompatible feature: there are, or were, segments under keys of volumes.
+const FEATURE_VOLUME_KEYS: u32 = 4;
+const FEATURES_KNOWN: u32 = FEATURE_SNAPSHOTS | FEATURE_BASES | FEATURE_VOLUME_KEYS;
 const AT_SALT: usize = 20;
 const _: () = assert!(AT_SALT + SALT_BYTES == HEADER_BYTES);
 
@@ -329,6 +331,18 @@ impl Header {
         self.with_feature(FEATURE_BASES)
     }
 
+    /// The header of metadata that has segments under keys of volumes.
+    #[must_use]
+    pub fn with_volume_keys(&self) -> Header {
+        self.with_feature(FEATURE_VOLUME_KEYS)
+    }
+
+    /// There are, or were, segments under keys of volumes.
+    #[must_use]
+    pub fn has_volume_keys(&self) -> bool {
+        self.features() & FEATURE_VOLUME_KEYS != 0
+    }
+
     /// There are, or were, layers made from others.
     #[must_use]
     pub fn has_bases(&self) -> bool {
@@ -603,7 +617,7 @@ mod tests {
         altered.bytes[8] = 1; // a compatible feature bit
         assert!(Opener::new(altered, &pool_key).open_one(ROOT_KEY, &value).is_err());
         let mut later = header.bytes;
-        later[AT_INCOMPATIBLE] = 4;
+        later[AT_INCOMPATIBLE] = 8;
         assert_eq!(Header::decode(&later).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(Header::decode(&later[1..]).unwrap_err().kind(), ErrorKind::Corrupt);
     }

@@ -7,6 +7,7 @@
 //! Byte tables: docs/format-map.md.
 
 use super::keys::{ROOT_KEY, aside_key, corrupt, live_key, segment_key};
+use crate::keys::KeyId;
 use crate::segment::{SegmentInfo, SegmentNumber};
 use block::seal::Algorithm;
 use block::units::{array_at, u32_at, u64_at};
@@ -16,6 +17,9 @@ const ROOT_VERSION: u8 = 1;
 const ROOT_BYTES: usize = 1 + 8 + 8 + 8 + 8;
 const SEGMENT_VERSION: u8 = 1;
 const SEGMENT_BYTES: usize = 1 + 8 + 16 + 1 + 4 + 4 + 4;
+/// Of one whose frames are under the key of a volume.
+const KEYED_SEGMENT_VERSION: u8 = 2;
+const KEYED_SEGMENT_BYTES: usize = SEGMENT_BYTES + 4;
 const LIVE_VERSION: u8 = 1;
 const LIVE_BYTES: usize = 1 + 4;
 
@@ -133,14 +137,18 @@ impl SegmentRecord {
     /// The stored form; the number is in the key.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(SEGMENT_BYTES);
-        bytes.push(SEGMENT_VERSION);
+        let mut bytes = Vec::with_capacity(KEYED_SEGMENT_BYTES);
+        let is_pool = self.info.key.is_pool();
+        bytes.push(if is_pool { SEGMENT_VERSION } else { KEYED_SEGMENT_VERSION });
         bytes.extend_from_slice(&self.info.epoch.0.to_le_bytes());
         bytes.extend_from_slice(&self.info.id);
         bytes.push(self.info.algorithm as u8);
         bytes.extend_from_slice(&self.info.object_bytes.to_le_bytes());
         bytes.extend_from_slice(&self.info.frame_count.to_le_bytes());
         bytes.extend_from_slice(&self.block_count.to_le_bytes());
+        if !is_pool {
+            bytes.extend_from_slice(&self.info.key.0.to_le_bytes());
+        }
         bytes
     }
 
@@ -149,9 +157,17 @@ impl SegmentRecord {
     /// # Errors
     /// `Corrupt`, naming the segment.
     pub fn decode(number: u64, bytes: &[u8]) -> Result<SegmentRecord> {
+        let key = match (bytes.first(), bytes.len()) {
+            (Some(&SEGMENT_VERSION), SEGMENT_BYTES) => Some(KeyId::POOL),
+            (Some(&KEYED_SEGMENT_VERSION), KEYED_SEGMENT_BYTES) => {
+                u32_at(bytes, SEGMENT_BYTES).map(KeyId).filter(|key| !key.is_pool())
+            }
+            _ => None,
+        };
         let read = || {
             Some(SegmentRecord {
                 info: SegmentInfo {
+                    key: key?,
                     number: SegmentNumber(number),
                     epoch: Epoch(u64_at(bytes, 1)?),
                     id: array_at(bytes, 9)?,
@@ -162,12 +178,7 @@ impl SegmentRecord {
                 block_count: u32_at(bytes, 34)?,
             })
         };
-        match read() {
-            Some(record) if bytes.len() == SEGMENT_BYTES && bytes[0] == SEGMENT_VERSION => {
-                Ok(record)
-            }
-            _ => Err(corrupt(&segment_key(number), "not a segment record")),
-        }
+        read().ok_or_else(|| corrupt(&segment_key(number), "not a segment record"))
     }
 }
 
@@ -230,6 +241,7 @@ mod tests {
             epoch: Epoch(2),
             id: [7; 16],
             algorithm: Algorithm::Aes256Gcm,
+            key: KeyId::POOL,
             object_bytes: 1_000_000,
             frame_count: 99,
         };

@@ -110,6 +110,7 @@ impl SpaceCounter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::KeyId;
     use crate::segment::{SegmentInfo, SegmentNumber};
     use block::Epoch;
     use block::seal::Algorithm;
@@ -120,6 +121,7 @@ mod tests {
             epoch: Epoch(1),
             id: [0; 16],
             algorithm: Algorithm::default(),
+            key: KeyId::POOL,
             object_bytes,
             frame_count: 1,
         };

@@ -92,6 +92,7 @@ impl Pass {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::KeyId;
     use crate::segment::{SegmentInfo, SegmentNumber};
     use block::Epoch;
     use block::seal::Algorithm;
@@ -102,6 +103,7 @@ mod tests {
             epoch: Epoch(1),
             id: [0; 16],
             algorithm: Algorithm::default(),
+            key: KeyId::POOL,
             object_bytes: 1 << 20,
             frame_count: 256,
         };

@@ -15,6 +15,7 @@ use super::format::{
 };
 use super::read::directory_aad;
 use super::{FrameAt, SegmentId, SegmentInfo, SegmentNumber};
+use crate::keys::KeyId;
 use block::Epoch;
 use block::env::Random;
 use block::seal::{Algorithm, PoolKey, SealKey, TAG_BYTES};
@@ -50,10 +51,12 @@ pub struct SegmentSeed {
     pub id: SegmentId,
     /// Cipher of the segment.
     pub algorithm: Algorithm,
+    /// Key of its frames.
+    pub key: KeyId,
 }
 
 impl SegmentSeed {
-    /// A seed with a fresh id from `random`.
+    /// A seed with a fresh id from `random`, of a segment under the pool's key.
     #[must_use]
     pub fn new(
         pool: [u8; 16],
@@ -64,14 +67,22 @@ impl SegmentSeed {
     ) -> Self {
         let mut id = [0; 16];
         random.fill(&mut id);
-        SegmentSeed { pool, epoch, number, id, algorithm }
+        SegmentSeed { pool, epoch, number, id, algorithm, key: KeyId::POOL }
+    }
+
+    /// The same, of a segment whose frames are under another key.
+    #[must_use]
+    pub fn with_key(self, key: KeyId) -> Self {
+        SegmentSeed { key, ..self }
     }
 }
 
 /// A segment under construction. `Send`, so it can be filled from a blocking thread.
 pub struct SegmentBuilder {
     seed: SegmentSeed,
+    /// Of the frames.
     key: SealKey,
+    directory_key: SealKey,
     compressor: CCtx<'static>,
     /// Compressor output; as large as a frame that is still worth compressing.
     scratch: Vec<u8>,
@@ -98,10 +109,10 @@ pub struct SealedSegment {
 }
 
 impl SegmentBuilder {
-    /// An empty segment. `zstd_level` is clamped to what zstd knows (negative levels are faster);
+    /// An empty segment under the pool's key. `zstd_level` is clamped to what zstd knows (negative levels are faster);
     /// `target_bytes` is a hint of its final size, for the allocation.
     ///
-    /// Panics when the seed's epoch or number is 0.
+    /// Panics when the seed's epoch or number is 0, or its key is another one.
     #[must_use]
     pub fn new(
         seed: SegmentSeed,
@@ -110,14 +121,17 @@ impl SegmentBuilder {
         target_bytes: usize,
     ) -> Self {
         let bytes = Vec::with_capacity(target_bytes.min(SEGMENT_BYTES_MAX as usize));
-        Self::new_in(seed, pool_key, zstd_level, bytes)
+        assert!(seed.key.is_pool(), "the key of a volume is given to new_in");
+        Self::new_in(seed, pool_key, pool_key, zstd_level, bytes)
     }
 
-    /// As [`SegmentBuilder::new`], in a buffer that the caller has. Panics when it is not empty.
+    /// As [`SegmentBuilder::new`], with the key that the seed names, in a buffer that the caller has. Panics when that is
+    /// not empty.
     #[must_use]
     pub fn new_in(
         seed: SegmentSeed,
         pool_key: &PoolKey,
+        frame_root: &PoolKey,
         zstd_level: i32,
         mut bytes: Vec<u8>,
     ) -> Self {
@@ -125,7 +139,8 @@ impl SegmentBuilder {
         assert!(bytes.is_empty(), "a segment starts at the start");
         bytes.extend_from_slice(&header_of(&seed).encode());
         SegmentBuilder {
-            key: pool_key.derive(seed.algorithm, &seed.id, KEY_PURPOSE),
+            key: frame_root.derive(seed.algorithm, &seed.id, KEY_PURPOSE),
+            directory_key: pool_key.derive(seed.algorithm, &seed.id, KEY_PURPOSE),
             compressor: compressor(zstd_level),
             scratch: vec![0; FRAME_PLAIN_BYTES_MAX - FRAME_PLAIN_BYTES_MAX / SAVING_MIN],
             bytes,
@@ -241,7 +256,7 @@ impl SegmentBuilder {
             directory_codec: codec,
         };
         let aad = directory_aad(&header_of(&self.seed).encode(), &footer);
-        let tag = self.key.seal(DIRECTORY_NONCE, &aad, &mut directory);
+        let tag = self.directory_key.seal(DIRECTORY_NONCE, &aad, &mut directory);
         directory.extend_from_slice(&tag);
         footer.directory_crc = crc32c(&directory);
         self.bytes.extend_from_slice(&directory);
@@ -251,6 +266,7 @@ impl SegmentBuilder {
             epoch: self.seed.epoch,
             id: self.seed.id,
             algorithm: self.seed.algorithm,
+            key: self.seed.key,
             object_bytes,
             frame_count: footer.frame_count,
         };
@@ -265,6 +281,7 @@ fn header_of(seed: &SegmentSeed) -> SegmentHeader {
         number: seed.number,
         id: seed.id,
         algorithm: seed.algorithm,
+        key: seed.key,
         erasure_codec: 0,
         features_compatible: 0,
         features_read_only: 0,

@@ -17,14 +17,17 @@
 )]
 
 use super::{FrameAt, SegmentError, SegmentId, SegmentNumber};
+use crate::keys::KeyId;
 use block::Epoch;
 use block::seal::{Algorithm, TAG_BYTES};
 use block::units::{BLOCK_BYTES, array_at, crc32c_parts, u16_at, u32_at, u64_at};
 
 /// Version of the format that this code writes.
 pub const VERSION: u16 = 1;
-/// Incompatible feature bits that this code knows: none yet.
-pub const FEATURES_KNOWN: u64 = 0;
+/// Incompatible feature: the frames are sealed with the key of a volume.
+const FEATURE_VOLUME_KEY: u64 = 1;
+/// Incompatible feature bits that this code knows.
+pub const FEATURES_KNOWN: u64 = FEATURE_VOLUME_KEY;
 /// Blocks of the largest frame. Chosen by hand: 64 KiB, where compression stops gaining and one
 /// random read of one block still costs little more than its latency.
 pub const BLOCK_COUNT_MAX: u8 = 16;
@@ -47,7 +50,7 @@ const AT_POOL: usize = 40; //           [u8; 16]
 const AT_EPOCH: usize = 56; //          u64, never 0
 const AT_NUMBER: usize = 64; //         u64, never 0
 const AT_ID: usize = 72; //             [u8; 16]
-const AT_RESERVED: usize = 88; //       u32, 0
+const AT_KEY: usize = 88; //            u32, volume that the key of the frames was made for; 0 = the pool's key
 const AT_CRC: usize = 92; //            u32, CRC-32C of bytes 0..92
 const _: () = assert!(AT_CRC + 4 == HEADER_BYTES);
 
@@ -138,6 +141,8 @@ pub struct SegmentHeader {
     pub id: SegmentId,
     /// Cipher of all that follows.
     pub algorithm: Algorithm,
+    /// Key of the frames.
+    pub key: KeyId,
     /// Erasure code of its fragments; 0 = the object is whole.
     pub erasure_codec: u8,
     /// Feature bits that may be ignored.
@@ -161,6 +166,10 @@ impl SegmentHeader {
         put(&mut bytes, AT_EPOCH, &self.epoch.0.to_le_bytes());
         put(&mut bytes, AT_NUMBER, &self.number.0.to_le_bytes());
         put(&mut bytes, AT_ID, &self.id);
+        put(&mut bytes, AT_KEY, &self.key.0.to_le_bytes());
+        if !self.key.is_pool() {
+            put(&mut bytes, AT_INCOMPATIBLE, &FEATURE_VOLUME_KEY.to_le_bytes());
+        }
         let crc = crc_of(&bytes, AT_CRC);
         put(&mut bytes, AT_CRC, &crc.to_le_bytes());
         bytes
@@ -182,9 +191,9 @@ impl SegmentHeader {
         if u32_at(bytes, AT_CRC) != Some(crc_of(bytes, AT_CRC)) {
             return Err(SegmentError::Checksum);
         }
-        let incompatible = read_u64(bytes, AT_INCOMPATIBLE)? & !FEATURES_KNOWN;
-        if incompatible != 0 {
-            return Err(SegmentError::Features(incompatible));
+        let incompatible = read_u64(bytes, AT_INCOMPATIBLE)?;
+        if incompatible & !FEATURES_KNOWN != 0 {
+            return Err(SegmentError::Features(incompatible & !FEATURES_KNOWN));
         }
         let algorithm = read_u8(bytes, AT_ALGORITHM)?;
         let header = SegmentHeader {
@@ -193,6 +202,7 @@ impl SegmentHeader {
             number: SegmentNumber(read_u64(bytes, AT_NUMBER)?),
             id: read_array(bytes, AT_ID)?,
             algorithm: Algorithm::from_u8(algorithm).ok_or(SegmentError::Field("algorithm"))?,
+            key: KeyId(read_u32(bytes, AT_KEY)?),
             erasure_codec: read_u8(bytes, AT_ERASURE)?,
             features_compatible: read_u64(bytes, AT_COMPATIBLE)?,
             features_read_only: read_u64(bytes, AT_READ_ONLY)?,
@@ -200,8 +210,11 @@ impl SegmentHeader {
         if header.epoch.0 == 0 || header.number.0 == 0 {
             return Err(SegmentError::Field("epoch or number"));
         }
-        if read_u32(bytes, AT_ZERO)? != 0 || read_u32(bytes, AT_RESERVED)? != 0 {
+        if read_u32(bytes, AT_ZERO)? != 0 {
             return Err(SegmentError::Field("a reserved field"));
+        }
+        if header.key.is_pool() != (incompatible & FEATURE_VOLUME_KEY == 0) {
+            return Err(SegmentError::Field("key"));
         }
         Ok(header)
     }

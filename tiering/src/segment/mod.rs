@@ -23,6 +23,7 @@ pub use build::{SealedSegment, SegmentBuilder, SegmentSeed};
 pub use format::{BLOCK_COUNT_MAX, DirectoryEntry, FRAME_COUNT_MAX, SEGMENT_BYTES_MAX};
 pub use read::{Directory, open_directory, open_frame, verify_frame};
 
+use crate::keys::KeyId;
 use block::seal::Algorithm;
 use block::{Epoch, Error, ErrorKind};
 use object_store::path::Path;
@@ -57,6 +58,8 @@ pub struct SegmentInfo {
     pub id: SegmentId,
     /// What its frames and its directory are sealed with.
     pub algorithm: Algorithm,
+    /// Key of its frames.
+    pub key: KeyId,
     /// Size of the whole object, in bytes: at most [`SEGMENT_BYTES_MAX`].
     pub object_bytes: u32,
     /// Frames that it holds: at most [`FRAME_COUNT_MAX`].
@@ -171,6 +174,9 @@ pub enum SegmentError {
     /// The plaintext does not decompress to the size that was promised.
     #[error("it does not decompress")]
     Decompress,
+    /// Nobody can read it any more: its key was destroyed.
+    #[error("{0} was destroyed, or is missing")]
+    NoKey(KeyId),
 }
 
 impl SegmentError {
@@ -183,7 +189,11 @@ impl SegmentError {
     /// As the error that crosses the package's border. `what` is verb + object.
     #[must_use]
     pub fn into_error(self, what: String) -> Error {
-        let kind = if self.is_unsupported() { ErrorKind::Unsupported } else { ErrorKind::Corrupt };
+        let kind = match self {
+            Self::NoKey(_) => ErrorKind::Denied,
+            _ if self.is_unsupported() => ErrorKind::Unsupported,
+            _ => ErrorKind::Corrupt,
+        };
         Error::with_source(kind, what, self)
     }
 }

@@ -20,6 +20,7 @@ use super::format::{
     FrameHeader, HEADER_BYTES, KEY_PURPOSE, SegmentHeader, frame_aad, frame_crc,
 };
 use super::{FrameAt, SegmentError, SegmentId, SegmentInfo};
+use crate::keys::VolumeKeys;
 use block::Result;
 use block::seal::{PoolKey, SealKey};
 use block::units::crc32c;
@@ -32,10 +33,10 @@ thread_local! {
     static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
-/// The key of a segment's frames and directory.
+/// The key of a segment's directory under the pool's key, or of its frames under the one that it names.
 #[must_use]
-pub fn segment_key(pool_key: &PoolKey, info: &SegmentInfo) -> SealKey {
-    pool_key.derive(info.algorithm, &info.id, KEY_PURPOSE)
+pub fn segment_key(root: &PoolKey, info: &SegmentInfo) -> SealKey {
+    root.derive(info.algorithm, &info.id, KEY_PURPOSE)
 }
 
 /// Checks a frame without any key: it is the one at `at` of segment `id`, and whole.
@@ -159,6 +160,7 @@ pub fn open_directory(
         epoch: header.epoch,
         id: header.id,
         algorithm: header.algorithm,
+        key: header.key,
         object_bytes: footer.object_bytes,
         frame_count: footer.frame_count,
     };
@@ -228,6 +230,8 @@ pub struct ObjectReport {
     pub damaged: Vec<(FrameAt, SegmentError)>,
     /// Bytes of blocks in the frames that do.
     pub plain_bytes: u64,
+    /// Its key is gone: the frames were checked by their checksums alone.
+    pub is_erased: bool,
 }
 
 impl ObjectReport {
@@ -240,17 +244,24 @@ impl ObjectReport {
     }
 }
 
-/// Opens everything in a whole object.
+/// Opens everything in a whole object. Where the key of its frames is gone, their checksums still say whether they are as
+/// they were written.
 ///
 /// # Errors
 /// Any [`SegmentError`] of the directory; damaged frames are part of the report.
-pub fn check_object(pool_key: &PoolKey, object: &[u8]) -> Result<ObjectReport, SegmentError> {
+pub fn check_object(
+    pool_key: &PoolKey,
+    volume_keys: &VolumeKeys,
+    object: &[u8],
+) -> Result<ObjectReport, SegmentError> {
     let directory = open_directory(pool_key, object, object)?;
     if usize::try_from(directory.info.object_bytes) != Ok(object.len()) {
         return Err(SegmentError::Field("object bytes"));
     }
-    let key = segment_key(pool_key, &directory.info);
-    let mut report = ObjectReport { damaged: Vec::new(), plain_bytes: 0, directory };
+    let root = volume_keys.root(directory.info.key, pool_key);
+    let key = root.map(|root| segment_key(&root, &directory.info));
+    let is_erased = key.is_none();
+    let mut report = ObjectReport { damaged: Vec::new(), plain_bytes: 0, is_erased, directory };
     let mut buffer = Vec::new();
     for entry in &report.directory.entries {
         let opened = frame_of(object, entry.at).and_then(|sealed| {
@@ -260,11 +271,13 @@ pub fn check_object(pool_key: &PoolKey, object: &[u8]) -> Result<ObjectReport, S
             if header.crc != entry.crc || header.block_count != entry.block_count {
                 return Err(SegmentError::Field("the frame beside its directory entry"));
             }
-            open_frame(&key, &report.directory.info.id, entry.at, &mut buffer)
+            let Some(key) = &key else { return Ok(header.plain_bytes()) };
+            open_frame(key, &report.directory.info.id, entry.at, &mut buffer)
+                .map(|plain| plain.len())
         });
         match opened {
-            Ok(plain) => {
-                let bytes = u64::try_from(plain.len()).unwrap_or(u64::MAX);
+            Ok(plain_bytes) => {
+                let bytes = u64::try_from(plain_bytes).unwrap_or(u64::MAX);
                 report.plain_bytes = report.plain_bytes.saturating_add(bytes);
             }
             Err(error) => report.damaged.push((entry.at, error)),

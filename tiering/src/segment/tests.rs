@@ -4,6 +4,7 @@ use super::build::{SealedSegment, SegmentBuilder, SegmentSeed};
 use super::format::*;
 use super::read::*;
 use super::*;
+use crate::keys::{KeyId, VolumeKeys};
 use crate::testing::{Rng, seeds};
 use block::env::SystemRandom;
 use block::seal::PoolKey;
@@ -17,7 +18,14 @@ fn pool_key() -> PoolKey {
 
 fn seed_of(algorithm: Algorithm) -> SegmentSeed {
     let id = *b"0123456789abcdef";
-    SegmentSeed { pool: POOL, epoch: Epoch(3), number: SegmentNumber(17), id, algorithm }
+    SegmentSeed {
+        pool: POOL,
+        epoch: Epoch(3),
+        number: SegmentNumber(17),
+        id,
+        algorithm,
+        key: KeyId::POOL,
+    }
 }
 
 /// Frames of every size, some of which compress.
@@ -72,7 +80,7 @@ fn what_was_pushed_is_read_frame_by_frame_and_listed_in_the_directory() {
         let walked: Vec<FrameAt> =
             walk_frames(&sealed.info.id, &sealed.bytes).map(|(at, _)| at).collect();
         assert!(walked.iter().eq(built.iter().map(|built| &built.at)), "SEED={seed}");
-        let report = check_object(&pool_key(), &sealed.bytes).unwrap();
+        let report = check_object(&pool_key(), &VolumeKeys::default(), &sealed.bytes).unwrap();
         let plain_bytes: usize = built.iter().map(|built| built.plain.len()).sum();
         assert_eq!((report.plain_bytes, report.damaged.len()), (plain_bytes as u64, 0));
     }
@@ -111,7 +119,7 @@ fn every_flipped_bit_of_a_small_segment_is_found_where_it_lies() {
             }
             let directory = open_directory(&pool_key(), &damaged.bytes, &damaged.bytes);
             assert_eq!(directory.is_err(), !is_in_frame, "byte {byte}, bit {bit}");
-            let clean = check_object(&pool_key(), &damaged.bytes)
+            let clean = check_object(&pool_key(), &VolumeKeys::default(), &damaged.bytes)
                 .is_ok_and(|report| report.damaged.is_empty());
             assert!(!clean, "byte {byte}, bit {bit}");
         }
@@ -160,7 +168,7 @@ fn decoders_take_any_bytes() {
         let random = rng.bytes(count, 100);
         assert!(SegmentHeader::decode(&random).is_err(), "SEED={seed}");
         assert!(Footer::decode(&random).is_err(), "SEED={seed}");
-        assert!(check_object(&pool_key(), &random).is_err(), "SEED={seed}");
+        assert!(check_object(&pool_key(), &VolumeKeys::default(), &random).is_err(), "SEED={seed}");
         let _ = (FrameHeader::decode(&random), DirectoryEntry::decode(0, &random));
         let key = segment_key(&pool_key(), &sealed.info);
         assert!(open_frame(&key, &sealed.info.id, built[0].at, &mut random.clone()).is_err());
@@ -172,7 +180,8 @@ fn decoders_take_any_bytes() {
             bytes[at] = rng.next_u64() as u8;
         }
         if bytes != sealed.bytes {
-            let is_clean = check_object(&pool_key(), &bytes).is_ok_and(|r| r.damaged.is_empty());
+            let is_clean = check_object(&pool_key(), &VolumeKeys::default(), &bytes)
+                .is_ok_and(|r| r.damaged.is_empty());
             assert!(!is_clean, "SEED={seed}");
         }
         let mut footer = sealed.bytes[sealed.bytes.len() - FOOTER_BYTES..].to_vec();
@@ -288,6 +297,49 @@ fn golden_segments_of_version_1_are_read_and_written() {
         assert!(open(&golden, directory.entries[1].at).unwrap() == text_block, "{name}");
         let end_of_raw = (frames[0].offset + frames[0].sealed_bytes) as usize;
         assert_eq!(written.bytes[..end_of_raw], golden.bytes[..end_of_raw], "{name}");
+    }
+}
+
+/// One whose frames are under the key of a volume, and its directory under the pool's.
+#[test]
+fn golden_segment_under_the_key_of_a_volume_is_read_and_written() {
+    let (id, own) = (KeyId(0x0102_0304), PoolKey::new([0x77; 32]));
+    let seed = seed_of(Algorithm::Aes256Gcm).with_key(id);
+    let raw = Rng::new(11).bytes(4096, 100);
+    let mut builder = SegmentBuilder::new_in(seed, &pool_key(), &own, 1, Vec::new());
+    let at = builder.push(1, 2, &raw);
+    let written = builder.finish();
+    if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {
+        println!("GOLDEN volume-key\n{}", annotate(&written.bytes, &[at]));
+        return;
+    }
+    let golden = from_hex(include_str!("../../testdata/segment-v1-volume-key.hex"));
+    let end_of_raw = (at.offset + at.sealed_bytes) as usize;
+    assert_eq!(written.bytes[..end_of_raw], golden[..end_of_raw]);
+    let directory = open_directory(&pool_key(), &golden, &golden).unwrap();
+    assert_eq!((directory.info.key, directory.entries.len()), (id, 1));
+    let frame = frame_of(&golden, at).unwrap();
+    let opened = |root: &PoolKey| {
+        open_frame(&segment_key(root, &directory.info), &directory.info.id, at, &mut frame.to_vec())
+    };
+    assert!(opened(&own).unwrap() == raw);
+    assert_eq!(opened(&pool_key()).unwrap_err(), SegmentError::Authentication);
+    let keys = VolumeKeys::default();
+    let report = check_object(&pool_key(), &keys, &golden).unwrap();
+    assert!(report.is_erased && report.damaged.is_empty() && report.plain_bytes == 4096);
+    let mut damaged = golden.clone();
+    damaged[200] ^= 1;
+    assert_eq!(check_object(&pool_key(), &keys, &damaged).unwrap().damaged.len(), 1);
+    keys.insert(id, own);
+    let report = check_object(&pool_key(), &keys, &golden).unwrap();
+    assert!(!report.is_erased && report.damaged.is_empty());
+    // The number of a key and the feature bit belong together.
+    for (at, byte) in [(32, 0), (88, 0)] {
+        let mut header: [u8; HEADER_BYTES] = golden[..HEADER_BYTES].try_into().unwrap();
+        header[at..at + 4].fill(byte);
+        let crc = block::units::crc32c(&header[..92]);
+        header[92..].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(SegmentHeader::decode(&header), Err(SegmentError::Field("key")), "{at}");
     }
 }
 

@@ -112,6 +112,8 @@ impl Clones {
                 let (volume, record) = (self.next_volume, Bytes::from_static(b"a clone"));
                 self.next_volume += 1;
                 let held = self.shown[&(source, at)].clone();
+                tier.volume_keys()
+                    .assign(VolumeId(volume), tier.volume_keys().of(VolumeId(source)));
                 let made = tier.clone_volume((VolumeId(source), at), VolumeId(volume), record);
                 self.becomes(volume, held, made).await
             }

@@ -11,6 +11,7 @@ mod crash;
 mod damage;
 mod hints;
 mod keep;
+mod keys;
 mod owners;
 mod reclaim;
 mod scrub;
@@ -49,6 +50,9 @@ fn options(store: Arc<dyn ObjectStore>, epoch: u64) -> TierOptions {
     let key = PoolKey::new([0x42; 32]);
     let mut options = TierOptions::new(store, [7; 16], key, Epoch(epoch));
     options.segment_bytes = 256 << 10;
+    // Volume 2 is under a key of its own.
+    options.volume_keys.insert(KeyId(2), PoolKey::new([0x43; 32]));
+    options.volume_keys.assign(VolumeId(2), KeyId(2));
     options.database.poll_interval = Duration::from_millis(20);
     options.open_timeout = Duration::from_secs(20);
     options

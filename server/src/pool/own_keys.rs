@@ -1,0 +1,170 @@
+//! Volumes with a key of their own: made with one, and erased by destroying it.
+//!
+//! Invariants:
+//! - The key is durable before the volume's record, and destroyed after the volume is purged, durably. What is cut short
+//!   in between is finished by the next purge.
+//! - A key goes when no volume that is present or can be restored uses it.
+//! - Nothing is served of a volume whose key is gone.
+
+use super::snapshots::some_of;
+use super::{Pool, Shared};
+use crate::record::{VolumeRecord, VolumeState};
+use block::{Error, ErrorKind, Result, VolumeId};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use tiering::KeyId;
+
+impl VolumeRecord {
+    /// The key that its data is sealed with.
+    #[must_use]
+    pub fn key(&self) -> KeyId {
+        KeyId(self.own_key)
+    }
+}
+
+impl Shared {
+    /// The tier learns which keys the volumes use. Before anything is destaged.
+    pub(super) fn assign_keys<'a>(&self, records: impl Iterator<Item = &'a VolumeRecord>) {
+        for record in records {
+            self.tier.volume_keys().assign(VolumeId(record.id), record.key());
+            if record.state == VolumeState::Present && !self.tier.volume_keys().has(record.key()) {
+                self.is_any_keyless.store(true, Ordering::Release);
+                tracing::error!(
+                    volume = %record.name,
+                    "the volume's own key is not in the store: nothing of the volume can be read, and it is not served"
+                );
+            }
+        }
+    }
+
+    /// Fails for a volume whose key is gone.
+    pub(super) fn check_key(&self, volume: VolumeId) -> Result<()> {
+        let keys = self.tier.volume_keys();
+        if !self.is_any_keyless.load(Ordering::Acquire) || keys.has(keys.of(volume)) {
+            return Ok(());
+        }
+        let what = format!(
+            "open volume {volume}: its own key was destroyed, or the objects below volumekeys/ in the store are gone. \
+             Without it nothing can be read: bring them back, or remove the volume with `spindle volume rm --erase`"
+        );
+        Err(Error::new(ErrorKind::Denied, what))
+    }
+}
+
+impl Pool {
+    /// Purges a volume and destroys its own key: what it held cannot be read any more, wherever copies of it are.
+    /// One that was removed already, or purged without that, counts as well.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` for a volume without a key of its own; `Busy`, naming what else needs the key; those of the
+    /// log and the store, after which it can be repeated.
+    pub async fn erase_volume(&self, name: &str) -> Result<VolumeRecord> {
+        let _one_at_a_time = self.changes.lock().await;
+        let record = self.to_be_erased(name)?;
+        let key = record.key();
+        if key.is_pool() {
+            let what = format!(
+                "erase volume {name}: it has no key of its own, which only `spindle volume create --own-key` gives; \
+                 `spindle volume rm --now` removes it for good, and its data leaves the store after a while"
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        let users = self.others_under(key, record.id);
+        if !users.is_empty() {
+            let what = format!(
+                "erase volume {name}: other volumes are under the same key ({}); remove them with `spindle volume rm NAME \
+                 --now` first",
+                some_of(&users)
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        let record = match record.state {
+            VolumeState::Purged => record,
+            VolumeState::Present | VolumeState::Removed { .. } => {
+                self.remove_alone(name, true).await?
+            }
+        };
+        self.shared.pass("erase-purged")?;
+        self.destroy_keys(&BTreeSet::from([key])).await.map_err(|error| {
+            error.context(format!(
+                "erase volume {name}: it is removed, but its key may be there still; repeat the command"
+            ))
+        })?;
+        tracing::info!(volume = %name, "erased: the volume's own key is destroyed");
+        Ok(record)
+    }
+
+    /// The volume of that name: a present one before a removed one, and that before one that was purged with its key left.
+    fn to_be_erased(&self, name: &str) -> Result<VolumeRecord> {
+        if let Some(volume) = self.volume(name) {
+            return Ok(volume.record());
+        }
+        if let Some(record) = self.removed(name) {
+            return Ok(record);
+        }
+        let volumes = self.volumes.lock();
+        let keys = self.shared.tier.volume_keys();
+        let is_it = |record: &&VolumeRecord| {
+            record.name == name && !record.key().is_pool() && keys.has(record.key())
+        };
+        let found = volumes.records.values().rfind(is_it).cloned();
+        drop(volumes);
+        found.ok_or_else(|| self.why_not(name))
+    }
+
+    /// Names of the volumes under a key, but for one, that are present or can be restored.
+    fn others_under(&self, key: KeyId, id: u32) -> Vec<String> {
+        let volumes = self.volumes.lock();
+        let named = |record: &VolumeRecord| {
+            if record.key() != key || record.id == id {
+                return None;
+            }
+            match record.state {
+                VolumeState::Present => Some(record.name.clone()),
+                VolumeState::Removed { .. } => {
+                    Some(format!("{} (removed, restorable)", record.name))
+                }
+                VolumeState::Purged => None,
+            }
+        };
+        volumes.records.values().filter_map(named).collect()
+    }
+
+    async fn destroy_keys(&self, keys: &BTreeSet<KeyId>) -> Result<()> {
+        self.volume_keys.destroy(keys).await?;
+        for key in keys {
+            self.shared.tier.forget_key(*key);
+        }
+        Ok(())
+    }
+
+    /// Destroys the keys of volumes that were purged. For whoever changes volumes alone.
+    pub(super) async fn destroy_unused_keys(&self) -> Result<()> {
+        let there = self.volume_keys.table().ids();
+        // By what the store has: where the log is lost after this, the volume must not be there again.
+        let is_purged = |(_, bytes): &(VolumeId, bytes::Bytes)| {
+            let record = VolumeRecord::decode(bytes).ok()?;
+            (record.state == VolumeState::Purged && there.contains(&record.key()))
+                .then(|| record.key())
+        };
+        let mut unused: BTreeSet<KeyId> =
+            self.shared.tier.volume_records().iter().filter_map(is_purged).collect();
+        unused.retain(|key| self.others_under(*key, 0).is_empty());
+        self.destroy_keys(&unused).await?;
+        if !unused.is_empty() {
+            tracing::info!(count = unused.len(), "destroyed the keys of purged volumes");
+        }
+        Ok(())
+    }
+
+    /// Number of the document of keys in which one was destroyed last, or 0: a copy that has an earlier one has the key.
+    pub(crate) fn keys_destroyed_in(&self) -> u64 {
+        self.volume_keys.destroyed_in()
+    }
+
+    /// The volume's own key is gone.
+    #[must_use]
+    pub fn is_keyless(&self, record: &VolumeRecord) -> bool {
+        !self.volume_keys.table().has(record.key())
+    }
+}

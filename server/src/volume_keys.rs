@@ -1,0 +1,320 @@
+//! The keys of volumes that have one of their own: a chain of documents in the pool's store, `volumekeys/<number>`.
+//!
+//! Invariants:
+//! - A key is durable in the store before anything is sealed with it. The document of the highest number counts.
+//! - A key is destroyed by a document without it, after which every earlier one is deleted. Only keys of volumes that this
+//!   owner knows to be purged are destroyed, and only while no other volume uses them.
+//! - Who opens the pool writes the next document first, if there is any: an earlier owner's change then collides with that
+//!   number, and it can destroy nothing any more.
+//! - Keys leave this process sealed under the pool's data key only.
+
+use crate::chain::{
+    ALGORITHM, Chain, Created, Format, corrupt, from_hex, random_bytes, seal_document, to_hex,
+    vec_from_hex,
+};
+use crate::store::Store;
+use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
+use block::units::{array_at, u32_at};
+use block::{Epoch, Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use tiering::{KeyId, VolumeKeys};
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+/// Folder of the chain in the pool's prefix, and the purpose of its seal.
+pub(crate) const FOLDER: &str = "volumekeys";
+/// What the key that seals the keys is derived for.
+const PURPOSE: &str = "volume keys";
+/// Keys of a pool. Chosen by hand: a third of what a document can hold.
+pub const COUNT_MAX: usize = 1024;
+/// Bytes of one key in a document: its number and the key.
+const ENTRY_BYTES: usize = 4 + KEY_BYTES;
+/// Documents that are kept while none of them holds a key that was destroyed.
+const KEEP_COUNT: usize = 2;
+/// Tries to write a document, of which each may have arrived without our hearing of it.
+const TRY_COUNT: u32 = 4;
+
+/// What a document holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
+    format: Format,
+    pool: Uuid,
+    number: u64,
+    /// Of the owner that wrote it.
+    epoch: u64,
+    /// Number of the document in which a key was destroyed last, or 0.
+    destroyed_in: u64,
+    /// Random, and never used again.
+    salt: String,
+    /// The keys, by number: each u32 little-endian and 32 bytes. Then the tag.
+    sealed: String,
+    /// Random: tells our own create from another's after an ambiguous answer.
+    nonce: String,
+}
+
+type Keys = BTreeMap<KeyId, PoolKey>;
+
+/// The keys as they are in the store.
+#[derive(Clone, Debug, Default)]
+struct State {
+    number: u64,
+    epoch: u64,
+    destroyed_in: u64,
+    keys: Keys,
+    /// Earlier documents may hold keys that were destroyed.
+    is_prune_owed: bool,
+}
+
+/// Associated data of the sealed keys.
+fn associated(pool: Uuid, number: u64, epoch: u64) -> String {
+    format!("spindle volume keys 1 {pool} {number} {epoch}")
+}
+
+fn body_of(key: &PoolKey, pool: Uuid, state: &State, salt: [u8; SALT_BYTES]) -> Body {
+    let mut plain = Zeroizing::new(Vec::with_capacity(state.keys.len() * ENTRY_BYTES + 16));
+    for (id, secret) in &state.keys {
+        plain.extend_from_slice(&id.0.to_le_bytes());
+        plain.extend_from_slice(secret.expose());
+    }
+    let aad = associated(pool, state.number, state.epoch);
+    let tag = key.derive(ALGORITHM, &salt, PURPOSE).seal(0, aad.as_bytes(), &mut plain);
+    let mut sealed = to_hex(&plain);
+    sealed.push_str(&to_hex(&tag));
+    Body {
+        format: Format::CURRENT,
+        pool,
+        number: state.number,
+        epoch: state.epoch,
+        destroyed_in: state.destroyed_in,
+        salt: to_hex(&salt),
+        sealed,
+        nonce: to_hex(&random_bytes::<16>()),
+    }
+}
+
+fn keys_of(name: &str, key: &PoolKey, body: &Body) -> Result<Keys> {
+    let unreadable = || corrupt(name, "the keys in it are unreadable");
+    let salt = from_hex::<SALT_BYTES>(&body.salt).ok_or_else(unreadable)?;
+    let mut sealed = Zeroizing::new(vec_from_hex(&body.sealed).ok_or_else(unreadable)?);
+    let aad = associated(body.pool, body.number, body.epoch);
+    let plain = key
+        .derive(ALGORITHM, &salt, PURPOSE)
+        .open(0, aad.as_bytes(), &mut sealed)
+        .map_err(|_| unreadable())?;
+    let mut keys = Keys::new();
+    if !plain.len().is_multiple_of(ENTRY_BYTES) || plain.len() / ENTRY_BYTES > COUNT_MAX {
+        return Err(unreadable());
+    }
+    for entry in plain.chunks_exact(ENTRY_BYTES) {
+        let (Some(id), Some(secret)) = (u32_at(entry, 0), array_at(entry, 4)) else {
+            return Err(unreadable());
+        };
+        if id == 0 || keys.insert(KeyId(id), PoolKey::new(secret)).is_some() {
+            return Err(unreadable());
+        }
+    }
+    Ok(keys)
+}
+
+async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<State> {
+    let chain = Chain::new(store, FOLDER);
+    let Some((number, body)) = chain.newest_body::<Body>(key).await? else {
+        return Ok(State::default());
+    };
+    let name = chain.name(number);
+    if body.pool != pool || body.number != number {
+        return Err(corrupt(&name, "it belongs elsewhere"));
+    }
+    let keys = keys_of(&name, key, &body)?;
+    let (epoch, destroyed_in) = (body.epoch, body.destroyed_in);
+    Ok(State { number, epoch, destroyed_in, keys, is_prune_owed: true })
+}
+
+/// The keys that a pool's store, or a copy, holds; empty where no volume has one. Changes nothing.
+///
+/// # Errors
+/// `Corrupt` or `Unsupported` for a document that cannot be read; those of reading the store.
+pub(crate) async fn load(store: &Store, key: &PoolKey, pool: Uuid) -> Result<VolumeKeys> {
+    let table = VolumeKeys::default();
+    for (id, secret) in read(store, key, pool).await?.keys {
+        table.insert(id, secret);
+    }
+    Ok(table)
+}
+
+/// Gives a copy, or a restored pool, the newest document of a store, alone. Returns its number; `None`: there is none.
+///
+/// # Errors
+/// `Busy` where the other store has a later one; those of both stores.
+pub(crate) async fn copy(from: &Store, to: &Store) -> Result<Option<u64>> {
+    let (source, target) = (Chain::new(from, FOLDER), Chain::new(to, FOLDER));
+    let Some((number, bytes)) = source.newest().await? else { return Ok(None) };
+    let is_there = target.newest().await?.is_some_and(|there| there == (number, bytes.clone()));
+    if !is_there && target.create(number, &bytes).await? == Created::Lost {
+        let what = format!("copy the keys of volumes to {}: it has later ones", to.url());
+        return Err(Error::new(ErrorKind::Busy, what));
+    }
+    // Also where this was cut short before.
+    target.prune(1).await?;
+    Ok(Some(number))
+}
+
+/// The keys of an open pool, which this process owns.
+pub(crate) struct VolumeKeyRing {
+    store: Store,
+    key: PoolKey,
+    pool: Uuid,
+    epoch: Epoch,
+    table: VolumeKeys,
+    state: tokio::sync::Mutex<State>,
+    destroyed_in: AtomicU64,
+}
+
+impl VolumeKeyRing {
+    /// Reads the keys, and keeps earlier owners from changing them.
+    ///
+    /// # Errors
+    /// `Fenced` where a later owner has been here; as [`load`].
+    pub(crate) async fn open(
+        store: &Store,
+        key: &PoolKey,
+        pool: Uuid,
+        epoch: Epoch,
+    ) -> Result<VolumeKeyRing> {
+        for _ in 0..TRY_COUNT {
+            let state = read(store, key, pool).await?;
+            if state.epoch > epoch.0 {
+                return Err(fenced(state.epoch));
+            }
+            let table = VolumeKeys::default();
+            for (id, secret) in &state.keys {
+                table.insert(*id, secret.clone());
+            }
+            let is_settled = state.number == 0 || state.epoch == epoch.0;
+            let ring = VolumeKeyRing {
+                store: store.clone(),
+                key: key.clone(),
+                pool,
+                epoch,
+                table,
+                destroyed_in: AtomicU64::new(state.destroyed_in),
+                state: tokio::sync::Mutex::new(state),
+            };
+            if is_settled {
+                return Ok(ring);
+            }
+            let written = ring.write(&mut *ring.state.lock().await, None).await;
+            match written {
+                Ok(()) => return Ok(ring),
+                // The last change of an earlier owner, which it was at that moment: that is taken over, too.
+                Err(error) if error.kind() == ErrorKind::Busy => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let what = "open the keys of volumes: they change all the time; is another owner at work?";
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+
+    /// The keys, for the data tier.
+    pub(crate) fn table(&self) -> &VolumeKeys {
+        &self.table
+    }
+
+    /// Number of the document in which a key was destroyed last, or 0.
+    pub(crate) fn destroyed_in(&self) -> u64 {
+        self.destroyed_in.load(Ordering::Acquire)
+    }
+
+    /// Makes a key for a new volume; durable when this returns.
+    ///
+    /// # Errors
+    /// `Full` where there are too many; `Fenced` where the pool has another owner; those of the store.
+    pub(crate) async fn make(&self, volume: u32) -> Result<KeyId> {
+        let mut state = self.state.lock().await;
+        let id = KeyId(volume);
+        let mut keys = state.keys.clone();
+        // One of that number is of a volume that was not made in the end, and has sealed nothing.
+        let secret = PoolKey::new(random_bytes());
+        keys.insert(id, secret.clone());
+        if keys.len() > COUNT_MAX {
+            let what = format!(
+                "make a key for the volume: {COUNT_MAX} volumes of the pool have one of their own already"
+            );
+            return Err(Error::new(ErrorKind::Full, what));
+        }
+        self.write(&mut state, Some((keys, false))).await?;
+        self.table.insert(id, secret);
+        Ok(id)
+    }
+
+    /// Destroys keys that no volume uses: they are in no document of the store when this returns. Those that are gone
+    /// already are left out.
+    ///
+    /// # Errors
+    /// As [`VolumeKeyRing::make`]; the keys may be there still.
+    pub(crate) async fn destroy(&self, ids: &BTreeSet<KeyId>) -> Result<()> {
+        let mut state = self.state.lock().await;
+        let mut keys = state.keys.clone();
+        keys.retain(|id, _| !ids.contains(id));
+        if keys.len() != state.keys.len() {
+            self.write(&mut state, Some((keys, true))).await?;
+        }
+        if state.is_prune_owed {
+            let pruned = Chain::new(&self.store, FOLDER).prune(1).await;
+            pruned.map_err(|error| error.context("delete the earlier documents of volume keys"))?;
+            state.is_prune_owed = false;
+        }
+        Ok(())
+    }
+
+    /// Writes the next document: of these keys, some of which are destroyed with it or not, or of the same ones.
+    async fn write(&self, state: &mut State, keys: Option<(Keys, bool)>) -> Result<()> {
+        let chain = Chain::new(&self.store, FOLDER);
+        for _ in 0..TRY_COUNT {
+            let number = state.number + 1;
+            let mut next = State { number, epoch: self.epoch.0, ..state.clone() };
+            if let Some((keys, is_destroyed)) = &keys {
+                next.keys.clone_from(keys);
+                if *is_destroyed {
+                    (next.destroyed_in, next.is_prune_owed) = (number, true);
+                }
+            }
+            let body = body_of(&self.key, self.pool, &next, random_bytes());
+            let created = chain.create(number, &seal_document(&self.key, FOLDER, &body)?).await?;
+            if created == Created::Ours {
+                *state = next;
+                self.destroyed_in.store(state.destroyed_in, Ordering::Release);
+                if !state.is_prune_owed
+                    && let Err(error) = chain.prune(KEEP_COUNT).await
+                {
+                    tracing::debug!(error = %error.chain(), "old keys of volumes are still listed");
+                }
+                return Ok(());
+            }
+            let found = read(&self.store, &self.key, self.pool).await?;
+            match found.epoch {
+                later if later > self.epoch.0 => return Err(fenced(later)),
+                // An attempt of ours has arrived of which nobody knew. What it said counts for nothing: who asked for it
+                // was told that it failed.
+                ours if ours == self.epoch.0 => {
+                    (state.number, state.is_prune_owed) = (found.number, true);
+                }
+                _ => break,
+            }
+        }
+        let what =
+            "change the keys of volumes: another process did so at the same moment; try again";
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+}
+
+fn fenced(epoch: u64) -> Error {
+    let what = format!("change the keys of volumes: the owner of epoch {epoch} has the pool");
+    Error::new(ErrorKind::Fenced, what)
+}
+
+#[cfg(test)]
+mod tests;

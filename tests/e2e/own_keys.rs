@@ -1,0 +1,142 @@
+//! Volumes with a key of their own: erased here and in copies, whatever somebody has kept of the objects.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tests::daemon::{Daemon, SMALL};
+use tests::nbd::{Connection, Wanted};
+
+const BYTES: usize = 1 << 20;
+
+fn refused(daemon: &Daemon, arguments: &[&str], words: &str) {
+    let output = daemon.command(arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{arguments:?} is accepted");
+    assert!(said.contains(words), "{arguments:?}: {said}");
+}
+
+fn connect(daemon: &Daemon, export: &str) -> Connection {
+    Connection::open(&daemon.tcp(export), &Wanted::everything()).expect("it opens")
+}
+
+fn random(seed: u64) -> Vec<u8> {
+    let mut random = tests::seed::Random::new(seed, 5);
+    (0..BYTES / 8).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect()
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
+    assert!(status.expect("cp runs").success());
+}
+
+/// The documents of keys below a store.
+fn keys(store: &Path) -> Vec<(String, Vec<u8>)> {
+    let Ok(entries) = std::fs::read_dir(store.join("volumekeys")) else { return Vec::new() };
+    let read = |entry: std::fs::DirEntry| {
+        (entry.file_name().to_string_lossy().into_owned(), std::fs::read(entry.path()).unwrap())
+    };
+    let mut found: Vec<_> = entries.map(|entry| read(entry.unwrap())).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
+    let mut daemon = Daemon::started(SMALL, &[("plain", "8MiB")]);
+    let _ = daemon.json(&["volume", "create", "own", "8MiB", "--own-key"]);
+    let (plain_bytes, own_bytes) = (random(1), random(2));
+    connect(&daemon, "plain").write(0, &plain_bytes, 0);
+    connect(&daemon, "own").write(0, &own_bytes, 0);
+    let info = daemon.json(&["volume", "show", "own"]);
+    assert_eq!(info["own_key"], info["id"]);
+    refused(&daemon, &["volume", "rm", "plain", "--erase"], "no key of its own");
+    let _ = daemon.json(&["snapshot", "create", "own@monday"]);
+    let clone = daemon.json(&["clone", "own@monday", "clone"]);
+    assert_eq!(clone["own_key"], info["id"], "a clone shares the key");
+    let copy = daemon.place().join("copy");
+    let url = copy.display().to_string();
+    let _ = daemon.json(&["copy", "add", &url, "--interval", "1h"]);
+    let _ = daemon.json(&["copy", "sync", &url]);
+    let store = daemon.dir().join("store");
+    assert_eq!(keys(&copy.join("copy")), keys(&store)[keys(&store).len() - 1..]);
+
+    // Both are whole where the copy is restored, by nothing but the copy.
+    let key = daemon.dir().join("spindle.key").display().to_string();
+    let mut other = Daemon::new(SMALL, &[]);
+    other.argue(&["--key-file", &key]);
+    let _ = other.json(&["restore", &url, "--key-file", &key]);
+    other.restart();
+    assert!(connect(&other, "own").read(0, BYTES) == own_bytes);
+    assert!(connect(&other, "clone").read(0, BYTES) == own_bytes);
+    other.stop();
+
+    // Somebody keeps all objects of before, but for the keys.
+    let kept = daemon.place().join("kept");
+    daemon.stop();
+    copy_all(&store, &kept);
+    daemon.restart();
+    refused(&daemon, &["volume", "rm", "own", "--erase"], "clone");
+    let _ = daemon.json(&["volume", "rm", "clone", "--now"]);
+    refused(&daemon, &["volume", "rm", "own", "--erase"], "own@monday");
+    let _ = daemon.json(&["snapshot", "rm", "own@monday"]);
+    let before = keys(&store);
+    let done = daemon.json(&["volume", "rm", "own", "--erase"]);
+    let message = done["message"].as_str().unwrap();
+    assert!(message.contains("destroyed") && !message.contains("copies"), "{message}");
+    let after = keys(&store);
+    assert_eq!((after.len(), keys(&copy.join("copy")) == after), (1, true));
+    assert!(after[0].0 > before[before.len() - 1].0, "{after:?}");
+    refused(&daemon, &["volume", "show", "own"], "there is none");
+    let found = daemon.json(&["fsck"]);
+    assert_eq!(found["problem_count"], 0, "{found}");
+    assert!(connect(&daemon, "plain").read(0, BYTES) == plain_bytes);
+    let _ = daemon.json(&["copy", "sync", &url]);
+    let found = daemon.json(&["fsck", "--copy", &url]);
+    assert_eq!(found["problem_count"], 0, "{found}");
+
+    std::fs::remove_dir_all(kept.join("volumekeys")).unwrap();
+    copy_all(&store.join("volumekeys"), &kept.join("volumekeys"));
+    let mut thief = Daemon::new(SMALL, &[]);
+    let kept = kept.display().to_string();
+    thief.argue(&["--key-file", &key, "--store", &kept, "--take-over"]);
+    thief.restart();
+    let listed = thief.json(&["volume", "show", "own"]);
+    assert_eq!(listed["is_closed"], true, "{listed}");
+    let found = thief.command(&["fsck", "--key-file", &key, "-o", "json"]);
+    let found = String::from_utf8_lossy(&found.stdout).into_owned();
+    assert!(found.contains("volume own") && found.contains("volume clone"), "{found}");
+    assert!(connect(&thief, "plain").read(0, BYTES) == plain_bytes);
+    thief.stop();
+    daemon.stop();
+}
+
+/// A copy that is not reached is named until it was.
+#[test]
+fn a_copy_that_is_away_keeps_the_key_and_status_says_so() {
+    let mut daemon = Daemon::started(SMALL, &[]);
+    let _ = daemon.json(&["volume", "create", "own", "8MiB", "--own-key"]);
+    connect(&daemon, "own").write(0, &random(3), 0);
+    let copy = daemon.place().join("copy");
+    let url = copy.display().to_string();
+    let _ = daemon.json(&["copy", "add", &url]);
+    let _ = daemon.json(&["copy", "sync", &url]);
+    let away = daemon.place().join("away");
+    std::fs::rename(&copy, &away).unwrap();
+    let done = daemon.json(&["volume", "rm", "own", "--erase"]);
+    assert!(done["message"].as_str().unwrap().contains(&url), "{done}");
+    let warns =
+        |daemon: &Daemon| daemon.json(&["status"])["warnings"].to_string().contains("erased");
+    assert!(warns(&daemon));
+    // Also after a restart.
+    daemon.kill();
+    daemon.restart();
+    assert!(warns(&daemon));
+    std::fs::rename(&away, &copy).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let _ = daemon.json(&["copy", "sync", &url]);
+    while warns(&daemon) {
+        assert!(Instant::now() < deadline, "the copy is there, and still warned of");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(keys(&copy.join("copy")), keys(&daemon.dir().join("store")));
+    daemon.stop();
+}

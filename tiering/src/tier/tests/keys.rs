@@ -1,0 +1,192 @@
+//! Volumes with keys of their own: what is under a key is gone with it, and nothing else is.
+
+use super::reclaim::EAGER;
+use super::*;
+use crate::mend::Finding;
+use crate::planted::Planted;
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
+
+/// Volume 2 is under this one, in all tests of the tier.
+const KEY: KeyId = KeyId(2);
+
+async fn reclaim_all(tier: &Tier) {
+    tier.inner.reclaim.look_again();
+    while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+}
+
+/// Every segment is under the key of the one volume that its blocks were written for.
+async fn check_segments(tier: &Tier) -> [u64; 2] {
+    let mut counts = [0, 0];
+    for (record, _) in tier.inner.map.segments_after(0, 100_000).await.unwrap() {
+        let entries = tier.inner.frames.read_directory(&record.info).await.unwrap();
+        for entry in entries {
+            let is_keyed = entry.layer == 2;
+            assert_eq!(
+                record.info.key,
+                if is_keyed { KEY } else { KeyId::POOL },
+                "{}",
+                record.info
+            );
+            counts[usize::from(is_keyed)] += 1;
+        }
+    }
+    counts
+}
+
+/// Blocks of volume 2 that are stored cannot be read; all else can.
+async fn check_gone(tier: &Tier, model: &Model) {
+    let mut without = model.clone();
+    without.retain(|(volume, _), _| *volume == 1);
+    let mut gone_count = 0;
+    for zone in ZONES {
+        let mut buf = vec![0; ZONE_BYTES as usize];
+        tier.read(VolumeId(1), zone, &mut buf).await.unwrap();
+        assert!(buf == expected(&without, 1, zone, buf.len()));
+        for block in 0..ZONE_BYTES / BLOCK_BYTES {
+            let offset = zone + block * BLOCK_BYTES;
+            let want = expected(model, 2, offset, BLOCK_BYTES as usize);
+            let mut buf = vec![0; BLOCK_BYTES as usize];
+            let read = tier.read(VolumeId(2), offset, &mut buf).await;
+            match want.iter().all(|byte| *byte == 0) {
+                true => assert!(read.is_ok() && buf == want, "block {block}"),
+                false => {
+                    assert_eq!(read.unwrap_err().kind(), ErrorKind::Denied, "block {block}");
+                    gone_count += 1;
+                }
+            }
+        }
+    }
+    assert!(gone_count > 50, "{gone_count}");
+}
+
+async fn destroyed(seed: u64, planted: Planted) {
+    let store = Arc::new(FaultStore::default());
+    let mut world = World::new(seed);
+    let mut opened = options(store.clone(), 1);
+    opened.planted = planted;
+    let tier = Tier::open(opened.clone()).await.unwrap();
+    for turn in 0..12 {
+        let made = world.window(40);
+        tier.destage(made.window, &Payloads).await.unwrap();
+        world.model = made.after;
+        if turn % 4 == 3 {
+            reclaim_all(&tier).await;
+            sweep_all_abandoned(&tier).await;
+        }
+    }
+    check_all(&tier, &world.model).await;
+    let [plain_count, keyed_count] = match planted.mixed_keys {
+        true => [1, 1],
+        false => check_segments(&tier).await,
+    };
+    assert!(plain_count > 0 && keyed_count > 0);
+    check_fsck(&tier).await;
+    tier.close().await.unwrap();
+    // Another process, which finds the key destroyed.
+    opened.epoch = Epoch(2);
+    opened.volume_keys = VolumeKeys::default();
+    opened.volume_keys.assign(VolumeId(2), KEY);
+    let tier = Tier::open(opened.clone()).await.unwrap();
+    check_gone(&tier, &world.model).await;
+    tier.close().await.unwrap();
+    // And one that sees it destroyed.
+    let mut opened = options(store.clone(), 3);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    check_all(&tier, &world.model).await;
+    tier.forget_key(KEY);
+    let tier = match tier.inner.options.frames.memory_bytes {
+        0 => tier,
+        _ => {
+            // What is in memory is not asked for a key.
+            tier.close().await.unwrap();
+            let opened = options(store.clone(), 4);
+            opened.volume_keys.remove(KEY);
+            Tier::open(opened).await.unwrap()
+        }
+    };
+    check_gone(&tier, &world.model).await;
+
+    // Nobody can read them, and yet they are known to be whole, or not.
+    let mut last = 0;
+    let mut keyed = None;
+    while let Some(one) = tier.scrub_next(last).await.unwrap() {
+        last = one.info.number.0;
+        assert!(matches!(one.finding, Finding::Whole { .. }), "{:?}", one.finding);
+        keyed = keyed.or((one.info.key == KEY).then_some(one.info));
+    }
+    let keyed = keyed.unwrap();
+    store.damage(&keyed.object_path(), |bytes| bytes[200] ^= 1).await;
+    let found = tier.scrub_next(keyed.number.0 - 1).await.unwrap().unwrap();
+    assert!(matches!(found.finding, Finding::Bad { .. }), "{:?}", found.finding);
+    store.damage(&keyed.object_path(), |bytes| bytes[200] ^= 1).await;
+
+    // Nothing of the volume goes into the store any more, in the clear or under another key.
+    let made = block_extent(1, 7);
+    let refused = tier.destage(plain_window(world.lsn + 1, vec![(2, made)]), &Payloads).await;
+    assert_eq!(refused.unwrap_err().error.kind(), ErrorKind::Denied);
+
+    // Their space comes back without the key.
+    world.lsn += 1;
+    let pages = 0..(99 << 40) / PAGE_BYTES;
+    tier.destage(trim_window(world.lsn, 2, pages), &Payloads).await.unwrap();
+    fold_all(&tier).await;
+    reclaim_all(&tier).await;
+    sweep_all_abandoned(&tier).await;
+    world.model.retain(|(volume, _), _| *volume == 1);
+    check_all(&tier, &world.model).await;
+    assert_eq!(tier.reclaim_status().stuck_count, 0);
+    let [plain_count, keyed_count] = check_segments(&tier).await;
+    assert!(plain_count > 0 && keyed_count == 0, "{keyed_count} frames are left");
+    check_fsck(&tier).await;
+    tier.close().await.unwrap();
+}
+
+#[test]
+fn what_is_under_a_key_is_gone_with_it_and_nothing_else_is() {
+    for seed in seeds(3) {
+        println!("SEED={seed}");
+        runtime().block_on(destroyed(seed, Planted::default()));
+    }
+}
+
+#[test]
+fn a_segment_under_the_wrong_key_is_found() {
+    let planted = Planted { mixed_keys: true, ..Planted::default() };
+    let found = (1..=3).any(|seed| {
+        let run = AssertUnwindSafe(destroyed(seed, planted)).catch_unwind();
+        runtime().block_on(run).is_err()
+    });
+    assert!(found, "nobody noticed segments of two keys");
+}
+
+/// Reclaim leaves what still is named alone, where the key is missing by mistake.
+#[test]
+fn what_is_live_under_a_missing_key_stays_until_the_key_is_back() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let mut world = World::new(5);
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        for _ in 0..6 {
+            let made = world.window(60);
+            tier.destage(made.window, &Payloads).await.unwrap();
+            world.model = made.after;
+        }
+        tier.close().await.unwrap();
+        let opened = options(store.clone(), 2);
+        opened.volume_keys.remove(KEY);
+        let tier = Tier::open(opened).await.unwrap();
+        reclaim_all(&tier).await;
+        sweep_all_abandoned(&tier).await;
+        assert!(tier.reclaim_status().stuck_count > 0);
+        tier.close().await.unwrap();
+        let tier = Tier::open(options(store.clone(), 3)).await.unwrap();
+        check_all(&tier, &world.model).await;
+        reclaim_all(&tier).await;
+        assert_eq!(tier.reclaim_status().stuck_count, 0);
+        check_all(&tier, &world.model).await;
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
