@@ -398,6 +398,7 @@ fn copy_request(command: &CopyCommand) -> Result<(&args::PoolArgs, Request), Fai
                 is_snapshots_only: *snapshots_only,
                 bytes_per_second: rate.map(|rate| rate.0),
                 created_at: crate::units::unix_seconds_now(),
+                published: None,
             };
             Ok((pool, Request::CopyAdd(spec)))
         }

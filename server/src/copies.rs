@@ -13,12 +13,15 @@ pub(crate) mod target;
 pub use list::CopySpec;
 pub use target::StateRecord;
 
+use crate::chain::{random_bytes, to_hex};
 use crate::pool::Pool;
 use crate::store::{Store, check_url};
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
-use std::collections::BTreeSet;
+use list::Published;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use target::Target;
@@ -103,6 +106,12 @@ struct Source {
     /// See [`target::Identity`].
     lineage: Uuid,
     name: String,
+    /// Random: names this process.
+    term: String,
+    /// One change of the list at a time.
+    list_turn: Arc<tokio::sync::Mutex<()>>,
+    /// Copies whose store was there, by URL: what is bad in the pool's store is looked for in these.
+    mend_sources: Arc<Mutex<BTreeMap<String, MendSource>>>,
 }
 
 /// The copies of an open pool, with their jobs where a daemon serves it.
@@ -123,7 +132,17 @@ impl Copies {
         (id, lineage): (Uuid, Uuid),
         name: String,
     ) -> Copies {
-        let source = Source { pool, store, key, id, lineage, name };
+        let source = Source {
+            pool,
+            store,
+            key,
+            id,
+            lineage,
+            name,
+            term: to_hex(&random_bytes::<16>()),
+            list_turn: Arc::default(),
+            mend_sources: Arc::default(),
+        };
         Copies { source, jobs: tokio::sync::Mutex::default(), is_serving: false, failure: None }
     }
 
@@ -134,7 +153,6 @@ impl Copies {
             Ok(specs) => {
                 let jobs = specs.into_iter().map(|spec| self.source.job(spec)).collect();
                 *self.jobs.get_mut() = jobs;
-                self.source.mend_from(self.jobs.get_mut());
             }
             Err(error) => {
                 tracing::error!(
@@ -183,9 +201,18 @@ impl Copies {
         }
         let target = Target::open(&spec.url, spec.env_prefix.as_deref())?;
         target.claim(key, (*id, *lineage), name).await?;
+        let mut spec = CopySpec { published: None, ..spec };
+        if let Some(newest) = target.newest(key, *id).await? {
+            if newest.commit_number > self.source.pool.tier_status().map.commit_number {
+                return Err(put_back(&spec.url, &newest));
+            }
+            // Whoever adds it again says that it is the pool's.
+            spec.published = Some(Published::found(&newest));
+        }
         // Nobody who asks how the copies stand waits for that store.
         let mut jobs = self.jobs.lock().await;
         let added = spec.clone();
+        let _one_at_a_time = self.source.list_turn.lock().await;
         list::change(store, key, *id, |copies| {
             if copies.iter().any(|copy| same_place(&copy.url, &added.url)) {
                 return Err(there(&added.url));
@@ -196,7 +223,6 @@ impl Copies {
         .await?;
         if self.is_serving {
             jobs.push(self.source.job(spec));
-            self.source.mend_from(&jobs);
         }
         Ok(())
     }
@@ -208,6 +234,7 @@ impl Copies {
     pub async fn remove(&self, url: &str) -> Result<()> {
         let mut jobs = self.jobs.lock().await;
         let Source { store, key, id, .. } = &self.source;
+        let _one_at_a_time = self.source.list_turn.lock().await;
         list::change(store, key, *id, |copies| {
             let before = copies.len();
             copies.retain(|copy| !same_place(&copy.url, url));
@@ -219,10 +246,10 @@ impl Copies {
         .await?;
         let at = jobs.iter().position(|job| same_place(&job.spec.url, url));
         let ended = at.map(|at| jobs.remove(at));
-        self.source.mend_from(&jobs);
         drop(jobs);
         if let Some(job) = ended {
             job.end().await;
+            self.source.withdraw(url);
         }
         Ok(())
     }
@@ -314,6 +341,17 @@ fn same_place(one: &str, other: &str) -> bool {
     one.trim_end_matches('/') == other.trim_end_matches('/')
 }
 
+fn put_back(url: &str, newest: &StateRecord) -> Error {
+    let what = format!(
+        "copy to {url}: it has state {} of {}, which this pool has not made, or does not remember: the pool was put back to an \
+         earlier state. Nothing is copied there any more, and what is there stays: restore from it what you miss, end it \
+         with `spindle copy rm`, and copy to an empty prefix",
+        newest.number,
+        crate::units::utc(newest.as_of)
+    );
+    Error::new(ErrorKind::Invalid, what)
+}
+
 fn no_copy(url: &str) -> Error {
     let what =
         format!("find the copy {url}: the pool has none there; `spindle copy list` shows all");
@@ -330,13 +368,80 @@ impl Job {
 }
 
 impl Source {
-    /// What is bad in the pool's store is looked for in these copies. One whose store cannot be opened says so itself.
-    fn mend_from(&self, jobs: &[Job]) {
-        let source = |job: &Job| {
-            let target = Target::existing(&job.spec.url, job.spec.env_prefix.as_deref()).ok()?;
-            Some(MendSource { name: job.spec.url.clone(), store: target.objects() })
+    /// What is bad in the pool's store is looked for in this copy, too, from now on.
+    fn offer(&self, url: &str, target: &Target) {
+        let mut sources = self.mend_sources.lock();
+        if !sources.contains_key(url) {
+            let source = MendSource { name: url.to_owned(), store: target.objects() };
+            sources.insert(url.to_owned(), source);
+            self.pool.tier().set_mend_sources(sources.values().cloned().collect());
+        }
+    }
+
+    fn withdraw(&self, url: &str) {
+        let mut sources = self.mend_sources.lock();
+        sources.retain(|other, _| !same_place(other, url));
+        self.pool.tier().set_mend_sources(sources.values().cloned().collect());
+    }
+
+    /// The state of a copy that the pool knows of.
+    async fn published(&self, url: &str) -> Result<Option<Published>> {
+        let copies = list::read(&self.store, &self.key, self.id).await?;
+        let spec = copies.into_iter().find(|copy| copy.url == url);
+        Ok(spec.ok_or_else(|| no_copy(url))?.published)
+    }
+
+    /// Changes that, durably.
+    async fn set_published(
+        &self,
+        url: &str,
+        change: impl FnOnce(Option<Published>) -> Option<Published>,
+    ) -> Result<Option<Published>> {
+        let _one_at_a_time = self.list_turn.lock().await;
+        let copies = list::change(&self.store, &self.key, self.id, |copies| {
+            let spec = copies.iter_mut().find(|copy| copy.url == url);
+            let spec = spec.ok_or_else(|| no_copy(url))?;
+            spec.published = change(spec.published.take());
+            Ok(())
+        })
+        .await?;
+        Ok(copies.into_iter().find(|copy| copy.url == url).and_then(|copy| copy.published))
+    }
+
+    /// The newest state of a copy is one that this pool has made, in this life.
+    async fn check_known(&self, url: &str, newest: Option<&StateRecord>) -> Result<()> {
+        let known = self.published(url).await?;
+        let is_known = match &known {
+            // What another process has made was in the metadata when this one opened it.
+            Some(known) => {
+                let is_ours = known.term == self.term
+                    || known.commit_number <= self.pool.tier().opened_at_commit();
+                !known.is_refused && is_ours && known.knows(newest)
+            }
+            None => newest.is_none(),
         };
-        self.pool.tier().set_mend_sources(jobs.iter().filter_map(source).collect());
+        if is_known {
+            return Ok(());
+        }
+        let Some(found) = newest.map(Published::found).or_else(|| known.clone()) else {
+            return Ok(());
+        };
+        if known.is_none_or(|known| !known.is_refused) {
+            let refused = |known: Option<Published>| {
+                Some(Published { is_refused: true, ..known.unwrap_or(found) })
+            };
+            self.set_published(url, refused).await?;
+        }
+        match newest {
+            Some(newest) => Err(put_back(url, newest)),
+            None => {
+                let what = format!(
+                    "copy to {url}: the states that the pool made there are gone; end it with `spindle copy rm`, and copy \
+                     to an empty prefix"
+                );
+                Err(Error::new(ErrorKind::Invalid, what))
+            }
+        }
     }
 
     fn job(&self, spec: CopySpec) -> Job {
@@ -492,12 +597,14 @@ impl Running {
         // It was claimed when it was added. A folder that is not mounted is not claimed anew.
         target.check_there(key, (*id, *lineage)).await?;
         let newest = target.newest(key, *id).await?;
+        self.source.check_known(&self.spec.url, newest.as_ref()).await?;
         state.send_modify(|state| state.newest = newest);
         let options = CopierOptions {
             bytes_per_second: self.spec.bytes_per_second,
             ..CopierOptions::default()
         };
         let copier = pool.tier().copier(target.objects(), options, self.progress.clone()).await?;
+        self.source.offer(&self.spec.url, &target);
         Ok((target, copier))
     }
 
@@ -541,7 +648,11 @@ impl Running {
             }
             (Some(made), newest) => {
                 let number = newest.map_or(1, |newest| newest.number + 1);
-                let record = StateRecord::new(*id, number, as_of, &made);
+                let term = &self.source.term;
+                let next = |known| Some(Published::next(known, number, made.commit_number, term));
+                let known = self.source.set_published(&self.spec.url, next).await?;
+                let nonce = known.map(|known| known.nonce).unwrap_or_default();
+                let record = StateRecord::new(*id, (number, nonce), as_of, &made);
                 target.publish(key, &record).await?;
                 copier.published(number);
                 Some(record)

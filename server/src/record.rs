@@ -233,7 +233,21 @@ mod tests {
         let removed = golden.replace(r#""present""#, r#""removed","removed_at":5"#);
         let record = VolumeRecord::decode(removed.as_bytes()).unwrap();
         assert_eq!(record.state, VolumeState::Removed { removed_at: 5 });
-        let newer = golden.replace(r#""version":1"#, r#""version":2"#);
+        let keyed = r#"{"version":2,"id":7,"name":"db","size_bytes":1073741824,"durability":"flush","is_read_only":false,"created_at":1700000000,"own_key":3,"state":"present"}"#;
+        let record = VolumeRecord::decode(golden.as_bytes()).unwrap().with_own_key(3);
+        assert_eq!(record.encode(), keyed.as_bytes());
+        assert_eq!(VolumeRecord::decode(keyed.as_bytes()).unwrap(), record);
+        // A reader of version 1 would not see the key.
+        for wrong in [
+            keyed.replace(r#""version":2"#, r#""version":1"#),
+            golden.replace(r#""version":1"#, r#""version":2"#),
+        ] {
+            assert_eq!(
+                VolumeRecord::decode(wrong.as_bytes()).unwrap_err().kind(),
+                ErrorKind::Corrupt
+            );
+        }
+        let newer = golden.replace(r#""version":1"#, r#""version":3"#);
         assert_eq!(
             VolumeRecord::decode(newer.as_bytes()).unwrap_err().kind(),
             ErrorKind::Unsupported

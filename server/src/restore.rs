@@ -333,7 +333,7 @@ pub async fn restore(
 /// The pin of a restore that was cut short keeps its state for good from here on.
 async fn resume_pin(target: &Target, key: &PoolKey, origin: &Origin) -> Result<()> {
     let (pin, state) = (Pin::named(&origin.pin), origin.state.number);
-    let was_there = target.has_pin(&pin).await?;
+    let was_there = target.has_pin(key, &pin).await?;
     target.put_pin(key, &pin, state, false).await?;
     let newest = target.newest(key, origin.pool).await?.map(|newest| newest.number);
     if was_there || newest == Some(state) {

@@ -270,9 +270,13 @@ impl Scrub {
         self
     }
 
-    /// Ends the job; what it has looked at is not looked at again.
-    pub(crate) async fn stop(&self) {
+    /// Ends the job; what it has looked at is not looked at again. Not so where the pool `is_lost` to another owner: the
+    /// record is that one's.
+    pub(crate) async fn stop(&self, is_lost: bool) {
         let Some((stop, mut task)) = self.job.lock().take() else { return };
+        if is_lost {
+            return task.abort();
+        }
         stop.send_replace(true);
         if tokio::time::timeout(STOP_GRACE, &mut task).await.is_err() {
             task.abort();
@@ -388,9 +392,11 @@ impl Inner {
         let _alone = self.saving.lock().await;
         let mut record = self.record().unwrap_or_else(|| ScrubRecord::new(self.id));
         change(&mut record, None);
-        record.number += 1;
         record.nonce = to_hex(&random_bytes::<16>());
         let chain = Chain::new(&self.store, FOLDER);
+        // An owner before us may have written one more when it stopped.
+        let newest = chain.newest_number().await?.unwrap_or(0);
+        record.number = record.number.max(newest) + 1;
         let number = record.number;
         if chain.create(number, &seal_document(&self.key, FOLDER, &record)?).await? == Created::Lost
         {

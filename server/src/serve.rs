@@ -326,7 +326,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         None => attachments.leave().await,
         Some(_) => attachments.abandon().await,
     }
-    scrub.stop().await;
+    scrub.stop(lost.is_some()).await;
     copies.stop().await;
     while let Some(ended) = serving.join_next().await {
         ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;

@@ -322,3 +322,69 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
     stranger.stop();
     drop(other);
 }
+
+/// The bucket is put back to an earlier state, and the pool goes on from there: the copy keeps the later one.
+#[test]
+fn a_pool_that_was_put_back_never_replaces_its_copy() {
+    let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);
+    let copy = source.place().join("copy");
+    let url = copy.display().to_string();
+    let _ = source.json(&["copy", "add", &url, "--interval", "1s"]);
+    let write = |daemon: &Daemon, block: u64, byte: u8| {
+        connect(daemon, "db").write(block * 4096, &[byte; 4096], 0);
+        let _ = daemon.json(&["flush"]);
+    };
+    write(&source, 0, 1);
+    let _ = source.json(&["copy", "sync", &url]);
+    source.stop();
+    let (store, earlier) = (source.dir().join("store"), source.place().join("earlier"));
+    copy_tree(&store, &earlier);
+    source.restart();
+    for block in 1..4 {
+        write(&source, block, 2);
+    }
+    let _ = source.json(&["copy", "sync", &url]);
+    let newest = copy_of(&source)["state"].clone();
+    source.stop();
+    let before = names(&copy, "segments");
+    let key = source.dir().join("spindle.key").display().to_string();
+
+    let mut later = Daemon::new(SMALL, &[]);
+    later.argue(&["--key-file", &key, "--store", &earlier.display().to_string(), "--take-over"]);
+    later.announce("a copy is not brought up to date");
+    later.restart();
+    assert!(connect(&later, "db").read(4096, 4096) == [0; 4096], "it was put back");
+    // Past everything that the later life had.
+    for turn in 0..3 {
+        for block in 0..6 {
+            write(&later, block, 3 + turn);
+        }
+        refused(&later, &["copy", "sync", &url], "put back to an earlier state");
+        later.kill();
+        later.restart();
+    }
+    refused(&later, &["copy", "sync", &url], "put back to an earlier state");
+    let warnings = later.json(&["status"])["warnings"].to_string();
+    assert!(warnings.contains("put back to an earlier state"), "{warnings}");
+    assert_eq!(names(&copy, "segments"), before);
+    later.stop();
+
+    let mut other = restored(&source, &url, &[], &[]);
+    assert_eq!(other.json(&["status"])["restored"]["state"], newest["number"]);
+    for block in 1..4 {
+        assert!(connect(&other, "db").read(block * 4096, 4096) == [2; 4096], "block {block}");
+    }
+    other.stop();
+    // Ended, it can be copied elsewhere.
+    later.restart();
+    let _ = later.json(&["copy", "rm", &url]);
+    let fresh = later.place().join("fresh").display().to_string();
+    let _ = later.json(&["copy", "add", &fresh]);
+    let _ = later.json(&["copy", "sync", &fresh]);
+    later.stop();
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
+    assert!(status.expect("cp runs").success());
+}

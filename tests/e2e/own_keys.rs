@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tests::daemon::{Daemon, SMALL};
 use tests::nbd::{Connection, Wanted};
 
-const BYTES: usize = 1 << 20;
+const BYTES: u32 = 1 << 20;
 
 fn refused(daemon: &Daemon, arguments: &[&str], words: &str) {
     let output = daemon.command(arguments);

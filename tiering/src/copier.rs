@@ -63,6 +63,8 @@ const DOOMED_MAX: usize = 250_000;
 /// A segment that was damaged or missing in the pool's store is looked at again after so long: it may have been mended,
 /// or only what was read was damaged.
 const BAD_AGAIN: Duration = Duration::from_secs(3600);
+/// Folder of marks, one for each segment that is in the copy as damaged as it was in the pool.
+const DAMAGED: &str = "damaged";
 /// Objects deleted by one call. Chosen by hand: so that who calls can be stopped.
 const DELETES_MAX: usize = 256;
 
@@ -205,8 +207,8 @@ pub struct Copier {
     tables: BTreeSet<Path>,
     manifests: BTreeSet<u64>,
     strays: Vec<Path>,
-    /// Segments that were damaged or missing in the pool's store, and when that was found.
-    bad: BTreeMap<u64, Instant>,
+    /// Segments that were damaged or missing in the pool's store, and when that was found; `None`: before this start.
+    bad: BTreeMap<u64, Option<Instant>>,
     replaced: Option<Replaced>,
     doomed: VecDeque<Doomed>,
     last_commit: Option<u64>,
@@ -259,6 +261,16 @@ impl Copier {
             if let Some(other) = self.segments.insert(number.0, Held { epoch, id }) {
                 // The first pass finds which of them it needs, and copies it again.
                 self.strays.push(path_of(number.0, other));
+            }
+        }
+        let mut listing = self.target.list(Some(&Path::from(DAMAGED)));
+        while let Some(found) = listing.try_next().await.map_err(failed)? {
+            match damaged_number(&found.location) {
+                Some(number) if self.segments.contains_key(&number) => {
+                    self.bad.insert(number, None);
+                    self.progress.damaged_count.fetch_add(1, Ordering::Relaxed);
+                }
+                _ => self.strays.push(found.location),
             }
         }
         let mut listing = self.target.list(Some(&database::table_folder()));
@@ -420,7 +432,7 @@ impl Copier {
                 }
             }
             let is_wanted = |info: &SegmentInfo| match self.bad.get(&info.number.0) {
-                Some(at) => at.elapsed() > BAD_AGAIN,
+                Some(at) => at.is_none_or(|at| at.elapsed() > BAD_AGAIN),
                 None => self.segments.get(&info.number.0) != Some(&held_of(info)),
             };
             let missing: Vec<SegmentInfo> =
@@ -435,7 +447,11 @@ impl Copier {
             for (info, found) in copied {
                 let number = info.number.0;
                 match found {
-                    Found::Whole => drop(self.bad.remove(&number)),
+                    Found::Whole => {
+                        if self.bad.remove(&number).is_some() {
+                            self.strays.push(damaged_path(number));
+                        }
+                    }
                     Found::Damaged | Found::Missing => self.note_bad(number, found),
                 }
                 if found != Found::Missing {
@@ -454,7 +470,7 @@ impl Copier {
 
     /// Counts it once, and notes when it was found.
     fn note_bad(&mut self, number: u64, found: Found) {
-        let is_new = self.bad.insert(number, Instant::now()).is_none();
+        let is_new = self.bad.insert(number, Some(Instant::now())).is_none();
         let count = match found {
             Found::Missing => &self.progress.missing_count,
             Found::Whole | Found::Damaged => &self.progress.damaged_count,
@@ -467,6 +483,7 @@ impl Copier {
         let _place = self.inner.copy_places.acquire().await;
         let path = info.object_path();
         let (mut is_second, mut is_damaged) = (false, false);
+        let planted = self.inner.options.planted;
         let object = loop {
             let object = match self.inner.store.get(&path).await {
                 Ok(got) => got.bytes().await,
@@ -485,6 +502,13 @@ impl Copier {
                 // The way may have been bad, not the object.
                 Some(_) if !is_second => is_second = true,
                 Some(why) => {
+                    if !planted.damage_overwrites && self.has_whole(info).await? {
+                        return Ok(Found::Whole);
+                    }
+                    // Before it: whoever copies next knows that this one is to be looked at again.
+                    let mark = damaged_path(info.number.0);
+                    let marked = self.target.put(&mark, PutPayload::new());
+                    marked.await.map_err(|cause| target_error(format!("copy {path}"), cause))?;
                     tracing::error!(
                         object = %path, why,
                         "a segment is damaged in the pool's store, and was copied as it is; `spindle fsck` says what \
@@ -502,7 +526,20 @@ impl Copier {
         Ok(if is_damaged { Found::Damaged } else { Found::Whole })
     }
 
-    /// A segment that was not there is damage only if the pool still names it.
+    /// What the copy has of a segment is whole: it was copied before the damage, or put there since.
+    async fn has_whole(&self, info: &SegmentInfo) -> Result<bool> {
+        let path = info.object_path();
+        let failed = |cause| target_error(format!("read {path} of the copy"), cause);
+        let object = match self.target.get(&path).await {
+            Ok(got) => got.bytes().await.map_err(failed)?,
+            Err(object_store::Error::NotFound { .. }) => return Ok(false),
+            Err(cause) => return Err(failed(cause)),
+        };
+        Ok(verify(&self.inner, info, &object).await?.is_none())
+    }
+
+    /// A segment that was not there is damage only if the pool still names it, and is still ours: whoever has it now may
+    /// have reclaimed that.
     async fn check_missing(&self, info: &SegmentInfo) -> Result<()> {
         let named = {
             let writer = self.inner.writer.lock().await;
@@ -513,6 +550,9 @@ impl Copier {
             let what = "copy the pool: it has reclaimed a segment of the state that was being copied; a newer state is \
                         copied instead";
             return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+        if !self.inner.options.planted.missing_unowned {
+            self.inner.check_owner().await?;
         }
         tracing::error!(
             object = %info.object_path(),
@@ -578,6 +618,9 @@ impl Copier {
         let mut paths = strays;
         for number in segments {
             paths.extend(self.segments.remove(&number).map(|held| path_of(number, held)));
+            if self.bad.remove(&number).is_some() {
+                paths.push(damaged_path(number));
+            }
         }
         for path in tables {
             self.tables.remove(&path);
@@ -707,6 +750,16 @@ where
             Err(error) => return (done, Err(error)),
         }
     }
+}
+
+/// Marks a segment that was damaged in the pool's store when it was copied.
+fn damaged_path(number: u64) -> Path {
+    Path::from(format!("{DAMAGED}/{number:016x}"))
+}
+
+fn damaged_number(path: &Path) -> Option<u64> {
+    let name = path.as_ref().strip_prefix(DAMAGED)?.strip_prefix('/')?;
+    (name.len() == 16).then(|| u64::from_str_radix(name, 16).ok()).flatten()
 }
 
 fn held_of(info: &SegmentInfo) -> Held {

@@ -42,6 +42,12 @@ pub(crate) struct Planted {
     pub(crate) mend_unverified: bool,
     /// What is put back may be forgotten meanwhile.
     pub(crate) mend_unheld: bool,
+    /// A damaged segment takes the place of a whole one in a copy.
+    pub(crate) damage_overwrites: bool,
+    /// A segment that is missing is damage, whoever owns the pool by now.
+    pub(crate) missing_unowned: bool,
+    /// Hydration puts what the copy has over what the pool has got meanwhile.
+    pub(crate) hydrate_overwrites: bool,
     /// A segment goes on when the volume whose blocks come next has another key.
     pub(crate) mixed_keys: bool,
 }
@@ -71,6 +77,9 @@ impl Planted {
             pin_ignored: has("pin-ignored"),
             mend_unverified: has("mend-unverified"),
             mend_unheld: has("mend-unheld"),
+            damage_overwrites: has("damage-overwrites"),
+            missing_unowned: has("missing-unowned"),
+            hydrate_overwrites: has("hydrate-overwrites"),
             mixed_keys: has("mixed-keys"),
         }
     }

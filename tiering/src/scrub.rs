@@ -23,14 +23,24 @@ impl Tier {
     /// whole object from the store; the caller keeps the pace. Call it from the background runtime.
     ///
     /// # Errors
-    /// `Unavailable` when the pool's store does not answer, `Fenced` when the pool is not ours any more, `Corrupt` for a
-    /// record of the metadata that does not verify. Nothing was skipped then.
+    /// `Unavailable` when the pool's store does not answer, `Fenced` when the pool is not ours any more: nothing was skipped
+    /// then. A segment whose record does not open is passed over, and named in the log.
     pub async fn scrub_next(&self, last: u64) -> Result<Option<Scrubbed>> {
         self.inner.check_writable()?;
-        let found = self.inner.map.segments_after(last, 1).await?;
-        let Some((record, _)) = found.first() else { return Ok(None) };
-        let finding = self.inner.heal(&record.info).await?;
-        Ok(Some(Scrubbed { info: record.info, finding }))
+        let mut last = last;
+        loop {
+            let (found, next) = self.inner.map.live_after(last, 1).await?;
+            if let Some((record, _)) = found.first() {
+                let finding = self.inner.heal(&record.info).await?;
+                return Ok(Some(Scrubbed { info: record.info, finding }));
+            }
+            let Some(next) = next else { return Ok(None) };
+            tracing::error!(
+                segment = next,
+                "the record of a segment is damaged: its object cannot be verified; `spindle fsck` says more"
+            );
+            last = next;
+        }
     }
 
     /// First number that no segment has yet: a scrub that begins now ends before it.

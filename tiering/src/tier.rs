@@ -238,6 +238,7 @@ pub(crate) struct Inner {
     pub(crate) destage_turn: tokio::sync::Mutex<()>,
     pub(crate) writer: tokio::sync::Mutex<Writer>,
     pub(crate) is_read_only: bool,
+    opened_at_commit: u64,
     pub(crate) next_segment: AtomicU64,
     pub(crate) upload_retry_count: AtomicU64,
     pub(crate) uploads: Outage,
@@ -266,6 +267,12 @@ impl Tier {
     #[must_use]
     pub fn volume_keys(&self) -> &VolumeKeys {
         &self.inner.options.volume_keys
+    }
+
+    /// Commits that the metadata had when it was opened.
+    #[must_use]
+    pub fn opened_at_commit(&self) -> u64 {
+        self.inner.opened_at_commit
     }
 
     /// The key of volumes is destroyed: what it has sealed cannot be read from here on.
@@ -324,6 +331,7 @@ impl Tier {
                 .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?
         };
         let next_segment = AtomicU64::new(writer.root().next_segment);
+        let opened_at_commit = writer.root().commit_number;
         let buffers = Buffers::new(options.segments_in_flight_max);
         let tier = Tier {
             inner: Arc::new(Inner {
@@ -341,6 +349,7 @@ impl Tier {
                 destage_turn: tokio::sync::Mutex::new(()),
                 writer: tokio::sync::Mutex::new(writer),
                 is_read_only,
+                opened_at_commit,
                 next_segment,
                 upload_retry_count: AtomicU64::new(0),
                 uploads: Outage::default(),

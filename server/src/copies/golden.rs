@@ -1,7 +1,7 @@
 //! The documents of copies and restores, as version 1 has them.
 
 use super::list;
-use super::list::{CopySpec, ListBody};
+use super::list::{CopySpec, ListBody, Published};
 use super::target::{IDENTITY, Identity, PINS, PinBody, STATES, StateRecord};
 use crate::chain::{Document, Format, seal_document_with};
 use crate::restore::{self, Origin};
@@ -70,6 +70,15 @@ fn golden_documents_of_version_1() {
         is_snapshots_only: true,
         bytes_per_second: None,
         created_at: 1_600_000_000,
+        published: None,
+    };
+    let published = Published {
+        number: 7,
+        nonce: "a1".repeat(16),
+        previous_nonce: "a0".repeat(16),
+        commit_number: 280,
+        term: "b2".repeat(16),
+        is_refused: false,
     };
     let other = CopySpec {
         url: "gs://dr/prefix".to_owned(),
@@ -77,6 +86,16 @@ fn golden_documents_of_version_1() {
         is_snapshots_only: false,
         bytes_per_second: Some(50 << 20),
         ..plain.clone()
+    };
+    let made = CopySpec { published: Some(published.clone()), ..plain.clone() };
+    let refused = Published { is_refused: true, ..published };
+    let refused = CopySpec { published: Some(refused), ..other.clone() };
+    let later = ListBody {
+        format,
+        pool: POOL,
+        number: 4,
+        copies: vec![made, refused],
+        nonce: nonce.clone(),
     };
     let copies = vec![plain, other];
     let list = ListBody { format, pool: POOL, number: 3, copies, nonce: nonce.clone() };
@@ -101,6 +120,7 @@ fn golden_documents_of_version_1() {
         sealed(PINS, &pin),
         sealed(list::FOLDER, &list),
         sealed(restore::FOLDER, &origin),
+        sealed(list::FOLDER, &later),
     ];
     let written = written.concat();
     if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {

@@ -4,6 +4,7 @@
 //! - A document is authentic under the pool key, or it is refused as damaged.
 //! - A change is the next number of the chain; of two at the same moment one wins.
 
+use super::target::StateRecord;
 use crate::chain::{Chain, Created, Format, corrupt, random_bytes, seal_document, to_hex};
 use crate::store::Store;
 use block::seal::PoolKey;
@@ -37,6 +38,71 @@ pub struct CopySpec {
     pub bytes_per_second: Option<u64>,
     /// Seconds since 1970.
     pub created_at: u64,
+    /// The newest state that the pool has made there, or was about to; absent before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<Published>,
+}
+
+/// The newest state of a copy, as the pool knows it: written before the state is published. A copy that has another one was
+/// made by a later life of the pool, which was put back since.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// Its number.
+    pub number: u64,
+    /// The nonce of its document; of a try that failed, too.
+    pub nonce: String,
+    /// That of the state before; empty where there was none.
+    pub previous_nonce: String,
+    /// Commits that the pool had then.
+    pub commit_number: u64,
+    /// The process that wrote this.
+    pub term: String,
+    /// The pool was put back to before this state: nothing is copied there any more.
+    #[serde(default, skip_serializing_if = "crate::record::is_false")]
+    pub is_refused: bool,
+}
+
+impl Published {
+    /// A state that is there, of which only this is known.
+    pub(super) fn found(newest: &StateRecord) -> Published {
+        Published {
+            number: newest.number,
+            nonce: newest.nonce.clone(),
+            previous_nonce: String::new(),
+            commit_number: newest.commit_number,
+            term: String::new(),
+            is_refused: false,
+        }
+    }
+
+    /// With a state that is about to be published.
+    pub(super) fn next(before: Option<Published>, number: u64, commit: u64, term: &str) -> Self {
+        let fresh = || to_hex(&random_bytes::<16>());
+        let (nonce, previous_nonce) = match before {
+            // A try before has failed, or nobody has heard of its end.
+            Some(before) if before.number == number => (before.nonce, before.previous_nonce),
+            Some(before) => (fresh(), before.nonce),
+            None => (fresh(), String::new()),
+        };
+        Published {
+            number,
+            nonce,
+            previous_nonce,
+            commit_number: commit,
+            term: term.to_owned(),
+            is_refused: false,
+        }
+    }
+
+    /// This state is it, or the one before.
+    pub(super) fn knows(&self, newest: Option<&StateRecord>) -> bool {
+        match newest {
+            None => self.number == 1 && self.previous_nonce.is_empty(),
+            Some(newest) if newest.number == self.number => newest.nonce == self.nonce,
+            Some(newest) => newest.number + 1 == self.number && newest.nonce == self.previous_nonce,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

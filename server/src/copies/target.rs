@@ -35,6 +35,8 @@ const KEYRING: &str = "keyring";
 const KEEP_COUNT: usize = 8;
 /// A short pin that nobody has removed ends after so many seconds. Chosen by hand: a check of many terabytes.
 const SHORT_PIN_SECONDS: i64 = 7 * 24 * 3600;
+/// A short pin is renewed only so long before its end. Chosen by hand: above what clocks differ by.
+const PIN_MARGIN_SECONDS: i64 = 6 * 3600;
 /// Tries to pin the newest state before another one is published.
 const PIN_TRIES: u32 = 8;
 
@@ -86,13 +88,18 @@ pub struct StateRecord {
     pub table_count: u64,
     /// First number that no segment of it has.
     pub next_segment: u64,
-    /// Random: tells our own create from another's after an ambiguous answer.
+    /// Random, and known to the pool before the state is published: tells whether it is the pool's.
     pub(crate) nonce: String,
 }
 
 impl StateRecord {
     /// Of what was copied.
-    pub(crate) fn new(pool: Uuid, number: u64, as_of: u64, state: &CopiedState) -> StateRecord {
+    pub(crate) fn new(
+        pool: Uuid,
+        (number, nonce): (u64, String),
+        as_of: u64,
+        state: &CopiedState,
+    ) -> StateRecord {
         StateRecord {
             format: Format::CURRENT,
             pool,
@@ -108,7 +115,7 @@ impl StateRecord {
             segment_bytes: state.segment_bytes,
             table_count: state.table_count,
             next_segment: state.next_segment,
-            nonce: to_hex(&random_bytes::<16>()),
+            nonce,
         }
     }
 }
@@ -420,13 +427,22 @@ impl Target {
         put.map(drop).map_err(|error| self.store.explain("pin a state of the copy", error))
     }
 
-    /// Whether a pin is there.
-    pub(crate) async fn has_pin(&self, pin: &Pin) -> Result<bool> {
-        match self.store.control().head(&pin.0).await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::NotFound { .. }) => Ok(false),
-            Err(error) => Err(self.store.explain("look for a pin", error)),
-        }
+    /// Whether a pin is there, and keeps its state for a while yet: one that is about to end may be gone already for
+    /// whoever deletes.
+    pub(crate) async fn has_pin(&self, key: &PoolKey, pin: &Pin) -> Result<bool> {
+        let failed = |error| self.store.explain("look for a pin", error);
+        let got = match self.store.control().get(&pin.0).await {
+            Ok(got) => got,
+            Err(object_store::Error::NotFound { .. }) => return Ok(false),
+            Err(error) => return Err(failed(error)),
+        };
+        let age = unix_seconds_now() as i64 - got.meta.last_modified.timestamp();
+        let bytes = got.bytes().await.map_err(failed)?;
+        let name = pin.name();
+        let document = Document::parse(&name, &bytes)?;
+        document.verify(key, PINS)?;
+        let body: PinBody = document.body()?;
+        Ok(!body.is_short || age < SHORT_PIN_SECONDS - PIN_MARGIN_SECONDS)
     }
 
     /// Gives a pin back; what fails is said.

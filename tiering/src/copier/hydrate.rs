@@ -15,7 +15,7 @@ use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -283,10 +283,22 @@ impl Hydration<'_> {
     }
 
     async fn put(&self, path: &Path, bytes: Bytes) -> Result<()> {
-        let put = self.store.own().put(path, bytes.into()).await;
-        put.map(drop).map_err(|cause| {
-            let what = format!("restore: write {path} to the pool's store");
-            Error::with_source(ErrorKind::Unavailable, what, cause)
-        })
+        // Never over what has come there meanwhile, by a mend or an operator.
+        let mode = match self.inner.options.planted.hydrate_overwrites {
+            true => PutMode::Overwrite,
+            false => PutMode::Create,
+        };
+        let options = PutOptions { mode, ..PutOptions::default() };
+        match self.store.own().put_opts(path, bytes.into(), options).await {
+            Ok(_)
+            | Err(
+                object_store::Error::AlreadyExists { .. }
+                | object_store::Error::Precondition { .. },
+            ) => Ok(()),
+            Err(cause) => {
+                let what = format!("restore: write {path} to the pool's store");
+                Err(Error::with_source(ErrorKind::Unavailable, what, cause))
+            }
+        }
     }
 }

@@ -149,7 +149,11 @@ impl ObjectStore for RestoredStore {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        self.own.put_opts(path, payload, options).await
+        let put = self.own.put_opts(path, payload, options).await;
+        if put.is_ok() {
+            self.forget(path);
+        }
+        put
     }
 
     async fn put_multipart_opts(

@@ -511,3 +511,195 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
         tier.close().await.unwrap();
     });
 }
+
+/// A pool and a copy of it with one state and several segments, whose paths are returned.
+async fn copied() -> (Tier, Copying, CopiedState, Vec<Path>) {
+    let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
+    for lsn in 1..=4 {
+        let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
+        tier.destage(window, &Payloads).await.unwrap();
+    }
+    let mut copying = Copying::new();
+    let mut copier = copier_of(&tier, &copying.target).await;
+    copying.turn(&mut copier).await.unwrap();
+    let state = copying.published[0];
+    let found: Vec<_> =
+        copying.target.list(Some(&Path::from("segments"))).try_collect().await.unwrap();
+    let mut paths: Vec<Path> = found.into_iter().map(|one| one.location).collect();
+    paths.sort();
+    (tier, copying, state, paths)
+}
+
+async fn object(store: &dyn ObjectStore, path: &Path) -> Bytes {
+    store.get(path).await.unwrap().bytes().await.unwrap()
+}
+
+/// What comes into a restored pool's own store while it is fetched stays, though the copy has it damaged.
+async fn put_while_hydrating(planted: Planted) -> bool {
+    let (tier, copying, state, paths) = copied().await;
+    let last = paths.last().unwrap().clone();
+    let whole = object(&*copying.target, &last).await;
+    copying.target.damage(&last, |bytes: &mut Vec<u8>| bytes[120] ^= 1).await;
+    let own = Arc::new(FaultStore::default());
+    let store = begin_restore(&copying.target, &state, &own).await;
+    let mut opened = options(store.clone(), 2);
+    opened.planted = planted;
+    let restored = Tier::open(opened).await.unwrap();
+    copying.target.set_delay(Duration::from_millis(50));
+    let before = copying.target.call_count(Op::Get);
+    let progress = HydrateProgress::default();
+    let operator = async {
+        // The listing of what the pool has was before that.
+        while copying.target.call_count(Op::Get) == before {
+            tokio::task::yield_now().await;
+        }
+        own.put(&last, whole.clone().into()).await.unwrap();
+    };
+    let (done, ()) = tokio::join!(restored.hydrate(&store, None, &progress), operator);
+    done.unwrap();
+    let is_kept = object(&*own, &last).await == whole;
+    restored.close().await.unwrap();
+    tier.close().await.unwrap();
+    is_kept
+}
+
+#[test]
+fn hydration_never_replaces_what_the_pool_has_got_meanwhile() {
+    assert!(runtime().block_on(put_while_hydrating(Planted::default())));
+    let planted = Planted { hydrate_overwrites: true, ..Planted::default() };
+    assert!(!runtime().block_on(put_while_hydrating(planted)), "nobody noticed");
+}
+
+#[test]
+fn what_is_mended_in_a_restored_pool_is_read_from_there() {
+    runtime().block_on(async {
+        let (tier, copying, state, paths) = copied().await;
+        let last = paths.last().unwrap().clone();
+        let other = Arc::new(InMemory::new());
+        let whole = object(&*copying.target, &last).await;
+        other.put(&last, whole.clone().into()).await.unwrap();
+        copying.target.damage(&last, |bytes: &mut Vec<u8>| bytes[120] ^= 1).await;
+        let own = Arc::new(FaultStore::default());
+        let store = begin_restore(&copying.target, &state, &own).await;
+        let restored = Tier::open(options(store.clone(), 2)).await.unwrap();
+        let source = crate::mend::MendSource { name: "other".to_owned(), store: other };
+        restored.set_mend_sources(vec![source]);
+        let mut buf = vec![0; BLOCK_BYTES as usize];
+        restored.read(VolumeId(1), 4 * BLOCK_BYTES, &mut buf).await.unwrap();
+        assert!(buf.iter().all(|byte| *byte == 7) && object(&*own, &last).await == whole);
+        restored.close().await.unwrap();
+        tier.close().await.unwrap();
+    });
+}
+
+/// A segment is copied damaged, or is whole in the copy only: a copier that begins anew gives the copy the best of both.
+async fn damaged_once(is_whole_in_copy: bool, planted: Planted) -> bool {
+    let source = Arc::new(FaultStore::default());
+    let mut opened = options(source.clone(), 1);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    tier.destage(plain_window(1, vec![(1, block_extent(1, 7))]), &Payloads).await.unwrap();
+    let found: Vec<_> = source.list(Some(&Path::from("segments"))).try_collect().await.unwrap();
+    let path = found[0].location.clone();
+    let whole = object(&*source, &path).await;
+    source.damage(&path, |bytes: &mut Vec<u8>| bytes[120] ^= 1).await;
+    let mut copying = Copying::new();
+    let mut copier = copier_of(&tier, &copying.target).await;
+    copying.turn(&mut copier).await.unwrap();
+    assert!(object(&*copying.target, &path).await != whole);
+    match is_whole_in_copy {
+        // By an operator, as the log says.
+        true => copying.target.put(&path, whole.clone().into()).await.map(drop).unwrap(),
+        false => source.put(&path, whole.clone().into()).await.map(drop).unwrap(),
+    }
+    let mut copier = copier_of(&tier, &copying.target).await;
+    for lsn in 2..5 {
+        let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
+        tier.destage(window, &Payloads).await.unwrap();
+        copying.turn(&mut copier).await.unwrap();
+    }
+    let is_whole = object(&*copying.target, &path).await == whole;
+    let marks: Vec<_> =
+        copying.target.list(Some(&Path::from("damaged"))).try_collect().await.unwrap();
+    assert!(!is_whole || marks.is_empty(), "{marks:?}");
+    tier.close().await.unwrap();
+    is_whole
+}
+
+#[test]
+fn what_was_copied_damaged_is_looked_at_again_after_a_restart_and_never_replaces_what_is_whole() {
+    for is_whole_in_copy in [true, false] {
+        let made = runtime().block_on(damaged_once(is_whole_in_copy, Planted::default()));
+        assert!(made, "whole in the copy: {is_whole_in_copy}");
+    }
+    let planted = Planted { damage_overwrites: true, ..Planted::default() };
+    assert!(!runtime().block_on(damaged_once(true, planted)), "nobody noticed");
+}
+
+/// The pool is taken over in the middle of a pass, and the new owner reclaims what the state names.
+async fn taken_over_meanwhile(planted: Planted) -> bool {
+    let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let paused = Arc::new(FaultStore::new(shared.clone()));
+    let lost = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut first = options(paused.clone(), 1);
+    first.planted = planted;
+    // Otherwise the database may notice before the copier does.
+    first.database.poll_interval = Duration::from_secs(3600);
+    let seen = lost.clone();
+    first.owner_check = Some(crate::tier::OwnerCheck::new(move || {
+        let is_lost = seen.load(std::sync::atomic::Ordering::SeqCst);
+        Box::pin(async move {
+            match is_lost {
+                true => Err(Error::new(ErrorKind::Fenced, "taken over")),
+                false => Ok(()),
+            }
+        })
+    }));
+    let tier = Tier::open(first).await.unwrap();
+    for lsn in 1..=6 {
+        let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
+        tier.destage(window, &Payloads).await.unwrap();
+    }
+    let copying = Copying::new();
+    let mut copier = copier_of(&tier, &copying.target).await;
+    copying.target.set_delay(Duration::from_millis(100));
+    let takeover = async {
+        while copying.target.call_count(Op::Put) < 2 {
+            tokio::task::yield_now().await;
+        }
+        // The process is stopped.
+        paused.hold_gets(true);
+        lost.store(true, std::sync::atomic::Ordering::SeqCst);
+        let later = Tier::open(options(shared.clone(), 2)).await.unwrap();
+        for lsn in 7..=12 {
+            let window = plain_window(lsn, vec![(1, block_extent(lsn - 6, 8))]);
+            later.destage(window, &Payloads).await.unwrap();
+        }
+        later.inner.reclaim.look_again();
+        while !later.reclaim_step(EAGER).await.unwrap().is_idle {}
+        sweep_all_abandoned(&later).await;
+        // And goes on.
+        copying.target.set_delay(Duration::ZERO);
+        paused.hold_gets(false);
+        later
+    };
+    let (made, later) = tokio::join!(copier.pass(), takeover);
+    let mut is_whole = true;
+    if let Ok(Some(state)) = made {
+        let copy = open_state(&copying.target, &state).await;
+        for block in 1..=6 {
+            let mut buf = vec![0; BLOCK_BYTES as usize];
+            is_whole &= copy.read(VolumeId(1), block * BLOCK_BYTES, &mut buf).await.is_ok();
+        }
+        copy.close().await.unwrap();
+    }
+    later.close().await.unwrap();
+    is_whole
+}
+
+#[test]
+fn an_owner_of_the_past_makes_no_state_that_lacks_something() {
+    assert!(runtime().block_on(taken_over_meanwhile(Planted::default())));
+    let planted = Planted { missing_unowned: true, ..Planted::default() };
+    assert!(!runtime().block_on(taken_over_meanwhile(planted)), "nobody noticed");
+}
