@@ -5,16 +5,13 @@
 //! - It knows one bucket and one access key. It checks no signature, and answers one request after the
 //!   other on each connection.
 
+use crate::http::{Reply, Request, refusal, xml};
 use crate::store::{BUCKET, USER};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufReader};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-
-/// Largest head and body of a request. Chosen by hand: objects of tests are a few MiB.
-const HEAD_BYTES_MAX: usize = 64 << 10;
-const BODY_BYTES_MAX: usize = 64 << 20;
 
 /// How it handles what a pool's ownership depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,21 +43,6 @@ struct State {
 pub struct Bucket {
     address: String,
     state: Arc<Mutex<State>>,
-}
-
-struct Request {
-    method: String,
-    bucket: String,
-    key: String,
-    query: BTreeMap<String, String>,
-    headers: BTreeMap<String, String>,
-    body: Vec<u8>,
-}
-
-struct Reply {
-    status: u16,
-    headers: Vec<(&'static str, String)>,
-    body: Vec<u8>,
 }
 
 impl Bucket {
@@ -126,7 +108,7 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
         state.sockets.push(stream.try_clone()?);
     }
     let mut reader = BufReader::new(stream);
-    while let Some(request) = receive(&mut reader)? {
+    while let Some(request) = Request::receive(&mut reader)? {
         let reply = {
             let mut state = state.lock().expect("no panic holds it");
             if state.is_down {
@@ -134,84 +116,9 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
             }
             state.answer(&request)
         };
-        let mut head = format!("HTTP/1.1 {} -\r\nContent-Length: ", reply.status);
-        // Of an object that was asked for by HEAD only the size is told.
-        let _ = write!(head, "{}\r\n", reply.body.len());
-        for (name, value) in &reply.headers {
-            let _ = write!(head, "{name}: {value}\r\n");
-        }
-        let mut bytes = (head + "\r\n").into_bytes();
-        if request.method != "HEAD" {
-            bytes.extend_from_slice(&reply.body);
-        }
-        (&mut &*stream).write_all(&bytes)?;
+        reply.send(stream, &request.method)?;
     }
     Ok(())
-}
-
-fn bad(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
-}
-
-/// The next request; `None` when the client has left.
-fn receive(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<Request>> {
-    let mut lines = Vec::new();
-    let mut head_bytes = 0;
-    loop {
-        let mut line = String::new();
-        head_bytes += reader.by_ref().take(HEAD_BYTES_MAX as u64).read_line(&mut line)?;
-        if head_bytes > HEAD_BYTES_MAX {
-            return Err(bad("a head that does not end"));
-        }
-        match line.trim_end() {
-            "" if lines.is_empty() => return Ok(None),
-            "" => break,
-            line => lines.push(line.to_owned()),
-        }
-    }
-    let mut words = lines[0].split(' ');
-    let (Some(method), Some(target)) = (words.next(), words.next()) else {
-        return Err(bad("no request line"));
-    };
-    let header = |line: &String| {
-        let (name, value) = line.split_once(':')?;
-        Some((name.to_ascii_lowercase(), value.trim().to_owned()))
-    };
-    let headers: BTreeMap<_, _> = lines[1..].iter().filter_map(header).collect();
-    let length = headers.get("content-length").map_or(Ok(0), |text| text.parse::<usize>());
-    let length = length.ok().filter(|length| *length <= BODY_BYTES_MAX);
-    let mut body = vec![0; length.ok_or_else(|| bad("no such length"))?];
-    reader.read_exact(&mut body)?;
-    let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let pair = |part: &str| {
-        let (name, value) = part.split_once('=').unwrap_or((part, ""));
-        (unescape(name), unescape(value))
-    };
-    let query = query.split('&').filter(|part| !part.is_empty()).map(pair).collect();
-    let path = unescape(path);
-    let path = path.trim_start_matches('/');
-    let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
-    let (method, bucket, key) = (method.to_owned(), bucket.to_owned(), key.to_owned());
-    Ok(Some(Request { method, bucket, key, query, headers, body }))
-}
-
-fn unescape(text: &str) -> String {
-    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
-    while let Some((first, after)) = rest.split_first() {
-        let code = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
-        let code = code.and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        match (first, code) {
-            (b'%', Some(code)) => {
-                bytes.push(code);
-                rest = &after[2..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// A moment that S3 writes in two ways; no test here looks at it.
@@ -233,7 +140,7 @@ impl State {
             "GET" | "HEAD" => self.get(request),
             "DELETE" => {
                 self.objects.remove(&request.key);
-                Reply { status: 204, headers: Vec::new(), body: Vec::new() }
+                Reply::empty(204)
             }
             "POST" if request.query.contains_key("delete") => {
                 let body = String::from_utf8_lossy(&request.body);
@@ -331,19 +238,10 @@ fn tag(number: u64) -> String {
     format!("\"{number:016x}\"")
 }
 
-fn xml(text: String) -> Reply {
-    let headers = vec![("Content-Type", "application/xml".to_owned())];
-    Reply { status: 200, headers, body: text.into_bytes() }
-}
-
-fn refusal(status: u16, code: &str) -> Reply {
-    let text = format!("<Error><Code>{code}</Code><Message>{code}</Message></Error>");
-    Reply { status, ..xml(text) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
 
     fn ask(bucket: &Bucket, head: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(bucket.address()).unwrap();

@@ -6,14 +6,18 @@
 //!   being checked.
 //! - Whatever is started here ends with the test, also when that fails.
 
+pub mod azurite;
 pub mod bucket;
 pub mod cut;
 pub mod daemon;
+pub mod gcs;
+pub mod http;
 pub mod model;
 pub mod nbd;
 pub mod place;
 pub mod power;
 pub mod process;
+pub mod provider;
 pub mod seed;
 pub mod stamp;
 pub mod store;

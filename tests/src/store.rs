@@ -140,7 +140,7 @@ impl Minio {
 }
 
 /// An address that was free a moment ago.
-fn free_address() -> String {
+pub(crate) fn free_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("a bound socket has an address").to_string()
 }

@@ -1,0 +1,202 @@
+//! HTTP as far as the stand-ins for object stores need it: requests in, replies out, and one question to
+//! another server.
+//!
+//! Invariants:
+//! - A request's path is a bucket and a key, as in the XML interfaces of S3 and of Google's store.
+//! - Heads and bodies are bounded. A reply that was cut short is an error, never a shorter reply.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+
+/// Largest head and body of a request. Chosen by hand: objects of tests are a few MiB.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+/// A request.
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) bucket: String,
+    pub(crate) key: String,
+    pub(crate) query: BTreeMap<String, String>,
+    /// By name in lower case.
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: Vec<u8>,
+}
+
+/// A reply.
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(&'static str, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Request {
+    /// The next request; `None` when the client has left.
+    pub(crate) fn receive(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<Request>> {
+        let Some(lines) = head_of(reader)? else { return Ok(None) };
+        let mut words = lines[0].split(' ');
+        let (Some(method), Some(target)) = (words.next(), words.next()) else {
+            return Err(bad("no request line"));
+        };
+        let headers: BTreeMap<_, _> = lines[1..].iter().filter_map(|line| header(line)).collect();
+        let mut body = vec![0; length_in(&headers)?.unwrap_or(0)];
+        reader.read_exact(&mut body)?;
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let pair = |part: &str| {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            (unescape(name), unescape(value))
+        };
+        let query = query.split('&').filter(|part| !part.is_empty()).map(pair).collect();
+        let path = unescape(path);
+        let path = path.trim_start_matches('/');
+        let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
+        let (method, bucket, key) = (method.to_owned(), bucket.to_owned(), key.to_owned());
+        Ok(Some(Request { method, bucket, key, query, headers, body }))
+    }
+}
+
+impl Reply {
+    /// One without a body.
+    pub(crate) fn empty(status: u16) -> Reply {
+        Reply { status, headers: Vec::new(), body: Vec::new() }
+    }
+
+    /// Sends it as the answer to a request of this method.
+    pub(crate) fn send(&self, mut stream: &TcpStream, method: &str) -> io::Result<()> {
+        let mut head = format!("HTTP/1.1 {} -\r\nContent-Length: ", self.status);
+        // Of an object that was asked for by HEAD only the size is told.
+        let _ = write!(head, "{}\r\n", self.body.len());
+        for (name, value) in &self.headers {
+            let _ = write!(head, "{name}: {value}\r\n");
+        }
+        let mut bytes = (head + "\r\n").into_bytes();
+        if method != "HEAD" {
+            bytes.extend_from_slice(&self.body);
+        }
+        stream.write_all(&bytes)
+    }
+}
+
+/// What another server said.
+pub struct Answer {
+    /// Of the first line.
+    pub status: u16,
+    /// By name in lower case.
+    pub headers: BTreeMap<String, String>,
+    /// All of it.
+    pub body: Vec<u8>,
+}
+
+/// Asks another server, on a connection of its own.
+///
+/// # Errors
+/// When it does not answer, or not in whole.
+pub fn ask(
+    address: &str,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> io::Result<Answer> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    // HTTP/1.0: a body whose length is not said ends with the connection, and comes in no chunks.
+    let mut head = format!("{method} {target} HTTP/1.0\r\nHost: {address}\r\n");
+    let _ = write!(head, "Content-Length: {}\r\n", body.len());
+    for (name, value) in headers {
+        let _ = write!(head, "{name}: {value}\r\n");
+    }
+    (&stream).write_all(&[(head + "\r\n").as_bytes(), body].concat())?;
+    let mut reader = BufReader::new(&stream);
+    let lines = head_of(&mut reader)?.ok_or_else(|| bad("no answer"))?;
+    let status = lines[0].split(' ').nth(1).and_then(|word| word.parse().ok());
+    let status = status.ok_or_else(|| bad("no status"))?;
+    let headers: BTreeMap<_, _> = lines[1..].iter().filter_map(|line| header(line)).collect();
+    let mut body = Vec::new();
+    match length_in(&headers)? {
+        Some(length) => {
+            body.resize(length, 0);
+            reader.read_exact(&mut body)?;
+        }
+        None => drop(reader.read_to_end(&mut body)?),
+    }
+    Ok(Answer { status, headers, body })
+}
+
+/// The lines before the body; `None` where the other side has left.
+fn head_of(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<Vec<String>>> {
+    let mut lines = Vec::new();
+    let mut head_bytes = 0;
+    loop {
+        let mut line = String::new();
+        head_bytes += reader.by_ref().take(HEAD_BYTES_MAX as u64).read_line(&mut line)?;
+        if head_bytes > HEAD_BYTES_MAX {
+            return Err(bad("a head that does not end"));
+        }
+        match line.trim_end() {
+            "" if lines.is_empty() => return Ok(None),
+            "" => return Ok(Some(lines)),
+            line => lines.push(line.to_owned()),
+        }
+    }
+}
+
+fn header(line: &str) -> Option<(String, String)> {
+    let (name, value) = line.split_once(':')?;
+    Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+}
+
+fn length_in(headers: &BTreeMap<String, String>) -> io::Result<Option<usize>> {
+    let Some(text) = headers.get("content-length") else { return Ok(None) };
+    let length = text.parse::<usize>().ok().filter(|length| *length <= BODY_BYTES_MAX);
+    length.map(Some).ok_or_else(|| bad("no such length"))
+}
+
+fn bad(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+fn unescape(text: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((first, after)) = rest.split_first() {
+        let code = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        let code = code.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match (first, code) {
+            (b'%', Some(code)) => {
+                bytes.push(code);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A text as one part of a path, or a value of a query.
+#[must_use]
+pub fn escape(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut escaped, byte| {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => {
+                escaped.push(char::from(byte));
+            }
+            _ => drop(write!(escaped, "%{byte:02X}")),
+        }
+        escaped
+    })
+}
+
+pub(crate) fn xml(text: String) -> Reply {
+    let headers = vec![("Content-Type", "application/xml".to_owned())];
+    Reply { status: 200, headers, body: text.into_bytes() }
+}
+
+pub(crate) fn refusal(status: u16, code: &str) -> Reply {
+    let text = format!("<Error><Code>{code}</Code><Message>{code}</Message></Error>");
+    Reply { status, ..xml(text) }
+}
