@@ -103,7 +103,8 @@ pub(crate) async fn store_of(
     let objects = RestoredStore::new(store.bulk(), view, witness, origin.next_segment);
     let objects = Arc::new(objects);
     let with_copy = store.with_bulk(objects.clone());
-    Ok((with_copy, Some(Restored { origin, objects: Some(objects), progress: Arc::default() })))
+    let progress = Arc::new(HydrateProgress::of_state(origin.state.segment_bytes));
+    Ok((with_copy, Some(Restored { origin, objects: Some(objects), progress })))
 }
 
 /// An open pool that was restored.

@@ -264,7 +264,7 @@ pub struct RestoreInfo {
     pub as_of: u64,
     /// The pool has everything, and does not need the copy any more.
     pub is_whole: bool,
-    /// Bytes that are still to be fetched; 0 until that is known.
+    /// Bytes that are still to be fetched; at most, until the metadata is here.
     pub left_bytes: u64,
     /// Bytes fetched since the start.
     pub done_bytes: u64,

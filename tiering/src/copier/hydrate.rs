@@ -27,6 +27,8 @@ const GIVE_WAY: Duration = Duration::from_millis(20);
 /// How far it is.
 #[derive(Debug, Default)]
 pub struct HydrateProgress {
+    /// Bytes of segments that the state has; an upper bound of what is left before that is measured.
+    state_bytes: u64,
     left_bytes: AtomicU64,
     done_bytes: AtomicU64,
     bad_count: AtomicU64,
@@ -36,7 +38,8 @@ pub struct HydrateProgress {
 /// [`HydrateProgress`] at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HydrateCounts {
-    /// Bytes of segments that are still to be fetched.
+    /// Bytes of segments that are still to be fetched. Until the metadata is here, which comes first, those of
+    /// the state less those that the pool's own store has: at most so many.
     pub left_bytes: u64,
     /// Bytes fetched since the start.
     pub done_bytes: u64,
@@ -47,6 +50,13 @@ pub struct HydrateCounts {
 }
 
 impl HydrateProgress {
+    /// That of a state with so many bytes of segments, of which nothing is known to be here.
+    #[must_use]
+    pub fn of_state(state_bytes: u64) -> HydrateProgress {
+        let left_bytes = AtomicU64::new(state_bytes);
+        HydrateProgress { state_bytes, left_bytes, ..HydrateProgress::default() }
+    }
+
     /// At this moment.
     #[must_use]
     pub fn counts(&self) -> HydrateCounts {
@@ -77,7 +87,9 @@ impl Tier {
     ) -> Result<u64> {
         self.inner.check_writable()?;
         progress.begun.lock().get_or_insert_with(Instant::now);
-        let own = list_own(store).await?;
+        let (own, own_bytes) = list_own(store).await?;
+        let left_bytes = progress.state_bytes.saturating_sub(own_bytes);
+        progress.left_bytes.store(left_bytes, Ordering::Relaxed);
         let pace = Pace::new(bytes_per_second);
         let mut hydration = Hydration {
             inner: &self.inner,
@@ -98,17 +110,21 @@ impl Tier {
 /// Segments that the pool's own store has, by number.
 type Own = BTreeMap<u64, [u8; 16]>;
 
-async fn list_own(store: &RestoredStore) -> Result<Own> {
+/// These, and the bytes of those that the state may have.
+async fn list_own(store: &RestoredStore) -> Result<(Own, u64)> {
     let failed =
         |cause| Error::with_source(ErrorKind::Unavailable, "restore: list the pool's store", cause);
-    let mut own = Own::new();
+    let (mut own, mut bytes) = (Own::new(), 0);
     let mut listing = store.own().list(Some(&Path::from(FOLDER)));
     while let Some(found) = listing.try_next().await.map_err(failed)? {
         if let Some((_, number, id)) = parse_object_path(&found.location) {
             own.insert(number.0, id);
+            if number.0 < store.below() {
+                bytes += found.size;
+            }
         }
     }
-    Ok(own)
+    Ok((own, bytes))
 }
 
 struct Hydration<'a> {

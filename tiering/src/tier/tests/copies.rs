@@ -490,11 +490,17 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
         let own = Arc::new(FaultStore::default());
         let store = begin_restore(&copying.target, &state, &own).await;
         let restored = Tier::open(options(store.clone(), 2)).await.unwrap();
-        let progress = HydrateProgress::default();
+        let progress = HydrateProgress::of_state(state.segment_bytes);
+        assert_eq!(progress.counts().left_bytes, state.segment_bytes);
         // A folder that is not mounted has nothing at all, and that means nothing.
         copying.target.delete(&Path::from("identity")).await.unwrap();
         let error = restored.hydrate(&store, None, &progress).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
+        // What is here is not left, what is known of the rest is what the state says.
+        let folders = own.list(Some(&folder)).try_collect::<Vec<_>>().await.unwrap();
+        let here: u64 = folders.iter().map(|found| found.size).sum();
+        assert!(state.segment_bytes > 0);
+        assert_eq!(progress.counts().left_bytes, state.segment_bytes - here);
         let mut buf = vec![0; BLOCK_BYTES as usize];
         let mut errors = Vec::new();
         for block in 1..=4 {
