@@ -293,8 +293,16 @@ impl Reason {
         if text.contains("169.254.169.254") || text.contains("metadata.google.internal") {
             return Reason::NoCredentials;
         }
-        // Stores that know no conditional put say so; the client has no kind of error for it.
-        if text.contains("status code: 501") {
+        // The client has no kind of error for these: what a listing is refused with, and what stores say that know
+        // no conditional put.
+        let said = |status: u16| text.contains(&format!("status code: {status} "));
+        if said(401) || said(403) {
+            return Reason::Denied;
+        }
+        if said(404) {
+            return Reason::NotFound;
+        }
+        if said(501) {
             return Reason::Unsupported;
         }
         let mut cause: Option<&(dyn StdError + 'static)> = error.source();
@@ -504,6 +512,14 @@ fn settings_of(prefix: Option<&str>) -> Option<Vec<(String, String)>> {
     Some(std::env::vars_os().filter_map(with_prefix).collect())
 }
 
+/// One variable of those, or of the usual ones.
+fn variable(settings: Option<&[(String, String)]>, name: &str) -> Option<String> {
+    match settings {
+        None => std::env::var(name).ok(),
+        Some(all) => all.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone()),
+    }
+}
+
 /// Sets what variables say, and leaves alone what is none of this store's client.
 fn set_all<B, K: std::str::FromStr>(
     builder: B,
@@ -555,10 +571,13 @@ fn open_remote(
         Location::Gcs { bucket, prefix } => {
             let mut builder = gcs_builder(settings).with_bucket_name(bucket);
             let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+            // This client takes plain HTTP unless it is told not to, so what it is set to does not say what the
+            // operator allows. The metadata server of Google's machines has no TLS, and a client of its own.
+            let allowed = variable(settings, "GOOGLE_ALLOW_HTTP");
+            let is_plain = plain_http(endpoint.as_deref(), allowed.as_deref())?
+                || allowed.as_deref().is_some_and(is_yes);
             let allow_http = GoogleConfigKey::Client(ClientConfigKey::AllowHttp);
-            if plain_http(endpoint.as_deref(), builder.get_config_value(&allow_http).as_deref())? {
-                builder = builder.with_config(allow_http, "true");
-            }
+            builder = builder.with_config(allow_http, is_plain.to_string());
             for (key, value) in patience.settings() {
                 builder = builder.with_config(GoogleConfigKey::Client(key), value);
             }
@@ -614,9 +633,7 @@ fn plain_http(endpoint: Option<&str>, allowed: Option<&str>) -> Result<bool> {
     let Some(rest) = endpoint.and_then(|endpoint| endpoint.strip_prefix("http://")) else {
         return Ok(false);
     };
-    if allowed.is_some_and(|value| matches!(value, "true" | "1" | "yes" | "on"))
-        || is_loopback(rest)
-    {
+    if allowed.is_some_and(is_yes) || is_loopback(rest) {
         return Ok(true);
     }
     Err(Error::new(
@@ -626,6 +643,11 @@ fn plain_http(endpoint: Option<&str>, allowed: Option<&str>) -> Result<bool> {
              set AWS_ALLOW_HTTP=true (GOOGLE_ALLOW_HTTP, AZURE_ALLOW_HTTP) to allow it"
         ),
     ))
+}
+
+/// Whether a variable says yes.
+fn is_yes(value: &str) -> bool {
+    matches!(value, "true" | "1" | "yes" | "on")
 }
 
 /// Whether `host[:port][/…]` is this machine.

@@ -44,6 +44,44 @@ fn plain_http_is_for_this_machine() {
     }
 }
 
+#[test]
+fn every_client_is_kept_from_plain_http_to_other_machines() {
+    let gcs = Location::Gcs { bucket: "bucket".into(), prefix: "p".into() };
+    let azure = Location::Azure { container: "bucket".into(), prefix: "p".into() };
+    let cases: [(_, _, _, &[(&str, &str)]); 3] = [
+        (
+            s3("bucket", "p"),
+            "AWS_ENDPOINT_URL",
+            "AWS_ALLOW_HTTP",
+            &[("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "hunter2")],
+        ),
+        (gcs, "GOOGLE_BASE_URL", "GOOGLE_ALLOW_HTTP", &[("GOOGLE_BEARER_TOKEN", "hunter2")]),
+        (
+            azure,
+            "AZURE_ENDPOINT",
+            "AZURE_ALLOW_HTTP",
+            &[("AZURE_STORAGE_ACCOUNT_NAME", "a"), ("AZURE_STORAGE_ACCOUNT_KEY", "aHVudGVyMg==")],
+        ),
+    ];
+    for (location, endpoint, allow, credentials) in cases {
+        let open = |more: &[(&str, &str)]| {
+            let settings = credentials.iter().chain(more);
+            let settings: Vec<_> =
+                settings.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            open_remote(&location, &impatient(), Some(&settings))
+        };
+        let far = (endpoint, "http://store.example");
+        for more in [&[far][..], &[far, (allow, "false")]] {
+            let error = open(more).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{endpoint}");
+            assert!(error.chain().contains("has no TLS"), "{endpoint}: {}", error.chain());
+        }
+        for more in [&[far, (allow, "true")][..], &[(endpoint, "http://127.0.0.1:9")]] {
+            open(more).unwrap_or_else(|error| panic!("{endpoint}: {}", error.chain()));
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_good_store_passes_the_probe_and_is_left_clean() {
     let memory = FaultyStore::new(Fault::None);
@@ -134,11 +172,15 @@ async fn each_way_to_fail_reads_differently() {
         (missing, ErrorKind::NotFound, "bucket"),
         (unreachable, ErrorKind::Unavailable, "no answer"),
     ] {
-        let error = s3_at(&endpoint).probe().await.unwrap_err();
-        assert_eq!(error.kind(), kind, "{}", error.chain());
-        assert!(error.to_string().contains(word), "{}", error.chain());
-        assert!(!error.chain().contains("hunter2"), "{}", error.chain());
-        assert!(!error.chain().contains('<'), "{}", error.chain());
+        let store = s3_at(&endpoint);
+        // The probe begins with a put. What only reads begins with a listing, of which the client says less.
+        let listed = store.control().list(None).try_next().await.unwrap_err();
+        for error in [store.probe().await.unwrap_err(), store.explain("list objects", listed)] {
+            assert_eq!(error.kind(), kind, "{}", error.chain());
+            assert!(error.to_string().contains(word), "{}", error.chain());
+            assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+            assert!(!error.chain().contains('<'), "{}", error.chain());
+        }
     }
     assert!(s3_at(&unimplemented).probe().await.is_err());
 }
