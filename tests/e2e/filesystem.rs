@@ -15,8 +15,9 @@ use tests::torture::target::Target;
 use tests::{needs, needs_root};
 
 /// An export as a mounted ext4.
-struct Mounted {
-    mountpoint: PathBuf,
+pub struct Mounted {
+    /// Where its files are.
+    pub mountpoint: PathBuf,
     disk: PathBuf,
     device: String,
     fuse: Process,
@@ -25,7 +26,7 @@ struct Mounted {
 
 impl Mounted {
     /// Attaches the export; makes the file system first where `is_new`.
-    fn mount(uri: &str, place: &Place, is_new: bool) -> Mounted {
+    pub fn mount(uri: &str, place: &Place, is_new: bool) -> Mounted {
         let (mountpoint, disk) = (place.join("mnt"), place.join("disk"));
         std::fs::create_dir_all(&mountpoint).expect("make a directory");
         std::fs::write(&disk, []).expect("make a file");
@@ -59,7 +60,7 @@ impl Mounted {
     }
 
     /// Takes it apart in order; everything reaches the volume.
-    fn unmount(mut self) {
+    pub fn unmount(mut self) {
         run("umount", &[&self.mountpoint.display().to_string()]);
         self.release();
         self.fuse.wait(Duration::from_secs(30)).expect("nbdfuse ends when it is unmounted");
@@ -92,7 +93,8 @@ impl Drop for Mounted {
     }
 }
 
-fn settings() -> String {
+/// Settings of a pool whose log takes what a database writes.
+pub fn settings() -> String {
     SMALL.replace("16MiB", "128MiB").replace("4MiB", "16MiB")
 }
 

@@ -18,6 +18,7 @@ mod operator;
 mod own_keys;
 mod postgres;
 mod power;
+mod providers;
 mod scrub;
 mod snapshots;
 mod soak;

@@ -29,17 +29,32 @@ impl Postgres {
     /// Makes a database with checksums on the mounted `disk`, and starts it.
     #[track_caller]
     pub fn made(programs: PathBuf, disk: &Path, place: &Place) -> Postgres {
+        let mut postgres = Postgres::at(programs, disk, place);
+        let path = postgres.data.display().to_string();
+        postgres.run("initdb", &["-D", &path, "--data-checksums", "-A", "trust", "-U", "postgres"]);
+        postgres.start(place);
+        postgres
+    }
+
+    /// Starts the database that is on the mounted `disk`, as [`Postgres::made`] has made it.
+    #[track_caller]
+    pub fn found(programs: PathBuf, disk: &Path, place: &Place) -> Postgres {
+        assert!(disk.join("data/PG_VERSION").exists(), "a database is there");
+        let mut postgres = Postgres::at(programs, disk, place);
+        // What a server that runs elsewhere, or has ended without a word, left there.
+        let _ = std::fs::remove_file(postgres.data.join("postmaster.pid"));
+        postgres.start(place);
+        postgres
+    }
+
+    fn at(programs: PathBuf, disk: &Path, place: &Place) -> Postgres {
         run("chmod", &["755", &place.path().display().to_string()]);
         let (data, sockets) = (disk.join("data"), place.join("sockets"));
         for dir in [&data, &sockets] {
             std::fs::create_dir_all(dir).expect("make a directory");
             run("chown", &["postgres", &dir.display().to_string()]);
         }
-        let mut postgres = Postgres { programs, data, sockets, server: None };
-        let path = postgres.data.display().to_string();
-        postgres.run("initdb", &["-D", &path, "--data-checksums", "-A", "trust", "-U", "postgres"]);
-        postgres.start(place);
-        postgres
+        Postgres { programs, data, sockets, server: None }
     }
 
     /// Runs `pgbench`, insists on success, and returns what it said.
@@ -49,21 +64,42 @@ impl Postgres {
         self.run("pgbench", &[arguments, &["-h", &sockets, "postgres"]].concat())
     }
 
+    /// As [`Postgres::bench`], to be called on another thread.
+    pub fn load(&self, arguments: &[&str]) -> impl FnOnce() -> String + Send + 'static {
+        let sockets = self.sockets.display().to_string();
+        let line = self.command("pgbench", &[arguments, &["-h", &sockets, "postgres"]].concat());
+        move || run("setpriv", &line.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
     /// Insists that accounts and history of `pgbench` agree, indexes and tables are whole, ends it and
     /// checks every page.
     #[track_caller]
     pub fn check(&mut self) {
+        self.check_running();
+        self.stop();
+        let path = self.data.display().to_string();
+        self.run("pg_checksums", &["--check", "-D", &path]);
+    }
+
+    /// Ends it in order.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        let path = self.data.display().to_string();
+        self.run("pg_ctl", &["-D", &path, "stop", "-m", "fast"]);
+        self.server = None;
+    }
+
+    /// Insists that accounts and history of `pgbench` agree, and that indexes and tables are whole.
+    #[track_caller]
+    pub fn check_running(&self) {
         let balance = self.sql(
             "select (select sum(abalance) from pgbench_accounts) = \
              (select coalesce(sum(delta), 0) from pgbench_history)",
         );
         assert_eq!(balance, "t", "accounts and history disagree");
         self.sql("create extension if not exists amcheck");
-        let (path, sockets) = (self.data.display().to_string(), self.sockets.display().to_string());
+        let sockets = self.sockets.display().to_string();
         self.run("pg_amcheck", &["-h", &sockets, "-d", "postgres"]);
-        self.run("pg_ctl", &["-D", &path, "stop", "-m", "fast"]);
-        self.server = None;
-        self.run("pg_checksums", &["--check", "-D", &path]);
     }
 
     /// A command line as the database's own user, because it refuses to run as root.
