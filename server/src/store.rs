@@ -585,7 +585,14 @@ fn open_remote(
         }
         Location::Azure { container, prefix } => {
             let mut builder = azure_builder(settings).with_container_name(container);
-            let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+            let value = |key| builder.get_config_value(&key);
+            let is_emulator = value(AzureConfigKey::UseEmulator).as_deref().is_some_and(is_yes);
+            if !is_emulator && value(AzureConfigKey::AccountName).is_none() {
+                let hint = credential_hint("az://");
+                let what = format!("store az://{container}: no account is named. {hint}");
+                return Err(Error::new(ErrorKind::Invalid, what));
+            }
+            let endpoint = value(AzureConfigKey::Endpoint);
             let allow_http = AzureConfigKey::Client(ClientConfigKey::AllowHttp);
             if plain_http(endpoint.as_deref(), builder.get_config_value(&allow_http).as_deref())? {
                 builder = builder.with_allow_http(true);

@@ -82,6 +82,14 @@ fn every_client_is_kept_from_plain_http_to_other_machines() {
     }
 }
 
+#[test]
+fn an_azure_store_without_an_account_says_which_variable_names_it() {
+    let azure = Location::Azure { container: "bucket".into(), prefix: "p".into() };
+    let error = open_remote(&azure, &impatient(), Some(&[])).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("AZURE_STORAGE_ACCOUNT_NAME"), "{error}");
+}
+
 #[tokio::test]
 async fn a_good_store_passes_the_probe_and_is_left_clean() {
     let memory = FaultyStore::new(Fault::None);
