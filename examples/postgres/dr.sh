@@ -168,7 +168,8 @@ drill() {
 	"${as_postgres[@]}" "$programs/postgres" -D "$work/mnt/$PGDATA" -c listen_addresses= \
 		-c unix_socket_directories="$work/run" -c archive_mode=off >>"$work/log" 2>&1 &
 	postgres=$!
-	until_it 300 $postgres "${as_postgres[@]}" "$programs/pg_isready" -q -h "$work/run" || die 'PostgreSQL does not start'
+	until_it 300 $postgres "${as_postgres[@]}" "$programs/pg_isready" -q -h "$work/run" ||
+		die 'PostgreSQL does not start'
 	say "PostgreSQL answers, $((SECONDS - begun)) s after the drill began"
 	"${as_postgres[@]}" "$programs/pg_amcheck" -h "$work/run" --all --install-missing ||
 		die 'pg_amcheck has found damage'

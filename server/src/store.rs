@@ -293,8 +293,8 @@ impl Reason {
         if text.contains("169.254.169.254") || text.contains("metadata.google.internal") {
             return Reason::NoCredentials;
         }
-        // The client has no kind of error for these: what a listing is refused with, and what stores say that know
-        // no conditional put.
+        // The client has no kind of error for these: what a listing is refused with, and what stores say
+        // that know no conditional put.
         let said = |status: u16| text.contains(&format!("status code: {status} "));
         if said(401) || said(403) {
             return Reason::Denied;
