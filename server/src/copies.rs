@@ -207,7 +207,8 @@ impl Copies {
                 return Err(put_back(&spec.url, &newest));
             }
             // Whoever adds it again says that it is the pool's.
-            spec.published = Some(Published::found(&newest));
+            let term = self.source.term.clone();
+            spec.published = Some(Published { term, ..Published::found(&newest) });
         }
         // Nobody who asks how the copies stand waits for that store.
         let mut jobs = self.jobs.lock().await;

@@ -112,7 +112,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
 /// A copy that is not reached is named until it was.
 #[test]
 fn a_copy_that_is_away_keeps_the_key_and_status_says_so() {
-    let mut daemon = Daemon::started(SMALL, &[]);
+    let mut daemon = Daemon::started(SMALL, &[("plain", "8MiB")]);
     let _ = daemon.json(&["volume", "create", "own", "8MiB", "--own-key"]);
     connect(&daemon, "own").write(0, &random(3), 0);
     let copy = daemon.place().join("copy");

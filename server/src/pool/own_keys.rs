@@ -1,8 +1,8 @@
 //! Volumes with a key of their own: made with one, and erased by destroying it.
 //!
 //! Invariants:
-//! - The key is durable before the volume's record, and destroyed after the volume is purged, durably. What is cut short
-//!   in between is finished by the next purge.
+//! - The key is durable before the volume's record, and destroyed after the store knows that the volume is purged. What is
+//!   cut short in between is finished by the next purge.
 //! - A key goes when no volume that is present or can be restored uses it.
 //! - Nothing is served of a volume whose key is gone.
 
@@ -12,7 +12,11 @@ use crate::record::{VolumeRecord, VolumeState};
 use block::{Error, ErrorKind, Result, VolumeId};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tiering::KeyId;
+
+/// Longest that erasing a volume waits for the store. Chosen by hand.
+const STORE_PATIENCE: Duration = Duration::from_secs(60);
 
 impl VolumeRecord {
     /// The key that its data is sealed with.
@@ -85,7 +89,17 @@ impl Pool {
             }
         };
         self.shared.pass("erase-purged")?;
-        self.destroy_keys(&BTreeSet::from([key])).await.map_err(|error| {
+        let destroyed = async {
+            // Where the log is lost after this, the volume must not be there again, without its key.
+            let lsn = self.shared.log.flush().await?;
+            let destaged = tokio::time::timeout(STORE_PATIENCE, self.shared.wait_destaged(lsn));
+            destaged.await.map_err(|_| {
+                let what = format!("the store has not heard of it in {STORE_PATIENCE:?}");
+                Error::new(ErrorKind::Unavailable, what)
+            })??;
+            self.destroy_keys(&BTreeSet::from([key])).await
+        };
+        destroyed.await.map_err(|error| {
             error.context(format!(
                 "erase volume {name}: it is removed, but its key may be there still; repeat the command"
             ))

@@ -158,6 +158,8 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
         // Uploaded, and never committed: the source fails at the last volume.
         let mut broken = made.window.clone();
         let (volume, extents) = broken.volumes.last().unwrap().clone();
+        // Volumes under one key come in the order in which they are given.
+        tier.volume_keys().assign(VolumeId(99), tier.volume_keys().of(volume));
         let short = WindowExtent {
             start_sector: 4096,
             sector_count: 8,
