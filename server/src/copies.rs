@@ -446,6 +446,10 @@ impl Source {
     }
 
     fn job(&self, spec: CopySpec) -> Job {
+        // At once, where it is there: a reader may want it before the job has looked at it.
+        if let Ok(target) = Target::existing(&spec.url, spec.env_prefix.as_deref()) {
+            self.offer(&spec.url, &target);
+        }
         let (state, stop) = (watch::Sender::new(CopyState::default()), watch::Sender::new(false));
         let (progress, wake) = (Arc::new(CopyProgress::default()), Arc::new(Notify::new()));
         let running = Running {
