@@ -122,6 +122,7 @@ fn a_copy_that_is_away_keeps_the_key_and_status_says_so() {
     let url = copy.display().to_string();
     let _ = daemon.json(&["copy", "add", &url]);
     let _ = daemon.json(&["copy", "sync", &url]);
+    daemon.announce("a copy is not brought up to date");
     let away = daemon.place().join("away");
     std::fs::rename(&copy, &away).unwrap();
     let done = daemon.json(&["volume", "rm", "own", "--erase"]);

@@ -156,7 +156,8 @@ async fn what_was_answered_is_so_when_answers_get_lost() {
             let Ok(ring) = open(&store, epoch).await else { continue };
             for _ in 0..8 {
                 let id = 1 + below(12) as u32;
-                if known.contains_key(&id) {
+                let is_known = known.contains_key(&id);
+                if is_known {
                     if ring.destroy(&only(id)).await.is_ok() {
                         known.remove(&id);
                         gone.insert(id);

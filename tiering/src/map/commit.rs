@@ -421,7 +421,7 @@ impl Map {
         }
         let is_keyed = commit.segments.iter().any(|record| !record.info.key.is_pool());
         if is_keyed && !self.opener.header().has_volume_keys() {
-            let before = header.unwrap_or_else(|| self.opener.header().clone());
+            let before = header.unwrap_or_else(|| self.opener.header());
             header = Some(before.with_volume_keys());
         }
         match &header {
