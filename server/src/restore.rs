@@ -6,8 +6,8 @@
 //! Invariants:
 //! - The state is pinned at the copy before anything relies on it, and the pin is named by the link, durably. It is given
 //!   back when the pool has everything.
-//! - Order: pin, link, metadata, manifest, keys of volumes, key ring. A pool exists once its key ring does; before that a restore that was cut
-//!   short is done again, with the same pin.
+//! - Order: pin, link, metadata, manifest, keys of volumes, key ring. A pool exists once its key ring does; before that a
+//!   restore that was cut short is done again, with the same pin.
 //! - The new pool has an identity of its own beside the one that its segments name, so that its copies are never taken for
 //!   those of the pool that it was restored from.
 

@@ -12,14 +12,14 @@ use tests::nbd::{Connection, Wanted};
 use tests::seed::seeds;
 use tests::store::{BUCKET, environment};
 
-fn refused(daemon: &Daemon, arguments: &[&str], words: &str) {
+pub fn refused(daemon: &Daemon, arguments: &[&str], words: &str) {
     let output = daemon.command(arguments);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{arguments:?} is accepted");
     assert!(said.contains(words), "{arguments:?}: {said}");
 }
 
-fn connect(daemon: &Daemon, export: &str) -> Connection {
+pub fn connect(daemon: &Daemon, export: &str) -> Connection {
     Connection::open(&daemon.tcp(export), &Wanted::everything()).expect("it opens")
 }
 
@@ -384,7 +384,7 @@ fn a_pool_that_was_put_back_never_replaces_its_copy() {
     later.stop();
 }
 
-fn copy_tree(from: &Path, to: &Path) {
+pub fn copy_tree(from: &Path, to: &Path) {
     let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
     assert!(status.expect("cp runs").success());
 }

@@ -1,31 +1,15 @@
 //! Volumes with a key of their own: erased here and in copies, whatever somebody has kept of the objects.
 
+use crate::copies::{connect, copy_tree, refused};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tests::daemon::{Daemon, SMALL};
-use tests::nbd::{Connection, Wanted};
 
 const BYTES: u32 = 1 << 20;
-
-fn refused(daemon: &Daemon, arguments: &[&str], words: &str) {
-    let output = daemon.command(arguments);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{arguments:?} is accepted");
-    assert!(said.contains(words), "{arguments:?}: {said}");
-}
-
-fn connect(daemon: &Daemon, export: &str) -> Connection {
-    Connection::open(&daemon.tcp(export), &Wanted::everything()).expect("it opens")
-}
 
 fn random(seed: u64) -> Vec<u8> {
     let mut random = tests::seed::Random::new(seed, 5);
     (0..BYTES / 8).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect()
-}
-
-fn copy_all(from: &Path, to: &Path) {
-    let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
-    assert!(status.expect("cp runs").success());
 }
 
 /// The documents of keys below a store.
@@ -72,7 +56,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     // Somebody keeps all objects of before, but for the keys.
     let kept = daemon.place().join("kept");
     daemon.stop();
-    copy_all(&store, &kept);
+    copy_tree(&store, &kept);
     daemon.restart();
     refused(&daemon, &["volume", "rm", "own", "--erase"], "clone");
     let _ = daemon.json(&["volume", "rm", "clone", "--now"]);
@@ -94,7 +78,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     assert_eq!(found["problem_count"], 0, "{found}");
 
     std::fs::remove_dir_all(kept.join("volumekeys")).unwrap();
-    copy_all(&store.join("volumekeys"), &kept.join("volumekeys"));
+    copy_tree(&store.join("volumekeys"), &kept.join("volumekeys"));
     let mut thief = Daemon::new(SMALL, &[]);
     let kept = kept.display().to_string();
     thief.argue(&["--key-file", &key, "--store", &kept, "--take-over"]);

@@ -62,11 +62,14 @@ impl VolumeKeys {
         self.0.write().keys.insert(id, key);
     }
 
-    /// A volume uses a key, which need not be there: before anything of the volume is destaged.
+    /// A volume uses a key, which need not be there, and none that was said before: its id may be that of a volume that
+    /// was not made in the end. Before anything of the volume is destaged.
     pub fn assign(&self, volume: VolumeId, id: KeyId) {
-        if !id.is_pool() {
-            self.0.write().of.insert(volume, id);
-        }
+        let mut table = self.0.write();
+        match id.is_pool() {
+            true => table.of.remove(&volume),
+            false => table.of.insert(volume, id),
+        };
     }
 
     /// The key that a volume uses.
@@ -116,6 +119,9 @@ mod tests {
         assert_eq!(keys.root(KeyId(7), &pool).unwrap().expose(), &[2; 32]);
         assert_eq!(keys.root(KeyId::POOL, &pool).unwrap().expose(), &[1; 32]);
         assert!(!format!("{keys:?}").contains("2, 2"), "a key is not shown");
+        keys.assign(VolumeId(8), KeyId(7));
+        keys.assign(VolumeId(8), KeyId::POOL);
+        assert_eq!(keys.of(VolumeId(8)), KeyId::POOL, "what was said last counts");
         keys.clone().remove(KeyId(7));
         assert!(keys.root(keys.of(VolumeId(9)), &pool).is_none());
     }

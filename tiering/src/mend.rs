@@ -1,7 +1,8 @@
 //! Puts back segments that are damaged or missing in the pool's store, from copies of the pool that have them.
 //!
 //! Invariants:
-//! - What is put back verifies as that very segment, in every frame, under the pool's key: a copy is not trusted.
+//! - What is put back verifies as that very segment, in every frame: a copy is not trusted. Where the key of the frames was
+//!   destroyed, that is by their checksums, which the directory has under the pool's key.
 //! - Only what the map names is put back, and only by the pool's owner. It is held meanwhile ([`crate::orphans::Hold`]),
 //!   and deleted where the map has forgotten it all the same.
 //! - What no copy has whole is changed in no way.

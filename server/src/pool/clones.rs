@@ -296,7 +296,7 @@ impl Pool {
     }
 
     /// The store answers, as far as is known: nobody is to wait for one that does not.
-    fn check_store(&self, what: &str) -> Result<()> {
+    pub(super) fn check_store(&self, what: &str) -> Result<()> {
         let status = self.shared.tier.status();
         let failure = status.upload_failure.map(|failure| failure.error);
         match failure.or(status.metadata_failure) {

@@ -60,8 +60,8 @@ impl Pool {
     /// One that was removed already, or purged without that, counts as well.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` for a volume without a key of its own; `Busy`, naming what else needs the key; those of the
-    /// log and the store, after which it can be repeated.
+    /// `NotFound`; `Invalid` for a volume without a key of its own; `Busy`, naming what else needs the key; `Unavailable`
+    /// while the store does not answer; those of the log and the store, after which it can be repeated.
     pub async fn erase_volume(&self, name: &str) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
         let record = self.to_be_erased(name)?;
@@ -82,6 +82,7 @@ impl Pool {
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
+        self.check_store("erase a volume")?;
         let record = match record.state {
             VolumeState::Purged => record,
             VolumeState::Present | VolumeState::Removed { .. } => {

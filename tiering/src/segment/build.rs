@@ -3,7 +3,7 @@
 //! Invariants:
 //! - Frames lie one after the other in the order of [`SegmentBuilder::push`], without gaps.
 //! - A frame is stored raw unless compression saves at least an eighth of it.
-//! - The object is opened again only by who knows the pool's key and finds every byte unchanged.
+//! - The object is opened again only by who knows its keys and finds every byte unchanged.
 //!
 //! It computes and allocates, nothing else: compression of a full frame takes some hundred
 //! microseconds, so an async caller pushes from a thread that may block.

@@ -140,3 +140,27 @@ async fn nothing_is_served_of_a_volume_whose_key_is_missing() {
     assert_eq!(pool.fsck().await.unwrap().problem_count, 0);
     pool.close().await.unwrap();
 }
+
+/// A clone that fails leaves its id to the next volume, and not its key: that one would be gone with the other's erasure.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_is_not_under_the_key_of_a_clone_that_was_not_made() {
+    let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
+    let pool = open(dir.path(), &store, 1).await;
+    let own = pool.create_own_key_volume("own", MIB, Durability::Flush).await.unwrap();
+    let key = own.record().key();
+    drop(own);
+    // As a clone does before the store refuses it.
+    pool.shared.tier.volume_keys().assign(VolumeId(2), key);
+    let plain = pool.create_volume("plain", MIB, Durability::Flush).await.unwrap();
+    assert_eq!(plain.id(), VolumeId(2));
+    plain.write(0, pattern(1, 64 << 10), NO_FUA).await.unwrap();
+    drop(plain);
+    pool.destage_all().await.unwrap();
+    pool.erase_volume("own").await.unwrap();
+    pool.close().await.unwrap();
+    let pool = open(dir.path(), &store, 2).await;
+    let plain = pool.volume("plain").unwrap();
+    assert!(read(&plain, 0, 64 << 10).await.unwrap() == pattern(1, 64 << 10)[..]);
+    drop(plain);
+    pool.close().await.unwrap();
+}
