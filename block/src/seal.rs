@@ -91,6 +91,17 @@ impl PoolKey {
             prk.expand(&info, algorithm.implementation()).expect("32 bytes is a legal length");
         SealKey { key: LessSafeKey::new(UnboundKey::from(okm)), algorithm }
     }
+
+    /// The same, as a number: the seed of a hash that nobody without this key can compute.
+    #[must_use]
+    pub fn derive_seed(&self, salt: &[u8], purpose: &str) -> u64 {
+        let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&self.0[..]);
+        let info = [purpose.as_bytes()];
+        let okm = prk.expand(&info, hkdf::HKDF_SHA256).expect("32 bytes is a legal length");
+        let mut bytes = [0; 32];
+        okm.fill(&mut bytes).expect("as many bytes as were asked for");
+        u64::from_le_bytes(*bytes.first_chunk().expect("32 bytes"))
+    }
 }
 
 impl fmt::Debug for PoolKey {

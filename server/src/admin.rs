@@ -59,6 +59,9 @@ pub enum Request {
         /// It gets a key of its own.
         #[serde(default)]
         own_key: bool,
+        /// Blocks that are stored already are not stored again.
+        #[serde(default)]
+        dedup: bool,
     },
     /// All volumes, removed ones that can be restored included.
     VolumeList,
@@ -87,6 +90,9 @@ pub enum Request {
         /// Whether it refuses writes.
         #[serde(default)]
         is_read_only: Option<bool>,
+        /// Whether blocks that are stored already are not stored again.
+        #[serde(default)]
+        dedup: Option<bool>,
     },
     /// Removes a volume; it can be restored for the configured time, unless `now`.
     VolumeRemove {

@@ -284,7 +284,7 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
     let check = |name: &str| crate::units::check_name("volume", name).map_err(usage);
     let (pool, name, request) = match command {
         VolumeCommand::List { pool } => return Ok((pool, Request::VolumeList)),
-        VolumeCommand::Create { pool, name, size, durability, own_key } => {
+        VolumeCommand::Create { pool, name, size, durability, own_key, dedup } => {
             config::check_volume_size(name, size.0).map_err(Failure::Usage)?;
             let durability = (*durability).into();
             (
@@ -295,6 +295,7 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
                     size_bytes: size.0,
                     durability,
                     own_key: *own_key,
+                    dedup: *dedup,
                 },
             )
         }
@@ -306,10 +307,13 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
             let (name_copy, size_bytes) = (name.clone(), size.0);
             (pool, name, Request::VolumeResize { name: name_copy, size_bytes, shrink: *shrink })
         }
-        VolumeCommand::Set { pool, name, durability, read_only } => {
-            let (name_copy, durability) = (name.clone(), durability.map(Into::into));
-            let request =
-                Request::VolumeSet { name: name_copy, durability, is_read_only: *read_only };
+        VolumeCommand::Set { pool, name, durability, read_only, dedup } => {
+            let request = Request::VolumeSet {
+                name: name.clone(),
+                durability: durability.map(Into::into),
+                is_read_only: *read_only,
+                dedup: *dedup,
+            };
             (pool, name, request)
         }
         VolumeCommand::Rm { pool, name, now, erase } => {

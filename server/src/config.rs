@@ -228,6 +228,8 @@ pub struct VolumeSettings {
     pub read_only: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_key: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dedup: Option<bool>,
 }
 
 impl Default for Settings {

@@ -54,6 +54,8 @@ const LATE_NUDGE_PAUSES: u32 = 16;
 const LATE_LOOK: Duration = Duration::from_millis(100);
 /// Payloads of side files read at the same time by such a check. Chosen by hand.
 const LATE_READS: usize = 4;
+/// Pause before fingerprints that could not be read are read again. Chosen by hand.
+const FINGERPRINTS_RETRY: Duration = Duration::from_secs(30);
 /// Destage is urgent while this part of the log, one in so many, is in use. Chosen by hand: before
 /// writers are slowed down.
 const URGENT_FILL: u64 = 4;
@@ -736,6 +738,22 @@ pub(crate) async fn reclaim(
             Err(error) => tracing::debug!(error = %error.chain(), "nothing is reclaimed for now"),
         }
         let _ = tokio::time::timeout(pause, stopped(&mut stop)).await;
+    }
+}
+
+/// Brings what deduplication is to find into memory. What is destaged meanwhile is looked for among what is there.
+pub(crate) async fn load_fingerprints(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
+    while !*stop.borrow() && !shared.is_stopped() {
+        let loaded = tokio::select! {
+            loaded = shared.tier.load_fingerprints() => loaded,
+            // It may be waiting for the store.
+            _ = stopped(&mut stop) => return,
+        };
+        match loaded {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(error = %error.chain(), "fingerprints are not read yet"),
+        }
+        let _ = tokio::time::timeout(FINGERPRINTS_RETRY, stopped(&mut stop)).await;
     }
 }
 

@@ -67,6 +67,15 @@ impl StepBack {
     }
 }
 
+/// What a volume has only where it is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VolumeTraits {
+    /// A key of its own: what the volume holds can be made unreadable by destroying it.
+    pub own_key: bool,
+    /// Blocks that are stored already are not stored again.
+    pub dedup: bool,
+}
+
 /// A pool that this process owns.
 pub struct Pool {
     shared: Arc<Shared>,
@@ -137,7 +146,7 @@ impl Pool {
         }
         let snapshots = Snapshots::find(&log, &tier)?;
         let shared = Arc::new(Shared::new(log, tier, missing));
-        shared.assign_keys(records.values());
+        shared.introduce(records.values());
         shared.weigh_asides();
         let mut volumes =
             Volumes { records, present: BTreeMap::new(), snapshots, ..Volumes::default() };
@@ -153,6 +162,7 @@ impl Pool {
             lane.spawn(destage::run(shared.clone(), options, stop.subscribe())),
             lane.spawn(destage::maintain(shared.clone(), stop.subscribe())),
             lane.spawn(destage::reclaim(shared.clone(), options.reclaim, stop.subscribe())),
+            lane.spawn(destage::load_fingerprints(shared.clone(), stop.subscribe())),
         ];
         Ok(Arc::new(Pool {
             shared,
@@ -272,37 +282,29 @@ impl Pool {
         size_bytes: u64,
         durability: Durability,
     ) -> Result<Arc<Volume>> {
-        self.create_as(name, size_bytes, durability, false).await
+        self.create_volume_with(name, size_bytes, durability, VolumeTraits::default()).await
     }
 
-    /// As [`Pool::create_volume`], with a key of its own: what it holds can be made unreadable by destroying that.
+    /// As [`Pool::create_volume`], with what a volume has only where it is asked for.
     ///
     /// # Errors
-    /// Also `Full` where too many volumes have one, and those of the store.
-    pub async fn create_own_key_volume(
+    /// Also `Full` where too many volumes have a key of their own, and those of the store.
+    pub async fn create_volume_with(
         &self,
         name: &str,
         size_bytes: u64,
         durability: Durability,
-    ) -> Result<Arc<Volume>> {
-        self.create_as(name, size_bytes, durability, true).await
-    }
-
-    async fn create_as(
-        &self,
-        name: &str,
-        size_bytes: u64,
-        durability: Durability,
-        has_own_key: bool,
+        traits: VolumeTraits,
     ) -> Result<Arc<Volume>> {
         check_size(size_bytes)?;
         crate::record::check_name(name)?;
         let _one_at_a_time = self.changes.lock().await;
         let id = self.volumes.lock().new_id("create", name)?;
-        let own_key = if has_own_key { self.volume_keys.make(id).await?.0 } else { 0 };
-        let record = VolumeRecord::new(id, name, size_bytes, durability, unix_seconds())
+        let own_key = if traits.own_key { self.volume_keys.make(id).await?.0 } else { 0 };
+        let mut record = VolumeRecord::new(id, name, size_bytes, durability, unix_seconds())
             .with_own_key(own_key);
-        self.shared.assign_keys([&record].into_iter());
+        record.is_dedup = traits.dedup;
+        self.shared.introduce([&record].into_iter());
         self.shared.log_record(&record).await?;
         let volume = Volume::new(self.shared.clone(), record.clone());
         let mut volumes = self.volumes.lock();
@@ -342,7 +344,7 @@ impl Pool {
         Ok(record)
     }
 
-    /// Changes durability and read-only of a volume in use; what is `None` stays as it is.
+    /// Changes durability, read-only and deduplication of a volume in use; what is `None` stays as it is.
     ///
     /// # Errors
     /// `NotFound`; those of writing the log.
@@ -351,13 +353,16 @@ impl Pool {
         name: &str,
         durability: Option<Durability>,
         is_read_only: Option<bool>,
+        is_dedup: Option<bool>,
     ) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
         let volume = self.find(name)?;
         let before = volume.record();
         let durability = durability.unwrap_or(before.durability);
         let is_read_only = is_read_only.unwrap_or(before.is_read_only);
-        if (before.durability, before.is_read_only) == (durability, is_read_only) {
+        let is_dedup = is_dedup.unwrap_or(before.is_dedup);
+        let of_before = (before.durability, before.is_read_only, before.is_dedup);
+        if of_before == (durability, is_read_only, is_dedup) {
             return Ok(before);
         }
         if before.durability != Durability::Write {
@@ -369,15 +374,19 @@ impl Pool {
             .update_record(|record| {
                 record.durability = durability;
                 record.is_read_only = is_read_only;
+                record.is_dedup = is_dedup;
                 Ok(())
             })
             .await?;
+        self.shared.introduce([&record].into_iter());
         tracing::info!(
             volume = %name,
             durability = ?durability,
             durability_before = ?before.durability,
             is_read_only,
             is_read_only_before = before.is_read_only,
+            is_dedup,
+            is_dedup_before = before.is_dedup,
             "what the volume promises was changed"
         );
         self.volumes.lock().records.insert(record.id, record.clone());
@@ -591,6 +600,12 @@ impl Pool {
 
     pub(crate) fn tier(&self) -> &Tier {
         &self.shared.tier
+    }
+
+    /// What deduplication has found.
+    #[must_use]
+    pub fn dedup_status(&self) -> tiering::DedupStatus {
+        self.shared.tier.dedup_status()
     }
 
     /// What the store holds, and what reclaim has done.

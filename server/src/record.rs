@@ -87,6 +87,9 @@ pub struct VolumeRecord {
     /// Volume that its own key was made for, or 0: it is under the pool's.
     #[serde(default, skip_serializing_if = "is_zero_id")]
     pub own_key: u32,
+    /// What is destaged of it is looked for among what is stored.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_dedup: bool,
     /// Where it is in its life.
     #[serde(flatten)]
     pub state: VolumeState,
@@ -109,6 +112,7 @@ impl VolumeRecord {
             expires_at: 0,
             schedule: None,
             own_key: 0,
+            is_dedup: false,
             state: VolumeState::Present,
         }
     }
@@ -233,6 +237,11 @@ mod tests {
         let removed = golden.replace(r#""present""#, r#""removed","removed_at":5"#);
         let record = VolumeRecord::decode(removed.as_bytes()).unwrap();
         assert_eq!(record.state, VolumeState::Removed { removed_at: 5 });
+        let with = golden.replace(r#","state""#, r#","is_dedup":true,"state""#);
+        let mut record = VolumeRecord::decode(golden.as_bytes()).unwrap();
+        record.is_dedup = true;
+        assert_eq!(record.encode(), with.as_bytes());
+        assert_eq!(VolumeRecord::decode(with.as_bytes()).unwrap(), record);
         let keyed = r#"{"version":2,"id":7,"name":"db","size_bytes":1073741824,"durability":"flush","is_read_only":false,"created_at":1700000000,"own_key":3,"state":"present"}"#;
         let record = VolumeRecord::decode(golden.as_bytes()).unwrap().with_own_key(3);
         assert_eq!(record.encode(), keyed.as_bytes());

@@ -21,7 +21,7 @@ use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
 use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership};
-use crate::pool::{Pool, StepBack};
+use crate::pool::{Pool, StepBack, VolumeTraits};
 use crate::record::{VolumeRecord, VolumeState};
 use crate::restore::Restored;
 use crate::scrub::Scrub;
@@ -97,12 +97,11 @@ impl OpenPool {
                 None => {
                     let durability = wanted.durability.unwrap_or_default();
                     let (name, size_bytes) = (&wanted.name, wanted.size.0);
-                    match wanted.own_key.unwrap_or_default() {
-                        false => self.pool.create_volume(name, size_bytes, durability).await?,
-                        true => {
-                            self.pool.create_own_key_volume(name, size_bytes, durability).await?
-                        }
-                    }
+                    let traits = VolumeTraits {
+                        own_key: wanted.own_key.unwrap_or_default(),
+                        dedup: wanted.dedup.unwrap_or_default(),
+                    };
+                    self.pool.create_volume_with(name, size_bytes, durability, traits).await?
                 }
             };
             if self.pool.is_closed(&volume) {
@@ -127,7 +126,8 @@ impl OpenPool {
                      --shrink` makes it smaller"
                 );
             }
-            self.pool.configure_volume(&wanted.name, wanted.durability, wanted.read_only).await?;
+            let (durability, read_only) = (wanted.durability, wanted.read_only);
+            self.pool.configure_volume(&wanted.name, durability, read_only, wanted.dedup).await?;
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ fn copy_of(daemon: &Daemon) -> Value {
     daemon.json(&["copy", "list"])["copies"][0].clone()
 }
 
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !is_so() {
         assert!(Instant::now() < deadline, "not in a minute: {what}");

@@ -8,6 +8,7 @@ mod clones;
 mod conformance;
 mod copies;
 mod damage;
+mod dedup;
 mod devices;
 mod devices_remote;
 mod filesystem;

@@ -12,9 +12,11 @@
 //! [`TierOptions::segments_in_flight_max`]: crate::TierOptions::segments_in_flight_max
 
 pub(crate) mod buffers;
+mod duplicates;
 pub(crate) mod pack;
 pub(crate) mod write;
 
+use crate::dedup::Pin;
 use crate::fail_point;
 use crate::map::commit::CommitError;
 use crate::map::pages::PAGE_BLOCKS;
@@ -25,6 +27,7 @@ use crate::tier::Inner;
 use block::units::{BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
+use duplicates::{Duplicates, Search};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use pack::{Item, Packer, Partial, Splitter};
@@ -164,6 +167,8 @@ pub struct DestageReport {
     pub object_bytes: u64,
     /// Blocks stored.
     pub stored_block_count: u64,
+    /// Blocks that were stored already.
+    pub duplicate_count: u64,
     /// Blocks that held only zeroes, or were trimmed, and are not stored.
     pub zero_block_count: u64,
     /// Blocks completed from the tier because the window had only some of their sectors.
@@ -201,10 +206,10 @@ impl Inner {
                 ..failed
             })?;
         }
-        let (commit, mut report) = job.finish(window).await?;
+        let (commit, pins, mut report) = job.finish(window).await?;
         fail_point!("destage-before-commit");
         let started = Instant::now();
-        report.commit = self.commit(commit).await.map_err(DestageError::from)?;
+        report.commit = self.commit(commit, pins).await.map_err(DestageError::from)?;
         report.commit_us = micros(started);
         fail_point!("destage-committed");
         Ok(report)
@@ -240,10 +245,16 @@ impl Inner {
     }
 
     /// Commits in a task of its own: a destage that is dropped does not leave the map halfway.
-    async fn commit(self: &Arc<Self>, commit: Commit) -> Result<CommitReport, CommitError> {
+    async fn commit(
+        self: &Arc<Self>,
+        commit: Commit,
+        pins: Vec<Pin>,
+    ) -> Result<CommitReport, CommitError> {
         let inner = self.clone();
         let task = self.background.spawn(async move {
+            let _pins = pins; // until it is over
             let mut writer = inner.writer.lock().await;
+            let lists = commit.fingerprints.clone();
             let names: Vec<Path> =
                 commit.segments.iter().map(|record| record.info.object_path()).collect();
             match inner.is_done(commit.last_lsn, commit.is_late, writer.root().destaged) {
@@ -254,9 +265,10 @@ impl Inner {
                 }
             }
             let committed = inner.map.commit(&mut writer, commit).await;
-            if committed.is_err() {
+            match &committed {
+                Ok(_) => inner.dedup.add(&lists),
                 // Deleted only if the map turns out not to name them.
-                inner.orphans.abandon(names);
+                Err(_) => inner.orphans.abandon(names),
             }
             committed
         });
@@ -270,6 +282,7 @@ struct Job<'a> {
     writer: SegmentWriter,
     /// What the window unmaps.
     unmapped: Vec<Change>,
+    duplicates: Duplicates,
     report: DestageReport,
 }
 
@@ -283,6 +296,7 @@ impl<'a> Job<'a> {
                 inner.options.segment_bytes,
             ),
             unmapped: Vec::new(),
+            duplicates: Duplicates::default(),
             report: DestageReport::default(),
         }
     }
@@ -294,8 +308,18 @@ impl<'a> Job<'a> {
         source: &S,
     ) -> Result<(), DestageError> {
         check_order(volume, extents)?;
-        self.writer.set_key(self.inner.options.volume_keys.of(volume)).await?;
+        let key = self.inner.options.volume_keys.of(volume);
+        self.writer.set_key(key).await?;
         let layer = self.inner.map.layers().current(volume);
+        let fingerprinter = match self.inner.options.is_dedup || self.inner.dedup.has(volume) {
+            true => self.inner.fingerprinter(key),
+            false => None,
+        };
+        let search =
+            fingerprinter.map(|fingerprinter| Search { volume, layer, key, fingerprinter });
+        if search.is_some() {
+            self.writer.set_dedup();
+        }
         let mut packer = Packer::new(layer, self.inner.options.frame_blocks);
         let mut splitter = Splitter::default();
         let mut rest = extents;
@@ -326,7 +350,7 @@ impl<'a> Job<'a> {
             if rest.is_empty() {
                 splitter.end();
             }
-            self.pack(&mut packer, volume, &mut splitter.items).await?;
+            self.pack(&mut packer, volume, &mut splitter.items, search).await?;
         }
         if let Some(piece) = packer.end() {
             self.writer.add(piece).await?;
@@ -364,7 +388,9 @@ impl<'a> Job<'a> {
                     last.block_count += block_count;
                 }
                 _ => {
-                    self.unmapped.push(Change { layer, first_block, block_count, placed: None });
+                    let (placed, is_duplicate) = (None, false);
+                    let change = Change { layer, first_block, block_count, placed, is_duplicate };
+                    self.unmapped.push(change);
                 }
             }
         }
@@ -377,6 +403,7 @@ impl<'a> Job<'a> {
         packer: &mut Packer,
         volume: VolumeId,
         items: &mut Vec<Item>,
+        search: Option<Search>,
     ) -> Result<()> {
         let inner = self.inner;
         let merged = items.iter().filter(|item| matches!(item, Item::Merge(_))).count();
@@ -389,9 +416,13 @@ impl<'a> Job<'a> {
                 }
             })
             .buffered(MERGES_MAX);
+        if let Some(search) = search {
+            let whole: Vec<(u64, Bytes)> = whole.try_collect().await?;
+            return self.pack_new(packer, search, whole).await;
+        }
         let mut pieces = Vec::new();
         while let Some((first_block, bytes)) = whole.try_next().await? {
-            packer.add(first_block, bytes, &mut pieces);
+            packer.add(first_block, bytes, &[], &mut pieces);
             for piece in pieces.drain(..) {
                 self.writer.add(piece).await?;
             }
@@ -400,8 +431,18 @@ impl<'a> Job<'a> {
     }
 
     /// Waits for every segment. From here on the commit owns the objects.
-    async fn finish<H>(self, window: Window<H>) -> Result<(Commit, DestageReport)> {
-        let Written { segments, mut changes, report: written } = self.writer.finish().await?;
+    async fn finish<H>(mut self, window: Window<H>) -> Result<(Commit, Vec<Pin>, DestageReport)> {
+        let written = self.writer.finish().await?;
+        let Written { segments, mut changes, fingerprints, report: written } = written;
+        let repeats = self.duplicates.take_repeats(&changes)?;
+        let Duplicates { pins, changes: duplicates, mut found, .. } = self.duplicates;
+        let own = changes.iter().filter(|change| change.is_duplicate);
+        for change in own {
+            let volume = found.entry(change.layer.volume()).or_default();
+            volume.duplicate_count += change.block_count;
+        }
+        let duplicate_count = found.values().map(|found| found.duplicate_count).sum();
+        changes.extend(duplicates.into_iter().chain(repeats));
         changes.extend(self.unmapped);
         let commit = Commit {
             last_lsn: window.last_lsn,
@@ -413,16 +454,19 @@ impl<'a> Job<'a> {
             next_segment: self.inner.next_segment.load(Ordering::SeqCst),
             asides: window.asides,
             is_late: window.late.is_some(),
+            fingerprints,
+            found: found.into_iter().collect(),
         };
         let report = DestageReport {
             segment_count: written.segment_count,
             object_bytes: written.object_bytes,
             stored_block_count: written.stored_block_count,
+            duplicate_count,
             zero_block_count: self.report.zero_block_count + written.zero_block_count,
             build_us: written.build_us,
             ..self.report
         };
-        Ok((commit, report))
+        Ok((commit, pins, report))
     }
 }
 

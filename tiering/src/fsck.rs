@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - Everything that the map names is looked up in the segments' own directories: the frame exists,
-//!   lies where the map says, and was written for the layer and blocks that the map shows it at.
+//!   lies where the map says, and was written for the layer and blocks that the map shows it at, or has a back-reference
+//!   to the page that does.
 //! - A difference is named, counted and walked past; only a store that does not answer ends the walk.
 //! - Pages are compared with segments and counts of one state of the metadata. A reader whose state
 //!   was compacted away meanwhile turns to the newest one and begins that part anew: what its owner
@@ -218,6 +219,7 @@ impl Check<'_> {
         self.report.snapshot_count = self.inner.map.snapshots().iter().count() as u64;
         self.walk_pages().await?;
         self.walk_copies().await?;
+        self.check_dedup().await?;
         self.compare_live().await
     }
 
@@ -482,16 +484,55 @@ impl Check<'_> {
                 run.frame_index
             )));
         }
+        if u32::from(run.within) + run.count() > u32::from(entry.block_count) {
+            let (frame, count) = (run.frame_index, entry.block_count);
+            return Ok(Some(format!("frame {frame} of segment {number} has {count} blocks")));
+        }
         let block = u64::from(page) * PAGE_BLOCKS + u64::from(run.first);
         let is_same = self.inner.map.layers().is_below(layer, LayerId(entry.layer))
-            && entry.first_block + u64::from(run.within) == block
-            && u32::from(run.within) + run.count() <= u32::from(entry.block_count);
-        Ok((!is_same).then(|| {
-            format!(
-                "frame {} of segment {number} was written for layer {}, block {}",
-                run.frame_index, entry.layer, entry.first_block
-            )
-        }))
+            && entry.first_block + u64::from(run.within) == block;
+        if is_same {
+            return Ok(None);
+        }
+        let (frame, owner, first_block) = (run.frame_index, entry.layer, entry.first_block);
+        match self.inner.map.is_referenced_back(number, layer, page).await {
+            Ok(true) => Ok(None),
+            Ok(false) => Ok(Some(format!(
+                "frame {frame} of segment {number} was written for layer {owner}, block {first_block}, and \
+                 has no back-reference to here"
+            ))),
+            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Some(error.chain())),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What deduplication keeps is of segments that are there.
+    async fn check_dedup(&mut self) -> Result<()> {
+        let mut known: Option<(u64, bool)> = None;
+        for is_fingerprints in [false, true] {
+            let mut last: Option<Vec<u8>> = None;
+            loop {
+                let map = &self.inner.map;
+                let found = map.dedup_keys_after(is_fingerprints, last.as_deref(), STEP).await?;
+                let Some((end, _)) = found.last() else { break };
+                last = Some(end.clone());
+                for (key, segment) in found {
+                    let is_there = match known {
+                        Some((number, is_there)) if number == segment => is_there,
+                        _ => match self.inner.map.find_segment(segment).await {
+                            Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+                            found => !matches!(found, Ok(None)), // a damaged one is named elsewhere
+                        },
+                    };
+                    known = Some((segment, is_there));
+                    if !is_there {
+                        let name = crate::map::keys::name_of(&key);
+                        self.report.differs(|| format!("{name}: there is no such segment"));
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Compares the live-block counts with what the pages store.

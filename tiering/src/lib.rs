@@ -11,6 +11,7 @@
 
 pub mod cache;
 pub mod copier;
+mod dedup;
 pub mod destage;
 pub mod failpoint;
 pub mod fetch;
@@ -33,6 +34,7 @@ pub use copier::{
     CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, HydrateCounts, HydrateProgress,
     RestoredStore,
 };
+pub use dedup::{DedupStatus, Found};
 pub use destage::{
     DestageError, DestageReport, ExtentContent, LogSource, Window, WindowExtent, WindowVolume,
 };

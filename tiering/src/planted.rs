@@ -50,6 +50,12 @@ pub(crate) struct Planted {
     pub(crate) hydrate_overwrites: bool,
     /// A segment goes on when the volume whose blocks come next has another key.
     pub(crate) mixed_keys: bool,
+    /// What has the fingerprint of a stored block is taken for it.
+    pub(crate) fingerprints_trusted: bool,
+    /// A page that names a frame which was not written for it has no back-reference.
+    pub(crate) unreferenced_back: bool,
+    /// Reclaim and destage do not know which segments the other one uses.
+    pub(crate) unpinned: bool,
 }
 
 impl Planted {
@@ -81,6 +87,9 @@ impl Planted {
             missing_unowned: has("missing-unowned"),
             hydrate_overwrites: has("hydrate-overwrites"),
             mixed_keys: has("mixed-keys"),
+            fingerprints_trusted: has("fingerprints-trusted"),
+            unreferenced_back: has("unreferenced-back"),
+            unpinned: has("dedup-unpinned"),
         }
     }
 

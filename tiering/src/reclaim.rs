@@ -13,16 +13,19 @@
 //! - Memory is bounded: one segment that is built, one that is gathered, and the frames of a few requests.
 //! - Dropping the future stops it between two steps; a commit that has begun ends by itself.
 
+mod referenced;
 mod victims;
 
+use crate::dedup::Victims;
 use crate::destage::pack::{Packer, Piece};
 use crate::destage::write::{SegmentWriter, Written};
 use crate::fail_point;
 use crate::fetch::Access;
 use crate::map::database::Database;
+use crate::map::dedup::BackReferences;
 use crate::map::pages::{PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;
-use crate::map::repoint::SeenPage;
+use crate::map::repoint::{Place, SeenPage};
 use crate::map::space::{self, Space};
 use crate::map::{LayerId, Moved, Placed, Repoint, RepointReport};
 use crate::segment::{BLOCK_COUNT_MAX, DirectoryEntry, FrameAt, FrameRef};
@@ -33,7 +36,8 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use referenced::Foreign;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -205,6 +209,19 @@ struct Rewritten {
     written: Written,
     /// Of frames.
     read_bytes: u64,
+    /// What is done by place: see [`referenced`].
+    by_place: ByPlace,
+}
+
+/// What is done for the segments of a step that have back-references.
+#[derive(Debug, Default)]
+struct ByPlace {
+    /// Their back-references.
+    references: HashMap<u64, BackReferences>,
+    /// Those of which something is live.
+    live: HashSet<u64>,
+    naming: Vec<(LayerId, u32)>,
+    foreign: Vec<Foreign>,
 }
 
 /// Why a segment could not be rewritten.
@@ -227,6 +244,10 @@ struct Look {
     state_count: usize,
     /// There are more pages than one step may write: it is the turn of the rest after that.
     is_cut: bool,
+    /// Of a segment with back-references: these, the pages that name it, and what they name of others' blocks.
+    references: Option<BackReferences>,
+    naming: Vec<(LayerId, u32)>,
+    foreign: Vec<Foreign>,
 }
 
 impl Inner {
@@ -376,8 +397,16 @@ impl Inner {
         Ok(chosen)
     }
 
-    async fn reclaim_victims(self: &Arc<Self>, victims: Vec<Victim>) -> Result<ReclaimReport> {
+    async fn reclaim_victims(self: &Arc<Self>, mut victims: Vec<Victim>) -> Result<ReclaimReport> {
         fail_point!("reclaim-start");
+        // From here on nothing in them is taken for a duplicate. Those that a destage uses wait for the next pass.
+        let numbers = victims.iter().map(|victim| victim.record.info.number.0);
+        let taken = self.dedup.take_victims(numbers);
+        let count = victims.len();
+        victims.retain(|victim| taken.has(victim.record.info.number.0));
+        if victims.len() < count {
+            self.reclaim.state.lock().is_pass_wanted = true;
+        }
         // What is seen of the map is worth nothing once its database was opened anew: a commit that was
         // visible may be undone by that.
         let seen = self.map.db();
@@ -397,13 +426,18 @@ impl Inner {
         }
         report.written_bytes = rewritten.written.report.object_bytes;
         let emptied = rewritten.emptied.clone();
+        // What of these was overtaken is not counted: they are looked at again.
+        let is_by_place = rewritten.by_place.live.clone();
         fail_point!("reclaim-before-commit");
-        let done = self.commit_moves(seen, rewritten).await?;
+        let done = self.commit_moves(seen, rewritten, taken).await?;
         fail_point!("reclaim-committed");
         // What was overtaken may be hidden by a range now, which is not counted out before it is folded.
         // A snapshot that was made meanwhile shows what is overwritten since.
         if done.overtaken_block_count == 0 && snapshots.is_same(&self.map.snapshots()) {
-            for record in emptied.iter().filter(|record| !done.forgotten.contains(record)) {
+            let is_left = |record: &&SegmentRecord| {
+                !done.forgotten.contains(record) && !is_by_place.contains(&record.info.number.0)
+            };
+            for record in emptied.iter().filter(is_left) {
                 let what = "its count of live blocks is not 0, though no page names it";
                 self.leave_alone(record, Error::new(ErrorKind::Corrupt, what))?;
             }
@@ -429,7 +463,8 @@ impl Inner {
         victims.sort_by_key(|victim| victim.record.info.key);
         let (mut live, mut emptied, mut read_bytes) = (Vec::new(), Vec::new(), 0);
         let (mut settled, mut blocks) = (Vec::new(), HashSet::new());
-        let mut state_count = 0;
+        let (mut state_count, mut nobody) = (0, 0);
+        let mut by_place = ByPlace::default();
         let mut later = Vec::new();
         let begun = Instant::now();
         for victim @ Victim { record, .. } in victims {
@@ -441,7 +476,7 @@ impl Inner {
                 emptied.push(*record);
                 continue;
             }
-            let look = match self.look_into(record).await {
+            let look = match self.look_into(record, &mut nobody).await {
                 Ok(Some(look)) => look,
                 Ok(None) => continue, // forgotten meanwhile
                 Err(error) => {
@@ -473,6 +508,15 @@ impl Inner {
                 false if look.has_hidden => {}
                 false => emptied.push(*record),
             }
+            if let Some(references) = look.references {
+                let number = record.info.number.0;
+                if !look.live.is_empty() {
+                    by_place.live.insert(number);
+                }
+                by_place.references.insert(number, references);
+                by_place.naming.extend(look.naming);
+                by_place.foreign.extend(look.foreign);
+            }
             live.extend(look.live);
             settled.extend(look.settled);
         }
@@ -480,7 +524,7 @@ impl Inner {
         settled.dedup();
         self.reclaim.state.lock().victims.extend(later.into_iter().rev());
         let written = writer.finish().await?;
-        Ok(Rewritten { live, settled, emptied, written, read_bytes })
+        Ok(Rewritten { live, settled, emptied, written, read_bytes, by_place })
     }
 
     /// A segment that cannot be read is left alone until the next start; what does not answer ends the
@@ -503,32 +547,29 @@ impl Inner {
         Ok(())
     }
 
-    /// What pages name of a segment, by its own directory.
-    async fn look_into(&self, record: &SegmentRecord) -> Result<Option<Look>> {
+    /// What pages name of a segment, by its own directory and its back-references. `nobody` is the next number of a block
+    /// that is written for nobody.
+    async fn look_into(&self, record: &SegmentRecord, nobody: &mut u64) -> Result<Option<Look>> {
         if self.map.find_segment(record.info.number.0).await? != Some(*record) {
             return Ok(None);
         }
         let entries = self.frames.read_directory(&record.info).await?;
+        let references = self.map.back_references(record.info.number.0).await?;
         let snapshot_count = self.map.snapshots().count_max();
-        let mut pages: BTreeMap<u32, Vec<DirectoryEntry>> = BTreeMap::new();
-        for entry in entries {
-            let last = entry.first_block + u64::from(entry.block_count) - 1;
-            for page in entry.first_block / PAGE_BLOCKS..=last / PAGE_BLOCKS {
-                let page = u32::try_from(page).map_err(|_| {
-                    let what = format!("{}: its directory names block {last}", record.info);
-                    Error::new(ErrorKind::Corrupt, what)
-                })?;
-                pages.entry(page).or_default().push(entry);
-            }
-        }
-        // Each of them with all of its copies, and with those of all layers below.
+        // Each page with all of its copies, and with those of all layers below.
+        let written_for = entries.iter().map(|entry| entry.layer);
         let written_for: BTreeSet<u64> =
-            pages.values().flatten().map(|entry: &DirectoryEntry| entry.layer).collect();
+            written_for.chain(references.values().flatten().map(|layer| layer.0)).collect();
         let holders = self.holders(&written_for);
-        let pages_at_once = PAGES_AT_ONCE / (1 + snapshot_count / 32 + holders.len() / 32);
-        let mut looks = futures::stream::iter(pages)
+        let pages_at_once = (PAGES_AT_ONCE / (1 + snapshot_count / 32 + holders.len() / 32)).max(1);
+        if !references.is_empty() {
+            let look =
+                self.look_into_referenced(record, entries, references, nobody, pages_at_once);
+            return look.await.map(Some);
+        }
+        let mut looks = futures::stream::iter(pages_of(record, entries)?)
             .map(|(page, entries)| self.look_at_page(record, page, entries))
-            .buffered(pages_at_once.max(1));
+            .buffered(pages_at_once);
         let mut all = Look::default();
         while let Some(look) = looks.try_next().await? {
             if all.state_count > STATES_AT_ONCE {
@@ -595,6 +636,12 @@ impl Inner {
             return Err(Stopped::Reading(Error::new(ErrorKind::NotFound, what)));
         }
         writer.set_key(key).await.map_err(Stopped::Writing)?;
+        // What was nominated for duplicates goes on being so.
+        let number = record.info.number.0;
+        let fingerprinter = match self.map.fingerprints(number).await.map_err(Stopped::Reading)? {
+            Some(_) => self.fingerprinter(key),
+            None => None,
+        };
         let mut frames: Vec<FrameRef> = Vec::new();
         for one in live {
             let frame = FrameRef { info: record.info, at: one.from.at };
@@ -627,11 +674,11 @@ impl Inner {
                     let (_, packer) = packer.get_or_insert_with(|| {
                         (one.layer, Packer::new(one.layer, self.options.frame_blocks))
                     });
-                    packer.add(
-                        one.first_block,
-                        blocks_of(record, frame, &plain, one).map_err(Stopped::Reading)?,
-                        &mut pieces,
-                    );
+                    let bytes = blocks_of(record, frame, &plain, one).map_err(Stopped::Reading)?;
+                    let fingerprints: Vec<u64> = fingerprinter
+                        .map(|fingerprinter| fingerprinter.of_blocks(&bytes).collect())
+                        .unwrap_or_default();
+                    packer.add(one.first_block, bytes, &fingerprints, &mut pieces);
                 }
             }
             for piece in pieces.drain(..) {
@@ -650,8 +697,9 @@ impl Inner {
         self: &Arc<Self>,
         seen: Arc<Database>,
         rewritten: Rewritten,
+        taken: Victims,
     ) -> Result<RepointReport> {
-        let Rewritten { live, settled, emptied, written, .. } = rewritten;
+        let Rewritten { live, settled, emptied, written, by_place, .. } = rewritten;
         let path = |record: &SegmentRecord| record.info.object_path();
         let new: Vec<Path> = written.segments.iter().map(path).collect();
         let old: Vec<Path> = emptied.iter().map(path).collect();
@@ -672,17 +720,22 @@ impl Inner {
                 return Err(error);
             }
         };
+        let (by_place, moved) = by_place.split(moved);
         let asked = Repoint {
             moved,
             settled,
             segments: written.segments,
+            fingerprints: written.fingerprints,
+            by_place,
             emptied,
             next_segment: self.next_segment.load(Ordering::SeqCst),
             planted: self.options.planted,
         };
         let inner = self.clone();
         let task = self.background.spawn(async move {
+            let _taken = taken; // until it is over
             let mut writer = inner.writer.lock().await;
+            let mut lists = asked.fingerprints.clone();
             if !Arc::ptr_eq(&seen, &inner.map.db()) {
                 inner.orphans.abandon(new);
                 let what = "reclaim segments: the metadata database was opened anew meanwhile";
@@ -691,6 +744,11 @@ impl Inner {
             let done = inner.map.repoint(&mut writer, asked).await;
             match &done {
                 Ok(report) => {
+                    let is_unused = |number: u64| {
+                        report.unused.iter().any(|record| record.info.number.0 == number)
+                    };
+                    lists.retain(|(number, _)| !is_unused(*number));
+                    inner.dedup.add(&lists);
                     let gone = report.forgotten.iter().chain(&report.unused);
                     inner.orphans.abandon(gone.map(|record| record.info.object_path()).collect());
                 }
@@ -701,6 +759,53 @@ impl Inner {
         });
         task.await.map_err(|cause| Error::with_source(ErrorKind::Io, "commit reclaim", cause))?
     }
+}
+
+impl ByPlace {
+    /// Takes what was moved of segments with back-references out of `moved`; the rest goes by blocks.
+    fn split(self, moved: Vec<Moved>) -> (crate::map::repoint::ByPlace, Vec<Moved>) {
+        let is_its = |one: &Moved| self.references.contains_key(&one.from.segment);
+        let (its, rest): (Vec<Moved>, Vec<Moved>) = moved.into_iter().partition(is_its);
+        let mut places: HashMap<Place, Placed> = HashMap::new();
+        for Moved { block_count, from, to, .. } in its {
+            let count = u8::try_from(block_count).expect("a frame has 16 blocks at most");
+            places.extend((0..count).map(|block| {
+                let from = (from.segment, from.at.frame_index, from.within + block);
+                (from, Placed { within: to.within + block, ..to })
+            }));
+        }
+        let references: BTreeSet<(u64, LayerId, u32)> = self
+            .foreign
+            .iter()
+            .filter_map(|one| Some((places.get(&one.place)?.segment, one.layer, one.page)))
+            .collect();
+        let all = crate::map::repoint::ByPlace {
+            places,
+            pages: self.naming,
+            back_references: references.into_iter().collect(),
+            forgotten: self.references,
+        };
+        (all, rest)
+    }
+}
+
+/// What a directory says, by page.
+fn pages_of(
+    record: &SegmentRecord,
+    entries: impl IntoIterator<Item = DirectoryEntry>,
+) -> Result<BTreeMap<u32, Vec<DirectoryEntry>>> {
+    let mut pages: BTreeMap<u32, Vec<DirectoryEntry>> = BTreeMap::new();
+    for entry in entries {
+        let last = entry.first_block + u64::from(entry.block_count) - 1;
+        for page in entry.first_block / PAGE_BLOCKS..=last / PAGE_BLOCKS {
+            let page = u32::try_from(page).map_err(|_| {
+                let what = format!("{}: its directory names block {last}", record.info);
+                Error::new(ErrorKind::Corrupt, what)
+            })?;
+            pages.entry(page).or_default().push(entry);
+        }
+    }
+    Ok(pages)
 }
 
 impl Live {

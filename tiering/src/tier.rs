@@ -11,6 +11,7 @@
 mod keep;
 mod read;
 
+use crate::dedup::Dedup;
 use crate::destage::buffers::Buffers;
 use crate::destage::{DestageError, DestageReport, LogSource, Window};
 use crate::fetch::{Access, Frames, FramesOptions, FramesStatus};
@@ -128,6 +129,12 @@ pub struct TierOptions {
     pub open_timeout: Duration,
     /// Runtime of background work (database, destage); the opener's without it.
     pub background: Option<Handle>,
+    /// Memory of the index of deduplication, in bytes; it is used where a volume wants that.
+    pub dedup_index_bytes: usize,
+    /// Blocks of every volume are looked for, in tests.
+    pub(crate) is_dedup: bool,
+    /// The bits of a fingerprint that count: less of them in tests.
+    pub(crate) fingerprint_mask: u64,
     /// Asked each time before the metadata is claimed; without it only the metadata's own epochs
     /// tell owners apart.
     pub owner_check: Option<OwnerCheck>,
@@ -160,6 +167,9 @@ impl TierOptions {
             database: DatabaseOptions::default(),
             open_timeout: Duration::from_secs(60),
             background: None,
+            dedup_index_bytes: 32 << 20,
+            is_dedup: false,
+            fingerprint_mask: u64::MAX,
             owner_check: None,
             planted: Planted::from_environment(),
         }
@@ -231,6 +241,7 @@ pub(crate) struct Inner {
     pub(crate) frames: Frames,
     pub(crate) orphans: Orphans,
     pub(crate) reclaim: Reclaim,
+    pub(crate) dedup: Dedup,
     pub(crate) mending: Mending,
     pub(crate) background: Handle,
     pub(crate) buffers: Arc<Buffers>,
@@ -333,6 +344,7 @@ impl Tier {
         let next_segment = AtomicU64::new(writer.root().next_segment);
         let opened_at_commit = writer.root().commit_number;
         let buffers = Buffers::new(options.segments_in_flight_max);
+        let dedup = Dedup::new(options.dedup_index_bytes, options.planted);
         let tier = Tier {
             inner: Arc::new(Inner {
                 options,
@@ -343,6 +355,7 @@ impl Tier {
                 frames,
                 orphans: Orphans::default(),
                 reclaim: Reclaim::default(),
+                dedup,
                 mending: Mending::default(),
                 background,
                 buffers,

@@ -6,7 +6,7 @@ use crate::schedule::Keep;
 use serde::{Deserialize, Serialize};
 
 /// A volume, as the admin sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeInfo {
     /// Identity within the pool.
     pub id: u32,
@@ -47,6 +47,22 @@ pub struct VolumeInfo {
     /// Id of the volume that its own key was made for: clones share it. Absent: it is under the pool's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_key: Option<u32>,
+    /// What deduplication has found; absent where it is off and nothing was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dedup: Option<DedupInfo>,
+}
+
+/// What deduplication has found, of a volume or of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DedupInfo {
+    /// Blocks that are stored already are looked for, of the volume or of some volume.
+    pub is_on: bool,
+    /// Blocks of 4 KiB that were destaged with it since the volumes were made, those of zeroes aside.
+    pub block_count: u64,
+    /// Of these, blocks that were stored already.
+    pub duplicate_count: u64,
+    /// Blocks for each that was stored; 0 before any was.
+    pub ratio: f64,
 }
 
 /// A snapshot, as the admin sees it.
@@ -233,6 +249,9 @@ pub struct StatusInfo {
     /// What the store holds.
     #[serde(default)]
     pub space: SpaceInfo,
+    /// What deduplication has found, of all volumes that are there; absent where no volume has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dedup: Option<DedupInfo>,
     /// What the pool was restored from, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<RestoreInfo>,

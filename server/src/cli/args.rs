@@ -209,6 +209,9 @@ pub enum VolumeCommand {
         /// With a key of its own, which `volume rm --erase` destroys; clones share it
         #[arg(long)]
         own_key: bool,
+        /// Look for blocks that are stored already, and do not store them again; clones do the same
+        #[arg(long)]
+        dedup: bool,
     },
     /// List volumes, removed ones that can be restored included
     List {
@@ -251,6 +254,9 @@ pub enum VolumeCommand {
         /// Refuse writes, or accept them again
         #[arg(long, value_name = "true|false", group = "change")]
         read_only: Option<bool>,
+        /// Look for blocks that are stored already, or stop that; what was found stays shared
+        #[arg(long, value_name = "true|false", group = "change")]
+        dedup: Option<bool>,
     },
     /// Remove a volume; it can be restored for the time of deleted_retention
     Rm {

@@ -11,6 +11,7 @@ use crate::config::options::{self, OptionDoc};
 use crate::removal::{PoolPurged, PoolRemoved, PoolRestored};
 use crate::restore::PoolOfCopy;
 use crate::units::{ByteSize, Span, utc};
+use block::units::BLOCK_BYTES;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -60,6 +61,11 @@ fn present_state(volume: &VolumeInfo) -> String {
     if volume.own_key.is_some() {
         words.push("own key");
     }
+    let dedup = volume.dedup.map(|dedup| match dedup.is_on {
+        true => format!("dedup x {:.2}", dedup.ratio),
+        false => format!("dedup off (was x {:.2})", dedup.ratio),
+    });
+    words.extend(dedup.as_deref());
     if volume.is_aside {
         words.push("behind in the store");
     }
@@ -406,6 +412,7 @@ fn status(info: &StatusInfo) -> String {
             ),
         ),
         ("space", space(&info.space)),
+        ("dedup", dedup(info)),
         (
             "reads",
             format!(
@@ -490,6 +497,18 @@ fn cache(cache: Option<&CacheInfo>) -> String {
         cache.dropped_count,
         cache.error_count
     )
+}
+
+fn dedup(info: &StatusInfo) -> String {
+    match &info.dedup {
+        None => "no volume has it".to_owned(),
+        Some(found) => format!(
+            "x {:.2}: {} destaged, {} of it stored already",
+            found.ratio,
+            ByteSize(found.block_count * BLOCK_BYTES).rounded(),
+            ByteSize(found.duplicate_count * BLOCK_BYTES).rounded()
+        ),
+    }
 }
 
 fn space(space: &SpaceInfo) -> String {
@@ -677,6 +696,7 @@ pub(super) fn version(version: &Version) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::DedupInfo;
     use crate::record::Durability;
 
     fn info(name: &str) -> VolumeInfo {
@@ -696,6 +716,7 @@ mod tests {
             promoted_bytes: None,
             expires_at: None,
             own_key: None,
+            dedup: None,
         }
     }
 
@@ -710,6 +731,9 @@ mod tests {
 
     #[test]
     fn a_removed_volume_says_until_when_it_can_be_restored() {
+        let found = DedupInfo { is_on: true, block_count: 30, duplicate_count: 10, ratio: 1.5 };
+        let dedup = VolumeInfo { dedup: Some(found), ..info("a") };
+        assert_eq!(state(&dedup), "read-write, dedup x 1.50");
         let removed = VolumeInfo { removed_at: Some(0), purge_at: Some(86_400), ..info("a") };
         assert!(volume(&removed).contains("removed, restorable until 1970-01-02"));
     }

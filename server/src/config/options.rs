@@ -364,6 +364,15 @@ pub const OPTIONS: &[OptionDoc] = &[
         "One that is made gets a key of its own, which `spindle volume rm --erase` destroys. A volume that is there \
          stays as it is.",
     ),
+    row(
+        "volumes.dedup",
+        "true or false",
+        "",
+        "(as the volume is; false for a new one)",
+        "false",
+        "Look for blocks that are stored already, of this volume and of others of the pool that have this, and do not \
+         store them again.",
+    ),
 ];
 
 /// A commented `spindle.toml` with every option and its default.

@@ -6,7 +6,7 @@
 //! - Secrets go back to the client that asked and nowhere else.
 
 use crate::admin::{
-    AdminHandler, AsideInfo, AtRisk, BadSegmentInfo, CacheInfo, CopyInfo, CopyStateInfo,
+    AdminHandler, AsideInfo, AtRisk, BadSegmentInfo, CacheInfo, CopyInfo, CopyStateInfo, DedupInfo,
     DestageInfo, DiffExtent, DiffInfo, KeySlotInfo, LogInfo, NbdInfo, Reply, Request, RestoreInfo,
     ScheduleInfo, ScheduledInfo, ScrubInfo, SnapshotInfo, SpaceInfo, StatusInfo, TierInfo,
     VolumeInfo,
@@ -15,7 +15,7 @@ use crate::attach::{self, Attachments};
 use crate::copies::{Copies, CopyStatus};
 use crate::glue::exports::PoolExports;
 use crate::keys::NewKey;
-use crate::pool::{NamedSnapshot, SchedulePlan};
+use crate::pool::{NamedSnapshot, SchedulePlan, VolumeTraits};
 use crate::record::{VolumeRecord, VolumeState};
 use crate::restore::Restored;
 use crate::scrub::BadSegment;
@@ -27,7 +27,7 @@ use nbd::Server;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::cache::CacheStatus;
-use tiering::{ChangedExtent, ReclaimStatus};
+use tiering::{ChangedExtent, DedupStatus, ReclaimStatus};
 use tokio::sync::{Mutex, watch};
 
 /// Age of data that is only in the log, as a multiple of the configured one, from which the status
@@ -194,6 +194,31 @@ fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
         promoted_bytes: origin.and_then(|origin| origin.promoted_bytes),
         expires_at: Some(record.expires_at).filter(|at| *at != 0),
         own_key: Some(record.own_key).filter(|id| *id != 0),
+        dedup: dedup_info([record].into_iter(), &open.pool.dedup_status()),
+    }
+}
+
+/// `None`: it is off, and nothing was found.
+fn dedup_info<'a>(
+    records: impl Iterator<Item = &'a VolumeRecord>,
+    status: &DedupStatus,
+) -> Option<DedupInfo> {
+    let mut info = DedupInfo::default();
+    for record in records {
+        let found = status.found.get(&VolumeId(record.id)).copied().unwrap_or_default();
+        info.is_on |= record.is_dedup;
+        info.block_count += found.block_count;
+        info.duplicate_count += found.duplicate_count;
+    }
+    info.ratio = ratio(info.block_count, info.block_count.saturating_sub(info.duplicate_count));
+    Some(info).filter(|info| info.is_on || info.block_count > 0)
+}
+
+/// To three digits; 0 of nothing.
+fn ratio(part: u64, whole: u64) -> f64 {
+    match whole {
+        0 => 0.0,
+        _ => (part as f64 / whole as f64 * 1000.0).round() / 1000.0,
     }
 }
 
@@ -340,11 +365,10 @@ impl AdminHandler for AdminPool {
         let open = self.open().await?;
         let pool = &open.pool;
         match request {
-            Request::VolumeCreate { name, size_bytes, durability, own_key } => {
-                let volume = match own_key {
-                    false => pool.create_volume(&name, size_bytes, durability).await?,
-                    true => pool.create_own_key_volume(&name, size_bytes, durability).await?,
-                };
+            Request::VolumeCreate { name, size_bytes, durability, own_key, dedup } => {
+                let traits = VolumeTraits { own_key, dedup };
+                let made = pool.create_volume_with(&name, size_bytes, durability, traits);
+                let volume = made.await?;
                 Ok(Reply::Volume(volume_info(&open, &volume.record())))
             }
             Request::VolumeList => Ok(Reply::Volumes { volumes: list(&open) }),
@@ -357,8 +381,9 @@ impl AdminHandler for AdminPool {
                 let record = pool.resize_volume(&name, size_bytes, shrink).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
-            Request::VolumeSet { name, durability, is_read_only } => {
-                let record = pool.configure_volume(&name, durability, is_read_only).await?;
+            Request::VolumeSet { name, durability, is_read_only, dedup } => {
+                let set = pool.configure_volume(&name, durability, is_read_only, dedup);
+                let record = set.await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::VolumeRemove { name, erase: true, .. } => {
@@ -689,10 +714,6 @@ fn store_warnings(open: &OpenPool, tier: &tiering::TierStatus) -> Vec<String> {
 }
 
 fn space_info(reclaim: &ReclaimStatus, destaged_bytes: u64, metadata_bytes: u64) -> SpaceInfo {
-    let ratio = |part: u64, whole: u64| match whole {
-        0 => 0.0,
-        _ => (part as f64 / whole as f64 * 1000.0).round() / 1000.0,
-    };
     let space = reclaim.space.unwrap_or_default();
     let written_bytes = destaged_bytes + reclaim.written_bytes + metadata_bytes;
     SpaceInfo {
@@ -831,6 +852,7 @@ impl AdminPool {
                 progress.stored_bytes,
                 tier.metadata_written_bytes,
             ),
+            dedup: dedup_info(open.pool.records().iter(), &open.pool.dedup_status()),
             restored: open.restored.as_ref().map(|restored| restore_info(open, restored)),
             nbd: self.nbd.as_ref().map(|server| nbd_info(server.status())),
             cache: tier.frames.cache.as_ref().map(cache_info),

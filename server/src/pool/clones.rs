@@ -73,8 +73,9 @@ impl Pool {
         let mut record =
             VolumeRecord::new(id, name, found.record.size_bytes, parent.durability, now)
                 .with_own_key(parent.own_key);
+        record.is_dedup = parent.is_dedup;
         self.shared.check_key(of)?;
-        self.shared.assign_keys([&record].into_iter());
+        self.shared.introduce([&record].into_iter());
         record.expires_at = ttl.map_or(0, |ttl| now.saturating_add(ttl.as_secs().max(1)));
         let made = self.shared.tier.clone_volume((of, found.lsn), VolumeId(id), record.encode());
         made.await.map_err(|error| {

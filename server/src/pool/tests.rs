@@ -270,7 +270,7 @@ async fn volumes_come_go_and_come_back() {
     assert_eq!(again.id(), volume.id());
     assert_eq!(read(&again, 0, 4096).await.unwrap(), pattern(5, 4096));
     // A read-only volume refuses every change.
-    pool.configure_volume("a", Some(Durability::Write), Some(true)).await.unwrap();
+    pool.configure_volume("a", Some(Durability::Write), Some(true), None).await.unwrap();
     let denied = again.discard(0, 4096, false).await.unwrap_err();
     assert_eq!(denied.kind(), ErrorKind::Denied);
     drop((volume, other, again));

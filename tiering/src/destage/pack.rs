@@ -15,6 +15,8 @@ pub(crate) struct Piece {
     pub layer: LayerId,
     pub first_block: u64,
     pub plaintext: Bytes,
+    /// One for each block, where they are wanted.
+    pub fingerprints: Vec<u64>,
 }
 
 /// A block of which the window has only some sectors.
@@ -112,6 +114,7 @@ pub(crate) struct Packer {
     first_block: u64,
     block_count: u64,
     parts: Vec<Bytes>,
+    fingerprints: Vec<u64>,
 }
 
 impl Packer {
@@ -123,11 +126,19 @@ impl Packer {
             first_block: 0,
             block_count: 0,
             parts: Vec::new(),
+            fingerprints: Vec::new(),
         }
     }
 
-    /// Adds whole blocks, behind all that were added before.
-    pub fn add(&mut self, mut block: u64, mut bytes: Bytes, pieces: &mut Vec<Piece>) {
+    /// Adds whole blocks, behind all that were added before; `fingerprints` are one for each block, or none: the same for
+    /// all that a packer gets.
+    pub fn add(
+        &mut self,
+        mut block: u64,
+        mut bytes: Bytes,
+        mut fingerprints: &[u64],
+        pieces: &mut Vec<Piece>,
+    ) {
         while !bytes.is_empty() {
             if self.first_block + self.block_count != block {
                 pieces.extend(self.end());
@@ -138,6 +149,9 @@ impl Packer {
             let room = self.frame_blocks - block % self.frame_blocks;
             let taken = room.min((bytes.len() / BLOCK) as u64);
             self.parts.push(bytes.split_to(taken as usize * BLOCK));
+            let (these, rest) = fingerprints.split_at(fingerprints.len().min(taken as usize));
+            self.fingerprints.extend_from_slice(these);
+            fingerprints = rest;
             self.block_count += taken;
             block += taken;
             if taken == room {
@@ -155,7 +169,9 @@ impl Packer {
         };
         self.parts.clear();
         self.block_count = 0;
-        Some(Piece { layer: self.layer, first_block: self.first_block, plaintext })
+        let (layer, first_block) = (self.layer, self.first_block);
+        let fingerprints = std::mem::take(&mut self.fingerprints);
+        Some(Piece { layer, first_block, plaintext, fingerprints })
     }
 }
 
@@ -165,6 +181,11 @@ mod tests {
     use super::*;
     use crate::testing::{Rng, seeds};
     use std::collections::BTreeMap;
+
+    /// A fingerprint for each block, by which it is known again.
+    fn marks(first_block: u64, bytes: &[u8]) -> Vec<u64> {
+        (first_block..first_block + (bytes.len() / BLOCK) as u64).map(|block| block * 7).collect()
+    }
 
     /// Extents in order, some of them touching inside a block, against one entry a sector.
     #[test]
@@ -196,7 +217,8 @@ mod tests {
             for item in splitter.items {
                 match item {
                     Item::Whole { first_block, bytes } => {
-                        packer.add(first_block, bytes, &mut pieces)
+                        let fingerprints = marks(first_block, &bytes);
+                        packer.add(first_block, bytes, &fingerprints, &mut pieces)
                     }
                     Item::Merge(partial) => {
                         for within in (0..8).filter(|within| partial.have & (1 << within) == 0) {
@@ -207,7 +229,8 @@ mod tests {
                         for within in (0..8).filter(|within| partial.have & (1 << within) == 0) {
                             bytes[within * SECTOR..][..SECTOR].fill(0xee);
                         }
-                        packer.add(partial.block, bytes.freeze(), &mut pieces);
+                        let fingerprints = marks(partial.block, &bytes);
+                        packer.add(partial.block, bytes.freeze(), &fingerprints, &mut pieces);
                     }
                 }
             }
@@ -224,6 +247,7 @@ mod tests {
                 assert!(piece.first_block >= end);
                 assert_eq!(piece.first_block / frame_blocks, last_block / frame_blocks);
                 end = last_block + 1;
+                assert_eq!(piece.fingerprints, marks(piece.first_block, &piece.plaintext));
                 for (index, bytes) in piece.plaintext.chunks(SECTOR).enumerate() {
                     let mark = model.remove(&(piece.first_block * 8 + index as u64));
                     assert_eq!(mark, Some(bytes[0]), "SEED={seed}");

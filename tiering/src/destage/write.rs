@@ -8,6 +8,8 @@
 
 use super::pack::Piece;
 use super::{BLOCK, FOOTER_ROOM_BYTES, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, URGENT_LEVEL, micros};
+use crate::dedup::fingerprints::FrameFingerprints;
+use crate::dedup::index::ByFingerprint;
 use crate::fail_point;
 use crate::keys::KeyId;
 use crate::map::records::SegmentRecord;
@@ -33,6 +35,8 @@ pub(crate) struct WriteReport {
     pub object_bytes: u64,
     pub stored_block_count: u64,
     pub zero_block_count: u64,
+    /// Blocks that another one of the same segment is equal to.
+    pub duplicate_count: u64,
     pub build_us: u64,
 }
 
@@ -41,6 +45,8 @@ pub(crate) struct WriteReport {
 pub(crate) struct Written {
     pub segments: Vec<SegmentRecord>,
     pub changes: Vec<Change>,
+    /// Of the segments that have some.
+    pub fingerprints: Vec<(u64, Vec<FrameFingerprints>)>,
     pub report: WriteReport,
 }
 
@@ -48,6 +54,7 @@ pub(crate) struct Written {
 struct Stored {
     record: Option<SegmentRecord>,
     changes: Vec<Change>,
+    fingerprints: Vec<FrameFingerprints>,
     report: WriteReport,
 }
 
@@ -58,6 +65,10 @@ pub(crate) struct SegmentWriter {
     segment_bytes: usize,
     key: KeyId,
     is_cached: bool,
+    /// Blocks of a segment are looked for among those before them.
+    is_dedup: bool,
+    /// Fingerprints of segments that are under way.
+    under_way: ByFingerprint<()>,
     /// Objects that the store may hold once this has begun; abandoned if it is dropped.
     names: Vec<Path>,
     group: Vec<Piece>,
@@ -76,14 +87,20 @@ impl SegmentWriter {
     /// `in_flight_max` segments are built and uploaded at the same time, at least one; each is of
     /// `segment_bytes` before compression.
     pub fn new(inner: &Arc<Inner>, in_flight_max: usize, segment_bytes: usize) -> SegmentWriter {
-        let written =
-            Written { segments: Vec::new(), changes: Vec::new(), report: WriteReport::default() };
+        let written = Written {
+            segments: Vec::new(),
+            changes: Vec::new(),
+            fingerprints: Vec::new(),
+            report: WriteReport::default(),
+        };
         SegmentWriter {
             inner: inner.clone(),
             in_flight_max: in_flight_max.max(1),
             segment_bytes,
             key: KeyId::POOL,
             is_cached: true,
+            is_dedup: false,
+            under_way: ByFingerprint::default(),
             names: Vec::new(),
             group: Vec::new(),
             group_bytes: 0,
@@ -95,6 +112,28 @@ impl SegmentWriter {
     /// Whether what is written from here on enters the read cache; it does at first.
     pub fn set_cached(&mut self, is_cached: bool) {
         self.is_cached = is_cached;
+    }
+
+    /// Blocks that have fingerprints are looked for among those before them in their segment.
+    pub fn set_dedup(&mut self) {
+        self.is_dedup = true;
+    }
+
+    /// Waits for the segments that are under way, if one of them has a block with one of these fingerprints. Returns those
+    /// of all segments that are done.
+    pub async fn settle(
+        &mut self,
+        mut fingerprints: impl Iterator<Item = u64>,
+    ) -> Result<&Written> {
+        if fingerprints.any(|fingerprint| self.under_way.contains_key(&fingerprint)) {
+            while !self.running.is_empty() {
+                self.join_one().await?;
+            }
+        }
+        if self.running.is_empty() {
+            self.under_way.clear();
+        }
+        Ok(&self.written)
     }
 
     /// What is added from here on is sealed under this key.
@@ -123,6 +162,13 @@ impl SegmentWriter {
         }
         let pieces = std::mem::take(&mut self.group);
         self.group_bytes = 0;
+        if self.is_dedup {
+            if self.running.is_empty() {
+                self.under_way.clear();
+            }
+            let fingerprints = pieces.iter().flat_map(|piece| &piece.fingerprints);
+            self.under_way.extend(fingerprints.map(|fingerprint| (*fingerprint, ())));
+        }
         let number = SegmentNumber(self.inner.next_segment.fetch_add(1, Ordering::SeqCst));
         let options = &self.inner.options;
         let seed =
@@ -130,7 +176,7 @@ impl SegmentWriter {
                 .with_key(self.key);
         self.names.push(object_path(&seed));
         let inner = self.inner.clone();
-        let stored = inner.store_segment(seed, pieces, self.is_cached);
+        let stored = inner.store_segment(seed, pieces, self.is_cached, self.is_dedup);
         self.running.spawn_on(stored, &self.inner.background);
         Ok(())
     }
@@ -139,9 +185,13 @@ impl SegmentWriter {
         let Some(joined) = self.running.join_next().await else { return Ok(()) };
         let stored =
             joined.map_err(|cause| Error::with_source(ErrorKind::Io, "store segment", cause))??;
-        let Written { segments, changes, report } = &mut self.written;
+        let Written { segments, changes, fingerprints, report } = &mut self.written;
+        if let Some(record) = stored.record.filter(|_| !stored.fingerprints.is_empty()) {
+            fingerprints.push((record.info.number.0, stored.fingerprints));
+        }
         segments.extend(stored.record);
         changes.extend(stored.changes);
+        report.duplicate_count += stored.report.duplicate_count;
         report.segment_count += stored.report.segment_count;
         report.object_bytes += stored.report.object_bytes;
         report.stored_block_count += stored.report.stored_block_count;
@@ -162,6 +212,7 @@ impl SegmentWriter {
         let mut written = Written {
             segments: std::mem::take(&mut self.written.segments),
             changes: std::mem::take(&mut self.written.changes),
+            fingerprints: std::mem::take(&mut self.written.fingerprints),
             report: self.written.report,
         };
         written.segments.sort_unstable_by_key(|record| record.info.number);
@@ -230,9 +281,10 @@ impl Inner {
         seed: SegmentSeed,
         pieces: Vec<Piece>,
         is_cached: bool,
+        is_dedup: bool,
     ) -> Result<Stored> {
         let inner = self.clone();
-        let built = tokio::task::spawn_blocking(move || build(&inner, seed, &pieces));
+        let built = tokio::task::spawn_blocking(move || build(&inner, seed, &pieces, is_dedup));
         let (segment, mut stored) = built
             .await
             .map_err(|cause| Error::with_source(ErrorKind::Io, "build segment", cause))??;
@@ -258,6 +310,7 @@ fn build(
     inner: &Inner,
     seed: SegmentSeed,
     pieces: &[Piece],
+    is_dedup: bool,
 ) -> Result<(Option<SealedSegment>, Stored)> {
     let started = Instant::now();
     let root = inner.options.volume_keys.root(seed.key, &inner.pool_key);
@@ -277,28 +330,42 @@ fn build(
     let mut stored = Stored {
         record: None,
         changes: Vec::with_capacity(pieces.len()),
+        fingerprints: Vec::new(),
         report: WriteReport::default(),
     };
+    let mut seen =
+        Seen { is_trusting: inner.options.planted.fingerprints_trusted, ..Seen::default() };
     for piece in pieces {
         let mut at = 0;
         while at < piece.plaintext.len() {
-            let is_zero = is_zero(&piece.plaintext[at..at + BLOCK]);
-            let mut end = at + BLOCK;
-            while end < piece.plaintext.len() && is_zero == is_zero_at(&piece.plaintext, end) {
-                end += BLOCK;
-            }
             let first_block = piece.first_block + (at / BLOCK) as u64;
+            let (kind, end) = seen.next_part(piece, at, is_dedup);
             let block_count = ((end - at) / BLOCK) as u64;
-            let placed = if is_zero {
-                stored.report.zero_block_count += block_count;
-                None
-            } else {
-                stored.report.stored_block_count += block_count;
-                let at: FrameAt =
-                    builder.push(piece.layer.0, first_block, &piece.plaintext[at..end]);
-                Some(Placed { segment: number, at, within: 0 })
+            let placed = match kind {
+                Part::Zeroes => {
+                    stored.report.zero_block_count += block_count;
+                    None
+                }
+                Part::Duplicate(placed) => {
+                    stored.report.duplicate_count += block_count;
+                    Some(placed)
+                }
+                Part::New => {
+                    stored.report.stored_block_count += block_count;
+                    let frame: FrameAt =
+                        builder.push(piece.layer.0, first_block, &piece.plaintext[at..end]);
+                    let placed = Placed { segment: number, at: frame, within: 0 };
+                    if !piece.fingerprints.is_empty() {
+                        let fingerprints = piece.fingerprints[at / BLOCK..end / BLOCK].to_vec();
+                        seen.add(placed, piece, at, &fingerprints);
+                        stored.fingerprints.push(FrameFingerprints { at: frame, fingerprints });
+                    }
+                    Some(placed)
+                }
             };
-            stored.changes.push(Change { layer: piece.layer, first_block, block_count, placed });
+            let is_duplicate = matches!(kind, Part::Duplicate(_));
+            let layer = piece.layer;
+            stored.changes.push(Change { layer, first_block, block_count, placed, is_duplicate });
             at = end;
         }
     }
@@ -310,12 +377,60 @@ fn build(
     Ok((segment, stored))
 }
 
-fn is_zero_at(bytes: &[u8], at: usize) -> bool {
-    is_zero(&bytes[at..at + BLOCK])
+/// What consecutive blocks of a piece have in common.
+enum Part {
+    Zeroes,
+    /// One block, which is equal to one that the segment has.
+    Duplicate(Placed),
+    New,
+}
+
+/// Blocks of a segment that is being built, by their fingerprints.
+#[derive(Default)]
+struct Seen<'a> {
+    blocks: ByFingerprint<(Placed, &'a [u8])>,
+    is_trusting: bool,
+}
+
+impl<'a> Seen<'a> {
+    /// What the blocks from `at` on are, and where that ends.
+    fn next_part(&self, piece: &Piece, at: usize, is_dedup: bool) -> (Part, usize) {
+        let block = |at: usize| &piece.plaintext[at..at + BLOCK];
+        let fingerprint = |at: usize| piece.fingerprints.get(at / BLOCK).filter(|_| is_dedup);
+        let duplicate = |at: usize| {
+            let (placed, bytes) = self.blocks.get(fingerprint(at)?)?;
+            (self.is_trusting || *bytes == block(at)).then_some(*placed)
+        };
+        let is_first_zero = is_zero(block(at));
+        if !is_first_zero && let Some(placed) = duplicate(at) {
+            return (Part::Duplicate(placed), at + BLOCK);
+        }
+        let mut end = at + BLOCK;
+        while end < piece.plaintext.len() && is_first_zero == is_zero(block(end)) {
+            // What follows may be equal to a block of this part: it is known when the part is stored.
+            let is_seen = |&before: &usize| fingerprint(before) == fingerprint(end);
+            let is_own =
+                fingerprint(end).is_some() && (at..end).step_by(BLOCK).any(|b| is_seen(&b));
+            if !is_first_zero && (is_own || duplicate(end).is_some()) {
+                break;
+            }
+            end += BLOCK;
+        }
+        (if is_first_zero { Part::Zeroes } else { Part::New }, end)
+    }
+
+    /// Adds the blocks of a frame, which begin at `at` in a piece. What is there under a fingerprint stays.
+    fn add(&mut self, placed: Placed, piece: &'a Piece, at: usize, fingerprints: &[u64]) {
+        let blocks = piece.plaintext[at..].chunks_exact(BLOCK);
+        for ((fingerprint, bytes), within) in fingerprints.iter().zip(blocks).zip(0u8..) {
+            let placed = Placed { within, ..placed };
+            self.blocks.entry(*fingerprint).or_insert((placed, bytes));
+        }
+    }
 }
 
 /// Most blocks that are not zero say so in their first bytes.
-fn is_zero(block: &[u8]) -> bool {
+pub(super) fn is_zero(block: &[u8]) -> bool {
     block.chunks_exact(64).all(|chunk| chunk.iter().fold(0, |any, byte| any | byte) == 0)
 }
 

@@ -9,6 +9,7 @@
 //!   by a range or not, is counted until it is replaced.
 //! - The caches change after the batch is durable, so a crash never has shown what is not there.
 
+use super::dedup::encode_found;
 use super::history::{self, History};
 use super::keys::{self, ROOT_KEY, Sealer};
 use super::layers::{LayerId, LayerRecord};
@@ -18,6 +19,8 @@ use super::records::{ASIDE_FILES_MAX, AsideFile, Root, SegmentRecord, encode_asi
 use super::settle::Settle;
 use super::snapshots::{Prune, SnapshotChange, SnapshotList, encode_snapshot};
 use super::{Forget, LIVE, Map, PageKey};
+use crate::dedup::Found;
+use crate::dedup::fingerprints::FrameFingerprints;
 use crate::fail_point;
 use crate::planted::Planted;
 use crate::segment::FrameAt;
@@ -77,6 +80,8 @@ pub struct Change {
     pub block_count: u64,
     /// Where they are, or `None`: they hold nothing.
     pub placed: Option<Placed>,
+    /// The frame was not written for them.
+    pub is_duplicate: bool,
 }
 
 /// Everything that one window changes. The changes are disjoint.
@@ -101,6 +106,10 @@ pub struct Commit {
     pub asides: Vec<(VolumeId, Vec<AsideFile>)>,
     /// It catches up: `last_lsn` is destaged already.
     pub is_late: bool,
+    /// Fingerprints of the segments that have some.
+    pub(crate) fingerprints: Vec<(u64, Vec<FrameFingerprints>)>,
+    /// What deduplication has found in the window.
+    pub found: Vec<(VolumeId, Found)>,
 }
 
 /// Why a commit was not made.
@@ -222,6 +231,8 @@ pub(super) struct PageChange {
     pub layer: LayerId,
     pub page: u32,
     pub runs: Vec<Run>,
+    /// Those of them whose frame was not written for them.
+    pub duplicates: Vec<Run>,
 }
 
 /// The contents of a page that is about to change.
@@ -291,6 +302,15 @@ impl<'a> Draft<'a> {
         self.batch.delete(key);
     }
 
+    /// Counts in what a page names of frames that were not written for it, but for what its base counts. The others are
+    /// counted in with the record of their segment.
+    fn gain_duplicates(&mut self, change: &PageChange, base: Option<&[Run]>) {
+        let counted = pages::difference(&change.duplicates, base.unwrap_or_default());
+        for run in counted {
+            *self.live.entry(run.segment).or_default() += i64::from(run.count());
+        }
+    }
+
     fn lose(&mut self, segment: u64, blocks: u32) {
         let blocks = i64::from(blocks);
         *self.live.entry(segment).or_default() -=
@@ -347,6 +367,7 @@ impl Map {
         self.check(writer)?;
         check_asides(&commit)?;
         commit.lsn = self.lsn_of_changes(&commit);
+        self.check_duplicates(&commit).await?;
         if commit.is_late {
             self.settle_ranges(writer, &commit).await?;
         }
@@ -365,6 +386,7 @@ impl Map {
                 let page = match &before.history {
                     Some(history) => {
                         // The segments' records count in all that is new.
+                        draft.gain_duplicates(change, None);
                         draft.recount(&change.runs, std::iter::empty());
                         let settle = Settle {
                             layer: change.layer,
@@ -381,10 +403,17 @@ impl Map {
                         draft.settle(&mut report, history, settle)
                     }
                     None => {
+                        draft.gain_duplicates(change, before.base_runs());
                         draft_page(&mut draft, &mut report, commit.lsn, change, &before, living)
                     }
                 };
                 fresh.push((change.layer, change.page), page);
+                let mut named: Vec<u64> = change.duplicates.iter().map(|run| run.segment).collect();
+                named.sort_unstable();
+                named.dedup();
+                for segment in named.into_iter().filter(|_| !self.planted.unreferenced_back) {
+                    draft.put_back_reference(segment, change.layer, change.page);
+                }
             }
             tokio::task::yield_now().await;
         }
@@ -396,6 +425,13 @@ impl Map {
             let number = record.info.number.0;
             draft.put(&keys::segment_key(number), &record.encode());
             *draft.live.entry(number).or_default() += i64::from(record.block_count);
+        }
+        for (segment, frames) in &commit.fingerprints {
+            draft.put_fingerprints(*segment, frames);
+        }
+        let found = self.found_with(&commit.found);
+        for (volume, found) in &found {
+            draft.put(&keys::found_key(*volume), &encode_found(found));
         }
         let live = self.draft_live(&mut draft).await?;
         for (volume, record) in &commit.volume_records {
@@ -423,6 +459,10 @@ impl Map {
         if is_keyed && !self.opener.header().has_volume_keys() {
             let before = header.unwrap_or_else(|| self.opener.header());
             header = Some(before.with_volume_keys());
+        }
+        if !found.is_empty() && !self.opener.header().has_dedup() {
+            let before = header.unwrap_or_else(|| self.opener.header());
+            header = Some(before.with_dedup());
         }
         match &header {
             Some(header) => draft.put_root_under(header, &root),
@@ -460,6 +500,7 @@ impl Map {
             self.segments.insert(record.info.number.0, Arc::new(record), bytes);
         }
         self.volume_records.write().extend(commit.volume_records);
+        self.found.write().extend(found);
         {
             let mut asides = self.asides.write();
             asides.extend(commit.asides);
@@ -468,6 +509,36 @@ impl Map {
         self.commit_number.store(root.commit_number, Ordering::Release);
         self.destaged.store(root.destaged.0, Ordering::Release);
         Ok(report)
+    }
+
+    /// The segments in which duplicates were found are there still. They are, unless the database was opened anew since:
+    /// a commit of reclaim of which nobody knew whether it was made may show then.
+    async fn check_duplicates(&self, commit: &Commit) -> Result<()> {
+        let new: HashSet<u64> = commit.segments.iter().map(|record| record.info.number.0).collect();
+        let named = commit.changes.iter().filter(|change| change.is_duplicate);
+        let named: HashSet<u64> =
+            named.filter_map(|change| change.placed).map(|placed| placed.segment).collect();
+        let check = async |number| match self.find_segment(number).await? {
+            Some(_) => Ok(()),
+            None => {
+                let what =
+                    format!("segment {number} was reclaimed since duplicates were found in it");
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+        };
+        let named = named.into_iter().filter(|number| !new.contains(number)).map(Ok);
+        futures::stream::iter(named).try_for_each_concurrent(FETCHES_MAX, check).await
+    }
+
+    /// What was found, with this added.
+    fn found_with(&self, more: &[(VolumeId, Found)]) -> Vec<(VolumeId, Found)> {
+        let known = self.found.read();
+        let sum = |(volume, found): &(VolumeId, Found)| {
+            let mut sum = known.get(volume).copied().unwrap_or_default();
+            sum += *found;
+            (*volume, sum)
+        };
+        more.iter().map(sum).collect()
     }
 
     /// The LSN of what a window changes: as high as snapshots allow, so that it is never below that of what
@@ -814,8 +885,11 @@ pub(super) fn draft_page(
     let keeps = old.copy != Lsn::NONE || !history::showing(old, living, lsn).is_empty();
     match &before.stored {
         Some(stored) => {
-            let mut stays = pages::assign(&old.runs, &change.runs);
-            stays.retain(|run| !change.runs.iter().any(|new| is_within(run, new)));
+            // Not by what the change assigns: it may go on where a run that stays ends.
+            let replaced = change.runs.iter().map(|run| Run::hole(run.first, run.last));
+            let replaced: Vec<Run> = replaced.collect();
+            let mut stays = pages::assign(&old.runs, &replaced);
+            stays.retain(Run::is_mapped);
             draft.recount_over(base, stored, &stays);
         }
         None if keeps && !draft.planted.kept_uncounted => {}
@@ -854,10 +928,6 @@ pub(super) fn draft_page(
     Page { runs: runs.into_boxed_slice(), ..page }
 }
 
-fn is_within(run: &Run, new: &Run) -> bool {
-    new.first <= run.first && run.last <= new.last
-}
-
 /// Replaces all of a page, or deletes it if nothing is mapped and nothing may show from beneath.
 pub(super) fn put_image(draft: &mut Draft<'_>, key: &[u8], lsn: Lsn, runs: &[Run], has_base: bool) {
     if has_base || runs.iter().any(Run::is_mapped) {
@@ -871,7 +941,7 @@ pub(super) fn put_image(draft: &mut Draft<'_>, key: &[u8], lsn: Lsn, runs: &[Run
 
 /// Sorts changes into runs of pages, and into ranges for what unmaps many whole pages.
 fn split(commit: &Commit) -> (Vec<PageChange>, Vec<(LayerId, Range)>) {
-    let mut runs: BTreeMap<(LayerId, u32), Vec<Run>> = BTreeMap::new();
+    let mut runs: BTreeMap<(LayerId, u32), [Vec<Run>; 2]> = BTreeMap::new();
     let mut ranges = Vec::new();
     for change in &commit.changes {
         let end = change.first_block + change.block_count;
@@ -895,9 +965,9 @@ fn split(commit: &Commit) -> (Vec<PageChange>, Vec<(LayerId, Range)>) {
             add_runs(&mut runs, change, change.first_block, end);
         }
     }
-    let pages = runs.into_iter().map(|((layer, page), mut runs)| {
+    let pages = runs.into_iter().map(|((layer, page), [mut runs, duplicates])| {
         pages::normalize(&mut runs);
-        PageChange { layer, page, runs }
+        PageChange { layer, page, runs, duplicates }
     });
     (pages.collect(), ranges)
 }
@@ -907,7 +977,7 @@ pub(super) fn page_number(page: u64) -> u32 {
 }
 
 fn add_runs(
-    runs: &mut BTreeMap<(LayerId, u32), Vec<Run>>,
+    runs: &mut BTreeMap<(LayerId, u32), [Vec<Run>; 2]>,
     change: &Change,
     mut block: u64,
     end: u64,
@@ -928,7 +998,11 @@ fn add_runs(
             },
             None => Run::hole(first, last),
         };
-        runs.entry((change.layer, page_number(page))).or_default().push(run);
+        let [all, duplicates] = runs.entry((change.layer, page_number(page))).or_default();
+        all.push(run);
+        if change.is_duplicate {
+            duplicates.push(run);
+        }
         block = page_end;
     }
 }

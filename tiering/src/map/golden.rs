@@ -9,8 +9,10 @@ use super::pages::{self, Operand, OperandKind, Run};
 use super::ranges::Range;
 use super::records::{self, Root, SegmentRecord};
 use super::snapshots::{self, Prune};
+use crate::dedup::Found;
+use crate::dedup::fingerprints::{self, FrameFingerprints};
 use crate::keys::KeyId;
-use crate::segment::{SegmentInfo, SegmentNumber};
+use crate::segment::{FrameAt, SegmentInfo, SegmentNumber};
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
 use std::collections::BTreeMap;
@@ -369,6 +371,53 @@ fn golden_metadata_of_volume_keys() {
     let header = Header::with_salt(Algorithm::Aes256Gcm, *b"salt of metadata").with_volume_keys();
     let found = Header::decode(&golden.take("header", header.bytes(), HEADER)).unwrap();
     assert!(found.has_volume_keys() && !found.has_bases() && !found.has_snapshots());
+    golden.end();
+}
+
+#[test]
+fn golden_metadata_of_dedup() {
+    let text = include_str!("../../testdata/map-v1-dedup.hex");
+    let mut golden = Golden::new("dedup", text);
+    let key = keys::back_reference_key(8, LayerId(9), 42);
+    let fields: Fields = &[("family", 1), ("segment", 8), ("layer", 8), ("page", 4)];
+    let bytes = golden.take("back-reference key", &key, fields);
+    assert_eq!(keys::back_reference_of(&bytes), Some((8, LayerId(9), 42)));
+    golden.take("back-reference", &[super::dedup::BACK_REFERENCE_VERSION], &[("version", 1)]);
+    let fields: Fields = &[("family", 1), ("segment", 8)];
+    golden.take("fingerprints key", &keys::fingerprints_key(8), fields);
+    let frame = |frame_index, offset, fingerprints: &[u64]| FrameFingerprints {
+        at: FrameAt { frame_index, offset, sealed_bytes: 0x1234 },
+        fingerprints: fingerprints.to_vec(),
+    };
+    let frames = [frame(0, 96, &[1, 0x0102_0304_0506_0708]), frame(2, 0x9000, &[u64::MAX])];
+    let fields: Fields = &[
+        ("version", 1),
+        ("frame", 1),
+        ("offset", 1),
+        ("sealed bytes", 2),
+        ("blocks", 1),
+        ("fingerprint", 8),
+        ("fingerprint", 8),
+        ("frame, from the next", 1),
+        ("offset, from the end", 3),
+        ("sealed bytes", 2),
+        ("blocks", 1),
+        ("fingerprint", 8),
+    ];
+    let bytes = golden.take("fingerprints", &fingerprints::encode(&frames), fields);
+    assert_eq!(fingerprints::decode(8, &bytes).unwrap(), frames);
+    let volume = VolumeId(7);
+    golden.take("found key", &keys::found_key(volume), &[("family", 1), ("volume", 4)]);
+    let found = Found { block_count: 1000, duplicate_count: 700 };
+    let fields: Fields = &[("version", 1), ("blocks", 8), ("duplicates", 8)];
+    let bytes = golden.take("found", &super::dedup::encode_found(&found), fields);
+    assert_eq!(super::dedup::decode_found(volume, &bytes).unwrap(), found);
+    for end in 0..bytes.len() {
+        assert!(super::dedup::decode_found(volume, &bytes[..end]).is_err(), "cut at {end}");
+    }
+    let header = Header::with_salt(Algorithm::Aes256Gcm, *b"salt of metadata").with_dedup();
+    let read = Header::decode(&golden.take("header", header.bytes(), HEADER)).unwrap();
+    assert!(read.has_dedup() && !read.has_volume_keys() && !read.has_snapshots());
     golden.end();
 }
 

@@ -1,7 +1,7 @@
 //! What only one snapshot holds: what would come back if it alone were removed. For people; nothing depends on it.
 //!
 //! A place that a block has in two states of a page it has in all states between them, so a look at the state before
-//! and the one after tells.
+//! and the one after tells; where blocks are deduplicated, all states are looked at. What other volumes have is not.
 
 use super::history::{self, Copy, History};
 use super::keys::{self, copy_key, copy_of, kept_key};
@@ -65,8 +65,10 @@ impl Map {
                 for (index, one) in all.iter().enumerate() {
                     let [snapshot] = one.snapshots[..] else { continue };
                     let mut only = pages::difference(&one.runs, base);
-                    let earlier = index.checked_sub(1).map(|index| &all[index]);
-                    for other in earlier.into_iter().chain(all.get(index + 1)) {
+                    let is_compared = |other: usize| {
+                        other != index && (self.has_dedup() || other.abs_diff(index) == 1)
+                    };
+                    for (_, other) in all.iter().enumerate().filter(|(at, _)| is_compared(*at)) {
                         only = pages::difference(&only, &other.runs);
                     }
                     for run in only {

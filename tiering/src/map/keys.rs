@@ -36,7 +36,10 @@ const FEATURE_SNAPSHOTS: u32 = 1;
 const FEATURE_BASES: u32 = 2;
 /// Incompatible feature: there are, or were, segments under keys of volumes.
 const FEATURE_VOLUME_KEYS: u32 = 4;
-const FEATURES_KNOWN: u32 = FEATURE_SNAPSHOTS | FEATURE_BASES | FEATURE_VOLUME_KEYS;
+/// Incompatible feature: blocks are, or were, looked for among those that are stored; pages may name frames that were
+/// written for other blocks.
+const FEATURE_DEDUP: u32 = 8;
+const FEATURES_KNOWN: u32 = FEATURE_SNAPSHOTS | FEATURE_BASES | FEATURE_VOLUME_KEYS | FEATURE_DEDUP;
 const AT_SALT: usize = 20;
 const _: () = assert!(AT_SALT + SALT_BYTES == HEADER_BYTES);
 
@@ -49,8 +52,14 @@ pub const ROOT_KEY: &[u8] = b"r";
 pub mod family {
     /// Volumes that are behind the others.
     pub const ASIDE: u8 = b'a';
+    /// Pages that name frames of a segment which were not written for them.
+    pub const BACK_REFERENCE: u8 = b'b';
     /// Copies of map pages, for snapshots.
     pub const COPY: u8 = b'c';
+    /// What deduplication has found for a volume.
+    pub const FOUND: u8 = b'd';
+    /// Fingerprints of the blocks of a segment.
+    pub const FINGERPRINTS: u8 = b'f';
     /// Layers of which snapshots were removed.
     pub const PRUNE: u8 = b'g';
     /// Snapshot records.
@@ -92,6 +101,30 @@ pub fn live_key(segment: u64) -> [u8; 9] {
 fn numbered(family: u8, number: u64) -> [u8; 9] {
     let mut key = [family; 9];
     key[1..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// Key of the fingerprints of a segment.
+#[must_use]
+pub fn fingerprints_key(segment: u64) -> [u8; 9] {
+    numbered(family::FINGERPRINTS, segment)
+}
+
+/// Key of a back-reference: segment, and the layer and page that name it.
+#[must_use]
+pub fn back_reference_key(segment: u64, layer: LayerId, page: u32) -> [u8; 21] {
+    let mut key = [family::BACK_REFERENCE; 21];
+    key[1..9].copy_from_slice(&segment.to_be_bytes());
+    key[9..17].copy_from_slice(&layer.0.to_be_bytes());
+    key[17..].copy_from_slice(&page.to_be_bytes());
+    key
+}
+
+/// Key of what deduplication has found for a volume.
+#[must_use]
+pub fn found_key(volume: VolumeId) -> [u8; 5] {
+    let mut key = [family::FOUND; 5];
+    key[1..].copy_from_slice(&volume.0.to_be_bytes());
     key
 }
 
@@ -217,6 +250,17 @@ pub fn snapshot_of(key: &[u8]) -> Option<(LayerId, Lsn)> {
     Some((LayerId(layer), Lsn(array_at(key, 9).map(u64::from_be_bytes)?)))
 }
 
+/// Segment, layer and page in the key of a back-reference.
+#[must_use]
+pub fn back_reference_of(key: &[u8]) -> Option<(u64, LayerId, u32)> {
+    if key.len() != 21 || key.first() != Some(&family::BACK_REFERENCE) {
+        return None;
+    }
+    let segment = array_at(key, 1).map(u64::from_be_bytes)?;
+    let layer = array_at(key, 9).map(u64::from_be_bytes)?;
+    Some((segment, LayerId(layer), array_at(key, 17).map(u32::from_be_bytes)?))
+}
+
 /// A key for people: its letter and its numbers, "p 00000001/2a".
 #[must_use]
 pub fn name_of(key: &[u8]) -> String {
@@ -228,6 +272,9 @@ pub fn name_of(key: &[u8]) -> String {
     {
         return format!("copy {until} of page {page} of layer {layer}");
     }
+    if let Some((segment, layer, page)) = back_reference_of(key) {
+        return format!("back-reference from segment {segment} to page {page} of layer {layer}");
+    }
     if let Some((layer, lsn)) = snapshot_of(key) {
         return format!("snapshot {lsn} of layer {layer}");
     }
@@ -238,6 +285,9 @@ pub fn name_of(key: &[u8]) -> String {
         if key.first() == Some(&family::ASIDE) {
             return format!("side files of volume {volume}");
         }
+        if key.first() == Some(&family::FOUND) {
+            return format!("what deduplication has found for volume {volume}");
+        }
         return format!("record of volume {volume}");
     }
     let kind = match key.first() {
@@ -247,6 +297,7 @@ pub fn name_of(key: &[u8]) -> String {
         Some(&family::PRUNE) => "removed snapshots of layer",
         Some(&family::SEGMENT) => "record of segment",
         Some(&family::LIVE) => "live blocks of segment",
+        Some(&family::FINGERPRINTS) => "fingerprints of segment",
         _ => "metadata key",
     };
     match number_of(key) {
@@ -341,6 +392,18 @@ impl Header {
     #[must_use]
     pub fn has_volume_keys(&self) -> bool {
         self.features() & FEATURE_VOLUME_KEYS != 0
+    }
+
+    /// The header of metadata in which blocks were looked for among those that are stored.
+    #[must_use]
+    pub fn with_dedup(&self) -> Header {
+        self.with_feature(FEATURE_DEDUP)
+    }
+
+    /// Blocks are, or were, looked for among those that are stored.
+    #[must_use]
+    pub fn has_dedup(&self) -> bool {
+        self.features() & FEATURE_DEDUP != 0
     }
 
     /// There are, or were, layers made from others.
@@ -617,7 +680,7 @@ mod tests {
         altered.bytes[8] = 1; // a compatible feature bit
         assert!(Opener::new(altered, &pool_key).open_one(ROOT_KEY, &value).is_err());
         let mut later = header.bytes;
-        later[AT_INCOMPATIBLE] = 8;
+        later[AT_INCOMPATIBLE] = 16;
         assert_eq!(Header::decode(&later).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(Header::decode(&later[1..]).unwrap_err().kind(), ErrorKind::Corrupt);
     }

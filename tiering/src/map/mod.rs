@@ -16,6 +16,7 @@ pub mod clock_cache;
 mod clones;
 pub mod commit;
 pub mod database;
+pub(crate) mod dedup;
 mod fold;
 mod forward;
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub use prune::PruneReport;
 pub use repoint::{Moved, Repoint, RepointReport};
 pub use snapshots::{SnapshotChange, SnapshotList};
 
+use crate::dedup::Found;
 use crate::planted::Planted;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -173,6 +175,8 @@ pub struct Map {
     snapshots: RwLock<SnapshotList>,
     /// Layers that have to be pruned.
     prunes: Mutex<BTreeMap<LayerId, Prune>>,
+    /// What deduplication has found.
+    found: RwLock<BTreeMap<VolumeId, Found>>,
     /// Raised before and after the caches change, so it is odd meanwhile: a page that was read under an older
     /// number may be stale, and one that was read meanwhile may be made of another one that is. Neither is cached.
     /// Only the holder of the writer changes it.

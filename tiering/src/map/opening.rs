@@ -9,6 +9,7 @@
 
 use super::clock_cache::ClockCache;
 use super::database::Database;
+use super::dedup::decode_found;
 use super::keys::{
     self, HEADER_KEY, Header, Opener, ROOT_KEY, family, number_of, range_of, snapshot_of, volume_of,
 };
@@ -17,6 +18,7 @@ use super::records::{self, AsideFile, Root};
 use super::snapshots::{Prune, SnapshotList, decode_snapshot};
 use super::space::SpaceCounter;
 use super::{Health, LayerId, LayerList, LayerRecord, Map, MapOptions, State, Writer, after, get};
+use crate::dedup::Found;
 use crate::planted::Planted;
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
@@ -131,7 +133,7 @@ impl Map {
 
     /// Puts another state in the place of the present one, unless there is to be none: `false`.
     fn replace(&self, db: Arc<Database>, loaded: Loaded, root: &Root) -> bool {
-        let Loaded { ranges, layers, volume_records, asides, snapshots, prunes } = loaded;
+        let Loaded { ranges, layers, volume_records, asides, snapshots, prunes, found } = loaded;
         let has_later = layers.has_later();
         let is_replaced = self.state.send_if_modified(|state| {
             let is_open = !matches!(state.health, Health::Final(_));
@@ -153,6 +155,7 @@ impl Map {
             *self.asides.write() = asides;
             *self.snapshots.write() = snapshots;
             *self.prunes.lock() = prunes;
+            *self.found.write() = found;
             self.destaged.store(root.destaged.0, Ordering::Release);
             self.commit_number.store(root.commit_number, Ordering::Release);
         }
@@ -215,6 +218,7 @@ impl Map {
             asides: RwLock::new(loaded.asides),
             snapshots: RwLock::new(loaded.snapshots),
             prunes: Mutex::new(loaded.prunes),
+            found: RwLock::new(loaded.found),
             has_old_pages: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             repoints: AtomicU64::new(0),
@@ -233,6 +237,7 @@ struct Loaded {
     asides: BTreeMap<VolumeId, Vec<AsideFile>>,
     snapshots: SnapshotList,
     prunes: BTreeMap<LayerId, Prune>,
+    found: BTreeMap<VolumeId, Found>,
 }
 
 impl Loaded {
@@ -286,9 +291,16 @@ impl Loaded {
             Ok(())
         })
         .await?;
+        let mut found = BTreeMap::new();
+        scan(db, family::FOUND, |key, value| {
+            let volume = volume_of(key).ok_or_else(|| keys::corrupt(key, "not a volume key"))?;
+            found.insert(volume, decode_found(volume, &opener.open_one(key, value)?)?);
+            Ok(())
+        })
+        .await?;
         let (ranges, layers) = (RangeList::default().with(ranges), LayerList::new(layers));
         let snapshots = SnapshotList::new(snapshots, &layers);
-        Ok(Loaded { ranges, layers, volume_records, asides, snapshots, prunes })
+        Ok(Loaded { ranges, layers, volume_records, asides, snapshots, prunes, found })
     }
 }
 

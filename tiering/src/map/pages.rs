@@ -13,6 +13,8 @@
 //!
 //! It does not seal, does no I/O, and knows nothing of ranges but the LSN below which a page is cut.
 
+use super::commit::Placed;
+use crate::segment::FrameAt;
 use block::Lsn;
 
 /// Blocks of 4 KiB in one page: 1 MiB of address space. Chosen by hand: a full page of scattered
@@ -72,6 +74,13 @@ impl Run {
     #[must_use]
     pub fn count(&self) -> u32 {
         u32::from(self.last) - u32::from(self.first) + 1
+    }
+
+    /// Each of its blocks, within the page and within the frame; of a run that is mapped.
+    pub fn blocks(&self) -> impl Iterator<Item = (u8, u8)> + use<> {
+        let (first, within) = (self.first, self.within);
+        // Decoding makes sure that both stay below 256.
+        (self.first..=self.last).map(move |block| (block, within.saturating_add(block - first)))
     }
 
     /// The part of the run from `first` to `last`, which lie inside it.
@@ -357,6 +366,26 @@ pub fn unchanged(current: &[Run], expected: &[Run], new: &[Run]) -> Vec<Run> {
         }
     }
     same
+}
+
+/// The blocks of `runs`, sorted, that are elsewhere now, each where `to` has it by segment, frame and block of the frame.
+#[must_use]
+pub fn relocated(runs: &[Run], to: impl Fn((u64, u32, u8)) -> Option<Placed>) -> Vec<Run> {
+    let mut moved = Vec::new();
+    for run in runs.iter().filter(|run| run.is_mapped()) {
+        for (block, within) in run.blocks() {
+            if let Some(placed) = to((run.segment, run.frame_index, within)) {
+                let (first, last, within) = (block, block, placed.within);
+                let FrameAt { frame_index, offset, sealed_bytes } = placed.at;
+                let segment = placed.segment;
+                push(
+                    &mut moved,
+                    Run { segment, frame_index, offset, sealed_bytes, first, last, within },
+                );
+            }
+        }
+    }
+    moved
 }
 
 /// Blocks that `newer` has elsewhere than `older`, or not at all, as ranges of blocks, last one included; true:

@@ -14,17 +14,19 @@
 use super::commit::{
     Before, Draft, FETCHES_MAX, Fresh, PAGES_AT_ONCE, PageChange, draft_page, has_past, page_number,
 };
+use super::dedup::BackReferences;
 use super::history::History;
 use super::pages::{self, PAGE_BLOCKS, Page, Run};
 use super::records::{Root, SegmentRecord, encode_live};
 use super::settle::{Move, Settle};
 use super::snapshots::SnapshotList;
 use super::{CommitReport, Forget, LayerId, Map, Placed, Writer, keys};
+use crate::dedup::fingerprints::FrameFingerprints;
 use crate::fail_point;
 use crate::planted::Planted;
 use block::{Lsn, Result};
 use futures::{StreamExt, TryStreamExt};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -51,14 +53,34 @@ pub struct Repoint {
     pub moved: Vec<Moved>,
     /// Pages of which something is stored that nobody can see: they are to be left without that.
     pub settled: Vec<(LayerId, u32)>,
-    /// Segments that are durable and that `moved` names.
+    /// Segments that are durable and that `moved`, or `by_place`, names.
     pub segments: Vec<SegmentRecord>,
+    /// Fingerprints of those that have some.
+    pub(crate) fingerprints: Vec<(u64, Vec<FrameFingerprints>)>,
+    /// What is moved of segments with back-references.
+    pub(crate) by_place: ByPlace,
     /// Segments that no page named but for what `moved` takes away, when their pages were looked at.
     pub emptied: Vec<SegmentRecord>,
     /// What the next segment will be numbered.
     pub next_segment: u64,
     /// Bugs, in tests.
     pub(crate) planted: Planted,
+}
+
+/// A block of a segment: its number, frame, and block within the frame.
+pub(crate) type Place = (u64, u32, u8);
+
+/// Blocks that are moved wherever they are named.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ByPlace {
+    /// Where they are now.
+    pub places: HashMap<Place, Placed>,
+    /// Pages that named some; those of layers that were made from theirs may, too.
+    pub pages: Vec<(LayerId, u32)>,
+    /// Back-references of the new segments.
+    pub back_references: Vec<(u64, LayerId, u32)>,
+    /// Back-references of segments that are to be forgotten.
+    pub forgotten: HashMap<u64, BackReferences>,
 }
 
 /// What became of it.
@@ -92,12 +114,16 @@ struct PageMoves {
     own: Option<Arc<PageMove>>,
     /// Of layers above it, whose blocks it may name, too.
     inherited: Vec<Arc<PageMove>>,
+    /// What is moved by place is, too.
+    is_by_place: bool,
 }
 
 impl PageMoves {
-    fn all(&self) -> Vec<Move<'_>> {
+    fn all<'a>(&'a self, by_place: &'a ByPlace) -> Vec<Move<'a>> {
         let all = self.own.iter().chain(&self.inherited);
-        all.map(|moved| Move { from: &moved.from, to: &moved.to }).collect()
+        let by_blocks = all.map(|moved| Move::Blocks { from: &moved.from, to: &moved.to });
+        let by_place = self.is_by_place.then_some(Move::Places(&by_place.places));
+        by_blocks.chain(by_place).collect()
     }
 }
 
@@ -114,7 +140,8 @@ impl Map {
         let mut draft = Draft::new(self);
         let mut fresh = Fresh { bytes_left: self.page_retain_bytes, pages: Vec::new() };
         let snapshots = self.snapshots();
-        let moves = self.with_sharers(by_page(&asked.moved, &asked.settled));
+        let moves = self.with_sharers(by_page(&asked.moved, &asked.settled), &asked.by_place.pages);
+        report.moved_block_count += asked.by_place.places.len() as u64;
         let numbers: HashSet<u32> = moves.iter().map(|moves| moves.page).collect();
         // Pages that snapshots show come with all of their copies.
         let at_once = (PAGES_AT_ONCE / (1 + snapshots.count_max() / 8)).max(1);
@@ -125,7 +152,8 @@ impl Map {
                 let counts = &mut (&mut draft, &mut report);
                 let moved = match (before.history.as_ref(), &moves.own) {
                     (Some(history), _) => {
-                        self.move_all(counts, moves, &before, history, &snapshots)
+                        let all = moves.all(&asked.by_place);
+                        self.move_all(counts, (moves, &all), &before, history, &snapshots)
                     }
                     (None, Some(own)) => {
                         let is_blind = asked.planted.repoint_blindly;
@@ -191,6 +219,18 @@ impl Map {
                 report.unused.push(*record);
             }
         }
+        let is_used = |number: u64| {
+            asked.segments.iter().any(|record| record.info.number.0 == number)
+                && !report.unused.iter().any(|record| record.info.number.0 == number)
+        };
+        for (segment, frames) in asked.fingerprints.iter().filter(|(number, _)| is_used(*number)) {
+            draft.put_fingerprints(*segment, frames);
+        }
+        for (segment, layer, page) in &asked.by_place.back_references {
+            if is_used(*segment) && !asked.planted.unreferenced_back {
+                draft.put_back_reference(*segment, *layer, *page);
+            }
+        }
         let mut counts: BTreeMap<u64, u32> = self.count_live(draft).await?.into_iter().collect();
         for record in &asked.emptied {
             let number = record.info.number.0;
@@ -205,6 +245,9 @@ impl Map {
             counts.remove(&number);
             draft.delete(&keys::segment_key(number));
             draft.delete(&keys::live_key(number));
+            if self.has_dedup() {
+                draft.forget_dedup(number, asked.by_place.forgotten.get(&number));
+            }
             report.forgotten.push(*record);
         }
         for (number, blocks) in &counts {
@@ -273,7 +316,8 @@ impl Map {
             .iter()
             .map(|moves| {
                 let is_based = layers.base(moves.layer, moves.page).is_some();
-                (moves.layer, moves.page, is_based || !moves.inherited.is_empty())
+                let is_sharing = !moves.inherited.is_empty() || moves.is_by_place;
+                (moves.layer, moves.page, is_based || is_sharing)
             })
             .collect();
         futures::stream::iter(pages)
@@ -300,10 +344,17 @@ impl Map {
     }
 
     /// The moves, and those of pages of other layers that may name the same places.
-    fn with_sharers(&self, moves: Vec<((LayerId, u32), PageMove)>) -> Vec<PageMoves> {
+    fn with_sharers(
+        &self,
+        moves: Vec<((LayerId, u32), PageMove)>,
+        by_place: &[(LayerId, u32)],
+    ) -> Vec<PageMoves> {
         let layers = self.layers();
         let mut all: BTreeMap<(LayerId, u32), PageMoves> = BTreeMap::new();
-        let entry = |layer, page| PageMoves { layer, page, own: None, inherited: Vec::new() };
+        let entry = |layer, page| {
+            let (own, inherited, is_by_place) = (None, Vec::new(), false);
+            PageMoves { layer, page, own, inherited, is_by_place }
+        };
         for ((layer, page), moved) in moves {
             let moved = Arc::new(moved);
             if !self.planted.reclaim_without_clones {
@@ -314,6 +365,16 @@ impl Map {
             }
             all.entry((layer, page)).or_insert_with(|| entry(layer, page)).own = Some(moved);
         }
+        for (layer, page) in by_place {
+            let below = match self.planted.reclaim_without_clones {
+                true => Vec::new(),
+                false => layers.descendants(*layer),
+            };
+            for layer in below.into_iter().chain([*layer]) {
+                let sharer = all.entry((layer, *page)).or_insert_with(|| entry(layer, *page));
+                sharer.is_by_place = true;
+            }
+        }
         all.into_values().collect()
     }
 
@@ -321,25 +382,23 @@ impl Map {
     fn move_all(
         &self,
         (draft, report): &mut (&mut Draft<'_>, &mut RepointReport),
-        moves: &PageMoves,
+        (moves, asked): (&PageMoves, &[Move<'_>]),
         before: &Before,
         history: &History,
         snapshots: &SnapshotList,
     ) -> Option<Page> {
         let (layer, number) = (moves.layer, moves.page);
-        let asked = moves.all();
         if let Some(own) = &moves.own {
             let count = own.to.iter().map(|run| u64::from(run.count())).sum::<u64>();
             report.moved_block_count += count;
         }
         let is_own = !history.operands.is_empty() || !history.copies.is_empty();
-        if !is_own
-            || !(moves.own.is_some() || history.stored().iter().any(|run| names(&asked, run)))
+        if !is_own || !(moves.own.is_some() || history.stored().iter().any(|run| names(asked, run)))
         {
             return None;
         }
         let mut runs = before.page.runs.to_vec();
-        Move::apply_all(&asked, &mut runs);
+        Move::apply_all(asked, &mut runs);
         let settle = Settle {
             layer,
             page: number,
@@ -347,7 +406,7 @@ impl Map {
             runs,
             ranges: self.ranges().cuts(layer, number),
             living: snapshots.of(layer),
-            moved: &asked,
+            moved: asked,
             base: before.base.clone(),
             is_former: self.layers().get(layer).is_some_and(|record| record.is_former),
             is_promoted: false,
@@ -358,8 +417,7 @@ impl Map {
 
 /// Some of the run's blocks are to be elsewhere.
 fn names(asked: &[Move<'_>], run: &Run) -> bool {
-    let of = |moved: &Move<'_>| !pages::unchanged(&[*run], moved.from, moved.to).is_empty();
-    asked.iter().any(of)
+    asked.iter().any(|moved| !moved.moved(&[*run]).is_empty())
 }
 
 /// Re-points the only state of a page; `None`: all of it was written meanwhile.
@@ -384,7 +442,7 @@ fn move_one(
     for run in &runs {
         *draft.live.entry(run.segment).or_default() += i64::from(run.count());
     }
-    let change = PageChange { layer, page, runs };
+    let change = PageChange { layer, page, runs, duplicates: Vec::new() };
     let lsn = before.page.last_lsn;
     Some(draft_page(draft, &mut CommitReport::default(), lsn, &change, before, &[]))
 }

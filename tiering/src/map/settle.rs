@@ -10,15 +10,19 @@ use super::database::Database;
 use super::history::{self, Copy, History};
 use super::keys::{self, copy_key};
 use super::pages::{self, OperandKind, Page, Run};
-use super::{CommitReport, LayerId, Map};
+use super::repoint::Place;
+use super::{CommitReport, LayerId, Map, Placed};
 use block::{Lsn, Result};
+use std::collections::HashMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Where blocks were and where they are now, both sorted.
-pub(super) struct Move<'a> {
-    pub from: &'a [Run],
-    pub to: &'a [Run],
+/// Blocks that are elsewhere now.
+pub(super) enum Move<'a> {
+    /// Where blocks of the page were and where they are now, both sorted.
+    Blocks { from: &'a [Run], to: &'a [Run] },
+    /// The same for whichever block is there.
+    Places(&'a HashMap<Place, Placed>),
 }
 
 /// How a page with a past gets an image.
@@ -134,8 +138,16 @@ impl Move<'_> {
         is_any
     }
 
+    /// What of these runs is elsewhere now.
+    pub(super) fn moved(&self, runs: &[Run]) -> Vec<Run> {
+        match self {
+            Move::Blocks { from, to } => pages::unchanged(runs, from, to),
+            Move::Places(places) => pages::relocated(runs, |place| places.get(&place).copied()),
+        }
+    }
+
     fn apply(&self, runs: &mut Vec<Run>) -> bool {
-        let to = pages::unchanged(runs, self.from, self.to);
+        let to = self.moved(runs);
         if to.is_empty() {
             return false;
         }

@@ -466,7 +466,7 @@ async fn what_rots_in_the_log_is_an_error_until_it_is_written_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flush_with_durability_store_of_a_volume_that_is_behind_fails() {
     let world = World::set_aside().await;
-    world.pool.configure_volume("bad", Some(Durability::Store), None).await.unwrap();
+    world.pool.configure_volume("bad", Some(Durability::Store), None, None).await.unwrap();
     let failed = world.bad.flush().await.unwrap_err();
     assert_eq!(failed.kind(), ErrorKind::Unavailable);
     assert!(failed.to_string().contains("on this machine only"), "{failed}");

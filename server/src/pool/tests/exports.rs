@@ -28,7 +28,7 @@ async fn a_volume_that_is_read_only_for_a_while_gets_no_second_writer() {
     let store = Arc::new(InMemory::new());
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
-    pool.configure_volume("v", None, Some(true)).await.unwrap();
+    pool.configure_volume("v", None, Some(true), None).await.unwrap();
     let claims = Arc::new(Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
     let exports = PoolExports::new(pool.clone(), claims.clone());
     let early = exports.open("v", &client(None)).await.unwrap();
@@ -36,7 +36,7 @@ async fn a_volume_that_is_read_only_for_a_while_gets_no_second_writer() {
     let attached = exports.open("v", &client(Some(said.clone()))).await.unwrap();
     let volume = pool.volume("v").unwrap().id().0;
     assert_eq!(claims.holders_of(volume), ["host1"], "it is known while nobody may write");
-    pool.configure_volume("v", None, Some(false)).await.unwrap();
+    pool.configure_volume("v", None, Some(false), None).await.unwrap();
     attached.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
     assert!(early.limits().is_read_only);
     let refused = early.write(0, pattern(2, 4096), NO_FUA).await.unwrap_err();
@@ -48,12 +48,12 @@ async fn a_volume_that_is_read_only_for_a_while_gets_no_second_writer() {
     early.read(0, &mut bytes).await.unwrap();
     assert_eq!(bytes, pattern(1, 4096));
     // It comes back while the volume is read-only, is ended, and never writes again.
-    pool.configure_volume("v", None, Some(true)).await.unwrap();
+    pool.configure_volume("v", None, Some(true), None).await.unwrap();
     drop(attached);
     let again = ClaimRequest { intent: Intent::Go, ..said };
     let attached = exports.open("v", &client(Some(again.clone()))).await.unwrap();
     assert_eq!(claims.fence(volume).await.unwrap(), ["host1"]);
-    pool.configure_volume("v", None, Some(false)).await.unwrap();
+    pool.configure_volume("v", None, Some(false), None).await.unwrap();
     let refused = attached.write(0, pattern(3, 4096), NO_FUA).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Fenced);
     assert!(exports.open("v", &client(Some(again))).await.is_err());

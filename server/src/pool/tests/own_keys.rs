@@ -9,6 +9,11 @@ async fn ids(pool: &Pool) -> Vec<u32> {
     pool.volume_keys.table().ids().into_iter().map(|id| id.0).collect()
 }
 
+async fn create_own(pool: &Pool, name: &str) -> Result<Arc<Volume>> {
+    let traits = VolumeTraits { own_key: true, ..VolumeTraits::default() };
+    pool.create_volume_with(name, MIB, Durability::Flush, traits).await
+}
+
 async fn key_documents(store: &InMemory) -> usize {
     store.list(Some(&ObjectPath::from("volumekeys"))).count().await
 }
@@ -23,7 +28,7 @@ async fn a_volume_is_erased_with_its_key_once_nothing_depends_on_it() {
     let pool = open(dir.path(), &store, 1).await;
     let plain = pool.create_volume("plain", MIB, Durability::Flush).await.unwrap();
     assert_eq!(key_documents(&store).await, 0);
-    let own = pool.create_own_key_volume("own", MIB, Durability::Flush).await.unwrap();
+    let own = create_own(&pool, "own").await.unwrap();
     let bytes = pattern(1, 256 << 10);
     for volume in [&plain, &own] {
         volume.write(0, bytes.clone(), NO_FUA).await.unwrap();
@@ -81,7 +86,7 @@ async fn the_key_of_a_purged_volume_goes_once_the_store_knows() {
     let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
     let pool = open(dir.path(), &store, 1).await;
     for name in ["first", "second"] {
-        let volume = pool.create_own_key_volume(name, MIB, Durability::Flush).await.unwrap();
+        let volume = create_own(&pool, name).await.unwrap();
         volume.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
     }
     pool.remove_volume("first", true).await.unwrap();
@@ -102,7 +107,7 @@ async fn nothing_is_served_of_a_volume_whose_key_is_missing() {
     let bytes = pattern(1, 64 << 10);
     for (name, has_own) in [("plain", false), ("own", true)] {
         let volume = match has_own {
-            true => pool.create_own_key_volume(name, MIB, Durability::Flush).await,
+            true => create_own(&pool, name).await,
             false => pool.create_volume(name, MIB, Durability::Flush).await,
         };
         volume.unwrap().write(0, bytes.clone(), NO_FUA).await.unwrap();
@@ -146,7 +151,7 @@ async fn nothing_is_served_of_a_volume_whose_key_is_missing() {
 async fn a_volume_is_not_under_the_key_of_a_clone_that_was_not_made() {
     let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
     let pool = open(dir.path(), &store, 1).await;
-    let own = pool.create_own_key_volume("own", MIB, Durability::Flush).await.unwrap();
+    let own = create_own(&pool, "own").await.unwrap();
     let key = own.record().key();
     drop(own);
     // As a clone does before the store refuses it.

@@ -288,12 +288,14 @@ async fn step_all(tier: &Tier) {
     while tier.step(50).await.unwrap().page_count > 0 {}
 }
 
-async fn random_history(seed: u64, planted: Planted) -> u32 {
+pub(super) async fn random_history(seed: u64, planted: Planted) -> u32 {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let open = async |epoch| {
         let mut opened = options(store.clone(), epoch);
         opened.planted = planted;
-        Tier::open(opened).await.unwrap()
+        let tier = Tier::open(opened).await.unwrap();
+        tier.load_fingerprints().await.unwrap();
+        tier
     };
     let mut clones = Clones::new(seed);
     let mut tier = open(1).await;
@@ -382,7 +384,7 @@ fn planted_bugs_are_noticed() {
 }
 
 /// Writes, clones, rollbacks and reads while reclaim, folding, pruning and promoting go on.
-async fn together(seed: u64) {
+pub(super) async fn together(seed: u64) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let tier = Tier::open(options(store, 1)).await.unwrap();
     let mut clones = Clones::new(seed);
@@ -448,7 +450,7 @@ impl Clones {
 /// Lives that end at any request to the store, also while a clone is made or a volume rolled back: what was done is
 /// there, and what was under way is there wholly or not at all.
 #[test]
-fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
+pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
     let mut ambiguous_count = 0;
     for seed in seeds(4) {
         println!("SEED={seed}");

@@ -88,7 +88,7 @@ pub(super) fn life_until_crash(
 }
 
 #[test]
-fn a_crash_at_any_request_leaves_a_prefix_and_no_dangling_frame() {
+pub(super) fn a_crash_at_any_request_leaves_a_prefix_and_no_dangling_frame() {
     for seed in seeds(3) {
         println!("SEED={seed}");
         let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());

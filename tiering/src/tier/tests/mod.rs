@@ -9,6 +9,7 @@ mod clones;
 mod copies;
 mod crash;
 mod damage;
+mod dedup;
 mod hints;
 mod keep;
 mod keys;
@@ -27,6 +28,7 @@ use block::units::SECTOR_BYTES;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use tokio::runtime::Runtime;
 
@@ -55,7 +57,43 @@ fn options(store: Arc<dyn ObjectStore>, epoch: u64) -> TierOptions {
     options.volume_keys.assign(VolumeId(2), KeyId(2));
     options.database.poll_interval = Duration::from_millis(20);
     options.open_timeout = Duration::from_secs(20);
+    if IS_DEDUP.get() {
+        options.is_dedup = true;
+        options.fingerprint_mask = 0xfff;
+    }
     options
+}
+
+thread_local! {
+    static IS_DEDUP: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a test with all volumes deduplicated, with blocks that recur, and with fingerprints that many blocks share.
+fn with_dedup<T>(run: impl FnOnce() -> T) -> T {
+    struct Reset;
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            IS_DEDUP.set(false);
+        }
+    }
+    IS_DEDUP.set(true);
+    let _reset = Reset;
+    run()
+}
+
+/// Blocks of which each is one of a few.
+fn recurring(rng: &mut Rng, block_count: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let (mut which, mut goes_on) = (0, 0);
+    for _ in 0..block_count {
+        // Mostly in sequence.
+        (which, goes_on) = match goes_on {
+            0 => (rng.below(150), rng.below(12)),
+            _ => (which + rng.below(2), goes_on - 1),
+        };
+        bytes.extend(Rng::new(1 + which).bytes(BLOCK_BYTES as usize, 40));
+    }
+    bytes
 }
 
 fn runtime() -> Runtime {
@@ -172,6 +210,10 @@ impl World {
             start = start / 8 * 8;
         }
         let content = match rng.below(10) {
+            3.. if IS_DEDUP.get() && sectors.is_multiple_of(8) => {
+                start = start / 8 * 8;
+                Some(recurring(rng, sectors / 8))
+            }
             0 => None,
             1 => Some(vec![0; sectors as usize * SECTOR]),
             _ => Some(rng.bytes(sectors as usize * SECTOR, 40)),

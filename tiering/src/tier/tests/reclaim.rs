@@ -85,7 +85,7 @@ fn overwritten_space_comes_back_and_nothing_else_changes() {
 }
 
 /// Windows, reads and reclaim at the same time; ends with a panic where something is wrong.
-async fn churn(seed: u64, planted: Planted) {
+pub(super) async fn churn(seed: u64, planted: Planted) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut world = World::new(seed);
     let mut opened = options(store.clone(), 1);

@@ -201,12 +201,14 @@ async fn check_held(tier: &Tier) {
     assert!(total > 0 || list.iter().count() < 4, "no snapshot holds anything");
 }
 
-async fn random_history(seed: u64, planted: Planted) {
+pub(super) async fn random_history(seed: u64, planted: Planted) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let open = async |epoch| {
         let mut opened = options(store.clone(), epoch);
         opened.planted = planted;
-        Tier::open(opened).await.unwrap()
+        let tier = Tier::open(opened).await.unwrap();
+        tier.load_fingerprints().await.unwrap();
+        tier
     };
     let mut snapshots = Snapshots::new(seed);
     let mut tier = open(1).await;
@@ -293,7 +295,7 @@ fn planted_bugs_are_noticed() {
 }
 
 /// Windows, reads of snapshots, reclaim, folding and pruning at the same time.
-async fn together(seed: u64) {
+pub(super) async fn together(seed: u64) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let tier = Tier::open(options(store, 1)).await.unwrap();
     let mut snapshots = Snapshots::new(seed);
@@ -454,7 +456,7 @@ fn the_space_of_a_snapshot_comes_back_when_it_is_removed() {
 /// Lives that end at any request to the store: every snapshot of the windows that came through is there, and
 /// shows what it did.
 #[test]
-fn a_crash_at_any_request_leaves_every_snapshot_as_it_was() {
+pub(super) fn a_crash_at_any_request_leaves_every_snapshot_as_it_was() {
     for seed in seeds(3) {
         println!("SEED={seed}");
         let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());

@@ -1,0 +1,348 @@
+//! What of a window is stored already: fingerprints nominate, bytes decide.
+//!
+//! Invariants:
+//! - A block is taken for a duplicate only if the stored one was read, opened and is equal.
+//! - Every segment that a duplicate was found in, but for those of the window itself, is pinned until the window is
+//!   committed, or is not.
+//! - What cannot be read is stored once more: deduplication never keeps a window from being destaged.
+
+use super::pack::Packer;
+use super::{BLOCK, Job};
+use crate::dedup::fingerprints::Fingerprinter;
+use crate::dedup::index::{ByFingerprint, Location};
+use crate::dedup::{self, Pin, is_of_segment};
+use crate::fetch::Access;
+use crate::keys::KeyId;
+use crate::map::records::SegmentRecord;
+use crate::map::{Change, LayerId, Placed};
+use crate::segment::{FrameAt, FrameRef};
+use block::{Error, ErrorKind, Result, VolumeId};
+use bytes::Bytes;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering;
+
+/// Frames that are read at a time, to be compared. Chosen by hand: 4 MiB at most.
+const FRAMES_AT_ONCE: usize = 64;
+/// Lists of fingerprints that are read for one gathering step. Chosen by hand.
+const LISTS_AT_ONCE: usize = 4;
+
+/// How the blocks of a volume are looked for.
+#[derive(Clone, Copy)]
+pub(super) struct Search {
+    pub volume: VolumeId,
+    pub layer: LayerId,
+    pub key: KeyId,
+    pub fingerprinter: Fingerprinter,
+}
+
+/// What a job knows of duplicates.
+#[derive(Default)]
+pub(super) struct Duplicates {
+    /// Of the segments that the window itself has written.
+    own: ByFingerprint<Location>,
+    /// How many lists of these are in `own`.
+    own_count: usize,
+    /// Segments that were nominated; `None`: it is not to be used.
+    used: HashMap<u64, Option<SegmentRecord>>,
+    pub pins: Vec<Pin>,
+    pub changes: Vec<Change>,
+    /// Blocks of the window that are equal to an earlier one, of which it is not known yet where that is stored.
+    repeats: Vec<Repeat>,
+    pub found: BTreeMap<VolumeId, dedup::Found>,
+}
+
+/// A block of a layer that is equal to another one.
+#[derive(Clone, Copy)]
+struct Repeat {
+    layer: LayerId,
+    block: u64,
+    first: u64,
+}
+
+/// What is known of a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// It is new.
+    New,
+    /// It is stored.
+    At(Placed),
+    /// It is equal to an earlier one of those that are looked for together.
+    As(usize),
+}
+
+/// One block that is to be stored, or not.
+struct Block<'a> {
+    number: u64,
+    bytes: &'a [u8],
+    fingerprint: u64,
+    is_zero: bool,
+}
+
+impl Job<'_> {
+    /// Sets aside what is stored already, and packs the rest. The blocks of `whole` are in order.
+    pub(super) async fn pack_new(
+        &mut self,
+        packer: &mut Packer,
+        search: Search,
+        whole: Vec<(u64, Bytes)>,
+    ) -> Result<()> {
+        let mut blocks: Vec<Block> = Vec::new();
+        for (first_block, bytes) in &whole {
+            let each = bytes.chunks_exact(BLOCK).zip(search.fingerprinter.of_blocks(bytes));
+            blocks.extend(each.zip(*first_block..).map(|((bytes, fingerprint), number)| {
+                let is_zero = super::write::is_zero(bytes);
+                Block { number, bytes, fingerprint, is_zero }
+            }));
+        }
+        let stored = self.find(&search, &blocks).await?;
+        let found = self.with_repeats(&blocks, &stored);
+        let counts = self.duplicates.found.entry(search.volume).or_default();
+        counts.block_count += blocks.iter().filter(|block| !block.is_zero).count() as u64;
+        counts.duplicate_count += found.iter().filter(|one| **one != Found::New).count() as u64;
+
+        let fingerprints: Vec<u64> = blocks.iter().map(|block| block.fingerprint).collect();
+        let mut pieces = Vec::new();
+        let mut at = 0; // among all blocks
+        for (first_block, bytes) in &whole {
+            let block_count = bytes.len() / BLOCK;
+            let mut start = 0;
+            for index in 0..=block_count {
+                let one = found.get(at + index).copied().filter(|_| index < block_count);
+                if one == Some(Found::New) {
+                    continue;
+                }
+                if start < index {
+                    let new = bytes.slice(start * BLOCK..index * BLOCK);
+                    let fingerprints = &fingerprints[at + start..at + index];
+                    packer.add(first_block + start as u64, new, fingerprints, &mut pieces);
+                }
+                let (layer, block) = (search.layer, first_block + index as u64);
+                match one {
+                    Some(Found::At(placed)) => self.duplicates.add(layer, block, placed),
+                    Some(Found::As(first)) => {
+                        let first = blocks[first].number;
+                        self.duplicates.repeats.push(Repeat { layer, block, first });
+                    }
+                    Some(Found::New) | None => {}
+                }
+                start = index + 1;
+            }
+            at += block_count;
+            for piece in pieces.drain(..) {
+                self.writer.add(piece).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where each block is stored already, if it is.
+    async fn find(&mut self, search: &Search, blocks: &[Block<'_>]) -> Result<Vec<Option<Placed>>> {
+        let mut found = vec![None; blocks.len()];
+        let wanted = || blocks.iter().filter(|block| !block.is_zero).map(|block| block.fingerprint);
+        self.learn_own(wanted()).await?;
+        self.read_lists(wanted()).await;
+        // By frame: which blocks may be which of its blocks.
+        let mut nominated: BTreeMap<(u64, u32), (FrameAt, Vec<(usize, Location)>)> =
+            BTreeMap::new();
+        for (index, block) in blocks.iter().enumerate().filter(|(_, block)| !block.is_zero) {
+            let own = self.duplicates.own.get(&block.fingerprint).copied();
+            let location = own.or_else(|| self.inner.dedup.index.lock().find(block.fingerprint));
+            if let Some(location) = location {
+                let frame = (location.segment, location.at.frame_index);
+                let (_, these) = nominated.entry(frame).or_insert((location.at, Vec::new()));
+                these.push((index, location));
+            }
+        }
+        let mut frames = Vec::new();
+        for ((segment, _), (at, these)) in nominated {
+            match self.use_segment(search, segment).await? {
+                Some(record) => frames.push((FrameRef { info: record.info, at }, these)),
+                None => self.forget(blocks, &these),
+            }
+        }
+        for frames in frames.chunks(FRAMES_AT_ONCE) {
+            let refs: Vec<FrameRef> = frames.iter().map(|(frame, _)| *frame).collect();
+            for ((_, these), plain) in frames.iter().zip(self.read_frames(&refs).await) {
+                let Some(plain) = plain else {
+                    self.inner.dedup.unread_count.fetch_add(these.len() as u64, Ordering::Relaxed);
+                    self.forget(blocks, these);
+                    continue;
+                };
+                for (index, location) in these {
+                    let start = usize::from(location.within) * BLOCK;
+                    let is_equal = plain.get(start..start + BLOCK) == Some(blocks[*index].bytes)
+                        || self.inner.options.planted.fingerprints_trusted;
+                    if is_equal {
+                        let Location { segment, at, within } = *location;
+                        found[*index] = Some(Placed { segment, at, within });
+                    } else {
+                        self.inner.dedup.unequal_count.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Which blocks are equal to earlier ones, beside those that are stored already.
+    fn with_repeats(&self, blocks: &[Block<'_>], stored: &[Option<Placed>]) -> Vec<Found> {
+        let is_trusting = self.inner.options.planted.fingerprints_trusted;
+        let mut seen: ByFingerprint<usize> = ByFingerprint::default();
+        let each = blocks.iter().zip(stored).enumerate();
+        each.map(|(index, (block, stored))| {
+            if let Some(placed) = stored {
+                return Found::At(*placed);
+            }
+            if block.is_zero {
+                return Found::New;
+            }
+            let first = *seen.entry(block.fingerprint).or_insert(index);
+            let is_equal = first != index && (is_trusting || blocks[first].bytes == block.bytes);
+            if is_equal { Found::As(first) } else { Found::New }
+        })
+        .collect()
+    }
+
+    /// Learns where the window itself has stored blocks by now, those that are looked for above all.
+    async fn learn_own(&mut self, wanted: impl Iterator<Item = u64>) -> Result<()> {
+        let written = self.writer.settle(wanted).await?;
+        for (segment, frames) in &written.fingerprints[self.duplicates.own_count..] {
+            for frame in frames {
+                for (fingerprint, within) in frame.fingerprints.iter().zip(0u8..) {
+                    let location = Location { segment: *segment, at: frame.at, within };
+                    self.duplicates.own.entry(*fingerprint).or_insert(location);
+                }
+            }
+        }
+        self.duplicates.own_count = written.fingerprints.len();
+        for record in &written.segments {
+            self.duplicates.used.insert(record.info.number.0, Some(*record));
+        }
+        Ok(())
+    }
+
+    /// Reads the lists of the segments that the index leads to.
+    async fn read_lists(&self, wanted: impl Iterator<Item = u64>) {
+        let dedup = &self.inner.dedup;
+        let segments = dedup.index.lock().lists_wanted(wanted, LISTS_AT_ONCE);
+        for segment in segments {
+            match self.inner.map.fingerprints(segment).await {
+                Ok(frames) => {
+                    dedup.index.lock().add_list(segment, &frames.unwrap_or_default());
+                }
+                Err(error) => {
+                    tracing::debug!(segment, error = %error.chain(), "fingerprints not read");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The record of a segment in which duplicates may be: pinned, there, and under the right key.
+    async fn use_segment(&mut self, search: &Search, number: u64) -> Result<Option<SegmentRecord>> {
+        let known = match self.duplicates.used.get(&number) {
+            Some(known) => *known,
+            None => {
+                // Before the look: what is pinned and there stays there.
+                let pin = self.inner.dedup.pin(number);
+                let found = match &pin {
+                    Some(_) => self.inner.map.find_segment(number).await,
+                    None => Ok(None),
+                };
+                let record = match found {
+                    Ok(record) => record,
+                    Err(error) if is_of_segment(error.kind()) => None,
+                    Err(error) => return Err(error),
+                };
+                if record.is_some() {
+                    self.duplicates.pins.extend(pin);
+                }
+                self.duplicates.used.insert(number, record);
+                record
+            }
+        };
+        Ok(known.filter(|record| record.info.key == search.key))
+    }
+
+    /// The blocks of the frames, of those that can be read.
+    async fn read_frames(&self, frames: &[FrameRef]) -> Vec<Option<Bytes>> {
+        match self.inner.frames.read_many(frames, Access::Once).await {
+            Ok(read) => read.into_iter().map(Some).collect(),
+            Err(error) if is_of_segment(error.kind()) => {
+                let mut read = Vec::with_capacity(frames.len());
+                for frame in frames {
+                    read.push(self.inner.frames.read(&frame.info, frame.at).await.ok());
+                }
+                read
+            }
+            // The store is away: none of them.
+            Err(error) => {
+                tracing::debug!(error = %error.chain(), "blocks that may be duplicates are not read");
+                vec![None; frames.len()]
+            }
+        }
+    }
+
+    fn forget(&self, blocks: &[Block<'_>], these: &[(usize, Location)]) {
+        let mut index = self.inner.dedup.index.lock();
+        for (block, location) in these {
+            index.forget(blocks[*block].fingerprint, location);
+        }
+    }
+}
+
+impl Duplicates {
+    /// Where the blocks are that are equal to others of the window, all of which are in `changes` by now.
+    pub(super) fn take_repeats(&mut self, changes: &[Change]) -> Result<Vec<Change>> {
+        let repeats = std::mem::take(&mut self.repeats);
+        if repeats.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut sorted: Vec<&Change> = changes.iter().collect();
+        sorted.sort_unstable_by_key(|change| (change.layer, change.first_block));
+        let of = |Repeat { layer, block, first }: Repeat| {
+            let after = sorted
+                .partition_point(|change| (change.layer, change.first_block) <= (layer, first));
+            let change = after.checked_sub(1).map(|index| sorted[index]).filter(|change| {
+                change.layer == layer && first < change.first_block + change.block_count
+            });
+            let placed = change.and_then(|change| {
+                let skipped = u8::try_from(first - change.first_block).ok()?;
+                let placed = change.placed?;
+                Some(Placed { within: placed.within + skipped, ..placed })
+            });
+            let placed = placed.ok_or_else(|| {
+                let what = format!("destage layer {layer}: block {first} was not stored");
+                Error::new(ErrorKind::Io, what)
+            })?;
+            let (first_block, placed) = (block, Some(placed));
+            Ok(Change { layer, first_block, block_count: 1, placed, is_duplicate: true })
+        };
+        repeats.into_iter().map(of).collect()
+    }
+
+    /// Adds a block that is stored already, behind all of its layer that were added before.
+    fn add(&mut self, layer: LayerId, block: u64, placed: Placed) {
+        match self.changes.last_mut() {
+            Some(last)
+                if last.layer == layer
+                    && last.first_block + last.block_count == block
+                    && last.placed.is_some_and(|first| {
+                        let within = u64::from(first.within) + last.block_count;
+                        first.segment == placed.segment
+                            && first.at == placed.at
+                            && within == u64::from(placed.within)
+                    }) =>
+            {
+                last.block_count += 1;
+            }
+            _ => self.changes.push(Change {
+                layer,
+                first_block: block,
+                block_count: 1,
+                placed: Some(placed),
+                is_duplicate: true,
+            }),
+        }
+    }
+}

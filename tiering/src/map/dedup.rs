@@ -1,0 +1,202 @@
+//! What the metadata keeps for deduplication: back-references, fingerprints of segments, and what was found.
+//!
+//! Invariants:
+//! - A page that names a frame which was not written for its layer and blocks, or for those that the layer was made from,
+//!   has a back-reference from the segment, or one of the layers above has it for the page of that number. It is in the
+//!   batch that makes the reference, and goes with the segment's record.
+//! - There may be back-references of pages that name nothing of the segment any more.
+
+use super::commit::Draft;
+use super::keys::{
+    self, back_reference_key, back_reference_of, family, fingerprints_key, found_key,
+};
+use super::{LayerId, Map, after, entries, get};
+use crate::dedup::Found;
+use crate::dedup::fingerprints::{self, FrameFingerprints};
+use block::units::u64_at;
+use block::{Result, VolumeId};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+pub(super) const BACK_REFERENCE_VERSION: u8 = 1;
+const FOUND_VERSION: u8 = 1;
+const FOUND_BYTES: usize = 1 + 8 + 8;
+
+/// Pages that name blocks of a segment that were not written for them, by number: their layers.
+pub(crate) type BackReferences = BTreeMap<u32, Vec<LayerId>>;
+
+/// Up to so many segments with their fingerprints, and the segment to go on after.
+pub(crate) type FingerprintsStep = (Vec<(u64, Vec<FrameFingerprints>)>, Option<u64>);
+
+pub(super) fn decode_found(volume: VolumeId, bytes: &[u8]) -> Result<Found> {
+    let read =
+        || Some(Found { block_count: u64_at(bytes, 1)?, duplicate_count: u64_at(bytes, 9)? });
+    match read() {
+        Some(found) if bytes.len() == FOUND_BYTES && bytes[0] == FOUND_VERSION => Ok(found),
+        _ => Err(keys::corrupt(&found_key(volume), "not what deduplication has found")),
+    }
+}
+
+pub(super) fn encode_found(found: &Found) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(FOUND_BYTES);
+    bytes.push(FOUND_VERSION);
+    bytes.extend_from_slice(&found.block_count.to_le_bytes());
+    bytes.extend_from_slice(&found.duplicate_count.to_le_bytes());
+    bytes
+}
+
+impl Draft<'_> {
+    pub(super) fn put_back_reference(&mut self, segment: u64, layer: LayerId, page: u32) {
+        self.put(&back_reference_key(segment, layer, page), &[BACK_REFERENCE_VERSION]);
+    }
+
+    pub(super) fn put_fingerprints(&mut self, segment: u64, frames: &[FrameFingerprints]) {
+        self.put(&fingerprints_key(segment), &fingerprints::encode(frames));
+    }
+
+    /// Deletes what deduplication keeps of a segment.
+    pub(super) fn forget_dedup(&mut self, segment: u64, references: Option<&BackReferences>) {
+        self.delete(&fingerprints_key(segment));
+        for (page, layers) in references.into_iter().flatten() {
+            for layer in layers {
+                self.delete(&back_reference_key(segment, *layer, *page));
+            }
+        }
+    }
+}
+
+impl Map {
+    /// Blocks are, or were, looked for among those that are stored.
+    pub(crate) fn has_dedup(&self) -> bool {
+        self.opener.header().has_dedup()
+    }
+
+    /// What was found, by volume.
+    pub(crate) fn found(&self) -> BTreeMap<VolumeId, Found> {
+        self.found.read().clone()
+    }
+
+    /// All back-references of a segment.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming the key; what the database says.
+    pub(crate) async fn back_references(&self, segment: u64) -> Result<BackReferences> {
+        let mut found = BackReferences::new();
+        if !self.has_dedup() {
+            return Ok(found);
+        }
+        let from = back_reference_key(segment, LayerId(0), 0).to_vec();
+        let until = back_reference_key(segment, LayerId(u64::MAX), u32::MAX).to_vec();
+        let range = (Bound::Included(from), Bound::Included(until));
+        for (key, value) in entries(&self.db(), range.0, range.1, usize::MAX).await? {
+            let Some((_, layer, page)) = back_reference_of(&key) else {
+                return Err(keys::corrupt(&key, "not the key of a back-reference"));
+            };
+            self.open_back_reference(&key, &value)?;
+            found.entry(page).or_default().push(layer);
+        }
+        Ok(found)
+    }
+
+    fn open_back_reference(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        match self.opener.open_one(key, value)?[..] {
+            [BACK_REFERENCE_VERSION] => Ok(()),
+            _ => Err(keys::corrupt(key, "not a back-reference")),
+        }
+    }
+
+    /// Whether the page of a layer, or of one that it was made from, has a back-reference from a segment.
+    ///
+    /// # Errors
+    /// As [`Map::back_references`].
+    pub(crate) async fn is_referenced_back(
+        &self,
+        segment: u64,
+        layer: LayerId,
+        page: u32,
+    ) -> Result<bool> {
+        if !self.has_dedup() {
+            return Ok(false);
+        }
+        let layers = self.layers();
+        let parent = |layer: &LayerId| layers.get(*layer).and_then(|record| record.parent);
+        for layer in std::iter::successors(Some(layer), parent) {
+            let key = back_reference_key(segment, layer, page);
+            if let Some(value) = get(&self.db(), &key).await? {
+                self.open_back_reference(&key, &value)?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Up to `count_max` keys that follow `last` (from the first one on without it) of back-references, or of fingerprints,
+    /// each with its segment: for checks.
+    ///
+    /// # Errors
+    /// What the database says; `Corrupt` for a key that is none.
+    pub(crate) async fn dedup_keys_after(
+        &self,
+        is_fingerprints: bool,
+        last: Option<&[u8]>,
+        count_max: usize,
+    ) -> Result<Vec<(Vec<u8>, u64)>> {
+        let family = if is_fingerprints { family::FINGERPRINTS } else { family::BACK_REFERENCE };
+        let from = match last {
+            Some(key) => Bound::Excluded(key.to_vec()),
+            None => Bound::Included(vec![family]),
+        };
+        let mut found = Vec::new();
+        for (key, _) in entries(&self.db(), from, after(family), count_max).await? {
+            let segment = match is_fingerprints {
+                true => keys::number_of(&key),
+                false => back_reference_of(&key).map(|(segment, _, _)| segment),
+            };
+            let wrong = || keys::corrupt(&key, "not a key of deduplication");
+            let segment = segment.ok_or_else(wrong)?;
+            found.push((key.to_vec(), segment));
+        }
+        Ok(found)
+    }
+
+    /// The fingerprints of a segment, if it has any.
+    ///
+    /// # Errors
+    /// `Corrupt`, naming the segment; what the database says.
+    pub(crate) async fn fingerprints(
+        &self,
+        segment: u64,
+    ) -> Result<Option<Vec<FrameFingerprints>>> {
+        if !self.has_dedup() {
+            return Ok(None);
+        }
+        let key = fingerprints_key(segment);
+        let Some(value) = get(&self.db(), &key).await? else { return Ok(None) };
+        fingerprints::decode(segment, &self.opener.open_one(&key, &value)?).map(Some)
+    }
+
+    /// The fingerprints of segments that follow number `last`. What does not open is passed over.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub(crate) async fn fingerprints_after(
+        &self,
+        last: u64,
+        count_max: usize,
+    ) -> Result<FingerprintsStep> {
+        let from = Bound::Excluded(fingerprints_key(last).to_vec());
+        let read = entries(&self.db(), from, after(family::FINGERPRINTS), count_max).await?;
+        let mut found = Vec::with_capacity(read.len());
+        let mut next = None;
+        for (key, value) in &read {
+            let Some(segment) = keys::number_of(key) else { continue };
+            next = Some(segment);
+            let opened = self.opener.open_one(key, value);
+            match opened.and_then(|plain| fingerprints::decode(segment, &plain)) {
+                Ok(frames) => found.push((segment, frames)),
+                Err(error) => tracing::debug!(error = %error.chain(), "passed over"),
+            }
+        }
+        Ok((found, next.filter(|_| read.len() == count_max)))
+    }
+}

@@ -1,0 +1,235 @@
+//! Reclaim of segments with back-references: pages name their blocks that these were not written for.
+//!
+//! Invariants:
+//! - What is live is found by place: a block of the segment is live if any state of any page names it. The pages are those
+//!   that the directory says, those that have back-references, and those of all layers that were made from theirs.
+//! - A block that only such pages name is written anew for nobody: under layer 0, which is no volume's, numbered within
+//!   the step.
+//! - A page that names a frame and is neither where the directory says nor has a back-reference is damage: the segment stays.
+
+use super::{Live, Look, STATES_AT_ONCE, pages_of};
+use crate::map::dedup::BackReferences;
+use crate::map::pages::{PAGE_BLOCKS, Run};
+use crate::map::records::SegmentRecord;
+use crate::map::repoint::{Place, SeenPage};
+use crate::map::{LayerId, LayerList, Placed};
+use crate::segment::{DirectoryEntry, FrameAt};
+use crate::tier::Inner;
+use block::{Error, ErrorKind, Result};
+use futures::{StreamExt, TryStreamExt};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+/// Of blocks that are written for nobody.
+pub(super) const NOBODY: LayerId = LayerId(0);
+
+/// A page that names a block which was not written for it, and for which it has a back-reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Foreign {
+    pub layer: LayerId,
+    pub page: u32,
+    pub place: Place,
+}
+
+/// Blocks of a segment that some page names, with the layer and block that they were written for, where one of the pages is
+/// such a one.
+type LivePlaces = BTreeMap<Place, Option<(LayerId, u64)>>;
+
+/// The pages of one number, as far as they may name a segment.
+struct PageRoots {
+    page: u32,
+    /// What was written for the page, of layers that are somebody's.
+    entries: Vec<DirectoryEntry>,
+    /// Layers whose page has a back-reference.
+    foreign: Vec<LayerId>,
+}
+
+#[derive(Default)]
+struct PageLook {
+    places: LivePlaces,
+    foreign: BTreeSet<Foreign>,
+    /// Pages that name something of it.
+    naming: Vec<LayerId>,
+    settled: Vec<LayerId>,
+    has_hidden: bool,
+    state_count: usize,
+}
+
+impl Inner {
+    /// As `look_into`, of a segment that has back-references. `nobody` is the next number of a block that is nobody's.
+    pub(super) async fn look_into_referenced(
+        &self,
+        record: &SegmentRecord,
+        entries: Vec<DirectoryEntry>,
+        references: BackReferences,
+        nobody: &mut u64,
+        pages_at_once: usize,
+    ) -> Result<Look> {
+        let own = entries.iter().filter(|entry| entry.layer != NOBODY.0).copied();
+        let mut by_page = pages_of(record, own)?;
+        let mut pages: BTreeMap<u32, PageRoots> = BTreeMap::new();
+        let numbers: BTreeSet<u32> = by_page.keys().chain(references.keys()).copied().collect();
+        for page in numbers {
+            let entries = by_page.remove(&page).unwrap_or_default();
+            let foreign = references.get(&page).cloned().unwrap_or_default();
+            pages.insert(page, PageRoots { page, entries, foreign });
+        }
+        let entries = &entries;
+        let mut looks = futures::stream::iter(pages.into_values())
+            .map(|roots| self.look_at_referenced(record, entries, roots))
+            .buffered(pages_at_once);
+        let mut all = Look::default();
+        let mut places = LivePlaces::new();
+        while let Some((page, look)) = looks.try_next().await? {
+            if all.state_count > STATES_AT_ONCE {
+                all.is_cut = true;
+                break;
+            }
+            all.state_count += look.state_count;
+            all.has_hidden |= look.has_hidden;
+            all.naming.extend(look.naming.into_iter().map(|layer| (layer, page)));
+            all.settled.extend(look.settled.into_iter().map(|layer| (layer, page)));
+            all.foreign.extend(look.foreign);
+            for (place, owner) in look.places {
+                let known = places.entry(place).or_insert(owner);
+                *known = known.or(owner);
+            }
+        }
+        all.live = live_of(record, entries, places, nobody);
+        all.references = Some(references);
+        Ok(all)
+    }
+
+    async fn look_at_referenced(
+        &self,
+        record: &SegmentRecord,
+        entries: &[DirectoryEntry],
+        roots: PageRoots,
+    ) -> Result<(u32, PageLook)> {
+        let written_for = roots.entries.iter().map(|entry| entry.layer);
+        let written_for: BTreeSet<u64> =
+            written_for.chain(roots.foreign.iter().map(|layer| layer.0)).collect();
+        let layers = self.map.layers();
+        let mut seen = Vec::new();
+        for holder in self.holders(&written_for) {
+            seen.push((holder, self.map.page_for_reclaim(holder, roots.page).await?));
+        }
+        Ok((roots.page, look_at(record, entries, &roots, &layers, &seen)?))
+    }
+}
+
+/// What the pages of one number name of a segment.
+fn look_at(
+    record: &SegmentRecord,
+    entries: &[DirectoryEntry],
+    roots: &PageRoots,
+    layers: &LayerList,
+    seen: &[(LayerId, SeenPage)],
+) -> Result<PageLook> {
+    let number = record.info.number.0;
+    let page_block = u64::from(roots.page) * PAGE_BLOCKS;
+    let mut look = PageLook::default();
+    for (layer, page) in seen {
+        let mut shown: HashSet<(u8, Place)> = HashSet::new();
+        for run in page.states.iter().flatten().filter(|run| run.segment == number) {
+            let at = FrameAt {
+                frame_index: run.frame_index,
+                offset: run.offset,
+                sealed_bytes: run.sealed_bytes,
+            };
+            let wrong = |what: &str| {
+                let what = format!(
+                    "{}: page {} of layer {layer} names frame {}, and {what}",
+                    record.info, roots.page, run.frame_index
+                );
+                Error::new(ErrorKind::Corrupt, what)
+            };
+            let end = u32::from(run.within) + run.count();
+            let entry = entries
+                .get(run.frame_index as usize)
+                .filter(|entry| entry.at == at && end <= u32::from(entry.block_count))
+                .ok_or_else(|| wrong("its directory does not"))?;
+            let first_block = page_block + u64::from(run.first);
+            let owner = LayerId(entry.layer);
+            let is_own = owner != NOBODY
+                && layers.is_below(*layer, owner)
+                && entry.first_block + u64::from(run.within) == first_block;
+            let root = roots.foreign.iter().find(|root| layers.is_below(*layer, **root));
+            if !is_own && root.is_none() {
+                return Err(wrong("it has no back-reference"));
+            }
+            for (position, within) in run.blocks() {
+                let place = (number, run.frame_index, within);
+                shown.insert((position, place));
+                let its = is_own.then(|| (owner, page_block + u64::from(position)));
+                let known = look.places.entry(place).or_insert(its);
+                *known = known.or(its);
+                if !is_own && let Some(root) = root {
+                    look.foreign.insert(Foreign { layer: *root, page: roots.page, place });
+                }
+            }
+        }
+        let of_it = |runs: &[Run]| -> u32 {
+            runs.iter().filter(|run| run.segment == number).map(Run::count).sum()
+        };
+        let newest = page.states.first().map_or(0, |newest| of_it(newest));
+        look.has_hidden |= of_it(&page.hidden) > newest;
+        let is_unseen = |run: &Run| {
+            let mut blocks = run.blocks();
+            run.segment == number
+                && blocks.any(|(position, within)| {
+                    !shown.contains(&(position, (number, run.frame_index, within)))
+                })
+        };
+        let is_settled = page.unseen.iter().any(is_unseen);
+        if is_settled {
+            look.settled.push(*layer);
+        }
+        if !shown.is_empty() {
+            look.naming.push(*layer);
+        }
+        if is_settled || !shown.is_empty() {
+            look.state_count += page.states.len();
+        }
+    }
+    Ok(look)
+}
+
+/// The live blocks of a segment, those that are somebody's first, each list in order.
+fn live_of(
+    record: &SegmentRecord,
+    entries: &[DirectoryEntry],
+    places: LivePlaces,
+    nobody: &mut u64,
+) -> Vec<Live> {
+    let mut owned: Vec<((LayerId, u64), Place)> = Vec::new();
+    let mut others: Vec<((LayerId, u64), Place)> = Vec::new();
+    for (place, owner) in places {
+        match owner {
+            Some(owner) => owned.push((owner, place)),
+            None => {
+                others.push(((NOBODY, *nobody), place));
+                *nobody += 1;
+            }
+        }
+    }
+    owned.sort_unstable();
+    let mut live: Vec<Live> = Vec::new();
+    for ((layer, block), (_, frame_index, within)) in owned.into_iter().chain(others) {
+        let at = entries[frame_index as usize].at;
+        match live.last_mut() {
+            Some(last)
+                if last.layer == layer
+                    && last.first_block + last.block_count == block
+                    && last.from.at == at
+                    && u64::from(last.from.within) + last.block_count == u64::from(within) =>
+            {
+                last.block_count += 1;
+            }
+            _ => {
+                let from = Placed { segment: record.info.number.0, at, within };
+                live.push(Live { layer, first_block: block, block_count: 1, from });
+            }
+        }
+    }
+    live
+}

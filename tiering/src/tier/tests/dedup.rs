@@ -1,0 +1,301 @@
+//! Deduplication: the models of the other tests with blocks that recur, what must be found, and bugs that these tests must
+//! notice.
+
+use super::reclaim::EAGER;
+use super::*;
+use crate::dedup::Found;
+use crate::planted::Planted;
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+async fn reclaim_all(tier: &Tier) {
+    tier.inner.reclaim.look_again();
+    while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+    sweep_all_abandoned(tier).await;
+}
+
+#[test]
+fn clones_and_rollbacks_hold_what_they_should() {
+    with_dedup(|| {
+        for seed in seeds(5) {
+            println!("SEED={seed}");
+            runtime().block_on(clones::random_history(seed, Planted::default()));
+        }
+    });
+}
+
+#[test]
+fn snapshots_show_what_was_there() {
+    with_dedup(|| {
+        for seed in seeds(5) {
+            println!("SEED={seed}");
+            runtime().block_on(snapshots::random_history(seed, Planted::default()));
+        }
+    });
+}
+
+#[test]
+fn writes_reads_clones_and_reclaim_go_on_together() {
+    with_dedup(|| {
+        for seed in seeds(3) {
+            println!("SEED={seed}");
+            runtime().block_on(reclaim::churn(seed, Planted::default()));
+            runtime().block_on(clones::together(seed));
+            runtime().block_on(snapshots::together(seed));
+        }
+    });
+}
+
+#[test]
+fn a_crash_at_any_request_leaves_a_prefix() {
+    with_dedup(crash::a_crash_at_any_request_leaves_a_prefix_and_no_dangling_frame);
+    with_dedup(snapshots::a_crash_at_any_request_leaves_every_snapshot_as_it_was);
+    with_dedup(clones::a_crash_at_any_request_leaves_every_clone_as_it_was);
+}
+
+#[test]
+fn what_is_under_a_key_is_gone_with_it_and_nothing_else_is() {
+    with_dedup(|| {
+        for seed in seeds(3) {
+            println!("SEED={seed}");
+            runtime().block_on(keys::destroyed(seed, Planted::default()));
+        }
+    });
+}
+
+#[test]
+fn planted_bugs_are_noticed() {
+    let of = |bug: fn(&mut Planted)| {
+        let mut planted = Planted::default();
+        bug(&mut planted);
+        planted
+    };
+    let all = [
+        of(|planted| planted.fingerprints_trusted = true),
+        of(|planted| planted.unreferenced_back = true),
+    ];
+    for planted in all {
+        let is_noticed = (1..=5).any(|seed| {
+            let run = clones::random_history(seed, planted);
+            let run = AssertUnwindSafe(run).catch_unwind();
+            with_dedup(|| runtime().block_on(run)).is_err()
+        });
+        assert!(is_noticed, "{planted:?} goes unnoticed");
+    }
+}
+
+/// So many blocks that differ, from one on.
+fn template(first: u64, block_count: u64) -> Bytes {
+    let blocks = first..first + block_count;
+    blocks.flat_map(|block| Rng::new(1_000_003 * block + 1).bytes(BLOCK, 60)).collect()
+}
+
+fn window_of(lsn: u64, parts: Vec<(u32, u64, Bytes)>) -> Window<Bytes> {
+    let mut window = plain_window(lsn, Vec::new());
+    let mut volumes: BTreeMap<u32, Extents> = BTreeMap::new();
+    for (volume, first_block, bytes) in parts {
+        let (start, count) = (first_block * 8, (bytes.len() / SECTOR) as u64);
+        volumes.entry(volume).or_default().insert(start, start + count, Some(bytes));
+    }
+    let volumes = volumes.into_iter();
+    window.volumes =
+        volumes.map(|(volume, extents)| (VolumeId(volume), extents.into_extents())).collect();
+    window
+}
+
+async fn check_holds(tier: &Tier, volume: u32, first_block: u64, want: &[u8]) {
+    let mut buf = vec![0xaa; want.len()];
+    tier.read(VolumeId(volume), first_block * BLOCK_BYTES, &mut buf).await.unwrap();
+    let differs = buf.iter().zip(want).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "volume {volume}");
+}
+
+/// What the issue asks for: two clones of one template that are updated alike, and pages that recur.
+#[test]
+fn what_is_written_alike_is_stored_once() {
+    runtime().block_on(async {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        for volume in [1, 3, 4] {
+            tier.set_dedup(VolumeId(volume), true);
+        }
+        let base = template(0, 600);
+        let mut window = window_of(1, vec![(1, 0, base.clone())]);
+        window.snapshots.push(crate::map::SnapshotChange::Made {
+            volume: VolumeId(1),
+            record: Bytes::from_static(b"template"),
+        });
+        let first = tier.destage(window, &Payloads).await.unwrap();
+        assert_eq!((first.stored_block_count, first.duplicate_count), (600, 0));
+        for volume in [3, 4] {
+            let record = Bytes::from_static(b"a clone");
+            let made = tier.clone_volume((VolumeId(1), Lsn(1)), VolumeId(volume), record);
+            made.await.unwrap();
+        }
+        // The same update of both: in one window, and in two.
+        let update = template(5000, 300);
+        let parts =
+            vec![(3, 100, update.slice(..200 * BLOCK)), (4, 100, update.slice(..200 * BLOCK))];
+        let both = tier.destage(window_of(2, parts), &Payloads).await.unwrap();
+        assert_eq!((both.stored_block_count, both.duplicate_count), (200, 200));
+        let rest = update.slice(200 * BLOCK..);
+        tier.destage(window_of(3, vec![(3, 300, rest.clone())]), &Payloads).await.unwrap();
+        // After a restart, too.
+        tier.close().await.unwrap();
+        let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
+        tier.set_dedup(VolumeId(4), true);
+        tier.load_fingerprints().await.unwrap();
+        let again = tier.destage(window_of(4, vec![(4, 300, rest)]), &Payloads).await.unwrap();
+        assert_eq!((again.stored_block_count, again.duplicate_count), (0, 100));
+        assert_eq!(again.segment_count, 0, "nothing is written for it");
+        // What the template has already is found, too, wherever it is written to.
+        let parts = vec![(4, 2000, base.slice(..256 * BLOCK))];
+        let again = tier.destage(window_of(5, parts), &Payloads).await.unwrap();
+        assert_eq!((again.stored_block_count, again.duplicate_count), (0, 256));
+        // One page a thousand times, and zeroes.
+        let page = template(9000, 1);
+        let mut many: Vec<u8> = page.repeat(1000);
+        many.extend(vec![0; 50 * BLOCK]);
+        let parts = vec![(4, 4000, Bytes::from(many.clone()))];
+        let repeated = tier.destage(window_of(6, parts), &Payloads).await.unwrap();
+        assert_eq!((repeated.stored_block_count, repeated.duplicate_count), (1, 999));
+        assert_eq!(repeated.zero_block_count, 50);
+        // Volumes that did not ask for it, and those under another key, share nothing.
+        for (lsn, volume) in [(7, 5), (8, 2)] {
+            tier.set_dedup(VolumeId(volume), volume == 2);
+            let parts = vec![(volume, 0, base.slice(..64 * BLOCK))];
+            let alone = tier.destage(window_of(lsn, parts), &Payloads).await.unwrap();
+            assert_eq!((alone.stored_block_count, alone.duplicate_count), (64, 0));
+        }
+        let found = tier.dedup_status().found;
+        assert_eq!(found[&VolumeId(3)], Found { block_count: 300, duplicate_count: 0 });
+        assert_eq!(found[&VolumeId(4)], Found { block_count: 1556, duplicate_count: 1555 });
+        check_fsck(&tier).await;
+
+        // The first writer of what both have lets go of it, and the segments are rewritten.
+        let changed = template(7000, 300);
+        let other = template(8000, 100);
+        let parts = vec![(3, 100, changed.clone()), (4, 100, other.clone())];
+        tier.destage(window_of(9, parts), &Payloads).await.unwrap();
+        let before = tier.inner.next_segment.load(Ordering::SeqCst);
+        for _ in 0..3 {
+            reclaim_all(&tier).await;
+        }
+        assert!(tier.inner.next_segment.load(Ordering::SeqCst) > before, "nothing was rewritten");
+        let mut want = base.to_vec();
+        want[100 * BLOCK..400 * BLOCK].copy_from_slice(&update);
+        want[100 * BLOCK..200 * BLOCK].copy_from_slice(&other);
+        check_holds(&tier, 4, 0, &want).await;
+        check_holds(&tier, 4, 2000, &base[..256 * BLOCK]).await;
+        check_holds(&tier, 4, 4000, &many).await;
+        want[100 * BLOCK..400 * BLOCK].copy_from_slice(&changed);
+        check_holds(&tier, 3, 0, &want).await;
+        check_fsck(&tier).await;
+        assert_eq!(tier.reclaim_status().stuck_count, 0);
+        // What was rewritten is found where it is now.
+        let parts = vec![(4, 9000, update.slice(100 * BLOCK..)), (4, 9500, page)];
+        let again = tier.destage(window_of(10, parts), &Payloads).await.unwrap();
+        assert_eq!((again.stored_block_count, again.duplicate_count), (0, 201));
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
+/// Everything goes, and with it all that deduplication kept of it.
+#[test]
+fn nothing_is_left_of_what_is_gone() {
+    runtime().block_on(async {
+        let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
+        for volume in [1, 3] {
+            tier.set_dedup(VolumeId(volume), true);
+        }
+        let bytes = template(0, 500);
+        tier.destage(window_of(1, vec![(1, 0, bytes.clone())]), &Payloads).await.unwrap();
+        tier.destage(window_of(2, vec![(3, 77, bytes)]), &Payloads).await.unwrap();
+        assert!(!tier.inner.map.dedup_keys_after(false, None, 1).await.unwrap().is_empty());
+        for (lsn, volume) in [(3, 1), (4, 3)] {
+            tier.destage(trim_window(lsn, volume, 0..1 << 20), &Payloads).await.unwrap();
+            fold_all(&tier).await;
+            reclaim_all(&tier).await;
+            check_fsck(&tier).await;
+        }
+        assert_eq!(tier.fsck(FsckOptions::default()).await.unwrap().segment_count, 0);
+        for is_fingerprints in [false, true] {
+            let left = tier.inner.map.dedup_keys_after(is_fingerprints, None, 10).await.unwrap();
+            assert_eq!(left, [], "{is_fingerprints}");
+        }
+        tier.close().await.unwrap();
+    });
+}
+
+/// A block that cannot be read is nobody's duplicate, and keeps nothing from being destaged.
+#[test]
+fn what_cannot_be_read_is_stored_once_more() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        for volume in [1, 3] {
+            tier.set_dedup(VolumeId(volume), true);
+        }
+        let bytes = template(0, 40);
+        tier.destage(window_of(1, vec![(1, 0, bytes.clone())]), &Payloads).await.unwrap();
+        let (record, _) = tier.inner.map.segments_after(0, 1).await.unwrap()[0];
+        tier.close().await.unwrap();
+        let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
+        tier.set_dedup(VolumeId(3), true);
+        tier.load_fingerprints().await.unwrap();
+        store.damage(&record.info.object_path(), |bytes| bytes[200] ^= 1).await;
+        let report =
+            tier.destage(window_of(2, vec![(3, 0, bytes.clone())]), &Payloads).await.unwrap();
+        // One frame of 8 blocks.
+        assert_eq!((report.stored_block_count, report.duplicate_count), (8, 32));
+        assert_eq!(tier.dedup_status().unread_count, 8);
+        check_holds(&tier, 3, 0, &bytes).await;
+        tier.close().await.unwrap();
+    });
+}
+
+/// A segment that nobody names any more, in a pool with these bugs.
+async fn with_a_dead_segment(planted: Planted) -> Tier {
+    let mut opened = options(Arc::new(InMemory::new()), 1);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    for volume in [1, 3] {
+        tier.set_dedup(VolumeId(volume), true);
+    }
+    tier.destage(window_of(1, vec![(1, 0, template(0, 64))]), &Payloads).await.unwrap();
+    tier.destage(trim_window(2, 1, 0..64), &Payloads).await.unwrap();
+    fold_all(&tier).await;
+    tier
+}
+
+/// Reclaim has looked and seen that nobody names a segment. Returns whether a destage then finds duplicates in it.
+async fn is_found_beside_reclaim(planted: Planted) -> bool {
+    let tier = with_a_dead_segment(planted).await;
+    let _taken = tier.inner.dedup.take_victims([1].into_iter());
+    let report = tier.destage(window_of(3, vec![(3, 0, template(0, 64))]), &Payloads).await;
+    report.unwrap().duplicate_count > 0
+}
+
+/// A destage has found duplicates in a segment. Returns whether reclaim forgets it then.
+async fn is_forgotten_beside_destage(planted: Planted) -> bool {
+    let tier = with_a_dead_segment(planted).await;
+    let pin = tier.inner.dedup.pin(1).unwrap();
+    reclaim_all(&tier).await;
+    let is_forgotten = tier.reclaim_status().forgotten_count > 0;
+    drop(pin);
+    reclaim_all(&tier).await;
+    assert_eq!(tier.reclaim_status().forgotten_count, 1);
+    is_forgotten
+}
+
+#[test]
+fn reclaim_and_destage_do_not_use_one_segment_at_a_time() {
+    let planted = Planted { unpinned: true, ..Planted::default() };
+    for (planted, is_noticed) in [(Planted::default(), false), (planted, true)] {
+        assert_eq!(runtime().block_on(is_found_beside_reclaim(planted)), is_noticed);
+        assert_eq!(runtime().block_on(is_forgotten_beside_destage(planted)), is_noticed);
+    }
+}
