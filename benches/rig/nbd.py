@@ -1,4 +1,4 @@
-"""The smallest NBD client that can flush: handshake with GO, FLUSH, DISC.
+"""A small NBD client: handshake with GO, READ, WRITE and FLUSH one at a time, DISC.
 
 It exists because fio's nbd engine ends without a flush whatever `end_fsync` says (seen with 3.33),
 and a sequential write is not over before it. Source of all constants: the NBD protocol
@@ -16,6 +16,8 @@ REQUEST_MAGIC = 0x25609513
 SIMPLE_REPLY_MAGIC = 0x67446698
 OPTION_GO = 7
 REPLY_ACK = 1
+COMMAND_READ = 0
+COMMAND_WRITE = 1
 COMMAND_DISC = 2
 COMMAND_FLUSH = 3
 ANSWER_SECONDS_MAX = 600  # Chosen by hand: a flush of all that the kernel keeps dirty.
@@ -60,12 +62,25 @@ class Client:
             data += part
         return data
 
-    def flush(self):
-        """Returns when everything that was answered before is on stable storage."""
-        self.socket.sendall(struct.pack(">IHHQQI", REQUEST_MAGIC, 0, COMMAND_FLUSH, 1, 0, 0))
+    def _request(self, command, offset=0, length=0, payload=b""):
+        head = struct.pack(">IHHQQI", REQUEST_MAGIC, 0, command, 1, offset, length)
+        self.socket.sendall(head + payload)
         magic, error, _cookie = struct.unpack(">IIQ", self._receive(16))
         if magic != SIMPLE_REPLY_MAGIC or error:
-            raise ConnectionError(f"flush failed: magic {magic:#x}, error {error}")
+            raise ConnectionError(f"request {command} failed: magic {magic:#x}, error {error}")
+
+    def flush(self):
+        """Returns when everything that was answered before is on stable storage."""
+        self._request(COMMAND_FLUSH)
+
+    def write(self, offset, data):
+        """Returns when the write is answered."""
+        self._request(COMMAND_WRITE, offset, len(data), data)
+
+    def read(self, offset, length):
+        """The bytes there."""
+        self._request(COMMAND_READ, offset, length)
+        return self._receive(length)
 
     def close(self):
         self.socket.sendall(struct.pack(">IHHQQI", REQUEST_MAGIC, 0, COMMAND_DISC, 2, 0, 0))
