@@ -225,8 +225,10 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             check_env_prefix(env_prefix.as_deref())?;
             check_rate(*rate)?;
             let config = load(&pool.config, &pool.overrides())?;
+            let (url, snapshot) = crate::restore::split_snapshot(url);
             let (url, rate) = (place(url)?, rate.map(|rate| rate.0));
-            let made = backend::restore(config, &url, env_prefix.as_deref(), rate).await?;
+            let from = (&*url, snapshot);
+            let made = backend::restore(config, from, env_prefix.as_deref(), rate).await?;
             emit(cli.output, &made, print::restored_copy)?;
         }
         Command::Copy(command) => {

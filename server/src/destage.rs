@@ -697,7 +697,14 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
                 tokio::task::yield_now().await;
                 continue;
             }
-            Ok(_) => {}
+            // Nothing else is left to do.
+            Ok(_) => match shared.tier.sweep_back_references(FOLD_PAGES).await {
+                Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
+                Err(error) => {
+                    tracing::debug!(error = %error.chain(), "back-references stay for now");
+                }
+                Ok(_) => {}
+            },
             Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
             Err(error) => tracing::debug!(error = %error.chain(), "trims are not folded for now"),
         }

@@ -8,6 +8,8 @@
 //!   back when the pool has everything.
 //! - Order: pin, link, metadata, manifest, keys of volumes, key ring. A pool exists once its key ring does; before that a
 //!   restore that was cut short is done again, with the same pin.
+//! - A pool that is restored as of a snapshot is served only once its volumes show that, and the link says so: nothing that
+//!   was written to it is ever rolled back.
 //! - The new pool has an identity of its own beside the one that its segments name, so that its copies are never taken for
 //!   those of the pool that it was restored from.
 
@@ -17,6 +19,10 @@ use crate::copies::StateRecord;
 use crate::copies::target::{Pin, Target, WITNESS};
 use crate::keys::KeyRing;
 use crate::manifest::{self, NodeDir};
+use crate::pool::Pool;
+use crate::record::{VolumeRecord, VolumeState, check_name};
+use crate::serve::look_options;
+use crate::snapshot::SnapshotRecord;
 use crate::store::{Store, StoreOptions};
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
@@ -25,6 +31,7 @@ use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::map::database::{manifest_folder, manifest_path};
@@ -54,6 +61,9 @@ pub struct Origin {
     pub env_prefix: Option<String>,
     /// What it shows.
     pub state: StateRecord,
+    /// The volumes that have a snapshot of this name are to show that before anything is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
     /// First number that no segment of the state has.
     pub next_segment: u64,
     /// Object at the copy that keeps the state; empty once it was given back.
@@ -174,6 +184,44 @@ impl Restored {
     }
 }
 
+/// Before anything of a restored pool is served: the volumes show the snapshot that was asked for. What is cut short is done
+/// again, and nothing else has been written by then.
+///
+/// # Errors
+/// Those of [`Pool::roll_back`] and of writing the store.
+pub(crate) async fn show_snapshot(
+    restored: &mut Restored,
+    pool: &Pool,
+    store: &Store,
+    key: &PoolKey,
+) -> Result<()> {
+    let Some(name) = restored.origin.snapshot.clone() else { return Ok(()) };
+    for found in pool.snapshots(None)? {
+        if found.record.name == name {
+            pool.roll_back(&found.volume, &name, async { Ok(()) }).await?;
+        }
+    }
+    let shown = Origin { snapshot: None, ..restored.origin.clone() };
+    note(store, key, &mut restored.origin, shown).await?;
+    tracing::info!(snapshot = name, "the restored volumes show the snapshot");
+    Ok(())
+}
+
+/// Takes `URL@SNAPSHOT` apart. An `@` that belongs to the place itself, before the first `/` of its path or in the name of a
+/// directory that is there, does not count.
+#[must_use]
+pub fn split_snapshot(place: &str) -> (&str, Option<&str>) {
+    let path_at = match place.find("://") {
+        Some(at) => at + 3 + place[at + 3..].find('/').unwrap_or(place.len()),
+        None if std::path::Path::new(place).exists() => return (place, None),
+        None => 0,
+    };
+    match place.rsplit_once('@') {
+        Some((url, name)) if url.len() > path_at && check_name(name).is_ok() => (url, Some(name)),
+        _ => (place, None),
+    }
+}
+
 async fn note(store: &Store, key: &PoolKey, origin: &mut Origin, next: Origin) -> Result<()> {
     let chain = Chain::new(store, FOLDER);
     let number = chain.newest_number().await?.unwrap_or(0);
@@ -241,16 +289,23 @@ pub struct PoolOfCopy {
     pub segment_bytes: u64,
     /// Volumes of which the state has less than of the others.
     pub aside_count: u64,
+    /// The snapshot that the volumes will show.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// Volumes that have no such snapshot, and stay as they are in the state.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub without_snapshot: Vec<String>,
 }
 
-/// Makes the configured store a pool that shows the newest state of a copy. Serving it is the next command's.
+/// Makes the configured store a pool that shows the newest state of a copy, or of the volumes that have it what a snapshot in
+/// there shows. Serving it is the next command's.
 ///
 /// # Errors
-/// `Busy` where the store or the directory has a pool; `NotFound` where there is no copy, or no whole state; `Denied` for a
+/// `NotFound` where no volume has the snapshot; `Busy` where the store or the directory has a pool; `NotFound` where there is no copy, or no whole state; `Denied` for a
 /// wrong key, or credentials that may not pin the state.
 pub async fn restore(
     config: &Config,
-    url: &str,
+    (url, snapshot): (&str, Option<&str>),
     env_prefix: Option<&str>,
     bytes_per_second: Option<u64>,
 ) -> Result<PoolOfCopy> {
@@ -274,23 +329,32 @@ pub async fn restore(
         );
         return Err(Error::new(ErrorKind::Busy, what));
     }
+    let mut without_snapshot = None;
     let origin = match read(&store, &key, pool).await? {
         // A restore that was cut short.
-        Some(origin) if origin.url == url => {
+        Some(origin) if origin.url == url && origin.snapshot.as_deref() == snapshot => {
             resume_pin(&target, &key, &origin).await?;
             origin
         }
         Some(origin) => {
             let what = format!(
-                "restore to {}: a restore from {} was begun there; finish that one, or choose another store",
+                "restore to {}: a restore from {}{} was begun there; finish that one, or choose another store",
                 store.url(),
-                origin.url
+                origin.url,
+                origin.snapshot.map_or_else(String::new, |name| format!("@{name}"))
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
         None => {
             check_empty(&store).await?;
             let (pin, state) = target.pin_newest(&key, pool, true).await?;
+            match volumes_without(config, (&target, &state), (pool, &key), (url, snapshot)).await {
+                Ok(found) => without_snapshot = Some(found),
+                Err(error) => {
+                    target.unpin(pin).await;
+                    return Err(error);
+                }
+            }
             let origin = Origin {
                 format: Format::CURRENT,
                 pool,
@@ -299,6 +363,7 @@ pub async fn restore(
                 env_prefix: env_prefix.map(str::to_owned),
                 next_segment: state.next_segment,
                 state,
+                snapshot: snapshot.map(str::to_owned),
                 pin: pin.name(),
                 bytes_per_second,
                 created_at: unix_seconds_now(),
@@ -317,6 +382,12 @@ pub async fn restore(
             origin
         }
     };
+    let without_snapshot = match without_snapshot {
+        Some(found) => found,
+        None => {
+            volumes_without(config, (&target, &origin.state), (pool, &key), (url, snapshot)).await?
+        }
+    };
     bring_manifests(&target, &origin.state, &store).await?;
     let name = &config.settings().name;
     manifest::begin_restored(&store, &key, pool, name, &node, origin.state.epoch).await?;
@@ -328,7 +399,59 @@ pub async fn restore(
         as_of: origin.state.as_of,
         segment_bytes: origin.state.segment_bytes,
         aside_count: origin.state.aside_count,
+        snapshot: origin.snapshot,
+        without_snapshot,
     })
+}
+
+/// The volumes of a state that have no snapshot of this name, by name; none where none is asked for.
+///
+/// # Errors
+/// `NotFound`, with the snapshots that there are, where none has; those of reading the copy.
+async fn volumes_without(
+    config: &Config,
+    (target, state): (&Target, &StateRecord),
+    (pool, key): (Uuid, &PoolKey),
+    (url, snapshot): (&str, Option<&str>),
+) -> Result<Vec<String>> {
+    let Some(name) = snapshot else { return Ok(Vec::new()) };
+    let mut options = look_options(config, &target.view(state), pool, key, state.epoch);
+    options.volume_keys = target.volume_keys(key, pool).await?;
+    let tier = Tier::open_read_only(options).await?;
+    let (records, snapshots) = (tier.volume_records(), tier.snapshots());
+    tier.close().await?;
+    let mut names: BTreeSet<String> = BTreeSet::new();
+    let mut having: BTreeSet<u32> = BTreeSet::new();
+    for (volume, _, record) in snapshots {
+        let record = SnapshotRecord::decode(&record)?;
+        if record.name == name {
+            having.insert(volume.0);
+        }
+        names.insert(record.name);
+    }
+    let mut without = Vec::new();
+    let mut is_any = false;
+    for (id, record) in records {
+        let record = VolumeRecord::decode(&record)?;
+        if record.state == VolumeState::Present {
+            match having.contains(&id.0) {
+                true => is_any = true,
+                false => without.push(record.name),
+            }
+        }
+    }
+    if is_any {
+        return Ok(without);
+    }
+    let there = match names.len() {
+        0 => "it has no snapshots".to_owned(),
+        _ => format!("it has {}", names.into_iter().collect::<Vec<_>>().join(", ")),
+    };
+    let what = format!(
+        "restore from {url}: no volume has a snapshot {name} in its newest state, of {}; {there}",
+        crate::units::utc(state.as_of)
+    );
+    Err(Error::new(ErrorKind::NotFound, what))
 }
 
 /// The pin of a restore that was cut short keeps its state for good from here on.
@@ -386,4 +509,41 @@ async fn check_empty(store: &Store) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_snapshot_is_what_follows_the_last_at_of_a_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let odd = dir.path().join("a@b");
+        std::fs::create_dir(&odd).unwrap();
+        let odd = odd.display().to_string();
+        for (place, url, snapshot) in [
+            ("s3://dr/prefix@monday", "s3://dr/prefix", Some("monday")),
+            ("s3://dr/@monday", "s3://dr/", Some("monday")),
+            ("s3://dr/prefix", "s3://dr/prefix", None),
+            (
+                "abfss://container@account.dfs.example.net/p",
+                "abfss://container@account.dfs.example.net/p",
+                None,
+            ),
+            (
+                "abfss://container@account.dfs.example.net",
+                "abfss://container@account.dfs.example.net",
+                None,
+            ),
+            ("abfss://c@account.example.net/p@v1", "abfss://c@account.example.net/p", Some("v1")),
+            ("s3://dr/a@b/c", "s3://dr/a@b/c", None),
+            ("/no/such/copy@monday", "/no/such/copy", Some("monday")),
+            ("s3://dr/p@-bad", "s3://dr/p@-bad", None),
+            (&odd, &odd, None),
+        ] {
+            assert_eq!(split_snapshot(place), (url, snapshot), "{place}");
+        }
+        let of_odd = format!("{odd}@monday");
+        assert_eq!(split_snapshot(&of_odd), (&*odd, Some("monday")));
+    }
 }

@@ -411,12 +411,20 @@ pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Resul
     // A restored pool may still have parts of it in the copy only.
     let volume_keys = crate::volume_keys::load(&store, key, pool).await?;
     let (store, _) = crate::restore::store_of(store, key, pool).await?;
-    let mut options = tier_options(config, &store, pool, key, Epoch(manifest.epoch));
+    let mut options = look_options(config, &store, pool, key, manifest.epoch);
     options.volume_keys = volume_keys;
     fsck_store(options).await
 }
 
-async fn fsck_store(mut options: TierOptions) -> Result<FsckInfo> {
+/// To look into a data tier that is not served by this process.
+pub(crate) fn look_options(
+    config: &Config,
+    store: &Store,
+    pool: Uuid,
+    key: &PoolKey,
+    epoch: u64,
+) -> TierOptions {
+    let mut options = tier_options(config, store, pool, key, Epoch(epoch));
     // A walk reads everything once. It may run in a daemon whose own caches have the memory, and the
     // cache on disk belongs to that daemon.
     options.frames.cache = None;
@@ -424,6 +432,10 @@ async fn fsck_store(mut options: TierOptions) -> Result<FsckInfo> {
     options.frames.stream_bytes = 0;
     options.map.page_cache_bytes = usize::try_from(budget::MAP_BYTES_MIN).expect("it is small");
     options.database.cache_bytes = budget::METADATA_BYTES_MIN;
+    options
+}
+
+async fn fsck_store(options: TierOptions) -> Result<FsckInfo> {
     let tier = Tier::open_read_only(options).await?;
     let report = tier.fsck(FsckOptions::default()).await?;
     let volumes = tier.volume_records();
@@ -449,7 +461,7 @@ pub async fn fsck_copy(config: &Config, url: &str, env_prefix: Option<&str>) -> 
         }
         Err(error) => return Err(error),
     };
-    let mut options = tier_options(config, &target.view(&state), pool, &key, Epoch(state.epoch));
+    let mut options = look_options(config, &target.view(&state), pool, &key, state.epoch);
     let checked = async {
         options.volume_keys = target.volume_keys(&key, pool).await?;
         fsck_store(options).await

@@ -388,3 +388,57 @@ pub fn copy_tree(from: &Path, to: &Path) {
     let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
     assert!(status.expect("cp runs").success());
 }
+
+/// `URL@SNAPSHOT`: who has the snapshot shows it, and what is written from then on stays.
+#[test]
+fn a_pool_is_restored_as_of_a_snapshot() {
+    let mut source = Daemon::started(SMALL, &[("db", "8MiB"), ("wal", "8MiB"), ("plain", "8MiB")]);
+    let url = source.place().join("copy").display().to_string();
+    let mut clients: Vec<_> =
+        ["db", "wal", "plain"].map(|volume| connect(&source, volume)).into_iter().collect();
+    for client in &mut clients {
+        client.write(0, &[1; 1 << 20], 0);
+    }
+    let _ = source.json(&["snapshot", "create", "db,wal@monday"]);
+    for client in &mut clients {
+        client.write(0, &[2; 1 << 20], 0);
+    }
+    let _ = source.json(&["snapshot", "create", "db@tuesday"]);
+    clients[0].write(0, &[3; 4096], 0);
+    let _ = source.json(&["copy", "add", &url, "--interval", "1h"]);
+    let _ = source.json(&["copy", "sync", &url]);
+    let key = source.dir().join("spindle.key").display().to_string();
+
+    let mut other = Daemon::new(SMALL, &[]);
+    other.argue(&["--key-file", &key]);
+    let nowhere = format!("{url}@sunday");
+    let said = other.command(&["restore", &nowhere, "--key-file", &key]);
+    let text = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(!said.status.success() && text.contains("it has monday, tuesday"), "{text}");
+    let monday = format!("{url}@monday");
+    let made = other.json(&["restore", &monday, "--key-file", &key]);
+    assert_eq!(made["snapshot"], "monday");
+    assert_eq!(made["without_snapshot"], serde_json::json!(["plain"]));
+    other.restart();
+    let check = |other: &Daemon, first: u8| {
+        let mut expected = vec![1; 1 << 20];
+        assert!(connect(other, "wal").read(0, 1 << 20) == expected);
+        expected[..4096].fill(first);
+        assert!(connect(other, "db").read(0, 1 << 20) == expected);
+        assert!(connect(other, "plain").read(0, 1 << 20) == [2; 1 << 20]);
+        assert!(connect(other, "db@tuesday").read(0, 1 << 20) == [2; 1 << 20]);
+    };
+    check(&other, 1);
+    // It is done once: what is written from here on stays.
+    connect(&other, "db").write(0, &[4; 4096], 0);
+    for _ in 0..2 {
+        other.kill();
+        other.restart();
+        check(&other, 4);
+    }
+    other.stop();
+    let found = other.json(&["fsck", "--key-file", &key]);
+    assert_eq!(found["problem_count"], 0, "{found}");
+    drop(clients);
+    source.stop();
+}

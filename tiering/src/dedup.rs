@@ -16,13 +16,14 @@ pub(crate) mod index;
 use crate::keys::KeyId;
 use crate::planted::Planted;
 use crate::tier::{Inner, Tier};
-use block::{ErrorKind, Result, VolumeId};
+use block::{Error, ErrorKind, Result, VolumeId};
 use fingerprints::{Fingerprinter, FrameFingerprints};
 use index::{Index, Location};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Bytes of memory that the index takes for a block, at most: hash tables are filled by half at least.
 const ENTRY_BYTES: usize = 2 * (size_of::<Location>() + size_of::<u64>() + 1);
@@ -45,6 +46,18 @@ impl std::ops::AddAssign for Found {
         self.block_count = self.block_count.saturating_add(other.block_count);
         self.duplicate_count = self.duplicate_count.saturating_add(other.duplicate_count);
     }
+}
+
+/// Shortest time from the end of one sweep of the back-references to the next one. Chosen by hand: it reads a page of the map
+/// for each.
+const SWEEP_PAUSE: Duration = Duration::from_secs(3600);
+
+/// Where the sweep of back-references is.
+#[derive(Debug, Default)]
+struct Sweep {
+    /// Key that it goes on after; `None`: it is to begin.
+    last: Option<Vec<u8>>,
+    ended: Option<Instant>,
 }
 
 /// Counts for status.
@@ -112,6 +125,7 @@ pub(crate) struct Dedup {
     volumes: Mutex<HashSet<VolumeId>>,
     pub index: Mutex<Index>,
     uses: Arc<Mutex<Uses>>,
+    sweep: Mutex<Sweep>,
     planted: Planted,
     pub unequal_count: AtomicU64,
     pub unread_count: AtomicU64,
@@ -124,6 +138,7 @@ impl Dedup {
             volumes: Mutex::default(),
             index: Mutex::new(Index::new(index_bytes / ENTRY_BYTES)),
             uses: Arc::default(),
+            sweep: Mutex::default(),
             planted,
             unequal_count: AtomicU64::new(0),
             unread_count: AtomicU64::new(0),
@@ -209,6 +224,47 @@ impl Tier {
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// One step of background work: drops back-references of pages that share nothing any more, of up to `budget` that it
+    /// looks at, once an hour. `false`: there is nothing to do for now. Call it at the lowest priority.
+    ///
+    /// # Errors
+    /// As [`Tier::destage`].
+    pub async fn sweep_back_references(&self, budget: usize) -> Result<bool> {
+        self.inner.check_writable()?;
+        let last = {
+            let sweep = self.inner.dedup.sweep.lock();
+            let is_due = sweep.ended.is_none_or(|ended| ended.elapsed() >= SWEEP_PAUSE);
+            if !self.inner.map.has_dedup() || (sweep.last.is_none() && !is_due) {
+                return Ok(false);
+            }
+            sweep.last.clone()
+        };
+        let inner = self.inner.clone();
+        let step = async move {
+            let mut writer = inner.writer.lock().await;
+            inner.map.sweep_back_references(&mut writer, last.as_deref(), budget.max(1)).await
+        };
+        let done = self.inner.background.spawn(step).await;
+        let done = done
+            .map_err(|cause| Error::with_source(ErrorKind::Io, "sweep back-references", cause))?;
+        let (next, dropped_count) = done?;
+        if dropped_count > 0 {
+            tracing::debug!(dropped_count, "back-references of pages that share nothing any more");
+        }
+        let mut sweep = self.inner.dedup.sweep.lock();
+        if next.is_none() {
+            sweep.ended = Some(Instant::now());
+        }
+        sweep.last = next;
+        Ok(sweep.last.is_some())
+    }
+
+    /// As after a while: a sweep is due at once.
+    #[cfg(test)]
+    pub(crate) fn sweep_again(&self) {
+        self.inner.dedup.sweep.lock().ended = None;
     }
 
     /// Counts for status.

@@ -54,6 +54,8 @@ pub(crate) struct Planted {
     pub(crate) fingerprints_trusted: bool,
     /// A page that names a frame which was not written for it has no back-reference.
     pub(crate) unreferenced_back: bool,
+    /// A back-reference is dropped though a clone's page still names the segment.
+    pub(crate) swept_without_clones: bool,
     /// Reclaim and destage do not know which segments the other one uses.
     pub(crate) unpinned: bool,
 }
@@ -89,6 +91,7 @@ impl Planted {
             mixed_keys: has("mixed-keys"),
             fingerprints_trusted: has("fingerprints-trusted"),
             unreferenced_back: has("unreferenced-back"),
+            swept_without_clones: has("swept-without-clones"),
             unpinned: has("dedup-unpinned"),
         }
     }

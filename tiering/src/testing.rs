@@ -60,13 +60,19 @@ impl Rng {
     }
 }
 
-/// Seeds to run a test with: the one of the environment (`SEED=17`), or the first `count`.
+/// Seeds to run a test with: the one of the environment (`SEED=17`), those of a range (`SEEDS=100..120`), or the first
+/// `count`.
 #[must_use]
 pub fn seeds(count: u64) -> Vec<u64> {
-    match std::env::var("SEED") {
-        Ok(seed) => vec![seed.parse().expect("SEED is a number")],
-        Err(_) => (1..=count).collect(),
+    if let Ok(seed) = std::env::var("SEED") {
+        return vec![seed.parse().expect("SEED is a number")];
     }
+    let Ok(range) = std::env::var("SEEDS") else { return (1..=count).collect() };
+    let ends = range
+        .split_once("..")
+        .and_then(|(first, end)| Some((first.parse::<u64>().ok()?, end.parse::<u64>().ok()?)));
+    let (first, end) = ends.expect("SEEDS is a range of numbers, like 100..120");
+    (first..end).collect()
 }
 
 /// Kinds of calls.

@@ -65,7 +65,7 @@ pub enum Command {
         /// Which pool to make, and what opens the copy
         #[command(flatten)]
         pool: PoolArgs,
-        /// The copy
+        /// The copy, or URL@SNAPSHOT: the volumes that have that snapshot show it
         url: String,
         /// Fetch so many bytes a second at most in the background, like 50M
         #[arg(long, value_name = "SIZE")]

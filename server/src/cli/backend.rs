@@ -42,11 +42,11 @@ pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
 /// Makes a pool of what a copy holds.
 pub(super) async fn restore(
     config: Config,
-    url: &str,
+    from: (&str, Option<&str>),
     env_prefix: Option<&str>,
     bytes_per_second: Option<u64>,
 ) -> Result<PoolOfCopy> {
-    crate::restore::restore(&config, url, env_prefix, bytes_per_second).await
+    crate::restore::restore(&config, from, env_prefix, bytes_per_second).await
 }
 
 /// Walks a copy of a pool.

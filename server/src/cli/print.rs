@@ -143,8 +143,18 @@ pub(super) fn restored_copy(made: &PoolOfCopy) -> String {
             "{count} volumes were behind the others there; `spindle status` says which, and what to do\n"
         ),
     };
+    let shown = made.snapshot.as_ref().map_or_else(String::new, |name| {
+        let others = match made.without_snapshot.len() {
+            0 => String::new(),
+            _ => format!(
+                "; these have none and stay as in the state: {}",
+                made.without_snapshot.join(", ")
+            ),
+        };
+        format!("its volumes show their snapshot {name}{others}\n")
+    });
     format!(
-        "state {} of {} from {} is here, {} to fetch in the background\n{behind}\
+        "state {} of {} from {} is here, {} to fetch in the background\n{shown}{behind}\
          serve it with the same --dir, --store and key: spindle serve --dir DIR\n",
         made.state,
         utc(made.as_of),

@@ -107,6 +107,7 @@ fn golden_documents_of_version_1() {
         env_prefix: Some("DR_".to_owned()),
         state: state.clone(),
         next_segment: 77,
+        snapshot: None,
         pin: "pins/0123".to_owned(),
         bytes_per_second: None,
         created_at: 1_700_000_011,

@@ -104,7 +104,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         leave_attachments(dir)?;
     }
     let own_store = store.clone();
-    let (store, restored) = restore::store_of(store, &key, keys.pool()).await?;
+    let (store, mut restored) = restore::store_of(store, &key, keys.pool()).await?;
     let pool = keys.pool().into_bytes();
     let mut options = tier_options(config, &store, keys.pool(), &key, ownership.epoch());
     options.background = Some(crate::background::lane()?);
@@ -162,6 +162,9 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     };
     if let Some(cause) = step_back {
         pool.note_step_back(cause, ownership.epoch()).await?;
+    }
+    if let Some(restored) = &mut restored {
+        restore::show_snapshot(restored, &pool, &own_store, &key).await?;
     }
     let open = OpenPool {
         pool,

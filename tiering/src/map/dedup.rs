@@ -4,17 +4,17 @@
 //! - A page that names a frame which was not written for its layer and blocks, or for those that the layer was made from,
 //!   has a back-reference from the segment, or one of the layers above has it for the page of that number. It is in the
 //!   batch that makes the reference, and goes with the segment's record.
-//! - There may be back-references of pages that name nothing of the segment any more.
+//! - There may be back-references of pages that name nothing of the segment any more, until a sweep drops them.
 
 use super::commit::Draft;
 use super::keys::{
     self, back_reference_key, back_reference_of, family, fingerprints_key, found_key,
 };
-use super::{LayerId, Map, after, entries, get};
+use super::{LayerId, Map, Writer, after, entries, get};
 use crate::dedup::Found;
 use crate::dedup::fingerprints::{self, FrameFingerprints};
 use block::units::u64_at;
-use block::{Result, VolumeId};
+use block::{ErrorKind, Result, VolumeId};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -157,6 +157,55 @@ impl Map {
             found.push((key.to_vec(), segment));
         }
         Ok(found)
+    }
+
+    /// Drops back-references, of up to `count_max` that follow `last`, of pages that name nothing of their segment any more:
+    /// not in any state, and neither do those of layers that were made from theirs. Returns the key to go on after, if there
+    /// may be more, and how many were dropped.
+    ///
+    /// # Errors
+    /// As [`Map::commit`]. A page that does not open keeps its back-references.
+    pub(crate) async fn sweep_back_references(
+        &self,
+        writer: &mut Writer,
+        last: Option<&[u8]>,
+        count_max: usize,
+    ) -> Result<(Option<Vec<u8>>, u64)> {
+        self.check(writer)?;
+        let found = self.dedup_keys_after(false, last, count_max).await?;
+        let next = found.last().filter(|_| found.len() == count_max).map(|(key, _)| key.clone());
+        let mut draft = Draft::new(self);
+        let mut dropped_count = 0;
+        for (key, segment) in found {
+            let Some((_, layer, page)) = back_reference_of(&key) else { continue };
+            if !self.is_named_by(segment, layer, page).await? {
+                draft.delete(&key);
+                dropped_count += 1;
+            }
+        }
+        if dropped_count > 0 {
+            self.write(writer, draft.batch).await?;
+        }
+        Ok((next, dropped_count))
+    }
+
+    /// Whether anything that is stored of a page, or of the same one of a layer that was made from its layer, names a segment.
+    async fn is_named_by(&self, segment: u64, layer: LayerId, page: u32) -> Result<bool> {
+        let below = match self.planted.swept_without_clones {
+            true => Vec::new(),
+            false => self.layers().descendants(layer),
+        };
+        for layer in below.into_iter().chain([layer]) {
+            let seen = match self.page_for_reclaim(layer, page).await {
+                Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(true),
+                seen => seen?,
+            };
+            let mut stored = seen.states.iter().flatten().chain(&seen.hidden).chain(&seen.unseen);
+            if stored.any(|run| run.segment == segment) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The fingerprints of a segment, if it has any.

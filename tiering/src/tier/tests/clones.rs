@@ -310,6 +310,10 @@ pub(super) async fn random_history(seed: u64, planted: Planted) -> u32 {
         if clones.below(3) == 0 {
             reclaim_all(&tier).await;
         }
+        if turn % 3 == 0 {
+            tier.sweep_again();
+            while tier.sweep_back_references(20).await.unwrap() {}
+        }
         clones.check_some(&tier, 15).await;
         if turn % 10 == 9 {
             clones.check_all(&tier).await;
@@ -398,6 +402,8 @@ pub(super) async fn together(seed: u64) {
                 }
                 let _ = tier.sweep_abandoned().await.unwrap();
                 tier.step(5).await.unwrap();
+                tier.sweep_again();
+                while tier.sweep_back_references(20).await.unwrap() {}
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         })

@@ -75,6 +75,7 @@ fn planted_bugs_are_noticed() {
     let all = [
         of(|planted| planted.fingerprints_trusted = true),
         of(|planted| planted.unreferenced_back = true),
+        of(|planted| planted.swept_without_clones = true),
     ];
     for planted in all {
         let is_noticed = (1..=5).any(|seed| {
@@ -226,6 +227,48 @@ fn nothing_is_left_of_what_is_gone() {
             let left = tier.inner.map.dedup_keys_after(is_fingerprints, None, 10).await.unwrap();
             assert_eq!(left, [], "{is_fingerprints}");
         }
+        tier.close().await.unwrap();
+    });
+}
+
+/// Clones come, get what others have, and go, while what they share stays: so do their back-references.
+#[test]
+fn clones_that_are_gone_leave_no_back_references() {
+    runtime().block_on(async {
+        let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
+        tier.set_dedup(VolumeId(1), true);
+        let bytes = template(0, 2000);
+        let mut window = window_of(1, vec![(1, 0, bytes.clone())]);
+        window.snapshots.push(crate::map::SnapshotChange::Made {
+            volume: VolumeId(1),
+            record: Bytes::from_static(b"template"),
+        });
+        tier.destage(window, &Payloads).await.unwrap();
+        let mut lsn = 1;
+        for clone in 10..13_u32 {
+            let record = Bytes::from_static(b"a clone");
+            let made = tier.clone_volume((VolumeId(1), Lsn(1)), VolumeId(clone), record.clone());
+            made.await.unwrap();
+            tier.set_dedup(VolumeId(clone), true);
+            lsn += 1;
+            let window = window_of(lsn, vec![(clone, 10_000, bytes.clone())]);
+            let report = tier.destage(window, &Payloads).await.unwrap();
+            assert_eq!(report.duplicate_count, 2000);
+            tier.sweep_again();
+            while tier.sweep_back_references(7).await.unwrap() {}
+            let kept = tier.inner.map.dedup_keys_after(false, None, 100).await.unwrap();
+            assert!(kept.len() > 8, "what is shared keeps its back-references: {kept:?}");
+            check_holds(&tier, clone, 10_000, &bytes).await;
+            lsn += 1;
+            tier.destage(trim_window(lsn, clone, 0..1 << 20), &Payloads).await.unwrap();
+            fold_all(&tier).await;
+            tier.sweep_again();
+            while tier.sweep_back_references(7).await.unwrap() {}
+            let left = tier.inner.map.dedup_keys_after(false, None, 100).await.unwrap();
+            assert_eq!(left, [], "{clone}");
+            check_fsck(&tier).await;
+        }
+        check_holds(&tier, 1, 0, &bytes).await;
         tier.close().await.unwrap();
     });
 }
