@@ -127,6 +127,13 @@ pub(crate) struct Restored {
 }
 
 impl Restored {
+    /// Nothing that is written here is to depend on the copy: blocks that only it has are not taken for duplicates.
+    pub(crate) fn keep_apart(&self, tier: &Tier) {
+        if self.objects.is_some() {
+            tier.set_dedup_floor(self.origin.next_segment);
+        }
+    }
+
     pub(crate) fn counts(&self) -> HydrateCounts {
         self.progress.counts()
     }
@@ -149,6 +156,7 @@ impl Restored {
                         Ok(lost_count) => {
                             let ended = end(store, key, &mut origin, lost_count).await;
                             if ended.is_ok() {
+                                tier.set_dedup_floor(0);
                                 whole.send_replace(true);
                                 pause = PAUSE;
                                 continue;

@@ -247,7 +247,11 @@ impl Scrub {
     pub(crate) async fn start(mut self) -> Scrub {
         self.is_serving = true;
         match self.inner.read().await {
-            Ok(record) => self.inner.state.lock().record = record,
+            Ok(record) => {
+                let bad = record.iter().flat_map(|record| &record.bad);
+                self.inner.pool.tier().note_bad_segments(bad.map(|bad| bad.number));
+                self.inner.state.lock().record = record;
+            }
             Err(error) => {
                 tracing::error!(
                     error = %error.chain(),

@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 const ENTRY_BYTES: usize = 2 * (size_of::<Location>() + size_of::<u64>() + 1);
 /// Segments whose fingerprints are read at a start, the newest ones. Chosen by hand: 128 GiB of segments of the default size.
 const LOADED_SEGMENTS_MAX: u64 = 8192;
+/// Segments that are known to be damaged, at most. Chosen by hand.
+const BAD_MAX: usize = 65_536;
 /// Segments whose fingerprints are read at a time.
 const LOAD_STEP: usize = 16;
 
@@ -78,10 +80,23 @@ pub struct DedupStatus {
 /// Which segments are used, and by whom.
 #[derive(Debug, Default)]
 struct Uses {
-    /// Reclaim looks into them.
-    victims: HashSet<u64>,
+    /// How many steps of reclaim look into them.
+    victims: HashMap<u64, usize>,
     /// How many destages have found duplicates in them.
     pins: HashMap<u64, usize>,
+    /// Segments that are damaged or missing in the store: nothing new is to depend on them.
+    bad: HashSet<u64>,
+    /// Segments below this number are in the store of the copy that the pool was restored from.
+    floor: u64,
+}
+
+fn count_out(counts: &mut HashMap<u64, usize>, segment: u64) {
+    if let Some(count) = counts.get_mut(&segment) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&segment);
+        }
+    }
 }
 
 /// Keeps reclaim from a segment, as long as it is there.
@@ -93,13 +108,7 @@ pub(crate) struct Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        let mut uses = self.uses.lock();
-        if let Some(count) = uses.pins.get_mut(&self.segment) {
-            *count -= 1;
-            if *count == 0 {
-                uses.pins.remove(&self.segment);
-            }
-        }
+        count_out(&mut self.uses.lock().pins, self.segment);
     }
 }
 
@@ -114,7 +123,7 @@ impl Drop for Victims {
     fn drop(&mut self) {
         let mut uses = self.uses.lock();
         for segment in &self.segments {
-            uses.victims.remove(segment);
+            count_out(&mut uses.victims, *segment);
         }
     }
 }
@@ -149,10 +158,13 @@ impl Dedup {
         self.volumes.lock().contains(&volume)
     }
 
-    /// Keeps reclaim from a segment; `None` while reclaim looks into it.
+    /// Keeps reclaim from a segment; `None` while reclaim looks into it, and where nothing new is to depend on it.
     pub fn pin(&self, segment: u64) -> Option<Pin> {
         let mut uses = self.uses.lock();
-        if uses.victims.contains(&segment) && !self.planted.unpinned {
+        if uses.victims.contains_key(&segment) && !self.planted.unpinned {
+            return None;
+        }
+        if (uses.bad.contains(&segment) || segment < uses.floor) && !self.planted.bad_reused {
             return None;
         }
         *uses.pins.entry(segment).or_default() += 1;
@@ -164,8 +176,33 @@ impl Dedup {
         let mut uses = self.uses.lock();
         let is_free = |segment: &u64| self.planted.unpinned || !uses.pins.contains_key(segment);
         let segments: Vec<u64> = segments.filter(is_free).collect();
-        uses.victims.extend(&segments);
+        for segment in &segments {
+            *uses.victims.entry(*segment).or_default() += 1;
+        }
         Victims { segments, uses: self.uses.clone() }
+    }
+
+    /// A segment is damaged or missing in the store.
+    pub fn note_bad(&self, segment: u64) {
+        let mut uses = self.uses.lock();
+        if uses.bad.len() < BAD_MAX {
+            uses.bad.insert(segment);
+        }
+    }
+
+    /// Nothing is wrong with it any more.
+    pub fn note_well(&self, segment: u64) {
+        self.uses.lock().bad.remove(&segment);
+    }
+
+    /// Segments that are gone.
+    pub fn forget(&self, segments: impl Iterator<Item = u64>) {
+        let segments: HashSet<u64> = segments.collect();
+        if segments.is_empty() {
+            return;
+        }
+        self.index.lock().forget_segments(&segments);
+        self.uses.lock().bad.retain(|segment| !segments.contains(segment));
     }
 
     /// What was written, and is committed.
@@ -192,6 +229,20 @@ impl Inner {
 }
 
 impl Tier {
+    /// These segments are damaged or missing in the store: nothing is taken for a duplicate of what they hold until they are
+    /// found to be whole.
+    pub fn note_bad_segments(&self, numbers: impl Iterator<Item = u64>) {
+        for number in numbers {
+            self.inner.dedup.note_bad(number);
+        }
+    }
+
+    /// Nothing is taken for a duplicate of what segments below this number hold: of a pool that was restored, until what it
+    /// was restored from is in its own store.
+    pub fn set_dedup_floor(&self, number: u64) {
+        self.inner.dedup.uses.lock().floor = number;
+    }
+
     /// From here on, what is destaged of a volume is looked for among what is stored, or is not. What was found stays.
     pub fn set_dedup(&self, volume: VolumeId, is_on: bool) {
         let mut volumes = self.inner.dedup.volumes.lock();

@@ -111,7 +111,7 @@ struct Check<'a> {
     /// Segments that were reclaimed since the state that is checked.
     gone: HashSet<u64>,
     /// Blocks that pages store, by segment.
-    stored: HashMap<u64, u32>,
+    stored: HashMap<u64, u64>,
     /// Segments up to this number were read whole.
     verified_until: u64,
     refreshes_left: u32,
@@ -324,7 +324,7 @@ impl Check<'_> {
             None => counted.clone(),
         };
         for run in &own {
-            *self.stored.entry(run.segment).or_default() += run.count();
+            *self.stored.entry(run.segment).or_default() += u64::from(run.count());
         }
         for run in page.folded.runs.iter().filter(|run| run.is_mapped()) {
             self.report.run_count += 1;
@@ -441,7 +441,7 @@ impl Check<'_> {
             Err(_) => {} // named where its own page is walked
         }
         for run in runs {
-            *self.stored.entry(run.segment).or_default() += run.count();
+            *self.stored.entry(run.segment).or_default() += u64::from(run.count());
         }
         Ok(())
     }
@@ -508,15 +508,21 @@ impl Check<'_> {
 
     /// What deduplication keeps is of segments that are there.
     async fn check_dedup(&mut self) -> Result<()> {
+        for error in self.inner.map.damaged_found().await? {
+            self.report.differs(|| error.chain());
+        }
         let mut known: Option<(u64, bool)> = None;
         for is_fingerprints in [false, true] {
             let mut last: Option<Vec<u8>> = None;
             loop {
                 let map = &self.inner.map;
                 let found = map.dedup_keys_after(is_fingerprints, last.as_deref(), STEP).await?;
-                let Some((end, _)) = found.last() else { break };
+                let Some((end, ..)) = found.last() else { break };
                 last = Some(end.clone());
-                for (key, segment) in found {
+                for (key, segment, opened) in found {
+                    if let Err(error) = opened {
+                        self.report.differs(|| error.chain());
+                    }
                     let is_there = match known {
                         Some((number, is_there)) if number == segment => is_there,
                         _ => match self.inner.map.find_segment(segment).await {
@@ -547,7 +553,8 @@ impl Check<'_> {
                 self.report.object_bytes += u64::from(record.info.object_bytes);
                 let number = record.info.number.0;
                 let stored = self.stored.remove(&number).unwrap_or(0);
-                if stored != live {
+                // A count that is full stays so.
+                if live != u32::MAX && stored != u64::from(live) {
                     self.report.differs(|| {
                         format!("segment {number}: {live} live blocks recorded, {stored} found")
                     });

@@ -121,6 +121,7 @@ impl Inner {
             Ok(report) => match report.damage() {
                 None => {
                     self.reclaim.note_well(info.number.0);
+                    self.dedup.note_well(info.number.0);
                     let frame_count = report.directory.entries.len() as u64;
                     return Ok(Finding::Whole { frame_count });
                 }
@@ -129,6 +130,8 @@ impl Inner {
             Err(error) if is_lost(&error) => error.chain(),
             Err(error) => return Err(error),
         };
+        // Until it is put back.
+        self.dedup.note_bad(info.number.0);
         self.mend(info, why).await
     }
 
@@ -183,6 +186,7 @@ impl Inner {
                 Err(error) => return Err(error),
             }
             self.reclaim.note_well(info.number.0);
+            self.dedup.note_well(info.number.0);
             self.mending.mended_count.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 object = %path, why, copy = source.name,

@@ -56,6 +56,8 @@ pub(crate) struct Planted {
     pub(crate) unreferenced_back: bool,
     /// A back-reference is dropped though a clone's page still names the segment.
     pub(crate) swept_without_clones: bool,
+    /// Duplicates are found in segments that are damaged, or in the copy only.
+    pub(crate) bad_reused: bool,
     /// Reclaim and destage do not know which segments the other one uses.
     pub(crate) unpinned: bool,
 }
@@ -92,6 +94,7 @@ impl Planted {
             fingerprints_trusted: has("fingerprints-trusted"),
             unreferenced_back: has("unreferenced-back"),
             swept_without_clones: has("swept-without-clones"),
+            bad_reused: has("bad-reused"),
             unpinned: has("dedup-unpinned"),
         }
     }

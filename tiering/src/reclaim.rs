@@ -27,7 +27,7 @@ use crate::map::pages::{PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;
 use crate::map::repoint::{Place, SeenPage};
 use crate::map::space::{self, Space};
-use crate::map::{LayerId, Moved, Placed, Repoint, RepointReport};
+use crate::map::{LayerId, LayerList, Moved, Placed, Repoint, RepointReport};
 use crate::segment::{BLOCK_COUNT_MAX, DirectoryEntry, FrameAt, FrameRef};
 use crate::tier::Inner;
 use block::units::BLOCK_BYTES;
@@ -54,6 +54,10 @@ const LIVE_BYTES_AT_ONCE: u64 = 32 << 20;
 /// States of pages, those that snapshots show too, that one step re-points, about. Chosen by hand: 3 KiB each at
 /// most, and mostly far less.
 const STATES_AT_ONCE: usize = 16_384;
+/// Back-references of a segment that one step looks at. Chosen by hand: some MiB, and as many pages.
+const REFERENCES_AT_ONCE: usize = if cfg!(test) { 64 } else { 16_384 };
+/// For so long a segment is passed over that took too long to look into. Chosen by hand.
+const POSTPONED_TIME: Duration = Duration::from_secs(600);
 /// Size of the new segments before compression, at most. Chosen by hand: two of them are in memory.
 pub const SEGMENT_BYTES_MAX: usize = 8 << 20;
 /// Memory that reclaim takes at most, beside twice a segment's, up to [`SEGMENT_BYTES_MAX`] each.
@@ -157,6 +161,10 @@ struct State {
     /// The best one last.
     victims: Vec<Victim>,
     stuck: HashSet<u64>,
+    /// The segment that is being looked into.
+    looking: Option<u64>,
+    /// Segments that took too long to look into, and when.
+    postponed: HashMap<u64, Instant>,
 }
 
 /// Reclaim of a tier.
@@ -172,7 +180,10 @@ impl Reclaim {
         let mut state = self.state.lock();
         loop {
             let victim = state.victims.pop()?;
-            if !state.stuck.contains(&victim.record.info.number.0) {
+            let number = victim.record.info.number.0;
+            let is_postponed =
+                state.postponed.get(&number).is_some_and(|at| at.elapsed() < POSTPONED_TIME);
+            if !is_postponed && !state.stuck.contains(&number) {
                 return Some(victim);
             }
         }
@@ -222,6 +233,8 @@ struct ByPlace {
     live: HashSet<u64>,
     naming: Vec<(LayerId, u32)>,
     foreign: Vec<Foreign>,
+    /// Back-references that have become needless.
+    needless: Vec<(u64, LayerId, u32)>,
 }
 
 /// Why a segment could not be rewritten.
@@ -248,6 +261,7 @@ struct Look {
     references: Option<BackReferences>,
     naming: Vec<(LayerId, u32)>,
     foreign: Vec<Foreign>,
+    needless: Vec<(LayerId, u32)>,
 }
 
 impl Inner {
@@ -414,14 +428,24 @@ impl Inner {
         let rewritten =
             tokio::time::timeout(REWRITE_TIME_MAX, self.rewrite_victims(&victims)).await;
         let rewritten = rewritten.unwrap_or_else(|_| {
-            let pause = Instant::now() + REWRITE_PAUSE;
-            self.reclaim.state.lock().rewrite_not_before = Some(pause);
+            let mut state = self.reclaim.state.lock();
+            state.rewrite_not_before = Some(Instant::now() + REWRITE_PAUSE);
+            if let Some(number) = state.looking.take() {
+                // Not the same one first of all again.
+                state.postponed.retain(|_, at| at.elapsed() < POSTPONED_TIME);
+                if state.postponed.len() < STUCK_MAX {
+                    state.postponed.insert(number, Instant::now());
+                }
+            }
             let what = format!("rewrite segments: not done in {REWRITE_TIME_MAX:?}");
             Err(Error::new(ErrorKind::Unavailable, what))
         })?;
         let mut report =
             ReclaimReport { read_bytes: rewritten.read_bytes, ..ReclaimReport::default() };
-        if rewritten.live.is_empty() && rewritten.emptied.is_empty() {
+        let is_nothing = rewritten.live.is_empty()
+            && rewritten.emptied.is_empty()
+            && rewritten.by_place.needless.is_empty();
+        if is_nothing {
             return Ok(report);
         }
         report.written_bytes = rewritten.written.report.object_bytes;
@@ -476,7 +500,10 @@ impl Inner {
                 emptied.push(*record);
                 continue;
             }
-            let look = match self.look_into(record, &mut nobody).await {
+            self.reclaim.state.lock().looking = Some(record.info.number.0);
+            let look = self.look_into(record, &mut nobody).await;
+            self.reclaim.state.lock().looking = None;
+            let look = match look {
                 Ok(Some(look)) => look,
                 Ok(None) => continue, // forgotten meanwhile
                 Err(error) => {
@@ -514,6 +541,8 @@ impl Inner {
                     by_place.live.insert(number);
                 }
                 by_place.references.insert(number, references);
+                let needless = look.needless.into_iter();
+                by_place.needless.extend(needless.map(|(layer, page)| (number, layer, page)));
                 by_place.naming.extend(look.naming);
                 by_place.foreign.extend(look.foreign);
             }
@@ -554,15 +583,15 @@ impl Inner {
             return Ok(None);
         }
         let entries = self.frames.read_directory(&record.info).await?;
-        let references = self.map.back_references(record.info.number.0).await?;
+        let references = self.map.back_references(record.info.number.0, REFERENCES_AT_ONCE).await?;
         let snapshot_count = self.map.snapshots().count_max();
         // Each page with all of its copies, and with those of all layers below.
         let written_for = entries.iter().map(|entry| entry.layer);
         let written_for: BTreeSet<u64> =
-            written_for.chain(references.values().flatten().map(|layer| layer.0)).collect();
-        let holders = self.holders(&written_for);
+            written_for.chain(references.0.values().flatten().map(|layer| layer.0)).collect();
+        let holders = self.holders(&self.map.layers(), &written_for);
         let pages_at_once = (PAGES_AT_ONCE / (1 + snapshot_count / 32 + holders.len() / 32)).max(1);
-        if !references.is_empty() {
+        if !references.0.is_empty() {
             let look =
                 self.look_into_referenced(record, entries, references, nobody, pages_at_once);
             return look.await.map(Some);
@@ -594,7 +623,8 @@ impl Inner {
         entries: Vec<DirectoryEntry>,
     ) -> Result<Look> {
         let written_for: BTreeSet<u64> = entries.iter().map(|entry| entry.layer).collect();
-        let (layers, holders) = (self.map.layers(), self.holders(&written_for));
+        let layers = self.map.layers();
+        let holders = self.holders(&layers, &written_for);
         let mut seen = Vec::with_capacity(holders.len());
         for holder in holders {
             let its: Vec<DirectoryEntry> = entries
@@ -608,8 +638,7 @@ impl Inner {
     }
 
     /// The layers that may name blocks that were written for these.
-    fn holders(&self, written_for: &BTreeSet<u64>) -> Vec<LayerId> {
-        let layers = self.map.layers();
+    fn holders(&self, layers: &LayerList, written_for: &BTreeSet<u64>) -> Vec<LayerId> {
         let mut holders: HashSet<LayerId> = HashSet::new();
         for layer in written_for.iter().copied().map(LayerId) {
             holders.insert(layer);
@@ -638,9 +667,14 @@ impl Inner {
         writer.set_key(key).await.map_err(Stopped::Writing)?;
         // What was nominated for duplicates goes on being so.
         let number = record.info.number.0;
-        let fingerprinter = match self.map.fingerprints(number).await.map_err(Stopped::Reading)? {
-            Some(_) => self.fingerprinter(key),
-            None => None,
+        let fingerprinter = match live.is_empty() {
+            true => None,
+            false => match self.map.fingerprints(number).await {
+                Ok(found) => found.and_then(|_| self.fingerprinter(key)),
+                // They decide nothing.
+                Err(error) if error.kind() == ErrorKind::Corrupt => None,
+                Err(error) => return Err(Stopped::Reading(error)),
+            },
         };
         let mut frames: Vec<FrameRef> = Vec::new();
         for one in live {
@@ -749,6 +783,7 @@ impl Inner {
                     };
                     lists.retain(|(number, _)| !is_unused(*number));
                     inner.dedup.add(&lists);
+                    inner.dedup.forget(report.forgotten.iter().map(|record| record.info.number.0));
                     let gone = report.forgotten.iter().chain(&report.unused);
                     inner.orphans.abandon(gone.map(|record| record.info.object_path()).collect());
                 }
@@ -784,6 +819,7 @@ impl ByPlace {
             pages: self.naming,
             back_references: references.into_iter().collect(),
             forgotten: self.references,
+            needless: self.needless,
         };
         (all, rest)
     }

@@ -134,6 +134,16 @@ impl Index {
         self.lists.retain(|(segment, _)| *segment != location.segment);
     }
 
+    /// These segments are gone.
+    pub fn forget_segments(&mut self, segments: &HashSet<u64>) {
+        self.entries.retain(|_, location| !segments.contains(&location.segment));
+        self.lists.retain(|(segment, _)| !segments.contains(segment));
+        // What is written from here on is kept in part more often again.
+        if self.entries.len() < self.capacity / 4 {
+            self.thinned_by = self.thinned_by.saturating_sub(1);
+        }
+    }
+
     /// Blocks that are known, and one in how many is.
     pub fn status(&self) -> (usize, u64) {
         (self.entries.len(), 1u64.checked_shl(self.thinned_by).unwrap_or(u64::MAX))
@@ -176,6 +186,24 @@ mod tests {
         assert!(index.find(11).is_some(), "another place");
         index.forget(11, &found);
         assert_eq!(index.find(11), None);
+        index.forget_segments(&[1].into());
+        assert!(index.find(10).is_none() && index.find(20).is_some());
+    }
+
+    /// Segments come and go, and what is stored at a time is not much more than fits.
+    #[test]
+    fn what_is_gone_takes_no_place_for_long() {
+        let mut rng = Rng::new(5);
+        let mut index = Index::new(1000);
+        for number in 1..400 {
+            let fingerprints: Vec<u64> = (0..500).map(|_| rng.below(u64::MAX)).collect();
+            index.add(number, &segment_of(&fingerprints));
+            if number > 3 {
+                index.forget_segments(&[number - 3].into());
+            }
+            let (_, one_in) = index.status();
+            assert!(one_in <= 8, "{number}: one in {one_in}");
+        }
     }
 
     /// Far more is stored than fits, and what comes in sequence is found all the same.

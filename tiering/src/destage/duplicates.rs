@@ -4,7 +4,8 @@
 //! - A block is taken for a duplicate only if the stored one was read, opened and is equal.
 //! - Every segment that a duplicate was found in, but for those of the window itself, is pinned until the window is
 //!   committed, or is not.
-//! - What cannot be read is stored once more: deduplication never keeps a window from being destaged.
+//! - What cannot be read soon is stored once more: deduplication never keeps a window from being destaged, and delays it by
+//!   some seconds at most.
 
 use super::pack::Packer;
 use super::{BLOCK, Job};
@@ -20,9 +21,12 @@ use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Frames that are read at a time, to be compared. Chosen by hand: 4 MiB at most.
 const FRAMES_AT_ONCE: usize = 64;
+/// Longest that one such read is waited for. Chosen by hand: many times what a store takes.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 /// Lists of fingerprints that are read for one gathering step. Chosen by hand.
 const LISTS_AT_ONCE: usize = 4;
 
@@ -45,6 +49,8 @@ pub(super) struct Duplicates {
     /// Segments that were nominated; `None`: it is not to be used.
     used: HashMap<u64, Option<SegmentRecord>>,
     pub pins: Vec<Pin>,
+    /// The store does not answer: nothing more is looked for in this window.
+    is_given_up: bool,
     pub changes: Vec<Change>,
     /// Blocks of the window that are equal to an earlier one, of which it is not known yet where that is stored.
     repeats: Vec<Repeat>,
@@ -138,6 +144,9 @@ impl Job<'_> {
     /// Where each block is stored already, if it is.
     async fn find(&mut self, search: &Search, blocks: &[Block<'_>]) -> Result<Vec<Option<Placed>>> {
         let mut found = vec![None; blocks.len()];
+        if self.duplicates.is_given_up {
+            return Ok(found);
+        }
         let wanted = || blocks.iter().filter(|block| !block.is_zero).map(|block| block.fingerprint);
         self.learn_own(wanted()).await?;
         self.read_lists(wanted()).await;
@@ -160,9 +169,17 @@ impl Job<'_> {
                 None => self.forget(blocks, &these),
             }
         }
+        if self.inner.is_urgent.load(Ordering::Relaxed) {
+            // The log fills: nothing is fetched for it.
+            frames.retain(|(frame, _)| self.inner.frames.is_local(frame));
+        }
         for frames in frames.chunks(FRAMES_AT_ONCE) {
             let refs: Vec<FrameRef> = frames.iter().map(|(frame, _)| *frame).collect();
-            for ((_, these), plain) in frames.iter().zip(self.read_frames(&refs).await) {
+            let Some(read) = self.read_frames(&refs).await else {
+                self.duplicates.is_given_up = true;
+                break;
+            };
+            for ((_, these), plain) in frames.iter().zip(read) {
                 let Some(plain) = plain else {
                     self.inner.dedup.unread_count.fetch_add(these.len() as u64, Ordering::Relaxed);
                     self.forget(blocks, these);
@@ -264,22 +281,34 @@ impl Job<'_> {
         Ok(known.filter(|record| record.info.key == search.key))
     }
 
-    /// The blocks of the frames, of those that can be read.
-    async fn read_frames(&self, frames: &[FrameRef]) -> Vec<Option<Bytes>> {
-        match self.inner.frames.read_many(frames, Access::Once).await {
-            Ok(read) => read.into_iter().map(Some).collect(),
-            Err(error) if is_of_segment(error.kind()) => {
+    /// The blocks of the frames, of those that can be read; `None`: the store does not answer.
+    async fn read_frames(&self, frames: &[FrameRef]) -> Option<Vec<Option<Bytes>>> {
+        match self.read_together(frames).await? {
+            Ok(read) => Some(read.into_iter().map(Some).collect()),
+            Err(_) => {
                 let mut read = Vec::with_capacity(frames.len());
                 for frame in frames {
-                    read.push(self.inner.frames.read(&frame.info, frame.at).await.ok());
+                    let alone = self.read_together(std::slice::from_ref(frame)).await?;
+                    if alone.is_err() {
+                        self.inner.dedup.note_bad(frame.info.number.0);
+                    }
+                    read.push(alone.ok().and_then(|mut alone| alone.pop()));
                 }
-                read
+                Some(read)
             }
-            // The store is away: none of them.
-            Err(error) => {
+        }
+    }
+
+    /// The blocks of the frames, or that one of them cannot be had; `None`: the store does not answer.
+    async fn read_together(&self, frames: &[FrameRef]) -> Option<Result<Vec<Bytes>>> {
+        let read = self.inner.frames.read_many(frames, Access::Once);
+        match tokio::time::timeout(PATIENCE, read).await {
+            Ok(Err(error)) if !is_of_segment(error.kind()) => {
                 tracing::debug!(error = %error.chain(), "blocks that may be duplicates are not read");
-                vec![None; frames.len()]
+                None
             }
+            Ok(read) => Some(read),
+            Err(_) => None,
         }
     }
 

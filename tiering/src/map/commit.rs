@@ -722,6 +722,9 @@ impl Map {
                     }
                     before => before?,
                 };
+                if before == u32::MAX {
+                    return Ok(None); // nobody knows how many there were
+                }
                 let blocks = i64::from(before) + delta;
                 if blocks < 0 {
                     tracing::warn!(segment = number, blocks, "live blocks fall below zero");

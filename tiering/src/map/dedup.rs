@@ -14,7 +14,8 @@ use super::{LayerId, Map, Writer, after, entries, get};
 use crate::dedup::Found;
 use crate::dedup::fingerprints::{self, FrameFingerprints};
 use block::units::u64_at;
-use block::{ErrorKind, Result, VolumeId};
+use block::{Error, ErrorKind, Result, VolumeId};
+use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -76,26 +77,31 @@ impl Map {
         self.found.read().clone()
     }
 
-    /// All back-references of a segment.
+    /// Up to `count_max` back-references of a segment, and whether there are more.
     ///
     /// # Errors
     /// `Corrupt`, naming the key; what the database says.
-    pub(crate) async fn back_references(&self, segment: u64) -> Result<BackReferences> {
+    pub(crate) async fn back_references(
+        &self,
+        segment: u64,
+        count_max: usize,
+    ) -> Result<(BackReferences, bool)> {
         let mut found = BackReferences::new();
         if !self.has_dedup() {
-            return Ok(found);
+            return Ok((found, false));
         }
         let from = back_reference_key(segment, LayerId(0), 0).to_vec();
         let until = back_reference_key(segment, LayerId(u64::MAX), u32::MAX).to_vec();
         let range = (Bound::Included(from), Bound::Included(until));
-        for (key, value) in entries(&self.db(), range.0, range.1, usize::MAX).await? {
-            let Some((_, layer, page)) = back_reference_of(&key) else {
-                return Err(keys::corrupt(&key, "not the key of a back-reference"));
+        let read = entries(&self.db(), range.0, range.1, count_max).await?;
+        for (key, value) in &read {
+            let Some((_, layer, page)) = back_reference_of(key) else {
+                return Err(keys::corrupt(key, "not the key of a back-reference"));
             };
-            self.open_back_reference(&key, &value)?;
+            self.open_back_reference(key, value)?;
             found.entry(page).or_default().push(layer);
         }
-        Ok(found)
+        Ok((found, read.len() == count_max))
     }
 
     fn open_back_reference(&self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -131,7 +137,7 @@ impl Map {
     }
 
     /// Up to `count_max` keys that follow `last` (from the first one on without it) of back-references, or of fingerprints,
-    /// each with its segment: for checks.
+    /// each with its segment and whether its value opens: for checks.
     ///
     /// # Errors
     /// What the database says; `Corrupt` for a key that is none.
@@ -140,23 +146,45 @@ impl Map {
         is_fingerprints: bool,
         last: Option<&[u8]>,
         count_max: usize,
-    ) -> Result<Vec<(Vec<u8>, u64)>> {
+    ) -> Result<Vec<(Vec<u8>, u64, Result<()>)>> {
         let family = if is_fingerprints { family::FINGERPRINTS } else { family::BACK_REFERENCE };
         let from = match last {
             Some(key) => Bound::Excluded(key.to_vec()),
             None => Bound::Included(vec![family]),
         };
         let mut found = Vec::new();
-        for (key, _) in entries(&self.db(), from, after(family), count_max).await? {
+        for (key, value) in entries(&self.db(), from, after(family), count_max).await? {
             let segment = match is_fingerprints {
                 true => keys::number_of(&key),
                 false => back_reference_of(&key).map(|(segment, _, _)| segment),
             };
             let wrong = || keys::corrupt(&key, "not a key of deduplication");
             let segment = segment.ok_or_else(wrong)?;
-            found.push((key.to_vec(), segment));
+            let opened = match is_fingerprints {
+                true => self
+                    .opener
+                    .open_one(&key, &value)
+                    .and_then(|plain| fingerprints::decode(segment, &plain).map(drop)),
+                false => self.open_back_reference(&key, &value),
+            };
+            found.push((key.to_vec(), segment, opened));
         }
         Ok(found)
+    }
+
+    /// What is wrong with the records of what was found, if anything: for checks.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub(crate) async fn damaged_found(&self) -> Result<Vec<Error>> {
+        let from = Bound::Included(vec![family::FOUND]);
+        let read = entries(&self.db(), from, after(family::FOUND), usize::MAX).await?;
+        let check = |(key, value): &(Bytes, Bytes)| {
+            let volume = keys::volume_of(key).unwrap_or_default();
+            let opened = self.opener.open_one(key, value);
+            opened.and_then(|plain| decode_found(volume, &plain)).err()
+        };
+        Ok(read.iter().filter_map(check).collect())
     }
 
     /// Drops back-references, of up to `count_max` that follow `last`, of pages that name nothing of their segment any more:
@@ -173,10 +201,10 @@ impl Map {
     ) -> Result<(Option<Vec<u8>>, u64)> {
         self.check(writer)?;
         let found = self.dedup_keys_after(false, last, count_max).await?;
-        let next = found.last().filter(|_| found.len() == count_max).map(|(key, _)| key.clone());
+        let next = found.last().filter(|_| found.len() == count_max).map(|(key, ..)| key.clone());
         let mut draft = Draft::new(self);
         let mut dropped_count = 0;
-        for (key, segment) in found {
+        for (key, segment, _) in found {
             let Some((_, layer, page)) = back_reference_of(&key) else { continue };
             if !self.is_named_by(segment, layer, page).await? {
                 draft.delete(&key);

@@ -68,8 +68,15 @@ impl Map {
                     let is_compared = |other: usize| {
                         other != index && (self.has_dedup() || other.abs_diff(index) == 1)
                     };
-                    for (_, other) in all.iter().enumerate().filter(|(at, _)| is_compared(*at)) {
-                        only = pages::difference(&only, &other.runs);
+                    let mut others: Vec<usize> =
+                        (0..all.len()).filter(|other| is_compared(*other)).collect();
+                    // The nearest ones have most in common.
+                    others.sort_by_key(|other| other.abs_diff(index));
+                    for other in others {
+                        if only.is_empty() {
+                            break;
+                        }
+                        only = pages::difference(&only, &all[other].runs);
                     }
                     for run in only {
                         *blocks.entry((snapshot, run.segment)).or_default() +=

@@ -81,6 +81,8 @@ pub(crate) struct ByPlace {
     pub back_references: Vec<(u64, LayerId, u32)>,
     /// Back-references of segments that are to be forgotten.
     pub forgotten: HashMap<u64, BackReferences>,
+    /// Back-references of pages that name nothing of the segment any more; no new references to it are made.
+    pub needless: Vec<(u64, LayerId, u32)>,
 }
 
 /// What became of it.
@@ -230,6 +232,9 @@ impl Map {
             if is_used(*segment) && !asked.planted.unreferenced_back {
                 draft.put_back_reference(*segment, *layer, *page);
             }
+        }
+        for (segment, layer, page) in &asked.by_place.needless {
+            draft.delete(&keys::back_reference_key(*segment, *layer, *page));
         }
         let mut counts: BTreeMap<u64, u32> = self.count_live(draft).await?.into_iter().collect();
         for record in &asked.emptied {

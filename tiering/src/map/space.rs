@@ -89,11 +89,9 @@ impl SpaceCounter {
         let new_bytes: u64 = added.iter().map(|record| u64::from(record.info.object_bytes)).sum();
         let old_delta = live_delta - new_blocks;
         if let Some(average) = live_bytes.checked_div(*live_block_count) {
-            let bytes = average.saturating_mul(old_delta.unsigned_abs());
-            *live_bytes = match old_delta < 0 {
-                true => live_bytes.saturating_sub(bytes),
-                false => live_bytes.saturating_add(bytes),
-            };
+            // What is gained without a new segment is named once more: no byte more is live.
+            let bytes = average.saturating_mul(old_delta.min(0).unsigned_abs());
+            *live_bytes = live_bytes.saturating_sub(bytes);
         }
         *live_bytes += new_bytes;
         *live_block_count = live_block_count.saturating_add_signed(live_delta);

@@ -5,9 +5,11 @@
 //!   that the directory says, those that have back-references, and those of all layers that were made from theirs.
 //! - A block that only such pages name is written anew for nobody: under layer 0, which is no volume's, numbered within
 //!   the step.
+//! - What is looked at in one step is bounded; back-references of pages that name nothing go with it, so that each step
+//!   gets further.
 //! - A page that names a frame and is neither where the directory says nor has a back-reference is damage: the segment stays.
 
-use super::{Live, Look, STATES_AT_ONCE, pages_of};
+use super::{Live, Look, STATES_AT_ONCE, VICTIMS_TIME_MAX, pages_of};
 use crate::map::dedup::BackReferences;
 use crate::map::pages::{PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;
@@ -18,6 +20,7 @@ use crate::tier::Inner;
 use block::{Error, ErrorKind, Result};
 use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::Instant;
 
 /// Of blocks that are written for nobody.
 pub(super) const NOBODY: LayerId = LayerId(0);
@@ -49,6 +52,8 @@ struct PageLook {
     foreign: BTreeSet<Foreign>,
     /// Pages that name something of it.
     naming: Vec<LayerId>,
+    /// Layers whose back-reference has become needless.
+    needless: Vec<LayerId>,
     settled: Vec<LayerId>,
     has_hidden: bool,
     state_count: usize,
@@ -60,10 +65,11 @@ impl Inner {
         &self,
         record: &SegmentRecord,
         entries: Vec<DirectoryEntry>,
-        references: BackReferences,
+        (references, has_more): (BackReferences, bool),
         nobody: &mut u64,
         pages_at_once: usize,
     ) -> Result<Look> {
+        let begun = Instant::now();
         let own = entries.iter().filter(|entry| entry.layer != NOBODY.0).copied();
         let mut by_page = pages_of(record, own)?;
         let mut pages: BTreeMap<u32, PageRoots> = BTreeMap::new();
@@ -77,10 +83,10 @@ impl Inner {
         let mut looks = futures::stream::iter(pages.into_values())
             .map(|roots| self.look_at_referenced(record, entries, roots))
             .buffered(pages_at_once);
-        let mut all = Look::default();
+        let mut all = Look { is_cut: has_more, ..Look::default() };
         let mut places = LivePlaces::new();
         while let Some((page, look)) = looks.try_next().await? {
-            if all.state_count > STATES_AT_ONCE {
+            if all.state_count > STATES_AT_ONCE || begun.elapsed() > VICTIMS_TIME_MAX {
                 all.is_cut = true;
                 break;
             }
@@ -88,6 +94,7 @@ impl Inner {
             all.has_hidden |= look.has_hidden;
             all.naming.extend(look.naming.into_iter().map(|layer| (layer, page)));
             all.settled.extend(look.settled.into_iter().map(|layer| (layer, page)));
+            all.needless.extend(look.needless.into_iter().map(|layer| (layer, page)));
             all.foreign.extend(look.foreign);
             for (place, owner) in look.places {
                 let known = places.entry(place).or_insert(owner);
@@ -110,7 +117,7 @@ impl Inner {
             written_for.chain(roots.foreign.iter().map(|layer| layer.0)).collect();
         let layers = self.map.layers();
         let mut seen = Vec::new();
-        for holder in self.holders(&written_for) {
+        for holder in self.holders(&layers, &written_for) {
             seen.push((holder, self.map.page_for_reclaim(holder, roots.page).await?));
         }
         Ok((roots.page, look_at(record, entries, &roots, &layers, &seen)?))
@@ -128,7 +135,13 @@ fn look_at(
     let number = record.info.number.0;
     let page_block = u64::from(roots.page) * PAGE_BLOCKS;
     let mut look = PageLook::default();
+    let parent = |layer: &LayerId| layers.get(*layer).and_then(|record| record.parent);
+    let foreign: HashSet<LayerId> = roots.foreign.iter().copied().collect();
+    let mut needed: HashSet<LayerId> = HashSet::new();
     for (layer, page) in seen {
+        // The nearest one that has a back-reference.
+        let root =
+            std::iter::successors(Some(*layer), parent).find(|layer| foreign.contains(layer));
         let mut shown: HashSet<(u8, Place)> = HashSet::new();
         for run in page.states.iter().flatten().filter(|run| run.segment == number) {
             let at = FrameAt {
@@ -153,7 +166,6 @@ fn look_at(
             let is_own = owner != NOBODY
                 && layers.is_below(*layer, owner)
                 && entry.first_block + u64::from(run.within) == first_block;
-            let root = roots.foreign.iter().find(|root| layers.is_below(*layer, **root));
             if !is_own && root.is_none() {
                 return Err(wrong("it has no back-reference"));
             }
@@ -164,7 +176,7 @@ fn look_at(
                 let known = look.places.entry(place).or_insert(its);
                 *known = known.or(its);
                 if !is_own && let Some(root) = root {
-                    look.foreign.insert(Foreign { layer: *root, page: roots.page, place });
+                    look.foreign.insert(Foreign { layer: root, page: roots.page, place });
                 }
             }
         }
@@ -190,7 +202,15 @@ fn look_at(
         if is_settled || !shown.is_empty() {
             look.state_count += page.states.len();
         }
+        if is_settled || !shown.is_empty() || of_it(&page.hidden) > 0 {
+            for above in std::iter::successors(Some(*layer), parent) {
+                if !needed.insert(above) {
+                    break; // and so are those above it
+                }
+            }
+        }
     }
+    look.needless = foreign.difference(&needed).copied().collect();
     Ok(look)
 }
 

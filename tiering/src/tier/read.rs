@@ -70,6 +70,11 @@ impl Inner {
         };
         let read = match read {
             Err(error) if is_lost(&error) => {
+                // One of them is bad; nothing new is to depend on any.
+                let wanted = self.resolve(volume, at, offset, buf.len() as u64).await;
+                for part in wanted.iter().flatten() {
+                    self.dedup.note_bad(part.frame.info.number.0);
+                }
                 let lacking = Box::pin(self.lacking(volume, at, offset, buf.len() as u64)).await;
                 match Box::pin(self.mend_for_reader(&lacking)).await {
                     true => self.read_inner(volume, at, offset, buf, access).await,
