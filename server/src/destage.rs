@@ -54,6 +54,8 @@ const LATE_NUDGE_PAUSES: u32 = 16;
 const LATE_LOOK: Duration = Duration::from_millis(100);
 /// Payloads of side files read at the same time by such a check. Chosen by hand.
 const LATE_READS: usize = 4;
+/// Back-references that are looked at while destage may have to wait. Chosen by hand: some milliseconds.
+const SWEPT_AT_ONCE: usize = 64;
 /// Pause before fingerprints that could not be read are read again. Chosen by hand.
 const FINGERPRINTS_RETRY: Duration = Duration::from_secs(30);
 /// Destage is urgent while this part of the log, one in so many, is in use. Chosen by hand: before
@@ -698,7 +700,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
                 continue;
             }
             // Nothing else is left to do.
-            Ok(_) => match shared.tier.sweep_back_references(FOLD_PAGES).await {
+            Ok(_) => match shared.tier.sweep_back_references(SWEPT_AT_ONCE).await {
                 Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
                 Err(error) => {
                     tracing::debug!(error = %error.chain(), "back-references stay for now");

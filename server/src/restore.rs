@@ -204,9 +204,18 @@ pub(crate) async fn show_snapshot(
     key: &PoolKey,
 ) -> Result<()> {
     let Some(name) = restored.origin.snapshot.clone() else { return Ok(()) };
-    for found in pool.snapshots(None)? {
-        if found.record.name == name {
-            pool.roll_back(&found.volume, &name, async { Ok(()) }).await?;
+    for found in pool.snapshots(None)?.into_iter().filter(|found| found.record.name == name) {
+        match pool.roll_back(&found.volume, &name, async { Ok(()) }).await {
+            Ok(_) => {}
+            // The next start tries again.
+            Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Fenced) => {
+                return Err(error);
+            }
+            // The others are not to wait for it for ever.
+            Err(error) => tracing::error!(
+                volume = %found.volume, snapshot = name, error = %error.chain(),
+                "a restored volume does not show the snapshot that was asked for, but the state of the copy"
+            ),
         }
     }
     let shown = Origin { snapshot: None, ..restored.origin.clone() };
@@ -427,6 +436,7 @@ async fn volumes_without(
     options.volume_keys = target.volume_keys(key, pool).await?;
     let tier = Tier::open_read_only(options).await?;
     let (records, snapshots) = (tier.volume_records(), tier.snapshots());
+    let (asides, keys) = (tier.asides(), tier.volume_keys().clone());
     tier.close().await?;
     let mut names: BTreeSet<String> = BTreeSet::new();
     let mut having: BTreeSet<u32> = BTreeSet::new();
@@ -437,16 +447,27 @@ async fn volumes_without(
         }
         names.insert(record.name);
     }
-    let mut without = Vec::new();
+    let (mut without, mut unable) = (Vec::new(), Vec::new());
     let mut is_any = false;
     for (id, record) in records {
         let record = VolumeRecord::decode(&record)?;
         if record.state == VolumeState::Present {
             match having.contains(&id.0) {
+                true if asides.contains_key(&id) || !keys.has(record.key()) => {
+                    unable.push(record.name);
+                }
                 true => is_any = true,
                 false => without.push(record.name),
             }
         }
+    }
+    if !unable.is_empty() {
+        let what = format!(
+            "restore from {url}@{name}: the copy has an earlier state of these volumes than of the others, or lacks their \
+             own key, so that they cannot be shown as of a snapshot: {}; restore without @{name}, and roll the others back",
+            unable.join(", ")
+        );
+        return Err(Error::new(ErrorKind::Invalid, what));
     }
     if is_any {
         return Ok(without);

@@ -164,7 +164,9 @@ impl Dedup {
         if uses.victims.contains_key(&segment) && !self.planted.unpinned {
             return None;
         }
-        if (uses.bad.contains(&segment) || segment < uses.floor) && !self.planted.bad_reused {
+        // Where there are more than are known, any may be.
+        let is_bad = uses.bad.len() >= BAD_MAX || uses.bad.contains(&segment);
+        if (is_bad || segment < uses.floor) && !self.planted.bad_reused {
             return None;
         }
         *uses.pins.entry(segment).or_default() += 1;
@@ -287,7 +289,8 @@ impl Tier {
         let last = {
             let sweep = self.inner.dedup.sweep.lock();
             let is_due = sweep.ended.is_none_or(|ended| ended.elapsed() >= SWEEP_PAUSE);
-            if !self.inner.map.has_dedup() || (sweep.last.is_none() && !is_due) {
+            let is_urgent = self.inner.is_urgent.load(Ordering::Relaxed);
+            if !self.inner.map.has_dedup() || is_urgent || (sweep.last.is_none() && !is_due) {
                 return Ok(false);
             }
             sweep.last.clone()

@@ -444,6 +444,7 @@ impl Inner {
             ReclaimReport { read_bytes: rewritten.read_bytes, ..ReclaimReport::default() };
         let is_nothing = rewritten.live.is_empty()
             && rewritten.emptied.is_empty()
+            && rewritten.settled.is_empty()
             && rewritten.by_place.needless.is_empty();
         if is_nothing {
             return Ok(report);
@@ -491,6 +492,8 @@ impl Inner {
         let mut by_place = ByPlace::default();
         let mut later = Vec::new();
         let begun = Instant::now();
+        // Also after a step that was dropped.
+        self.reclaim.state.lock().looking = None;
         for victim @ Victim { record, .. } in victims {
             if begun.elapsed() > VICTIMS_TIME_MAX {
                 later.push(*victim); // what is done so far is not to be in vain
@@ -501,7 +504,7 @@ impl Inner {
                 continue;
             }
             self.reclaim.state.lock().looking = Some(record.info.number.0);
-            let look = self.look_into(record, &mut nobody).await;
+            let look = self.look_into(record, &mut nobody, begun).await;
             self.reclaim.state.lock().looking = None;
             let look = match look {
                 Ok(Some(look)) => look,
@@ -530,8 +533,12 @@ impl Inner {
                 Err(Stopped::Writing(error)) => return Err(error),
             }
             state_count += look.state_count;
+            let is_step =
+                !look.live.is_empty() || !look.settled.is_empty() || !look.needless.is_empty();
             match look.is_cut {
-                true => later.push(*victim),
+                true if is_step => later.push(*victim),
+                // Only ranges that are to be folded hide it.
+                true => self.reclaim.state.lock().is_pass_wanted = true,
                 false if look.has_hidden => {}
                 false => emptied.push(*record),
             }
@@ -578,7 +585,12 @@ impl Inner {
 
     /// What pages name of a segment, by its own directory and its back-references. `nobody` is the next number of a block
     /// that is written for nobody.
-    async fn look_into(&self, record: &SegmentRecord, nobody: &mut u64) -> Result<Option<Look>> {
+    async fn look_into(
+        &self,
+        record: &SegmentRecord,
+        nobody: &mut u64,
+        begun: Instant,
+    ) -> Result<Option<Look>> {
         if self.map.find_segment(record.info.number.0).await? != Some(*record) {
             return Ok(None);
         }
@@ -592,8 +604,13 @@ impl Inner {
         let holders = self.holders(&self.map.layers(), &written_for);
         let pages_at_once = (PAGES_AT_ONCE / (1 + snapshot_count / 32 + holders.len() / 32)).max(1);
         if !references.0.is_empty() {
-            let look =
-                self.look_into_referenced(record, entries, references, nobody, pages_at_once);
+            let look = self.look_into_referenced(
+                record,
+                entries,
+                references,
+                nobody,
+                (begun, pages_at_once),
+            );
             return look.await.map(Some);
         }
         let mut looks = futures::stream::iter(pages_of(record, entries)?)

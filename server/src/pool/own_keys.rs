@@ -30,8 +30,7 @@ impl Shared {
     /// The tier learns which keys the volumes use, and which of them are deduplicated. Before anything is destaged.
     pub(super) fn introduce<'a>(&self, records: impl Iterator<Item = &'a VolumeRecord>) {
         for record in records {
-            let is_present = record.state == VolumeState::Present;
-            self.tier.set_dedup(VolumeId(record.id), record.is_dedup && is_present);
+            self.tier.set_dedup(VolumeId(record.id), record.is_dedup);
             self.tier.volume_keys().assign(VolumeId(record.id), record.key());
             if record.state == VolumeState::Present && !self.tier.volume_keys().has(record.key()) {
                 self.is_any_keyless.store(true, Ordering::Release);

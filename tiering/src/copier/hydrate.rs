@@ -239,6 +239,7 @@ impl Hydration<'_> {
             let Some(object) = self.get(&path).await? else {
                 if self.is_named(info).await? {
                     self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
+                    self.inner.dedup.note_bad(info.number.0);
                     tracing::error!(object = %path, "the copy lacks a segment that the restored pool needs");
                     self.lost.push(path);
                 }
@@ -248,6 +249,7 @@ impl Hydration<'_> {
                 None => break object,
                 Some(_) if !is_second => is_second = true,
                 Some(why) => {
+                    self.inner.dedup.note_bad(info.number.0);
                     self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(
                         object = %path, why,

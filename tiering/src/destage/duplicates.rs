@@ -21,12 +21,15 @@ use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Frames that are read at a time, to be compared. Chosen by hand: 4 MiB at most.
 const FRAMES_AT_ONCE: usize = 64;
 /// Longest that one such read is waited for. Chosen by hand: many times what a store takes.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
+/// Longest that one window waits for all of them. Chosen by hand: a window that is all duplicates of what is in a store a
+/// hundred milliseconds away takes that.
+const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Lists of fingerprints that are read for one gathering step. Chosen by hand.
 const LISTS_AT_ONCE: usize = 4;
 
@@ -51,6 +54,8 @@ pub(super) struct Duplicates {
     pub pins: Vec<Pin>,
     /// The store does not answer: nothing more is looked for in this window.
     is_given_up: bool,
+    /// How long was waited for blocks that may be equal.
+    waited: Duration,
     pub changes: Vec<Change>,
     /// Blocks of the window that are equal to an earlier one, of which it is not known yet where that is stored.
     repeats: Vec<Repeat>,
@@ -175,7 +180,10 @@ impl Job<'_> {
         }
         for frames in frames.chunks(FRAMES_AT_ONCE) {
             let refs: Vec<FrameRef> = frames.iter().map(|(frame, _)| *frame).collect();
-            let Some(read) = self.read_frames(&refs).await else {
+            let begun = Instant::now();
+            let read = self.read_frames(&refs).await;
+            self.duplicates.waited += begun.elapsed();
+            let Some(read) = read.filter(|_| self.duplicates.waited < WAIT_MAX) else {
                 self.duplicates.is_given_up = true;
                 break;
             };

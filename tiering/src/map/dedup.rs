@@ -127,13 +127,28 @@ impl Map {
         let layers = self.layers();
         let parent = |layer: &LayerId| layers.get(*layer).and_then(|record| record.parent);
         for layer in std::iter::successors(Some(layer), parent) {
-            let key = back_reference_key(segment, layer, page);
-            if let Some(value) = get(&self.db(), &key).await? {
-                self.open_back_reference(&key, &value)?;
+            if self.has_back_reference(segment, layer, page).await? {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// Whether the page has a back-reference from a segment.
+    ///
+    /// # Errors
+    /// As [`Map::back_references`].
+    pub(crate) async fn has_back_reference(
+        &self,
+        segment: u64,
+        layer: LayerId,
+        page: u32,
+    ) -> Result<bool> {
+        let key = back_reference_key(segment, layer, page);
+        match get(&self.db(), &key).await? {
+            Some(value) => self.open_back_reference(&key, &value).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     /// Up to `count_max` keys that follow `last` (from the first one on without it) of back-references, or of fingerprints,
@@ -223,13 +238,12 @@ impl Map {
             true => Vec::new(),
             false => self.layers().descendants(layer),
         };
-        for layer in below.into_iter().chain([layer]) {
+        for layer in std::iter::once(layer).chain(below) {
             let seen = match self.page_for_reclaim(layer, page).await {
                 Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(true),
                 seen => seen?,
             };
-            let mut stored = seen.states.iter().flatten().chain(&seen.hidden).chain(&seen.unseen);
-            if stored.any(|run| run.segment == segment) {
+            if seen.stored().any(|run| run.segment == segment) {
                 return Ok(true);
             }
         }

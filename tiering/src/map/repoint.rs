@@ -463,6 +463,13 @@ pub(crate) struct SeenPage {
     pub unseen: Vec<Run>,
 }
 
+impl SeenPage {
+    /// Every run that is stored, some of them more than once.
+    pub fn stored(&self) -> impl Iterator<Item = &Run> {
+        self.states.iter().flatten().chain(&self.hidden).chain(&self.unseen)
+    }
+}
+
 /// Sorted by page, each page's runs sorted.
 fn by_page(moved: &[Moved], settled: &[(LayerId, u32)]) -> Vec<((LayerId, u32), PageMove)> {
     let mut moves: BTreeMap<(LayerId, u32), PageMove> = BTreeMap::new();

@@ -67,9 +67,8 @@ impl Inner {
         entries: Vec<DirectoryEntry>,
         (references, has_more): (BackReferences, bool),
         nobody: &mut u64,
-        pages_at_once: usize,
+        (begun, pages_at_once): (Instant, usize),
     ) -> Result<Look> {
-        let begun = Instant::now();
         let own = entries.iter().filter(|entry| entry.layer != NOBODY.0).copied();
         let mut by_page = pages_of(record, own)?;
         let mut pages: BTreeMap<u32, PageRoots> = BTreeMap::new();
@@ -81,7 +80,7 @@ impl Inner {
         }
         let entries = &entries;
         let mut looks = futures::stream::iter(pages.into_values())
-            .map(|roots| self.look_at_referenced(record, entries, roots))
+            .map(|roots| self.look_at_referenced(record, entries, roots, has_more))
             .buffered(pages_at_once);
         let mut all = Look { is_cut: has_more, ..Look::default() };
         let mut places = LivePlaces::new();
@@ -110,7 +109,8 @@ impl Inner {
         &self,
         record: &SegmentRecord,
         entries: &[DirectoryEntry],
-        roots: PageRoots,
+        mut roots: PageRoots,
+        has_more: bool,
     ) -> Result<(u32, PageLook)> {
         let written_for = roots.entries.iter().map(|entry| entry.layer);
         let written_for: BTreeSet<u64> =
@@ -119,6 +119,21 @@ impl Inner {
         let mut seen = Vec::new();
         for holder in self.holders(&layers, &written_for) {
             seen.push((holder, self.map.page_for_reclaim(holder, roots.page).await?));
+        }
+        if has_more {
+            // Some of the page's back-references may be behind those that were read.
+            let number = record.info.number.0;
+            let names = |page: &SeenPage| page.stored().any(|run| run.segment == number);
+            for (holder, _) in seen.iter().filter(|(_, page)| names(page)) {
+                let parent = |layer: &LayerId| layers.get(*layer).and_then(|record| record.parent);
+                for layer in std::iter::successors(Some(*holder), parent) {
+                    if !roots.foreign.contains(&layer)
+                        && self.map.has_back_reference(number, layer, roots.page).await?
+                    {
+                        roots.foreign.push(layer);
+                    }
+                }
+            }
         }
         Ok((roots.page, look_at(record, entries, &roots, &layers, &seen)?))
     }
