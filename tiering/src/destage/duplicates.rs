@@ -81,6 +81,9 @@ enum Found {
     As(usize),
 }
 
+/// A frame, and which blocks, by index, may be equal to which of its blocks.
+type Nominated = (FrameAt, Vec<(usize, Location)>);
+
 /// One block that is to be stored, or not.
 struct Block<'a> {
     number: u64,
@@ -156,8 +159,7 @@ impl Job<'_> {
         self.learn_own(wanted()).await?;
         self.read_lists(wanted()).await;
         // By frame: which blocks may be which of its blocks.
-        let mut nominated: BTreeMap<(u64, u32), (FrameAt, Vec<(usize, Location)>)> =
-            BTreeMap::new();
+        let mut nominated: BTreeMap<(u64, u32), Nominated> = BTreeMap::new();
         for (index, block) in blocks.iter().enumerate().filter(|(_, block)| !block.is_zero) {
             let own = self.duplicates.own.get(&block.fingerprint).copied();
             let location = own.or_else(|| self.inner.dedup.index.lock().find(block.fingerprint));
