@@ -212,10 +212,12 @@ pub(crate) async fn show_snapshot(
                 return Err(error);
             }
             // The others are not to wait for it for ever.
-            Err(error) => tracing::error!(
-                volume = %found.volume, snapshot = name, error = %error.chain(),
-                "a restored volume does not show the snapshot that was asked for, but the state of the copy"
-            ),
+            Err(error) => {
+                tracing::error!(
+                    volume = %found.volume, snapshot = name, error = %error.chain(),
+                    "a restored volume does not show the snapshot that was asked for, but the state of the copy"
+                );
+            }
         }
     }
     let shown = Origin { snapshot: None, ..restored.origin.clone() };
