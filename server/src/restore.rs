@@ -8,8 +8,8 @@
 //!   back when the pool has everything.
 //! - Order: pin, link, metadata, manifest, keys of volumes, key ring. A pool exists once its key ring does; before that a
 //!   restore that was cut short is done again, with the same pin.
-//! - A pool that is restored as of a snapshot is served only once its volumes show that, and the link says so: nothing that
-//!   was written to it is ever rolled back.
+//! - A pool that is restored as of a snapshot is served only once its volumes show that, or the log says which does not and
+//!   why, and the link says so: nothing that was written to it is ever rolled back.
 //! - The new pool has an identity of its own beside the one that its segments name, so that its copies are never taken for
 //!   those of the pool that it was restored from.
 
@@ -196,7 +196,8 @@ impl Restored {
 /// again, and nothing else has been written by then.
 ///
 /// # Errors
-/// Those of [`Pool::roll_back`] and of writing the store.
+/// `Unavailable` and `Fenced`, after which the next start tries again; a volume that cannot be rolled back for another reason
+/// is named in the log and stays as in the state of the copy.
 pub(crate) async fn show_snapshot(
     restored: &mut Restored,
     pool: &Pool,
@@ -320,7 +321,7 @@ pub struct PoolOfCopy {
 /// there shows. Serving it is the next command's.
 ///
 /// # Errors
-/// `NotFound` where no volume has the snapshot; `Busy` where the store or the directory has a pool; `NotFound` where there is no copy, or no whole state; `Denied` for a
+/// `NotFound` where no volume has the snapshot, `Invalid` where one that has it cannot show it; `Busy` where the store or the directory has a pool; `NotFound` where there is no copy, or no whole state; `Denied` for a
 /// wrong key, or credentials that may not pin the state.
 pub async fn restore(
     config: &Config,
@@ -426,7 +427,8 @@ pub async fn restore(
 /// The volumes of a state that have no snapshot of this name, by name; none where none is asked for.
 ///
 /// # Errors
-/// `NotFound`, with the snapshots that there are, where none has; those of reading the copy.
+/// `NotFound`, with the snapshots that there are, where none has; `Invalid` where one that has it cannot show it, being
+/// behind the others or without its key; those of reading the copy.
 async fn volumes_without(
     config: &Config,
     (target, state): (&Target, &StateRecord),

@@ -4,8 +4,8 @@
 //! - A block is taken for a duplicate only if the stored one was read, opened and is equal.
 //! - Every segment that a duplicate was found in, but for those of the window itself, is pinned until the window is
 //!   committed, or is not.
-//! - What cannot be read soon is stored once more: deduplication never keeps a window from being destaged, and delays it by
-//!   some seconds at most.
+//! - What cannot be read soon is stored once more: deduplication never keeps a window from being destaged, and reads for it
+//!   for [`WAIT_MAX`] at most.
 
 use super::pack::Packer;
 use super::{BLOCK, Job};
