@@ -8,7 +8,8 @@
 //! - It gives way: while clients wait for the copy, it pauses between objects.
 
 use super::origin::RestoredStore;
-use super::{Pace, STEP, check_length, copy_parts, source_error, verify};
+use super::transfer::{Pace, check_length, copy_parts, source_error};
+use super::{STEP, verify};
 use crate::segment::{FOLDER, SegmentInfo, parse_object_path};
 use crate::tier::{Inner, Tier};
 use block::{Error, ErrorKind, Result};

@@ -1,0 +1,101 @@
+//! What later states have replaced: it is noted by each pass, and deleted in the copy a while after a state without it was
+//! published.
+
+use super::transfer::target_error;
+use super::{Copier, damaged_path, path_of};
+use crate::map::database;
+use block::Result;
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Replaced objects that are remembered; beyond it the oldest are left to the listing of the next start. Chosen by
+/// hand: 25 MiB of names, while a reader keeps them.
+const DOOMED_MAX: usize = 250_000;
+/// Objects deleted by one call. Chosen by hand: so that who calls can be stopped.
+const DELETES_MAX: usize = 256;
+
+/// What is no longer needed.
+#[derive(Debug)]
+pub(super) struct Doomed {
+    path: Path,
+    /// The first published state that does not name it.
+    since_state: u64,
+    since: Instant,
+}
+
+/// What a pass has found to be replaced, until its state is published.
+#[derive(Debug, Default)]
+pub(super) struct Replaced {
+    pub commit_number: u64,
+    pub segments: Vec<u64>,
+    pub tables: BTreeSet<Path>,
+    pub manifests: BTreeSet<u64>,
+    /// Of the listing: other objects of the copy's folders.
+    pub strays: Vec<Path>,
+}
+
+impl Copier {
+    /// The state of the last pass counts now, as number `state` of the published ones: what it does not name will be
+    /// deleted in the copy.
+    pub fn published(&mut self, state: u64) {
+        let Some(replaced) = self.replaced.take() else { return };
+        let Replaced { commit_number, segments, tables, manifests, strays } = replaced;
+        self.last_commit = Some(commit_number);
+        let mut paths = strays;
+        for number in segments {
+            paths.extend(self.segments.remove(&number).map(|held| path_of(number, held)));
+            if self.bad.remove(&number).is_some() {
+                paths.push(damaged_path(number));
+            }
+        }
+        for path in tables {
+            self.tables.remove(&path);
+            paths.push(path);
+        }
+        for number in manifests {
+            self.manifests.remove(&number);
+            paths.push(database::manifest_path(number));
+        }
+        let since = Instant::now();
+        let doomed = paths.into_iter().map(|path| Doomed { path, since_state: state, since });
+        self.doomed.extend(doomed);
+        let excess = self.doomed.len().saturating_sub(DOOMED_MAX);
+        self.doomed.drain(..excess);
+        self.progress.waiting_count.store(self.doomed.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Deletes some of what no published state names since long enough, and no pin keeps: `pinned` is the oldest
+    /// state that somebody reads. To be called while the caller knows that the copy is still its own.
+    ///
+    /// # Errors
+    /// `Unavailable` or `Denied`; what is left is deleted later. `Fenced` when the pool is not ours any more.
+    pub async fn collect(&mut self, pinned: Option<u64>) -> Result<u64> {
+        let is_pin_ignored = self.inner.options.planted.pin_ignored;
+        let is_free = |doomed: &Doomed| {
+            doomed.since.elapsed() >= self.options.grace
+                && (is_pin_ignored || pinned.is_none_or(|pinned| pinned >= doomed.since_state))
+        };
+        // In the order in which they were replaced, so that none is free behind one that is not.
+        let count = self.doomed.iter().take_while(|doomed| is_free(doomed)).count();
+        if count == 0 {
+            return Ok(0);
+        }
+        self.inner.check_owner().await?;
+        for done in 0..count.min(DELETES_MAX) {
+            let Some(doomed) = self.doomed.front() else { return Ok(done as u64) };
+            match self.target.delete(&doomed.path).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(cause) => {
+                    return Err(target_error(format!("delete {} in the copy", doomed.path), cause));
+                }
+            }
+            self.doomed.pop_front();
+            self.progress.deleted_count.fetch_add(1, Ordering::Relaxed);
+            self.progress.waiting_count.store(self.doomed.len() as u64, Ordering::Relaxed);
+        }
+        Ok(count.min(DELETES_MAX) as u64)
+    }
+}

@@ -1,0 +1,123 @@
+//! How objects go from one store to another: a few at a time, large ones part by part, and no faster than was asked for.
+
+use super::OBJECTS_AT_ONCE;
+use block::{Error, ErrorKind, Result};
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+
+/// Objects above this are copied in parts of this size. Chosen by hand: as large as the parts of a store must be.
+const PART_BYTES: usize = 8 << 20;
+
+/// Copies an object of so many bytes. A large one part by part: a request that waits for its turn in the middle would come
+/// to its end.
+pub(super) async fn copy_parts(
+    from: &Arc<dyn ObjectStore>,
+    to: &Arc<dyn ObjectStore>,
+    (path, bytes): (&Path, u64),
+    pace: &Pace,
+    places: &Semaphore,
+) -> Result<()> {
+    let failed = |cause| target_error(format!("copy {path}"), cause);
+    let read = async |range: Range<u64>| {
+        let piece = from.get_range(path, range.clone()).await;
+        let piece = piece.map_err(|cause| source_error(path, cause))?;
+        check_length(path, piece.len() as u64, range.end - range.start)?;
+        Ok::<_, Error>(piece)
+    };
+    let part_bytes = PART_BYTES as u64;
+    if bytes <= part_bytes {
+        pace.wait(bytes).await;
+        let _place = places.acquire().await;
+        return to.put(path, read(0..bytes).await?.into()).await.map(drop).map_err(failed);
+    }
+    let upload = to.put_multipart(path).await.map_err(failed)?;
+    let mut parts = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
+    for start in (0..bytes).step_by(PART_BYTES) {
+        let range = start..bytes.min(start + part_bytes);
+        pace.wait(range.end - range.start).await;
+        let _place = places.acquire().await;
+        let next = async {
+            let piece = read(range).await?;
+            parts.wait_for_capacity(1).await.map_err(failed)?;
+            Ok(piece)
+        };
+        match next.await {
+            Ok(piece) => parts.put(piece),
+            Err(error) => {
+                // What is left of it is the store's to clean.
+                let _ = parts.abort().await;
+                return Err(error);
+            }
+        }
+    }
+    parts.finish().await.map(drop).map_err(failed)
+}
+
+/// Does something to each, a few at a time. Returns what was done before the first failure, and that.
+pub(super) async fn each<A, B, F>(all: Vec<A>, of: impl Fn(A) -> F) -> (Vec<B>, Result<()>)
+where
+    F: Future<Output = Result<B>>,
+{
+    let mut done = Vec::with_capacity(all.len());
+    let mut running = futures::stream::iter(all).map(of).buffer_unordered(OBJECTS_AT_ONCE);
+    loop {
+        match running.try_next().await {
+            Ok(Some(one)) => done.push(one),
+            Ok(None) => return (done, Ok(())),
+            Err(error) => return (done, Err(error)),
+        }
+    }
+}
+
+pub(super) fn check_length(path: &Path, read: u64, said: u64) -> Result<()> {
+    if read == said {
+        return Ok(());
+    }
+    let what = format!("copy {path}: {read} bytes came of {said}");
+    Err(Error::new(ErrorKind::Unavailable, what))
+}
+
+pub(super) fn source_error(path: &Path, cause: object_store::Error) -> Error {
+    Error::with_source(ErrorKind::Unavailable, format!("copy {path}: read it"), cause)
+}
+
+pub(super) fn target_error(doing: impl Into<String>, cause: object_store::Error) -> Error {
+    let kind = match cause {
+        object_store::Error::PermissionDenied { .. }
+        | object_store::Error::Unauthenticated { .. } => ErrorKind::Denied,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::with_source(kind, doing, cause)
+}
+
+/// Spreads bytes over time.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Bytes a second.
+    rate: Option<u64>,
+    free_at: Mutex<Instant>,
+}
+
+impl Pace {
+    pub(super) fn new(rate: Option<u64>) -> Pace {
+        Pace { rate, free_at: Mutex::new(Instant::now()) }
+    }
+
+    /// Waits until so many bytes may be sent.
+    pub(super) async fn wait(&self, bytes: u64) {
+        let Some(rate) = self.rate else { return };
+        let at = {
+            let mut free_at = self.free_at.lock();
+            let at = (*free_at).max(Instant::now());
+            *free_at = at + Duration::from_secs_f64(bytes as f64 / rate as f64);
+            at
+        };
+        tokio::time::sleep_until(at.into()).await;
+    }
+}
