@@ -1,0 +1,206 @@
+//! Volumes, snapshots, schedules, copies and jobs of the open pool as the admin socket tells of them.
+
+use crate::admin::{
+    BadSegmentInfo, CopyInfo, CopyStateInfo, DedupInfo, Reply, RestoreInfo, ScheduleInfo,
+    ScheduledInfo, ScrubInfo, SnapshotInfo, VolumeInfo,
+};
+use crate::copies::{Copies, CopyStatus};
+use crate::pool::{NamedSnapshot, SchedulePlan};
+use crate::record::{VolumeRecord, VolumeState};
+use crate::restore::Restored;
+use crate::scrub::{BadSegment, Scrub};
+use crate::serve::OpenPool;
+use block::{Error, ErrorKind, Result, VolumeId};
+use tiering::DedupStatus;
+
+/// A record as the admin sees it.
+pub(super) fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
+    let removed_at = match record.state {
+        VolumeState::Removed { removed_at } => Some(removed_at),
+        VolumeState::Present | VolumeState::Purged => None,
+    };
+    let aside = open.pool.destage_progress().aside.remove(&record.id);
+    let retention = open.config.settings().deleted_retention.duration().as_secs();
+    let origin = open.pool.origin(record);
+    VolumeInfo {
+        id: record.id,
+        name: record.name.clone(),
+        size_bytes: record.size_bytes,
+        durability: record.durability,
+        is_read_only: record.is_read_only,
+        created_at: record.created_at,
+        removed_at,
+        purge_at: removed_at.map(|at| at.saturating_add(retention)),
+        is_stepped_back: record.is_stepped_back,
+        is_closed: aside.as_ref().is_some_and(|aside| aside.is_closed)
+            || open.pool.is_keyless(record),
+        is_aside: aside.is_some(),
+        origin: origin.as_ref().map(|origin| origin.name.clone()),
+        promoted_bytes: origin.and_then(|origin| origin.promoted_bytes),
+        expires_at: Some(record.expires_at).filter(|at| *at != 0),
+        own_key: Some(record.own_key).filter(|id| *id != 0),
+        dedup: dedup_info([record].into_iter(), &open.pool.dedup_status()),
+    }
+}
+
+/// `None`: it is off, and nothing was found.
+pub(super) fn dedup_info<'a>(
+    records: impl Iterator<Item = &'a VolumeRecord>,
+    status: &DedupStatus,
+) -> Option<DedupInfo> {
+    let mut info = DedupInfo::default();
+    for record in records {
+        let found = status.found.get(&VolumeId(record.id)).copied().unwrap_or_default();
+        info.is_on |= record.is_dedup;
+        info.block_count += found.block_count;
+        info.duplicate_count += found.duplicate_count;
+    }
+    info.ratio = ratio(info.block_count, info.block_count.saturating_sub(info.duplicate_count));
+    Some(info).filter(|info| info.is_on || info.block_count > 0)
+}
+
+/// To three digits; 0 of nothing.
+pub(super) fn ratio(part: u64, whole: u64) -> f64 {
+    match whole {
+        0 => 0.0,
+        _ => (part as f64 / whole as f64 * 1000.0).round() / 1000.0,
+    }
+}
+
+/// `held`: bytes that each alone holds, by volume and LSN, as far as that is known.
+pub(super) fn snapshots(open: &OpenPool, found: &[NamedSnapshot], held: &Held) -> Reply {
+    let destaged = open.pool.log_status().destaged_lsn;
+    let aside = open.pool.destage_progress().aside;
+    let is_whole = |one: &NamedSnapshot| {
+        aside.get(&one.record.volume).is_none_or(|aside| one.lsn.0 < aside.since_lsn)
+    };
+    let info = |one: &NamedSnapshot| SnapshotInfo {
+        volume: one.volume.clone(),
+        name: one.record.name.clone(),
+        lsn: one.lsn.0,
+        size_bytes: one.record.size_bytes,
+        created_at: one.record.created_at,
+        is_in_store: one.lsn <= destaged && is_whole(one),
+        held_bytes: held.get(&(one.record.volume, one.lsn.0)).copied(),
+    };
+    Reply::Snapshots { snapshots: found.iter().map(info).collect() }
+}
+
+pub(super) fn restore_info(open: &OpenPool, restored: &Restored) -> RestoreInfo {
+    let (origin, counts) = (&restored.origin, restored.counts());
+    RestoreInfo {
+        url: origin.url.clone(),
+        state: origin.state.number,
+        as_of: origin.state.as_of,
+        is_whole: *open.is_whole.borrow(),
+        left_bytes: counts.left_bytes,
+        done_bytes: counts.done_bytes,
+        left_seconds: counts.left_seconds,
+        bad_count: counts.bad_count.max(origin.lost_count),
+    }
+}
+
+pub(super) async fn scrub_info(scrub: &Scrub) -> Result<ScrubInfo> {
+    let status = scrub.status().await?;
+    let mut info = ScrubInfo {
+        is_served: status.is_serving,
+        failing_seconds: status.failure.as_ref().map(|(_, since)| since.elapsed().as_secs()),
+        failure: status.failure.map(|(why, _)| why),
+        ..ScrubInfo::default()
+    };
+    let Some(record) = status.record else { return Ok(info) };
+    let bad = |bad: BadSegment| {
+        let BadSegment { number, object, why } = bad;
+        BadSegmentInfo { number, object, why }
+    };
+    info.is_running = record.is_running();
+    info.is_stopped = record.is_stopped;
+    info.started_at = Some(record.started_at);
+    info.ended_at = record.ended_at;
+    info.next_at = record.next_at();
+    info.permille = match record.ended_at {
+        Some(_) => 1000,
+        None => record.position * 1000 / record.until.max(1),
+    };
+    info.bytes_per_second = record.bytes_per_second;
+    info.every_seconds = record.every_seconds;
+    info.segment_count = record.segment_count;
+    info.frame_count = record.frame_count;
+    info.object_bytes = record.object_bytes;
+    info.mended_count = record.mended_count;
+    info.bad_count = record.bad_count;
+    info.bad = record.bad.into_iter().map(bad).collect();
+    Ok(info)
+}
+
+pub(super) async fn copy_infos(copies: &Copies) -> Result<Vec<CopyInfo>> {
+    let info = |status: CopyStatus| {
+        let (spec, counts) = (status.spec, status.counts);
+        let newest = status.state.as_ref().and_then(|state| state.newest.as_ref());
+        let failure = status.state.as_ref().and_then(|state| state.failure.as_ref());
+        CopyInfo {
+            url: spec.url,
+            env_prefix: spec.env_prefix,
+            interval_seconds: spec.interval_seconds,
+            is_snapshots_only: spec.is_snapshots_only,
+            bytes_per_second: spec.bytes_per_second,
+            created_at: spec.created_at,
+            is_running: status.state.is_some(),
+            state: newest.map(|newest| CopyStateInfo {
+                number: newest.number,
+                as_of: newest.as_of,
+                destaged_lsn: newest.destaged_lsn,
+                segment_count: newest.segment_count,
+                segment_bytes: newest.segment_bytes,
+                aside_count: newest.aside_count,
+            }),
+            lag_seconds: status.lag_seconds,
+            lag_bytes: status.lag_bytes,
+            has_destroyed_keys: status.has_destroyed_keys,
+            pass_permille: counts.pass_permille,
+            copied_bytes: counts.copied_bytes,
+            copied_count: counts.copied_count,
+            deleted_count: counts.deleted_count,
+            waiting_count: counts.waiting_count,
+            damaged_count: counts.damaged_count + counts.missing_count,
+            failure: failure.map(|(why, _)| why.clone()),
+            failing_seconds: failure.map(|(_, since)| since.elapsed().as_secs()),
+        }
+    };
+    Ok(copies.status().await?.into_iter().map(info).collect())
+}
+
+pub(super) type Held = std::collections::BTreeMap<(u32, u64), u64>;
+
+pub(super) fn schedule_info(volume: String, plan: SchedulePlan) -> ScheduleInfo {
+    let one = |(one, why): (NamedSnapshot, Option<&'static str>)| ScheduledInfo {
+        name: one.record.name,
+        created_at: one.record.created_at,
+        kept_as: why.map(str::to_owned),
+    };
+    ScheduleInfo {
+        volume,
+        cron: plan.schedule.as_ref().map(|schedule| schedule.cron.clone()),
+        keep: plan.schedule.map(|schedule| schedule.keep),
+        next_at: plan.next_at,
+        snapshots: plan.snapshots.into_iter().map(one).collect(),
+    }
+}
+
+pub(super) fn list(open: &OpenPool) -> Vec<VolumeInfo> {
+    let mut volumes: Vec<VolumeInfo> =
+        open.pool.records().iter().map(|record| volume_info(open, record)).collect();
+    volumes.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
+    volumes
+}
+
+pub(super) fn show(open: &OpenPool, name: &str) -> Result<VolumeInfo> {
+    // A present volume comes before a removed one of the same name.
+    let mut found: Vec<VolumeInfo> =
+        list(open).into_iter().filter(|volume| volume.name == name).collect();
+    found.sort_by_key(|volume| volume.removed_at.is_some());
+    found.into_iter().next().ok_or_else(|| {
+        let what = format!("show volume {name}: there is none; `spindle volume list` shows all");
+        Error::new(ErrorKind::NotFound, what)
+    })
+}
