@@ -9,7 +9,8 @@
 //!   gets further.
 //! - A page that names a frame and is neither where the directory says nor has a back-reference is damage: the segment stays.
 
-use super::{Live, Look, STATES_AT_ONCE, VICTIMS_TIME_MAX, pages_of};
+use super::look::{Look, pages_of};
+use super::{Live, STATES_AT_ONCE, VICTIMS_TIME_MAX};
 use crate::map::dedup::BackReferences;
 use crate::map::pages::{PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;

@@ -1,0 +1,185 @@
+//! The commit of a step: where blocks were is paired with where they are, and one batch re-points their pages and forgets the
+//! old segments.
+
+use super::Live;
+use super::referenced::Foreign;
+use super::rewrite::Rewritten;
+use crate::dedup::Victims;
+use crate::destage::write::Written;
+use crate::map::database::Database;
+use crate::map::dedup::BackReferences;
+use crate::map::records::SegmentRecord;
+use crate::map::repoint::Place;
+use crate::map::{LayerId, Moved, Placed, Repoint, RepointReport};
+use crate::tier::Inner;
+use block::{Error, ErrorKind, Result};
+use object_store::path::Path;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What is done for the segments of a step that have back-references.
+#[derive(Debug, Default)]
+pub(super) struct ByPlace {
+    /// Their back-references.
+    pub references: HashMap<u64, BackReferences>,
+    /// Those of which something is live.
+    pub live: HashSet<u64>,
+    pub naming: Vec<(LayerId, u32)>,
+    pub foreign: Vec<Foreign>,
+    /// Back-references that have become needless.
+    pub needless: Vec<(u64, LayerId, u32)>,
+}
+
+impl Inner {
+    /// Commits in a task of its own: a step that is dropped does not leave the map halfway.
+    pub(super) async fn commit_moves(
+        self: &Arc<Self>,
+        seen: Arc<Database>,
+        rewritten: Rewritten,
+        taken: Victims,
+    ) -> Result<RepointReport> {
+        let Rewritten { live, settled, emptied, written, by_place, .. } = rewritten;
+        let path = |record: &SegmentRecord| record.info.object_path();
+        let new: Vec<Path> = written.segments.iter().map(path).collect();
+        let old: Vec<Path> = emptied.iter().map(path).collect();
+        if self.options.planted.delete_first {
+            for path in &old {
+                self.delete(path).await.map_err(|error| {
+                    Error::with_source(ErrorKind::Unavailable, "delete a segment", error)
+                })?;
+            }
+        }
+        let moved = match moves_of(live, &written) {
+            Ok(moved) => moved,
+            Err(error) => {
+                self.orphans.abandon(new);
+                for record in &emptied {
+                    self.leave_alone(record, error.clone())?;
+                }
+                return Err(error);
+            }
+        };
+        let (by_place, moved) = by_place.split(moved);
+        let asked = Repoint {
+            moved,
+            settled,
+            segments: written.segments,
+            fingerprints: written.fingerprints,
+            by_place,
+            emptied,
+            next_segment: self.next_segment.load(Ordering::SeqCst),
+            planted: self.options.planted,
+        };
+        let inner = self.clone();
+        let task = self.background.spawn(async move {
+            let _taken = taken; // until it is over
+            let mut writer = inner.writer.lock().await;
+            let mut lists = asked.fingerprints.clone();
+            if !Arc::ptr_eq(&seen, &inner.map.db()) {
+                inner.orphans.abandon(new);
+                let what = "reclaim segments: the metadata database was opened anew meanwhile";
+                return Err(Error::new(ErrorKind::Unavailable, what));
+            }
+            let done = inner.map.repoint(&mut writer, asked).await;
+            match &done {
+                Ok(report) => {
+                    let is_unused = |number: u64| {
+                        report.unused.iter().any(|record| record.info.number.0 == number)
+                    };
+                    lists.retain(|(number, _)| !is_unused(*number));
+                    inner.dedup.add(&lists);
+                    inner.dedup.forget(report.forgotten.iter().map(|record| record.info.number.0));
+                    let gone = report.forgotten.iter().chain(&report.unused);
+                    inner.orphans.abandon(gone.map(|record| record.info.object_path()).collect());
+                }
+                // Nobody knows which of them the map names: each is deleted only if it does not.
+                Err(_) => inner.orphans.abandon(new.into_iter().chain(old).collect()),
+            }
+            done
+        });
+        task.await.map_err(|cause| Error::with_source(ErrorKind::Io, "commit reclaim", cause))?
+    }
+}
+
+impl ByPlace {
+    /// Takes what was moved of segments with back-references out of `moved`; the rest goes by blocks.
+    fn split(self, moved: Vec<Moved>) -> (crate::map::repoint::ByPlace, Vec<Moved>) {
+        let is_its = |one: &Moved| self.references.contains_key(&one.from.segment);
+        let (its, rest): (Vec<Moved>, Vec<Moved>) = moved.into_iter().partition(is_its);
+        let mut places: HashMap<Place, Placed> = HashMap::new();
+        for Moved { block_count, from, to, .. } in its {
+            let count = u8::try_from(block_count).expect("a frame has 16 blocks at most");
+            places.extend((0..count).map(|block| {
+                let from = (from.segment, from.at.frame_index, from.within + block);
+                (from, Placed { within: to.within + block, ..to })
+            }));
+        }
+        let references: BTreeSet<(u64, LayerId, u32)> = self
+            .foreign
+            .iter()
+            .filter_map(|one| Some((places.get(&one.place)?.segment, one.layer, one.page)))
+            .collect();
+        let all = crate::map::repoint::ByPlace {
+            places,
+            pages: self.naming,
+            back_references: references.into_iter().collect(),
+            forgotten: self.references,
+            needless: self.needless,
+        };
+        (all, rest)
+    }
+}
+
+/// Pairs where blocks were with where they are now.
+fn moves_of(mut live: Vec<Live>, written: &Written) -> Result<Vec<Moved>> {
+    live.sort_unstable_by_key(|one| (one.layer, one.first_block));
+    let overlaps = |pair: &[Live]| {
+        pair[0].layer == pair[1].layer
+            && pair[0].first_block + pair[0].block_count > pair[1].first_block
+    };
+    if live.windows(2).any(overlaps) {
+        let what = "reclaim segments: two of them hold the same block";
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    let live_count: u64 = live.iter().map(|one| one.block_count).sum();
+    let mut changes: Vec<_> = written.changes.iter().collect();
+    changes.sort_unstable_by_key(|change| (change.layer, change.first_block));
+    let mut moved = Vec::with_capacity(changes.len());
+    let mut at = 0;
+    for change in changes {
+        let Some(to) = change.placed else { continue };
+        let end = change.first_block + change.block_count;
+        let is_before = |one: &Live| {
+            (one.layer, one.first_block + one.block_count) <= (change.layer, change.first_block)
+        };
+        while live.get(at).is_some_and(is_before) {
+            at += 1;
+        }
+        let mut index = at;
+        while let Some(one) = live.get(index) {
+            if one.layer != change.layer || one.first_block >= end {
+                break;
+            }
+            let first_block = one.first_block.max(change.first_block);
+            let last = (one.first_block + one.block_count).min(end);
+            let part = |placed: Placed, start: u64| Placed {
+                within: placed.within + (first_block - start) as u8,
+                ..placed
+            };
+            moved.push(Moved {
+                layer: one.layer,
+                first_block,
+                block_count: last - first_block,
+                from: part(one.from, one.first_block),
+                to: part(to, change.first_block),
+            });
+            index += 1;
+        }
+    }
+    if moved.iter().map(|one| one.block_count).sum::<u64>() != live_count {
+        let what = "reclaim segments: not everything that is live in them was written anew";
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    Ok(moved)
+}

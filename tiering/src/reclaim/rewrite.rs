@@ -1,0 +1,217 @@
+//! Writes what is live of the segments of a step into new ones.
+
+use super::moves::ByPlace;
+use super::victims::Victim;
+use super::{
+    BLOCK, FRAMES_AT_ONCE, Live, READS_AT_ONCE, SEGMENT_BYTES_MAX, STATES_AT_ONCE, VICTIMS_TIME_MAX,
+};
+use crate::destage::pack::{Packer, Piece};
+use crate::destage::write::{SegmentWriter, Written};
+use crate::fetch::Access;
+use crate::map::LayerId;
+use crate::map::records::SegmentRecord;
+use crate::segment::FrameRef;
+use crate::tier::Inner;
+use block::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Live blocks that were written anew, and the segments that nothing else is in.
+pub(super) struct Rewritten {
+    pub live: Vec<Live>,
+    pub settled: Vec<(LayerId, u32)>,
+    pub emptied: Vec<SegmentRecord>,
+    pub written: Written,
+    /// Of frames.
+    pub read_bytes: u64,
+    /// What is done by place: see [`super::referenced`].
+    pub by_place: ByPlace,
+}
+
+/// Why a segment could not be rewritten.
+enum Stopped {
+    /// It cannot be read.
+    Reading(Error),
+    /// Another one cannot be written.
+    Writing(Error),
+}
+
+impl Inner {
+    /// Writes what is live of the victims to new segments.
+    pub(super) async fn rewrite_victims(self: &Arc<Self>, victims: &[Victim]) -> Result<Rewritten> {
+        let segment_bytes = self.options.segment_bytes.min(SEGMENT_BYTES_MAX);
+        let mut writer = SegmentWriter::new(self, 1, segment_bytes);
+        // Those under one key one after the other, so that they share segments.
+        let mut victims: Vec<&Victim> = victims.iter().collect();
+        victims.sort_by_key(|victim| victim.record.info.key);
+        let (mut live, mut emptied, mut read_bytes) = (Vec::new(), Vec::new(), 0);
+        let (mut settled, mut blocks) = (Vec::new(), HashSet::new());
+        let (mut state_count, mut nobody) = (0, 0);
+        let mut by_place = ByPlace::default();
+        let mut later = Vec::new();
+        let begun = Instant::now();
+        // Also after a step that was dropped.
+        self.reclaim.state.lock().looking = None;
+        for victim @ Victim { record, .. } in victims {
+            if begun.elapsed() > VICTIMS_TIME_MAX {
+                later.push(*victim); // what is done so far is not to be in vain
+                continue;
+            }
+            if self.options.planted.forget_unchecked {
+                emptied.push(*record);
+                continue;
+            }
+            self.reclaim.state.lock().looking = Some(record.info.number.0);
+            let look = self.look_into(record, &mut nobody, begun).await;
+            self.reclaim.state.lock().looking = None;
+            let look = match look {
+                Ok(Some(look)) => look,
+                Ok(None) => continue, // forgotten meanwhile
+                Err(error) => {
+                    self.leave_alone(record, error)?;
+                    continue;
+                }
+            };
+            let is_too_much = state_count > 0 && state_count + look.state_count > STATES_AT_ONCE;
+            if is_too_much || overlaps(&look.live, &blocks) {
+                // Or another version of a block. It is the turn of this one after that.
+                later.push(*victim);
+                continue;
+            }
+            for one in &look.live {
+                blocks.extend(one.blocks());
+            }
+            match self.rewrite(record, &look.live, &mut writer).await {
+                Ok(bytes) => read_bytes += bytes,
+                // What was read of it is not moved either.
+                Err(Stopped::Reading(error)) => {
+                    self.leave_alone(record, error)?;
+                    continue;
+                }
+                Err(Stopped::Writing(error)) => return Err(error),
+            }
+            state_count += look.state_count;
+            let is_step =
+                !look.live.is_empty() || !look.settled.is_empty() || !look.needless.is_empty();
+            match look.is_cut {
+                true if is_step => later.push(*victim),
+                // Only ranges that are to be folded hide it.
+                true => self.reclaim.state.lock().is_pass_wanted = true,
+                false if look.has_hidden => {}
+                false => emptied.push(*record),
+            }
+            if let Some(references) = look.references {
+                let number = record.info.number.0;
+                if !look.live.is_empty() {
+                    by_place.live.insert(number);
+                }
+                by_place.references.insert(number, references);
+                let needless = look.needless.into_iter();
+                by_place.needless.extend(needless.map(|(layer, page)| (number, layer, page)));
+                by_place.naming.extend(look.naming);
+                by_place.foreign.extend(look.foreign);
+            }
+            live.extend(look.live);
+            settled.extend(look.settled);
+        }
+        settled.sort_unstable();
+        settled.dedup();
+        self.reclaim.state.lock().victims.extend(later.into_iter().rev());
+        let written = writer.finish().await?;
+        Ok(Rewritten { live, settled, emptied, written, read_bytes, by_place })
+    }
+
+    /// Puts the live blocks of a segment, sorted, into new ones. Returns the bytes of their frames.
+    async fn rewrite(
+        &self,
+        record: &SegmentRecord,
+        live: &[Live],
+        writer: &mut SegmentWriter,
+    ) -> Result<u64, Stopped> {
+        let key = record.info.key;
+        if !live.is_empty() && !self.options.volume_keys.has(key) {
+            let what = format!("{}: volumes still name it, but {key} is not there", record.info);
+            return Err(Stopped::Reading(Error::new(ErrorKind::NotFound, what)));
+        }
+        writer.set_key(key).await.map_err(Stopped::Writing)?;
+        // What was nominated for duplicates goes on being so.
+        let number = record.info.number.0;
+        let fingerprinter = match live.is_empty() {
+            true => None,
+            false => match self.map.fingerprints(number).await {
+                Ok(found) => found.and_then(|_| self.fingerprinter(key)),
+                // They decide nothing.
+                Err(error) if error.kind() == ErrorKind::Corrupt => None,
+                Err(error) => return Err(Stopped::Reading(error)),
+            },
+        };
+        let mut frames: Vec<FrameRef> = Vec::new();
+        for one in live {
+            let frame = FrameRef { info: record.info, at: one.from.at };
+            if frames.last() != Some(&frame) {
+                frames.push(frame);
+            }
+        }
+        let read_bytes = frames.iter().map(|frame| u64::from(frame.at.sealed_bytes)).sum();
+        let local_count = frames.iter().filter(|frame| self.frames.is_local(frame)).count();
+        writer.set_cached(2 * local_count > frames.len());
+        let mut packer: Option<(LayerId, Packer)> = None;
+        let mut pieces: Vec<Piece> = Vec::new();
+        let mut rest = live;
+        let mut reads =
+            futures::stream::iter(frames.chunks(FRAMES_AT_ONCE).map(<[FrameRef]>::to_vec))
+                .map(|frames| async move {
+                    let read = self.frames.read_many(&frames, Access::Once).await?;
+                    Ok::<_, Error>((frames, read))
+                })
+                .buffered(READS_AT_ONCE);
+        while let Some((frames, read)) = reads.try_next().await.map_err(Stopped::Reading)? {
+            for (frame, plain) in frames.iter().zip(read) {
+                let count = rest.iter().take_while(|one| one.from.at == frame.at).count();
+                let (now, later) = rest.split_at(count);
+                rest = later;
+                for one in now {
+                    if packer.as_ref().is_some_and(|(layer, _)| *layer != one.layer) {
+                        pieces.extend(packer.take().and_then(|(_, mut packer)| packer.end()));
+                    }
+                    let (_, packer) = packer.get_or_insert_with(|| {
+                        (one.layer, Packer::new(one.layer, self.options.frame_blocks))
+                    });
+                    let bytes = blocks_of(record, frame, &plain, one).map_err(Stopped::Reading)?;
+                    let fingerprints: Vec<u64> = fingerprinter
+                        .map(|fingerprinter| fingerprinter.of_blocks(&bytes).collect())
+                        .unwrap_or_default();
+                    packer.add(one.first_block, bytes, &fingerprints, &mut pieces);
+                }
+            }
+            for piece in pieces.drain(..) {
+                writer.add(piece).await.map_err(Stopped::Writing)?;
+            }
+        }
+        pieces.extend(packer.and_then(|(_, mut packer)| packer.end()));
+        for piece in pieces {
+            writer.add(piece).await.map_err(Stopped::Writing)?;
+        }
+        Ok(read_bytes)
+    }
+}
+
+fn overlaps(live: &[Live], blocks: &HashSet<(LayerId, u64)>) -> bool {
+    live.iter().any(|one| one.blocks().any(|block| blocks.contains(&block)))
+}
+
+/// The bytes of live blocks within their frame.
+fn blocks_of(record: &SegmentRecord, frame: &FrameRef, plain: &Bytes, one: &Live) -> Result<Bytes> {
+    let start = usize::from(one.from.within) * BLOCK;
+    let end = start + one.block_count as usize * BLOCK;
+    if end > plain.len() {
+        let index = frame.at.frame_index;
+        let what =
+            format!("{}, frame {index}: it holds fewer blocks than the map says", record.info);
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    Ok(plain.slice(start..end))
+}
