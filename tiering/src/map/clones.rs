@@ -7,7 +7,8 @@
 //! - A page is promoted in the batch that moves the layer's record past it: the base, or a copy of what it has, is
 //!   there at every moment.
 
-use super::commit::{Draft, Fresh, Writer};
+use super::commit::draft::Draft;
+use super::commit::{Fresh, Writer};
 use super::history::Copy;
 use super::keys::ROOT_KEY;
 use super::keys::{self, family};

@@ -3,43 +3,35 @@
 //! Invariants:
 //! - A commit is one database batch: page operands, range records, segment records, live blocks,
 //!   volume records, side files, destaged LSN. It is all there after a crash, or nothing of it.
-//! - One operand at most is added to a page by a commit. A page gets an image instead when it has
-//!   none yet, is wholly rewritten, or has as many operands as [`OPERANDS_MIN`] and a little more.
 //! - Live blocks change in the batch that changes the pages they count: what a page stores, hidden
 //!   by a range or not, is counted until it is replaced.
 //! - The caches change after the batch is durable, so a crash never has shown what is not there.
 
+pub(super) mod changes;
+pub(super) mod draft;
+
 use super::dedup::encode_found;
-use super::history::{self, History};
-use super::keys::{self, ROOT_KEY, Sealer};
+use super::keys::{self, ROOT_KEY};
 use super::layers::{LayerId, LayerRecord};
-use super::pages::{self, OperandKind, PAGE_BLOCKS, Page, Run};
-use super::ranges::{RANGE_PAGES_MIN, Range};
-use super::records::{ASIDE_FILES_MAX, AsideFile, Root, SegmentRecord, encode_aside, encode_live};
+use super::pages::{self, Page};
+use super::ranges::Range;
+use super::records::{ASIDE_FILES_MAX, AsideFile, Root, SegmentRecord, encode_aside};
 use super::settle::Settle;
-use super::snapshots::{Prune, SnapshotChange, SnapshotList, encode_snapshot};
+use super::snapshots::{Prune, SnapshotChange, encode_snapshot};
 use super::{Forget, LIVE, Map, PageKey};
 use crate::dedup::Found;
 use crate::dedup::fingerprints::FrameFingerprints;
 use crate::fail_point;
-use crate::planted::Planted;
 use crate::segment::FrameAt;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt};
+use changes::{PageChange, draft_page, split};
+use draft::Draft;
+use futures::TryStreamExt;
 use slatedb::WriteBatch;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Operands of a page before it is folded to an image; each page adds up to as many again by its
-/// number, so that pages written together are not folded together. Chosen by hand: so many operands
-/// of a few blocks take about what the image takes.
-const OPERANDS_MIN: u32 = 12;
-
-/// Operands of a page that snapshots show and that cannot get an image for now. Chosen by hand: a page of so many
-/// operands takes twice what the longest other one does.
-const OPERANDS_MAX: u32 = 64;
 
 /// Bytes of a batch beyond which pages that snapshots show get an image only where they must: with it come
 /// copies of what it replaces. Chosen by hand: what a window of scattered writes has without any snapshot.
@@ -54,9 +46,6 @@ pub(super) const PAGES_AT_ONCE: usize = 256;
 
 /// Layers known to have a record; beyond it they are looked up again.
 const KNOWN_LAYERS_MAX: usize = 65_536;
-
-/// Of the records that say which pages keep counting what was replaced. Byte table: docs/format-map.md.
-const KEPT_VERSION: u8 = 1;
 
 /// A frame in a segment, from one of its blocks on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,131 +211,6 @@ impl Writer {
                 Err(Error::with_source(ErrorKind::Unavailable, what, error.clone()))
             }
             None => Ok(()),
-        }
-    }
-}
-
-/// The runs that a window assigns to one page.
-pub(super) struct PageChange {
-    pub layer: LayerId,
-    pub page: u32,
-    pub runs: Vec<Run>,
-    /// Those of them whose frame was not written for them.
-    pub duplicates: Vec<Run>,
-}
-
-/// The contents of a page that is about to change.
-pub(super) struct Before {
-    pub page: Arc<Page>,
-    /// Everything that is counted, hidden by ranges or not; only where something is hidden.
-    pub stored: Option<Box<[Run]>>,
-    /// All that is stored; only where snapshots show the page, and it is to get an image.
-    pub history: Option<History>,
-    /// What the layer's base has in the page, if it has anything: see [`super::layers`].
-    pub base: Option<Arc<Page>>,
-}
-
-impl Before {
-    /// Places of blocks that the base counts.
-    pub fn base_runs(&self) -> Option<&[Run]> {
-        self.base.as_ref().map(|base| &base.runs[..])
-    }
-}
-
-/// A batch that is being built.
-pub(super) struct Draft<'a> {
-    sealer: Sealer<'a>,
-    pub batch: WriteBatch,
-    pub bytes: u64,
-    /// What the live blocks of segments change by.
-    pub live: HashMap<u64, i64>,
-    /// The sum of that, once it is counted.
-    pub live_delta: i64,
-    pub planted: Planted,
-}
-
-impl<'a> Draft<'a> {
-    pub fn new(map: &'a Map) -> Draft<'a> {
-        Draft {
-            sealer: map.opener.sealer(),
-            batch: WriteBatch::new(),
-            bytes: 0,
-            live: HashMap::new(),
-            live_delta: 0,
-            planted: map.planted,
-        }
-    }
-
-    pub fn put(&mut self, key: &[u8], plain: &[u8]) {
-        let value = self.sealer.seal(key, plain);
-        self.bytes += (key.len() + value.len()) as u64;
-        self.batch.put_bytes(Bytes::copy_from_slice(key), value.into());
-    }
-
-    /// Puts the root record, with a header that goes with it.
-    pub fn put_root_under(&mut self, header: &keys::Header, root: &Root) {
-        let value = self.sealer.seal_root(header, &root.encode());
-        self.bytes += (ROOT_KEY.len() + value.len()) as u64;
-        self.batch.put(keys::HEADER_KEY, header.bytes());
-        self.batch.put_bytes(Bytes::from_static(ROOT_KEY), value.into());
-    }
-
-    fn append(&mut self, key: &[u8], plain: &[u8]) {
-        let value = self.sealer.seal(key, plain);
-        self.bytes += (key.len() + value.len()) as u64;
-        self.batch.merge(key, value);
-    }
-
-    pub fn delete(&mut self, key: &[u8]) {
-        self.bytes += key.len() as u64;
-        self.batch.delete(key);
-    }
-
-    /// Counts in what a page names of frames that were not written for it, but for what its base counts. The others are
-    /// counted in with the record of their segment.
-    fn gain_duplicates(&mut self, change: &PageChange, base: Option<&[Run]>) {
-        let counted = pages::difference(&change.duplicates, base.unwrap_or_default());
-        for run in counted {
-            *self.live.entry(run.segment).or_default() += i64::from(run.count());
-        }
-    }
-
-    fn lose(&mut self, segment: u64, blocks: u32) {
-        let blocks = i64::from(blocks);
-        *self.live.entry(segment).or_default() -=
-            if self.planted.count_out_twice { 2 * blocks } else { blocks };
-    }
-
-    /// Counts out a run that was replaced, but for what the base counts.
-    fn lose_over(&mut self, base: Option<&[Run]>, run: Run) {
-        match base.filter(|_| !self.planted.base_uncounted) {
-            None => self.lose(run.segment, run.count()),
-            Some(base) => {
-                for part in pages::difference(&[run], base) {
-                    self.lose(part.segment, part.count());
-                }
-            }
-        }
-    }
-
-    /// Counts out all that a page stored and counts in what of it stays.
-    pub fn recount(&mut self, stored: &[Run], stays: impl Iterator<Item = Run>) {
-        for run in stored.iter().filter(|run| run.is_mapped()) {
-            self.lose(run.segment, run.count());
-        }
-        for run in stays.filter(Run::is_mapped) {
-            *self.live.entry(run.segment).or_default() += i64::from(run.count());
-        }
-    }
-
-    /// As [`Draft::recount`], but for what the base counts.
-    pub fn recount_over(&mut self, base: Option<&[Run]>, stored: &[Run], stays: &[Run]) {
-        match base {
-            None => self.recount(stored, stays.iter().copied()),
-            Some(base) => self.recount(
-                &pages::difference(stored, base),
-                pages::difference(stays, base).into_iter(),
-            ),
         }
     }
 }
@@ -606,71 +470,6 @@ impl Map {
         }
     }
 
-    /// What the pages hold before the change, in the order of `changes`. Those that a change at `lsn` would
-    /// give an image, and that snapshots show, come with all that is stored of them.
-    pub(super) async fn pages_before(
-        &self,
-        changes: &[PageChange],
-        snapshots: &SnapshotList,
-        lsn: Lsn,
-        may_copy: bool,
-    ) -> Result<Vec<Before>, CommitError> {
-        let mut found: Vec<Option<Before>> = Vec::with_capacity(changes.len());
-        let mut missing = Vec::new();
-        let layers = self.layers();
-        let is_settled = |change: &PageChange, page: &Page| {
-            has_past(page, snapshots.of(change.layer), lsn)
-                && (gets_image(change, page) && may_copy || must_get_image(change, page))
-        };
-        for (index, change) in changes.iter().enumerate() {
-            let cached = self.cached_page(change.layer, change.page);
-            let is_usable = |page: &Arc<Page>| !page.has_hidden && !is_settled(change, page);
-            let is_based = layers.base(change.layer, change.page).is_some();
-            let usable = cached.filter(|page| is_usable(page) && !is_based);
-            if usable.is_none() {
-                missing.push(index);
-            }
-            found.push(usable.map(|page| Before { page, stored: None, history: None, base: None }));
-        }
-        let fetched: Vec<(usize, Before)> = futures::stream::iter(missing)
-            .map(|index| async move {
-                let change = &changes[index];
-                let (layer, number) = (change.layer, change.page);
-                let fetch = async {
-                    let (db, cut) = self.db_and_cut(layer, number);
-                    let base = self.base_page(layer, number).await?;
-                    let operands = self.operands(&db, layer, number).await?;
-                    let mut page = pages::fold(&operands, cut);
-                    let mut is_hidden = false;
-                    if let Some(base) = base.as_ref().filter(|_| operands.is_empty()) {
-                        let (cuts, living) =
-                            (self.ranges().cuts(layer, number), snapshots.of(layer));
-                        is_hidden = !history::showing_hidden(&cuts, living, lsn).is_empty();
-                        if cuts.is_empty() {
-                            page.runs.clone_from(&base.runs);
-                        }
-                    }
-                    let page = Arc::new(page);
-                    let mut before = Before { page, stored: None, history: None, base };
-                    if is_hidden || is_settled(change, &before.page) {
-                        let copies = self.newest_copy(&db, layer, &before.page, number).await?;
-                        before.history = Some(History { operands, copies });
-                    } else if before.page.has_hidden {
-                        before.stored = Some(pages::counted(&operands).into_boxed_slice());
-                    }
-                    Ok(before)
-                };
-                Ok::<_, CommitError>((index, fetch.await.map_err(of_layer(layer))?))
-            })
-            .buffer_unordered(FETCHES_MAX)
-            .try_collect()
-            .await?;
-        for (index, before) in fetched {
-            found[index] = Some(before);
-        }
-        Ok(found.into_iter().flatten().collect())
-    }
-
     /// Puts the records of layers that are written for the first time. Returns the layers that have
     /// one once this is committed.
     async fn draft_layers(
@@ -695,48 +494,6 @@ impl Map {
             }
         }
         Ok(layers)
-    }
-
-    /// Puts the live-block counts that change, and returns them for the cache.
-    pub(super) async fn draft_live(&self, draft: &mut Draft<'_>) -> Result<Vec<(u64, u32)>> {
-        let counts = self.count_live(draft).await?;
-        for (number, blocks) in &counts {
-            draft.put(&keys::live_key(*number), &encode_live(*blocks));
-        }
-        Ok(counts)
-    }
-
-    /// The live-block counts that change.
-    pub(super) async fn count_live(&self, draft: &mut Draft<'_>) -> Result<Vec<(u64, u32)>> {
-        let deltas = std::mem::take(&mut draft.live);
-        draft.live_delta = deltas.values().sum();
-        let mut counts: Vec<(u64, u32)> = futures::stream::iter(deltas)
-            .filter(|(_, delta)| std::future::ready(*delta != 0))
-            .map(|(number, delta)| async move {
-                let before = match self.live_blocks(number).await {
-                    // An estimate that nothing depends on must not stop a window: fsck names it.
-                    Err(error) if error.kind() == ErrorKind::Corrupt => {
-                        tracing::error!(segment = number, error = %error.chain(),
-                            "the count of a segment's live blocks is damaged and stays as it is");
-                        return Ok(None);
-                    }
-                    before => before?,
-                };
-                if before == u32::MAX {
-                    return Ok(None); // nobody knows how many there were
-                }
-                let blocks = i64::from(before) + delta;
-                if blocks < 0 {
-                    tracing::warn!(segment = number, blocks, "live blocks fall below zero");
-                }
-                Ok::<_, Error>(Some((number, u32::try_from(blocks.max(0)).unwrap_or(u32::MAX))))
-            })
-            .buffer_unordered(FETCHES_MAX)
-            .try_filter_map(async |count| Ok(count))
-            .try_collect()
-            .await?;
-        counts.sort_unstable();
-        Ok(counts)
     }
 
     /// Folds away what ranges of a late commit's layers hide at its own LSN. An earlier late commit
@@ -843,169 +600,5 @@ impl Fresh {
             self.bytes_left -= bytes;
         }
         self.pages.push((key, kept.then(|| Arc::new(page))));
-    }
-}
-
-/// Snapshots, of those living, show more of the page than its newest state at `lsn`, or have.
-pub(super) fn has_past(page: &Page, living: &[Lsn], lsn: Lsn) -> bool {
-    page.copy != Lsn::NONE || page.has_kept || !history::showing(page, living, lsn).is_empty()
-}
-
-/// The change cannot be appended to a page that snapshots show.
-fn must_get_image(change: &PageChange, old: &Page) -> bool {
-    old.operand_count >= OPERANDS_MAX || old.has_hidden || is_emptied(change, old)
-}
-
-/// The change gives the page an image, or takes all that it has.
-fn gets_image(change: &PageChange, old: &Page) -> bool {
-    let is_full = old.operand_count >= OPERANDS_MIN + change.page % OPERANDS_MIN;
-    is_full || is_whole(change) || old.has_hidden || is_emptied(change, old)
-}
-
-fn is_whole(change: &PageChange) -> bool {
-    u64::from(change.runs.iter().map(Run::count).sum::<u32>()) == PAGE_BLOCKS
-}
-
-fn is_emptied(change: &PageChange, old: &Page) -> bool {
-    !pages::assign(&old.runs, &change.runs).iter().any(Run::is_mapped)
-}
-
-/// Adds the change of one page to the batch and returns the page as it is then. Of a page that snapshots
-/// show, or have shown, only what appends to it.
-pub(super) fn draft_page(
-    draft: &mut Draft<'_>,
-    report: &mut CommitReport,
-    lsn: Lsn,
-    change: &PageChange,
-    before: &Before,
-    living: &[Lsn],
-) -> Page {
-    let old = &before.page;
-    let mut runs = pages::assign(&old.runs, &change.runs);
-    // A page that stores anything is whole: it need not say that a block is unmapped.
-    runs.retain(Run::is_mapped);
-    let base = before.base_runs();
-    let keeps = old.copy != Lsn::NONE || !history::showing(old, living, lsn).is_empty();
-    match &before.stored {
-        Some(stored) => {
-            // Not by what the change assigns: it may go on where a run that stays ends.
-            let replaced = change.runs.iter().map(|run| Run::hole(run.first, run.last));
-            let replaced: Vec<Run> = replaced.collect();
-            let mut stays = pages::assign(&old.runs, &replaced);
-            stays.retain(Run::is_mapped);
-            draft.recount_over(base, stored, &stays);
-        }
-        None if keeps && !draft.planted.kept_uncounted => {}
-        None => {
-            pages::for_each_replaced(&old.runs, &change.runs, |run| draft.lose_over(base, run));
-        }
-    }
-    let key = keys::page_key(change.layer, change.page);
-    let has_operands = old.operand_count > 0;
-    let mut page = Page { first_lsn: lsn, last_lsn: lsn, ..Page::default() };
-    if runs.is_empty() && old.copy == Lsn::NONE && base.is_none() {
-        if has_operands {
-            draft.delete(&key);
-            report.deleted_count += 1;
-        }
-    } else if !has_operands || (gets_image(change, old) && !has_past(old, living, lsn)) {
-        put_image(draft, &key, lsn, &runs, base.is_some());
-        report.image_count += 1;
-        page.operand_count = 1;
-    } else {
-        let mut plain = Vec::with_capacity(32 + 12 * change.runs.len());
-        pages::encode(lsn, OperandKind::Delta { keeps }, &change.runs, &mut plain);
-        draft.append(&key, &plain);
-        report.operand_count += 1;
-        if keeps && !old.has_kept {
-            draft.put(&keys::kept_key(change.layer, change.page), &[KEPT_VERSION]);
-        }
-        page = Page {
-            first_lsn: old.first_lsn,
-            operand_count: old.operand_count + 1,
-            has_kept: old.has_kept || keeps,
-            copy: old.copy,
-            ..page
-        };
-    }
-    Page { runs: runs.into_boxed_slice(), ..page }
-}
-
-/// Replaces all of a page, or deletes it if nothing is mapped and nothing may show from beneath.
-pub(super) fn put_image(draft: &mut Draft<'_>, key: &[u8], lsn: Lsn, runs: &[Run], has_base: bool) {
-    if has_base || runs.iter().any(Run::is_mapped) {
-        let mut plain = Vec::with_capacity(32 + 12 * runs.len());
-        pages::encode(lsn, OperandKind::Image { copy: Lsn::NONE }, runs, &mut plain);
-        draft.put(key, &plain);
-    } else {
-        draft.delete(key);
-    }
-}
-
-/// Sorts changes into runs of pages, and into ranges for what unmaps many whole pages.
-fn split(commit: &Commit) -> (Vec<PageChange>, Vec<(LayerId, Range)>) {
-    let mut runs: BTreeMap<(LayerId, u32), [Vec<Run>; 2]> = BTreeMap::new();
-    let mut ranges = Vec::new();
-    for change in &commit.changes {
-        let end = change.first_block + change.block_count;
-        let whole_first = change.first_block.div_ceil(PAGE_BLOCKS);
-        let whole_end = end / PAGE_BLOCKS;
-        let is_range = change.placed.is_none()
-            && whole_end.saturating_sub(whole_first) >= u64::from(RANGE_PAGES_MIN);
-        if is_range {
-            ranges.push((
-                change.layer,
-                Range {
-                    lsn: commit.lsn,
-                    ordinal: u32::try_from(ranges.len()).unwrap_or(u32::MAX),
-                    first_page: page_number(whole_first),
-                    last_page: page_number(whole_end - 1),
-                },
-            ));
-            add_runs(&mut runs, change, change.first_block, whole_first * PAGE_BLOCKS);
-            add_runs(&mut runs, change, whole_end * PAGE_BLOCKS, end);
-        } else {
-            add_runs(&mut runs, change, change.first_block, end);
-        }
-    }
-    let pages = runs.into_iter().map(|((layer, page), [mut runs, duplicates])| {
-        pages::normalize(&mut runs);
-        PageChange { layer, page, runs, duplicates }
-    });
-    (pages.collect(), ranges)
-}
-
-pub(super) fn page_number(page: u64) -> u32 {
-    u32::try_from(page).expect("a volume of 1 PiB has 2^30 pages")
-}
-
-fn add_runs(
-    runs: &mut BTreeMap<(LayerId, u32), [Vec<Run>; 2]>,
-    change: &Change,
-    mut block: u64,
-    end: u64,
-) {
-    while block < end {
-        let page = block / PAGE_BLOCKS;
-        let page_end = ((page + 1) * PAGE_BLOCKS).min(end);
-        let (first, last) = ((block % PAGE_BLOCKS) as u8, ((page_end - 1) % PAGE_BLOCKS) as u8);
-        let run = match change.placed {
-            Some(placed) => Run {
-                segment: placed.segment,
-                frame_index: placed.at.frame_index,
-                offset: placed.at.offset,
-                sealed_bytes: placed.at.sealed_bytes,
-                first,
-                last,
-                within: placed.within + (block - change.first_block) as u8,
-            },
-            None => Run::hole(first, last),
-        };
-        let [all, duplicates] = runs.entry((change.layer, page_number(page))).or_default();
-        all.push(run);
-        if change.is_duplicate {
-            duplicates.push(run);
-        }
-        block = page_end;
     }
 }

@@ -6,7 +6,7 @@
 //!   batch that makes the reference, and goes with the segment's record.
 //! - There may be back-references of pages that name nothing of the segment any more, until a sweep drops them.
 
-use super::commit::Draft;
+use super::commit::draft::Draft;
 use super::keys::{
     self, back_reference_key, back_reference_of, family, fingerprints_key, found_key,
 };

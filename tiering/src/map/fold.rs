@@ -5,7 +5,9 @@
 //!   would show it again then say themselves that they are empty.
 //! - What is written becomes durable with the next commit; a crash before only repeats the work.
 
-use super::commit::{Draft, Fresh, PAGES_AT_ONCE, Writer, has_past, put_image};
+use super::commit::changes::{has_past, put_image};
+use super::commit::draft::Draft;
+use super::commit::{Fresh, PAGES_AT_ONCE, Writer};
 use super::history::{self, History};
 use super::keys;
 use super::layers::LayerId;

@@ -8,7 +8,8 @@
 //! - The prune record says where to go on: a restart repeats a step at most.
 //! - A layer in which something does not verify does not hold up the others.
 
-use super::commit::{Draft, Fresh, PageId};
+use super::commit::draft::Draft;
+use super::commit::{Fresh, PageId};
 use super::history::{self, Copy, History};
 use super::keys::{self, copy_key, page_key, prune_key};
 use super::pages::{self, Page, Run};

@@ -11,9 +11,9 @@
 //! - Every state of a page that names a place is re-pointed in the same batch, those that only snapshots show
 //!   too: their operands become copies then; and so is the page of every layer that was made from that one.
 
-use super::commit::{
-    Before, Draft, FETCHES_MAX, Fresh, PAGES_AT_ONCE, PageChange, draft_page, has_past, page_number,
-};
+use super::commit::changes::{Before, PageChange, draft_page, has_past, page_number};
+use super::commit::draft::Draft;
+use super::commit::{FETCHES_MAX, Fresh, PAGES_AT_ONCE};
 use super::dedup::BackReferences;
 use super::history::History;
 use super::pages::{self, PAGE_BLOCKS, Page, Run};

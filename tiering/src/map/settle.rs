@@ -5,7 +5,8 @@
 //! - What is counted as live changes in that batch, too, from what was stored to what is stored then.
 //! - A page that has copies is never deleted: when it becomes empty, it gets an image that says so.
 
-use super::commit::{Before, Draft};
+use super::commit::changes::Before;
+use super::commit::draft::Draft;
 use super::database::Database;
 use super::history::{self, Copy, History};
 use super::keys::{self, copy_key};
