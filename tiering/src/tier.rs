@@ -6,9 +6,11 @@
 //! - A read sees every window whose destage has returned. During a destage the caller's overlay still
 //!   shows the window, so it does not matter which of its pages a read finds.
 //! - Bytes that do not verify are an error that names volume, offset, segment and frame, never data.
-//! - What a hint starts is bounded in tasks and in bytes, however slow the store is.
 
+mod hints;
 mod keep;
+mod layers;
+mod opening;
 mod read;
 
 use crate::dedup::Dedup;
@@ -17,25 +19,22 @@ use crate::destage::{DestageError, DestageReport, LogSource, Window};
 use crate::fetch::{Access, Frames, FramesOptions, FramesStatus};
 use crate::fsck::{FsckOptions, FsckReport};
 use crate::keys::{KeyId, VolumeKeys};
-use crate::map::database::{self, Database, DatabaseOptions};
+use crate::map::database::DatabaseOptions;
 use crate::map::pages::PAGE_BLOCKS;
 use crate::map::records::AsideFile;
 use crate::map::{
-    FoldReport, Health, LayerChange, LayerId, LayerRecord, Map, MapOptions, MapStatus, NewLayer,
-    PromoteReport, PruneReport, Writer,
+    FoldReport, Health, LayerId, Map, MapOptions, MapStatus, PromoteReport, PruneReport, Writer,
 };
 use crate::mend::Mending;
 use crate::orphans::{Orphans, SweepReport};
 use crate::outage::{Outage, StoreFailure};
 use crate::planted::Planted;
 use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
-use crate::segment::{BLOCK_COUNT_MAX, FrameRef};
 use crate::watched::Watched;
 use block::seal::{Algorithm, PoolKey};
 use block::units::BLOCK_BYTES;
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
-use futures::TryStreamExt;
 use futures::future::BoxFuture;
 use object_store::ObjectStore;
 use std::collections::BTreeMap;
@@ -52,27 +51,11 @@ const PAGE_BYTES: u64 = PAGE_BLOCKS * BLOCK_BYTES;
 /// Frames fetched by one read at the same time: bounds what a large read holds besides its buffer.
 const FRAMES_AT_ONCE: usize = 64;
 
-/// Most that one hint to prefetch asks for, in bytes. Chosen by hand: more than the stream cache
-/// holds by default is fetched in vain.
-const PREFETCH_BYTES_MAX: u64 = 32 << 20;
-/// Hints of clients that are followed at the same time; one more is dropped. Chosen by hand: enough to
-/// fill the budget of read-ahead with requests of 512 KiB, and a hint over the most scattered map
-/// holds less than 1 MiB while it is resolved.
-const PREFETCH_COUNT_MAX: usize = 32;
-/// The same for read-ahead of streams, apart from it so that hints of one client do not end the
-/// read-ahead of another. Chosen by hand: a read asks for at most 8 MiB, mostly for less.
-const READ_AHEAD_COUNT_MAX: usize = 64;
-
 /// Pages that one allocation query looks at; it answers for a shorter range beyond.
 const ALLOCATION_PAGES_MAX: usize = 4096;
 
 /// Longest wait for the store when closing. Chosen by hand: nothing is lost by giving up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// How often an opening that waits looks whether it is to say so, and from when on it says so where no
-/// call has failed. Chosen by hand: an opening takes a second, on a busy machine a few.
-const OPEN_LOOK: Duration = Duration::from_secs(5);
-const OPEN_SILENCE_MAX: Duration = Duration::from_secs(20);
 
 /// Asks whoever grants ownership of the pool whether this process still has it.
 #[derive(Clone)]
@@ -302,84 +285,6 @@ impl Tier {
         Self::open_as(options, true).await
     }
 
-    async fn open_as(options: TierOptions, is_read_only: bool) -> Result<Tier> {
-        check(&options)?;
-        let background = options.background.clone().unwrap_or_else(Handle::current);
-        let watched = Arc::new(Watched::new(options.store.clone()));
-        let (opening, store) = (options.clone(), watched.clone());
-        let open = async move {
-            if is_read_only {
-                read_map(&opening, &store).await
-            } else {
-                open_map(&opening, &store).await
-            }
-        };
-        let (timeout, store) = (options.open_timeout, watched.clone());
-        let opened = background.spawn(async move {
-            tokio::select! {
-                opened = tokio::time::timeout(timeout, open) => opened,
-                never = tell_of_waiting(&store) => match never {},
-            }
-        });
-        let (mut map, writer) = match opened.await {
-            Ok(Ok(opened)) => opened?,
-            Ok(Err(_)) => {
-                let what = match watched.last_failure() {
-                    Some(why) => format!("open data tier: not open after {timeout:?}: {why}"),
-                    None => format!("open data tier: no answer from the store in {timeout:?}"),
-                };
-                return Err(Error::new(ErrorKind::Unavailable, what));
-            }
-            Err(cause) => return Err(Error::with_source(ErrorKind::Io, "open data tier", cause)),
-        };
-        map.planted = options.planted;
-        let (store, key) = (options.store.clone(), options.pool_key.clone());
-        let (pool, frames) = (options.pool, options.frames.clone());
-        let frames = {
-            let (store, keys) = (store.clone(), (key.clone(), options.volume_keys.clone()));
-            tokio::task::spawn_blocking(move || Frames::open(store, pool, keys, frames))
-                .await
-                .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?
-        };
-        let next_segment = AtomicU64::new(writer.root().next_segment);
-        let opened_at_commit = writer.root().commit_number;
-        let buffers = Buffers::new(options.segments_in_flight_max);
-        let dedup = Dedup::new(options.dedup_index_bytes, options.planted);
-        let tier = Tier {
-            inner: Arc::new(Inner {
-                options,
-                store,
-                watched,
-                pool_key: key,
-                map,
-                frames,
-                orphans: Orphans::default(),
-                reclaim: Reclaim::default(),
-                dedup,
-                mending: Mending::default(),
-                background,
-                buffers,
-                destage_turn: tokio::sync::Mutex::new(()),
-                writer: tokio::sync::Mutex::new(writer),
-                is_read_only,
-                opened_at_commit,
-                next_segment,
-                upload_retry_count: AtomicU64::new(0),
-                uploads: Outage::default(),
-                is_urgent: AtomicBool::new(false),
-                reopen_count: AtomicU64::new(0),
-                copy_places: Semaphore::new(crate::copier::OBJECTS_AT_ONCE),
-                prefetch_places: Arc::new(Semaphore::new(PREFETCH_COUNT_MAX)),
-                read_ahead_places: Arc::new(Semaphore::new(READ_AHEAD_COUNT_MAX)),
-                hint_dropped_count: AtomicU64::new(0),
-            }),
-        };
-        if !is_read_only {
-            tier.inner.background.spawn(keep::keep(Arc::downgrade(&tier.inner)));
-        }
-        Ok(tier)
-    }
-
     /// The runtime of background work.
     #[must_use]
     pub fn background(&self) -> &Handle {
@@ -484,133 +389,6 @@ impl Tier {
         Ok(held)
     }
 
-    /// Makes a volume that shows what another one did at an LSN at which that one has a snapshot, and that can be
-    /// written. Durable, with the new volume's `record`, when this returns. The snapshot is destaged, also of what
-    /// was aside.
-    ///
-    /// # Errors
-    /// `NotFound` without that snapshot; `Busy` where the volume is there already, or too many are made from one
-    /// another; as [`Tier::destage`]. Nothing was made then.
-    pub async fn clone_volume(
-        &self,
-        (source, at): (VolumeId, Lsn),
-        volume: VolumeId,
-        record: Bytes,
-    ) -> Result<()> {
-        let (record, since, is_promoted) = (Some(record), Lsn::NONE, false);
-        let new = NewLayer { volume, source, at, since, record, is_promoted };
-        self.make_layer(new, Some(LayerId::of_volume(volume))).await
-    }
-
-    /// The volume shows what its snapshot at an LSN shows, and its snapshots stay. Durable, with the volume's `record`,
-    /// when this returns. `since`
-    /// is an LSN of the log behind everything that the volume was written, and destaged; nobody reads or writes it
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// As [`Tier::clone_volume`].
-    pub async fn roll_back(
-        &self,
-        volume: VolumeId,
-        at: Lsn,
-        since: Lsn,
-        record: Option<Bytes>,
-    ) -> Result<()> {
-        if since > self.destaged_lsn() {
-            let what = format!("roll volume {volume} back: {since} is not destaged");
-            return Err(Error::new(ErrorKind::Invalid, what));
-        }
-        let new = NewLayer { volume, source: volume, at, since, record, is_promoted: true };
-        let next = self.inner.map.layers().current(volume).next();
-        self.make_layer(new, next).await
-    }
-
-    /// Makes a clone independent of what it was made from, in the background. `false`: it is.
-    ///
-    /// # Errors
-    /// As [`Tier::destage`].
-    pub async fn promote(&self, volume: VolumeId) -> Result<bool> {
-        self.change_layers(LayerChange::Promote(volume)).await
-    }
-
-    /// Nobody reads what the volume holds any more: what it was made from is not kept for its sake, once
-    /// its own pages are gone.
-    ///
-    /// # Errors
-    /// As [`Tier::destage`].
-    pub async fn retire(&self, volume: VolumeId) -> Result<()> {
-        self.change_layers(LayerChange::Retire(volume)).await.map(drop)
-    }
-
-    /// Makes a layer, and says for sure whether it is there: where a commit has failed, the metadata as it is opened
-    /// anew tells, however long that takes. Only where it is not opened any more, nobody knows.
-    async fn make_layer(&self, new: NewLayer, made: Option<LayerId>) -> Result<()> {
-        let Err(error) = self.change_layers(LayerChange::Make(new)).await else { return Ok(()) };
-        let is_refused = matches!(
-            error.kind(),
-            ErrorKind::Busy | ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Full
-        );
-        while !is_refused && matches!(self.inner.map.health(), Health::Ended(_)) {
-            self.inner.map.wait_well().await;
-        }
-        let layers = self.inner.map.layers();
-        match made.filter(|layer| !is_refused && layers.get(*layer).is_some()) {
-            Some(_) => Ok(()),
-            None => Err(error),
-        }
-    }
-
-    /// In a task of its own: a call that is dropped does not leave the map halfway.
-    async fn change_layers(&self, asked: LayerChange) -> Result<bool> {
-        self.inner.check_writable()?;
-        let inner = self.inner.clone();
-        let task = self.inner.background.spawn(async move {
-            let mut writer = inner.writer.lock().await;
-            inner.map.change_layers(&mut writer, asked).await
-        });
-        task.await.map_err(|cause| Error::with_source(ErrorKind::Io, "change layers", cause))?
-    }
-
-    /// The volume has a layer that was made from another one, and [`Tier::retire`] was not called for it.
-    #[must_use]
-    pub fn is_retirable(&self, volume: VolumeId) -> bool {
-        let layers = self.inner.map.layers();
-        let record = layers.get(layers.current(volume));
-        record.is_some_and(|record| record.parent.is_some() && !record.is_former)
-    }
-
-    /// What a volume was made from and still depends on.
-    #[must_use]
-    pub fn origin(&self, volume: VolumeId) -> Option<Origin> {
-        let layers = self.inner.map.layers();
-        let record = layers.get(layers.current(volume))?;
-        let (base, parent) = (record.base?, record.parent?);
-        Some(Origin {
-            volume: parent.volume(),
-            at: base.lsn,
-            is_promoted: base.is_promoted,
-            done_bytes: u64::from(base.next_page) * PAGE_BYTES,
-        })
-    }
-
-    /// Volumes whose newest state depends on what a volume's snapshot at an LSN shows, in order of id. What only
-    /// their snapshots of before a rollback show is kept without it.
-    #[must_use]
-    pub fn dependents(&self, volume: VolumeId, at: Lsn) -> Vec<VolumeId> {
-        let layers = self.inner.map.layers();
-        let parent = layers.at(volume, at);
-        let depends = |record: &LayerRecord| {
-            !record.is_former
-                && record.parent == Some(parent)
-                && record.base.is_some_and(|base| base.lsn == at)
-        };
-        layers
-            .iter()
-            .filter(|(_, record)| depends(record))
-            .map(|(layer, _)| layer.volume())
-            .collect()
-    }
-
     /// Allocation of a range as consecutive runs from `offset` on: at least one, at most
     /// `extent_count_max`, together at most `length` bytes, which is not 0.
     ///
@@ -626,42 +404,6 @@ impl Tier {
         let range = (offset, length);
         let found = self.inner.allocation(volume, None, range, extent_count_max).await;
         found.map_err(|error| error.context(format!("map volume {volume}, offset {offset}")))
-    }
-
-    /// Hint that a range will be read. Fetches the frames of its first 32 MiB in the background, as
-    /// far as there is room. Never waits: while the store is slow, hints beyond a fixed number are
-    /// dropped and counted.
-    pub fn prefetch(&self, volume: VolumeId, offset: u64, length: u64) {
-        let range = offset..offset.saturating_add(length);
-        self.read_ahead(volume, range, &self.inner.prefetch_places);
-    }
-
-    fn read_ahead(&self, volume: VolumeId, range: Range<u64>, places: &Arc<Semaphore>) {
-        // Whoever hints does not wait for what the hint starts, so nothing else bounds the tasks.
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            self.inner.hint_dropped_count.fetch_add(1, Ordering::Relaxed);
-            return;
-        };
-        let inner = self.inner.clone();
-        let end = range.end.min(range.start.saturating_add(PREFETCH_BYTES_MAX));
-        let task = async move {
-            match inner.resolve(volume, None, range.start, end.saturating_sub(range.start)).await {
-                Ok(wanted) => {
-                    let mut frames: Vec<FrameRef> = wanted.iter().map(|part| part.frame).collect();
-                    drop(wanted);
-                    frames.dedup();
-                    if let Some(fetch) = inner.frames.read_ahead(&frames)
-                        && let Err(error) = fetch.await
-                    {
-                        tracing::debug!(%error, "read-ahead ended early");
-                    }
-                }
-                // The read itself will say it.
-                Err(error) => tracing::debug!(%error, "read-ahead given up"),
-            }
-            drop(place);
-        };
-        tokio::spawn(task);
     }
 
     /// Moves one window of the log into the tier. When it returns, the window is durable, reads show
@@ -842,112 +584,6 @@ impl Tier {
                     format!("close data tier: no answer from the store in {CLOSE_TIMEOUT:?}");
                 Err(Error::new(ErrorKind::Unavailable, what))
             }
-        }
-    }
-}
-
-fn check(options: &TierOptions) -> Result<()> {
-    let wrong = |what: &str| Err(Error::new(ErrorKind::Invalid, format!("open data tier: {what}")));
-    if options.epoch.0 == 0 {
-        return wrong("epochs start at 1");
-    }
-    if options.frame_blocks == 0 || options.frame_blocks > BLOCK_COUNT_MAX {
-        return wrong("a frame has 1 to 16 blocks");
-    }
-    if options.segment_bytes < 1 << 16 || options.segment_bytes > 256 << 20 {
-        return wrong("a segment has 64 KiB to 256 MiB");
-    }
-    Ok(())
-}
-
-/// Opens the map for writing, unless a later epoch has been here.
-async fn open_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, Writer)> {
-    let db = open_database(options, store, false).await?;
-    let (key, algorithm) = (&options.pool_key, options.algorithm);
-    let opened = Map::open(db.clone(), key, algorithm, options.epoch, options.map).await;
-    if opened.is_err() {
-        close_quietly(&db).await;
-    }
-    opened
-}
-
-/// Claims the metadata database, unless a later owner has been here.
-async fn open_database(
-    options: &TierOptions,
-    watched: &Arc<Watched>,
-    must_exist: bool,
-) -> Result<Arc<Database>> {
-    let store: Arc<dyn ObjectStore> = watched.clone();
-    let key = &options.pool_key;
-    let mut seen = None;
-    if probe(&store).await? {
-        // An owner of the past that wakes up here must not fence the present one, so it looks before
-        // it claims, and claims only if nobody has come in between.
-        let reader = Database::read_only(store.clone(), &options.database).await?;
-        let checked = Map::check_owner(&reader, key, options.epoch).await;
-        seen = Some(reader.seen());
-        close_quietly(&reader).await;
-        checked?;
-        // In this order: a later owner takes the pool before it claims the metadata, so it is found
-        // here, or its claim is not counted yet and ours fails.
-        if let Some(check) = &options.owner_check {
-            check.ask().await?;
-        }
-    } else if must_exist {
-        let what = "open metadata: it is gone from the store; bring it back, spindle tries again";
-        return Err(Error::new(ErrorKind::Corrupt, what));
-    }
-    match Database::open(store.clone(), &options.database, seen).await {
-        Ok(db) => Ok(Arc::new(db)),
-        Err(error) if error.kind() == ErrorKind::Fenced => {
-            Err(keep::fence_or_own_claim(options, error).await)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Says from time to time that an opening waits, and for what.
-async fn tell_of_waiting(store: &Watched) -> std::convert::Infallible {
-    let mut waited = Duration::ZERO;
-    loop {
-        tokio::time::sleep(OPEN_LOOK).await;
-        waited += OPEN_LOOK;
-        let failure = store.last_failure();
-        if failure.is_some() || waited >= OPEN_SILENCE_MAX {
-            let failure = failure.as_deref().unwrap_or("the store has not answered");
-            tracing::warn!(waited_s = waited.as_secs(), failure, "the data tier is not open yet");
-        }
-    }
-}
-
-async fn read_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, Writer)> {
-    let store: Arc<dyn ObjectStore> = store.clone();
-    if !probe(&store).await? {
-        return Err(Error::new(ErrorKind::NotFound, "open data tier: the store holds no pool"));
-    }
-    let db = Database::read_only(store, &options.database).await?;
-    Map::read_only(Arc::new(db), &options.pool_key, options.map).await
-}
-
-async fn close_quietly(db: &Database) {
-    if let Err(error) = db.close().await {
-        tracing::debug!(%error, "a database that is no longer wanted did not close");
-    }
-}
-
-/// Asks the store whether there is a database, because opening one would wait for it forever. Only
-/// an object counts: in a local directory, a first start that was cut short leaves empty folders.
-async fn probe(store: &Arc<dyn ObjectStore>) -> Result<bool> {
-    let prefix = object_store::path::Path::from(database::FOLDER);
-    match store.list(Some(&prefix)).try_next().await {
-        Ok(found) => Ok(found.is_some()),
-        Err(cause) => {
-            let kind = match cause {
-                object_store::Error::PermissionDenied { .. }
-                | object_store::Error::Unauthenticated { .. } => ErrorKind::Denied,
-                _ => ErrorKind::Unavailable,
-            };
-            Err(Error::with_source(kind, "open data tier: list the store", cause))
         }
     }
 }

@@ -7,7 +7,8 @@
 //!   is then found to be destaged, or destaged anew from the log: never half of it.
 //! - Attempts go on until one succeeds or the tier ends; the pause between two is bounded.
 
-use super::{CLOSE_TIMEOUT, Inner, close_quietly, open_database};
+use super::opening::{close_quietly, open_database};
+use super::{CLOSE_TIMEOUT, Inner};
 use block::{Error, ErrorKind, Result};
 use std::sync::Weak;
 use std::sync::atomic::Ordering;

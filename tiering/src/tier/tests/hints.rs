@@ -3,6 +3,7 @@
 use super::keep::{end_database, patient_runtime};
 use super::*;
 use crate::testing::Fault;
+use crate::tier::hints::PREFETCH_COUNT_MAX;
 
 const MIB: u64 = 1 << 20;
 

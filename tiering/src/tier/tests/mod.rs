@@ -22,9 +22,11 @@ mod windows;
 
 use super::*;
 use crate::destage::{ExtentContent, WindowExtent};
+use crate::map::database::{self, Database};
 use crate::map::ranges::RANGE_PAGES_MIN;
 use crate::testing::{FaultStore, Op, Rng, seeds};
 use block::units::SECTOR_BYTES;
+use futures::TryStreamExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};

@@ -1,0 +1,61 @@
+//! What clients announce, and what streams will read next: fetched in the background, as far as there is room.
+//!
+//! Invariants:
+//! - What a hint starts is bounded in tasks and in bytes, however slow the store is.
+
+use super::Tier;
+use crate::segment::FrameRef;
+use block::VolumeId;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::Semaphore;
+
+/// Most that one hint to prefetch asks for, in bytes. Chosen by hand: more than the stream cache
+/// holds by default is fetched in vain.
+const PREFETCH_BYTES_MAX: u64 = 32 << 20;
+/// Hints of clients that are followed at the same time; one more is dropped. Chosen by hand: enough to
+/// fill the budget of read-ahead with requests of 512 KiB, and a hint over the most scattered map
+/// holds less than 1 MiB while it is resolved.
+pub(super) const PREFETCH_COUNT_MAX: usize = 32;
+/// The same for read-ahead of streams, apart from it so that hints of one client do not end the
+/// read-ahead of another. Chosen by hand: a read asks for at most 8 MiB, mostly for less.
+pub(super) const READ_AHEAD_COUNT_MAX: usize = 64;
+
+impl Tier {
+    /// Hint that a range will be read. Fetches the frames of its first 32 MiB in the background, as
+    /// far as there is room. Never waits: while the store is slow, hints beyond a fixed number are
+    /// dropped and counted.
+    pub fn prefetch(&self, volume: VolumeId, offset: u64, length: u64) {
+        let range = offset..offset.saturating_add(length);
+        self.read_ahead(volume, range, &self.inner.prefetch_places);
+    }
+
+    pub(super) fn read_ahead(&self, volume: VolumeId, range: Range<u64>, places: &Arc<Semaphore>) {
+        // Whoever hints does not wait for what the hint starts, so nothing else bounds the tasks.
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            self.inner.hint_dropped_count.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let inner = self.inner.clone();
+        let end = range.end.min(range.start.saturating_add(PREFETCH_BYTES_MAX));
+        let task = async move {
+            match inner.resolve(volume, None, range.start, end.saturating_sub(range.start)).await {
+                Ok(wanted) => {
+                    let mut frames: Vec<FrameRef> = wanted.iter().map(|part| part.frame).collect();
+                    drop(wanted);
+                    frames.dedup();
+                    if let Some(fetch) = inner.frames.read_ahead(&frames)
+                        && let Err(error) = fetch.await
+                    {
+                        tracing::debug!(%error, "read-ahead ended early");
+                    }
+                }
+                // The read itself will say it.
+                Err(error) => tracing::debug!(%error, "read-ahead given up"),
+            }
+            drop(place);
+        };
+        tokio::spawn(task);
+    }
+}

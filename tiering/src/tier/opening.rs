@@ -1,0 +1,214 @@
+//! Opening the tier, for its owner or for a reader: within a time, and only where no later owner has been.
+
+use super::hints::{PREFETCH_COUNT_MAX, READ_AHEAD_COUNT_MAX};
+use super::{Inner, Tier, TierOptions, keep};
+use crate::dedup::Dedup;
+use crate::destage::buffers::Buffers;
+use crate::fetch::Frames;
+use crate::map::database::{self, Database};
+use crate::map::{Map, Writer};
+use crate::mend::Mending;
+use crate::orphans::Orphans;
+use crate::outage::Outage;
+use crate::reclaim::Reclaim;
+use crate::segment::BLOCK_COUNT_MAX;
+use crate::watched::Watched;
+use block::{Error, ErrorKind, Result};
+use futures::TryStreamExt;
+use object_store::ObjectStore;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+/// How often an opening that waits looks whether it is to say so, and from when on it says so where no
+/// call has failed. Chosen by hand: an opening takes a second, on a busy machine a few.
+const OPEN_LOOK: Duration = Duration::from_secs(5);
+const OPEN_SILENCE_MAX: Duration = Duration::from_secs(20);
+
+impl Tier {
+    pub(super) async fn open_as(options: TierOptions, is_read_only: bool) -> Result<Tier> {
+        check(&options)?;
+        let background = options.background.clone().unwrap_or_else(Handle::current);
+        let watched = Arc::new(Watched::new(options.store.clone()));
+        let (opening, store) = (options.clone(), watched.clone());
+        let open = async move {
+            if is_read_only {
+                read_map(&opening, &store).await
+            } else {
+                open_map(&opening, &store).await
+            }
+        };
+        let (timeout, store) = (options.open_timeout, watched.clone());
+        let opened = background.spawn(async move {
+            tokio::select! {
+                opened = tokio::time::timeout(timeout, open) => opened,
+                never = tell_of_waiting(&store) => match never {},
+            }
+        });
+        let (mut map, writer) = match opened.await {
+            Ok(Ok(opened)) => opened?,
+            Ok(Err(_)) => {
+                let what = match watched.last_failure() {
+                    Some(why) => format!("open data tier: not open after {timeout:?}: {why}"),
+                    None => format!("open data tier: no answer from the store in {timeout:?}"),
+                };
+                return Err(Error::new(ErrorKind::Unavailable, what));
+            }
+            Err(cause) => return Err(Error::with_source(ErrorKind::Io, "open data tier", cause)),
+        };
+        map.planted = options.planted;
+        let (store, key) = (options.store.clone(), options.pool_key.clone());
+        let (pool, frames) = (options.pool, options.frames.clone());
+        let frames = {
+            let (store, keys) = (store.clone(), (key.clone(), options.volume_keys.clone()));
+            tokio::task::spawn_blocking(move || Frames::open(store, pool, keys, frames))
+                .await
+                .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?
+        };
+        let next_segment = AtomicU64::new(writer.root().next_segment);
+        let opened_at_commit = writer.root().commit_number;
+        let buffers = Buffers::new(options.segments_in_flight_max);
+        let dedup = Dedup::new(options.dedup_index_bytes, options.planted);
+        let tier = Tier {
+            inner: Arc::new(Inner {
+                options,
+                store,
+                watched,
+                pool_key: key,
+                map,
+                frames,
+                orphans: Orphans::default(),
+                reclaim: Reclaim::default(),
+                dedup,
+                mending: Mending::default(),
+                background,
+                buffers,
+                destage_turn: tokio::sync::Mutex::new(()),
+                writer: tokio::sync::Mutex::new(writer),
+                is_read_only,
+                opened_at_commit,
+                next_segment,
+                upload_retry_count: AtomicU64::new(0),
+                uploads: Outage::default(),
+                is_urgent: AtomicBool::new(false),
+                reopen_count: AtomicU64::new(0),
+                copy_places: Semaphore::new(crate::copier::OBJECTS_AT_ONCE),
+                prefetch_places: Arc::new(Semaphore::new(PREFETCH_COUNT_MAX)),
+                read_ahead_places: Arc::new(Semaphore::new(READ_AHEAD_COUNT_MAX)),
+                hint_dropped_count: AtomicU64::new(0),
+            }),
+        };
+        if !is_read_only {
+            tier.inner.background.spawn(keep::keep(Arc::downgrade(&tier.inner)));
+        }
+        Ok(tier)
+    }
+}
+
+fn check(options: &TierOptions) -> Result<()> {
+    let wrong = |what: &str| Err(Error::new(ErrorKind::Invalid, format!("open data tier: {what}")));
+    if options.epoch.0 == 0 {
+        return wrong("epochs start at 1");
+    }
+    if options.frame_blocks == 0 || options.frame_blocks > BLOCK_COUNT_MAX {
+        return wrong("a frame has 1 to 16 blocks");
+    }
+    if options.segment_bytes < 1 << 16 || options.segment_bytes > 256 << 20 {
+        return wrong("a segment has 64 KiB to 256 MiB");
+    }
+    Ok(())
+}
+
+/// Opens the map for writing, unless a later epoch has been here.
+async fn open_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, Writer)> {
+    let db = open_database(options, store, false).await?;
+    let (key, algorithm) = (&options.pool_key, options.algorithm);
+    let opened = Map::open(db.clone(), key, algorithm, options.epoch, options.map).await;
+    if opened.is_err() {
+        close_quietly(&db).await;
+    }
+    opened
+}
+
+/// Claims the metadata database, unless a later owner has been here.
+pub(super) async fn open_database(
+    options: &TierOptions,
+    watched: &Arc<Watched>,
+    must_exist: bool,
+) -> Result<Arc<Database>> {
+    let store: Arc<dyn ObjectStore> = watched.clone();
+    let key = &options.pool_key;
+    let mut seen = None;
+    if probe(&store).await? {
+        // An owner of the past that wakes up here must not fence the present one, so it looks before
+        // it claims, and claims only if nobody has come in between.
+        let reader = Database::read_only(store.clone(), &options.database).await?;
+        let checked = Map::check_owner(&reader, key, options.epoch).await;
+        seen = Some(reader.seen());
+        close_quietly(&reader).await;
+        checked?;
+        // In this order: a later owner takes the pool before it claims the metadata, so it is found
+        // here, or its claim is not counted yet and ours fails.
+        if let Some(check) = &options.owner_check {
+            check.ask().await?;
+        }
+    } else if must_exist {
+        let what = "open metadata: it is gone from the store; bring it back, spindle tries again";
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    match Database::open(store.clone(), &options.database, seen).await {
+        Ok(db) => Ok(Arc::new(db)),
+        Err(error) if error.kind() == ErrorKind::Fenced => {
+            Err(keep::fence_or_own_claim(options, error).await)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Says from time to time that an opening waits, and for what.
+async fn tell_of_waiting(store: &Watched) -> std::convert::Infallible {
+    let mut waited = Duration::ZERO;
+    loop {
+        tokio::time::sleep(OPEN_LOOK).await;
+        waited += OPEN_LOOK;
+        let failure = store.last_failure();
+        if failure.is_some() || waited >= OPEN_SILENCE_MAX {
+            let failure = failure.as_deref().unwrap_or("the store has not answered");
+            tracing::warn!(waited_s = waited.as_secs(), failure, "the data tier is not open yet");
+        }
+    }
+}
+
+async fn read_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, Writer)> {
+    let store: Arc<dyn ObjectStore> = store.clone();
+    if !probe(&store).await? {
+        return Err(Error::new(ErrorKind::NotFound, "open data tier: the store holds no pool"));
+    }
+    let db = Database::read_only(store, &options.database).await?;
+    Map::read_only(Arc::new(db), &options.pool_key, options.map).await
+}
+
+pub(super) async fn close_quietly(db: &Database) {
+    if let Err(error) = db.close().await {
+        tracing::debug!(%error, "a database that is no longer wanted did not close");
+    }
+}
+
+/// Asks the store whether there is a database, because opening one would wait for it forever. Only
+/// an object counts: in a local directory, a first start that was cut short leaves empty folders.
+async fn probe(store: &Arc<dyn ObjectStore>) -> Result<bool> {
+    let prefix = object_store::path::Path::from(database::FOLDER);
+    match store.list(Some(&prefix)).try_next().await {
+        Ok(found) => Ok(found.is_some()),
+        Err(cause) => {
+            let kind = match cause {
+                object_store::Error::PermissionDenied { .. }
+                | object_store::Error::Unauthenticated { .. } => ErrorKind::Denied,
+                _ => ErrorKind::Unavailable,
+            };
+            Err(Error::with_source(kind, "open data tier: list the store", cause))
+        }
+    }
+}
