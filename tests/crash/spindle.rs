@@ -37,6 +37,18 @@ const EVERY_RECLAIM: [&str; 6] = [
     "reclaim-committed",
 ];
 
+/// Fail points of snapshots, clones, trims and deduplication, beside those of destage and reclaim.
+const EVERY_STATE: [&str; 8] = [
+    "layers-before-write",
+    "layers-before-flush",
+    "layers-after-flush",
+    "promote-written",
+    "forget-written",
+    "prune-written",
+    "fold-written",
+    "sweep-written",
+];
+
 /// Names differ in length by one, so that both kinds of sockets are used.
 const VOLUMES: &[(&str, &str)] = &[("db", "64MiB"), ("log", "8MiB"), ("huge", "1TiB")];
 
@@ -63,7 +75,33 @@ fn plan(seed: u64, round_count: u64) -> Plan {
         fail_point_percent: 60,
         // Six destages of a pool that is at rest, on a machine that does much else.
         fail_point_time: Duration::from_secs(30),
+        fail_point_nth_max: 6,
+        has_states: false,
+        pattern_percent: 0,
     }
+}
+
+/// Hardly anything dead is left, and the volumes look for what is stored already.
+fn settings_of_states() -> String {
+    format!(
+        "{SMALL}[reclaim]\nspace_percent = 105\n\
+         [[volumes]]\nname = \"db\"\nsize = \"64MiB\"\ndedup = true\n\
+         [[volumes]]\nname = \"log\"\nsize = \"8MiB\"\ndedup = true\n"
+    )
+}
+
+/// Snapshots and clones come and go while the volumes are written.
+fn plan_of_states(seed: u64, round_count: u64) -> Plan {
+    let mut plan = plan(seed, round_count);
+    plan.volumes.truncate(2);
+    plan.volumes[0].sector_count = (8 << 20) / 512;
+    plan.volumes[1].sector_count = (4 << 20) / 512;
+    // A clone waits for a destage.
+    plan.round = Duration::from_millis(1500);
+    // Some of what it does in the background it does once in a while.
+    plan.fail_point_nth_max = if plan.round_count > 100 { 4 } else { 1 };
+    (plan.has_states, plan.pattern_percent) = (true, 30);
+    plan
 }
 
 fn survives(daemon: Daemon, seed: u64, round_count: u64) {
@@ -122,12 +160,38 @@ fn every_acknowledged_write_survives_a_death_between_two_steps_of_reclaim() {
     }
 }
 
+#[test]
+fn every_snapshot_and_clone_survives_kill_9() {
+    for seed in seeds(1) {
+        let daemon = Daemon::new(&settings_of_states(), &[]);
+        let totals = survives_plan(daemon, &plan_of_states(seed, 20));
+        // Without these the test would say nothing.
+        for wanted in ["snapshot", "clone", "written clone", "removed snapshot"] {
+            assert!(totals.states.contains_key(wanted), "SEED={seed}: no {wanted}: {totals:?}");
+        }
+    }
+}
+
+#[test]
+fn every_snapshot_and_clone_survives_a_death_between_two_steps_of_what_they_need() {
+    if !binary("spindle-faulty").exists() {
+        return skip("the build with fail points is missing (tests/run makes it)");
+    }
+    for seed in seeds(1) {
+        let daemon = Daemon::new(&settings_of_states(), &[]);
+        dies_at_each(daemon, plan_of_states(seed, 16), &EVERY_STATE);
+    }
+}
+
 /// Ends the daemon at each of the fail points.
 fn survives_deaths(settings: &str, seed: u64, fail_points: &[&str], round_count: u64) {
-    let mut daemon = Daemon::new(settings, VOLUMES);
+    dies_at_each(Daemon::new(settings, VOLUMES), plan(seed, round_count), fail_points);
+}
+
+fn dies_at_each(mut daemon: Daemon, mut plan: Plan, fail_points: &[&str]) {
+    let seed = plan.seed;
     daemon.use_binary("spindle-faulty");
-    let named = fail_points.iter().map(|name| (*name).to_owned()).collect();
-    let mut plan = Plan { fail_points: named, ..plan(seed, round_count) };
+    plan.fail_points = fail_points.iter().map(|name| (*name).to_owned()).collect();
     // The time ends no run before each fail point has had its round.
     plan.time += plan.fail_point_time * u32::try_from(plan.round_count).expect("few");
     let totals = survives_plan(daemon, &plan);
@@ -150,7 +214,7 @@ fn a_fail_point_that_the_daemon_never_comes_to_does_not_count_as_fired() {
 
 #[test]
 fn every_fail_point_of_the_source_is_armed_by_a_test() {
-    let all = EVERY_DESTAGE.iter().chain(&EVERY_RECLAIM).chain(WITH_SIDE_FILES);
+    let all = EVERY_DESTAGE.iter().chain(&EVERY_RECLAIM).chain(&EVERY_STATE).chain(WITH_SIDE_FILES);
     let mut armed: Vec<_> = all.copied().collect();
     armed.sort_unstable();
     armed.dedup();

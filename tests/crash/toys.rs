@@ -27,6 +27,9 @@ fn run(fault: Fault, seed: u64, round_count: u64) -> Result<Totals, String> {
         fail_points: Vec::new(),
         fail_point_percent: 0,
         fail_point_time: Duration::ZERO,
+        fail_point_nth_max: 1,
+        has_states: false,
+        pattern_percent: 0,
     };
     torture(&mut Toy::new(fault, seed, 2, BYTES), &plan)
 }

@@ -9,7 +9,7 @@ use crate::nbd::Endpoint;
 use crate::nbd::transport::Address;
 use crate::place::{Place, binary};
 use crate::process::Process;
-use crate::torture::target::{Kill, Target};
+use crate::torture::target::{Ask, Kill, Target};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
@@ -292,15 +292,24 @@ impl Daemon {
     /// As [`Daemon::command`], to be started.
     #[must_use]
     pub fn prepare(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(&self.binary);
-        command.args(arguments).arg("--dir").arg(self.dir());
-        command.arg("--config").arg(self.place.join("spindle.toml")).stdin(Stdio::null());
-        if let Some(store) = self.store() {
-            command.args(["--store", store]);
-        }
-        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
-        crate::process::dies_with_us(&mut command);
-        command
+        self.preparer()(arguments)
+    }
+
+    fn preparer(&self) -> Ask {
+        let (binary, dir) = (self.binary.clone(), self.dir());
+        let config = self.place.join("spindle.toml");
+        let (store, environment) = (self.store().map(str::to_owned), self.environment.clone());
+        Box::new(move |arguments| {
+            let mut command = Command::new(&binary);
+            command.args(arguments).arg("--dir").arg(&dir).arg("--config").arg(&config);
+            if let Some(store) = &store {
+                command.args(["--store", store]);
+            }
+            command.envs(environment.iter().map(|(name, value)| (name, value)));
+            command.stdin(Stdio::null());
+            crate::process::dies_with_us(&mut command);
+            command
+        })
     }
 
     fn store(&self) -> Option<&str> {
@@ -405,6 +414,10 @@ impl Target for Daemon {
 
     fn arm(&mut self, fail_point: Option<String>) {
         self.fail_point = fail_point;
+    }
+
+    fn asker(&self) -> Option<Ask> {
+        Some(self.preparer())
     }
 
     fn complaints(&mut self) -> Vec<String> {

@@ -8,6 +8,8 @@
 //!   it cannot appear once it was seen missing.
 //! - A request that covers part of a sector is let in only while the sector has one possible
 //!   content and nothing else touches it, so its effect is known to the byte.
+//! - A snapshot may hold, sector by sector, what the volume may have held at any moment between the
+//!   command and its answer.
 
 use crate::stamp::{SECTOR_BYTES, Stamp, describe};
 use std::fmt::Write as _;
@@ -22,6 +24,8 @@ enum Content {
     Zero,
     /// The whole sector as this request wrote it.
     Stamped(u64),
+    /// The whole sector as any request with this pattern writes it.
+    Pattern(u8),
     /// Parts of several requests.
     Mixed(Arc<[u8; SECTOR_BYTES]>),
 }
@@ -47,6 +51,8 @@ struct Sector {
 pub enum Effect {
     /// Writes the stamps of the request.
     Write,
+    /// Writes what each request with this pattern writes, at any place: blocks that are alike.
+    Pattern(u8),
     /// Makes it zero: trim and write-zeroes.
     Zero,
 }
@@ -65,7 +71,13 @@ struct Told {
     acked: Option<u64>,
 }
 
+/// The volume that patterns say they belong to.
+const PATTERN_VOLUME: u8 = u8::MAX;
+/// Sectors after which a pattern recurs: those of a block.
+const PATTERN_SECTORS: u64 = 8;
+
 /// The model of one volume. Time is a counter that only this volume's requests move.
+#[derive(Clone)]
 pub struct VolumeModel {
     volume: u8,
     run: u64,
@@ -73,6 +85,8 @@ pub struct VolumeModel {
     sectors: Vec<Sector>,
     clock: u64,
     told: std::collections::HashMap<u64, Told>,
+    /// The snapshot that is being made.
+    snapshot: Option<Box<VolumeModel>>,
 }
 
 impl VolumeModel {
@@ -81,7 +95,33 @@ impl VolumeModel {
     pub fn new(run: u64, volume: u8, start_sector: u64, sector_count: usize) -> VolumeModel {
         let sectors = vec![Sector::default(); sector_count];
         let told = std::collections::HashMap::new();
-        VolumeModel { volume, run, start_sector, sectors, clock: 0, told }
+        VolumeModel { volume, run, start_sector, sectors, clock: 0, told, snapshot: None }
+    }
+
+    /// A snapshot is about to be asked for.
+    ///
+    /// # Panics
+    /// Where another one is being made.
+    pub fn snapshot_begins(&mut self) {
+        assert!(self.snapshot.is_none(), "one snapshot at a time");
+        let mut snapshot = self.copy();
+        snapshot.crashed();
+        self.snapshot = Some(Box::new(snapshot));
+    }
+
+    /// The answer has come, or none ever will: what the snapshot may hold.
+    ///
+    /// # Panics
+    /// Where none was begun.
+    pub fn snapshot_ends(&mut self) -> VolumeModel {
+        *self.snapshot.take().expect("it was begun")
+    }
+
+    /// Another volume, or a snapshot, with these contents; of its requests it knows nothing.
+    #[must_use]
+    pub fn copy(&self) -> VolumeModel {
+        let (sectors, told) = (self.sectors.clone(), std::collections::HashMap::new());
+        VolumeModel { sectors, told, snapshot: None, ..*self }
     }
 
     /// The window in bytes of the volume.
@@ -114,8 +154,14 @@ impl VolumeModel {
         let sent = self.clock;
         for sector in sectors.clone() {
             let mut stamp = [0; SECTOR_BYTES];
-            if effect == Effect::Write {
-                Stamp { volume: self.volume, sector, sequence }.fill(self.run, &mut stamp);
+            match effect {
+                Effect::Write => {
+                    Stamp { volume: self.volume, sector, sequence }.fill(self.run, &mut stamp);
+                }
+                Effect::Pattern(pattern) => {
+                    self.pattern(sector, pattern).fill(self.run, &mut stamp)
+                }
+                Effect::Zero => {}
             }
             let from = usize_of(range.start.saturating_sub(sector * SECTOR));
             let to = usize_of((range.end - sector * SECTOR).min(SECTOR));
@@ -123,25 +169,23 @@ impl VolumeModel {
                 let mut bytes = self.known(sector);
                 bytes[from..to].copy_from_slice(&stamp[from..to]);
                 Content::Mixed(Arc::new(bytes))
-            } else if effect == Effect::Write {
-                Content::Stamped(sequence)
             } else {
-                Content::Zero
+                match effect {
+                    Effect::Write => Content::Stamped(sequence),
+                    Effect::Pattern(pattern) => Content::Pattern(pattern),
+                    Effect::Zero => Content::Zero,
+                }
             };
-            if effect == Effect::Write {
+            if effect != Effect::Zero {
                 payload.extend_from_slice(&stamp[from..to]);
             }
             let is_exclusive = !is_whole(sector);
-            let state = self.sector_mut(sector);
-            if state.possible.is_empty() {
-                state.possible.push(Possible {
-                    content: Content::Zero,
-                    sent: 0,
-                    acked: Some(0),
-                    sequence: 0,
-                });
+            let possible = Possible { content, sent, acked: None, sequence };
+            if let Some(snapshot) = &mut self.snapshot {
+                snapshot.sector_mut(sector).add(possible.clone());
             }
-            state.possible.push(Possible { content, sent, acked: None, sequence });
+            let state = self.sector_mut(sector);
+            state.add(possible);
             state.is_exclusive = is_exclusive;
         }
         let words = format!("{effect:?} {}+{}", range.start, range.end - range.start);
@@ -258,6 +302,9 @@ impl VolumeModel {
                 Some(stamp) if (stamp.volume, stamp.sector) == (self.volume, sector) => {
                     self.told_of(stamp.sequence)
                 }
+                Some(stamp) if stamp.volume == PATTERN_VOLUME => {
+                    format!("sector {} of pattern {}", stamp.sector, stamp.sequence - 1)
+                }
                 Some(stamp) => format!(
                     "FOREIGN: volume {} sector {} request {}",
                     stamp.volume, stamp.sector, stamp.sequence
@@ -269,7 +316,7 @@ impl VolumeModel {
         for possible in &self.sector(sector).possible {
             let kind = match possible.content {
                 Content::Zero => "zeroes of",
-                Content::Stamped(_) => "all of",
+                Content::Stamped(_) | Content::Pattern(_) => "all of",
                 Content::Mixed(_) => "a mixture that ends with",
             };
             let _ = writeln!(text, "    {kind} {}", self.told_of(possible.sequence));
@@ -290,6 +337,11 @@ impl VolumeModel {
         format!("request {sequence} ({words}) {fate}")
     }
 
+    fn pattern(&self, sector: u64, pattern: u8) -> Stamp {
+        let sector = sector % PATTERN_SECTORS;
+        Stamp { volume: PATTERN_VOLUME, sector, sequence: 1 + u64::from(pattern) }
+    }
+
     fn bytes_of(&self, sector: u64, content: &Content) -> [u8; SECTOR_BYTES] {
         let mut bytes = [0; SECTOR_BYTES];
         match content {
@@ -298,6 +350,7 @@ impl VolumeModel {
                 let stamp = Stamp { volume: self.volume, sector, sequence: *sequence };
                 stamp.fill(self.run, &mut bytes);
             }
+            Content::Pattern(pattern) => self.pattern(sector, *pattern).fill(self.run, &mut bytes),
             Content::Mixed(mixed) => bytes = **mixed,
         }
         bytes
@@ -321,6 +374,14 @@ impl VolumeModel {
 }
 
 impl Sector {
+    fn add(&mut self, possible: Possible) {
+        if self.possible.is_empty() {
+            let zero = Possible { content: Content::Zero, sent: 0, acked: Some(0), sequence: 0 };
+            self.possible.push(zero);
+        }
+        self.possible.push(possible);
+    }
+
     /// Nothing is in flight.
     fn is_settled(&self) -> bool {
         self.possible.iter().all(|possible| possible.acked.is_some())
@@ -421,6 +482,42 @@ mod tests {
         model.acked(&three);
         expected[10..20].fill(0);
         model.recovered(0, &expected).unwrap();
+    }
+
+    #[test]
+    fn a_snapshot_holds_what_was_there_at_some_moment_while_it_was_made() {
+        let mut model = model();
+        let one = write(&mut model, 1, 0..512);
+        model.acked(&one);
+        let before = write(&mut model, 2, 0..512);
+        model.snapshot_begins();
+        model.acked(&before);
+        let during = write(&mut model, 3, 0..512);
+        model.acked(&during);
+        let snapshot = model.snapshot_ends();
+        let after = write(&mut model, 4, 0..512);
+        model.acked(&after);
+        for (sequence, is_possible) in [(1, true), (2, true), (3, true), (4, false)] {
+            let shown = snapshot.copy().recovered(0, &stamped(sequence, 0..1));
+            assert_eq!(shown.is_ok(), is_possible, "request {sequence}");
+        }
+        snapshot.copy().recovered(0, &[0; 512]).unwrap_err();
+        model.recovered(0, &stamped(3, 0..1)).unwrap_err();
+        model.recovered(0, &stamped(4, 0..1)).unwrap();
+    }
+
+    #[test]
+    fn patterns_are_alike_wherever_they_are_written() {
+        let mut model = VolumeModel::new(RUN, 0, 0, 32);
+        let (one, first) = model.send(1, Effect::Pattern(3), 0..4096).unwrap();
+        model.acked(&one);
+        let (two, second) = model.send(2, Effect::Pattern(3), 8192..12288).unwrap();
+        model.acked(&two);
+        assert_eq!(first, second);
+        let (_, other) = model.send(3, Effect::Pattern(4), 8192..12288).unwrap();
+        assert_ne!(first, other);
+        model.recovered(0, &first).unwrap();
+        model.recovered(0, &other).unwrap_err();
     }
 
     #[test]

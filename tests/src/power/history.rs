@@ -86,6 +86,10 @@ impl History {
         is_fua: bool,
     ) -> (OpId, Vec<u8>) {
         assert!(bytes.start.is_multiple_of(SECTOR) && bytes.end.is_multiple_of(SECTOR));
+        assert!(
+            !matches!(effect, Effect::Pattern(_)),
+            "requests here are told apart by their bytes"
+        );
         let (id, sent) = (self.ops.len(), self.tick());
         let sectors = bytes.start / SECTOR..bytes.end / SECTOR;
         let index = u32::try_from(id).expect("a run has fewer requests");
@@ -208,6 +212,7 @@ impl History {
                 self.stamp(volume, id as usize, sector).fill(self.run, &mut expected);
                 expected == bytes
             }
+            Effect::Pattern(_) => unreachable!("none is let in"),
         }
     }
 

@@ -8,6 +8,7 @@
 
 pub mod profile;
 pub mod rounds;
+pub mod states;
 pub mod target;
 pub mod toy;
 pub mod worker;

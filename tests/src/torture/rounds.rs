@@ -6,6 +6,7 @@
 //! - A fail point counts when the server's process ended at it, not when it was armed.
 
 use super::profile::{Ending, Profile};
+use super::states::{Operator, States};
 use super::target::Target;
 use super::worker::Round;
 use crate::model::VolumeModel;
@@ -48,6 +49,12 @@ pub struct Plan {
     pub fail_point_percent: u64,
     /// A server that does not come to the armed fail point within this time is killed.
     pub fail_point_time: Duration,
+    /// It dies there at the first to this many-th time.
+    pub fail_point_nth_max: u64,
+    /// Snapshots and clones are made and removed all the time.
+    pub has_states: bool,
+    /// Of a hundred writes, how many write blocks that are stored already, many times over.
+    pub pattern_percent: u64,
 }
 
 /// What a run did.
@@ -63,6 +70,8 @@ pub struct Totals {
     pub fired: BTreeMap<String, u64>,
     /// Longest start, in milliseconds.
     pub start_ms_max: u64,
+    /// What was answered of snapshots and clones.
+    pub states: BTreeMap<&'static str, u64>,
 }
 
 /// Runs the plan.
@@ -80,6 +89,7 @@ pub fn torture(target: &mut dyn Target, plan: &Plan) -> Result<Totals, String> {
     run.words = "the final check".to_owned();
     let last = run.final_check(target);
     last.map_err(|error| run.blame(&error))?;
+    run.totals.states = run.states.done;
     Ok(run.totals)
 }
 
@@ -87,6 +97,7 @@ struct Run<'a> {
     plan: &'a Plan,
     random: Random,
     models: Vec<Mutex<VolumeModel>>,
+    states: States,
     sequence: u64,
     totals: Totals,
     words: String,
@@ -94,7 +105,7 @@ struct Run<'a> {
 }
 
 /// Why a server that was started is not what it should be.
-enum Unfit {
+pub(super) enum Unfit {
     /// It is gone, or was never there.
     Gone(String),
     /// It answered, and the answer is wrong.
@@ -105,6 +116,14 @@ impl Unfit {
     fn words(self) -> String {
         let (Unfit::Gone(words) | Unfit::Wrong(words)) = self;
         words
+    }
+
+    /// With the name of what is unfit.
+    pub(super) fn of(self, name: &str) -> Unfit {
+        match self {
+            Unfit::Gone(words) => Unfit::Gone(format!("{name}: {words}")),
+            Unfit::Wrong(words) => Unfit::Wrong(format!("{name}: {words}")),
+        }
     }
 }
 
@@ -122,6 +141,7 @@ impl<'a> Run<'a> {
             plan,
             random: Random::new(plan.seed, 0),
             models: plan.volumes.iter().zip(0u8..).map(model).collect(),
+            states: States::default(),
             sequence: 0,
             totals: Totals::default(),
             words: String::new(),
@@ -160,6 +180,7 @@ impl<'a> Run<'a> {
         for model in &self.models {
             model.lock().expect("no panic holds it").crashed();
         }
+        self.states.crashed();
         self.complain(target)?;
         while self.random.chance(25) {
             let micros = u64::try_from(self.start.as_micros()).expect("short").max(1);
@@ -184,7 +205,7 @@ impl<'a> Run<'a> {
         }
         let candidates = if left.is_empty() { all.iter().collect() } else { left };
         let point = *self.random.pick(&candidates);
-        let nth = self.random.between(1, 6);
+        let nth = self.random.between(1, self.plan.fail_point_nth_max);
         (Ending::FailPoint(self.plan.fail_point_time), Some(format!("{point}:{nth}")))
     }
 
@@ -201,6 +222,9 @@ impl<'a> Run<'a> {
         self.totals.start_ms_max = self.totals.start_ms_max.max(start_ms);
         for (volume, model) in self.plan.volumes.iter().zip(&self.models) {
             check(&target.endpoint(&volume.name), &mut model.lock().expect("no panic holds it"))?;
+        }
+        if self.plan.has_states {
+            self.states.check(target)?;
         }
         Ok(())
     }
@@ -228,6 +252,7 @@ impl<'a> Run<'a> {
             is_over: AtomicBool::new(false),
             // Where a fail point strikes, nobody can say beforehand.
             is_ending: AtomicBool::new(matches!(ending, Ending::FailPoint(_))),
+            pattern_percent: self.plan.pattern_percent,
         };
         let mut connections = Vec::new();
         for (number, volume) in self.plan.volumes.iter().enumerate() {
@@ -236,7 +261,20 @@ impl<'a> Run<'a> {
                 connections.push((number, target.endpoint(&volume.name), random));
             }
         }
+        let asker = target.asker().filter(|_| self.plan.has_states);
+        let operator = asker.map(|ask| Operator {
+            states: &mut self.states,
+            round: &round,
+            volumes: self.plan.volumes.iter().map(|volume| volume.name.clone()).collect(),
+            ask,
+            endpoint: target.endpoint(&self.plan.volumes[0].name),
+            random: Random::new(self.random.bits(), 2),
+        });
         let (result, is_killed) = std::thread::scope(|scope| {
+            let operator = operator.map(|operator| {
+                let round = &round;
+                scope.spawn(move || operator.run().inspect_err(|_| round.end()))
+            });
             let drive = |(number, endpoint, random): (usize, Endpoint, Random)| {
                 let round = &round;
                 scope.spawn(move || {
@@ -248,7 +286,8 @@ impl<'a> Run<'a> {
             let threads: Vec<_> = connections.into_iter().map(drive).collect();
             let is_done = || threads.iter().all(|thread| thread.is_finished());
             let is_killed = conduct(&round, ending, self.plan.round, target, &is_done);
-            let results = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+            let threads = threads.into_iter().chain(operator);
+            let results = threads.map(|thread| thread.join().expect("no panic"));
             (results.collect::<Result<Vec<()>, String>>(), is_killed)
         });
         self.models = round.models;
@@ -325,7 +364,7 @@ fn conduct(
 }
 
 /// Reads the window of a volume and checks it.
-fn check(endpoint: &Endpoint, model: &mut VolumeModel) -> Result<(), Unfit> {
+pub(super) fn check(endpoint: &Endpoint, model: &mut VolumeModel) -> Result<(), Unfit> {
     const STEP: u32 = 256 << 10;
     const DEPTH: usize = 8;
     let failed = |error: std::io::Error| {

@@ -4,10 +4,14 @@
 //! - `kill` gives the server no chance: SIGKILL, or its equal for a server inside the test.
 
 use crate::nbd::Endpoint;
+use std::process::Command;
 use std::time::Duration;
 
 /// Ends the server at once, from any thread.
 pub type Kill = Box<dyn Fn() + Send + Sync>;
+
+/// Prepares a command of the program that asks the running server for something, from any thread.
+pub type Ask = Box<dyn Fn(&[&str]) -> Command + Send + Sync>;
 
 /// A server that can be killed and started again on what it left behind.
 pub trait Target {
@@ -46,6 +50,11 @@ pub trait Target {
 
     /// Arms a fail point, a place where the server ends its process, for the next start.
     fn arm(&mut self, _fail_point: Option<String>) {}
+
+    /// How commands reach it: for snapshots and clones.
+    fn asker(&self) -> Option<Ask> {
+        None
+    }
 
     /// What it logged that nobody announced.
     fn complaints(&mut self) -> Vec<String> {

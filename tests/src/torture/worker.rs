@@ -38,7 +38,12 @@ pub struct Round {
     pub is_over: AtomicBool,
     /// The server was killed or asked to stop: errors are expected.
     pub is_ending: AtomicBool,
+    /// Of a hundred writes, how many write one of a few patterns.
+    pub pattern_percent: u64,
 }
+
+/// Patterns that there are.
+const PATTERNS: u64 = 6;
 
 enum Flying {
     Effect(Sent, bool),
@@ -153,8 +158,13 @@ impl Round {
                     }
                 }
                 Kind::Write | Kind::Trim | Kind::Zero => {
-                    let is_write = kind == Kind::Write;
-                    let effect = if is_write { Effect::Write } else { Effect::Zero };
+                    let effect = match kind {
+                        Kind::Write if random.chance(self.pattern_percent) => {
+                            Effect::Pattern(u8::try_from(random.below(PATTERNS)).expect("few"))
+                        }
+                        Kind::Write => Effect::Write,
+                        _ => Effect::Zero,
+                    };
                     let sequence = self.sequence.fetch_add(1, Ordering::SeqCst) + 1;
                     let mut model = model.lock().expect("no panic holds it");
                     let Some((sent, payload)) = model.send(sequence, effect, range) else {

@@ -18,6 +18,7 @@ use super::ranges::Range;
 use super::settle::{Settle, put_copy};
 use super::snapshots::Prune;
 use super::{CommitReport, Forget, Map, State, entries};
+use crate::fail_point;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use std::ops::Bound;
@@ -264,8 +265,11 @@ impl Map {
             Some(header) => draft.put_root_under(header, &root),
             None => draft.put(ROOT_KEY, &root.encode()),
         }
+        fail_point!("layers-before-write");
         self.write(writer, draft.batch).await?;
+        fail_point!("layers-before-flush");
         self.flush(writer).await?;
+        fail_point!("layers-after-flush");
         writer.root = root;
         if let Some(header) = header {
             self.opener.set_header(header);
@@ -345,6 +349,7 @@ impl Map {
         let live = self.draft_live(&mut draft).await?;
         let live_delta = draft.live_delta;
         self.write(writer, draft.batch).await?;
+        fail_point!("promote-written");
         self.space.apply(&[], &[], live_delta);
         self.set_layers(self.layers().with([(layer, record)]));
         self.prunes.lock().extend(prune);
@@ -436,6 +441,7 @@ impl Map {
                 prune = Some((parent, again));
             }
             self.write(writer, draft.batch).await?;
+            fail_point!("forget-written");
             match left {
                 Some(record) => self.set_layers(layers.with([(layer, record)])),
                 None => {

@@ -13,6 +13,7 @@ use super::keys::{
 use super::{LayerId, Map, Writer, after, entries, get};
 use crate::dedup::Found;
 use crate::dedup::fingerprints::{self, FrameFingerprints};
+use crate::fail_point;
 use block::units::u64_at;
 use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
@@ -228,6 +229,7 @@ impl Map {
         }
         if dropped_count > 0 {
             self.write(writer, draft.batch).await?;
+            fail_point!("sweep-written");
         }
         Ok((next, dropped_count))
     }

@@ -15,6 +15,7 @@ use super::pages;
 use super::ranges::Range;
 use super::settle::Settle;
 use super::{CommitReport, FoldReport, Forget, Map, State};
+use crate::fail_point;
 use block::{ErrorKind, Lsn, Result};
 use bytes::Bytes;
 use std::ops::Bound;
@@ -140,6 +141,7 @@ impl Map {
         let live = self.draft_live(&mut draft).await?;
         let live_delta = draft.live_delta;
         self.write(writer, draft.batch).await?;
+        fail_point!("fold-written");
         self.space.apply(&[], &[], live_delta);
         let ranges_left = left.len();
         self.set_ranges(left);

@@ -16,6 +16,7 @@ use super::pages::{self, Page, Run};
 use super::settle::Settle;
 use super::snapshots::Prune;
 use super::{CommitReport, Forget, LayerId, Map, State, Writer, entries};
+use crate::fail_point;
 use block::{ErrorKind, Lsn, Result};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -90,6 +91,7 @@ impl Map {
         let live = self.draft_live(&mut draft).await?;
         let live_delta = draft.live_delta;
         self.write(writer, draft.batch).await?;
+        fail_point!("prune-written");
         self.space.apply(&[], &[], live_delta);
         self.apply(Fresh { bytes_left: 0, pages: touched }, &[], live, Forget::Nothing);
         let mut prunes = self.prunes.lock();
