@@ -30,6 +30,7 @@ use clap::Parser;
 use rustix::io::Errno;
 use rustix::mm::MlockAllFlags;
 use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -394,7 +395,15 @@ fn scrub_request(command: &ScrubCommand) -> Result<(&args::PoolArgs, Request), F
 
 fn copy_request(command: &CopyCommand) -> Result<(&args::PoolArgs, Request), Failure> {
     match command {
-        CopyCommand::Add { pool, url, interval, snapshots_only, rate, env_prefix } => {
+        CopyCommand::Add {
+            pool,
+            url,
+            interval,
+            snapshots_only,
+            rate,
+            env_prefix,
+            copy_key_file,
+        } => {
             check_env_prefix(env_prefix.as_deref())?;
             check_rate(*rate)?;
             let spec = CopySpec {
@@ -403,6 +412,7 @@ fn copy_request(command: &CopyCommand) -> Result<(&args::PoolArgs, Request), Fai
                 interval_seconds: interval.duration().as_secs(),
                 is_snapshots_only: *snapshots_only,
                 bytes_per_second: rate.map(|rate| rate.0),
+                key_file: copy_key_file.as_deref().map(absolute).transpose()?,
                 created_at: crate::units::unix_seconds_now(),
                 published: None,
             };
@@ -483,16 +493,20 @@ async fn pool_command(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
     }
 }
 
+/// The daemon has another current directory.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| {
+        Error::with_source(ErrorKind::Invalid, format!("path {}", path.display()), error)
+    })
+}
+
 /// What the pool is to be opened with. Passphrases are read here, where the descriptors and the
 /// environment are; paths are made absolute, because the daemon has another current directory.
 fn new_key(args: &NewKeyArgs) -> Result<Option<NewKey>> {
     let passphrase =
         |source: KeySource| Ok(Some(NewKey::Passphrase { secret: source.passphrase()? }));
     if let Some(path) = &args.new_key_file {
-        let path = std::path::absolute(path).map_err(|error| {
-            Error::with_source(ErrorKind::Invalid, format!("path {}", path.display()), error)
-        })?;
-        return Ok(Some(NewKey::File { path }));
+        return Ok(Some(NewKey::File { path: absolute(path)? }));
     }
     if let Some(path) = &args.new_passphrase_file {
         return passphrase(KeySource::PassphraseFile(path.clone()));

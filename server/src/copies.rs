@@ -14,6 +14,7 @@ pub use list::CopySpec;
 pub use target::StateRecord;
 
 use crate::chain::{random_bytes, to_hex};
+use crate::keys::{DataKey, KeyRing};
 use crate::pool::Pool;
 use crate::store::{Store, check_url};
 use crate::units::unix_seconds_now;
@@ -102,6 +103,8 @@ struct Source {
     pool: Arc<Pool>,
     store: Store,
     key: PoolKey,
+    /// Of the pool's ring.
+    data_keys: Arc<[DataKey]>,
     id: Uuid,
     /// See [`target::Identity`].
     lineage: Uuid,
@@ -128,14 +131,15 @@ impl Copies {
     pub(crate) fn offline(
         pool: Arc<Pool>,
         store: Store,
-        key: PoolKey,
+        keys: &KeyRing,
         (id, lineage): (Uuid, Uuid),
         name: String,
     ) -> Copies {
         let source = Source {
             pool,
             store,
-            key,
+            key: keys.newest().key.clone(),
+            data_keys: keys.data_keys().into(),
             id,
             lineage,
             name,
@@ -201,6 +205,7 @@ impl Copies {
         }
         let target = Target::open(&spec.url, spec.env_prefix.as_deref())?;
         target.claim(key, (*id, *lineage), name).await?;
+        self.source.give_keys(&target, &spec).await?;
         let mut spec = CopySpec { published: None, ..spec };
         if let Some(newest) = target.newest(key, *id).await? {
             if newest.commit_number > self.source.pool.tier_status().map.commit_number {
@@ -369,6 +374,14 @@ impl Job {
 }
 
 impl Source {
+    /// What opens the pool opens the copy, or the copy's own key file alone does.
+    async fn give_keys(&self, target: &Target, spec: &CopySpec) -> Result<()> {
+        match &spec.key_file {
+            Some(path) => target.give_key((self.id, &self.data_keys), path).await,
+            None => target.copy_keys(&self.store).await,
+        }
+    }
+
     /// What is bad in the pool's store is looked for in this copy, too, from now on.
     fn offer(&self, url: &str, target: &Target) {
         let mut sources = self.mend_sources.lock();
@@ -547,6 +560,7 @@ impl Running {
         let interval = Duration::from_secs(self.spec.interval_seconds);
         let mut snapshots_there: Option<Snapshots> = None;
         let (mut begun_at, mut looked_at) = (Instant::now(), Instant::now());
+        let mut told_heat: Option<Instant> = None;
         loop {
             let snapshots = self.snapshots();
             let is_due = *is_due_now
@@ -575,13 +589,17 @@ impl Running {
             }
             if is_due || looked_at.elapsed() >= TARGET_LOOK {
                 looked_at = Instant::now();
-                let Source { store, key, id, lineage, .. } = &self.source;
+                let Source { key, id, lineage, .. } = &self.source;
                 if !is_due {
                     target.check_there(key, (*id, *lineage)).await?;
-                    target.copy_keys(store).await?;
+                    self.source.give_keys(target, &self.spec).await?;
                     self.copy_volume_keys(target, state).await?;
                 }
                 while copier.collect(target.oldest_pin(key).await?).await? > 0 {}
+                if told_heat.is_none_or(|told| told.elapsed() >= TARGET_LOOK) {
+                    told_heat = Some(Instant::now());
+                    self.tell_heat(target, copier).await;
+                }
             }
             let left = match self.spec.is_snapshots_only {
                 true => LOOK,
@@ -610,7 +628,22 @@ impl Running {
         };
         let copier = pool.tier().copier(target.objects(), options, self.progress.clone()).await?;
         self.source.offer(&self.spec.url, &target);
+        // What was read before this start.
+        pool.tier().warm(&target.heat(key, *id).await);
         Ok((target, copier))
+    }
+
+    /// Whoever restores the copy gets first what is read most. Nothing else depends on it.
+    async fn tell_heat(&self, target: &Target, copier: &Copier) {
+        let Source { pool, key, id, .. } = &self.source;
+        pool.tier().fade();
+        let hottest = copier.hottest();
+        if hottest.is_empty() {
+            return;
+        }
+        if let Err(error) = target.put_heat(key, *id, hottest).await {
+            tracing::debug!(error = %error.chain(), "a copy does not learn what is read most");
+        }
     }
 
     async fn copy_volume_keys(
@@ -629,12 +662,12 @@ impl Running {
         copier: &mut Copier,
         state: &watch::Sender<CopyState>,
     ) -> Result<()> {
-        let Source { pool, store, key, id, lineage, .. } = &self.source;
+        let Source { pool, key, id, lineage, .. } = &self.source;
         let as_of = unix_seconds_now();
         let stored_before = pool.destage_progress().stored_bytes;
         target.check_there(key, (*id, *lineage)).await?;
         // In this order: what opens the pool from now on opens every later state.
-        target.copy_keys(store).await?;
+        self.source.give_keys(target, &self.spec).await?;
         let made = copier.pass().await?;
         // Those of all volumes that the state has; one that was made meanwhile does no harm.
         self.copy_volume_keys(target, state).await?;

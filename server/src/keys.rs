@@ -86,6 +86,9 @@ struct RingBody {
     format: Format,
     pool: Uuid,
     number: u64,
+    /// Of a copy that has a key of its own.
+    #[serde(default, skip_serializing_if = "crate::record::is_false")]
+    is_apart: bool,
     /// Random: tells our own create from another's after an ambiguous answer.
     nonce: String,
     slots: Vec<Slot>,
@@ -176,6 +179,7 @@ impl KeyRing {
             format: Format::CURRENT,
             pool: Uuid::new_v4(),
             number: 1,
+            is_apart: false,
             nonce: fresh_nonce(),
             slots: Vec::new(),
         };
@@ -243,6 +247,77 @@ impl KeyRing {
             }
             Err(_) => outcome,
         }
+    }
+
+    /// Gives a copy of a pool a ring that `path` alone opens, with the same data keys: a change of the pool's own ring
+    /// changes nothing there. A key file that is missing is made, where the copy has no ring yet; later the copy's ring
+    /// stays as it is without it, so that the file may live elsewhere.
+    ///
+    /// # Errors
+    /// Those of reading the key file; `Busy` when another process changed the ring.
+    pub(crate) async fn give_apart(
+        store: &Store,
+        (pool, data_keys): (Uuid, &[DataKey]),
+        path: &Path,
+    ) -> Result<()> {
+        let chain = Chain::new(store, "keyring");
+        let newest = data_keys.last().expect("a ring holds at least one data key");
+        let there = chain.newest().await?;
+        let is_ours = |name: &str, bytes: &[u8]| -> Result<RingBody> {
+            let document = Document::parse(name, bytes)?;
+            document.verify(&newest.key, PURPOSE)?;
+            document.body()
+        };
+        let (mut number, mut is_apart) = (0, false);
+        if let Some((found, bytes)) = &there {
+            let body = is_ours(&chain.name(*found), bytes)?;
+            (number, is_apart) = (*found, body.is_apart);
+        }
+        let material = match (KeySource::File(path.to_owned())).load().await {
+            Ok(material) => material,
+            Err(error) if error.kind() == ErrorKind::NotFound && is_apart => {
+                return chain.prune(1).await;
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let key = source::make_key_file(path)?;
+                tracing::warn!(
+                    path = %path.display(),
+                    "made a new key file for a copy; keep it where the copy is to be read: nothing else opens it"
+                );
+                Material::Key(SlotKind::KeyFile, key)
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some((found, bytes)) = &there
+            && is_apart
+            && open_bytes(chain.clone(), *found, bytes, &material).await.is_ok()
+        {
+            // Also where this was cut short before.
+            return chain.prune(1).await;
+        }
+        let mut body = RingBody {
+            format: Format::CURRENT,
+            pool,
+            number: number + 1,
+            is_apart: true,
+            nonce: fresh_nonce(),
+            slots: Vec::new(),
+        };
+        body.slots.push(make_slot(&body, &material, data_keys).await?);
+        let bytes = seal_document(&newest.key, PURPOSE, &body)?;
+        if chain.create(body.number, &bytes).await? == Created::Lost {
+            let what = "give the copy a key of its own: another process changed its key ring at the same moment";
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        chain.prune(1).await
+    }
+
+    /// Whether the ring of a copy is one of its own, and not the pool's.
+    ///
+    /// # Errors
+    /// `Corrupt` for a ring that is damaged.
+    pub(crate) fn is_apart(name: &str, bytes: &[u8]) -> Result<bool> {
+        Ok(Document::parse(name, bytes)?.body::<RingBody>()?.is_apart)
     }
 
     /// The pool's identity.
@@ -440,6 +515,7 @@ impl KeyRing {
             format: Format::CURRENT,
             pool: self.body.pool,
             number: self.body.number + 1,
+            is_apart: false,
             nonce: fresh_nonce(),
             slots,
         };
@@ -465,6 +541,12 @@ impl KeyRing {
         }
         self.body = next.body;
         Ok(())
+    }
+
+    /// The ring of a copy, as a pool that is restored from it has it.
+    pub(crate) fn for_pool(&self) -> Result<(u64, bytes::Bytes)> {
+        let body = RingBody { is_apart: false, ..self.body.clone() };
+        Ok((body.number, seal_document(&self.newest().key, PURPOSE, &body)?))
     }
 
     fn sealed(&self) -> Result<bytes::Bytes> {

@@ -148,6 +148,11 @@ impl Restored {
     ) {
         let mut pause = PAUSE;
         let mut origin = self.origin.clone();
+        if self.objects.is_some()
+            && let Ok(target) = Target::existing(&origin.url, origin.env_prefix.as_deref())
+        {
+            tier.warm(&target.heat(key, origin.pool).await);
+        }
         loop {
             let done = match &self.objects {
                 Some(objects) if !origin.is_whole => {
@@ -412,7 +417,7 @@ pub async fn restore(
     let name = &config.settings().name;
     manifest::begin_restored(&store, &key, pool, name, &node, origin.state.epoch).await?;
     target.copy_volume_keys_to(&store).await?;
-    target.copy_keys_to(&store).await?;
+    target.copy_keys_to(&store, &keys).await?;
     Ok(PoolOfCopy {
         url: url.to_owned(),
         state: origin.state.number,

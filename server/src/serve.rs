@@ -145,13 +145,11 @@ impl OpenPool {
 
     /// The pool's copies, without jobs.
     async fn copies(&self) -> Copies {
-        let (key, id) = {
-            let keys = self.keys.lock().await;
-            (keys.newest().key.clone(), keys.pool())
-        };
+        let keys = self.keys.lock().await;
+        let id = keys.pool();
         let lineage = self.restored.as_ref().map_or(id, |restored| restored.origin.lineage);
         let name = self.config.settings().name.clone();
-        Copies::offline(self.pool.clone(), self.store.clone(), key, (id, lineage), name)
+        Copies::offline(self.pool.clone(), self.store.clone(), &keys, (id, lineage), name)
     }
 
     /// The pool's scrub, without its job.

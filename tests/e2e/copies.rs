@@ -325,6 +325,71 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
 
 /// The bucket is put back to an earlier state, and the pool goes on from there: the copy keeps the later one.
 #[test]
+fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
+    let mut source = Daemon::started(SMALL, &[("db", "16MiB")]);
+    source.announce("made a new key file for a copy");
+    let mut db = connect(&source, "db");
+    db.write(0, &[0x5a; 1 << 20], 0);
+    for _ in 0..4 {
+        let _ = db.read(0, 65536);
+    }
+    let copy = source.place().join("copy");
+    let url = copy.display().to_string();
+    let dr_key = source.place().join("dr.key");
+    let own_key = source.dir().join("spindle.key").display().to_string();
+    let dr = dr_key.display().to_string();
+    let add = ["copy", "add", &url, "--interval", "1s", "--copy-key-file", &dr];
+    let added = source.json(&add);
+    assert_eq!(added["copies"][0]["key_file"], dr);
+    let _ = source.json(&["copy", "sync", &url]);
+    // Reads are counted where the store has the data.
+    let _ = source.json(&["flush"]);
+    let _ = db.read(0, 65536);
+    // It goes on without the file, which is at the other site now, and whatever happens to the pool's key.
+    let there = source.place().join("elsewhere.key");
+    std::fs::rename(&dr_key, &there).expect("the key file was made");
+    let there = there.display().to_string();
+    let _ = source.json(&["key", "rotate"]);
+    db.write(1 << 20, &[0x5b; 4096], 0);
+    let _ = source.json(&["copy", "sync", &url]);
+    assert!(!dr_key.exists(), "a key file was made anew");
+
+    let mut other = Daemon::new(SMALL, &[]);
+    refused(&other, &["restore", &url, "--key-file", &own_key], "wrong key file");
+    other.argue(&["--key-file", &there]);
+    let _ = other.json(&["restore", &url, "--key-file", &there]);
+    other.restart();
+    let bytes = connect(&other, "db").read(0, (1 << 20) + 4096);
+    assert!(bytes[..1 << 20].iter().all(|byte| *byte == 0x5a));
+    assert!(bytes[1 << 20..].iter().all(|byte| *byte == 0x5b));
+    // The new pool's ring is its own: it is changed, and copied, as any pool's.
+    let again = other.place().join("again").display().to_string();
+    let _ = other.json(&["copy", "add", &again, "--interval", "1s"]);
+    let _ = other.json(&["copy", "sync", &again]);
+    let _ = other.json(&["key", "rotate", "--new-key-file", &there]);
+    let _ = other.json(&["copy", "sync", &again]);
+    wait_for("the restored pool is whole", || {
+        other.json(&["status"])["restored"]["is_whole"] == true
+    });
+    other.stop();
+    let found = other.json(&["fsck", "--copy", &again, "--key-file", &there]);
+    assert_eq!(found["problem_count"], 0, "{found}");
+
+    // Another file in its place replaces the copy's key, and the old one, as another pool's, opens nothing.
+    source.kill();
+    source.restart();
+    let _ = source.json(&["copy", "rm", &url]);
+    refused(&source, &["copy", "add", &url, "--interval", "1s"], "it has a key of its own");
+    let _ = source.json(&add);
+    let _ = source.json(&["copy", "sync", &url]);
+    let found = source.json(&["fsck", "--copy", &url, "--key-file", &dr]);
+    assert_eq!(found["problem_count"], 0, "{found}");
+    refused(&source, &["fsck", "--copy", &url, "--key-file", &there], "wrong key file");
+    assert!(names(&copy, "keyring").len() == 1, "an earlier key ring is left");
+    wait_for("the copy says what is read most", || copy.join("copy/heat").exists());
+}
+
+#[test]
 fn a_pool_that_was_put_back_never_replaces_its_copy() {
     let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);
     let copy = source.place().join("copy");

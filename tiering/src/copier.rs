@@ -26,6 +26,7 @@ mod transfer;
 pub use hydrate::{HydrateCounts, HydrateProgress};
 pub use origin::RestoredStore;
 
+use crate::heat::Hottest;
 use crate::keys::KeyId;
 use crate::map::Map;
 use crate::map::MapOptions;
@@ -216,6 +217,14 @@ impl Tier {
 }
 
 impl Copier {
+    /// The segments of the copy that the pool's users read most, by number and with how often, most read first.
+    #[must_use]
+    pub fn hottest(&self) -> Vec<(u64, u32)> {
+        let mut hottest = Hottest::default();
+        self.segments.keys().for_each(|number| hottest.add(&self.inner.heat, *number));
+        hottest.into_list()
+    }
+
     async fn list(&mut self) -> Result<()> {
         let failed = |cause| target_error("list the copy", cause);
         let mut listing = self.target.list(Some(&Path::from(FOLDER)));

@@ -16,6 +16,7 @@ pub mod destage;
 pub mod failpoint;
 pub mod fetch;
 pub mod fsck;
+mod heat;
 pub mod keys;
 pub mod map;
 pub mod mend;

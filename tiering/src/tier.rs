@@ -18,6 +18,7 @@ use crate::destage::buffers::Buffers;
 use crate::destage::{DestageError, DestageReport, LogSource, Window};
 use crate::fetch::{Access, Frames, FramesOptions, FramesStatus};
 use crate::fsck::{FsckOptions, FsckReport};
+use crate::heat::Heat;
 use crate::keys::{KeyId, VolumeKeys};
 use crate::map::database::DatabaseOptions;
 use crate::map::pages::PAGE_BLOCKS;
@@ -225,6 +226,7 @@ pub(crate) struct Inner {
     pub(crate) orphans: Orphans,
     pub(crate) reclaim: Reclaim,
     pub(crate) dedup: Dedup,
+    pub(crate) heat: Heat,
     pub(crate) mending: Mending,
     pub(crate) background: Handle,
     pub(crate) buffers: Arc<Buffers>,

@@ -137,6 +137,9 @@ pub enum CopyCommand {
         /// Take settings and credentials of its store from variables that begin so: with DR_, DR_AWS_ACCESS_KEY_ID …
         #[arg(long, value_name = "PREFIX")]
         env_prefix: Option<String>,
+        /// Only this key file opens the copy, and not what opens the pool; made where it is missing
+        #[arg(long, value_name = "PATH")]
+        copy_key_file: Option<PathBuf>,
     },
     /// Show how far each copy is
     List {

@@ -2,7 +2,7 @@
 
 use super::list;
 use super::list::{CopySpec, ListBody, Published};
-use super::target::{IDENTITY, Identity, PINS, PinBody, STATES, StateRecord};
+use super::target::{HEAT, HeatBody, IDENTITY, Identity, PINS, PinBody, STATES, StateRecord};
 use crate::chain::{Document, Format, seal_document_with};
 use crate::restore::{self, Origin};
 use block::seal::{PoolKey, SALT_BYTES};
@@ -69,6 +69,7 @@ fn golden_documents_of_version_1() {
         interval_seconds: 60,
         is_snapshots_only: true,
         bytes_per_second: None,
+        key_file: None,
         created_at: 1_600_000_000,
         published: None,
     };
@@ -97,6 +98,10 @@ fn golden_documents_of_version_1() {
         copies: vec![made, refused],
         nonce: nonce.clone(),
     };
+    let keyed = CopySpec { key_file: Some("/etc/spindle/dr.key".into()), ..plain.clone() };
+    let keyed =
+        ListBody { format, pool: POOL, number: 5, copies: vec![keyed], nonce: nonce.clone() };
+    let heat = HeatBody { format, pool: POOL, segments: vec![(76, 1000), (3, 2)] };
     let copies = vec![plain, other];
     let list = ListBody { format, pool: POOL, number: 3, copies, nonce: nonce.clone() };
     let origin = Origin {
@@ -122,6 +127,8 @@ fn golden_documents_of_version_1() {
         sealed(list::FOLDER, &list),
         sealed(restore::FOLDER, &origin),
         sealed(list::FOLDER, &later),
+        sealed(list::FOLDER, &keyed),
+        sealed(HEAT, &heat),
     ];
     let written = written.concat();
     if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {

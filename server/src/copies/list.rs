@@ -10,6 +10,7 @@ use crate::store::Store;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use uuid::Uuid;
 
 /// Folder of the chain in the pool's prefix, and the purpose of its seal.
@@ -36,6 +37,9 @@ pub struct CopySpec {
     /// Bytes a second, at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
+    /// Key file on the machine of the daemon that alone opens the copy; absent where what opens the pool does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
     /// Seconds since 1970.
     pub created_at: u64,
     /// The newest state that the pool has made there, or was about to; absent before the first.

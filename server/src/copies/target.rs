@@ -7,12 +7,13 @@
 //! - A prefix becomes a copy once, by the one create of its identity, and only where it is empty. It belongs to one pool.
 //! - A state counts when its document is the highest of its chain; it is made when all that it names is there.
 //! - A reader's pin is there before the reader relies on a state, and that state was still the newest afterwards.
+//! - Its key ring is the pool's, or one of its own, which the pool's changes do not touch.
 //! - Documents are authentic under the pool key. Times are for people, but for the end of a short pin.
 
 use crate::chain::{
     Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
 };
-use crate::keys::{KeyRing, KeySource};
+use crate::keys::{DataKey, KeyRing, KeySource};
 use crate::store::{Store, StoreOptions, below};
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
@@ -31,6 +32,8 @@ pub(super) const IDENTITY: &str = "identity";
 pub(super) const STATES: &str = "states";
 pub(super) const PINS: &str = "pins";
 const KEYRING: &str = "keyring";
+/// Object, and the purpose of its seal.
+pub(super) const HEAT: &str = "heat";
 /// State documents kept for people to look at; only the newest counts.
 const KEEP_COUNT: usize = 8;
 /// A short pin that nobody has removed ends after so many seconds. Chosen by hand: a check of many terabytes.
@@ -133,6 +136,17 @@ pub(super) struct PinBody {
     pub(super) host: String,
     /// Seconds since 1970.
     pub(super) created_at: u64,
+}
+
+/// What the pool's users read most.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HeatBody {
+    pub(super) format: Format,
+    /// The pool.
+    pub(super) pool: Uuid,
+    /// Numbers of segments, with how often each was read: most read first.
+    pub(super) segments: Vec<(u64, u32)>,
 }
 
 /// Object that is there as long as the copy is.
@@ -344,11 +358,62 @@ impl Target {
             // Also where this was cut short before.
             return to.prune(1).await;
         }
+        if let Some((there, bytes)) = to.newest().await?
+            && KeyRing::is_apart(&to.name(there), &bytes)?
+        {
+            let what = format!(
+                "copy to {}: it has a key of its own; add it with --copy-key-file, or choose an empty prefix",
+                self.url
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
         if to.create(number, &bytes).await? == Created::Lost {
             let what = format!("copy to {}: it has a later key ring than the pool", self.url);
             return Err(Error::new(ErrorKind::Busy, what));
         }
         to.prune(1).await
+    }
+
+    /// Gives the copy a key ring that only this key file opens.
+    pub(crate) async fn give_key(
+        &self,
+        keys: (Uuid, &[DataKey]),
+        path: &std::path::Path,
+    ) -> Result<()> {
+        KeyRing::give_apart(&self.store, keys, path).await
+    }
+
+    /// What the pool's users read most: a hint, in place of the one before.
+    pub(crate) async fn put_heat(
+        &self,
+        key: &PoolKey,
+        pool: Uuid,
+        segments: Vec<(u64, u32)>,
+    ) -> Result<()> {
+        let bytes =
+            seal_document(key, HEAT, &HeatBody { format: Format::CURRENT, pool, segments })?;
+        let put = self.store.control().put(&ObjectPath::from(HEAT), bytes.into()).await;
+        put.map(drop).map_err(|error| self.store.explain("write what is read most", error))
+    }
+
+    /// What the pool's users read most, as far as the copy says so. What cannot be read is a hint less.
+    pub(crate) async fn heat(&self, key: &PoolKey, pool: Uuid) -> Vec<(u64, u32)> {
+        let read = async || -> Result<HeatBody> {
+            let failed = |error| self.store.explain("read what is read most", error);
+            let got = self.store.control().get(&ObjectPath::from(HEAT)).await.map_err(failed)?;
+            let bytes = got.bytes().await.map_err(failed)?;
+            let document = Document::parse(HEAT, &bytes)?;
+            document.verify(key, HEAT)?;
+            document.body()
+        };
+        match read().await {
+            Ok(heat) if heat.pool == pool => heat.segments,
+            Ok(_) => Vec::new(),
+            Err(error) => {
+                tracing::debug!(error = %error.chain(), "a copy says nothing of what is read most");
+                Vec::new()
+            }
+        }
     }
 
     /// Gives the copy the keys of the pool's volumes: those that a state needs before it is published, and none that was
@@ -368,10 +433,8 @@ impl Target {
     }
 
     /// Gives a restored pool the copy's key ring.
-    pub(crate) async fn copy_keys_to(&self, pool: &Store) -> Result<()> {
-        let Some((number, bytes)) = Chain::new(&self.store, KEYRING).newest().await? else {
-            return Err(corrupt(KEYRING, "the copy's is gone"));
-        };
+    pub(crate) async fn copy_keys_to(&self, pool: &Store, keys: &KeyRing) -> Result<()> {
+        let (number, bytes) = keys.for_pool()?;
         match Chain::new(pool, KEYRING).create(number, &bytes).await? {
             Created::Ours => Ok(()),
             Created::Lost => {

@@ -441,6 +441,7 @@ async fn golden_ring() -> (RingBody, Vec<DataKey>, bytes::Bytes) {
         format: Format::CURRENT,
         pool: Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
         number: 7,
+        is_apart: false,
         nonce: "f0".repeat(16),
         slots: Vec::new(),
     };

@@ -5,11 +5,13 @@
 //!   reclaim has dropped is never fetched.
 //! - Done is done: the end is reported only after a whole look at the metadata has found nothing that is missing, but for
 //!   segments that the copy itself lacks, which are named and counted.
+//! - What clients wait for comes first, then what was read most before ([`Tier::warm`]), then the rest.
 //! - It gives way: while clients wait for the copy, it pauses between objects.
 
 use super::origin::RestoredStore;
 use super::transfer::{Pace, check_length, copy_parts, source_error};
 use super::{STEP, verify};
+use crate::heat::Hottest;
 use crate::segment::{FOLDER, SegmentInfo, parse_object_path};
 use crate::tier::{Inner, Tier};
 use block::{Error, ErrorKind, Result};
@@ -182,18 +184,20 @@ impl Hydration<'_> {
 
     /// One look at all segments. Returns how many it has fetched.
     async fn fetch_segments(&mut self) -> Result<u64> {
-        self.measure().await?;
+        let hottest = self.measure().await?.into_list();
         let (mut last, mut count) = (0, 0);
+        for (number, _) in hottest {
+            count += self.fetch_waited_for().await?;
+            if let Some(record) = self.inner.map.find_segment(number).await?
+                && self.is_missing(&record.info)
+            {
+                count += self.fetch(&record.info).await?;
+            }
+        }
         loop {
             let (records, next) = self.inner.map.live_after(last, STEP).await?;
             for (record, _) in records {
-                // What clients wait for comes first.
-                while let Some(path) =
-                    self.store.most_read(|path| parse_object_path(path).is_some())
-                {
-                    count += self.fetch_named(&path).await?;
-                    self.store.forget(&path);
-                }
+                count += self.fetch_waited_for().await?;
                 if self.is_missing(&record.info) {
                     count += self.fetch(&record.info).await?;
                 }
@@ -205,20 +209,33 @@ impl Hydration<'_> {
         }
     }
 
-    /// How much is missing.
-    async fn measure(&mut self) -> Result<()> {
+    /// What clients wait for comes first.
+    async fn fetch_waited_for(&mut self) -> Result<u64> {
+        let mut count = 0;
+        while let Some(path) = self.store.most_read(|path| parse_object_path(path).is_some()) {
+            count += self.fetch_named(&path).await?;
+            self.store.forget(&path);
+        }
+        Ok(count)
+    }
+
+    /// How much is missing, and what of it is hot.
+    async fn measure(&mut self) -> Result<Hottest> {
         let (mut last, mut bytes) = (0, 0);
+        let mut hottest = Hottest::default();
         loop {
             let (records, next) = self.inner.map.live_after(last, STEP).await?;
-            let missing = records.iter().filter(|(record, _)| self.is_missing(&record.info));
-            bytes += missing.map(|(record, _)| u64::from(record.info.object_bytes)).sum::<u64>();
+            for (record, _) in records.iter().filter(|(record, _)| self.is_missing(&record.info)) {
+                bytes += u64::from(record.info.object_bytes);
+                hottest.add(&self.inner.heat, record.info.number.0);
+            }
             match next {
                 Some(next) if next < self.below => last = next,
                 _ => break,
             }
         }
         self.progress.left_bytes.store(bytes, Ordering::Relaxed);
-        Ok(())
+        Ok(hottest)
     }
 
     async fn fetch_named(&mut self, path: &Path) -> Result<u64> {

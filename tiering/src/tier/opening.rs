@@ -5,6 +5,7 @@ use super::{Inner, Tier, TierOptions, keep};
 use crate::dedup::Dedup;
 use crate::destage::buffers::Buffers;
 use crate::fetch::Frames;
+use crate::heat::Heat;
 use crate::map::database::{self, Database};
 use crate::map::{Map, Writer};
 use crate::mend::Mending;
@@ -98,6 +99,7 @@ impl Tier {
                 prefetch_places: Arc::new(Semaphore::new(PREFETCH_COUNT_MAX)),
                 read_ahead_places: Arc::new(Semaphore::new(READ_AHEAD_COUNT_MAX)),
                 hint_dropped_count: AtomicU64::new(0),
+                heat: Heat::default(),
             }),
         };
         if !is_read_only {

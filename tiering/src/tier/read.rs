@@ -127,6 +127,9 @@ impl Inner {
         access: Access,
     ) -> Result<()> {
         let wanted = self.resolve(volume, at, offset, buf.len() as u64).await?;
+        for part in &wanted {
+            self.heat.note(part.frame.info.number.0);
+        }
         if wanted.iter().map(|part| part.at.len()).sum::<usize>() < buf.len() {
             buf.fill(0);
         }

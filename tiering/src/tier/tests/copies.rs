@@ -7,6 +7,7 @@ use crate::copier::{
 };
 use crate::map::view::state_view;
 use crate::planted::Planted;
+use crate::segment::parse_object_path;
 use crate::testing::Fault;
 use futures::{FutureExt, StreamExt};
 use std::panic::AssertUnwindSafe;
@@ -470,6 +471,46 @@ fn a_restored_pool_lives_while_it_is_fetched_and_needs_nobody_afterwards() {
         println!("SEED={seed}");
         runtime().block_on(live_restored(seed));
     }
+}
+
+#[test]
+fn what_was_read_most_in_the_pool_is_fetched_first_and_the_rest_after_it() {
+    runtime().block_on(async {
+        let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
+        for lsn in 1..=8 {
+            let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
+            tier.destage(window, &Payloads).await.unwrap();
+        }
+        let mut copying = Copying::new();
+        let mut copier = copier_of(&tier, &copying.target).await;
+        copying.turn(&mut copier).await.unwrap();
+        let before = copier.hottest();
+        let mut buf = vec![0; BLOCK_BYTES as usize];
+        // Block 5 most of all, then 3, then 8; whether a cache has them does not matter.
+        for (block, count) in [(3, 5), (5, 9), (8, 2)] {
+            for _ in 0..count {
+                tier.read(VolumeId(1), block * BLOCK_BYTES, &mut buf).await.unwrap();
+            }
+        }
+        let hottest = copier.hottest();
+        assert!(hottest.len() >= 3 && hottest[0].1 >= 9, "{before:?}, then {hottest:?}");
+        let own = Arc::new(FaultStore::default());
+        let store = begin_restore(&copying.target, &copying.published[0], &own).await;
+        let restored = Tier::open(options(store.clone(), 2)).await.unwrap();
+        restored.warm(&hottest);
+        own.take_calls();
+        restored.hydrate(&store, None, &HydrateProgress::default()).await.unwrap();
+        let number_of = |call: &crate::testing::Call| {
+            (call.op == Op::Put).then(|| parse_object_path(&call.path)).flatten()
+        };
+        let calls = own.take_calls();
+        let numbers: Vec<u64> = calls.iter().filter_map(number_of).map(|(_, n, _)| n.0).collect();
+        assert_eq!(numbers.len(), 8, "{numbers:?}");
+        let expected: Vec<u64> = hottest.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers[..expected.len()], expected, "{hottest:?}");
+        restored.close().await.unwrap();
+        tier.close().await.unwrap();
+    });
 }
 
 #[test]

@@ -1,0 +1,129 @@
+//! How often each segment is read: a hint for whoever fetches a pool from a copy, so that what its users want comes first.
+//!
+//! Invariants:
+//! - It is a hint: two segments may share a counter, counters fade, and nothing but an order depends on them.
+//! - Counting a read costs one relaxed addition and no lock.
+
+use crate::tier::Tier;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Counters; segments whose numbers differ by a multiple of it share one. Chosen by hand: 256 KiB for 512 GiB of segments.
+const COUNTERS: usize = 1 << 16;
+/// Segments that are told of. Chosen by hand: 32 GiB in segments of the default size.
+pub(crate) const HOTTEST_MAX: usize = 4096;
+/// After so long each read counts half. Chosen by hand: what a night's backup has read is cold by noon.
+const HALF_LIFE: Duration = Duration::from_secs(3600);
+
+/// See the module. Shared by all readers.
+#[derive(Debug)]
+pub(crate) struct Heat {
+    counts: Box<[AtomicU32]>,
+    faded: Mutex<Instant>,
+}
+
+impl Default for Heat {
+    fn default() -> Heat {
+        let counts = (0..COUNTERS).map(|_| AtomicU32::new(0)).collect();
+        Heat { counts, faded: Mutex::new(Instant::now()) }
+    }
+}
+
+impl Heat {
+    fn counter(&self, segment: u64) -> &AtomicU32 {
+        &self.counts[segment as usize % COUNTERS]
+    }
+
+    /// A frame of this segment was read.
+    pub(crate) fn note(&self, segment: u64) {
+        self.counter(segment).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Reads, faded.
+    pub(crate) fn of(&self, segment: u64) -> u32 {
+        self.counter(segment).load(Ordering::Relaxed)
+    }
+
+    fn fade(&self, now: Instant) {
+        let mut faded = self.faded.lock();
+        while now.saturating_duration_since(*faded) >= HALF_LIFE {
+            *faded += HALF_LIFE;
+            for count in &self.counts {
+                // A read meanwhile may count for nothing.
+                count.store(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// The hottest of some segments, hottest first.
+#[derive(Debug, Default)]
+pub(crate) struct Hottest(Vec<(u32, u64)>);
+
+impl Hottest {
+    pub(crate) fn add(&mut self, heat: &Heat, segment: u64) {
+        let count = heat.of(segment);
+        if count > 0 {
+            self.0.push((count, segment));
+            if self.0.len() >= 2 * HOTTEST_MAX {
+                self.cut();
+            }
+        }
+    }
+
+    fn cut(&mut self) {
+        self.0.sort_unstable_by_key(|(count, segment)| (std::cmp::Reverse(*count), *segment));
+        self.0.truncate(HOTTEST_MAX);
+    }
+
+    /// Number and reads of each.
+    pub(crate) fn into_list(mut self) -> Vec<(u64, u32)> {
+        self.cut();
+        self.0.into_iter().map(|(count, segment)| (segment, count)).collect()
+    }
+}
+
+impl Tier {
+    /// What was said of a copy, or before a restart: counts at least so many reads of these segments, by number.
+    pub fn warm(&self, segments: &[(u64, u32)]) {
+        for (segment, count) in segments {
+            self.inner.heat.counter(*segment).fetch_max(*count, Ordering::Relaxed);
+        }
+    }
+
+    /// Once in a while: reads of long ago count less and less.
+    pub fn fade(&self) {
+        self.inner.heat.fade(Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hottest_come_first_and_their_number_is_bounded() {
+        let heat = Heat::default();
+        let mut hottest = Hottest::default();
+        for segment in 0..3 * HOTTEST_MAX as u64 {
+            (0..segment % 7).for_each(|_| heat.note(segment));
+            hottest.add(&heat, segment);
+        }
+        let list = hottest.into_list();
+        assert_eq!(list.len(), HOTTEST_MAX);
+        assert!(list.is_sorted_by_key(|(_, count)| std::cmp::Reverse(*count)));
+        assert_eq!((list[0], list[HOTTEST_MAX - 1].1), ((6, 6), 4));
+    }
+
+    #[test]
+    fn reads_of_long_ago_count_less() {
+        let heat = Heat::default();
+        (0..8).for_each(|_| heat.note(5));
+        let begun = *heat.faded.lock();
+        heat.fade(begun + HALF_LIFE - Duration::from_secs(1));
+        assert_eq!(heat.of(5), 8);
+        heat.fade(begun + 2 * HALF_LIFE);
+        assert_eq!((heat.of(5), heat.of(6)), (2, 0));
+    }
+}
