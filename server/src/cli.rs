@@ -53,7 +53,7 @@ pub fn main() -> ExitCode {
     if let Err(error) = start_logging(&cli.command) {
         return fail(&cli, &Failure::Usage(error));
     }
-    if matches!(cli.command, Command::Serve(_)) || is_remote_attach(&cli.command) {
+    if is_daemon(&cli.command) || is_remote_attach(&cli.command) {
         write_back_memory();
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -76,6 +76,11 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => fail(&cli, &failure),
     }
+}
+
+/// It serves exports until it is told to stop.
+fn is_daemon(command: &Command) -> bool {
+    matches!(command, Command::Serve(_) | Command::Copy(CopyCommand::Open(_)))
 }
 
 /// It serves a device, as the daemon does.
@@ -165,9 +170,7 @@ fn start_logging(command: &Command) -> Result<()> {
             let context = format!("SPINDLE_LOG={text} is not a filter, like info or tiering=debug");
             Error::with_source(ErrorKind::Invalid, context, error)
         })?,
-        Err(_) if matches!(command, Command::Serve(_)) || is_remote_attach(command) => {
-            EnvFilter::new(FILTER_DAEMON)
-        }
+        Err(_) if is_daemon(command) || is_remote_attach(command) => EnvFilter::new(FILTER_DAEMON),
         Err(_) => EnvFilter::new(FILTER_COMMAND),
     };
     tracing_subscriber::fmt()
@@ -231,6 +234,14 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             let from = (&*url, snapshot);
             let made = backend::restore(config, from, env_prefix.as_deref(), rate).await?;
             emit(cli.output, &made, print::restored_copy)?;
+        }
+        Command::Copy(CopyCommand::Open(args)) => {
+            check_env_prefix(args.env_prefix.as_deref())?;
+            let config = load(&args.pool.config, &args.overrides())?;
+            let url = place(&args.url)?;
+            let announce = |endpoints: &[String]| announce(cli.output, endpoints);
+            crate::reader::serve_copy(&config, (&url, args.env_prefix.as_deref()), announce)
+                .await?;
         }
         Command::Copy(command) => {
             let (args, request) = copy_request(command)?;
@@ -418,6 +429,7 @@ fn copy_request(command: &CopyCommand) -> Result<(&args::PoolArgs, Request), Fai
             };
             Ok((pool, Request::CopyAdd(spec)))
         }
+        CopyCommand::Open(_) => unreachable!("it is no request of the daemon"),
         CopyCommand::List { pool } => Ok((pool, Request::CopyList)),
         CopyCommand::Sync { pool, url } => Ok((pool, Request::CopySync { url: place(url)? })),
         CopyCommand::Rm { pool, url } => Ok((pool, Request::CopyRemove { url: place(url)? })),

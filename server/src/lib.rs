@@ -16,6 +16,7 @@ pub mod keys;
 pub mod manifest;
 pub(crate) mod planted;
 pub mod pool;
+pub mod reader;
 pub mod record;
 pub mod removal;
 pub mod restore;

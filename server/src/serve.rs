@@ -276,7 +276,9 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let scrub = Arc::new(open.scrub().await.start().await);
     // Before NBD clients could take what was attached.
     attachments.recover(|epoch| open.ownership.may_replay(epoch)).await?;
-    let (listeners, endpoints) = listen(config, &open).await?;
+    let names: Vec<String> =
+        open.pool.volumes().iter().map(|volume| volume.record().name).collect();
+    let (listeners, endpoints) = listen(config, &names).await?;
     let mut serving = tokio::task::JoinSet::new();
     for listener in listeners {
         let server = server.clone();
@@ -433,6 +435,20 @@ pub(crate) fn look_options(
     options
 }
 
+/// To serve a data tier that nobody writes: with memory, but without the cache on disk, which belongs to the daemon of the
+/// configured directory.
+pub(crate) fn reading_options(
+    config: &Config,
+    store: &Store,
+    pool: Uuid,
+    key: &PoolKey,
+    epoch: u64,
+) -> TierOptions {
+    let mut options = tier_options(config, store, pool, key, Epoch(epoch));
+    options.frames.cache = None;
+    options
+}
+
 async fn fsck_store(options: TierOptions) -> Result<FsckInfo> {
     let tier = Tier::open_read_only(options).await?;
     let report = tier.fsck(FsckOptions::default()).await?;
@@ -553,6 +569,11 @@ fn nbd_server(
     open: &OpenPool,
     claims: Arc<Claims>,
 ) -> Result<Server<PoolExports>> {
+    Server::new(Arc::new(PoolExports::new(open.pool.clone(), claims)), server_options(config))
+}
+
+/// How exports are served.
+pub(crate) fn server_options(config: &Config) -> ServerOptions {
     let settings = &config.settings().nbd;
     let tls = settings.tls.as_ref().map(|tls| TlsOptions {
         certificate: tls.cert.clone(),
@@ -564,26 +585,26 @@ fn nbd_server(
         _ => Access::default(),
     };
     let memory_bytes = usize::try_from(config.budget().nbd_payload_bytes).unwrap_or(usize::MAX);
-    let options = ServerOptions {
+    ServerOptions {
         payload_memory_bytes: memory_bytes,
         connection_count_max: settings.connection_count_max as usize,
         tls,
         access,
         can_resize: settings.allow_resize,
         ..ServerOptions::default()
-    };
-    Server::new(Arc::new(PoolExports::new(open.pool.clone(), claims)), options)
+    }
 }
 
-/// Binds every configured socket. Returns them with the URIs of all present volumes.
-async fn listen(config: &Config, open: &OpenPool) -> Result<(Vec<Listener>, Vec<String>)> {
+/// Binds every configured socket. Returns them with the URIs of these exports.
+pub(crate) async fn listen(
+    config: &Config,
+    names: &[String],
+) -> Result<(Vec<Listener>, Vec<String>)> {
     let settings = &config.settings().nbd;
     let (tcp_tls, unix_tls) = match settings.tls {
         Some(_) => (TlsMode::Required, TlsMode::On),
         None => (TlsMode::Off, TlsMode::Off),
     };
-    let names: Vec<String> =
-        open.pool.volumes().iter().map(|volume| volume.record().name).collect();
     let (mut listeners, mut endpoints) = (Vec::new(), Vec::new());
     for text in settings.listen.as_deref().unwrap_or_default() {
         let resolved: Vec<SocketAddr> = text

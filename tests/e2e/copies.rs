@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tests::bucket::{Bucket, Care};
 use tests::daemon::{Daemon, SMALL};
-use tests::nbd::{Connection, Wanted};
+use tests::nbd::wire::{CMD_WRITE, EPERM};
+use tests::nbd::{Connection, Endpoint, Wanted};
+use tests::process::Process;
 use tests::seed::seeds;
 use tests::store::{BUCKET, environment};
 
@@ -324,6 +326,82 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
 }
 
 /// The bucket is put back to an earlier state, and the pool goes on from there: the copy keeps the later one.
+/// `copy open`, until it is ready, and where it serves a name.
+fn opened(source: &Daemon, url: &str, log: &str) -> (Process, Endpoint) {
+    let mut command = source.prepare(&["copy", "open", url, "--nbd", "127.0.0.1:0"]);
+    let mut process = Process::start(&mut command, &source.place().join(log)).expect("it starts");
+    let mut endpoint = None;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        assert!(Instant::now() < deadline, "it is not ready: see {log}");
+        match process.line(Duration::from_millis(100)) {
+            Some(line) if line == "ready" => break,
+            Some(line) => endpoint = endpoint.or(Endpoint::parse(&line)),
+            None => assert!(process.ended().is_none(), "it has ended: see {log}"),
+        }
+    }
+    (process, endpoint.expect("it serves a volume"))
+}
+
+#[test]
+fn a_copy_is_read_where_it_lies_while_copying_to_it_goes_on() {
+    let mut source = Daemon::started(SMALL, &[("db", "16MiB"), ("log", "8MiB")]);
+    let block = |seed: u64| {
+        let mut random = tests::seed::Random::new(seed, 7);
+        let mut bytes = vec![0; 256 << 10];
+        random.fill(&mut bytes);
+        bytes
+    };
+    let mut db = connect(&source, "db");
+    db.write(4096, &block(1), 0);
+    let _ = source.json(&["snapshot", "create", "db@monday"]);
+    db.write(8192, &block(2), 0);
+    let copy = source.place().join("copy");
+    let url = copy.display().to_string();
+    refused(&source, &["copy", "open", &url], "there is none");
+    let _ = source.json(&["copy", "add", &url, "--interval", "1s"]);
+    let _ = source.json(&["copy", "sync", &url]);
+    let (mut early, endpoint) = opened(&source, &url, "early.log");
+    let open = |endpoint: &Endpoint, export: &str| {
+        Connection::open(&endpoint.with_export(export), &Wanted::everything()).expect("it opens")
+    };
+    // It goes on, far beyond.
+    for round in 3..8 {
+        db.write(8192, &block(round), 0);
+        let _ = source.json(&["copy", "sync", &url]);
+    }
+    assert_eq!(names(&copy, "pins").len(), 1);
+    let (mut late, late_endpoint) = opened(&source, &url, "late.log");
+    assert_eq!(names(&copy, "pins").len(), 2);
+    // Any offset and length.
+    let mut expected = vec![0; 16 << 20];
+    expected[4096..4096 + (256 << 10)].copy_from_slice(&block(1));
+    let monday = expected.clone();
+    expected[8192..8192 + (256 << 10)].copy_from_slice(&block(2));
+    for (endpoint, newest) in [(&endpoint, 2), (&late_endpoint, 7)] {
+        expected[8192..8192 + (256 << 10)].copy_from_slice(&block(newest));
+        let (mut volume, mut snapshot) = (open(endpoint, "db"), open(endpoint, "db@monday"));
+        for (offset, length) in [(0, 1 << 20), (5000, 7), (8191, 4098), (300_001, 99_999)] {
+            let range = offset..offset + length;
+            assert_eq!(volume.read(offset as u64, length as u32), expected[range.clone()]);
+            assert_eq!(snapshot.read(offset as u64, length as u32), monday[range]);
+        }
+        assert!(open(endpoint, "log").read(0, 65536).iter().all(|byte| *byte == 0));
+        let reply = volume.call(CMD_WRITE, 0, 0, 4096, &[1; 4096]).expect("it is answered");
+        assert_eq!(reply.error, EPERM);
+    }
+    // The pool's death is nothing to a reader.
+    source.kill();
+    assert_eq!(open(&endpoint, "db").read(8192, 4096), block(2)[..4096]);
+    for process in [&mut early, &mut late] {
+        process.terminate();
+        let status = process.wait(Duration::from_secs(20)).expect("it ends");
+        assert!(status.success(), "{status}");
+    }
+    assert!(names(&copy, "pins").is_empty(), "a pin is left");
+    source.restart();
+}
+
 #[test]
 fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     let mut source = Daemon::started(SMALL, &[("db", "16MiB")]);

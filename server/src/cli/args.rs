@@ -155,6 +155,8 @@ pub enum CopyCommand {
         /// Where it is
         url: String,
     },
+    /// Serve a copy where it lies, as it is now, to be read only, until SIGTERM; copying to it goes on
+    Open(CopyOpenArgs),
     /// End a copy; what is there stays
     Rm {
         /// Which pool.
@@ -163,6 +165,47 @@ pub enum CopyCommand {
         /// Where it is
         url: String,
     },
+}
+
+/// A copy that is served.
+#[derive(Clone, Debug, Args)]
+pub struct CopyOpenArgs {
+    /// What opens it.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+    /// Where it is
+    pub url: String,
+    /// Take settings and credentials of its store from variables that begin so
+    #[arg(long, value_name = "PREFIX")]
+    pub env_prefix: Option<String>,
+    /// Address of the NBD server, HOST:PORT; port 0 picks a free one. May be repeated
+    #[arg(long, value_name = "ADDR")]
+    pub nbd: Vec<String>,
+    /// Unix socket of the NBD server
+    #[arg(long, value_name = "PATH")]
+    pub nbd_unix: Option<PathBuf>,
+    /// Serve other machines without TLS
+    #[arg(long)]
+    pub allow_plain_remote: bool,
+    /// Memory of the whole process, like 1G
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<ByteSize>,
+}
+
+impl CopyOpenArgs {
+    /// What these flags set.
+    #[must_use]
+    pub fn overrides(&self) -> Vec<Override> {
+        let serve = ServeArgs {
+            pool: self.pool.clone(),
+            nbd: self.nbd.clone(),
+            nbd_unix: self.nbd_unix.clone(),
+            allow_plain_remote: self.allow_plain_remote,
+            memory: self.memory,
+            ..ServeArgs::default()
+        };
+        serve.overrides()
+    }
 }
 
 /// The pool's scrub.

@@ -1,0 +1,208 @@
+//! The volumes and snapshots of a state of a copy as NBD exports.
+//!
+//! Invariants:
+//! - They have the names under which the pool exports them; nobody can write any of them.
+//! - A volume whose own key the copy lacks is refused by name; the others are served.
+
+use crate::record::{VolumeRecord, VolumeState};
+use crate::snapshot::SnapshotRecord;
+use crate::volume::PAYLOAD_BYTES_MAX;
+use block::{
+    AllocationExtent, BlockDevice, Error, ErrorKind, Limits, Lsn, Result, VolumeId, WriteFlags,
+    ZeroFlags,
+};
+use bytes::Bytes;
+use nbd::{Client, Export, Exports};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tiering::Tier;
+
+/// What a name shows.
+#[derive(Clone, Debug)]
+struct Shown {
+    volume: VolumeId,
+    /// `None`: the volume's newest contents in the state.
+    at: Option<Lsn>,
+    size_bytes: u64,
+    description: &'static str,
+    has_key: bool,
+}
+
+/// What the NBD server serves of a copy.
+pub(crate) struct CopyExports {
+    tier: Tier,
+    shown: BTreeMap<String, Shown>,
+}
+
+impl CopyExports {
+    /// Of a tier that was opened to be read.
+    ///
+    /// # Errors
+    /// `Corrupt` and `Unsupported` for records that cannot be read.
+    pub(crate) fn new(tier: Tier) -> Result<CopyExports> {
+        let (keys, asides) = (tier.volume_keys().clone(), tier.asides());
+        let (mut shown, mut names) = (BTreeMap::new(), BTreeMap::new());
+        for (volume, record) in tier.volume_records() {
+            let record = VolumeRecord::decode(&record)?;
+            if record.state != VolumeState::Present {
+                continue;
+            }
+            let has_key = keys.has(record.key());
+            let one = Shown {
+                volume,
+                at: None,
+                size_bytes: record.size_bytes,
+                description: match asides.contains_key(&volume) {
+                    true => "of a copy, earlier than the other volumes",
+                    false => "of a copy",
+                },
+                has_key,
+            };
+            names.insert(volume, (record.name.clone(), has_key));
+            shown.insert(record.name, one);
+        }
+        for (volume, lsn, record) in tier.snapshots() {
+            let record = SnapshotRecord::decode(&record)?;
+            let Some((name, has_key)) = names.get(&volume) else { continue };
+            let (at, size_bytes, has_key) = (Some(lsn), record.size_bytes, *has_key);
+            let description = "a snapshot of a copy";
+            let one = Shown { volume, at, size_bytes, description, has_key };
+            shown.insert(format!("{name}@{}", record.name), one);
+        }
+        Ok(CopyExports { tier, shown })
+    }
+
+    /// Those that are no snapshots.
+    pub(crate) fn volume_names(&self) -> Vec<String> {
+        let volumes = self.shown.iter().filter(|(_, shown)| shown.at.is_none());
+        volumes.map(|(name, _)| name.clone()).collect()
+    }
+
+    fn find(&self, name: &str) -> Result<&Shown> {
+        let only = match &self.volume_names()[..] {
+            [only] if name.is_empty() => Some(only.clone()),
+            _ => None,
+        };
+        let found = self.shown.get(only.as_deref().unwrap_or(name));
+        let found = found.ok_or_else(|| {
+            let what = format!("open export {name:?}: the copy has no such volume or snapshot");
+            Error::new(ErrorKind::NotFound, what)
+        })?;
+        if !found.has_key {
+            let what = format!("open export {name:?}: the copy lacks the volume's own key");
+            return Err(Error::new(ErrorKind::Denied, what));
+        }
+        Ok(found)
+    }
+}
+
+impl Exports for CopyExports {
+    type Device = CopyView;
+
+    async fn list(&self, _client: &Client) -> Vec<Export> {
+        let export = |(name, shown): (&String, &Shown)| Export {
+            name: name.clone(),
+            description: shown.description.to_owned(),
+        };
+        self.shown.iter().map(export).collect()
+    }
+
+    async fn open(&self, name: &str, client: &Client) -> Result<Arc<CopyView>> {
+        if client.claim.is_some() {
+            let what = format!(
+                "open export {name:?}: nobody can write a copy, so there is nothing to claim; connect without a claim"
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        let shown = self.find(name)?.clone();
+        Ok(Arc::new(CopyView { tier: self.tier.clone(), shown }))
+    }
+}
+
+/// A volume or snapshot as one connection sees it.
+pub(crate) struct CopyView {
+    tier: Tier,
+    shown: Shown,
+}
+
+impl CopyView {
+    fn check_range(&self, offset: u64, length: u64) -> Result<()> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.shown.size_bytes => Ok(()),
+            _ => {
+                let what = format!("{length} bytes at {offset}: beyond the end of the volume");
+                Err(Error::new(ErrorKind::Invalid, what))
+            }
+        }
+    }
+}
+
+fn denied<T>() -> Result<T> {
+    let what = "change a copy: it is shown as it is; restore it to a pool to write";
+    Err(Error::new(ErrorKind::Denied, what))
+}
+
+impl BlockDevice for CopyView {
+    fn limits(&self) -> Limits {
+        Limits {
+            size_bytes: self.shown.size_bytes,
+            preferred_block_bytes: 4096,
+            payload_bytes_max: PAYLOAD_BYTES_MAX,
+            is_read_only: true,
+            is_multi_conn: true,
+        }
+    }
+
+    async fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.check_range(offset, buf.len() as u64)?;
+        match self.shown.at {
+            _ if buf.is_empty() => Ok(()),
+            None => self.tier.read(self.shown.volume, offset, buf).await,
+            Some(at) => self.tier.read_at(self.shown.volume, at, offset, buf).await,
+        }
+    }
+
+    async fn write(&self, _offset: u64, _payload: Bytes, _flags: WriteFlags) -> Result<()> {
+        denied()
+    }
+
+    async fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    async fn discard(&self, _offset: u64, _length: u64, _fua: bool) -> Result<()> {
+        denied()
+    }
+
+    async fn write_zeroes(&self, _offset: u64, _length: u64, _flags: ZeroFlags) -> Result<()> {
+        denied()
+    }
+
+    async fn allocation(
+        &self,
+        offset: u64,
+        length: u64,
+        extent_count_max: usize,
+    ) -> Result<Vec<AllocationExtent>> {
+        self.check_range(offset, length)?;
+        let volume = self.shown.volume;
+        match self.shown.at {
+            None => self.tier.allocation(volume, offset, length, extent_count_max).await,
+            Some(at) => {
+                self.tier.allocation_at(volume, at, (offset, length), extent_count_max).await
+            }
+        }
+    }
+
+    async fn prefetch(&self, offset: u64, length: u64) -> Result<()> {
+        self.check_range(offset, length)?;
+        if self.shown.at.is_none() {
+            self.tier.prefetch(self.shown.volume, offset, length);
+        }
+        Ok(())
+    }
+
+    async fn resize(&self, _size_bytes: u64) -> Result<()> {
+        denied()
+    }
+}
