@@ -26,6 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use target::Target;
+use tiering::fail_point;
 use tiering::{Copier, CopierOptions, CopyCounts, CopyProgress, MendSource};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -691,7 +692,9 @@ impl Running {
                 let known = self.source.set_published(&self.spec.url, next).await?;
                 let nonce = known.map(|known| known.nonce).unwrap_or_default();
                 let record = StateRecord::new(*id, (number, nonce), as_of, &made);
+                fail_point!("copy-noted");
                 target.publish(key, &record).await?;
+                fail_point!("copy-published");
                 copier.published(number);
                 Some(record)
             }

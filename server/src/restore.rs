@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+use tiering::fail_point;
 use tiering::map::database::{manifest_folder, manifest_path};
 use tiering::{HydrateCounts, HydrateProgress, RestoredStore, Tier};
 use tokio::sync::watch;
@@ -159,8 +160,10 @@ impl Restored {
                     let rate = origin.bytes_per_second;
                     match tier.hydrate(objects, rate, &self.progress).await {
                         Ok(lost_count) => {
+                            fail_point!("restore-fetched");
                             let ended = end(store, key, &mut origin, lost_count).await;
                             if ended.is_ok() {
+                                fail_point!("restore-whole");
                                 tier.set_dedup_floor(0);
                                 whole.send_replace(true);
                                 pause = PAUSE;
@@ -281,6 +284,7 @@ async fn end(store: &Store, key: &PoolKey, origin: &mut Origin, lost_count: u64)
 async fn give_back(store: &Store, key: &PoolKey, origin: &mut Origin) -> Result<()> {
     let target = Target::existing(&origin.url, origin.env_prefix.as_deref())?;
     target.try_unpin(&Pin::named(&origin.pin)).await?;
+    fail_point!("restore-pin-removed");
     let without = Origin { pin: String::new(), ..origin.clone() };
     note(store, key, origin, without).await
 }
@@ -373,6 +377,7 @@ pub async fn restore(
         None => {
             check_empty(&store).await?;
             let (pin, state) = target.pin_newest(&key, pool, true).await?;
+            fail_point!("restore-pinned");
             match volumes_without(config, (&target, &state), (pool, &key), (url, snapshot)).await {
                 Ok(found) => without_snapshot = Some(found),
                 Err(error) => {
@@ -403,7 +408,9 @@ pub async fn restore(
                 let what = format!("restore to {}: another restore began there", store.url());
                 return Err(Error::new(ErrorKind::Busy, what));
             }
+            fail_point!("restore-linked");
             target.put_pin(&key, &pin, origin.state.number, false).await?;
+            fail_point!("restore-pin-kept");
             origin
         }
     };
@@ -414,9 +421,12 @@ pub async fn restore(
         }
     };
     bring_manifests(&target, &origin.state, &store).await?;
+    fail_point!("restore-manifests-brought");
     let name = &config.settings().name;
     manifest::begin_restored(&store, &key, pool, name, &node, origin.state.epoch).await?;
+    fail_point!("restore-manifest-made");
     target.copy_volume_keys_to(&store).await?;
+    fail_point!("restore-volume-keys-brought");
     target.copy_keys_to(&store, &keys).await?;
     Ok(PoolOfCopy {
         url: url.to_owned(),

@@ -4,5 +4,6 @@
 //! - The tester is proved against broken servers before it is believed about spindle.
 
 mod aside;
+mod copies;
 mod spindle;
 mod toys;

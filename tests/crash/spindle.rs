@@ -6,6 +6,7 @@
 //! - `SPINDLE_TEST_ROUNDS` sets the rounds, for long runs at night.
 
 use crate::aside::WITH_SIDE_FILES;
+use crate::copies::{OF_COPIES, OF_RESTORED, OF_RESTORES};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tests::daemon::{self, Daemon, SMALL};
@@ -224,6 +225,7 @@ fn every_fail_point_of_the_source_is_armed_by_a_test() {
         .chain(&EVERY_STATE)
         .chain(&NOW_AND_THEN)
         .chain(WITH_SIDE_FILES);
+    let all = all.chain(OF_COPIES).chain(OF_RESTORES).chain(OF_RESTORED);
     let mut armed: Vec<_> = all.copied().collect();
     armed.sort_unstable();
     armed.dedup();
@@ -236,6 +238,10 @@ fn every_fail_point_of_the_source_is_armed_by_a_test() {
 /// `replication`, a flush that is ignored there and in the test of power cuts (tests/e2e/power.rs).
 const PLANTED: &[(&str, u64)] =
     &[("ack-before-submit", 60), ("trim-lost", 30), ("overlay-dropped-early", 60)];
+
+/// As those, of what snapshots and clones need.
+const PLANTED_IN_STATES: &[(&str, u64)] =
+    &[("reclaim-without-clones", 60), ("copies-forgotten", 60), ("promoted-over-newer", 60)];
 
 /// How a build for tests is told what to do wrong.
 const SWITCHES: &[&str] = &["SPINDLE_PLANTED", "SPINDLE_FAILPOINT"];
@@ -271,7 +277,7 @@ fn a_binary_that_people_run_has_no_switch_to_break_it() {
 #[test]
 fn planted_bugs_are_found_within_their_number_of_rounds() {
     let known = daemon::planted_bugs_of_the_source();
-    for (name, _) in PLANTED {
+    for (name, _) in PLANTED.iter().chain(PLANTED_IN_STATES) {
         assert!(known.contains(*name), "the source knows no bug {name:?}, only {known:?}");
     }
     if !binary("spindle-faulty").exists() {
@@ -279,15 +285,24 @@ fn planted_bugs_are_found_within_their_number_of_rounds() {
     }
     for seed in seeds(1) {
         for (name, round_count) in PLANTED {
-            println!("{name}: SEED={seed}");
-            let mut daemon = Daemon::new(SMALL, VOLUMES);
-            daemon.use_binary("spindle-faulty");
-            daemon.environ(&[("SPINDLE_PLANTED", name)]);
-            daemon.announce("");
-            match torture(&mut daemon, &plan(seed, *round_count)) {
-                Err(found) => println!("{found}"),
-                Ok(totals) => panic!("SEED={seed}: {name} was not found: {totals:?}"),
-            }
+            is_found(name, Daemon::new(SMALL, VOLUMES), &plan(seed, *round_count));
         }
+        for (name, round_count) in PLANTED_IN_STATES {
+            let daemon = Daemon::new(&settings_of_states(), &[]);
+            let mut plan = plan_of_states(seed, *round_count);
+            plan.fail_points = EVERY_STATE.iter().map(|name| (*name).to_owned()).collect();
+            is_found(name, daemon, &plan);
+        }
+    }
+}
+
+fn is_found(name: &str, mut daemon: Daemon, plan: &Plan) {
+    println!("{name}: SEED={}", plan.seed);
+    daemon.use_binary("spindle-faulty");
+    daemon.environ(&[("SPINDLE_PLANTED", name)]);
+    daemon.announce("");
+    match torture(&mut daemon, plan) {
+        Err(found) => println!("{found}"),
+        Ok(totals) => panic!("SEED={}: {name} was not found: {totals:?}", plan.seed),
     }
 }

@@ -26,6 +26,7 @@ mod transfer;
 pub use hydrate::{HydrateCounts, HydrateProgress};
 pub use origin::RestoredStore;
 
+use crate::fail_point;
 use crate::heat::Hottest;
 use crate::keys::KeyId;
 use crate::map::Map;
@@ -311,8 +312,10 @@ impl Copier {
         self.progress.set_pass(0, root.next_segment);
         let mut replaced = Replaced { commit_number: root.commit_number, ..Replaced::default() };
         self.copy_tables(&objects).await?;
+        fail_point!("copy-tables-copied");
         let (segment_count, segment_bytes) =
             self.copy_segments(&map, &root, hold, &mut replaced).await?;
+        fail_point!("copy-segments-copied");
         for number in objects.earlier.difference(&self.manifests.clone()) {
             let path = database::manifest_path(*number);
             match self.inner.store.get(&path).await {
@@ -326,6 +329,7 @@ impl Copier {
             }
         }
         self.put_manifest(objects.manifest, manifest_bytes).await?;
+        fail_point!("copy-manifest-written");
         replaced.tables = self.tables.difference(&objects.tables).cloned().collect();
         let is_needed =
             |number: &u64| *number == objects.manifest || objects.earlier.contains(number);

@@ -1,0 +1,273 @@
+//! Deaths between two steps of a copy, of a restore, and of what a restored pool does in the background: the copy stays a
+//! state that the pool had, a restore is repeated with the same command, and no pin is left.
+//!
+//! Invariants:
+//! - Writes go in one at a time, so each state shows some whole number of them.
+//! - Each test ends the process at one fail point, and insists that it was this one.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tests::daemon::{Daemon, SMALL};
+use tests::nbd::wire::CMD_WRITE;
+use tests::nbd::{Connection, Wanted};
+use tests::place::{binary, skip};
+use tests::torture::Target;
+
+/// Fail points that each state of a copy passes.
+pub const OF_COPIES: &[&str] = &[
+    "copy-tables-copied",
+    "copy-segments-copied",
+    "copy-manifest-written",
+    "copy-noted",
+    "copy-published",
+];
+/// Fail points of `spindle restore`.
+pub const OF_RESTORES: &[&str] = &[
+    "restore-pinned",
+    "restore-linked",
+    "restore-pin-kept",
+    "restore-manifests-brought",
+    "restore-manifest-made",
+    "restore-volume-keys-brought",
+];
+/// Fail points of a pool that was restored.
+pub const OF_RESTORED: &[&str] = &["restore-fetched", "restore-whole", "restore-pin-removed"];
+
+const BLOCK: usize = 4096;
+/// Blocks that are written, one after the other and again.
+const BLOCKS: u64 = 1024;
+/// Longest wait for a state, on a machine that does much else.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A pool with a copy, and how many writes it has answered.
+struct World {
+    source: Daemon,
+    url: String,
+    written: u64,
+}
+
+fn connect(daemon: &Daemon) -> std::io::Result<Connection> {
+    Connection::open(&daemon.tcp("db"), &Wanted::everything())
+}
+
+/// What the `number`-th write says, the first being 1.
+fn block(number: u64) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK];
+    tests::seed::Random::new(number, 17).fill(&mut bytes);
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// How many of the writes a volume shows, in their order.
+fn shown(daemon: &Daemon) -> u64 {
+    let mut connection = connect(daemon).expect("it opens");
+    let part = 64;
+    let mut found = Vec::new();
+    for first in (0..BLOCKS).step_by(part) {
+        let bytes = connection.read(first * BLOCK as u64, (part * BLOCK) as u32);
+        let number = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().expect("8 bytes"));
+        for (one, at) in bytes.chunks(BLOCK).zip(first..) {
+            let number = number(one);
+            let is_whole =
+                if number == 0 { one.iter().all(|byte| *byte == 0) } else { one == block(number) };
+            assert!(is_whole && (number == 0 || number % BLOCKS == at), "block {at} is torn");
+            found.push(number);
+        }
+    }
+    let count = found.iter().copied().max().unwrap_or(0);
+    for (number, at) in found.into_iter().zip(0..) {
+        let newest = (1..=count).rev().take(BLOCKS as usize).find(|number| number % BLOCKS == at);
+        assert_eq!(number, newest.unwrap_or(0), "block {at}, of {count} writes");
+    }
+    count
+}
+
+impl World {
+    fn new() -> World {
+        let mut source = Daemon::new(SMALL, &[("db", "8MiB")]);
+        source.use_binary("spindle-faulty");
+        source.restart();
+        let url = source.place().join("copy").display().to_string();
+        let mut world = World { source, url: url.clone(), written: 0 };
+        world.write(BLOCKS / 2);
+        let _ = world.source.json(&["copy", "add", &url, "--interval", "1s"]);
+        let _ = world.source.json(&["copy", "sync", &url]);
+        world
+    }
+
+    /// Until so many more are answered, or the daemon is gone: then false.
+    fn write(&mut self, count: u64) -> bool {
+        let Ok(mut connection) = connect(&self.source) else { return false };
+        for _ in 0..count {
+            let number = self.written + 1;
+            let offset = number % BLOCKS * BLOCK as u64;
+            match connection.call(CMD_WRITE, 0, offset, BLOCK as u32, &block(number)) {
+                Ok(reply) if reply.error == 0 => self.written = number,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    fn pins(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.source.place().join("copy/copy/pins"));
+        entries.map_or_else(
+            |_| Vec::new(),
+            |all| all.map(|one| one.expect("an entry").path()).collect(),
+        )
+    }
+
+    /// A daemon for a pool of the copy, not restored yet.
+    fn other(&self) -> (Daemon, Vec<String>) {
+        let key = self.source.dir().join("spindle.key").display().to_string();
+        let mut other = Daemon::new(SMALL, &[]);
+        other.use_binary("spindle-faulty");
+        other.argue(&["--key-file", &key]);
+        let words = ["restore", &self.url, "--key-file", &key].map(str::to_owned);
+        (other, words.to_vec())
+    }
+
+    /// A pool of the copy, served.
+    fn restored(&self) -> Daemon {
+        let (mut other, words) = self.other();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let _ = other.json(&words);
+        other.restart();
+        other
+    }
+
+    fn wait_without_pins(&self, other: &Daemon) {
+        wait_for("the restored pool is whole", || {
+            other.json(&["status"])["restored"]["is_whole"] == true
+        });
+        wait_for("the pin is given back", || self.pins().is_empty());
+    }
+
+    /// The end of a restored pool: whole, and without fault.
+    fn check(&self, mut other: Daemon) {
+        self.wait_without_pins(&other);
+        assert!(shown(&other) <= self.written);
+        other.stop();
+        let key = self.source.dir().join("spindle.key").display().to_string();
+        let found = other.json(&["fsck", "--key-file", &key]);
+        assert_eq!(found["problem_count"], 0, "{found}");
+    }
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not in {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn is_faulty_built() -> bool {
+    let is_built = binary("spindle-faulty").exists();
+    if !is_built {
+        skip("the build with fail points is missing (tests/run makes it)");
+    }
+    is_built
+}
+
+#[test]
+fn a_copy_stays_a_state_of_the_pool_at_a_death_between_two_steps() {
+    if !is_faulty_built() {
+        return;
+    }
+    let mut world = World::new();
+    let mut floor = world.written;
+    for (point, nth) in OF_COPIES.iter().flat_map(|point| [(point, 1), (point, 2)]) {
+        println!("{point}, {nth}");
+        world.source.kill();
+        world.source.arm(Some(format!("{point}:{nth}")));
+        let started = world.source.try_start();
+        world.source.arm(None);
+        let deadline = Instant::now() + PATIENCE;
+        while started.is_ok() && world.write(20) {
+            assert!(Instant::now() < deadline, "it does not come to {point}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let died = world.source.reap().unwrap_or_else(|ended| panic!("{started:?}: {ended}"));
+        assert_eq!(died.as_deref(), Some(*point));
+        let other = world.restored();
+        let count = shown(&other);
+        println!("the copy has {count} of {} writes, at least {floor}", world.written);
+        assert!((floor..=world.written + 1).contains(&count), "the copy went back");
+        // The one that was under way at the death may be in it.
+        world.written = world.written.max(count);
+        world.check(other);
+        // It goes on where it was.
+        world.source.restart();
+        world.written = shown(&world.source);
+        let _ = world.source.json(&["copy", "sync", &world.url]);
+        floor = world.written;
+        let found = world.source.json(&["fsck", "--copy", &world.url]);
+        assert_eq!(found["problem_count"], 0, "{found}");
+    }
+    let other = world.restored();
+    assert_eq!(shown(&other), world.written);
+    world.check(other);
+    world.source.stop();
+    world.source.fsck();
+}
+
+#[test]
+fn a_restore_that_dies_between_two_steps_is_done_again_by_the_same_command() {
+    if !is_faulty_built() {
+        return;
+    }
+    let mut world = World::new();
+    for point in OF_RESTORES {
+        println!("{point}");
+        let (mut other, words) = world.other();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut command = other.prepare(&words);
+        let output = command.env("SPINDLE_FAILPOINT", point).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(&format!("fail point {point}")), "{point}: {said}");
+        // The copy goes on meanwhile.
+        assert!(world.write(50));
+        let _ = world.source.json(&["copy", "sync", &world.url]);
+        let _ = other.json(&words);
+        other.restart();
+        let count = shown(&other);
+        println!("it shows {count} of {} writes", world.written);
+        assert!(count > 0);
+        // The one of the first try is not named by anything yet, and ends by itself after a week.
+        if *point == "restore-pinned" {
+            wait_for("the restored pool is whole", || world.pins().len() == 1);
+            std::fs::remove_file(&world.pins()[0]).expect("the pin is a file");
+        }
+        world.check(other);
+    }
+    world.source.stop();
+}
+
+#[test]
+fn a_restored_pool_that_dies_at_the_end_of_fetching_is_whole_and_gives_its_pin_back() {
+    if !is_faulty_built() {
+        return;
+    }
+    let mut world = World::new();
+    for point in OF_RESTORED {
+        println!("{point}");
+        let (mut other, words) = world.other();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let _ = other.json(&words);
+        other.arm(Some((*point).to_owned()));
+        let started = other.try_start();
+        other.arm(None);
+        if started.is_ok() {
+            wait_for("it dies", || connect(&other).is_err());
+        }
+        let died = other.reap().unwrap_or_else(|ended| panic!("{started:?}: {ended}"));
+        assert_eq!(died.as_deref(), Some(*point));
+        other.restart();
+        assert_eq!(shown(&other), world.written);
+        world.check(other);
+        assert!(world.write(50));
+        let _ = world.source.json(&["copy", "sync", &world.url]);
+    }
+    world.source.stop();
+}
