@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tiering::Tier;
 use tiering::{Finding, Scrubbed};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -228,6 +229,37 @@ pub struct Scrub {
     failure: Option<Error>,
 }
 
+async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<ScrubRecord>> {
+    let chain = Chain::new(store, FOLDER);
+    let newest = chain.newest_body::<ScrubRecord>(key).await?;
+    let Some((number, record)) = newest else { return Ok(None) };
+    if record.pool != pool || record.number != number {
+        return Err(corrupt(&chain.name(number), "it belongs elsewhere"));
+    }
+    Ok(Some(record))
+}
+
+/// Before anything is destaged: nothing new is to depend on what the newest scrub has found bad.
+pub(crate) async fn keep_from_bad(tier: &Tier, store: &Store, key: &PoolKey, pool: Uuid) {
+    if !tier.has_dedup() {
+        return;
+    }
+    match read(store, key, pool).await {
+        Ok(record) => {
+            let bad = record.iter().flat_map(|record| &record.bad);
+            tier.note_bad_segments(bad.map(|bad| bad.number));
+        }
+        // Whoever starts the scrub says so.
+        Err(error) => {
+            tracing::info!(
+                error = %error.chain(),
+                "what the scrub has found is not known: nothing from before this start is taken for a duplicate"
+            );
+            tier.set_dedup_floor(tier.next_segment());
+        }
+    }
+}
+
 impl Scrub {
     /// For requests only: a scrub may be asked for, nothing is looked at.
     pub(crate) fn offline(
@@ -248,8 +280,6 @@ impl Scrub {
         self.is_serving = true;
         match self.inner.read().await {
             Ok(record) => {
-                let bad = record.iter().flat_map(|record| &record.bad);
-                self.inner.pool.tier().note_bad_segments(bad.map(|bad| bad.number));
                 self.inner.state.lock().record = record;
             }
             Err(error) => {
@@ -369,13 +399,7 @@ impl Inner {
     }
 
     async fn read(&self) -> Result<Option<ScrubRecord>> {
-        let chain = Chain::new(&self.store, FOLDER);
-        let newest = chain.newest_body::<ScrubRecord>(&self.key).await?;
-        let Some((number, record)) = newest else { return Ok(None) };
-        if record.pool != self.id || record.number != number {
-            return Err(corrupt(&chain.name(number), "it belongs elsewhere"));
-        }
-        Ok(Some(record))
+        read(&self.store, &self.key, self.id).await
     }
 
     /// As the user asks; wakes the job.

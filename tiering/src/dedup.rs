@@ -231,6 +231,12 @@ impl Inner {
 }
 
 impl Tier {
+    /// Blocks of volumes may have been found among what was stored: since the first time, for good.
+    #[must_use]
+    pub fn has_dedup(&self) -> bool {
+        self.inner.map.has_dedup()
+    }
+
     /// These segments are damaged or missing in the store: nothing is taken for a duplicate of what they hold until they are
     /// found to be whole.
     pub fn note_bad_segments(&self, numbers: impl Iterator<Item = u64>) {

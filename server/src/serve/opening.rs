@@ -117,6 +117,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let volume_keys = VolumeKeyRing::open(&own_store, &key, keys.pool(), ownership.epoch()).await?;
     options.volume_keys = volume_keys.table().clone();
     let tier = Tier::open(options).await?;
+    crate::scrub::keep_from_bad(&tier, &own_store, &key, keys.pool()).await;
     if let Some(restored) = &restored {
         restored.keep_apart(&tier);
     }

@@ -95,6 +95,17 @@ impl States {
         settle("snapshot", &mut self.snapshots, &snapshots)?;
         let volumes = listed(&ask, &["volume", "list"])?;
         let is_clone = |one: &&Value| text(&one["name"]).starts_with("clone-");
+        // A death between the two steps of `rm --now` leaves one that could be restored: it is asked for again.
+        let (gone, volumes): (Vec<Value>, Vec<Value>) =
+            volumes.into_iter().partition(|one| !one["removed_at"].is_null());
+        for one in gone.iter().filter(is_clone) {
+            let words = ["volume", "rm", "--now", text(&one["name"])];
+            let output = ask(&words).output().map_err(|error| Unfit::Gone(error.to_string()))?;
+            if !output.status.success() {
+                let said = String::from_utf8_lossy(&output.stderr);
+                return Err(Unfit::Gone(format!("{words:?}: {said}")));
+            }
+        }
         let clones: BTreeMap<&str, &Value> =
             volumes.iter().filter(is_clone).map(|one| (text(&one["name"]), one)).collect();
         let names = clones.keys().map(|name| (*name).to_owned()).collect();
