@@ -14,7 +14,7 @@ pub use info::*;
 
 use crate::attach::{AttachOptions, AttachmentInfo};
 use crate::claims::ClientInfo;
-use crate::copies::CopySpec;
+use crate::copies::NewCopy;
 use crate::keys::{NewKey, Secret, SlotKind};
 use crate::record::Durability;
 use block::{Error, ErrorKind, Result};
@@ -187,7 +187,7 @@ pub enum Request {
         snapshot: String,
     },
     /// Copies the pool to another store from now on. `Busy` where that is not empty, or another pool's.
-    CopyAdd(CopySpec),
+    CopyAdd(NewCopy),
     /// Ends a copy; what is there stays.
     CopyRemove {
         /// Where it is.

@@ -17,7 +17,7 @@ use crate::admin::{self, AdminHandler, DiffInfo, Request, ScheduleSet};
 use crate::attach::remote::RemoteOptions;
 use crate::attach::{AttachOptions, Driver};
 use crate::config::{self, Config};
-use crate::copies::CopySpec;
+use crate::copies::NewCopy;
 use crate::keys::{KeySource, NewKey};
 use crate::schedule::{Keep, Schedule};
 use crate::snapshot::SnapshotName;
@@ -240,8 +240,9 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             let config = load(&args.pool.config, &args.overrides())?;
             let url = place(&args.url)?;
             let announce = |endpoints: &[String]| announce(cli.output, endpoints);
-            crate::reader::serve_copy(&config, (&url, args.env_prefix.as_deref()), announce)
-                .await?;
+            let listen = (&args.nbd[..], args.nbd_unix.as_deref());
+            let from = (&*url, args.env_prefix.as_deref());
+            crate::reader::serve_copy(&config, listen, from, announce).await?;
         }
         Command::Copy(command) => {
             let (args, request) = copy_request(command)?;
@@ -414,20 +415,21 @@ fn copy_request(command: &CopyCommand) -> Result<(&args::PoolArgs, Request), Fai
             rate,
             env_prefix,
             copy_key_file,
+            replace_copy_key,
         } => {
             check_env_prefix(env_prefix.as_deref())?;
             check_rate(*rate)?;
-            let spec = CopySpec {
+            let new = NewCopy {
                 url: place(url)?,
                 env_prefix: env_prefix.clone(),
                 interval_seconds: interval.duration().as_secs(),
                 is_snapshots_only: *snapshots_only,
                 bytes_per_second: rate.map(|rate| rate.0),
                 key_file: copy_key_file.as_deref().map(absolute).transpose()?,
+                is_key_replaced: *replace_copy_key,
                 created_at: crate::units::unix_seconds_now(),
-                published: None,
             };
-            Ok((pool, Request::CopyAdd(spec)))
+            Ok((pool, Request::CopyAdd(new)))
         }
         CopyCommand::Open(_) => unreachable!("it is no request of the daemon"),
         CopyCommand::List { pool } => Ok((pool, Request::CopyList)),

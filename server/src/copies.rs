@@ -22,7 +22,9 @@ use block::seal::PoolKey;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use list::Published;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use target::Target;
@@ -39,6 +41,8 @@ const LOOK: Duration = Duration::from_secs(5);
 /// How often a copy is looked at between states: what may be deleted there, and whether the key ring is still the pool's, so
 /// that what was revoked opens it no more. Chosen by hand: some requests.
 const TARGET_LOOK: Duration = Duration::from_secs(60);
+/// Shortest time from one list of what is read most to the next. Chosen by hand: each is a version where the bucket keeps those.
+const HEAT_PAUSE: Duration = Duration::from_secs(600);
 /// Pause after a failure; it doubles up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -69,6 +73,48 @@ pub struct CopyState {
 impl CopyState {
     fn has_destroyed_keys(&self, pool: &Pool) -> bool {
         self.volume_keys.unwrap_or(0) < pool.keys_destroyed_in()
+    }
+}
+
+/// A copy that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewCopy {
+    /// Where it is to be; holds no credentials.
+    pub url: String,
+    /// Settings and credentials are in variables that begin so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env_prefix: Option<String>,
+    /// Seconds from the beginning of one state to that of the next.
+    pub interval_seconds: u64,
+    /// Only when snapshots have come or gone.
+    #[serde(default)]
+    pub is_snapshots_only: bool,
+    /// Bytes a second, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+    /// Key file on the machine of the daemon that alone is to open it, made where it is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
+    /// Also where the copy has another key of its own.
+    #[serde(default, skip_serializing_if = "crate::record::is_false")]
+    pub is_key_replaced: bool,
+    /// Seconds since 1970.
+    pub created_at: u64,
+}
+
+impl NewCopy {
+    fn spec(&self) -> CopySpec {
+        CopySpec {
+            url: self.url.clone(),
+            env_prefix: self.env_prefix.clone(),
+            interval_seconds: self.interval_seconds,
+            is_snapshots_only: self.is_snapshots_only,
+            bytes_per_second: self.bytes_per_second,
+            has_own_key: false,
+            created_at: self.created_at,
+            published: None,
+        }
     }
 }
 
@@ -183,7 +229,8 @@ impl Copies {
     /// # Errors
     /// `Busy` where it is there already, or the destination is not empty or another pool's; `Invalid` for the pool's
     /// own prefix; `Unsupported` for a store without conditional creates; `Denied`, `NotFound`, `Unavailable` of its store.
-    pub async fn add(&self, spec: CopySpec) -> Result<()> {
+    pub async fn add(&self, new: NewCopy) -> Result<()> {
+        let spec = new.spec();
         check_url(&spec.url)?;
         let Source { store, key, id, lineage, name, .. } = &self.source;
         let own = store.url().trim_end_matches('/');
@@ -201,13 +248,14 @@ impl Copies {
             let what = format!("copy to {url}: it is there; `spindle copy rm` ends it");
             Error::new(ErrorKind::Busy, what)
         };
-        if self.specs().await?.iter().any(|copy| same_place(&copy.url, &spec.url)) {
+        let copies = self.specs().await?;
+        if copies.iter().any(|copy| same_place(&copy.url, &spec.url)) {
             return Err(there(&spec.url));
         }
+        list::check_count(copies.len() + 1)?;
         let target = Target::open(&spec.url, spec.env_prefix.as_deref())?;
         target.claim(key, (*id, *lineage), name).await?;
-        self.source.give_keys(&target, &spec).await?;
-        let mut spec = CopySpec { published: None, ..spec };
+        let mut spec = spec;
         if let Some(newest) = target.newest(key, *id).await? {
             if newest.commit_number > self.source.pool.tier_status().map.commit_number {
                 return Err(put_back(&spec.url, &newest));
@@ -216,6 +264,8 @@ impl Copies {
             let term = self.source.term.clone();
             spec.published = Some(Published { term, ..Published::found(&newest) });
         }
+        // Last of all that may be refused: what opens the copy may change here.
+        spec.has_own_key = self.source.give_keys(&target, &new).await?;
         // Nobody who asks how the copies stand waits for that store.
         let mut jobs = self.jobs.lock().await;
         let added = spec.clone();
@@ -375,11 +425,24 @@ impl Job {
 }
 
 impl Source {
-    /// What opens the pool opens the copy, or the copy's own key file alone does.
-    async fn give_keys(&self, target: &Target, spec: &CopySpec) -> Result<()> {
-        match &spec.key_file {
-            Some(path) => target.give_key((self.id, &self.data_keys), path).await,
-            None => target.copy_keys(&self.store).await,
+    /// What opens the pool opens a new copy, or a key of its own alone does. Returns whether it has one.
+    async fn give_keys(&self, target: &Target, new: &NewCopy) -> Result<bool> {
+        match &new.key_file {
+            Some(path) => {
+                let keys = (self.id, &self.data_keys[..]);
+                target.give_key(keys, path, new.is_key_replaced).await?;
+                Ok(true)
+            }
+            None if target.is_apart(&self.key).await? == Some(true) => Ok(true),
+            None => target.copy_keys(&self.store).await.map(|()| false),
+        }
+    }
+
+    /// The copy's key ring follows the pool's, or is the copy's own, which nobody touches.
+    async fn follow_keys(&self, target: &Target, spec: &CopySpec) -> Result<()> {
+        match spec.has_own_key {
+            true => target.check_apart(&self.key).await,
+            false => target.copy_keys(&self.store).await,
         }
     }
 
@@ -506,6 +569,14 @@ impl Source {
     }
 }
 
+/// What a copy was told of what is read most, and when.
+#[derive(Default)]
+struct ToldHeat {
+    looked_at: Option<Instant>,
+    written_at: Option<Instant>,
+    segments: Vec<(u64, u32)>,
+}
+
 struct Running {
     source: Source,
     spec: CopySpec,
@@ -561,7 +632,7 @@ impl Running {
         let interval = Duration::from_secs(self.spec.interval_seconds);
         let mut snapshots_there: Option<Snapshots> = None;
         let (mut begun_at, mut looked_at) = (Instant::now(), Instant::now());
-        let mut told_heat: Option<Instant> = None;
+        let mut heat = ToldHeat::default();
         loop {
             let snapshots = self.snapshots();
             let is_due = *is_due_now
@@ -593,13 +664,12 @@ impl Running {
                 let Source { key, id, lineage, .. } = &self.source;
                 if !is_due {
                     target.check_there(key, (*id, *lineage)).await?;
-                    self.source.give_keys(target, &self.spec).await?;
+                    self.source.follow_keys(target, &self.spec).await?;
                     self.copy_volume_keys(target, state).await?;
                 }
                 while copier.collect(target.oldest_pin(key).await?).await? > 0 {}
-                if told_heat.is_none_or(|told| told.elapsed() >= TARGET_LOOK) {
-                    told_heat = Some(Instant::now());
-                    self.tell_heat(target, copier).await;
+                if heat.looked_at.is_none_or(|at| at.elapsed() >= TARGET_LOOK) {
+                    self.tell_heat(target, copier, &mut heat).await;
                 }
             }
             let left = match self.spec.is_snapshots_only {
@@ -635,15 +705,20 @@ impl Running {
     }
 
     /// Whoever restores the copy gets first what is read most. Nothing else depends on it.
-    async fn tell_heat(&self, target: &Target, copier: &Copier) {
+    async fn tell_heat(&self, target: &Target, copier: &Copier, told: &mut ToldHeat) {
         let Source { pool, key, id, .. } = &self.source;
+        told.looked_at = Some(Instant::now());
         pool.tier().fade();
         let hottest = copier.hottest();
-        if hottest.is_empty() {
+        let is_due = told.written_at.is_none_or(|at| at.elapsed() >= HEAT_PAUSE);
+        if hottest.is_empty() || hottest == told.segments || !is_due {
             return;
         }
-        if let Err(error) = target.put_heat(key, *id, hottest).await {
-            tracing::debug!(error = %error.chain(), "a copy does not learn what is read most");
+        match target.put_heat(key, *id, hottest.clone()).await {
+            Ok(()) => (told.written_at, told.segments) = (Some(Instant::now()), hottest),
+            Err(error) => {
+                tracing::debug!(error = %error.chain(), "a copy does not learn what is read most");
+            }
         }
     }
 
@@ -668,7 +743,7 @@ impl Running {
         let stored_before = pool.destage_progress().stored_bytes;
         target.check_there(key, (*id, *lineage)).await?;
         // In this order: what opens the pool from now on opens every later state.
-        self.source.give_keys(target, &self.spec).await?;
+        self.source.follow_keys(target, &self.spec).await?;
         let made = copier.pass().await?;
         // Those of all volumes that the state has; one that was made meanwhile does no harm.
         self.copy_volume_keys(target, state).await?;

@@ -249,34 +249,58 @@ impl KeyRing {
         }
     }
 
-    /// Gives a copy of a pool a ring that `path` alone opens, with the same data keys: a change of the pool's own ring
-    /// changes nothing there. A key file that is missing is made, where the copy has no ring yet; later the copy's ring
-    /// stays as it is without it, so that the file may live elsewhere.
+    /// Whether the ring of a copy is one of its own rather than the pool's; `None` where there is none. It is authentic.
     ///
     /// # Errors
-    /// Those of reading the key file; `Busy` when another process changed the ring.
+    /// `Corrupt` for a ring that is damaged, or of other data keys; those of reading the store.
+    pub(crate) async fn is_apart(store: &Store, key: &PoolKey) -> Result<Option<bool>> {
+        let found = Self::find_apart(&Chain::new(store, "keyring"), key).await?;
+        Ok(found.map(|(body, _)| body.is_apart))
+    }
+
+    async fn find_apart(chain: &Chain, key: &PoolKey) -> Result<Option<(RingBody, bytes::Bytes)>> {
+        let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
+        let name = chain.name(number);
+        let document = Document::parse(&name, &bytes)?;
+        document.verify(key, PURPOSE)?;
+        let body: RingBody = document.body()?;
+        match body.number == number {
+            true => Ok(Some((body, bytes))),
+            false => Err(corrupt(&name, "it was written under another number")),
+        }
+    }
+
+    /// Gives a copy of a pool a ring that the key file `path` alone opens, with the same data keys: a change of the pool's
+    /// own ring changes nothing there. A key file that is missing is made. One that the copy has stays, unless it is to be
+    /// replaced. For the person who asks only: nothing does this by itself.
+    ///
+    /// # Errors
+    /// `Busy` where the copy has a key of its own that `path` is not, or when another process changed the ring; those of
+    /// reading the key file.
     pub(crate) async fn give_apart(
         store: &Store,
         (pool, data_keys): (Uuid, &[DataKey]),
         path: &Path,
+        is_to_replace: bool,
     ) -> Result<()> {
         let chain = Chain::new(store, "keyring");
         let newest = data_keys.last().expect("a ring holds at least one data key");
-        let there = chain.newest().await?;
-        let is_ours = |name: &str, bytes: &[u8]| -> Result<RingBody> {
-            let document = Document::parse(name, bytes)?;
-            document.verify(&newest.key, PURPOSE)?;
-            document.body()
+        let there = Self::find_apart(&chain, &newest.key).await?;
+        let number = there.as_ref().map_or(0, |(body, _)| body.number);
+        let apart = there.filter(|(body, _)| body.is_apart);
+        let must_stay = apart.is_some() && !is_to_replace;
+        let refused = |why: &str| {
+            let what = format!(
+                "copy to {}: it has a key of its own already, and {why}; leave --copy-key-file out to keep that key, or \
+                 add --replace-copy-key, after which the old one opens it no more",
+                store.url()
+            );
+            Error::new(ErrorKind::Busy, what)
         };
-        let (mut number, mut is_apart) = (0, false);
-        if let Some((found, bytes)) = &there {
-            let body = is_ours(&chain.name(*found), bytes)?;
-            (number, is_apart) = (*found, body.is_apart);
-        }
         let material = match (KeySource::File(path.to_owned())).load().await {
             Ok(material) => material,
-            Err(error) if error.kind() == ErrorKind::NotFound && is_apart => {
-                return chain.prune(1).await;
+            Err(error) if error.kind() == ErrorKind::NotFound && must_stay => {
+                return Err(refused(&format!("{} is not there", path.display())));
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let key = source::make_key_file(path)?;
@@ -288,12 +312,14 @@ impl KeyRing {
             }
             Err(error) => return Err(error),
         };
-        if let Some((found, bytes)) = &there
-            && is_apart
-            && open_bytes(chain.clone(), *found, bytes, &material).await.is_ok()
-        {
-            // Also where this was cut short before.
-            return chain.prune(1).await;
+        if let Some((body, bytes)) = &apart {
+            if open_bytes(chain.clone(), body.number, bytes, &material).await.is_ok() {
+                // Also where this was cut short before.
+                return chain.prune(1).await;
+            }
+            if must_stay {
+                return Err(refused(&format!("{} is another", path.display())));
+            }
         }
         let mut body = RingBody {
             format: Format::CURRENT,
@@ -309,15 +335,8 @@ impl KeyRing {
             let what = "give the copy a key of its own: another process changed its key ring at the same moment";
             return Err(Error::new(ErrorKind::Busy, what));
         }
+        tracing::info!(copy = store.url(), "only its own key opens the copy from here on");
         chain.prune(1).await
-    }
-
-    /// Whether the ring of a copy is one of its own, and not the pool's.
-    ///
-    /// # Errors
-    /// `Corrupt` for a ring that is damaged.
-    pub(crate) fn is_apart(name: &str, bytes: &[u8]) -> Result<bool> {
-        Ok(Document::parse(name, bytes)?.body::<RingBody>()?.is_apart)
     }
 
     /// The pool's identity.

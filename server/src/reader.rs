@@ -2,72 +2,100 @@
 //! goes on.
 //!
 //! Invariants:
-//! - It shows one state, the newest when it began, and a pin at the copy keeps that for as long as it is served.
+//! - It shows one state, the newest when it began, and a pin at the copy keeps that for as long as it is served. Where the
+//!   pin is gone nothing is served any more.
 //! - Nothing is written to the copy but that pin, and nothing anywhere else.
+//! - It listens where it is told to, never where the pool does: a client of the pool is not to read old bytes.
 
 use crate::config::Config;
 use crate::copies::StateRecord;
 use crate::copies::target::{Pin, Target};
 use crate::glue::copy_exports::CopyExports;
-use crate::serve::{Signals, listen, reading_options, server_options};
+use crate::serve::{
+    EXIT_AT_ONCE, Signals, listen, prepare_process, reading_options, server_options, watch_signal,
+};
+use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
-use nbd::Server;
+use nbd::{Listener, Server};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::Tier;
+use tokio::signal::unix::SignalKind;
 use uuid::Uuid;
 
 /// A pin that nobody renews ends after a week; it is renewed this often. Chosen by hand: many failures fit in between.
-const RENEW: Duration = Duration::from_secs(6 * 3600);
-/// After one that failed.
-const RENEW_AGAIN: Duration = Duration::from_secs(60);
+const RENEW_SECONDS: u64 = 6 * 3600;
+/// How often that is looked at: the clock of timers stands still while a machine sleeps.
+const LOOK: Duration = Duration::from_secs(60);
 /// How long connections have to end.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// Serves the newest state of a copy until SIGTERM or SIGINT. Calls `announce` with the endpoints when everything answers.
+/// A state that is kept at the copy.
+struct Pinned {
+    target: Target,
+    pool: Uuid,
+    key: PoolKey,
+    pin: Pin,
+    state: StateRecord,
+}
+
+/// What is served, and where.
+struct Reading {
+    tier: Tier,
+    server: Server<CopyExports>,
+    listeners: Vec<Listener>,
+    endpoints: Vec<String>,
+}
+
+/// Serves the newest state of a copy at these addresses, or this unix socket, until SIGTERM or SIGINT. Calls `announce` with
+/// the endpoints when everything answers.
 ///
 /// # Errors
 /// `NotFound` where there is no copy, or no whole state yet; `Denied` for a wrong key, or credentials that may not pin the
 /// state; whatever keeps the sockets from listening.
 pub async fn serve_copy(
     config: &Config,
+    sockets: (&[String], Option<&Path>),
     (url, env_prefix): (&str, Option<&str>),
     announce: impl FnOnce(&[String]),
 ) -> Result<()> {
+    prepare_process();
     let mut signals = Signals::new()?;
+    let pinned = tokio::select! {
+        pinned = pin(config, url, env_prefix) => pinned?,
+        () = signals.stop() => return Ok(()),
+    };
+    let begun = tokio::select! {
+        begun = begin(config, sockets, &pinned) => begun.map(Some),
+        () = signals.stop() => Ok(None),
+    };
+    let served = match begun {
+        Ok(Some(reading)) => serve(reading, &pinned, signals, announce).await,
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    pinned.target.unpin(pinned.pin).await;
+    served
+}
+
+async fn pin(config: &Config, url: &str, env_prefix: Option<&str>) -> Result<Pinned> {
     let target = Target::existing(url, env_prefix)?;
     let keys = target.open_keys(&config.key_source()).await?;
     let (pool, key) = (keys.pool(), keys.newest().key.clone());
     let (pin, state) = target.pin_newest(&key, pool, true).await?;
-    let opened = tokio::select! {
-        opened = open_state(config, &target, &state, (pool, &key)) => Some(opened),
-        () = signals.stop() => None,
-    };
-    let served = match opened {
-        Some(Ok((tier, exports))) => {
-            let renew = renew(&target, &key, &pin, &state);
-            let served = tokio::select! {
-                served = serve(config, exports, &mut signals, announce) => served,
-                never = renew => match never {},
-            };
-            served.and(tier.close().await)
-        }
-        Some(Err(error)) => Err(error),
-        None => Ok(()),
-    };
-    target.unpin(pin).await;
-    served
+    Ok(Pinned { target, pool, key, pin, state })
 }
 
-async fn open_state(
+async fn begin(
     config: &Config,
-    target: &Target,
-    state: &StateRecord,
-    (pool, key): (Uuid, &PoolKey),
-) -> Result<(Tier, CopyExports)> {
-    let mut options = reading_options(config, &target.view(state), pool, key, state.epoch);
-    options.volume_keys = target.volume_keys(key, pool).await?;
+    sockets: (&[String], Option<&Path>),
+    pinned: &Pinned,
+) -> Result<Reading> {
+    let Pinned { target, pool, key, state, .. } = pinned;
+    let mut options = reading_options(config, &target.view(state), *pool, key, state.epoch);
+    options.volume_keys = target.volume_keys(key, *pool).await?;
     let tier = Tier::open_read_only(options).await?;
     tracing::info!(
         state = state.number,
@@ -75,50 +103,97 @@ async fn open_state(
         "a state of the copy is open"
     );
     let exports = CopyExports::new(tier.clone())?;
-    Ok((tier, exports))
+    let names = exports.volume_names();
+    let server = Server::new(Arc::new(exports), server_options(config))?;
+    let (listeners, endpoints) = listen(config, sockets, &names).await?;
+    Ok(Reading { tier, server, listeners, endpoints })
 }
 
 async fn serve(
-    config: &Config,
-    exports: CopyExports,
-    signals: &mut Signals,
+    reading: Reading,
+    pinned: &Pinned,
+    mut signals: Signals,
     announce: impl FnOnce(&[String]),
 ) -> Result<()> {
-    let names = exports.volume_names();
-    let server = Server::new(Arc::new(exports), server_options(config))?;
-    let (listeners, endpoints) = listen(config, &names).await?;
+    let Reading { tier, server, listeners, endpoints } = reading;
+    let mut hangups = watch_signal(SignalKind::hangup())?;
     let mut serving = tokio::task::JoinSet::new();
     for listener in listeners {
         let server = server.clone();
         serving.spawn(async move { server.serve(listener).await });
     }
     announce(&endpoints);
-    signals.stop().await;
+    let reload = async {
+        while hangups.recv().await.is_some() {
+            if let Err(error) = server.reload_tls() {
+                tracing::error!(
+                    error = %error.chain(),
+                    "TLS certificates were not read anew; those from before stay in use: correct the file and send SIGHUP \
+                     again"
+                );
+            }
+        }
+        std::future::pending::<std::convert::Infallible>().await
+    };
+    let ended = tokio::select! {
+        () = signals.stop() => Ok(()),
+        error = pinned.keep() => Err(error),
+        never = reload => match never {},
+    };
+    // Whoever asks twice does not want to wait; the pin ends by itself.
+    tokio::spawn(async move {
+        signals.stop().await;
+        std::process::exit(EXIT_AT_ONCE);
+    });
     tracing::info!("stopping");
     server.stop(STOP_GRACE);
-    while let Some(ended) = serving.join_next().await {
-        ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
+    while let Some(task) = serving.join_next().await {
+        task.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
     }
-    Ok(())
+    ended.and(tier.close().await)
 }
 
-/// Keeps the pin from ending.
-async fn renew(
-    target: &Target,
-    key: &PoolKey,
-    pin: &Pin,
-    state: &StateRecord,
-) -> std::convert::Infallible {
-    let mut pause = RENEW;
-    loop {
-        tokio::time::sleep(pause).await;
-        pause = RENEW;
-        if let Err(error) = target.put_pin(key, pin, state.number, true).await {
-            tracing::warn!(
-                error = %error.chain(),
-                "the pin at the copy is not renewed for now; after a week without that the state is not kept there"
-            );
-            pause = RENEW_AGAIN;
+impl Pinned {
+    /// Keeps the pin from ending. Returns why what is shown is not kept at the copy any more.
+    async fn keep(&self) -> Error {
+        let (mut renewed_at, mut is_failing) = (unix_seconds_now(), false);
+        loop {
+            tokio::time::sleep(LOOK).await;
+            if !is_failing && unix_seconds_now().saturating_sub(renewed_at) < RENEW_SECONDS {
+                continue;
+            }
+            match self.renew().await {
+                Ok(true) => (renewed_at, is_failing) = (unix_seconds_now(), false),
+                Ok(false) => {
+                    let what = format!(
+                        "state {} of the copy is not kept there any more: its pin has ended, or was deleted; begin anew",
+                        self.state.number
+                    );
+                    return Error::new(ErrorKind::NotFound, what);
+                }
+                Err(error) => {
+                    if !is_failing {
+                        tracing::warn!(
+                            error = %error.chain(),
+                            "the pin at the copy is not renewed for now; after a week without that nothing is served any more"
+                        );
+                    }
+                    is_failing = true;
+                }
+            }
         }
+    }
+
+    /// False: somebody may have deleted what the state needs.
+    async fn renew(&self) -> Result<bool> {
+        let Pinned { target, pool, key, pin, state } = self;
+        if !target.has_pin(key, pin).await? {
+            let newest = target.newest(key, *pool).await?;
+            if newest.map(|newest| newest.number) != Some(state.number) {
+                return Ok(false);
+            }
+        }
+        target.put_pin(key, pin, state.number, true).await?;
+        Ok(true)
     }
 }

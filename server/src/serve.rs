@@ -32,6 +32,7 @@ use nbd::{Access, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use opening::tier_options;
 use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tiering::{FsckOptions, FsckReport, Tier, TierOptions, VolumeKeys};
@@ -43,7 +44,7 @@ use uuid::Uuid;
 /// stays in the log, and the pool stays ours.
 const CLOSE_DESTAGE_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
 /// Exit code of a daemon that a second signal ended before its stop was done.
-const EXIT_AT_ONCE: i32 = 3;
+pub(crate) const EXIT_AT_ONCE: i32 = 3;
 /// Time that requests in flight have to finish at an orderly stop.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 /// How often the owner looks whether it still is. Chosen by hand: one listing.
@@ -278,7 +279,9 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     attachments.recover(|epoch| open.ownership.may_replay(epoch)).await?;
     let names: Vec<String> =
         open.pool.volumes().iter().map(|volume| volume.record().name).collect();
-    let (listeners, endpoints) = listen(config, &names).await?;
+    let nbd = &config.settings().nbd;
+    let sockets = (nbd.listen.as_deref().unwrap_or_default(), nbd.unix.as_deref());
+    let (listeners, endpoints) = listen(config, sockets, &names).await?;
     let mut serving = tokio::task::JoinSet::new();
     for listener in listeners {
         let server = server.clone();
@@ -387,6 +390,12 @@ pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
     }
     let jobs = (open.copies().await, open.scrub().await);
     Ok(AdminPool::offline(open, jobs))
+}
+
+/// What a process that serves wants of the system.
+pub(crate) fn prepare_process() {
+    opening::raise_open_files();
+    opening::keep_pages_small();
 }
 
 /// Walks what the store holds without opening the pool: whoever owns it is not disturbed, and
@@ -598,6 +607,7 @@ pub(crate) fn server_options(config: &Config) -> ServerOptions {
 /// Binds every configured socket. Returns them with the URIs of these exports.
 pub(crate) async fn listen(
     config: &Config,
+    (addresses, unix): (&[String], Option<&Path>),
     names: &[String],
 ) -> Result<(Vec<Listener>, Vec<String>)> {
     let settings = &config.settings().nbd;
@@ -606,7 +616,7 @@ pub(crate) async fn listen(
         None => (TlsMode::Off, TlsMode::Off),
     };
     let (mut listeners, mut endpoints) = (Vec::new(), Vec::new());
-    for text in settings.listen.as_deref().unwrap_or_default() {
+    for text in addresses {
         let resolved: Vec<SocketAddr> = text
             .to_socket_addrs()
             .map_err(|error| {
@@ -622,7 +632,7 @@ pub(crate) async fn listen(
             listeners.push(listener);
         }
     }
-    if let Some(path) = &settings.unix {
+    if let Some(path) = unix {
         listeners.push(Listener::unix(path, 0o600, unix_tls).await?);
         let socket = path.display();
         endpoints.extend(names.iter().map(|name| format!("nbd+unix:///{name}?socket={socket}")));
@@ -652,7 +662,7 @@ impl Signals {
     }
 }
 
-fn watch_signal(kind: SignalKind) -> Result<Signal> {
+pub(crate) fn watch_signal(kind: SignalKind) -> Result<Signal> {
     tokio::signal::unix::signal(kind)
         .map_err(|error| Error::with_source(ErrorKind::Io, "watch for signals", error))
 }

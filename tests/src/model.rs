@@ -9,7 +9,7 @@
 //! - A request that covers part of a sector is let in only while the sector has one possible
 //!   content and nothing else touches it, so its effect is known to the byte.
 //! - A snapshot may hold, sector by sector, what the volume may have held at any moment between the
-//!   command and its answer.
+//!   command and its answer; and all of it at the same moment.
 
 use crate::stamp::{SECTOR_BYTES, Stamp, describe};
 use std::fmt::Write as _;
@@ -87,6 +87,8 @@ pub struct VolumeModel {
     told: std::collections::HashMap<u64, Told>,
     /// The snapshot that is being made.
     snapshot: Option<Box<VolumeModel>>,
+    /// Of a snapshot: between these times of its volume it was made, as far as what was seen of it tells.
+    instant: Option<(u64, u64)>,
 }
 
 impl VolumeModel {
@@ -95,7 +97,16 @@ impl VolumeModel {
     pub fn new(run: u64, volume: u8, start_sector: u64, sector_count: usize) -> VolumeModel {
         let sectors = vec![Sector::default(); sector_count];
         let told = std::collections::HashMap::new();
-        VolumeModel { volume, run, start_sector, sectors, clock: 0, told, snapshot: None }
+        VolumeModel {
+            volume,
+            run,
+            start_sector,
+            sectors,
+            clock: 0,
+            told,
+            snapshot: None,
+            instant: None,
+        }
     }
 
     /// A snapshot is about to be asked for.
@@ -114,14 +125,16 @@ impl VolumeModel {
     /// # Panics
     /// Where none was begun.
     pub fn snapshot_ends(&mut self) -> VolumeModel {
-        *self.snapshot.take().expect("it was begun")
+        let mut snapshot = *self.snapshot.take().expect("it was begun");
+        snapshot.instant = Some((snapshot.clock, self.clock));
+        snapshot
     }
 
     /// Another volume, or a snapshot, with these contents; of its requests it knows nothing.
     #[must_use]
     pub fn copy(&self) -> VolumeModel {
         let (sectors, told) = (self.sectors.clone(), std::collections::HashMap::new());
-        VolumeModel { sectors, told, snapshot: None, ..*self }
+        VolumeModel { sectors, told, snapshot: None, instant: None, ..*self }
     }
 
     /// The window in bytes of the volume.
@@ -201,6 +214,12 @@ impl VolumeModel {
             told.acked = Some(now);
         }
         for sector in request.sectors.clone() {
+            if let Some(snapshot) = &mut self.snapshot {
+                // It may have been made before: nothing is excluded there.
+                let possible = snapshot.sector_mut(sector).possible.iter_mut();
+                let ours = possible.filter(|one| one.sequence == request.sequence);
+                ours.for_each(|one| one.acked = Some(now));
+            }
             let state = self.sector_mut(sector);
             state.is_exclusive = false;
             let mut sent = 0;
@@ -268,7 +287,10 @@ impl VolumeModel {
         let mut findings = Vec::new();
         for (bytes, sector) in bytes.chunks_exact(SECTOR_BYTES).zip(offset / SECTOR..) {
             match self.matching(sector, bytes) {
-                Some(seen) => self.sector_mut(sector).possible = seen.into_iter().collect(),
+                Some(seen) => {
+                    self.narrow(sector, bytes)?;
+                    self.sector_mut(sector).possible = seen.into_iter().collect();
+                }
                 None => findings.push(sector),
             }
         }
@@ -282,6 +304,32 @@ impl VolumeModel {
             self.explain(&mut text, *sector, &bytes[start..start + SECTOR_BYTES]);
         }
         Err(text)
+    }
+
+    /// What one sector of a snapshot holds says when it was made.
+    fn narrow(&mut self, sector: u64, bytes: &[u8]) -> Result<(), String> {
+        let Some((first, last)) = self.instant else { return Ok(()) };
+        let all = &self.sector(sector).possible;
+        let matching = all.iter().filter(|one| self.bytes_of(sector, &one.content) == bytes);
+        // From when it was sent until what was sent after its answer was answered.
+        let overwritten = |one: &Possible| {
+            let later =
+                all.iter().filter(|other| one.acked.is_some_and(|acked| other.sent > acked));
+            later.filter_map(|other| other.acked).min().unwrap_or(u64::MAX)
+        };
+        let spans = matching.map(|one| (one.sent, overwritten(one)));
+        let hull = spans.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
+        let Some((from, until)) = hull else { return Ok(()) };
+        let narrowed = (first.max(from), last.min(until));
+        if narrowed.0 > narrowed.1 {
+            return Err(format!(
+                "volume {}: the snapshot is of no moment: sector {sector} is as from {from} to {until}, the sectors before as \
+                 from {first} to {last}\n",
+                self.volume
+            ));
+        }
+        self.instant = Some(narrowed);
+        Ok(())
     }
 
     /// The possibility that `bytes` are, settled; the inner `None` is a sector never written.
@@ -504,6 +552,30 @@ mod tests {
         snapshot.copy().recovered(0, &[0; 512]).unwrap_err();
         model.recovered(0, &stamped(3, 0..1)).unwrap_err();
         model.recovered(0, &stamped(4, 0..1)).unwrap();
+    }
+
+    #[test]
+    fn a_snapshot_is_of_one_moment() {
+        let shown = |first: u64, second: u64| {
+            let mut model = model();
+            model.snapshot_begins();
+            for (sequence, sector) in [(1, 0), (2, 1)] {
+                let sent = write(&mut model, sequence, sector * 512..(sector + 1) * 512);
+                model.acked(&sent);
+            }
+            let mut snapshot = model.snapshot_ends();
+            let bytes = |sequence: u64, sector: u64| match sequence {
+                0 => vec![0; 512],
+                _ => stamped(sequence, sector..sector + 1),
+            };
+            snapshot.recovered(0, &bytes(first, 0)).unwrap();
+            snapshot.recovered(512, &bytes(second, 1))
+        };
+        shown(0, 0).unwrap();
+        shown(1, 0).unwrap();
+        shown(1, 2).unwrap();
+        // The second write came after the answer to the first.
+        assert!(shown(0, 2).unwrap_err().contains("of no moment"));
     }
 
     #[test]

@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Counters; segments whose numbers differ by a multiple of it share one. Chosen by hand: 256 KiB for 512 GiB of segments.
+/// Counters; segments whose numbers differ by a multiple of it share one. Chosen by hand: 256 KiB for 2 TiB of segments of
+/// the default size.
 const COUNTERS: usize = 1 << 16;
-/// Segments that are told of. Chosen by hand: 32 GiB in segments of the default size.
+/// Segments that are told of. Chosen by hand: 128 GiB in segments of the default size.
 pub(crate) const HOTTEST_MAX: usize = 4096;
 /// After so long each read counts half. Chosen by hand: what a night's backup has read is cold by noon.
 const HALF_LIFE: Duration = Duration::from_secs(3600);
@@ -47,8 +48,9 @@ impl Heat {
 
     fn fade(&self, now: Instant) {
         let mut faded = self.faded.lock();
-        while now.saturating_duration_since(*faded) >= HALF_LIFE {
-            *faded += HALF_LIFE;
+        // Once, also after a long time: what came lately would be forgotten with the rest.
+        if now.saturating_duration_since(*faded) >= HALF_LIFE {
+            *faded = now;
             for count in &self.counts {
                 // A read meanwhile may count for nothing.
                 count.store(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
@@ -124,6 +126,8 @@ mod tests {
         heat.fade(begun + HALF_LIFE - Duration::from_secs(1));
         assert_eq!(heat.of(5), 8);
         heat.fade(begun + 2 * HALF_LIFE);
+        assert_eq!((heat.of(5), heat.of(6)), (4, 0));
+        heat.fade(begun + 3 * HALF_LIFE);
         assert_eq!((heat.of(5), heat.of(6)), (2, 0));
     }
 }

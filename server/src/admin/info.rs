@@ -4,7 +4,6 @@ use crate::keys::SlotKind;
 use crate::record::Durability;
 use crate::schedule::Keep;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 
 /// A volume, as the admin sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -101,9 +100,9 @@ pub struct CopyInfo {
     /// Bytes a second, at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
-    /// Key file on the machine of the daemon that alone opens it; absent where what opens the pool does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key_file: Option<PathBuf>,
+    /// It has a key of its own: what opens the pool does not open it.
+    #[serde(default)]
+    pub has_own_key: bool,
     /// Seconds since 1970.
     pub created_at: u64,
     /// A daemon brings it up to date; otherwise nothing more than this is known.

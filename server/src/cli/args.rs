@@ -140,6 +140,9 @@ pub enum CopyCommand {
         /// Only this key file opens the copy, and not what opens the pool; made where it is missing
         #[arg(long, value_name = "PATH")]
         copy_key_file: Option<PathBuf>,
+        /// Also where the copy has another key of its own, which opens it no more then
+        #[arg(long, requires = "copy_key_file")]
+        replace_copy_key: bool,
     },
     /// Show how far each copy is
     List {
@@ -178,8 +181,8 @@ pub struct CopyOpenArgs {
     /// Take settings and credentials of its store from variables that begin so
     #[arg(long, value_name = "PREFIX")]
     pub env_prefix: Option<String>,
-    /// Address of the NBD server, HOST:PORT; port 0 picks a free one. May be repeated
-    #[arg(long, value_name = "ADDR")]
+    /// Address of the NBD server, HOST:PORT; port 0 picks a free one. May be repeated. That of the configuration is the pool's
+    #[arg(long, value_name = "ADDR", required_unless_present = "nbd_unix")]
     pub nbd: Vec<String>,
     /// Unix socket of the NBD server
     #[arg(long, value_name = "PATH")]
@@ -196,10 +199,13 @@ impl CopyOpenArgs {
     /// What these flags set.
     #[must_use]
     pub fn overrides(&self) -> Vec<Override> {
+        let mut pool = self.pool.clone();
+        if pool.config.is_none() {
+            // Nothing is made there; it is where a key file that is not named is looked for.
+            pool.dir.get_or_insert_with(|| PathBuf::from("."));
+        }
         let serve = ServeArgs {
-            pool: self.pool.clone(),
-            nbd: self.nbd.clone(),
-            nbd_unix: self.nbd_unix.clone(),
+            pool,
             allow_plain_remote: self.allow_plain_remote,
             memory: self.memory,
             ..ServeArgs::default()

@@ -69,7 +69,7 @@ fn golden_documents_of_version_1() {
         interval_seconds: 60,
         is_snapshots_only: true,
         bytes_per_second: None,
-        key_file: None,
+        has_own_key: false,
         created_at: 1_600_000_000,
         published: None,
     };
@@ -98,7 +98,7 @@ fn golden_documents_of_version_1() {
         copies: vec![made, refused],
         nonce: nonce.clone(),
     };
-    let keyed = CopySpec { key_file: Some("/etc/spindle/dr.key".into()), ..plain.clone() };
+    let keyed = CopySpec { has_own_key: true, ..plain.clone() };
     let keyed =
         ListBody { format, pool: POOL, number: 5, copies: vec![keyed], nonce: nonce.clone() };
     let heat = HeatBody { format, pool: POOL, segments: vec![(76, 1000), (3, 2)] };

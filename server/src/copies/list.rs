@@ -10,7 +10,6 @@ use crate::store::Store;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use uuid::Uuid;
 
 /// Folder of the chain in the pool's prefix, and the purpose of its seal.
@@ -37,9 +36,9 @@ pub struct CopySpec {
     /// Bytes a second, at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
-    /// Key file on the machine of the daemon that alone opens the copy; absent where what opens the pool does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key_file: Option<PathBuf>,
+    /// The copy has a key ring of its own: what opens the pool does not open it.
+    #[serde(default, skip_serializing_if = "crate::record::is_false")]
+    pub has_own_key: bool,
     /// Seconds since 1970.
     pub created_at: u64,
     /// The newest state that the pool has made there, or was about to; absent before the first.
@@ -139,6 +138,20 @@ pub async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Vec<CopySp
     Ok(read_numbered(store, key, pool).await?.1)
 }
 
+/// So many copies are allowed.
+///
+/// # Errors
+/// `Full` where they are not.
+pub(super) fn check_count(count: usize) -> Result<()> {
+    match count <= COUNT_MAX {
+        true => Ok(()),
+        false => {
+            let what = format!("add a copy: a pool has {COUNT_MAX} at most");
+            Err(Error::new(ErrorKind::Full, what))
+        }
+    }
+}
+
 /// Changes the list, durably. Returns the new one.
 ///
 /// # Errors
@@ -151,10 +164,7 @@ pub async fn change(
 ) -> Result<Vec<CopySpec>> {
     let (number, mut copies) = read_numbered(store, key, pool).await?;
     change(&mut copies)?;
-    if copies.len() > COUNT_MAX {
-        let what = format!("add a copy: a pool has {COUNT_MAX} at most");
-        return Err(Error::new(ErrorKind::Full, what));
-    }
+    check_count(copies.len())?;
     let body = ListBody {
         format: Format::CURRENT,
         pool,

@@ -138,6 +138,9 @@ pub(super) struct PinBody {
     pub(super) created_at: u64,
 }
 
+/// Bytes of the longest list of what is read most: far above what is written.
+const HEAT_BYTES_MAX: u64 = 256 << 10;
+
 /// What the pool's users read most.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -358,15 +361,6 @@ impl Target {
             // Also where this was cut short before.
             return to.prune(1).await;
         }
-        if let Some((there, bytes)) = to.newest().await?
-            && KeyRing::is_apart(&to.name(there), &bytes)?
-        {
-            let what = format!(
-                "copy to {}: it has a key of its own; add it with --copy-key-file, or choose an empty prefix",
-                self.url
-            );
-            return Err(Error::new(ErrorKind::Invalid, what));
-        }
         if to.create(number, &bytes).await? == Created::Lost {
             let what = format!("copy to {}: it has a later key ring than the pool", self.url);
             return Err(Error::new(ErrorKind::Busy, what));
@@ -379,8 +373,27 @@ impl Target {
         &self,
         keys: (Uuid, &[DataKey]),
         path: &std::path::Path,
+        is_to_replace: bool,
     ) -> Result<()> {
-        KeyRing::give_apart(&self.store, keys, path).await
+        KeyRing::give_apart(&self.store, keys, path, is_to_replace).await
+    }
+
+    /// Whether the copy has a key ring of its own; `None`: it has none at all.
+    pub(crate) async fn is_apart(&self, key: &PoolKey) -> Result<Option<bool>> {
+        KeyRing::is_apart(&self.store, key).await
+    }
+
+    /// The copy has the key ring of its own that it was given.
+    pub(crate) async fn check_apart(&self, key: &PoolKey) -> Result<()> {
+        if self.is_apart(key).await? == Some(true) {
+            return Ok(());
+        }
+        let what = format!(
+            "copy to {}: its own key ring is gone; put the objects below copy/keyring/ back, or end it with `spindle copy \
+             rm` and add it again",
+            self.url
+        );
+        Err(Error::new(ErrorKind::Corrupt, what))
     }
 
     /// What the pool's users read most: a hint, in place of the one before.
@@ -401,6 +414,9 @@ impl Target {
         let read = async || -> Result<HeatBody> {
             let failed = |error| self.store.explain("read what is read most", error);
             let got = self.store.control().get(&ObjectPath::from(HEAT)).await.map_err(failed)?;
+            if got.meta.size > HEAT_BYTES_MAX {
+                return Err(corrupt(HEAT, "it is too long"));
+            }
             let bytes = got.bytes().await.map_err(failed)?;
             let document = Document::parse(HEAT, &bytes)?;
             document.verify(key, HEAT)?;
@@ -461,10 +477,16 @@ impl Target {
             let pin = Pin(ObjectPath::from(format!("{PINS}/{}", Uuid::new_v4().simple())));
             self.put_pin(key, &pin, state.number, is_short).await?;
             // Whoever has published another one since looks for pins before it deletes anything.
-            if self.newest(key, pool).await?.map(|now| now.number) == Some(state.number) {
-                return Ok((pin, state));
+            match self.newest(key, pool).await {
+                Ok(now) if now.as_ref().map(|now| now.number) == Some(state.number) => {
+                    return Ok((pin, state));
+                }
+                Ok(_) => self.unpin(pin).await,
+                Err(error) => {
+                    self.unpin(pin).await;
+                    return Err(error);
+                }
             }
-            self.unpin(pin).await;
         }
         let what = format!("read the copy {}: its states change too fast to pin one", self.url);
         Err(Error::new(ErrorKind::Unavailable, what))

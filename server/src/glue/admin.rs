@@ -253,8 +253,8 @@ impl AdminHandler for AdminPool {
                 );
                 Ok(Reply::Done { message })
             }
-            Request::CopyAdd(spec) => {
-                self.copies.add(spec).await?;
+            Request::CopyAdd(new) => {
+                self.copies.add(new).await?;
                 Ok(Reply::Copies { copies: copy_infos(&self.copies).await? })
             }
             Request::CopyRemove { url } => {

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - They have the names under which the pool exports them; nobody can write any of them.
-//! - A volume whose own key the copy lacks is refused by name; the others are served.
+//! - A volume whose own key the copy lacks is refused by name, and so is one of which the copy has less than of the others,
+//!   with its snapshots from then on: what they show is not what they were. The others are served.
 
 use crate::record::{VolumeRecord, VolumeState};
 use crate::snapshot::SnapshotRecord;
@@ -25,8 +26,16 @@ struct Shown {
     at: Option<Lsn>,
     size_bytes: u64,
     description: &'static str,
-    has_key: bool,
+    /// Why nobody gets it.
+    refusal: Option<&'static str>,
 }
+
+const KEYLESS: &str = "the copy lacks the volume's own key";
+const BEHIND: &str = "the copy does not have all that the volume was written up to then, but an earlier state of it than of the \
+                      other volumes; restore the copy, and take it as it is there with `spindle volume accept`";
+/// Snapshots that a client is told of when it asks for all exports. Chosen by hand: one is found by its name
+/// whether it is in the list or not.
+const LISTED_SNAPSHOTS_MAX: usize = 1000;
 
 /// What the NBD server serves of a copy.
 pub(crate) struct CopyExports {
@@ -47,26 +56,26 @@ impl CopyExports {
             if record.state != VolumeState::Present {
                 continue;
             }
-            let has_key = keys.has(record.key());
-            let one = Shown {
-                volume,
-                at: None,
-                size_bytes: record.size_bytes,
-                description: match asides.contains_key(&volume) {
-                    true => "of a copy, earlier than the other volumes",
-                    false => "of a copy",
-                },
-                has_key,
-            };
-            names.insert(volume, (record.name.clone(), has_key));
+            let keyless = (!keys.has(record.key())).then_some(KEYLESS);
+            let behind_from =
+                asides.get(&volume).and_then(|files| files.first()).map(|file| file.first_lsn);
+            let refusal = keyless.or(behind_from.map(|_| BEHIND));
+            if let Some(why) = refusal {
+                tracing::warn!(volume = %record.name, why, "a volume of the copy is not served");
+            }
+            let size_bytes = record.size_bytes;
+            names.insert(volume, (record.name.clone(), keyless, behind_from));
+            let one = Shown { volume, at: None, size_bytes, description: "of a copy", refusal };
             shown.insert(record.name, one);
         }
         for (volume, lsn, record) in tier.snapshots() {
             let record = SnapshotRecord::decode(&record)?;
-            let Some((name, has_key)) = names.get(&volume) else { continue };
-            let (at, size_bytes, has_key) = (Some(lsn), record.size_bytes, *has_key);
+            let Some((name, keyless, behind_from)) = names.get(&volume) else { continue };
+            // What comes late comes before the snapshots that lie behind it.
+            let behind = behind_from.filter(|from| *from <= lsn).map(|_| BEHIND);
+            let (at, size_bytes, refusal) = (Some(lsn), record.size_bytes, keyless.or(behind));
             let description = "a snapshot of a copy";
-            let one = Shown { volume, at, size_bytes, description, has_key };
+            let one = Shown { volume, at, size_bytes, description, refusal };
             shown.insert(format!("{name}@{}", record.name), one);
         }
         Ok(CopyExports { tier, shown })
@@ -88,11 +97,10 @@ impl CopyExports {
             let what = format!("open export {name:?}: the copy has no such volume or snapshot");
             Error::new(ErrorKind::NotFound, what)
         })?;
-        if !found.has_key {
-            let what = format!("open export {name:?}: the copy lacks the volume's own key");
-            return Err(Error::new(ErrorKind::Denied, what));
+        match found.refusal {
+            None => Ok(found),
+            Some(why) => Err(Error::new(ErrorKind::Denied, format!("open export {name:?}: {why}"))),
         }
-        Ok(found)
     }
 }
 
@@ -104,7 +112,13 @@ impl Exports for CopyExports {
             name: name.clone(),
             description: shown.description.to_owned(),
         };
-        self.shown.iter().map(export).collect()
+        let (volumes, snapshots): (Vec<_>, Vec<_>) =
+            self.shown.iter().partition(|(_, shown)| shown.at.is_none());
+        volumes
+            .into_iter()
+            .chain(snapshots.into_iter().take(LISTED_SNAPSHOTS_MAX))
+            .map(export)
+            .collect()
     }
 
     async fn open(&self, name: &str, client: &Client) -> Result<Arc<CopyView>> {

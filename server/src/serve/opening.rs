@@ -61,8 +61,7 @@ impl Opening {
 /// # Errors
 /// Those of each step, saying what to do.
 pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
-    raise_open_files();
-    keep_pages_small();
+    super::prepare_process();
     let dir = config.dir();
     if opening.makes_none() {
         check_dir_exists(config)?;
@@ -202,7 +201,7 @@ fn warn_of_small_index(config: &Config) {
 /// Memory in use is to be memory that is needed: buffers come and go, and with huge pages each that is
 /// still touched a little counts as 2 MiB. Measured with 75 s of random writes and a budget of
 /// 448 MiB: 305 MiB at most instead of 478, 196 MiB at rest instead of 440, no slower.
-fn keep_pages_small() {
+pub(super) fn keep_pages_small() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
         tracing::debug!(%error, "huge pages stay as the system has them");
     }
@@ -210,7 +209,7 @@ fn keep_pages_small() {
 
 /// Asks for as many open files as the system allows: connections, files of the log, and side files
 /// must not run out of them at the same time.
-fn raise_open_files() {
+pub(super) fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

@@ -51,6 +51,29 @@ impl State {
     fn new(model: VolumeModel) -> State {
         State { model, fate: Fate::Making, is_settled: false, origin: None, or_else: None }
     }
+
+    /// Reads all of it. Where the server dies meanwhile, what was possible still is.
+    fn check(&mut self, endpoint: &Endpoint) -> Result<(), Unfit> {
+        match &self.or_else {
+            None => check(endpoint, &mut self.model)?,
+            Some(other) => {
+                let (mut one, mut other) = (self.model.copy(), other.copy());
+                self.model = match check(endpoint, &mut one) {
+                    Ok(()) => one,
+                    Err(Unfit::Gone(words)) => return Err(Unfit::Gone(words)),
+                    Err(wrong) => match check(endpoint, &mut other) {
+                        Ok(()) => other,
+                        Err(Unfit::Gone(words)) => return Err(Unfit::Gone(words)),
+                        // Neither: what it was before is what is told of.
+                        Err(_) => return Err(wrong),
+                    },
+                };
+                self.or_else = None;
+            }
+        }
+        self.is_settled = true;
+        Ok(())
+    }
 }
 
 /// All that were made and not removed.
@@ -92,6 +115,7 @@ impl States {
         let snapshots = listed(&ask, &["snapshot", "list"])?;
         let name_of = |one: &Value| format!("{}@{}", text(&one["volume"]), text(&one["name"]));
         let snapshots: BTreeSet<String> = snapshots.iter().map(name_of).collect();
+        self.check_together(&snapshots)?;
         settle("snapshot", &mut self.snapshots, &snapshots)?;
         let volumes = listed(&ask, &["volume", "list"])?;
         let is_clone = |one: &&Value| text(&one["name"]).starts_with("clone-");
@@ -116,25 +140,25 @@ impl States {
             }
         }
         for (name, state) in self.clones.iter_mut().chain(&mut self.snapshots) {
-            let endpoint = target.endpoint(name);
-            if let Some(other) = state.or_else.take() {
-                let before = state.model.copy();
-                match check(&endpoint, &mut state.model) {
-                    Err(Unfit::Wrong(_)) => {
-                        state.model = other;
-                        // Neither: what it was is what is told of.
-                        if check(&endpoint, &mut state.model).is_err() {
-                            state.model = before;
-                        }
-                    }
-                    Err(gone) => return Err(gone),
-                    Ok(()) => {}
-                }
-            }
-            check(&endpoint, &mut state.model).map_err(|unfit| unfit.of(name))?;
-            state.is_settled = true;
+            state.check(&target.endpoint(name)).map_err(|unfit| unfit.of(name))?;
         }
         Ok(())
+    }
+
+    /// Those of one command are all there or none of them.
+    fn check_together(&self, listed: &BTreeSet<String>) -> Result<(), Unfit> {
+        let making = self.snapshots.iter().filter(|(_, state)| state.fate == Fate::Making);
+        let mut by_name: BTreeMap<&str, BTreeSet<bool>> = BTreeMap::new();
+        for (full, _) in making {
+            let (_, name) = full.split_once('@').expect("it has a name");
+            by_name.entry(name).or_default().insert(listed.contains(full));
+        }
+        match by_name.iter().find(|(_, there)| there.len() > 1) {
+            None => Ok(()),
+            Some((name, _)) => {
+                Err(Unfit::Wrong(format!("only a part of the snapshots {name} is there")))
+            }
+        }
     }
 
     fn next(&mut self) -> u64 {

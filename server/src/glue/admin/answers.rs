@@ -144,7 +144,7 @@ pub(super) async fn copy_infos(copies: &Copies) -> Result<Vec<CopyInfo>> {
             interval_seconds: spec.interval_seconds,
             is_snapshots_only: spec.is_snapshots_only,
             bytes_per_second: spec.bytes_per_second,
-            key_file: spec.key_file,
+            has_own_key: spec.has_own_key,
             created_at: spec.created_at,
             is_running: status.state.is_some(),
             state: newest.map(|newest| CopyStateInfo {
