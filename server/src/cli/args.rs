@@ -98,7 +98,7 @@ pub enum Command {
         /// Which pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Walk this copy of a pool instead; what opens the pool opens it
+        /// Walk this copy of a pool instead, with what opens that
         #[arg(long, value_name = "URL")]
         copy: Option<String>,
         /// The copy's store takes its settings from variables that begin so

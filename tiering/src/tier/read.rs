@@ -70,8 +70,12 @@ impl Inner {
         };
         let read = match read {
             Err(error) if is_lost(&error) => {
+                // One of them is bad; nothing new is to depend on any.
+                let wanted = self.resolve(volume, at, offset, buf.len() as u64).await;
+                for part in wanted.iter().flatten() {
+                    self.dedup.note_bad(part.frame.info.number.0);
+                }
                 let lacking = Box::pin(self.lacking(volume, at, offset, buf.len() as u64)).await;
-                self.note_lost(volume, at, offset, buf.len() as u64, &lacking).await;
                 match Box::pin(self.mend_for_reader(&lacking)).await {
                     true => self.read_inner(volume, at, offset, buf, access).await,
                     false => Err(error),
@@ -88,27 +92,6 @@ impl Inner {
                 _ => error.context(place),
             }
         })
-    }
-
-    /// Nothing new is to depend on what a read has found lost. Where it is not known which of its segments that is, on none
-    /// of them.
-    async fn note_lost(
-        &self,
-        volume: VolumeId,
-        at: Option<Lsn>,
-        offset: u64,
-        length: u64,
-        lacking: &[SegmentInfo],
-    ) {
-        for info in lacking {
-            self.dedup.note_bad(info.number.0);
-        }
-        if lacking.is_empty() {
-            let wanted = self.resolve(volume, at, offset, length).await;
-            for part in wanted.iter().flatten() {
-                self.dedup.note_bad(part.frame.info.number.0);
-            }
-        }
     }
 
     /// The segments that a read cannot have, of those that are worth asking copies for.

@@ -388,27 +388,6 @@ fn writing_again_heals_what_is_known_to_be_damaged() {
     }
 }
 
-/// A read over two segments fails because of one of them: what the other one holds is still found.
-#[test]
-fn what_is_whole_is_found_although_a_read_beside_it_has_failed() {
-    runtime().block_on(async {
-        let store = Arc::new(FaultStore::default());
-        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
-        tier.set_dedup(VolumeId(1), true);
-        let (rotten, whole) = (template(0, 8), template(100, 8));
-        tier.destage(window_of(1, vec![(1, 0, rotten.clone())]), &Payloads).await.unwrap();
-        tier.destage(window_of(2, vec![(1, 8, whole.clone())]), &Payloads).await.unwrap();
-        let (record, _) = tier.inner.map.segments_after(0, 1).await.unwrap()[0];
-        store.damage(&record.info.object_path(), |bytes| bytes[200] ^= 1).await;
-        let mut buf = vec![0; 16 * BLOCK];
-        assert!(tier.read(VolumeId(1), 0, &mut buf).await.is_err());
-        let again = vec![(1, 100, whole), (1, 200, rotten)];
-        let report = tier.destage(window_of(3, again), &Payloads).await.unwrap();
-        assert_eq!((report.duplicate_count, report.stored_block_count), (8, 8));
-        tier.close().await.unwrap();
-    });
-}
-
 /// What only the copy has, of a pool that is restored, is nobody's duplicate until it is here.
 #[test]
 fn nothing_new_depends_on_what_is_not_here_yet() {
