@@ -265,7 +265,8 @@ impl Copies {
             spec.published = Some(Published { term, ..Published::found(&newest) });
         }
         // Last of all that may be refused: what opens the copy may change here.
-        spec.has_own_key = self.source.give_keys(&target, &new).await?;
+        let has_states = spec.published.is_some();
+        spec.has_own_key = self.source.give_keys(&target, &new, has_states).await?;
         // Nobody who asks how the copies stand waits for that store.
         let mut jobs = self.jobs.lock().await;
         let added = spec.clone();
@@ -426,15 +427,19 @@ impl Job {
 
 impl Source {
     /// What opens the pool opens a new copy, or a key of its own alone does. Returns whether it has one.
-    async fn give_keys(&self, target: &Target, new: &NewCopy) -> Result<bool> {
+    async fn give_keys(&self, target: &Target, new: &NewCopy, has_states: bool) -> Result<bool> {
         match &new.key_file {
             Some(path) => {
                 let keys = (self.id, &self.data_keys[..]);
-                target.give_key(keys, path, new.is_key_replaced).await?;
+                // The ring that states are under may be gone, and its key elsewhere.
+                let may_make = !has_states || target.is_apart(&self.key).await?.is_some();
+                target.give_key(keys, path, may_make, new.is_key_replaced).await?;
                 Ok(true)
             }
-            None if target.is_apart(&self.key).await? == Some(true) => Ok(true),
-            None => target.copy_keys(&self.store).await.map(|()| false),
+            None if target.is_apart(&self.key).await? == Some(true) => {
+                target.check_apart(&self.key).await.map(|()| true)
+            }
+            None => target.copy_keys(&self.store, &self.key).await.map(|()| false),
         }
     }
 
@@ -442,7 +447,7 @@ impl Source {
     async fn follow_keys(&self, target: &Target, spec: &CopySpec) -> Result<()> {
         match spec.has_own_key {
             true => target.check_apart(&self.key).await,
-            false => target.copy_keys(&self.store).await,
+            false => target.copy_keys(&self.store, &self.key).await,
         }
     }
 
@@ -700,7 +705,7 @@ impl Running {
         let copier = pool.tier().copier(target.objects(), options, self.progress.clone()).await?;
         self.source.offer(&self.spec.url, &target);
         // What was read before this start.
-        pool.tier().warm(&target.heat(key, *id).await);
+        pool.tier().warm(&target.heat(key, *id).await?);
         Ok((target, copier))
     }
 

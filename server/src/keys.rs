@@ -271,8 +271,8 @@ impl KeyRing {
     }
 
     /// Gives a copy of a pool a ring that the key file `path` alone opens, with the same data keys: a change of the pool's
-    /// own ring changes nothing there. A key file that is missing is made. One that the copy has stays, unless it is to be
-    /// replaced. For the person who asks only: nothing does this by itself.
+    /// own ring changes nothing there. A key file that is missing is made, where it may. A key that the copy has stays,
+    /// unless it is to be replaced. For the person who asks only: nothing does this by itself.
     ///
     /// # Errors
     /// `Busy` where the copy has a key of its own that `path` is not, or when another process changed the ring; those of
@@ -281,7 +281,7 @@ impl KeyRing {
         store: &Store,
         (pool, data_keys): (Uuid, &[DataKey]),
         path: &Path,
-        is_to_replace: bool,
+        (may_make, is_to_replace): (bool, bool),
     ) -> Result<()> {
         let chain = Chain::new(store, "keyring");
         let newest = data_keys.last().expect("a ring holds at least one data key");
@@ -301,6 +301,12 @@ impl KeyRing {
             Ok(material) => material,
             Err(error) if error.kind() == ErrorKind::NotFound && must_stay => {
                 return Err(refused(&format!("{} is not there", path.display())));
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound && !may_make && !is_to_replace => {
+                return Err(error.context(
+                    "the copy has states already, under which key is not known: put its key file in place, or add \
+                     --replace-copy-key to make another one",
+                ));
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let key = source::make_key_file(path)?;

@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::Tier;
-use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::{Signal, SignalKind};
 use uuid::Uuid;
 
 /// A pin that nobody renews ends after a week; it is renewed this often. Chosen by hand: many failures fit in between.
@@ -63,6 +63,7 @@ pub async fn serve_copy(
 ) -> Result<()> {
     prepare_process();
     let mut signals = Signals::new()?;
+    let hangups = watch_signal(SignalKind::hangup())?;
     let pinned = tokio::select! {
         pinned = pin(config, url, env_prefix) => pinned?,
         () = signals.stop() => return Ok(()),
@@ -72,7 +73,7 @@ pub async fn serve_copy(
         () = signals.stop() => Ok(None),
     };
     let served = match begun {
-        Ok(Some(reading)) => serve(reading, &pinned, signals, announce).await,
+        Ok(Some(reading)) => serve(reading, &pinned, (signals, hangups), announce).await,
         Ok(None) => Ok(()),
         Err(error) => Err(error),
     };
@@ -112,11 +113,10 @@ async fn begin(
 async fn serve(
     reading: Reading,
     pinned: &Pinned,
-    mut signals: Signals,
+    (mut signals, mut hangups): (Signals, Signal),
     announce: impl FnOnce(&[String]),
 ) -> Result<()> {
     let Reading { tier, server, listeners, endpoints } = reading;
-    let mut hangups = watch_signal(SignalKind::hangup())?;
     let mut serving = tokio::task::JoinSet::new();
     for listener in listeners {
         let server = server.clone();
@@ -187,13 +187,10 @@ impl Pinned {
     /// False: somebody may have deleted what the state needs.
     async fn renew(&self) -> Result<bool> {
         let Pinned { target, pool, key, pin, state } = self;
-        if !target.has_pin(key, pin).await? {
-            let newest = target.newest(key, *pool).await?;
-            if newest.map(|newest| newest.number) != Some(state.number) {
-                return Ok(false);
-            }
-        }
+        let was_there = target.has_pin(key, pin).await?;
         target.put_pin(key, pin, state.number, true).await?;
-        Ok(true)
+        // In this order: whoever has published another one since looks for pins before it deletes anything.
+        let newest = target.newest(key, *pool).await?.map(|newest| newest.number);
+        Ok(was_there || newest == Some(state.number))
     }
 }

@@ -152,7 +152,7 @@ impl Restored {
         if self.objects.is_some()
             && let Ok(target) = Target::existing(&origin.url, origin.env_prefix.as_deref())
         {
-            tier.warm(&target.heat(key, origin.pool).await);
+            tier.warm(&target.heat(key, origin.pool).await.unwrap_or_default());
         }
         loop {
             let done = match &self.objects {

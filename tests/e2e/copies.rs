@@ -327,7 +327,6 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
     drop(other);
 }
 
-/// The bucket is put back to an earlier state, and the pool goes on from there: the copy keeps the later one.
 /// `copy open`, until it is ready, and where it serves a name.
 fn opened(source: &Daemon, url: &str, log: &str) -> (Process, Endpoint) {
     // As on a machine that has nothing else of the pool.
@@ -478,6 +477,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     assert!(names(&copy, "keyring").len() == 1, "an earlier key ring is left");
 }
 
+/// The bucket is put back to an earlier state, and the pool goes on from there: the copy keeps the later one.
 #[test]
 fn a_pool_that_was_put_back_never_replaces_its_copy() {
     let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);

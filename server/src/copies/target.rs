@@ -351,7 +351,7 @@ impl Target {
     }
 
     /// Gives the copy the pool's key ring: what opens the pool opens the copy, and what was revoked does not.
-    pub(crate) async fn copy_keys(&self, pool: &Store) -> Result<()> {
+    pub(crate) async fn copy_keys(&self, pool: &Store, key: &PoolKey) -> Result<()> {
         let (from, to) = (Chain::new(pool, KEYRING), Chain::new(&self.store, KEYRING));
         let Some((number, bytes)) = from.newest().await? else {
             let what = "copy the key ring: the pool's is gone";
@@ -360,6 +360,15 @@ impl Target {
         if to.newest().await? == Some((number, bytes.clone())) {
             // Also where this was cut short before.
             return to.prune(1).await;
+        }
+        // The pool's list may not know: it was put back, or the copy was added twice at the same time.
+        if self.is_apart(key).await? == Some(true) {
+            let what = format!(
+                "copy to {}: it has a key of its own, which the pool's list of copies does not say; end it with `spindle copy \
+                 rm` and add it again",
+                self.url
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
         }
         if to.create(number, &bytes).await? == Created::Lost {
             let what = format!("copy to {}: it has a later key ring than the pool", self.url);
@@ -373,9 +382,10 @@ impl Target {
         &self,
         keys: (Uuid, &[DataKey]),
         path: &std::path::Path,
+        may_make: bool,
         is_to_replace: bool,
     ) -> Result<()> {
-        KeyRing::give_apart(&self.store, keys, path, is_to_replace).await
+        KeyRing::give_apart(&self.store, keys, path, (may_make, is_to_replace)).await
     }
 
     /// Whether the copy has a key ring of its own; `None`: it has none at all.
@@ -386,11 +396,12 @@ impl Target {
     /// The copy has the key ring of its own that it was given.
     pub(crate) async fn check_apart(&self, key: &PoolKey) -> Result<()> {
         if self.is_apart(key).await? == Some(true) {
-            return Ok(());
+            // Of a change that was cut short: what was revoked opens it no more.
+            return Chain::new(&self.store, KEYRING).prune(1).await;
         }
         let what = format!(
-            "copy to {}: its own key ring is gone; put the objects below copy/keyring/ back, or end it with `spindle copy \
-             rm` and add it again",
+            "copy to {}: its own key ring is gone; put the objects below copy/keyring/ back, or put its key file in place, \
+             end it with `spindle copy rm`, and add it again with --copy-key-file",
             self.url
         );
         Err(Error::new(ErrorKind::Corrupt, what))
@@ -409,8 +420,11 @@ impl Target {
         put.map(drop).map_err(|error| self.store.explain("write what is read most", error))
     }
 
-    /// What the pool's users read most, as far as the copy says so. What cannot be read is a hint less.
-    pub(crate) async fn heat(&self, key: &PoolKey, pool: Uuid) -> Vec<(u64, u32)> {
+    /// What the pool's users read most, as far as the copy says so. What is damaged is a hint less.
+    ///
+    /// # Errors
+    /// Those of reading the store.
+    pub(crate) async fn heat(&self, key: &PoolKey, pool: Uuid) -> Result<Vec<(u64, u32)>> {
         let read = async || -> Result<HeatBody> {
             let failed = |error| self.store.explain("read what is read most", error);
             let got = self.store.control().get(&ObjectPath::from(HEAT)).await.map_err(failed)?;
@@ -422,13 +436,16 @@ impl Target {
             document.verify(key, HEAT)?;
             document.body()
         };
+        use ErrorKind::{Corrupt, Denied, NotFound, Unsupported};
+        let is_none = |kind| matches!(kind, Corrupt | Denied | NotFound | Unsupported);
         match read().await {
-            Ok(heat) if heat.pool == pool => heat.segments,
-            Ok(_) => Vec::new(),
-            Err(error) => {
+            Ok(heat) if heat.pool == pool => Ok(heat.segments),
+            Ok(_) => Ok(Vec::new()),
+            Err(error) if is_none(error.kind()) => {
                 tracing::debug!(error = %error.chain(), "a copy says nothing of what is read most");
-                Vec::new()
+                Ok(Vec::new())
             }
+            Err(error) => Err(error),
         }
     }
 

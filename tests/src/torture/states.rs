@@ -319,6 +319,9 @@ impl Operator<'_> {
         }
         done?;
         self.did("snapshot");
+        for full in &made {
+            self.states.snapshots.get_mut(full).expect("inserted above").fate = Fate::There;
+        }
         made.iter().try_for_each(|full| self.look(full))
     }
 
