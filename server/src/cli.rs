@@ -242,7 +242,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             let announce = |endpoints: &[String]| announce(cli.output, endpoints);
             let listen = (&args.nbd[..], args.nbd_unix.as_deref());
             let from = (&*url, args.env_prefix.as_deref());
-            crate::reader::serve_copy(&config, listen, from, announce).await?;
+            backend::open_copy(config, listen, from, announce).await?;
         }
         Command::Copy(command) => {
             let (args, request) = copy_request(command)?;

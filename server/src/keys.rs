@@ -10,6 +10,7 @@
 //! - A wrong secret is told apart from a damaged ring, and changes nothing.
 //! - A pool that has anything in its store never gets a new key ring.
 
+mod apart;
 mod printed;
 mod source;
 
@@ -249,102 +250,6 @@ impl KeyRing {
         }
     }
 
-    /// Whether the ring of a copy is one of its own rather than the pool's; `None` where there is none. It is authentic.
-    ///
-    /// # Errors
-    /// `Corrupt` for a ring that is damaged, or of other data keys; those of reading the store.
-    pub(crate) async fn is_apart(store: &Store, key: &PoolKey) -> Result<Option<bool>> {
-        let found = Self::find_apart(&Chain::new(store, "keyring"), key).await?;
-        Ok(found.map(|(body, _)| body.is_apart))
-    }
-
-    async fn find_apart(chain: &Chain, key: &PoolKey) -> Result<Option<(RingBody, bytes::Bytes)>> {
-        let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
-        let name = chain.name(number);
-        let document = Document::parse(&name, &bytes)?;
-        document.verify(key, PURPOSE)?;
-        let body: RingBody = document.body()?;
-        match body.number == number {
-            true => Ok(Some((body, bytes))),
-            false => Err(corrupt(&name, "it was written under another number")),
-        }
-    }
-
-    /// Gives a copy of a pool a ring that the key file `path` alone opens, with the same data keys: a change of the pool's
-    /// own ring changes nothing there. A key file that is missing is made, where it may. A key that the copy has stays,
-    /// unless it is to be replaced. For the person who asks only: nothing does this by itself.
-    ///
-    /// # Errors
-    /// `Busy` where the copy has a key of its own that `path` is not, or when another process changed the ring; those of
-    /// reading the key file.
-    pub(crate) async fn give_apart(
-        store: &Store,
-        (pool, data_keys): (Uuid, &[DataKey]),
-        path: &Path,
-        (may_make, is_to_replace): (bool, bool),
-    ) -> Result<()> {
-        let chain = Chain::new(store, "keyring");
-        let newest = data_keys.last().expect("a ring holds at least one data key");
-        let there = Self::find_apart(&chain, &newest.key).await?;
-        let number = there.as_ref().map_or(0, |(body, _)| body.number);
-        let apart = there.filter(|(body, _)| body.is_apart);
-        let must_stay = apart.is_some() && !is_to_replace;
-        let refused = |why: &str| {
-            let what = format!(
-                "copy to {}: it has a key of its own already, and {why}; leave --copy-key-file out to keep that key, or \
-                 add --replace-copy-key, after which the old one opens it no more",
-                store.url()
-            );
-            Error::new(ErrorKind::Busy, what)
-        };
-        let material = match (KeySource::File(path.to_owned())).load().await {
-            Ok(material) => material,
-            Err(error) if error.kind() == ErrorKind::NotFound && must_stay => {
-                return Err(refused(&format!("{} is not there", path.display())));
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound && !may_make && !is_to_replace => {
-                return Err(error.context(
-                    "the copy has states already, under which key is not known: put its key file in place, or add \
-                     --replace-copy-key to make another one",
-                ));
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let key = source::make_key_file(path)?;
-                tracing::warn!(
-                    path = %path.display(),
-                    "made a new key file for a copy; keep it where the copy is to be read: nothing else opens it"
-                );
-                Material::Key(SlotKind::KeyFile, key)
-            }
-            Err(error) => return Err(error),
-        };
-        if let Some((body, bytes)) = &apart {
-            if open_bytes(chain.clone(), body.number, bytes, &material).await.is_ok() {
-                // Also where this was cut short before.
-                return chain.prune(1).await;
-            }
-            if must_stay {
-                return Err(refused(&format!("{} is another", path.display())));
-            }
-        }
-        let mut body = RingBody {
-            format: Format::CURRENT,
-            pool,
-            number: number + 1,
-            is_apart: true,
-            nonce: fresh_nonce(),
-            slots: Vec::new(),
-        };
-        body.slots.push(make_slot(&body, &material, data_keys).await?);
-        let bytes = seal_document(&newest.key, PURPOSE, &body)?;
-        if chain.create(body.number, &bytes).await? == Created::Lost {
-            let what = "give the copy a key of its own: another process changed its key ring at the same moment";
-            return Err(Error::new(ErrorKind::Busy, what));
-        }
-        tracing::info!(copy = store.url(), "only its own key opens the copy from here on");
-        chain.prune(1).await
-    }
-
     /// The pool's identity.
     #[must_use]
     pub fn pool(&self) -> Uuid {
@@ -566,12 +471,6 @@ impl KeyRing {
         }
         self.body = next.body;
         Ok(())
-    }
-
-    /// The ring of a copy, as a pool that is restored from it has it.
-    pub(crate) fn for_pool(&self) -> Result<(u64, bytes::Bytes)> {
-        let body = RingBody { is_apart: false, ..self.body.clone() };
-        Ok((body.number, seal_document(&self.newest().key, PURPOSE, &body)?))
     }
 
     fn sealed(&self) -> Result<bytes::Bytes> {

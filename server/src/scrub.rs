@@ -239,16 +239,18 @@ async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<ScrubRe
     Ok(Some(record))
 }
 
+fn note_bad(tier: &Tier, record: Option<&ScrubRecord>) {
+    let bad = record.into_iter().flat_map(|record| &record.bad);
+    tier.note_bad_segments(bad.map(|bad| bad.number));
+}
+
 /// Before anything is destaged: nothing new is to depend on what the newest scrub has found bad.
 pub(crate) async fn keep_from_bad(tier: &Tier, store: &Store, key: &PoolKey, pool: Uuid) {
     if !tier.has_dedup() {
         return;
     }
     match read(store, key, pool).await {
-        Ok(record) => {
-            let bad = record.iter().flat_map(|record| &record.bad);
-            tier.note_bad_segments(bad.map(|bad| bad.number));
-        }
+        Ok(record) => note_bad(tier, record.as_ref()),
         // Whoever starts the scrub says so.
         Err(error) => {
             tracing::info!(
@@ -280,6 +282,8 @@ impl Scrub {
         self.is_serving = true;
         match self.inner.read().await {
             Ok(record) => {
+                // It may not have been readable when the pool was opened.
+                note_bad(self.inner.pool.tier(), record.as_ref());
                 self.inner.state.lock().record = record;
             }
             Err(error) => {

@@ -433,10 +433,8 @@ pub(crate) fn look_options(
     key: &PoolKey,
     epoch: u64,
 ) -> TierOptions {
-    let mut options = tier_options(config, store, pool, key, Epoch(epoch));
-    // A walk reads everything once. It may run in a daemon whose own caches have the memory, and the
-    // cache on disk belongs to that daemon.
-    options.frames.cache = None;
+    let mut options = reading_options(config, store, pool, key, epoch);
+    // A walk reads everything once. It may run in a daemon whose own caches have the memory.
     options.frames.memory_bytes = 0;
     options.frames.stream_bytes = 0;
     options.map.page_cache_bytes = usize::try_from(budget::MAP_BYTES_MIN).expect("it is small");

@@ -8,6 +8,7 @@ use crate::removal::{self, PoolPurged, PoolRemoved, PoolRestored};
 use crate::restore::PoolOfCopy;
 use crate::serve::Opening;
 use block::{Error, ErrorKind, Result};
+use std::path::Path;
 
 /// Serves until it is told to stop; calls `announce` with the endpoints when everything answers.
 pub(super) async fn serve(
@@ -47,6 +48,16 @@ pub(super) async fn restore(
     bytes_per_second: Option<u64>,
 ) -> Result<PoolOfCopy> {
     crate::restore::restore(&config, from, env_prefix, bytes_per_second).await
+}
+
+/// Serves a copy where it lies until it is told to stop.
+pub(super) async fn open_copy(
+    config: Config,
+    sockets: (&[String], Option<&Path>),
+    from: (&str, Option<&str>),
+    announce: impl FnOnce(&[String]),
+) -> Result<()> {
+    crate::reader::serve_copy(&config, sockets, from, announce).await
 }
 
 /// Walks a copy of a pool.

@@ -81,9 +81,10 @@ impl CopyExports {
         Ok(CopyExports { tier, shown })
     }
 
-    /// Those that are no snapshots.
+    /// Those that are served and no snapshots.
     pub(crate) fn volume_names(&self) -> Vec<String> {
-        let volumes = self.shown.iter().filter(|(_, shown)| shown.at.is_none());
+        let is_served = |shown: &Shown| shown.at.is_none() && shown.refusal.is_none();
+        let volumes = self.shown.iter().filter(|(_, shown)| is_served(shown));
         volumes.map(|(name, _)| name.clone()).collect()
     }
 

@@ -116,10 +116,11 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let volume_keys = VolumeKeyRing::open(&own_store, &key, keys.pool(), ownership.epoch()).await?;
     options.volume_keys = volume_keys.table().clone();
     let tier = Tier::open(options).await?;
-    crate::scrub::keep_from_bad(&tier, &own_store, &key, keys.pool()).await;
     if let Some(restored) = &restored {
         restored.keep_apart(&tier);
     }
+    // After it: where nothing is known, the higher bound is this one's.
+    crate::scrub::keep_from_bad(&tier, &own_store, &key, keys.pool()).await;
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, &ownership)?;
     check_log_is_newest(dir, &log_dir, &node)?;
