@@ -19,6 +19,7 @@ use crate::attach::{AttachOptions, Driver};
 use crate::config::{self, Config};
 use crate::copies::NewCopy;
 use crate::keys::{KeySource, NewKey};
+use crate::restore::Asked;
 use crate::schedule::{Keep, Schedule};
 use crate::snapshot::SnapshotName;
 use args::{
@@ -225,13 +226,14 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             }
             ask(cli, pool, Request::Clone { snapshot, name, ttl_seconds }).await?;
         }
-        Command::Restore { pool, url, rate, env_prefix } => {
+        Command::Restore { pool, url, volume, name, rate, env_prefix } => {
             check_env_prefix(env_prefix.as_deref())?;
             check_rate(*rate)?;
             let config = load(&pool.config, &pool.overrides())?;
             let (url, snapshot) = crate::restore::split_snapshot(url);
             let (url, rate) = (place(url)?, rate.map(|rate| rate.0));
-            let from = (&*url, snapshot);
+            let name = name.as_deref().map(|name| name_in_pool(&config, name)).transpose()?;
+            let from = (&*url, Asked { snapshot, volumes: volume, name });
             let made = backend::restore(config, from, env_prefix.as_deref(), rate).await?;
             emit(cli.output, &made, print::restored_copy)?;
         }
@@ -356,6 +358,24 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
 }
 
 /// A copy's place, the same for a daemon with another working directory.
+/// What a volume is to be called in the configured pool: `NAME`, or `POOL/NAME`.
+fn name_in_pool<'a>(config: &Config, text: &'a str) -> Result<&'a str, Failure> {
+    let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
+    let own = &config.settings().name;
+    let name = match text.split_once('/') {
+        Some((pool, _)) if pool != own => {
+            return Err(usage(format!(
+                "--as {text}: the new pool is called {own}, by `name` of its configuration; write --as {own}/NAME or --as NAME"
+            )));
+        }
+        Some((_, name)) => name,
+        None => text,
+    };
+    crate::units::check_name("volume", name).map_err(usage)?;
+    crate::record::check_name(name).map_err(Failure::Usage)?;
+    Ok(name)
+}
+
 fn place(url: &str) -> Result<String, Failure> {
     let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
     crate::store::check_url(url).map_err(Failure::Usage)?;

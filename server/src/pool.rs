@@ -10,6 +10,7 @@
 
 mod aside;
 mod clones;
+mod kept;
 mod own_keys;
 mod schedules;
 mod shared;
@@ -19,6 +20,7 @@ pub use clones::NamedOrigin;
 pub use schedules::SchedulePlan;
 pub(crate) use shared::Shared;
 pub use snapshots::NamedSnapshot;
+pub(crate) use snapshots::some_of;
 
 use crate::destage::{self, DestageOptions, DestageProgress};
 use crate::record::{Durability, VolumeRecord, VolumeState};

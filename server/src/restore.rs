@@ -8,10 +8,15 @@
 //!   back when the pool has everything.
 //! - Order: pin, link, metadata, manifest, keys of volumes, key ring. A pool exists once its key ring does; before that a
 //!   restore that was cut short is done again, with the same pin.
-//! - A pool that is restored as of a snapshot is served only once its volumes show that, or the log says which does not and
-//!   why, and the link says so: nothing that was written to it is ever rolled back.
+//! - A pool that is restored in part, or as of a snapshot, is served only once it is so, or the log says which volume does
+//!   not show it and why, and the link says so: nothing that was written to it is ever rolled back or dropped.
 //! - The new pool has an identity of its own beside the one that its segments name, so that its copies are never taken for
 //!   those of the pool that it was restored from.
+
+mod choice;
+
+pub use choice::Asked;
+pub(crate) use choice::apply_choice;
 
 use crate::chain::{Chain, Created, Format, corrupt, random_bytes, seal_document, to_hex};
 use crate::config::Config;
@@ -20,13 +25,12 @@ use crate::copies::target::{Pin, Target, WITNESS};
 use crate::keys::KeyRing;
 use crate::manifest::{self, NodeDir};
 use crate::pool::Pool;
-use crate::record::{VolumeRecord, VolumeState, check_name};
-use crate::serve::look_options;
-use crate::snapshot::SnapshotRecord;
+use crate::record::{VolumeState, check_name, is_false};
 use crate::store::{Store, StoreOptions};
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Result};
+use block::{Error, ErrorKind, Result, VolumeId};
+use choice::choose;
 use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -36,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tiering::fail_point;
 use tiering::map::database::{manifest_folder, manifest_path};
-use tiering::{HydrateCounts, HydrateProgress, RestoredStore, Tier};
+use tiering::{HydrateCounts, HydrateOptions, HydrateProgress, RestoredStore, Tier};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -45,6 +49,12 @@ pub(crate) const FOLDER: &str = "origin";
 /// Pause after a failure; it doubles up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Where volumes were dropped: longest that fetching waits until nothing names what was theirs only. Chosen by hand: beyond,
+/// more is fetched than is needed.
+const DROPPED_PATIENCE: Duration = Duration::from_secs(600);
+/// The same, for reclaim to drop another segment of which nothing is live.
+const DEAD_PATIENCE: Duration = Duration::from_secs(120);
+const DROPPED_LOOK: Duration = Duration::from_millis(200);
 
 /// What a pool was restored from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +75,15 @@ pub struct Origin {
     /// The volumes that have a snapshot of this name are to show that before anything is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
+    /// All other volumes are dropped before anything is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only: Option<BTreeSet<u32>>,
+    /// What the one volume of these is called from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_name: Option<String>,
+    /// That was done.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_chosen: bool,
     /// First number that no segment of the state has.
     pub next_segment: u64,
     /// Object at the copy that keeps the state; empty once it was given back.
@@ -142,13 +161,27 @@ impl Restored {
     /// Fetches what is in the copy only, until the pool is whole, and gives the pin back. Whoever drops it stops it.
     pub(crate) async fn hydrate(
         &self,
-        tier: &Tier,
+        pool: &Pool,
         store: &Store,
         key: &PoolKey,
         whole: &watch::Sender<bool>,
     ) {
         let mut pause = PAUSE;
         let mut origin = self.origin.clone();
+        let tier = pool.tier();
+        let mut options = HydrateOptions {
+            bytes_per_second: origin.bytes_per_second,
+            ..HydrateOptions::default()
+        };
+        if origin.only.is_some() && !origin.is_whole {
+            options.dead_patience = DEAD_PATIENCE;
+            let dropped = tokio::time::timeout(DROPPED_PATIENCE, wait_dropped(pool));
+            match dropped.await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(error = %error.chain(), "more may be fetched"),
+                Err(_) => tracing::debug!("more may be fetched: dropping volumes takes long"),
+            }
+        }
         if self.objects.is_some()
             && let Ok(target) = Target::existing(&origin.url, origin.env_prefix.as_deref())
         {
@@ -157,8 +190,7 @@ impl Restored {
         loop {
             let done = match &self.objects {
                 Some(objects) if !origin.is_whole => {
-                    let rate = origin.bytes_per_second;
-                    match tier.hydrate(objects, rate, &self.progress).await {
+                    match tier.hydrate(objects, options, &self.progress).await {
                         Ok(lost_count) => {
                             fail_point!("restore-fetched");
                             let ended = end(store, key, &mut origin, lost_count).await;
@@ -200,38 +232,17 @@ impl Restored {
     }
 }
 
-/// Before anything of a restored pool is served: the volumes show the snapshot that was asked for. What is cut short is done
-/// again, and nothing else has been written by then.
-///
-/// # Errors
-/// `Unavailable` and `Fenced`, after which the next start tries again; a volume that cannot be rolled back for another reason
-/// is named in the log and stays as in the state of the copy.
-pub(crate) async fn show_snapshot(
-    restored: &mut Restored,
-    pool: &Pool,
-    store: &Store,
-    key: &PoolKey,
-) -> Result<()> {
-    let Some(name) = restored.origin.snapshot.clone() else { return Ok(()) };
-    for found in pool.snapshots(None)?.into_iter().filter(|found| found.record.name == name) {
-        match pool.roll_back(&found.volume, &name, async { Ok(()) }).await {
-            Ok(_) => {}
-            // The next start tries again.
-            Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Fenced) => {
-                return Err(error);
-            }
-            // The others are not to wait for it for ever.
-            Err(error) => {
-                tracing::error!(
-                    volume = %found.volume, snapshot = name, error = %error.chain(),
-                    "a restored volume does not show the snapshot that was asked for, but the state of the copy"
-                );
-            }
-        }
+/// Returns once nothing in the store's metadata names what purged volumes held, but for clones.
+async fn wait_dropped(pool: &Pool) -> Result<()> {
+    pool.destage_all().await?;
+    let purged: BTreeSet<VolumeId> = {
+        let records = pool.records().into_iter();
+        let purged = records.filter(|record| record.state == VolumeState::Purged);
+        purged.map(|record| VolumeId(record.id)).collect()
+    };
+    while pool.tier().is_dropping(|volume| purged.contains(&volume)) {
+        tokio::time::sleep(DROPPED_LOOK).await;
     }
-    let shown = Origin { snapshot: None, ..restored.origin.clone() };
-    note(store, key, &mut restored.origin, shown).await?;
-    tracing::info!(snapshot = name, "the restored volumes show the snapshot");
     Ok(())
 }
 
@@ -324,17 +335,24 @@ pub struct PoolOfCopy {
     /// Volumes that have no such snapshot, and stay as they are in the state.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub without_snapshot: Vec<String>,
+    /// What the one volume will be called, where that is another name than in the copy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_name: Option<String>,
+    /// Volumes of the state that the pool will not have.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
 }
 
-/// Makes the configured store a pool that shows the newest state of a copy, or of the volumes that have it what a snapshot in
-/// there shows. Serving it is the next command's.
+/// Makes the configured store a pool that shows the newest state of a copy, or what of it was asked for. Serving it is the
+/// next command's.
 ///
 /// # Errors
-/// `NotFound` where no volume has the snapshot, `Invalid` where one that has it cannot show it; `Busy` where the store or the directory has a pool; `NotFound` where there is no copy, or no whole state; `Denied` for a
-/// wrong key, or credentials that may not pin the state.
+/// `NotFound` where there is no copy, no whole state, or no such volume or snapshot in it; `Invalid` where that cannot be
+/// shown so; `Busy` where the store or the directory has a pool; `Denied` for a wrong key, or credentials that may not pin
+/// the state.
 pub async fn restore(
     config: &Config,
-    (url, snapshot): (&str, Option<&str>),
+    (url, asked): (&str, Asked<'_>),
     env_prefix: Option<&str>,
     bytes_per_second: Option<u64>,
 ) -> Result<PoolOfCopy> {
@@ -358,33 +376,29 @@ pub async fn restore(
         );
         return Err(Error::new(ErrorKind::Busy, what));
     }
-    let mut without_snapshot = None;
-    let origin = match read(&store, &key, pool).await? {
+    let looked = (pool, &key);
+    let (origin, choice) = match read(&store, &key, pool).await? {
         // A restore that was cut short.
-        Some(origin) if origin.url == url && origin.snapshot.as_deref() == snapshot => {
+        Some(origin) if origin.url == url && origin.snapshot.as_deref() == asked.snapshot => {
             resume_pin(&target, &key, &origin).await?;
-            origin
+            let choice = choose(config, (&target, &origin.state), looked, (url, asked)).await?;
+            if (&choice.only, &choice.volume_name) != (&origin.only, &origin.volume_name) {
+                return Err(begun_otherwise(&store, &origin));
+            }
+            (origin, choice)
         }
-        Some(origin) => {
-            let what = format!(
-                "restore to {}: a restore from {}{} was begun there; finish that one, or choose another store",
-                store.url(),
-                origin.url,
-                origin.snapshot.map_or_else(String::new, |name| format!("@{name}"))
-            );
-            return Err(Error::new(ErrorKind::Busy, what));
-        }
+        Some(origin) => return Err(begun_otherwise(&store, &origin)),
         None => {
             check_empty(&store).await?;
             let (pin, state) = target.pin_newest(&key, pool, true).await?;
             fail_point!("restore-pinned");
-            match volumes_without(config, (&target, &state), (pool, &key), (url, snapshot)).await {
-                Ok(found) => without_snapshot = Some(found),
+            let choice = match choose(config, (&target, &state), looked, (url, asked)).await {
+                Ok(choice) => choice,
                 Err(error) => {
                     target.unpin(pin).await;
                     return Err(error);
                 }
-            }
+            };
             let origin = Origin {
                 format: Format::CURRENT,
                 pool,
@@ -393,7 +407,10 @@ pub async fn restore(
                 env_prefix: env_prefix.map(str::to_owned),
                 next_segment: state.next_segment,
                 state,
-                snapshot: snapshot.map(str::to_owned),
+                snapshot: asked.snapshot.map(str::to_owned),
+                only: choice.only.clone(),
+                volume_name: choice.volume_name.clone(),
+                is_chosen: false,
                 pin: pin.name(),
                 bytes_per_second,
                 created_at: unix_seconds_now(),
@@ -411,13 +428,7 @@ pub async fn restore(
             fail_point!("restore-linked");
             target.put_pin(&key, &pin, origin.state.number, false).await?;
             fail_point!("restore-pin-kept");
-            origin
-        }
-    };
-    let without_snapshot = match without_snapshot {
-        Some(found) => found,
-        None => {
-            volumes_without(config, (&target, &origin.state), (pool, &key), (url, snapshot)).await?
+            (origin, choice)
         }
     };
     bring_manifests(&target, &origin.state, &store).await?;
@@ -435,71 +446,24 @@ pub async fn restore(
         segment_bytes: origin.state.segment_bytes,
         aside_count: origin.state.aside_count,
         snapshot: origin.snapshot,
-        without_snapshot,
+        without_snapshot: choice.without_snapshot,
+        volume_name: choice.volume_name,
+        left_out: choice.left_out,
     })
 }
 
-/// The volumes of a state that have no snapshot of this name, by name; none where none is asked for.
-///
-/// # Errors
-/// `NotFound`, with the snapshots that there are, where none has; `Invalid` where one that has it cannot show it, being
-/// behind the others or without its key; those of reading the copy.
-async fn volumes_without(
-    config: &Config,
-    (target, state): (&Target, &StateRecord),
-    (pool, key): (Uuid, &PoolKey),
-    (url, snapshot): (&str, Option<&str>),
-) -> Result<Vec<String>> {
-    let Some(name) = snapshot else { return Ok(Vec::new()) };
-    let mut options = look_options(config, &target.view(state), pool, key, state.epoch);
-    options.volume_keys = target.volume_keys(key, pool).await?;
-    let tier = Tier::open_read_only(options).await?;
-    let (records, snapshots) = (tier.volume_records(), tier.snapshots());
-    let (asides, keys) = (tier.asides(), tier.volume_keys().clone());
-    tier.close().await?;
-    let mut names: BTreeSet<String> = BTreeSet::new();
-    let mut having: BTreeSet<u32> = BTreeSet::new();
-    for (volume, _, record) in snapshots {
-        let record = SnapshotRecord::decode(&record)?;
-        if record.name == name {
-            having.insert(volume.0);
-        }
-        names.insert(record.name);
-    }
-    let (mut without, mut unable) = (Vec::new(), Vec::new());
-    let mut is_any = false;
-    for (id, record) in records {
-        let record = VolumeRecord::decode(&record)?;
-        if record.state == VolumeState::Present {
-            match having.contains(&id.0) {
-                true if asides.contains_key(&id) || !keys.has(record.key()) => {
-                    unable.push(record.name);
-                }
-                true => is_any = true,
-                false => without.push(record.name),
-            }
-        }
-    }
-    if !unable.is_empty() {
-        let what = format!(
-            "restore from {url}@{name}: the copy has an earlier state of these volumes than of the others, or lacks their \
-             own key, so that they cannot be shown as of a snapshot: {}; restore without @{name}, and roll the others back",
-            unable.join(", ")
-        );
-        return Err(Error::new(ErrorKind::Invalid, what));
-    }
-    if is_any {
-        return Ok(without);
-    }
-    let there = match names.len() {
-        0 => "it has no snapshots".to_owned(),
-        _ => format!("it has {}", names.into_iter().collect::<Vec<_>>().join(", ")),
+fn begun_otherwise(store: &Store, origin: &Origin) -> Error {
+    let part = match origin.only.is_some() || origin.volume_name.is_some() {
+        true => " of some volumes",
+        false => "",
     };
     let what = format!(
-        "restore from {url}: no volume has a snapshot {name} in its newest state, of {}; {there}",
-        crate::units::utc(state.as_of)
+        "restore to {}: a restore{part} from {}{} was begun there; finish that one, or choose another store",
+        store.url(),
+        origin.url,
+        origin.snapshot.as_ref().map_or_else(String::new, |name| format!("@{name}"))
     );
-    Err(Error::new(ErrorKind::NotFound, what))
+    Error::new(ErrorKind::Busy, what)
 }
 
 /// The pin of a restore that was cut short keeps its state for good from here on.

@@ -720,14 +720,14 @@ async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
 /// Fetches what a restored pool has in the copy only. In the slow lane.
 async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     let Some(restored) = open.restored.clone() else { return };
-    let (tier, store) = (open.pool.tier().clone(), open.store.clone());
+    let (pool, store) = (open.pool.clone(), open.store.clone());
     let key = open.keys.lock().await.newest().key.clone();
     let is_whole = open.is_whole.clone();
     drop(open);
-    let lane = tier.background().clone();
+    let lane = pool.tier().background().clone();
     let fetching = lane.spawn(async move {
         tokio::select! {
-            () = restored.hydrate(&tier, &store, &key, &is_whole) => {}
+            () = restored.hydrate(&pool, &store, &key, &is_whole) => {}
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });

@@ -32,6 +32,8 @@ pub const OF_RESTORES: &[&str] = &[
 ];
 /// Fail points of a pool that was restored.
 pub const OF_RESTORED: &[&str] = &["restore-fetched", "restore-whole", "restore-pin-removed"];
+/// Fail points of the first start of a pool that was restored in part, as of a snapshot.
+pub const OF_PARTS: &[&str] = &["restore-rolled-back", "restore-others-dropped", "restore-chosen"];
 
 const BLOCK: usize = 4096;
 /// Blocks that are written, one after the other and again.
@@ -239,6 +241,50 @@ fn a_restore_that_dies_between_two_steps_is_done_again_by_the_same_command() {
             wait_for("the restored pool is whole", || world.pins().len() == 1);
             std::fs::remove_file(&world.pins()[0]).expect("the pin is a file");
         }
+        world.check(other);
+    }
+    world.source.stop();
+}
+
+#[test]
+fn a_pool_restored_in_part_is_so_before_it_is_served_whoever_dies() {
+    if !is_faulty_built() {
+        return;
+    }
+    let mut world = World::new();
+    let _ = world.source.json(&["volume", "create", "other", "8MiB"]);
+    let _ = world.source.json(&["snapshot", "create", "db,other@then"]);
+    let then = world.written;
+    assert!(world.write(50));
+    let _ = world.source.json(&["clone", "other@then", "more"]);
+    let _ = world.source.json(&["snapshot", "create", "db,more@later"]);
+    let _ = world.source.json(&["copy", "sync", &world.url]);
+    for point in OF_PARTS {
+        println!("{point}");
+        let (mut other, mut words) = world.other();
+        words[1] += "@then";
+        words.extend(["--volume", "db"].map(str::to_owned));
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let _ = other.json(&words);
+        other.arm(Some((*point).to_owned()));
+        let started = other.try_start();
+        other.arm(None);
+        let died = other.reap().unwrap_or_else(|ended| panic!("{started:?}: {ended}"));
+        assert_eq!(died.as_deref(), Some(*point));
+        other.restart();
+        let check = |other: &Daemon, volumes: usize| {
+            assert_eq!(shown(other), then);
+            let listed = other.json(&["volume", "list"]);
+            assert_eq!(listed["volumes"].as_array().map(Vec::len), Some(volumes), "{listed}");
+            let listed = other.json(&["snapshot", "list"]);
+            assert_eq!(listed["snapshots"].as_array().map(Vec::len), Some(2), "{listed}");
+        };
+        check(&other, 1);
+        // Once: what is made from here on stays.
+        let _ = other.json(&["volume", "create", "new", "1MiB"]);
+        other.kill();
+        other.restart();
+        check(&other, 2);
         world.check(other);
     }
     world.source.stop();

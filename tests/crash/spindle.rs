@@ -6,7 +6,7 @@
 //! - `SPINDLE_TEST_ROUNDS` sets the rounds, for long runs at night.
 
 use crate::aside::WITH_SIDE_FILES;
-use crate::copies::{OF_COPIES, OF_RESTORED, OF_RESTORES};
+use crate::copies::{OF_COPIES, OF_PARTS, OF_RESTORED, OF_RESTORES};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tests::daemon::{self, Daemon, SMALL};
@@ -230,7 +230,7 @@ fn every_fail_point_of_the_source_is_armed_by_a_test() {
         .chain(&EVERY_LAYER)
         .chain(&IN_THE_BACKGROUND)
         .chain(WITH_SIDE_FILES);
-    let all = all.chain(OF_COPIES).chain(OF_RESTORES).chain(OF_RESTORED);
+    let all = all.chain(OF_COPIES).chain(OF_RESTORES).chain(OF_RESTORED).chain(OF_PARTS);
     let mut armed: Vec<_> = all.copied().collect();
     armed.sort_unstable();
     armed.dedup();

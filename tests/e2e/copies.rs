@@ -596,3 +596,143 @@ fn a_pool_is_restored_as_of_a_snapshot() {
     drop(clients);
     source.stop();
 }
+
+/// Blocks that do not compress, and are another's for each seed.
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    (0..bytes / 8).flat_map(|_| next()).collect()
+}
+
+fn segment_bytes(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).map_or_else(|_| Vec::new(), |all| all.collect());
+    entries
+        .into_iter()
+        .map(|entry| {
+            let entry = entry.unwrap();
+            match entry.file_type().unwrap().is_dir() {
+                true => segment_bytes(&entry.path()),
+                false => entry.metadata().unwrap().len(),
+            }
+        })
+        .sum()
+}
+
+fn volume_names(daemon: &Daemon) -> Vec<String> {
+    let list = daemon.json(&["volume", "list"]);
+    let volumes = list["volumes"].as_array().unwrap().iter();
+    volumes.map(|volume| volume["name"].as_str().unwrap().to_owned()).collect()
+}
+
+/// `--volume` and `--as`: the others are gone before anything is served, and what a clone shows of them is not.
+#[test]
+fn some_volumes_of_a_copy_are_restored() {
+    const MIB: usize = 1 << 20;
+    let volumes = [("db", "8MiB"), ("wal", "8MiB"), ("plain", "8MiB")];
+    let mut source = Daemon::started(SMALL, &volumes);
+    let url = source.place().join("copy").display().to_string();
+    let (first, second) = (noise(1, 4 * MIB), noise(2, MIB));
+    connect(&source, "db").write(0, &first, 0);
+    let _ = source.json(&["flush"]);
+    connect(&source, "plain").write(0, &noise(3, 8 * MIB), 0);
+    connect(&source, "wal").write(0, &second, 0);
+    let _ = source.json(&["snapshot", "create", "db,plain@monday"]);
+    let _ = source.json(&["clone", "db@monday", "test"]);
+    let _ = source.json(&["snapshot", "create", "test@own"]);
+    connect(&source, "test").write(0, &second[..4096], 0);
+    connect(&source, "db").write(0, &second, 0);
+    let _ = source.json(&["snapshot", "create", "db@tuesday"]);
+    let _ = source.json(&["volume", "create", "gone", "1MiB"]);
+    let _ = source.json(&["volume", "rm", "gone"]);
+    let _ = source.json(&["copy", "add", &url, "--interval", "1h"]);
+    let _ = source.json(&["copy", "sync", &url]);
+    let key = source.dir().join("spindle.key").display().to_string();
+    let new = || {
+        let mut other = Daemon::new(SMALL, &[]);
+        other.argue(&["--key-file", &key]);
+        other
+    };
+    let restore = |other: &Daemon, more: &[&str]| {
+        other.json(&[&["restore"], more, &["--key-file", &key]].concat())
+    };
+
+    let mut one = new();
+    let monday = format!("{url}@monday");
+    let sunday = format!("{url}@sunday");
+    for (arguments, words) in [
+        (&[&url[..], "--volume", "nobody"][..], "it has db, wal, plain, test"),
+        (&[&url, "--volume", "gone"], "no volume gone"),
+        (&[&url, "--as", "new"], "choose one with --volume"),
+        (&[&url, "--volume", "db", "--volume", "wal", "--as", "new"], "a name for one volume"),
+        (&[&sunday, "--volume", "db"], "volume db does not have a snapshot sunday"),
+        (&[&monday, "--volume", "wal"], "it has no snapshots"),
+        (&[&url, "--volume", "db", "--as", "other/new"], "the new pool is called"),
+        (&[&url, "--volume", "db", "--as", ".new"], "check name"),
+    ] {
+        refused(&one, &[&["restore"], arguments, &["--key-file", &key]].concat(), words);
+    }
+    let made = restore(&one, &[&monday, "--volume", "db", "--as", "old"]);
+    assert_eq!(made["left_out"], serde_json::json!(["wal", "plain", "test"]), "{made}");
+    assert_eq!(made["volume_name"], "old");
+    one.restart();
+    let mut expected = first.clone();
+    let check = |one: &Daemon, expected: &[u8]| {
+        assert_eq!(volume_names(one), ["old"]);
+        assert!(connect(one, "old").read(0, 4 * MIB as u32) == expected);
+        assert!(connect(one, "old@tuesday").read(0, MIB as u32) == second);
+        let listed = one.json(&["snapshot", "list"]);
+        assert_eq!(listed["snapshots"].as_array().unwrap().len(), 2, "{listed}");
+    };
+    check(&one, &expected);
+    connect(&one, "old").write(4096, &[7; 4096], 0);
+    expected[4096..8192].fill(7);
+    let _ = one.json(&["volume", "create", "later", "1MiB"]);
+    connect(&one, "later").write(0, &[8; 4096], 0);
+    one.kill();
+    one.restart();
+    // What was made since is nobody's to drop.
+    assert!(connect(&one, "later").read(0, 4096) == [8; 4096]);
+    let _ = one.json(&["volume", "rm", "later", "--now"]);
+    check(&one, &expected);
+    wait_for("everything is here", || one.json(&["status"])["restored"]["is_whole"] == true);
+
+    let mut two = new();
+    let made = restore(&two, &[&url, "--volume", "wal", "--volume", "test"]);
+    assert_eq!(made["left_out"], serde_json::json!(["db", "plain"]), "{made}");
+    two.restart();
+    let shown = |two: &Daemon| {
+        assert_eq!(volume_names(two), ["test", "wal"]);
+        let mut test = first.clone();
+        assert!(connect(two, "test@own").read(0, 4 * MIB as u32) == test);
+        test[..4096].copy_from_slice(&second[..4096]);
+        assert!(connect(two, "test").read(0, 4 * MIB as u32) == test);
+        assert!(connect(two, "wal").read(0, MIB as u32) == second);
+    };
+    shown(&two);
+    two.kill();
+    two.restart();
+    wait_for("everything is here", || two.json(&["status"])["restored"]["is_whole"] == true);
+    let all = segment_bytes(&source.place().join("copy/copy/segments"));
+    for (daemon, bytes) in [(&one, 5 * MIB), (&two, 5 * MIB)] {
+        let own = segment_bytes(&daemon.dir().join("store/segments"));
+        println!("{own} bytes of {all}, {bytes} are of the volumes");
+        assert!(own < all - 6 * MIB as u64, "{own} bytes were fetched of {all}");
+    }
+    // Alone, without the copy.
+    source.stop();
+    std::fs::remove_dir_all(source.place().join("copy")).unwrap();
+    for daemon in [&mut one, &mut two] {
+        daemon.stop();
+        let found = daemon.json(&["fsck", "--key-file", &key]);
+        assert_eq!(found["problem_count"], 0, "{found}");
+        daemon.restart();
+    }
+    check(&one, &expected);
+    shown(&two);
+    let _ = two.json(&["volume", "promote", "test"]);
+}

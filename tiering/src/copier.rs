@@ -23,7 +23,7 @@ mod replaced;
 mod segments;
 mod transfer;
 
-pub use hydrate::{HydrateCounts, HydrateProgress};
+pub use hydrate::{HydrateCounts, HydrateOptions, HydrateProgress};
 pub use origin::RestoredStore;
 
 use crate::fail_point;

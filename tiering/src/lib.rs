@@ -32,8 +32,8 @@ pub mod tier;
 mod watched;
 
 pub use copier::{
-    CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, HydrateCounts, HydrateProgress,
-    RestoredStore,
+    CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, HydrateCounts, HydrateOptions,
+    HydrateProgress, RestoredStore,
 };
 pub use dedup::{DedupStatus, Found};
 pub use destage::{

@@ -67,6 +67,12 @@ pub enum Command {
         pool: PoolArgs,
         /// The copy, or URL@SNAPSHOT: the volumes that have that snapshot show it
         url: String,
+        /// Restore this volume, and none that is not named so. May be repeated
+        #[arg(long, value_name = "NAME")]
+        volume: Vec<String>,
+        /// What the one volume is called in the new pool: NAME, or POOL/NAME
+        #[arg(long = "as", value_name = "NAME")]
+        name: Option<String>,
         /// Fetch so many bytes a second at most in the background, like 50M
         #[arg(long, value_name = "SIZE")]
         rate: Option<ByteSize>,

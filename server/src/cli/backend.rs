@@ -5,7 +5,7 @@ use crate::admin::{self, AdminHandler, FsckInfo, Reply, Request};
 use crate::attach::{self, remote::RemoteOptions};
 use crate::config::Config;
 use crate::removal::{self, PoolPurged, PoolRemoved, PoolRestored};
-use crate::restore::PoolOfCopy;
+use crate::restore::{Asked, PoolOfCopy};
 use crate::serve::Opening;
 use block::{Error, ErrorKind, Result};
 use std::path::Path;
@@ -43,7 +43,7 @@ pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
 /// Makes a pool of what a copy holds.
 pub(super) async fn restore(
     config: Config,
-    from: (&str, Option<&str>),
+    from: (&str, Asked<'_>),
     env_prefix: Option<&str>,
     bytes_per_second: Option<u64>,
 ) -> Result<PoolOfCopy> {

@@ -8,6 +8,7 @@ use crate::attach::AttachmentInfo;
 use crate::claims::ClientInfo;
 use crate::config::Config;
 use crate::config::options::{self, OptionDoc};
+use crate::pool::some_of;
 use crate::removal::{PoolPurged, PoolRemoved, PoolRestored};
 use crate::restore::PoolOfCopy;
 use crate::units::{ByteSize, Span, utc};
@@ -153,8 +154,16 @@ pub(super) fn restored_copy(made: &PoolOfCopy) -> String {
         };
         format!("its volumes show their snapshot {name}{others}\n")
     });
+    let part = match made.left_out.len() {
+        0 => String::new(),
+        _ => format!("without the volumes {}\n", some_of(&made.left_out)),
+    };
+    let named = made
+        .volume_name
+        .as_ref()
+        .map_or_else(String::new, |name| format!("its volume is called {name}\n"));
     format!(
-        "state {} of {} from {} is here, {} to fetch in the background\n{shown}{behind}\
+        "state {} of {} from {} is here, {} to fetch in the background\n{part}{named}{shown}{behind}\
          serve it with the same --dir, --store and key: spindle serve --dir DIR\n",
         made.state,
         utc(made.as_of),

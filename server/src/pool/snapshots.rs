@@ -116,7 +116,7 @@ fn no_snapshot(volume: &str, name: &str) -> Error {
 }
 
 /// The first of some names, and how many more there are.
-pub(super) fn some_of(names: &[String]) -> String {
+pub(crate) fn some_of(names: &[String]) -> String {
     let shown = names.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(5) {
         0 => shown,
@@ -281,7 +281,7 @@ impl Pool {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    async fn log_snapshots(&self, entry: &SnapshotEntry) -> Result<Lsn> {
+    pub(super) async fn log_snapshots(&self, entry: &SnapshotEntry) -> Result<Lsn> {
         let entry = NewEntry {
             volume: VolumeId(0),
             kind: EntryKind::Snapshot,

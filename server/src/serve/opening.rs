@@ -168,7 +168,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         pool.note_step_back(cause, ownership.epoch()).await?;
     }
     if let Some(restored) = &mut restored {
-        restore::show_snapshot(restored, &pool, &own_store, &key).await?;
+        restore::apply_choice(restored, &pool, &own_store, &key).await?;
     }
     let open = OpenPool {
         pool,

@@ -6,12 +6,15 @@
 //! - Done is done: the end is reported only after a whole look at the metadata has found nothing that is missing, but for
 //!   segments that the copy itself lacks, which are named and counted.
 //! - What clients wait for comes first, then what was read most before ([`Tier::warm`]), then the rest.
+//! - Segments of which nothing counts as live come last, and where it is asked for only after reclaim had the time to look
+//!   into them and drop them: counts alone are no proof.
 //! - It gives way: while clients wait for the copy, it pauses between objects.
 
 use super::origin::RestoredStore;
 use super::transfer::{Pace, check_length, copy_parts, source_error};
 use super::{STEP, verify};
 use crate::heat::Hottest;
+use crate::map::records::SegmentRecord;
 use crate::segment::{FOLDER, SegmentInfo, parse_object_path};
 use crate::tier::{Inner, Tier};
 use block::{Error, ErrorKind, Result};
@@ -26,6 +29,18 @@ use std::time::{Duration, Instant};
 
 /// While clients have read from the copy within this time, hydration waits as long between two objects.
 const GIVE_WAY: Duration = Duration::from_millis(20);
+
+/// How often is looked whether reclaim has dropped what is dead.
+const DEAD_LOOK: Duration = Duration::from_millis(500);
+
+/// How a pool is hydrated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HydrateOptions {
+    /// Bytes a second, at most.
+    pub bytes_per_second: Option<u64>,
+    /// Segments of which nothing counts as live are left to reclaim as long as one goes in this time.
+    pub dead_patience: Duration,
+}
 
 /// How far it is.
 #[derive(Debug, Default)]
@@ -85,7 +100,7 @@ impl Tier {
     pub async fn hydrate(
         &self,
         store: &Arc<RestoredStore>,
-        bytes_per_second: Option<u64>,
+        options: HydrateOptions,
         progress: &HydrateProgress,
     ) -> Result<u64> {
         self.inner.check_writable()?;
@@ -93,7 +108,7 @@ impl Tier {
         let (own, own_bytes) = list_own(store).await?;
         let left_bytes = progress.state_bytes.saturating_sub(own_bytes);
         progress.left_bytes.store(left_bytes, Ordering::Relaxed);
-        let pace = Pace::new(bytes_per_second);
+        let pace = Pace::new(options.bytes_per_second);
         let mut hydration = Hydration {
             inner: &self.inner,
             store,
@@ -104,7 +119,11 @@ impl Tier {
             lost: Vec::new(),
         };
         hydration.fetch_tables().await?;
-        while hydration.fetch_segments().await? + hydration.fetch_tables().await? > 0 {}
+        if !options.dead_patience.is_zero() {
+            while hydration.fetch_segments(false).await? + hydration.fetch_tables().await? > 0 {}
+            hydration.wait_for_reclaim(options.dead_patience).await?;
+        }
+        while hydration.fetch_segments(true).await? + hydration.fetch_tables().await? > 0 {}
         store.set_whole();
         Ok(hydration.lost.len() as u64)
     }
@@ -182,9 +201,9 @@ impl Hydration<'_> {
         Ok(count)
     }
 
-    /// One look at all segments. Returns how many it has fetched.
-    async fn fetch_segments(&mut self) -> Result<u64> {
-        let hottest = self.measure().await?.into_list();
+    /// One look at all segments, or at those of which something is live. Returns how many it has fetched.
+    async fn fetch_segments(&mut self, with_dead: bool) -> Result<u64> {
+        let hottest = self.measure(with_dead).await?.into_list();
         let (mut last, mut count) = (0, 0);
         for (number, _) in hottest {
             count += self.fetch_waited_for().await?;
@@ -196,9 +215,9 @@ impl Hydration<'_> {
         }
         loop {
             let (records, next) = self.inner.map.live_after(last, STEP).await?;
-            for (record, _) in records {
+            for (record, live) in records {
                 count += self.fetch_waited_for().await?;
-                if self.is_missing(&record.info) {
+                if (live > 0 || with_dead) && self.is_missing(&record.info) {
                     count += self.fetch(&record.info).await?;
                 }
             }
@@ -220,12 +239,15 @@ impl Hydration<'_> {
     }
 
     /// How much is missing, and what of it is hot.
-    async fn measure(&mut self) -> Result<Hottest> {
+    async fn measure(&mut self, with_dead: bool) -> Result<Hottest> {
         let (mut last, mut bytes) = (0, 0);
         let mut hottest = Hottest::default();
         loop {
             let (records, next) = self.inner.map.live_after(last, STEP).await?;
-            for (record, _) in records.iter().filter(|(record, _)| self.is_missing(&record.info)) {
+            let is_wanted = |(record, live): &&(SegmentRecord, u32)| {
+                (*live > 0 || with_dead) && self.is_missing(&record.info)
+            };
+            for (record, _) in records.iter().filter(is_wanted) {
                 bytes += u64::from(record.info.object_bytes);
                 hottest.add(&self.inner.heat, record.info.number.0);
             }
@@ -236,6 +258,37 @@ impl Hydration<'_> {
         }
         self.progress.left_bytes.store(bytes, Ordering::Relaxed);
         Ok(hottest)
+    }
+
+    /// Returns when the copy has no dead segment that is missing here, or reclaim has not dropped one for that long.
+    async fn wait_for_reclaim(&mut self, patience: Duration) -> Result<()> {
+        let (mut fewest, mut since) = (u64::MAX, Instant::now());
+        loop {
+            let count = self.dead_count().await?;
+            if count == 0 || (count >= fewest && since.elapsed() > patience) {
+                return Ok(());
+            }
+            if count < fewest {
+                (fewest, since) = (count, Instant::now());
+            }
+            let _ = self.fetch_waited_for().await?;
+            tokio::time::sleep(DEAD_LOOK).await;
+        }
+    }
+
+    async fn dead_count(&self) -> Result<u64> {
+        let (mut last, mut count) = (0, 0);
+        loop {
+            let (records, next) = self.inner.map.live_after(last, STEP).await?;
+            let is_dead = |(record, live): &&(SegmentRecord, u32)| {
+                *live == 0 && self.is_missing(&record.info)
+            };
+            count += records.iter().filter(is_dead).count() as u64;
+            match next {
+                Some(next) if next < self.below => last = next,
+                _ => return Ok(count),
+            }
+        }
     }
 
     async fn fetch_named(&mut self, path: &Path) -> Result<u64> {

@@ -203,7 +203,7 @@ impl Map {
         (state.db.clone(), state.ranges.cut(layer, page))
     }
 
-    fn ranges(&self) -> RangeList {
+    pub(crate) fn ranges(&self) -> RangeList {
         self.state.borrow().ranges.clone()
     }
 

@@ -206,6 +206,11 @@ impl Map {
         self.prunes.lock().contains_key(&layer)
     }
 
+    /// Layers of which that is so.
+    pub(crate) fn layers_to_prune(&self) -> Vec<LayerId> {
+        self.prunes.lock().keys().copied().collect()
+    }
+
     /// What is stored under a page's own key.
     ///
     /// # Errors

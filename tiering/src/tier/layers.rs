@@ -101,6 +101,14 @@ impl Tier {
         record.is_some_and(|record| record.parent.is_some() && !record.is_former)
     }
 
+    /// What removed snapshots or a trim of these volumes hid from everybody is still being dropped from the metadata.
+    #[must_use]
+    pub fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
+        let map = &self.inner.map;
+        map.ranges().iter().any(|(layer, _)| is_one(layer.volume()))
+            || map.layers_to_prune().into_iter().any(|layer| is_one(layer.volume()))
+    }
+
     /// What a volume was made from and still depends on.
     #[must_use]
     pub fn origin(&self, volume: VolumeId) -> Option<Origin> {

@@ -3,7 +3,8 @@
 use super::reclaim::EAGER;
 use super::*;
 use crate::copier::{
-    CopiedState, Copier, CopierOptions, CopyProgress, HydrateProgress, RestoredStore,
+    CopiedState, Copier, CopierOptions, CopyProgress, HydrateOptions, HydrateProgress,
+    RestoredStore,
 };
 use crate::map::view::state_view;
 use crate::planted::Planted;
@@ -429,7 +430,7 @@ async fn live_restored(seed: u64) {
         if !is_whole && world.rng.below(2) == 0 {
             copying.target.fail_randomly(seed + turn, 12);
             let reads = check_random_reads(&tier, &other.model, &mut other.rng, 5);
-            let hydrated = restored.hydrate(&store, None, &progress);
+            let hydrated = restored.hydrate(&store, HydrateOptions::default(), &progress);
             let (done, ()) = tokio::join!(hydrated, reads);
             copying.target.fail_randomly(0, 0);
             is_whole = done.is_ok();
@@ -446,7 +447,7 @@ async fn live_restored(seed: u64) {
             check_fsck(&restored).await;
         }
     }
-    let lost_count = restored.hydrate(&store, None, &progress).await.unwrap();
+    let lost_count = restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap();
     assert_eq!(lost_count, 0);
     assert_eq!(progress.counts().left_bytes, 0);
     copying.target.set_away(true);
@@ -499,7 +500,10 @@ fn what_was_read_most_in_the_pool_is_fetched_first_and_the_rest_after_it() {
         let restored = Tier::open(options(store.clone(), 2)).await.unwrap();
         restored.warm(&hottest);
         own.take_calls();
-        restored.hydrate(&store, None, &HydrateProgress::default()).await.unwrap();
+        restored
+            .hydrate(&store, HydrateOptions::default(), &HydrateProgress::default())
+            .await
+            .unwrap();
         let number_of = |call: &crate::testing::Call| {
             (call.op == Op::Put).then(|| parse_object_path(&call.path)).flatten()
         };
@@ -535,7 +539,8 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
         assert_eq!(progress.counts().left_bytes, state.segment_bytes);
         // A folder that is not mounted has nothing at all, and that means nothing.
         copying.target.delete(&Path::from("identity")).await.unwrap();
-        let error = restored.hydrate(&store, None, &progress).await.unwrap_err();
+        let error =
+            restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         // What is here is not left, what is known of the rest is what the state says.
         let folders = own.list(Some(&folder)).try_collect::<Vec<_>>().await.unwrap();
@@ -551,7 +556,10 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
         }
         assert!(!errors.contains(&ErrorKind::Corrupt), "{errors:?}");
         copying.target.put(&Path::from("identity"), "here".into()).await.unwrap();
-        assert_eq!(restored.hydrate(&store, None, &progress).await.unwrap(), 1);
+        assert_eq!(
+            restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap(),
+            1
+        );
         assert_eq!(progress.counts().bad_count, 1);
         assert_eq!(own.list(Some(&folder)).count().await, 3);
         restored.close().await.unwrap();
@@ -602,7 +610,8 @@ async fn put_while_hydrating(planted: Planted) -> bool {
         }
         own.put(&last, whole.clone().into()).await.unwrap();
     };
-    let (done, ()) = tokio::join!(restored.hydrate(&store, None, &progress), operator);
+    let (done, ()) =
+        tokio::join!(restored.hydrate(&store, HydrateOptions::default(), &progress), operator);
     done.unwrap();
     let is_kept = object(&*own, &last).await == whole;
     restored.close().await.unwrap();

@@ -1,0 +1,208 @@
+//! What of a copy is restored: which of its volumes, as of which snapshot, and what the one volume is called.
+//!
+//! Invariants:
+//! - It is settled against the state before anything is made: what that cannot show is refused, with the reason.
+//! - It is carried out before anything is served, once; what is cut short is done again, and nothing else has been written
+//!   by then.
+
+use super::{Origin, Restored, note};
+use crate::config::Config;
+use crate::copies::StateRecord;
+use crate::copies::target::Target;
+use crate::pool::{Pool, some_of};
+use crate::record::{VolumeRecord, VolumeState};
+use crate::serve::look_options;
+use crate::snapshot::SnapshotRecord;
+use crate::store::Store;
+use block::seal::PoolKey;
+use block::{Error, ErrorKind, Result};
+use std::collections::BTreeSet;
+use tiering::{Tier, fail_point};
+use uuid::Uuid;
+
+/// What is to be restored, as it was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked<'a> {
+    /// The volumes that have a snapshot of this name show it.
+    pub snapshot: Option<&'a str>,
+    /// Names of volumes; none: all that the copy has.
+    pub volumes: &'a [String],
+    /// What the one volume is called in the new pool.
+    pub name: Option<&'a str>,
+}
+
+/// What that is in a state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Choice {
+    /// All other volumes are dropped.
+    pub only: Option<BTreeSet<u32>>,
+    /// The one volume gets this name.
+    pub volume_name: Option<String>,
+    /// Names of volumes that have no such snapshot.
+    pub without_snapshot: Vec<String>,
+    /// Names of volumes that are dropped.
+    pub left_out: Vec<String>,
+}
+
+/// Looks into the state, where anything but all of it is asked for.
+///
+/// # Errors
+/// `NotFound`, with what there is, where the state has no such volume or snapshot; `Invalid` where a volume that has the
+/// snapshot cannot show it, being behind the others or without its key, or where several volumes would get one name; those
+/// of reading the copy.
+pub(super) async fn choose(
+    config: &Config,
+    (target, state): (&Target, &StateRecord),
+    (pool, key): (Uuid, &PoolKey),
+    (url, asked): (&str, Asked<'_>),
+) -> Result<Choice> {
+    if asked == Asked::default() {
+        return Ok(Choice::default());
+    }
+    let refused = |kind, why: String| Err(Error::new(kind, format!("restore from {url}: {why}")));
+    let as_of = crate::units::utc(state.as_of);
+    let mut options = look_options(config, &target.view(state), pool, key, state.epoch);
+    options.volume_keys = target.volume_keys(key, pool).await?;
+    let tier = Tier::open_read_only(options).await?;
+    let (records, snapshots) = (tier.volume_records(), tier.snapshots());
+    let (asides, keys) = (tier.asides(), tier.volume_keys().clone());
+    tier.close().await?;
+    let mut present: Vec<VolumeRecord> = Vec::new();
+    for (_, record) in records {
+        let record = VolumeRecord::decode(&record)?;
+        if record.state == VolumeState::Present {
+            present.push(record);
+        }
+    }
+    let mut choice = Choice::default();
+    if !asked.volumes.is_empty() {
+        let mut only = BTreeSet::new();
+        for name in asked.volumes {
+            let Some(found) = present.iter().find(|record| record.name == *name) else {
+                let there: Vec<String> = present.iter().map(|record| record.name.clone()).collect();
+                let there = match there.len() {
+                    0 => "it has none".to_owned(),
+                    _ => format!("it has {}", some_of(&there)),
+                };
+                let why = format!("no volume {name} in its newest state, of {as_of}; {there}");
+                return refused(ErrorKind::NotFound, why);
+            };
+            only.insert(found.id);
+        }
+        let is_left_out = |record: &VolumeRecord| !only.contains(&record.id);
+        let left_out = present.extract_if(.., |record| is_left_out(record));
+        choice.left_out = left_out.map(|record| record.name).collect();
+        choice.only = Some(only);
+    }
+    if let Some(name) = asked.name {
+        let [record] = &present[..] else {
+            let names: Vec<String> = present.iter().map(|record| record.name.clone()).collect();
+            let why = format!(
+                "--as {name} is a name for one volume, and these are to be restored: {}; choose one with --volume",
+                some_of(&names)
+            );
+            return refused(ErrorKind::Invalid, why);
+        };
+        choice.volume_name = Some(name.to_owned()).filter(|name| *name != record.name);
+    }
+    let Some(name) = asked.snapshot else { return Ok(choice) };
+    let (mut names, mut having) = (BTreeSet::new(), BTreeSet::new());
+    for (volume, _, record) in snapshots {
+        if !present.iter().any(|record| record.id == volume.0) {
+            continue;
+        }
+        let record = SnapshotRecord::decode(&record)?;
+        if record.name == name {
+            having.insert(volume.0);
+        }
+        names.insert(record.name);
+    }
+    let (able, without): (Vec<_>, Vec<_>) =
+        present.into_iter().partition(|record| having.contains(&record.id));
+    let cannot = |record: &&VolumeRecord| {
+        asides.contains_key(&block::VolumeId(record.id)) || !keys.has(record.key())
+    };
+    let unable: Vec<String> =
+        able.iter().filter(cannot).map(|record| record.name.clone()).collect();
+    if !unable.is_empty() {
+        let why = format!(
+            "the copy has an earlier state of these volumes than of the others, or lacks their own key, so that they cannot \
+             be shown as of snapshot {name}: {}; restore without @{name}, and roll the others back",
+            unable.join(", ")
+        );
+        return refused(ErrorKind::Invalid, why);
+    }
+    if able.is_empty() {
+        let of = match asked.volumes {
+            [] => "no volume has".to_owned(),
+            [one] => format!("volume {one} does not have"),
+            _ => "none of these volumes has".to_owned(),
+        };
+        let there = match names.len() {
+            0 => "it has no snapshots".to_owned(),
+            _ => format!("it has {}", some_of(&names.into_iter().collect::<Vec<_>>())),
+        };
+        let why = format!("{of} a snapshot {name} in its newest state, of {as_of}; {there}");
+        return refused(ErrorKind::NotFound, why);
+    }
+    choice.without_snapshot = without.into_iter().map(|record| record.name).collect();
+    Ok(choice)
+}
+
+/// Before anything of a restored pool is served: it has the volumes that were asked for, and these show the snapshot.
+///
+/// # Errors
+/// Those of the store and the log, after which the next start tries again. A volume that cannot be rolled back for another
+/// reason is named in the log, as an error, and stays as in the state of the copy.
+pub(crate) async fn apply_choice(
+    restored: &mut Restored,
+    pool: &Pool,
+    store: &Store,
+    key: &PoolKey,
+) -> Result<()> {
+    let Origin { snapshot, only, volume_name, is_chosen, .. } = restored.origin.clone();
+    let is_part = (only.is_some() || volume_name.is_some()) && !is_chosen;
+    if snapshot.is_none() && !is_part {
+        return Ok(());
+    }
+    let is_wanted = |id: u32| only.as_ref().is_none_or(|only| only.contains(&id));
+    if let Some(name) = &snapshot {
+        let found = pool.snapshots(None)?.into_iter();
+        let is_it = |record: &SnapshotRecord| record.name == *name && is_wanted(record.volume);
+        for found in found.filter(|found| is_it(&found.record)) {
+            let done = pool.roll_back(&found.volume, name, async { Ok(()) }).await;
+            match done {
+                Ok(_) => {}
+                // The next start tries again.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Fenced) =>
+                {
+                    return Err(error);
+                }
+                // The others are not to wait for it for ever.
+                Err(error) => tracing::error!(
+                    volume = %found.volume, snapshot = name, error = %error.chain(),
+                    "a restored volume does not show the snapshot that was asked for, but the state of the copy"
+                ),
+            }
+        }
+        tracing::info!(snapshot = name, "the restored volumes show the snapshot");
+    }
+    fail_point!("restore-rolled-back");
+    if let Some(only) = only.as_ref().filter(|_| is_part) {
+        pool.keep_only(only).await?;
+        fail_point!("restore-others-dropped");
+    }
+    if let Some(new) = volume_name.filter(|_| is_part) {
+        let present = pool.records().into_iter();
+        let is_it =
+            |record: &VolumeRecord| record.state == VolumeState::Present && is_wanted(record.id);
+        for record in present.filter(|record| is_it(record) && record.name != new) {
+            pool.rename_volume(&record.name, &new, async { Ok(()) }).await?;
+        }
+    }
+    let done = Origin { snapshot: None, is_chosen: true, ..restored.origin.clone() };
+    note(store, key, &mut restored.origin, done).await?;
+    fail_point!("restore-chosen");
+    Ok(())
+}
