@@ -430,6 +430,7 @@ fn copy_request(command: &CopyCommand) -> Result<(&args::PoolArgs, Request), Fai
         CopyCommand::Add {
             pool,
             url,
+            volume,
             interval,
             snapshots_only,
             rate,
@@ -445,6 +446,7 @@ fn copy_request(command: &CopyCommand) -> Result<(&args::PoolArgs, Request), Fai
                 interval_seconds: interval.duration().as_secs(),
                 is_snapshots_only: *snapshots_only,
                 bytes_per_second: rate.map(|rate| rate.0),
+                volumes: volume.clone(),
                 key_file: copy_key_file.as_deref().map(absolute).transpose()?,
                 is_key_replaced: *replace_copy_key,
                 created_at: crate::units::unix_seconds_now(),

@@ -93,6 +93,9 @@ pub struct NewCopy {
     /// Bytes a second, at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
+    /// Names of the volumes that it is of; none: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<String>,
     /// Key file on the machine of the daemon that alone is to open it, made where it is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_file: Option<PathBuf>,
@@ -112,6 +115,7 @@ impl NewCopy {
             is_snapshots_only: self.is_snapshots_only,
             bytes_per_second: self.bytes_per_second,
             has_own_key: false,
+            volumes: None,
             created_at: self.created_at,
             published: None,
         }
@@ -232,7 +236,7 @@ impl Copies {
     pub async fn add(&self, new: NewCopy) -> Result<()> {
         let spec = new.spec();
         check_url(&spec.url)?;
-        let Source { store, key, id, lineage, name, .. } = &self.source;
+        let Source { store, key, id, lineage, name, pool, .. } = &self.source;
         let own = store.url().trim_end_matches('/');
         let url = spec.url.trim_end_matches('/');
         if url == own || url.starts_with(&format!("{own}/")) {
@@ -248,6 +252,11 @@ impl Copies {
             let what = format!("copy to {url}: it is there; `spindle copy rm` ends it");
             Error::new(ErrorKind::Busy, what)
         };
+        let mut volumes = BTreeSet::new();
+        for name in &new.volumes {
+            let volume = pool.volume(name).ok_or_else(|| pool.why_not(name))?;
+            volumes.insert(volume.id().0);
+        }
         let copies = self.specs().await?;
         if copies.iter().any(|copy| same_place(&copy.url, &spec.url)) {
             return Err(there(&spec.url));
@@ -256,6 +265,9 @@ impl Copies {
         let target = Target::open(&spec.url, spec.env_prefix.as_deref())?;
         target.claim(key, (*id, *lineage), name).await?;
         let mut spec = spec;
+        if !new.volumes.is_empty() {
+            spec.volumes = Some(volumes);
+        }
         if let Some(newest) = target.newest(key, *id).await? {
             if newest.commit_number > self.source.pool.tier_status().map.commit_number {
                 return Err(put_back(&spec.url, &newest));
@@ -687,7 +699,11 @@ impl Running {
 
     fn snapshots(&self) -> Snapshots {
         let found = self.source.pool.tier().snapshots();
-        found.into_iter().map(|(volume, lsn, _)| (volume, lsn)).collect()
+        let is_its = |volume: VolumeId| {
+            self.spec.volumes.as_ref().is_none_or(|volumes| volumes.contains(&volume.0))
+        };
+        let its = found.into_iter().filter(|(volume, ..)| is_its(*volume));
+        its.map(|(volume, lsn, _)| (volume, lsn)).collect()
     }
 
     async fn open(&self, state: &watch::Sender<CopyState>) -> Result<(Target, Copier)> {
@@ -703,6 +719,10 @@ impl Running {
             ..CopierOptions::default()
         };
         let copier = pool.tier().copier(target.objects(), options, self.progress.clone()).await?;
+        let copier = match &self.spec.volumes {
+            Some(volumes) => copier.of_volumes(volumes.iter().map(|id| VolumeId(*id)).collect()),
+            None => copier,
+        };
         self.source.offer(&self.spec.url, &target);
         // What was read before this start.
         pool.tier().warm(&target.heat(key, *id).await?);
@@ -759,8 +779,8 @@ impl Running {
             (None, newest) => newest,
             // What this process found there when it began.
             (Some(made), Some(newest))
-                if (newest.manifest, newest.commit_number)
-                    == (made.manifest, made.commit_number) =>
+                if (newest.manifest, newest.commit_number, &newest.volumes)
+                    == (made.manifest, made.commit_number, &self.spec.volumes) =>
             {
                 copier.published(newest.number);
                 Some(newest)
@@ -771,7 +791,8 @@ impl Running {
                 let next = |known| Some(Published::next(known, number, made.commit_number, term));
                 let known = self.source.set_published(&self.spec.url, next).await?;
                 let nonce = known.map(|known| known.nonce).unwrap_or_default();
-                let record = StateRecord::new(*id, (number, nonce), as_of, &made);
+                let record =
+                    StateRecord::new(*id, (number, nonce), as_of, &made, self.spec.volumes.clone());
                 fail_point!("copy-noted");
                 target.publish(key, &record).await?;
                 fail_point!("copy-published");

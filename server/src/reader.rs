@@ -97,13 +97,14 @@ async fn begin(
     let Pinned { target, pool, key, state, .. } = pinned;
     let mut options = reading_options(config, &target.view(state), *pool, key, state.epoch);
     options.volume_keys = target.volume_keys(key, *pool).await?;
+    options.left_out = state.left_out();
     let tier = Tier::open_read_only(options).await?;
     tracing::info!(
         state = state.number,
         as_of = crate::units::utc(state.as_of),
         "a state of the copy is open"
     );
-    let exports = CopyExports::new(tier.clone())?;
+    let exports = CopyExports::new(tier.clone(), |id| state.has_volume(id))?;
     let names = exports.volume_names();
     let server = Server::new(Arc::new(exports), server_options(config))?;
     let (listeners, endpoints) = listen(config, sockets, &names).await?;

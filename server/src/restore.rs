@@ -25,7 +25,7 @@ use crate::copies::target::{Pin, Target, WITNESS};
 use crate::keys::KeyRing;
 use crate::manifest::{self, NodeDir};
 use crate::pool::Pool;
-use crate::record::{VolumeState, check_name, is_false};
+use crate::record::{check_name, is_false};
 use crate::store::{Store, StoreOptions};
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tiering::fail_point;
 use tiering::map::database::{manifest_folder, manifest_path};
-use tiering::{HydrateCounts, HydrateOptions, HydrateProgress, RestoredStore, Tier};
+use tiering::{HydrateCounts, HydrateOptions, HydrateProgress, LeftOut, RestoredStore, Tier};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -154,6 +154,11 @@ impl Restored {
         }
     }
 
+    /// Segments that the copy lacked on purpose.
+    pub(crate) fn left_out(&self) -> Option<LeftOut> {
+        self.origin.state.left_out()
+    }
+
     pub(crate) fn counts(&self) -> HydrateCounts {
         self.progress.counts()
     }
@@ -235,12 +240,9 @@ impl Restored {
 /// Returns once nothing in the store's metadata names what purged volumes held, but for clones.
 async fn wait_dropped(pool: &Pool) -> Result<()> {
     pool.destage_all().await?;
-    let purged: BTreeSet<VolumeId> = {
-        let records = pool.records().into_iter();
-        let purged = records.filter(|record| record.state == VolumeState::Purged);
-        purged.map(|record| VolumeId(record.id)).collect()
-    };
-    while pool.tier().is_dropping(|volume| purged.contains(&volume)) {
+    let kept: BTreeSet<VolumeId> =
+        pool.records().into_iter().map(|record| VolumeId(record.id)).collect();
+    while pool.tier().is_dropping(|volume| !kept.contains(&volume)) {
         tokio::time::sleep(DROPPED_LOOK).await;
     }
     Ok(())

@@ -419,8 +419,9 @@ pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Resul
     };
     // A restored pool may still have parts of it in the copy only.
     let volume_keys = crate::volume_keys::load(&store, key, pool).await?;
-    let (store, _) = crate::restore::store_of(store, key, pool).await?;
+    let (store, restored) = crate::restore::store_of(store, key, pool).await?;
     let mut options = look_options(config, &store, pool, key, manifest.epoch);
+    options.left_out = restored.and_then(|restored| restored.left_out());
     options.volume_keys = volume_keys;
     fsck_store(options).await
 }
@@ -483,6 +484,7 @@ pub async fn fsck_copy(config: &Config, url: &str, env_prefix: Option<&str>) -> 
         Err(error) => return Err(error),
     };
     let mut options = look_options(config, &target.view(&state), pool, &key, state.epoch);
+    options.left_out = state.left_out();
     let checked = async {
         options.volume_keys = target.volume_keys(&key, pool).await?;
         fsck_store(options).await

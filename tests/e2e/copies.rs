@@ -736,3 +736,90 @@ fn some_volumes_of_a_copy_are_restored() {
     shown(&two);
     let _ = two.json(&["volume", "promote", "test"]);
 }
+
+/// `copy add --volume`: the copy has what these volumes show, whatever they were made from, and nothing else of size.
+#[test]
+fn a_copy_of_some_volumes() {
+    const MIB: usize = 1 << 20;
+    let volumes = [("db", "8MiB"), ("wal", "8MiB"), ("plain", "8MiB")];
+    let mut source = Daemon::started(SMALL, &volumes);
+    let url = source.place().join("copy").display().to_string();
+    let (first, second) = (noise(1, 4 * MIB), noise(2, MIB));
+    connect(&source, "db").write(0, &first, 0);
+    let _ = source.json(&["flush"]);
+    connect(&source, "plain").write(0, &noise(3, 8 * MIB), 0);
+    let _ = source.json(&["flush"]);
+    connect(&source, "wal").write(0, &second, 0);
+    let _ = source.json(&["snapshot", "create", "db,plain@monday"]);
+    let _ = source.json(&["clone", "db@monday", "test"]);
+    let _ = source.json(&["snapshot", "create", "test@own"]);
+    connect(&source, "test").write(0, &second[..4096], 0);
+    let add = ["copy", "add", &url, "--interval", "1h", "--volume"];
+    refused(&source, &[&add[..], &["nobody"]].concat(), "there is none");
+    let _ = source.json(&[&add[..], &["test", "--volume", "wal"]].concat());
+    let _ = source.json(&["copy", "sync", &url]);
+    assert_eq!(copy_of(&source)["volumes"], serde_json::json!(["wal", "test"]));
+    // Nothing of a volume that is written to beside them, whoever dies.
+    connect(&source, "plain").write(0, &noise(4, 4 * MIB), 0);
+    let _ = source.json(&["flush"]);
+    source.kill();
+    source.restart();
+    connect(&source, "wal").write(0, &first[..4096], 0);
+    let _ = source.json(&["copy", "sync", &url]);
+    let segments = source.place().join("copy/copy/segments");
+    let bytes = segment_bytes(&segments);
+    println!("{bytes} bytes are copied of {}", 5 * MIB);
+    assert!(bytes > 5 * MIB as u64 && bytes < 6 * MIB as u64, "{bytes} bytes are copied");
+    let found = source.json(&["fsck", "--copy", &url]);
+    assert_eq!(found["problem_count"], 0, "{found}");
+
+    let (mut reader, endpoint) = opened(&source, &url, "open.log");
+    let open =
+        |export: &str| Connection::open(&endpoint.with_export(export), &Wanted::everything());
+    assert!(open("test@own").expect("it opens").read(0, 4 * MIB as u32) == first);
+    assert!(open("plain").is_err() && open("db@monday").is_err());
+    reader.terminate();
+    assert!(reader.wait(Duration::from_secs(20)).expect("it ends").success());
+
+    let key = source.dir().join("spindle.key").display().to_string();
+    let mut other = Daemon::new(SMALL, &[]);
+    other.argue(&["--key-file", &key]);
+    let plain = ["restore", &url, "--key-file", &key, "--volume", "plain"];
+    refused(&other, &plain, "it has wal, test");
+    let _ = other.json(&["restore", &url, "--key-file", &key]);
+    other.restart();
+    let shown = |other: &Daemon| {
+        assert_eq!(volume_names(other), ["test", "wal"]);
+        let mut test = first.clone();
+        assert!(connect(other, "test@own").read(0, 4 * MIB as u32) == test);
+        test[..4096].copy_from_slice(&second[..4096]);
+        assert!(connect(other, "test").read(0, 4 * MIB as u32) == test);
+        let mut wal = second.clone();
+        wal[..4096].copy_from_slice(&first[..4096]);
+        assert!(connect(other, "wal").read(0, MIB as u32) == wal);
+    };
+    shown(&other);
+    other.kill();
+    other.restart();
+    wait_for("everything is here", || other.json(&["status"])["restored"]["is_whole"] == true);
+    shown(&other);
+    other.stop();
+    let found = other.json(&["fsck", "--key-file", &key]);
+    assert_eq!(found["problem_count"], 0, "{found}");
+    other.restart();
+    shown(&other);
+    let status = other.json(&["status"]);
+    assert_eq!(status["space"]["stuck_count"], 0, "{status}");
+
+    // It becomes one of all, in the same place.
+    let _ = source.json(&["copy", "rm", &url]);
+    let _ = source.json(&["copy", "add", &url, "--interval", "1h"]);
+    let _ = source.json(&["copy", "sync", &url]);
+    assert_eq!(copy_of(&source)["volumes"], Value::Null);
+    let found = source.json(&["fsck", "--copy", &url]);
+    assert_eq!(found["problem_count"], 0, "{found}");
+    let mut all = restored(&source, &url, &[], &[]);
+    assert!(connect(&all, "plain").read(0, 4 * MIB as u32) == noise(4, 4 * MIB));
+    all.stop();
+    source.stop();
+}

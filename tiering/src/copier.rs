@@ -15,16 +15,19 @@
 //!   anything within the grace of whoever is just opening an earlier state.
 //! - Segments are verified on their way. A damaged one is copied as it is, counted and reported, and never takes the
 //!   place of one that the copy has.
+//! - A copy of some volumes has all of the metadata, and the segments that these volumes need: see [`part`].
 //! - Memory is bounded: two segments, two parts of tables, and 40 bytes for each segment of the copy.
 
 mod hydrate;
 mod origin;
+mod part;
 mod replaced;
 mod segments;
 mod transfer;
 
 pub use hydrate::{HydrateCounts, HydrateOptions, HydrateProgress};
 pub use origin::RestoredStore;
+pub use part::LeftOut;
 
 use crate::fail_point;
 use crate::heat::Hottest;
@@ -174,6 +177,8 @@ pub struct Copier {
     strays: Vec<Path>,
     /// Segments that were damaged or missing in the pool's store, and when that was found; `None`: before this start.
     bad: BTreeMap<u64, Option<Instant>>,
+    /// `None`: all volumes.
+    part: Option<part::Part>,
     replaced: Option<Replaced>,
     doomed: VecDeque<Doomed>,
     last_commit: Option<u64>,
@@ -208,6 +213,7 @@ impl Tier {
             manifests: BTreeSet::new(),
             strays: Vec::new(),
             bad: BTreeMap::new(),
+            part: None,
             replaced: None,
             doomed: VecDeque::new(),
             last_commit: None,
@@ -416,6 +422,10 @@ impl Copier {
         self.progress.copied_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.progress.copied_count.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+fn held_of(info: &SegmentInfo) -> Held {
+    Held { epoch: info.epoch, id: info.id }
 }
 
 /// What is wrong with a segment's object, if something is.

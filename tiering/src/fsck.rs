@@ -22,7 +22,7 @@ use crate::map::{LayerId, StoredPage};
 use crate::segment::DirectoryEntry;
 use crate::tier::Inner;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Pages or segments taken from the database at a time.
@@ -117,6 +117,10 @@ struct Check<'a> {
     refreshes_left: u32,
     /// A newer state of the metadata than the one that is checked.
     newer: Option<Database>,
+    /// Segments that a copy of some volumes was not to have.
+    left_out: HashSet<u64>,
+    /// Layers of which nothing is left out.
+    needing: BTreeSet<LayerId>,
 }
 
 impl Inner {
@@ -133,7 +137,12 @@ impl Inner {
             verified_until: 0,
             refreshes_left: REFRESHES_MAX,
             newer: None,
+            left_out: HashSet::new(),
+            needing: BTreeSet::new(),
         };
+        if let Some(left_out) = &self.options.left_out {
+            check.needing = self.map.layers().needed_by(&left_out.volumes, false);
+        }
         // The pages first: the state that they are compared in is kept for hours, reading all frames
         // may take days.
         while let Err(error) = check.check_map().await {
@@ -215,6 +224,7 @@ impl Check<'_> {
         self.report = FsckReport::default();
         self.gone.clear();
         self.stored.clear();
+        self.left_out.clear();
         self.name_asides();
         self.report.snapshot_count = self.inner.map.snapshots().iter().count() as u64;
         self.walk_pages().await?;
@@ -266,6 +276,12 @@ impl Check<'_> {
         match error.kind() {
             ErrorKind::NotFound if self.is_reclaimed(record).await? => {
                 self.report.reclaimed_count += u64::from(self.gone.insert(record.info.number.0));
+                self.keep(record.info.number.0, None);
+                Ok(())
+            }
+            ErrorKind::NotFound if self.inner.may_be_left_out(record.info.number.0) => {
+                // Whoever needs it is named with its page.
+                self.left_out.insert(record.info.number.0);
                 self.keep(record.info.number.0, None);
                 Ok(())
             }
@@ -472,6 +488,9 @@ impl Check<'_> {
             },
         };
         let Some(entries) = entries else {
+            if self.left_out.contains(&number) && !self.needing.contains(&layer) {
+                return Ok(None);
+            }
             return Ok(Some(format!("segment {number} cannot be read")));
         };
         let entry = usize::try_from(run.frame_index).ok().and_then(|index| entries.get(index));

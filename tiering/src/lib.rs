@@ -33,7 +33,7 @@ mod watched;
 
 pub use copier::{
     CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, HydrateCounts, HydrateOptions,
-    HydrateProgress, RestoredStore,
+    HydrateProgress, LeftOut, RestoredStore,
 };
 pub use dedup::{DedupStatus, Found};
 pub use destage::{

@@ -40,6 +40,10 @@ pub(crate) struct Planted {
     pub(crate) pin_ignored: bool,
     /// What a copy has is put back as it is.
     pub(crate) mend_unverified: bool,
+    /// A copy of some volumes lacks what was written for those that they were made from.
+    pub(crate) part_without_bases: bool,
+    /// A copy of some volumes lacks what only back-references say that they name.
+    pub(crate) part_without_references: bool,
     /// What is put back may be forgotten meanwhile.
     pub(crate) mend_unheld: bool,
     /// A damaged segment takes the place of a whole one in a copy.
@@ -86,6 +90,8 @@ impl Planted {
             copy_without_hold: has("copy-without-hold"),
             pin_ignored: has("pin-ignored"),
             mend_unverified: has("mend-unverified"),
+            part_without_bases: has("part-without-bases"),
+            part_without_references: has("part-without-references"),
             mend_unheld: has("mend-unheld"),
             damage_overwrites: has("damage-overwrites"),
             missing_unowned: has("missing-unowned"),

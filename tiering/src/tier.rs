@@ -13,6 +13,7 @@ mod layers;
 mod opening;
 mod read;
 
+use crate::copier::LeftOut;
 use crate::dedup::Dedup;
 use crate::destage::buffers::Buffers;
 use crate::destage::{DestageError, DestageReport, LogSource, Window};
@@ -119,6 +120,8 @@ pub struct TierOptions {
     pub(crate) is_dedup: bool,
     /// The bits of a fingerprint that count: less of them in tests.
     pub(crate) fingerprint_mask: u64,
+    /// Of a copy of some volumes, or a pool that was restored from one: segments that may be missing.
+    pub left_out: Option<LeftOut>,
     /// Asked each time before the metadata is claimed; without it only the metadata's own epochs
     /// tell owners apart.
     pub owner_check: Option<OwnerCheck>,
@@ -154,6 +157,7 @@ impl TierOptions {
             dedup_index_bytes: 32 << 20,
             is_dedup: false,
             fingerprint_mask: u64::MAX,
+            left_out: None,
             owner_check: None,
             planted: Planted::from_environment(),
         }

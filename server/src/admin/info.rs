@@ -103,6 +103,9 @@ pub struct CopyInfo {
     /// It has a key of its own: what opens the pool does not open it.
     #[serde(default)]
     pub has_own_key: bool,
+    /// Names of the volumes that it is of; absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<Vec<String>>,
     /// Seconds since 1970.
     pub created_at: u64,
     /// A daemon brings it up to date; otherwise nothing more than this is known.

@@ -131,6 +131,9 @@ pub enum CopyCommand {
         pool: PoolArgs,
         /// s3://bucket/prefix, gs://…, az://…, file:///path, or a directory
         url: String,
+        /// Copy this volume with its snapshots, and none that is not named so. May be repeated
+        #[arg(long, value_name = "NAME")]
+        volume: Vec<String>,
         /// From the beginning of one state of the copy to that of the next
         #[arg(long, value_name = "DURATION", default_value = "60s")]
         interval: Span,

@@ -202,6 +202,10 @@ fn copies(infos: &[CopyInfo]) -> String {
             }
             (None, None) => "waiting".to_owned(),
         };
+        let made = match &info.volumes {
+            Some(volumes) => format!("{made}, of {}", some_of(volumes)),
+            None => made,
+        };
         vec![info.url.clone(), made, state, behind, now]
     }));
     table(&rows, &[])

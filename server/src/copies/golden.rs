@@ -8,6 +8,7 @@ use crate::restore::{self, Origin};
 use block::seal::{PoolKey, SALT_BYTES};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
 use uuid::Uuid;
 
 const GOLDEN: &str = include_str!("../../testdata/copies-v1.txt");
@@ -46,6 +47,7 @@ fn golden_documents_of_version_1() {
         segment_bytes: 1 << 30,
         table_count: 5,
         next_segment: 77,
+        volumes: None,
         nonce: nonce.clone(),
     };
     let identity = Identity {
@@ -70,6 +72,7 @@ fn golden_documents_of_version_1() {
         is_snapshots_only: true,
         bytes_per_second: None,
         has_own_key: false,
+        volumes: None,
         created_at: 1_600_000_000,
         published: None,
     };
@@ -101,6 +104,10 @@ fn golden_documents_of_version_1() {
     let keyed = CopySpec { has_own_key: true, ..plain.clone() };
     let keyed =
         ListBody { format, pool: POOL, number: 5, copies: vec![keyed], nonce: nonce.clone() };
+    let volumes = Some(BTreeSet::from([2, 9]));
+    let part = CopySpec { volumes: volumes.clone(), ..plain.clone() };
+    let part = ListBody { format, pool: POOL, number: 6, copies: vec![part], nonce: nonce.clone() };
+    let state_of_part = StateRecord { volumes: volumes.clone(), ..state.clone() };
     let heat = HeatBody { format, pool: POOL, segments: vec![(76, 1000), (3, 2)] };
     let copies = vec![plain, other];
     let list = ListBody { format, pool: POOL, number: 3, copies, nonce: nonce.clone() };
@@ -123,6 +130,12 @@ fn golden_documents_of_version_1() {
         lost_count: 0,
         nonce,
     };
+    let origin_of_part = Origin {
+        only: volumes,
+        volume_name: Some("db-new".to_owned()),
+        is_chosen: true,
+        ..origin.clone()
+    };
     let written = [
         sealed(IDENTITY, &identity),
         sealed(STATES, &state),
@@ -132,6 +145,9 @@ fn golden_documents_of_version_1() {
         sealed(list::FOLDER, &later),
         sealed(list::FOLDER, &keyed),
         sealed(HEAT, &heat),
+        sealed(STATES, &state_of_part),
+        sealed(list::FOLDER, &part),
+        sealed(restore::FOLDER, &origin_of_part),
     ];
     let written = written.concat();
     if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {

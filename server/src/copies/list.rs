@@ -10,6 +10,7 @@ use crate::store::Store;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use uuid::Uuid;
 
 /// Folder of the chain in the pool's prefix, and the purpose of its seal.
@@ -39,6 +40,9 @@ pub struct CopySpec {
     /// The copy has a key ring of its own: what opens the pool does not open it.
     #[serde(default, skip_serializing_if = "crate::record::is_false")]
     pub has_own_key: bool,
+    /// Ids of the volumes that it is of; absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<BTreeSet<u32>>,
     /// Seconds since 1970.
     pub created_at: u64,
     /// The newest state that the pool has made there, or was about to; absent before the first.

@@ -17,13 +17,14 @@ use crate::keys::{DataKey, KeyRing, KeySource};
 use crate::store::{Store, StoreOptions, below};
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Result};
+use block::{Error, ErrorKind, Result, VolumeId};
 use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use tiering::{CopiedState, VolumeKeys, state_view};
+use tiering::{CopiedState, LeftOut, VolumeKeys, state_view};
 use uuid::Uuid;
 
 /// Folder below the given prefix.
@@ -91,6 +92,9 @@ pub struct StateRecord {
     pub table_count: u64,
     /// First number that no segment of it has.
     pub next_segment: u64,
+    /// Ids of the volumes of which it has all segments; absent: of all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<BTreeSet<u32>>,
     /// Random, and known to the pool before the state is published: tells whether it is the pool's.
     pub(crate) nonce: String,
 }
@@ -102,6 +106,7 @@ impl StateRecord {
         (number, nonce): (u64, String),
         as_of: u64,
         state: &CopiedState,
+        volumes: Option<BTreeSet<u32>>,
     ) -> StateRecord {
         StateRecord {
             format: Format::CURRENT,
@@ -118,8 +123,20 @@ impl StateRecord {
             segment_bytes: state.segment_bytes,
             table_count: state.table_count,
             next_segment: state.next_segment,
+            volumes,
             nonce,
         }
+    }
+
+    /// What it lacks on purpose.
+    pub(crate) fn left_out(&self) -> Option<LeftOut> {
+        let volumes = self.volumes.as_ref()?.iter().map(|id| VolumeId(*id)).collect();
+        Some(LeftOut { below: self.next_segment, volumes: Arc::new(volumes) })
+    }
+
+    /// It has all that a volume of this id needs.
+    pub(crate) fn has_volume(&self, id: u32) -> bool {
+        self.volumes.as_ref().is_none_or(|volumes| volumes.contains(&id))
     }
 }
 

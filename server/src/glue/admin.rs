@@ -255,7 +255,7 @@ impl AdminHandler for AdminPool {
             }
             Request::CopyAdd(new) => {
                 self.copies.add(new).await?;
-                Ok(Reply::Copies { copies: copy_infos(&self.copies).await? })
+                Ok(Reply::Copies { copies: copy_infos(&open, &self.copies).await? })
             }
             Request::CopyRemove { url } => {
                 self.copies.remove(&url).await?;
@@ -264,7 +264,9 @@ impl AdminHandler for AdminPool {
                 );
                 Ok(Reply::Done { message })
             }
-            Request::CopyList => Ok(Reply::Copies { copies: copy_infos(&self.copies).await? }),
+            Request::CopyList => {
+                Ok(Reply::Copies { copies: copy_infos(&open, &self.copies).await? })
+            }
             Request::CopySync { url } => {
                 let state = self.copies.sync(&url).await?;
                 let message = format!(

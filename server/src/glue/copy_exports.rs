@@ -44,16 +44,16 @@ pub(crate) struct CopyExports {
 }
 
 impl CopyExports {
-    /// Of a tier that was opened to be read.
+    /// Of a tier that was opened to be read, and the volumes of which the copy has everything.
     ///
     /// # Errors
     /// `Corrupt` and `Unsupported` for records that cannot be read.
-    pub(crate) fn new(tier: Tier) -> Result<CopyExports> {
+    pub(crate) fn new(tier: Tier, has_volume: impl Fn(u32) -> bool) -> Result<CopyExports> {
         let (keys, asides) = (tier.volume_keys().clone(), tier.asides());
         let (mut shown, mut names) = (BTreeMap::new(), BTreeMap::new());
         for (volume, record) in tier.volume_records() {
             let record = VolumeRecord::decode(&record)?;
-            if record.state != VolumeState::Present {
+            if record.state != VolumeState::Present || !has_volume(record.id) {
                 continue;
             }
             let keyless = (!keys.has(record.key())).then_some(KEYLESS);

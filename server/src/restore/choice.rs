@@ -34,7 +34,7 @@ pub struct Asked<'a> {
 /// What that is in a state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// All other volumes are dropped.
+    /// All other volumes are dropped: also those that the copy does not have.
     pub only: Option<BTreeSet<u32>>,
     /// The one volume gets this name.
     pub volume_name: Option<String>,
@@ -56,13 +56,14 @@ pub(super) async fn choose(
     (pool, key): (Uuid, &PoolKey),
     (url, asked): (&str, Asked<'_>),
 ) -> Result<Choice> {
-    if asked == Asked::default() {
+    if asked == Asked::default() && state.volumes.is_none() {
         return Ok(Choice::default());
     }
     let refused = |kind, why: String| Err(Error::new(kind, format!("restore from {url}: {why}")));
     let as_of = crate::units::utc(state.as_of);
     let mut options = look_options(config, &target.view(state), pool, key, state.epoch);
     options.volume_keys = target.volume_keys(key, pool).await?;
+    options.left_out = state.left_out();
     let tier = Tier::open_read_only(options).await?;
     let (records, snapshots) = (tier.volume_records(), tier.snapshots());
     let (asides, keys) = (tier.asides(), tier.volume_keys().clone());
@@ -70,11 +71,11 @@ pub(super) async fn choose(
     let mut present: Vec<VolumeRecord> = Vec::new();
     for (_, record) in records {
         let record = VolumeRecord::decode(&record)?;
-        if record.state == VolumeState::Present {
+        if record.state == VolumeState::Present && state.has_volume(record.id) {
             present.push(record);
         }
     }
-    let mut choice = Choice::default();
+    let mut choice = Choice { only: state.volumes.clone(), ..Choice::default() };
     if !asked.volumes.is_empty() {
         let mut only = BTreeSet::new();
         for name in asked.volumes {

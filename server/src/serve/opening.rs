@@ -115,6 +115,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     }));
     let volume_keys = VolumeKeyRing::open(&own_store, &key, keys.pool(), ownership.epoch()).await?;
     options.volume_keys = volume_keys.table().clone();
+    options.left_out = restored.as_ref().and_then(restore::Restored::left_out);
     let tier = Tier::open(options).await?;
     if let Some(restored) = &restored {
         restored.keep_apart(&tier);

@@ -117,6 +117,7 @@ impl Tier {
             progress,
             own,
             lost: Vec::new(),
+            left_out: Own::new(),
         };
         hydration.fetch_tables().await?;
         if !options.dead_patience.is_zero() {
@@ -157,12 +158,15 @@ struct Hydration<'a> {
     progress: &'a HydrateProgress,
     own: Own,
     lost: Vec<Path>,
+    /// The copy was not to have them, and nothing names them.
+    left_out: Own,
 }
 
 impl Hydration<'_> {
     fn is_missing(&self, info: &SegmentInfo) -> bool {
         info.number.0 < self.below
             && self.own.get(&info.number.0) != Some(&info.id)
+            && self.left_out.get(&info.number.0) != Some(&info.id)
             && !self.lost.contains(&info.object_path())
     }
 
@@ -308,7 +312,9 @@ impl Hydration<'_> {
             self.pace.wait(u64::from(info.object_bytes)).await;
             let _place = self.inner.copy_places.acquire().await;
             let Some(object) = self.get(&path).await? else {
-                if self.is_named(info).await? {
+                if self.is_left_out(info).await? {
+                    self.left_out.insert(info.number.0, info.id);
+                } else if self.is_named(info).await? {
                     self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
                     self.inner.dedup.note_bad(info.number.0);
                     tracing::error!(object = %path, "the copy lacks a segment that the restored pool needs");
@@ -349,6 +355,11 @@ impl Hydration<'_> {
         self.inner.map.check(&writer)?;
         let found = self.inner.map.find_segment(info.number.0).await?;
         Ok(found.is_some_and(|record| record.info == *info))
+    }
+
+    async fn is_left_out(&self, info: &SegmentInfo) -> Result<bool> {
+        let number = info.number.0;
+        Ok(self.inner.may_be_left_out(number) && self.inner.map.live_blocks(number).await? == 0)
     }
 
     /// `None`: the copy has no such object.

@@ -2,7 +2,7 @@
 
 use super::replaced::Replaced;
 use super::transfer::{each, source_error, target_error};
-use super::{Copier, Held, STEP, damaged_path, path_of, verify};
+use super::{Copier, Held, STEP, damaged_path, held_of, path_of, verify};
 use crate::map::Map;
 use crate::map::records::{Root, SegmentRecord};
 use crate::orphans::Hold;
@@ -40,6 +40,7 @@ impl Copier {
             let end = next.unwrap_or(u64::MAX);
             let named: BTreeMap<u64, SegmentRecord> =
                 records.iter().map(|(record, _)| (record.info.number.0, *record)).collect();
+            let named = self.needed(map, named, (last + 1, end)).await?;
             let has = |number: &u64, held: &Held| {
                 named.get(number).is_some_and(|record| held_of(&record.info) == *held)
             };
@@ -193,8 +194,4 @@ impl Copier {
         );
         Ok(())
     }
-}
-
-fn held_of(info: &SegmentInfo) -> Held {
-    Held { epoch: info.epoch, id: info.id }
 }

@@ -17,10 +17,12 @@ use crate::fail_point;
 use block::units::u64_at;
 use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 pub(super) const BACK_REFERENCE_VERSION: u8 = 1;
+/// Back-references that are read at a time.
+const REFERENCES_STEP: usize = if cfg!(test) { 64 } else { 4096 };
 const FOUND_VERSION: u8 = 1;
 const FOUND_BYTES: usize = 1 + 8 + 8;
 
@@ -133,6 +135,42 @@ impl Map {
             }
         }
         Ok(false)
+    }
+
+    /// The segments of these numbers that have a back-reference to a page of one of these layers.
+    ///
+    /// # Errors
+    /// As [`Map::back_references`].
+    pub(crate) async fn referenced_from(
+        &self,
+        segments: std::ops::RangeInclusive<u64>,
+        layers: &BTreeSet<LayerId>,
+    ) -> Result<BTreeSet<u64>> {
+        let mut found = BTreeSet::new();
+        if !self.has_dedup() {
+            return Ok(found);
+        }
+        let mut from =
+            Bound::Included(back_reference_key(*segments.start(), LayerId(0), 0).to_vec());
+        let until = back_reference_key(*segments.end(), LayerId(u64::MAX), u32::MAX).to_vec();
+        loop {
+            let until = Bound::Included(until.clone());
+            let read = entries(&self.db(), from, until, REFERENCES_STEP).await?;
+            for (key, _) in &read {
+                let Some((segment, layer, _)) = back_reference_of(key) else {
+                    return Err(keys::corrupt(key, "not the key of a back-reference"));
+                };
+                if layers.contains(&layer) {
+                    found.insert(segment);
+                }
+            }
+            match read.last() {
+                Some((key, _)) if read.len() == REFERENCES_STEP => {
+                    from = Bound::Excluded(key.to_vec())
+                }
+                _ => return Ok(found),
+            }
+        }
     }
 
     /// Whether the page has a back-reference from a segment.

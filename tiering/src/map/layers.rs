@@ -13,7 +13,7 @@
 use super::keys::{corrupt, layer_key};
 use block::units::{array_at, u32_at, u64_at};
 use block::{Lsn, Result, VolumeId};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Of layers that have no parent and are not former.
@@ -256,6 +256,24 @@ impl LayerList {
             next = self.base(parent, u32::MAX);
         }
         found
+    }
+
+    /// The layers that what volumes show may have been written for: theirs, and those that these were made from.
+    pub(crate) fn needed_by(
+        &self,
+        volumes: &BTreeSet<VolumeId>,
+        is_planted_without_bases: bool,
+    ) -> BTreeSet<LayerId> {
+        let mut needed: BTreeSet<LayerId> =
+            volumes.iter().map(|volume| LayerId::of_volume(*volume)).collect();
+        for layer in self.0.records.keys().filter(|layer| volumes.contains(&layer.volume())) {
+            let parent = |layer: &LayerId| self.get(*layer).and_then(|record| record.parent);
+            match is_planted_without_bases {
+                true => drop(needed.insert(*layer)),
+                false => needed.extend(std::iter::successors(Some(*layer), parent)),
+            }
+        }
+        needed
     }
 
     /// Whether a layer is another one or was made from it, directly or not.

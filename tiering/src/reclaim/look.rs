@@ -87,6 +87,21 @@ impl Inner {
         Ok(Some(all))
     }
 
+    /// Of a segment that a copy of some volumes lacks on purpose, and of which nothing counts as live: that nobody names it, and
+    /// the back-references that go with it.
+    pub(super) async fn look_at_left_out(&self, record: &SegmentRecord) -> Result<Look> {
+        let number = record.info.number.0;
+        let (references, is_cut) = self.map.back_references(number, REFERENCES_AT_ONCE).await?;
+        let mut look = Look { is_cut, ..Look::default() };
+        if is_cut {
+            let pages = references.iter();
+            let pages = pages.flat_map(|(page, layers)| layers.iter().map(|layer| (*layer, *page)));
+            look.needless = pages.collect();
+        }
+        look.references = Some(references).filter(|references| !references.is_empty());
+        Ok(look)
+    }
+
     /// What pages of this number name of a segment: those of the layers that its frames were written for, and of
     /// all layers that were made from these.
     async fn look_at_page(

@@ -70,6 +70,20 @@ impl Inner {
             let look = match look {
                 Ok(Some(look)) => look,
                 Ok(None) => continue, // forgotten meanwhile
+                // Nothing that the copy was of has ever named it, and what did is counted out.
+                Err(error) if self.is_left_out(record, &error) => match victim.live {
+                    0 => match self.look_at_left_out(record).await {
+                        Ok(look) => look,
+                        Err(error) => {
+                            self.leave_alone(record, error)?;
+                            continue;
+                        }
+                    },
+                    _ => {
+                        self.reclaim.state.lock().is_pass_wanted = true;
+                        continue;
+                    }
+                },
                 Err(error) => {
                     self.leave_alone(record, error)?;
                     continue;
@@ -122,6 +136,10 @@ impl Inner {
         self.reclaim.state.lock().victims.extend(later.into_iter().rev());
         let written = writer.finish().await?;
         Ok(Rewritten { live, settled, emptied, written, read_bytes, by_place })
+    }
+
+    fn is_left_out(&self, record: &SegmentRecord, error: &Error) -> bool {
+        error.kind() == ErrorKind::NotFound && self.may_be_left_out(record.info.number.0)
     }
 
     /// Puts the live blocks of a segment, sorted, into new ones. Returns the bytes of their frames.

@@ -133,7 +133,11 @@ pub(super) async fn scrub_info(scrub: &Scrub) -> Result<ScrubInfo> {
     Ok(info)
 }
 
-pub(super) async fn copy_infos(copies: &Copies) -> Result<Vec<CopyInfo>> {
+pub(super) async fn copy_infos(open: &OpenPool, copies: &Copies) -> Result<Vec<CopyInfo>> {
+    let names: std::collections::BTreeMap<u32, String> =
+        open.pool.records().into_iter().map(|record| (record.id, record.name)).collect();
+    let named =
+        |id: &u32| names.get(id).cloned().unwrap_or_else(|| format!("volume {id}, which is gone"));
     let info = |status: CopyStatus| {
         let (spec, counts) = (status.spec, status.counts);
         let newest = status.state.as_ref().and_then(|state| state.newest.as_ref());
@@ -145,6 +149,7 @@ pub(super) async fn copy_infos(copies: &Copies) -> Result<Vec<CopyInfo>> {
             is_snapshots_only: spec.is_snapshots_only,
             bytes_per_second: spec.bytes_per_second,
             has_own_key: spec.has_own_key,
+            volumes: spec.volumes.map(|volumes| volumes.iter().map(named).collect()),
             created_at: spec.created_at,
             is_running: status.state.is_some(),
             state: newest.map(|newest| CopyStateInfo {

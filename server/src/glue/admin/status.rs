@@ -50,7 +50,7 @@ impl AdminPool {
         if !has_recovery_key {
             warnings.push("no recovery key was made: run `spindle key backup`".to_owned());
         }
-        warnings.extend(self.copy_warnings().await);
+        warnings.extend(self.copy_warnings(open).await);
         warnings.extend(self.scrub_warnings().await);
         let max_age = open.config.settings().destage.max_age.duration().as_secs_f64();
         if oldest_seconds > max_age * LATE_FACTOR {
@@ -147,8 +147,8 @@ impl AdminPool {
     }
 
     /// What a person should know of the pool's copies.
-    async fn copy_warnings(&self) -> Vec<String> {
-        let copies = match copy_infos(&self.copies).await {
+    async fn copy_warnings(&self, open: &OpenPool) -> Vec<String> {
+        let copies = match copy_infos(open, &self.copies).await {
             Ok(copies) => copies,
             Err(error) => return vec![format!("the copies are not known: {}", error.chain())],
         };

@@ -11,10 +11,10 @@ use std::panic::AssertUnwindSafe;
 /// What one volume holds, or held; the model's volume is 0.
 type Held = Arc<Model>;
 
-struct Clones {
-    world: World,
-    live: BTreeMap<u32, Held>,
-    shown: BTreeMap<(u32, Lsn), Held>,
+pub(super) struct Clones {
+    pub(super) world: World,
+    pub(super) live: BTreeMap<u32, Held>,
+    pub(super) shown: BTreeMap<(u32, Lsn), Held>,
     next_volume: u32,
     rollback_count: u32,
     /// What may be there after a crash now, the newest last.
@@ -27,7 +27,7 @@ type State = (BTreeMap<u32, Held>, BTreeMap<(u32, Lsn), Held>);
 const VOLUMES_MAX: usize = 6;
 
 impl Clones {
-    fn new(seed: u64) -> Clones {
+    pub(super) fn new(seed: u64) -> Clones {
         let live: BTreeMap<u32, Held> = [(1, Held::default()), (2, Held::default())].into();
         let (world, shown) = (World::new(seed), BTreeMap::new());
         let possible = vec![(live.clone(), shown.clone())];
@@ -44,7 +44,7 @@ impl Clones {
         self.possible = vec![self.state()];
     }
 
-    fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         self.world.rng.below(bound.max(1) as u64) as usize
     }
 
@@ -95,7 +95,7 @@ impl Clones {
     }
 
     /// Destages a window of writes, trims and snapshots.
-    async fn write(&mut self, tier: &Tier, op_count: u64) -> Result<()> {
+    pub(super) async fn write(&mut self, tier: &Tier, op_count: u64) -> Result<()> {
         let window = self.window(op_count);
         let after = self.state();
         self.possible.push(after.clone());
@@ -105,7 +105,7 @@ impl Clones {
     }
 
     /// Clones, rolls back, promotes or removes.
-    async fn change(&mut self, tier: &Tier) -> Result<()> {
+    pub(super) async fn change(&mut self, tier: &Tier) -> Result<()> {
         match self.below(8) {
             0 | 1 if self.live.len() < VOLUMES_MAX => {
                 let Some((source, at)) = self.any_snapshot() else { return Ok(()) };
@@ -177,7 +177,7 @@ impl Clones {
         tier.retire(VolumeId(volume)).await
     }
 
-    async fn check_some(&mut self, tier: &Tier, count: u64) {
+    pub(super) async fn check_some(&mut self, tier: &Tier, count: u64) {
         for _ in 0..count {
             let at = if self.below(2) == 0 { self.any_snapshot() } else { None };
             let (volume, at) = match at {
@@ -215,7 +215,7 @@ impl Clones {
         assert_eq!(differs, None, "volume {volume} at {at:?}, offset {offset}, length {length}");
     }
 
-    async fn check_all(&self, tier: &Tier) {
+    pub(super) async fn check_all(&self, tier: &Tier) {
         let live = self.live.keys().map(|volume| (*volume, None));
         let shown = self.shown.keys().map(|(volume, at)| (*volume, Some(*at)));
         for (volume, at) in live.chain(shown) {
@@ -277,14 +277,14 @@ async fn check_holes(tier: &Tier, (volume, at): (u32, Option<Lsn>), offset: u64,
     }
 }
 
-async fn reclaim_all(tier: &Tier) {
+pub(super) async fn reclaim_all(tier: &Tier) {
     tier.inner.reclaim.look_again();
     while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
     sweep_all_abandoned(tier).await;
 }
 
 /// Folds, prunes, promotes and forgets everything.
-async fn step_all(tier: &Tier) {
+pub(super) async fn step_all(tier: &Tier) {
     while tier.step(50).await.unwrap().page_count > 0 {}
 }
 

@@ -14,7 +14,8 @@ use futures::{FutureExt, StreamExt};
 use std::panic::AssertUnwindSafe;
 
 /// Deletes in the copy as soon as it may.
-const AT_ONCE: CopierOptions = CopierOptions { bytes_per_second: None, grace: Duration::ZERO };
+pub(super) const AT_ONCE: CopierOptions =
+    CopierOptions { bytes_per_second: None, grace: Duration::ZERO };
 
 /// The copy's own reader of a state.
 async fn open_state(target: &Arc<FaultStore>, state: &CopiedState) -> Tier {
@@ -362,7 +363,7 @@ fn damage_in_the_pool_does_not_end_copying_and_never_replaces_what_is_whole() {
 }
 
 /// A store of its own in front of a state of the copy, as the daemon's restore makes it.
-async fn begin_restore(
+pub(super) async fn begin_restore(
     target: &Arc<FaultStore>,
     state: &CopiedState,
     own: &Arc<FaultStore>,

@@ -14,6 +14,7 @@ mod hints;
 mod keep;
 mod keys;
 mod owners;
+mod parts;
 mod reclaim;
 mod scrub;
 mod snapshots;

@@ -1,0 +1,194 @@
+//! Copies of some volumes: every state has all that these show, whatever they were made from, and a pool that is restored
+//! from one gets rid of what was left out.
+
+use super::clones::{Clones, reclaim_all, step_all};
+use super::copies::{AT_ONCE, begin_restore};
+use super::*;
+use crate::copier::{CopiedState, CopyProgress, HydrateOptions, HydrateProgress};
+use crate::map::SnapshotChange;
+use crate::map::view::state_view;
+use crate::planted::Planted;
+use futures::{FutureExt, StreamExt};
+use std::collections::BTreeSet;
+use std::panic::AssertUnwindSafe;
+
+fn left_out(state: &CopiedState, volumes: &BTreeSet<VolumeId>) -> Option<LeftOut> {
+    Some(LeftOut { below: state.next_segment, volumes: Arc::new(volumes.clone()) })
+}
+
+/// The model of some volumes only.
+fn only(clones: &Clones, volumes: &BTreeSet<VolumeId>) -> Clones {
+    let mut part = Clones::new(1);
+    let is_one = |volume: u32| volumes.contains(&VolumeId(volume));
+    let live = clones.live.iter().filter(|(volume, _)| is_one(**volume));
+    part.live = live.map(|(volume, held)| (*volume, held.clone())).collect();
+    let shown = clones.shown.iter().filter(|((volume, _), _)| is_one(*volume));
+    part.shown = shown.map(|(one, held)| (*one, held.clone())).collect();
+    part
+}
+
+async fn check_copy(
+    target: &Arc<FaultStore>,
+    state: &CopiedState,
+    clones: &Clones,
+    volumes: &BTreeSet<VolumeId>,
+) {
+    let objects: Arc<dyn ObjectStore> = target.clone();
+    let mut opened = options(state_view(objects, state.manifest), state.epoch.0);
+    opened.left_out = left_out(state, volumes);
+    let copy = Tier::open_read_only(opened).await.unwrap();
+    only(clones, volumes).check_all(&copy).await;
+    check_fsck(&copy).await;
+    copy.close().await.unwrap();
+}
+
+/// Every volume but these goes, with its snapshots.
+async fn drop_others(tier: &Tier, clones: &mut Clones, volumes: &BTreeSet<VolumeId>) {
+    let is_other = |volume: u32| !volumes.contains(&VolumeId(volume));
+    let others: BTreeSet<u32> = clones.live.keys().copied().filter(|one| is_other(*one)).collect();
+    let removed: Vec<_> = tier.snapshots();
+    clones.world.lsn += 1;
+    let mut window = plain_window(clones.world.lsn, Vec::new());
+    window.snapshots = removed
+        .into_iter()
+        .filter(|(volume, ..)| is_other(volume.0))
+        .map(|(volume, lsn, _)| SnapshotChange::Removed { volume, lsn })
+        .collect();
+    tier.destage(window, &Payloads).await.unwrap();
+    for volume in others {
+        clones.world.lsn += 1;
+        let pages = 0..(99 << 40) / PAGE_BYTES;
+        let window = trim_window(clones.world.lsn, volume, pages);
+        tier.destage(window, &Payloads).await.unwrap();
+        if tier.is_retirable(VolumeId(volume)) {
+            tier.retire(VolumeId(volume)).await.unwrap();
+        }
+    }
+}
+
+/// Returns how many segments the copies lacked.
+async fn history(seed: u64, planted: Planted) -> u64 {
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let mut opened = options(store.clone(), 1);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    let mut clones = Clones::new(seed);
+    // Clones have the numbers from 3 on: one of the first volumes, or none, and some of these.
+    let first = [1, 2, 100][clones.below(3)];
+    let volumes: BTreeSet<VolumeId> = [first, 3, 5, 8].map(VolumeId).into();
+    let target = Arc::new(FaultStore::default());
+    let copier_of = async || {
+        let objects: Arc<dyn ObjectStore> = target.clone();
+        let copier = tier.copier(objects, AT_ONCE, Arc::new(CopyProgress::default()));
+        copier.await.unwrap().of_volumes(volumes.clone())
+    };
+    let mut copier = copier_of().await;
+    let (mut number, mut lacked_count) = (0, 0);
+    let mut last: Option<CopiedState> = None;
+    for _ in 0..40 {
+        let op_count = 1 + clones.world.rng.below(12);
+        clones.write(&tier, op_count).await.unwrap();
+        clones.change(&tier).await.unwrap();
+        for _ in 0..clones.below(3) {
+            tier.step(1 + clones.below(20)).await.unwrap();
+        }
+        if clones.below(3) == 0 {
+            reclaim_all(&tier).await;
+        }
+        if clones.below(5) == 0 {
+            tier.sweep_again();
+            while tier.sweep_back_references(20).await.unwrap() {}
+        }
+        if clones.below(6) == 0 {
+            copier = copier_of().await;
+        }
+        if clones.below(3) > 0 {
+            continue;
+        }
+        if let Some(state) = copier.pass().await.unwrap() {
+            number += 1;
+            copier.published(number);
+            while copier.collect(None).await.unwrap() > 0 {}
+            let all = tier.inner.map.segments_after(0, usize::MAX).await.unwrap();
+            lacked_count += all.len() as u64 - state.segment_count;
+            last = Some(state);
+        }
+        if let Some(state) = &last {
+            let is_now = state.commit_number == tier.status().map.commit_number;
+            assert!(is_now, "the copy is behind");
+            check_copy(&target, state, &clones, &volumes).await;
+        }
+    }
+    let state = copier.pass().await.unwrap().or(last).unwrap();
+    copier.published(number + 1);
+    check_copy(&target, &state, &clones, &volumes).await;
+    tier.close().await.unwrap();
+
+    // Restored, the others go, and in the end it has what is needed and names nothing else.
+    let own = Arc::new(FaultStore::default());
+    let restored_store = begin_restore(&target, &state, &own).await;
+    let open = async |store: Arc<dyn ObjectStore>, epoch| {
+        let mut opened = options(store, epoch);
+        opened.left_out = left_out(&state, &volumes);
+        let tier = Tier::open(opened).await.unwrap();
+        // As the daemon does: keys of volumes that were made since.
+        for volume in clones.live.keys().filter(|volume| **volume > 2) {
+            tier.volume_keys().assign(VolumeId(*volume), KeyId::POOL);
+        }
+        tier
+    };
+    let mut part = only(&clones, &volumes);
+    part.world.lsn = clones.world.lsn;
+    let restored = open(restored_store.clone(), 2).await;
+    part.check_all(&restored).await;
+    drop_others(&restored, &mut clones, &volumes).await;
+    for _ in 0..4 {
+        step_all(&restored).await;
+        reclaim_all(&restored).await;
+    }
+    part.check_all(&restored).await;
+    assert_eq!(restored.reclaim_status().stuck_count, 0);
+    let progress = HydrateProgress::default();
+    let options = HydrateOptions { dead_patience: Duration::from_secs(5), ..Default::default() };
+    assert_eq!(restored.hydrate(&restored_store, options, &progress).await.unwrap(), 0);
+    target.set_away(true);
+    part.check_all(&restored).await;
+    let report = check_fsck(&restored).await;
+    restored.close().await.unwrap();
+    let segments = own.list(Some(&Path::from("segments"))).count().await as u64;
+    assert_eq!(segments, report.segment_count, "everything that was left out is forgotten");
+    lacked_count
+}
+
+#[test]
+fn a_copy_of_some_volumes_has_what_they_show() {
+    let mut lacked_count = 0;
+    for seed in seeds(4) {
+        println!("SEED={seed}");
+        lacked_count += runtime().block_on(history(seed, Planted::default()));
+    }
+    assert!(lacked_count > 20, "{lacked_count} segments were left out");
+}
+
+#[test]
+fn a_copy_of_some_volumes_has_what_they_share() {
+    let mut lacked_count = 0;
+    for seed in seeds(4) {
+        println!("SEED={seed}");
+        lacked_count += with_dedup(|| runtime().block_on(history(seed, Planted::default())));
+    }
+    assert!(lacked_count > 20, "{lacked_count} segments were left out");
+}
+
+#[test]
+fn planted_bugs_are_noticed() {
+    let is_noticed = |seed, planted| {
+        let run = AssertUnwindSafe(history(seed, planted)).catch_unwind();
+        runtime().block_on(run).is_err()
+    };
+    let bases = Planted { part_without_bases: true, ..Planted::default() };
+    assert!((1..=10).any(|seed| is_noticed(seed, bases)), "bases are not missed");
+    let references = Planted { part_without_references: true, ..Planted::default() };
+    let found = with_dedup(|| (1..=10).any(|seed| is_noticed(seed, references)));
+    assert!(found, "what is shared is not missed");
+}
