@@ -215,10 +215,29 @@ fn source_that_logs() -> String {
     all
 }
 
-/// The texts of every call of a macro: what stands between quotation marks up to its semicolon.
+/// The texts of every call of a macro: the last thing within quotation marks before its bracket closes.
 fn texts_of<'a>(source: &'a str, call: &str) -> Vec<&'a str> {
     let calls = source.split(call).skip(1);
-    calls.filter_map(|rest| rest.split(");").next()?.rsplit('"').nth(1)).collect()
+    calls.filter_map(|rest| rest[..end_of_call(rest)?].rsplit('"').nth(1)).collect()
+}
+
+/// Where the bracket that is open at its beginning closes.
+fn end_of_call(rest: &str) -> Option<usize> {
+    let (mut open, mut is_text, mut is_escaped) = (1, false, false);
+    for (at, byte) in rest.bytes().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = true,
+            b'"' => is_text = !is_text,
+            b'(' if !is_text => open += 1,
+            b')' if !is_text => open -= 1,
+            _ => {}
+        }
+        if open == 0 {
+            return Some(at);
+        }
+    }
+    None
 }
 
 #[test]

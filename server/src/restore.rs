@@ -156,7 +156,13 @@ impl Restored {
 
     /// Segments that the copy lacked on purpose.
     pub(crate) fn left_out(&self) -> Option<LeftOut> {
-        self.origin.state.left_out()
+        let left_out = self.origin.state.left_out()?;
+        Some(LeftOut { are_others_dropped: self.origin.is_chosen, ..left_out })
+    }
+
+    /// As [`Restored::left_out`], for a check: of a whole pool nothing is to be missing.
+    pub(crate) fn lacks(&self) -> Option<LeftOut> {
+        self.left_out().filter(|_| !self.origin.is_whole)
     }
 
     pub(crate) fn counts(&self) -> HydrateCounts {

@@ -119,8 +119,8 @@ struct Check<'a> {
     newer: Option<Database>,
     /// Segments that a copy of some volumes was not to have.
     left_out: HashSet<u64>,
-    /// Layers of which nothing is left out.
-    needing: BTreeSet<LayerId>,
+    /// Layers of which nothing is left out; `None`: all but those that go.
+    needing: Option<BTreeSet<LayerId>>,
 }
 
 impl Inner {
@@ -138,10 +138,12 @@ impl Inner {
             refreshes_left: REFRESHES_MAX,
             newer: None,
             left_out: HashSet::new(),
-            needing: BTreeSet::new(),
+            needing: None,
         };
-        if let Some(left_out) = &self.options.left_out {
-            check.needing = self.map.layers().needed_by(&left_out.volumes, false);
+        if let Some(left_out) = &self.options.left_out
+            && !left_out.are_others_dropped
+        {
+            check.needing = Some(self.map.layers().needed_by(&left_out.volumes, false));
         }
         // The pages first: the state that they are compared in is kept for hours, reading all frames
         // may take days.
@@ -488,7 +490,7 @@ impl Check<'_> {
             },
         };
         let Some(entries) = entries else {
-            if self.left_out.contains(&number) && !self.needing.contains(&layer) {
+            if self.left_out.contains(&number) && self.is_excused(layer) {
                 return Ok(None);
             }
             return Ok(Some(format!("segment {number} cannot be read")));
@@ -522,6 +524,17 @@ impl Check<'_> {
             ))),
             Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Some(error.chain())),
             Err(error) => Err(error),
+        }
+    }
+
+    /// A layer may name what a copy of some volumes was not to have.
+    fn is_excused(&self, layer: LayerId) -> bool {
+        match &self.needing {
+            Some(needing) => !needing.contains(&layer),
+            None => {
+                let map = &self.inner.map;
+                map.is_prune_wanted(layer) || map.ranges().iter().any(|(of, _)| of == layer)
+            }
         }
     }
 

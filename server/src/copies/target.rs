@@ -131,7 +131,8 @@ impl StateRecord {
     /// What it lacks on purpose.
     pub(crate) fn left_out(&self) -> Option<LeftOut> {
         let volumes = self.volumes.as_ref()?.iter().map(|id| VolumeId(*id)).collect();
-        Some(LeftOut { below: self.next_segment, volumes: Arc::new(volumes) })
+        let (below, volumes) = (self.next_segment, Arc::new(volumes));
+        Some(LeftOut { below, volumes, are_others_dropped: false })
     }
 
     /// It has all that a volume of this id needs.

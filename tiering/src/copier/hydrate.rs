@@ -312,7 +312,7 @@ impl Hydration<'_> {
             self.pace.wait(u64::from(info.object_bytes)).await;
             let _place = self.inner.copy_places.acquire().await;
             let Some(object) = self.get(&path).await? else {
-                if self.is_left_out(info).await? {
+                if self.inner.is_left_out(info.number.0).await? {
                     self.left_out.insert(info.number.0, info.id);
                 } else if self.is_named(info).await? {
                     self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
@@ -355,11 +355,6 @@ impl Hydration<'_> {
         self.inner.map.check(&writer)?;
         let found = self.inner.map.find_segment(info.number.0).await?;
         Ok(found.is_some_and(|record| record.info == *info))
-    }
-
-    async fn is_left_out(&self, info: &SegmentInfo) -> Result<bool> {
-        let number = info.number.0;
-        Ok(self.inner.may_be_left_out(number) && self.inner.map.live_blocks(number).await? == 0)
     }
 
     /// `None`: the copy has no such object.

@@ -27,6 +27,8 @@ pub struct LeftOut {
     pub below: u64,
     /// The volumes that it is of.
     pub volumes: Arc<BTreeSet<VolumeId>>,
+    /// The others were dropped: only what is on its way out may name what is missing.
+    pub are_others_dropped: bool,
 }
 
 /// Which volumes a copy is of.
@@ -115,5 +117,13 @@ impl Inner {
     /// A segment of this number that is not there may be one that the copy was not to have.
     pub(crate) fn may_be_left_out(&self, number: u64) -> bool {
         self.options.left_out.as_ref().is_some_and(|left_out| number < left_out.below)
+    }
+
+    /// A segment that is not there is one that the copy was not to have, as far as counts say.
+    ///
+    /// # Errors
+    /// As [`Map::live_blocks`].
+    pub(crate) async fn is_left_out(&self, number: u64) -> Result<bool> {
+        Ok(self.may_be_left_out(number) && self.map.live_blocks(number).await? == 0)
     }
 }

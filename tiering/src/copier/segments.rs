@@ -23,6 +23,8 @@ enum Found {
     Whole,
     Damaged,
     Missing,
+    /// The pool was restored from a copy that was not to have it.
+    LeftOut,
 }
 
 impl Copier {
@@ -87,6 +89,7 @@ impl Copier {
                         }
                     }
                     Found::Damaged | Found::Missing => self.note_bad(number, found),
+                    Found::LeftOut => continue,
                 }
                 if found != Found::Missing {
                     self.segments.insert(number, held_of(&info));
@@ -107,7 +110,7 @@ impl Copier {
         let is_new = self.bad.insert(number, Some(Instant::now())).is_none();
         let count = match found {
             Found::Missing => &self.progress.missing_count,
-            Found::Whole | Found::Damaged => &self.progress.damaged_count,
+            Found::Whole | Found::Damaged | Found::LeftOut => &self.progress.damaged_count,
         };
         count.fetch_add(is_new.into(), Ordering::Relaxed);
     }
@@ -126,6 +129,10 @@ impl Copier {
             let object = match object {
                 Ok(object) => object,
                 Err(object_store::Error::NotFound { .. }) => {
+                    // Reclaim forgets it soon.
+                    if self.inner.is_left_out(info.number.0).await? {
+                        return Ok(Found::LeftOut);
+                    }
                     self.check_missing(info).await?;
                     return Ok(Found::Missing);
                 }

@@ -71,7 +71,7 @@ impl Inner {
                 Ok(Some(look)) => look,
                 Ok(None) => continue, // forgotten meanwhile
                 // Nothing that the copy was of has ever named it, and what did is counted out.
-                Err(error) if self.is_left_out(record, &error) => match victim.live {
+                Err(error) if self.may_lack(record, &error) => match victim.live {
                     0 => match self.look_at_left_out(record).await {
                         Ok(look) => look,
                         Err(error) => {
@@ -138,7 +138,7 @@ impl Inner {
         Ok(Rewritten { live, settled, emptied, written, read_bytes, by_place })
     }
 
-    fn is_left_out(&self, record: &SegmentRecord, error: &Error) -> bool {
+    fn may_lack(&self, record: &SegmentRecord, error: &Error) -> bool {
         error.kind() == ErrorKind::NotFound && self.may_be_left_out(record.info.number.0)
     }
 

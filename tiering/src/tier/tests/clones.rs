@@ -492,7 +492,7 @@ pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
                 assert!(ended.is_ok() || store.is_away(), "{ended:?}");
             });
             // Nothing of this life goes on.
-            life.shutdown_background();
+            drop(life);
             runtime().block_on(async {
                 let tier = Tier::open(options(shared.clone(), 2 * epoch + 1)).await.unwrap();
                 clones.world.lsn = clones.world.lsn.max(tier.destaged_lsn().0);

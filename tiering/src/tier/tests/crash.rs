@@ -83,7 +83,7 @@ pub(super) fn life_until_crash(
             () = death => {}
         }
     });
-    runtime.shutdown_background();
+    drop(runtime);
     done.load(Ordering::SeqCst) as usize
 }
 

@@ -99,8 +99,27 @@ fn recurring(rng: &mut Rng, block_count: u64) -> Vec<u8> {
     bytes
 }
 
-fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+/// A runtime whose end waits for nobody. foyer 0.22 spawns a fetch while it holds the lock of those under way; where the
+/// runtime ends at that moment, tokio drops the fetch there, which takes the same lock, and that thread never ends.
+struct Ending(Option<Runtime>);
+
+impl std::ops::Deref for Ending {
+    type Target = Runtime;
+
+    fn deref(&self) -> &Runtime {
+        self.0.as_ref().expect("it is there until it ends")
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.take().expect("it ends once").shutdown_background();
+    }
+}
+
+fn runtime() -> Ending {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    Ending(Some(builder.worker_threads(2).enable_all().build().unwrap()))
 }
 
 /// What a volume must read as: sectors that are not zero.

@@ -12,8 +12,13 @@ use futures::{FutureExt, StreamExt};
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 
-fn left_out(state: &CopiedState, volumes: &BTreeSet<VolumeId>) -> Option<LeftOut> {
-    Some(LeftOut { below: state.next_segment, volumes: Arc::new(volumes.clone()) })
+fn left_out(
+    state: &CopiedState,
+    volumes: &BTreeSet<VolumeId>,
+    are_others_dropped: bool,
+) -> Option<LeftOut> {
+    let (below, volumes) = (state.next_segment, Arc::new(volumes.clone()));
+    Some(LeftOut { below, volumes, are_others_dropped })
 }
 
 /// The model of some volumes only.
@@ -35,7 +40,7 @@ async fn check_copy(
 ) {
     let objects: Arc<dyn ObjectStore> = target.clone();
     let mut opened = options(state_view(objects, state.manifest), state.epoch.0);
-    opened.left_out = left_out(state, volumes);
+    opened.left_out = left_out(state, volumes, false);
     let copy = Tier::open_read_only(opened).await.unwrap();
     only(clones, volumes).check_all(&copy).await;
     check_fsck(&copy).await;
@@ -129,7 +134,7 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     let restored_store = begin_restore(&target, &state, &own).await;
     let open = async |store: Arc<dyn ObjectStore>, epoch| {
         let mut opened = options(store, epoch);
-        opened.left_out = left_out(&state, &volumes);
+        opened.left_out = left_out(&state, &volumes, true);
         let tier = Tier::open(opened).await.unwrap();
         // As the daemon does: keys of volumes that were made since.
         for volume in clones.live.keys().filter(|volume| **volume > 2) {
@@ -143,6 +148,10 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     part.check_all(&restored).await;
     drop_others(&restored, &mut clones, &volumes).await;
     for _ in 0..4 {
+        // Whatever is still on its way out.
+        check_fsck(&restored).await;
+        restored.step(5).await.unwrap();
+        check_fsck(&restored).await;
         step_all(&restored).await;
         reclaim_all(&restored).await;
     }

@@ -362,7 +362,7 @@ fn what_a_commit_forgets_is_not_deleted_before_it_is_durable() {
     let run = |planted| {
         let runtime = runtime();
         let is_deleted = runtime.block_on(sweep_beside_a_commit(planted));
-        runtime.shutdown_background();
+        drop(runtime);
         is_deleted
     };
     assert!(!run(Planted::default()));
