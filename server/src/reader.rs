@@ -12,7 +12,8 @@ use crate::copies::StateRecord;
 use crate::copies::target::{Pin, Target};
 use crate::glue::copy_exports::CopyExports;
 use crate::serve::{
-    EXIT_AT_ONCE, Signals, listen, prepare_process, reading_options, server_options, watch_signal,
+    EXIT_AT_ONCE, Signals, listen, prepare_process, reading_options, reload_tls, server_options,
+    watch_signal,
 };
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
@@ -64,9 +65,16 @@ pub async fn serve_copy(
     prepare_process();
     let mut signals = Signals::new()?;
     let hangups = watch_signal(SignalKind::hangup())?;
+    let mut pinning = std::pin::pin!(pin(config, url, env_prefix));
     let pinned = tokio::select! {
-        pinned = pin(config, url, env_prefix) => pinned?,
-        () = signals.stop() => return Ok(()),
+        pinned = &mut pinning => pinned?,
+        () = signals.stop() => {
+            // The pin may be there already.
+            if let Ok(Ok(pinned)) = tokio::time::timeout(STOP_GRACE, pinning).await {
+                pinned.target.unpin(pinned.pin).await;
+            }
+            return Ok(());
+        }
     };
     let begun = tokio::select! {
         begun = begin(config, sockets, &pinned) => begun.map(Some),
@@ -126,13 +134,7 @@ async fn serve(
     announce(&endpoints);
     let reload = async {
         while hangups.recv().await.is_some() {
-            if let Err(error) = server.reload_tls() {
-                tracing::error!(
-                    error = %error.chain(),
-                    "TLS certificates were not read anew; those from before stay in use: correct the file and send SIGHUP \
-                     again"
-                );
-            }
+            reload_tls(&server);
         }
         std::future::pending::<std::convert::Infallible>().await
     };

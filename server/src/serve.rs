@@ -28,7 +28,7 @@ use crate::scrub::Scrub;
 use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
-use nbd::{Access, Listener, Server, ServerOptions, TlsMode, TlsOptions};
+use nbd::{Access, Exports, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use opening::tier_options;
 use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -678,16 +678,18 @@ async fn reload_certificates(
             _ = hangups.recv() => {}
             _ = stop.wait_for(|stop| *stop) => return,
         }
-        match server.reload_tls() {
-            Ok(()) => {
-                tracing::info!("TLS certificates are read anew, for connections from here on")
-            }
-            Err(error) => tracing::error!(
-                error = %error.chain(),
-                "TLS certificates were not read anew; those from before stay in use: correct the \
-                 file and send SIGHUP again"
-            ),
-        }
+        reload_tls(&server);
+    }
+}
+
+/// A failure is only said: what was in use stays so.
+pub(crate) fn reload_tls<E: Exports>(server: &Server<E>) {
+    match server.reload_tls() {
+        Ok(()) => tracing::info!("TLS certificates are read anew, for connections from here on"),
+        Err(error) => tracing::error!(
+            error = %error.chain(),
+            "TLS certificates were not read anew; those from before stay in use: correct the file and send SIGHUP again"
+        ),
     }
 }
 

@@ -510,7 +510,11 @@ impl Target {
                 return Err(no_state(&self.url));
             };
             let pin = Pin(ObjectPath::from(format!("{PINS}/{}", Uuid::new_v4().simple())));
-            self.put_pin(key, &pin, state.number, is_short).await?;
+            if let Err(error) = self.put_pin(key, &pin, state.number, is_short).await {
+                // It may be there all the same.
+                self.unpin(pin).await;
+                return Err(error);
+            }
             // Whoever has published another one since looks for pins before it deletes anything.
             match self.newest(key, pool).await {
                 Ok(now) if now.as_ref().map(|now| now.number) == Some(state.number) => {
