@@ -248,6 +248,10 @@ const PLANTED: &[(&str, u64)] =
 const PLANTED_IN_STATES: &[(&str, u64)] =
     &[("copies-forgotten", 100), ("promoted-over-newer", 100)];
 
+/// How the torture says that data is not what it must be.
+const WHAT_IS_WRONG: &[&str] =
+    &["sector(s) read wrong", "sector(s) recovered wrong", "is of no moment"];
+
 /// How a build for tests is told what to do wrong.
 const SWITCHES: &[&str] = &["SPINDLE_PLANTED", "SPINDLE_FAILPOINT"];
 
@@ -311,7 +315,12 @@ fn is_found(name: &str, mut daemon: Daemon, plan: &Plan) {
     daemon.environ(&[("SPINDLE_PLANTED", name)]);
     daemon.announce("");
     match torture(&mut daemon, plan) {
-        Err(found) => println!("{found}"),
+        Err(found) => {
+            println!("{found}");
+            // What keeps the daemon from starting, or the rig from working, proves nothing.
+            let is_of_data = WHAT_IS_WRONG.iter().any(|words| found.contains(words));
+            assert!(is_of_data, "SEED={}: {name} ended for another reason: {found}", plan.seed);
+        }
         Ok(totals) => panic!("SEED={}: {name} was not found: {totals:?}", plan.seed),
     }
 }
