@@ -25,7 +25,7 @@ use crate::copies::target::{Pin, Target, WITNESS};
 use crate::keys::KeyRing;
 use crate::manifest::{self, NodeDir};
 use crate::pool::Pool;
-use crate::record::{check_name, is_false};
+use crate::record::check_name;
 use crate::store::{Store, StoreOptions};
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
@@ -81,9 +81,9 @@ pub struct Origin {
     /// What the one volume of these is called from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_name: Option<String>,
-    /// That was done.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub is_chosen: bool,
+    /// That was done, and volumes that were made afterwards have this id or a later one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_new_volume: Option<u32>,
     /// First number that no segment of the state has.
     pub next_segment: u64,
     /// Object at the copy that keeps the state; empty once it was given back.
@@ -157,7 +157,8 @@ impl Restored {
     /// Segments that the copy lacked on purpose.
     pub(crate) fn left_out(&self) -> Option<LeftOut> {
         let left_out = self.origin.state.left_out()?;
-        Some(LeftOut { are_others_dropped: self.origin.is_chosen, ..left_out })
+        let first_new_volume = self.origin.first_new_volume.map(VolumeId);
+        Some(LeftOut { first_new_volume, ..left_out })
     }
 
     /// As [`Restored::left_out`], for a check: of a whole pool nothing is to be missing.
@@ -418,7 +419,7 @@ pub async fn restore(
                 snapshot: asked.snapshot.map(str::to_owned),
                 only: choice.only.clone(),
                 volume_name: choice.volume_name.clone(),
-                is_chosen: false,
+                first_new_volume: None,
                 pin: pin.name(),
                 bytes_per_second,
                 created_at: unix_seconds_now(),

@@ -119,8 +119,8 @@ struct Check<'a> {
     newer: Option<Database>,
     /// Segments that a copy of some volumes was not to have.
     left_out: HashSet<u64>,
-    /// Layers of which nothing is left out; `None`: all but those that go.
-    needing: Option<BTreeSet<LayerId>>,
+    /// Layers of which nothing is left out, beside those of volumes that were made since.
+    needing: BTreeSet<LayerId>,
 }
 
 impl Inner {
@@ -138,12 +138,10 @@ impl Inner {
             refreshes_left: REFRESHES_MAX,
             newer: None,
             left_out: HashSet::new(),
-            needing: None,
+            needing: BTreeSet::new(),
         };
-        if let Some(left_out) = &self.options.left_out
-            && !left_out.are_others_dropped
-        {
-            check.needing = Some(self.map.layers().needed_by(&left_out.volumes, false));
+        if let Some(left_out) = &self.options.left_out {
+            check.needing = self.map.layers().needed_by(&left_out.volumes, false);
         }
         // The pages first: the state that they are compared in is kept for hours, reading all frames
         // may take days.
@@ -529,13 +527,8 @@ impl Check<'_> {
 
     /// A layer may name what a copy of some volumes was not to have.
     fn is_excused(&self, layer: LayerId) -> bool {
-        match &self.needing {
-            Some(needing) => !needing.contains(&layer),
-            None => {
-                let map = &self.inner.map;
-                map.is_prune_wanted(layer) || map.ranges().iter().any(|(of, _)| of == layer)
-            }
-        }
+        let first_new = self.inner.options.left_out.as_ref().and_then(|one| one.first_new_volume);
+        !self.needing.contains(&layer) && first_new.is_none_or(|first| layer.volume() < first)
     }
 
     /// What deduplication keeps is of segments that are there.

@@ -122,7 +122,7 @@ fn golden_documents_of_version_1() {
         snapshot: None,
         only: None,
         volume_name: None,
-        is_chosen: false,
+        first_new_volume: None,
         pin: "pins/0123".to_owned(),
         bytes_per_second: None,
         created_at: 1_700_000_011,
@@ -133,7 +133,7 @@ fn golden_documents_of_version_1() {
     let origin_of_part = Origin {
         only: volumes,
         volume_name: Some("db-new".to_owned()),
-        is_chosen: true,
+        first_new_volume: Some(9),
         ..origin.clone()
     };
     let written = [

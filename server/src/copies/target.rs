@@ -132,7 +132,7 @@ impl StateRecord {
     pub(crate) fn left_out(&self) -> Option<LeftOut> {
         let volumes = self.volumes.as_ref()?.iter().map(|id| VolumeId(*id)).collect();
         let (below, volumes) = (self.next_segment, Arc::new(volumes));
-        Some(LeftOut { below, volumes, are_others_dropped: false })
+        Some(LeftOut { below, volumes, first_new_volume: None })
     }
 
     /// It has all that a volume of this id needs.

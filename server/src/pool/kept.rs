@@ -10,6 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 const REMOVED_AT_ONCE: usize = 8192;
 
 impl Pool {
+    /// Volumes that are made from now on have this id or a later one; those that were purged count, too.
+    pub(crate) fn first_new_volume(&self) -> u32 {
+        let volumes = self.volumes.lock();
+        volumes.records.last_key_value().map_or(1, |(id, _)| id.saturating_add(1))
+    }
+
     /// Drops every volume but these for good, with all of its snapshots, and those that could be restored. Nobody is asked
     /// who depends on them: clones go on showing what they were made from. Only for a pool of which nothing is served
     /// yet. Cut short, it can be called again.

@@ -161,8 +161,8 @@ pub(crate) async fn apply_choice(
     store: &Store,
     key: &PoolKey,
 ) -> Result<()> {
-    let Origin { snapshot, only, volume_name, is_chosen, .. } = restored.origin.clone();
-    let is_part = (only.is_some() || volume_name.is_some()) && !is_chosen;
+    let Origin { snapshot, only, volume_name, first_new_volume, .. } = restored.origin.clone();
+    let is_part = (only.is_some() || volume_name.is_some()) && first_new_volume.is_none();
     if snapshot.is_none() && !is_part {
         return Ok(());
     }
@@ -202,7 +202,8 @@ pub(crate) async fn apply_choice(
             pool.rename_volume(&record.name, &new, async { Ok(()) }).await?;
         }
     }
-    let done = Origin { snapshot: None, is_chosen: true, ..restored.origin.clone() };
+    let first_new_volume = first_new_volume.or(Some(pool.first_new_volume()));
+    let done = Origin { snapshot: None, first_new_volume, ..restored.origin.clone() };
     note(store, key, &mut restored.origin, done).await?;
     fail_point!("restore-chosen");
     Ok(())

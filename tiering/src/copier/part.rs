@@ -27,8 +27,8 @@ pub struct LeftOut {
     pub below: u64,
     /// The volumes that it is of.
     pub volumes: Arc<BTreeSet<VolumeId>>,
-    /// The others were dropped: only what is on its way out may name what is missing.
-    pub are_others_dropped: bool,
+    /// Volumes from this one on were made since, and lack nothing; `None`: there is none of these.
+    pub first_new_volume: Option<VolumeId>,
 }
 
 /// Which volumes a copy is of.

@@ -15,7 +15,7 @@ pub(super) struct Clones {
     pub(super) world: World,
     pub(super) live: BTreeMap<u32, Held>,
     pub(super) shown: BTreeMap<(u32, Lsn), Held>,
-    next_volume: u32,
+    pub(super) next_volume: u32,
     rollback_count: u32,
     /// What may be there after a crash now, the newest last.
     possible: Vec<State>,

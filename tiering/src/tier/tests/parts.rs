@@ -15,10 +15,11 @@ use std::panic::AssertUnwindSafe;
 fn left_out(
     state: &CopiedState,
     volumes: &BTreeSet<VolumeId>,
-    are_others_dropped: bool,
+    first_new_volume: Option<u32>,
 ) -> Option<LeftOut> {
     let (below, volumes) = (state.next_segment, Arc::new(volumes.clone()));
-    Some(LeftOut { below, volumes, are_others_dropped })
+    let first_new_volume = first_new_volume.map(VolumeId);
+    Some(LeftOut { below, volumes, first_new_volume })
 }
 
 /// The model of some volumes only.
@@ -40,7 +41,7 @@ async fn check_copy(
 ) {
     let objects: Arc<dyn ObjectStore> = target.clone();
     let mut opened = options(state_view(objects, state.manifest), state.epoch.0);
-    opened.left_out = left_out(state, volumes, false);
+    opened.left_out = left_out(state, volumes, None);
     let copy = Tier::open_read_only(opened).await.unwrap();
     only(clones, volumes).check_all(&copy).await;
     check_fsck(&copy).await;
@@ -132,9 +133,10 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     // Restored, the others go, and in the end it has what is needed and names nothing else.
     let own = Arc::new(FaultStore::default());
     let restored_store = begin_restore(&target, &state, &own).await;
+    let first_new_volume = clones.next_volume;
     let open = async |store: Arc<dyn ObjectStore>, epoch| {
         let mut opened = options(store, epoch);
-        opened.left_out = left_out(&state, &volumes, true);
+        opened.left_out = left_out(&state, &volumes, Some(first_new_volume));
         let tier = Tier::open(opened).await.unwrap();
         // As the daemon does: keys of volumes that were made since.
         for volume in clones.live.keys().filter(|volume| **volume > 2) {
