@@ -503,20 +503,24 @@ impl Pool {
     }
 
     async fn purge(&self, mut record: VolumeRecord) -> Result<VolumeRecord> {
+        // The record first: a crash between them leaves space in use that nobody can reach, never a
+        // volume that can be restored but reads as zeroes.
+        record.state = VolumeState::Purged;
+        self.shared.log_record(&record).await?;
+        self.trim_whole(VolumeId(record.id)).await?;
+        self.volumes.lock().records.insert(record.id, record.clone());
+        Ok(record)
+    }
+
+    async fn trim_whole(&self, volume: VolumeId) -> Result<()> {
         let entry = NewEntry {
-            volume: VolumeId(record.id),
+            volume,
             kind: EntryKind::Trim,
             start_sector: 0,
             sector_count: block::units::VOLUME_BYTES_MAX / block::units::SECTOR_BYTES,
             payload: bytes::Bytes::new(),
         };
-        // The record first: a crash between them leaves space in use that nobody can reach, never a
-        // volume that can be restored but reads as zeroes.
-        record.state = VolumeState::Purged;
-        self.shared.log_record(&record).await?;
-        self.shared.log.append(entry, Wait::Durable).await?;
-        self.volumes.lock().records.insert(record.id, record.clone());
-        Ok(record)
+        self.shared.log.append(entry, Wait::Durable).await.map(drop)
     }
 
     fn find(&self, name: &str) -> Result<Arc<Volume>> {

@@ -73,9 +73,16 @@ impl Pool {
             dropped.map(|(_, record)| record.clone()).collect()
         };
         let count = dropped.len();
-        for record in dropped {
-            self.purge(record).await?;
+        for mut record in dropped {
+            // In this order: where a death comes between, the volume is found here again.
+            self.trim_whole(VolumeId(record.id)).await?;
+            record.state = VolumeState::Purged;
+            self.shared.log_record(&record).await?;
+            self.volumes.lock().records.insert(record.id, record);
         }
+        // From now on the metadata says what is still being dropped.
+        let last = self.shared.log.flush().await?;
+        self.shared.wait_destaged(last).await?;
         tracing::info!(
             count,
             kept_count = kept.len(),

@@ -119,6 +119,16 @@ impl Inner {
         self.options.left_out.as_ref().is_some_and(|left_out| number < left_out.below)
     }
 
+    /// What only the volumes named that were dropped, as they were not restored, is still being counted out.
+    pub(super) fn is_counting_out(&self) -> bool {
+        self.options.left_out.as_ref().is_some_and(
+            |LeftOut { volumes, first_new_volume, .. }| {
+                let is_old = |volume: VolumeId| first_new_volume.is_none_or(|first| volume < first);
+                self.is_dropping(|volume| is_old(volume) && !volumes.contains(&volume))
+            },
+        )
+    }
+
     /// A segment that is not there is one that the copy was not to have, as far as counts say.
     ///
     /// # Errors

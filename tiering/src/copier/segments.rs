@@ -37,6 +37,7 @@ impl Copier {
         replaced: &mut Replaced,
     ) -> Result<(u64, u64)> {
         let (mut count, mut bytes, mut last) = (0, 0, 0);
+        let mut is_any_left_out = false;
         loop {
             let (records, next) = map.live_after(last, STEP).await?;
             let end = next.unwrap_or(u64::MAX);
@@ -89,7 +90,10 @@ impl Copier {
                         }
                     }
                     Found::Damaged | Found::Missing => self.note_bad(number, found),
-                    Found::LeftOut => continue,
+                    Found::LeftOut => {
+                        is_any_left_out = true;
+                        continue;
+                    }
                 }
                 if found != Found::Missing {
                     self.segments.insert(number, held_of(&info));
@@ -98,7 +102,14 @@ impl Copier {
             done?;
             count += named.len() as u64;
             bytes += named.values().map(|record| u64::from(record.info.object_bytes)).sum::<u64>();
-            let Some(next) = next else { return Ok((count, bytes)) };
+            let Some(next) = next else {
+                if is_any_left_out {
+                    let what = "copy the pool: it was restored from a copy of some volumes, and what that lacked on purpose \
+                                is not forgotten yet; a state without it is copied instead";
+                    return Err(Error::new(ErrorKind::Unavailable, what));
+                }
+                return Ok((count, bytes));
+            };
             last = next;
             hold.release_below(last + 1);
             self.progress.set_pass(last, root.next_segment);
@@ -130,7 +141,10 @@ impl Copier {
                 Ok(object) => object,
                 Err(object_store::Error::NotFound { .. }) => {
                     // Reclaim forgets it soon.
-                    if self.inner.is_left_out(info.number.0).await? {
+                    let may_be = self.inner.may_be_left_out(info.number.0);
+                    let is_left_out = (may_be && self.inner.is_counting_out())
+                        || self.inner.is_left_out(info.number.0).await?;
+                    if is_left_out {
                         return Ok(Found::LeftOut);
                     }
                     self.check_missing(info).await?;

@@ -1,9 +1,18 @@
 //! Clones and rollbacks as the daemon asks for them: layers are made, promoted and retired, and say what they depend on.
 
-use super::{Origin, PAGE_BYTES, Tier};
+use super::{Inner, Origin, PAGE_BYTES, Tier};
 use crate::map::{Health, LayerChange, LayerId, LayerRecord, NewLayer};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
+
+impl Inner {
+    /// As [`Tier::is_dropping`].
+    pub(crate) fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
+        let (ranges, to_prune) = (self.map.ranges(), self.map.layers_to_prune());
+        let mut layers = ranges.iter().map(|(layer, _)| layer).chain(to_prune);
+        layers.any(|layer| is_one(layer.volume()))
+    }
+}
 
 impl Tier {
     /// Makes a volume that shows what another one did at an LSN at which that one has a snapshot, and that can be
@@ -104,9 +113,7 @@ impl Tier {
     /// What removed snapshots or a trim of these volumes hid from everybody is still being dropped from the metadata.
     #[must_use]
     pub fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
-        let map = &self.inner.map;
-        map.ranges().iter().any(|(layer, _)| is_one(layer.volume()))
-            || map.layers_to_prune().into_iter().any(|layer| is_one(layer.volume()))
+        self.inner.is_dropping(is_one)
     }
 
     /// What a volume was made from and still depends on.

@@ -149,7 +149,21 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     let restored = open(restored_store.clone(), 2).await;
     part.check_all(&restored).await;
     drop_others(&restored, &mut clones, &volumes).await;
+    // Whoever copies it on waits until it names nothing that nobody has.
+    let onward = Arc::new(FaultStore::default());
+    let objects: Arc<dyn ObjectStore> = onward.clone();
+    let counts = Arc::new(CopyProgress::default());
+    let mut copier = restored.copier(objects.clone(), AT_ONCE, counts.clone()).await.unwrap();
+    let mut copied = None;
     for _ in 0..4 {
+        match copier.pass().await {
+            Ok(state) => copied = state.or(copied),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.chain()),
+        }
+        if let Some(state) = &copied {
+            let held = onward.list(Some(&Path::from("segments"))).count().await as u64;
+            assert!(held >= state.segment_count, "{held} segments of {}", state.segment_count);
+        }
         // Whatever is still on its way out.
         check_fsck(&restored).await;
         restored.step(5).await.unwrap();
@@ -158,6 +172,13 @@ async fn history(seed: u64, planted: Planted) -> u64 {
         reclaim_all(&restored).await;
     }
     part.check_all(&restored).await;
+    let state = copier.pass().await.unwrap().or(copied).unwrap();
+    assert_eq!(counts.counts().missing_count, 0);
+    let copy = Tier::open_read_only(options(state_view(objects, state.manifest), state.epoch.0));
+    let copy = copy.await.unwrap();
+    part.check_all(&copy).await;
+    check_fsck(&copy).await;
+    copy.close().await.unwrap();
     assert_eq!(restored.reclaim_status().stuck_count, 0);
     let progress = HydrateProgress::default();
     let options = HydrateOptions { dead_patience: Duration::from_secs(5), ..Default::default() };
