@@ -58,13 +58,11 @@ impl Clones {
         self.shown.keys().nth(index).copied()
     }
 
-    /// Writes and trims of some volumes, at whose end there may be snapshots.
-    fn window(&mut self, op_count: u64) -> Window<Bytes> {
+    /// A window of writes and trims, each with its volume, that the model takes in; an older one is cut by a newer one.
+    pub(super) fn window_of(&mut self, ops: Vec<(u32, AnyOp)>) -> Window<Bytes> {
         let mut volumes: BTreeMap<u32, Extents> = BTreeMap::new();
-        for _ in 0..op_count {
-            let volume = self.any_volume();
+        for (volume, (start, end, content)) in ops {
             self.world.lsn += 1;
-            let (start, end, content) = self.world.any_op();
             volumes.entry(volume).or_default().insert(start, end, content);
         }
         for (volume, extents) in &volumes {
@@ -78,18 +76,35 @@ impl Clones {
             .into_iter()
             .map(|(volume, extents)| (VolumeId(volume), extents.into_extents()))
             .collect();
+        window
+    }
+
+    /// A window at whose end a snapshot is removed. Also where a clone depends on it: its base is kept.
+    pub(super) fn without_snapshot(&mut self, window: &mut Window<Bytes>, at: (u32, Lsn)) {
+        self.shown.remove(&at);
+        let (volume, lsn) = (VolumeId(at.0), at.1);
+        window.snapshots.push(SnapshotChange::Removed { volume, lsn });
+    }
+
+    /// A window at whose end there is a snapshot.
+    pub(super) fn with_snapshot(&mut self, window: &mut Window<Bytes>, volume: u32) {
+        let record = Bytes::from_static(b"one");
+        window.snapshots.push(SnapshotChange::Made { volume: VolumeId(volume), record });
+        self.shown.insert((volume, window.last_lsn), self.live[&volume].clone());
+    }
+
+    /// Writes and trims of some volumes, at whose end there may be snapshots.
+    fn window(&mut self, op_count: u64) -> Window<Bytes> {
+        let ops = (0..op_count).map(|_| (self.any_volume(), self.world.any_op())).collect();
+        let mut window = self.window_of(ops);
         if self.below(4) == 0
-            && let Some((volume, lsn)) = self.any_snapshot()
+            && let Some(at) = self.any_snapshot()
         {
-            // Also where a clone depends on it: its base is kept.
-            self.shown.remove(&(volume, lsn));
-            window.snapshots.push(SnapshotChange::Removed { volume: VolumeId(volume), lsn });
+            self.without_snapshot(&mut window, at);
         }
         if self.below(3) == 0 {
-            let (volume, record) = (self.any_volume(), Bytes::from_static(b"one"));
-            let change = SnapshotChange::Made { volume: VolumeId(volume), record };
-            window.snapshots.push(change);
-            self.shown.insert((volume, window.last_lsn), self.live[&volume].clone());
+            let volume = self.any_volume();
+            self.with_snapshot(&mut window, volume);
         }
         window
     }
@@ -97,6 +112,11 @@ impl Clones {
     /// Destages a window of writes, trims and snapshots.
     pub(super) async fn write(&mut self, tier: &Tier, op_count: u64) -> Result<()> {
         let window = self.window(op_count);
+        self.destage(tier, window).await
+    }
+
+    /// Destages a window that the model has taken in.
+    pub(super) async fn destage(&mut self, tier: &Tier, window: Window<Bytes>) -> Result<()> {
         let after = self.state();
         self.possible.push(after.clone());
         tier.destage(window, &Payloads).await.map_err(|failed| failed.error)?;
@@ -107,44 +127,66 @@ impl Clones {
     /// Clones, rolls back, promotes or removes.
     pub(super) async fn change(&mut self, tier: &Tier) -> Result<()> {
         match self.below(8) {
-            0 | 1 if self.live.len() < VOLUMES_MAX => {
-                let Some((source, at)) = self.any_snapshot() else { return Ok(()) };
-                let (volume, record) = (self.next_volume, Bytes::from_static(b"a clone"));
-                self.next_volume += 1;
-                let held = self.shown[&(source, at)].clone();
-                tier.volume_keys()
-                    .assign(VolumeId(volume), tier.volume_keys().of(VolumeId(source)));
-                let made = tier.clone_volume((VolumeId(source), at), VolumeId(volume), record);
-                self.becomes(volume, held, made).await
-            }
-            2 => {
-                let Some((volume, at)) = self.any_snapshot() else { return Ok(()) };
-                if !self.live.contains_key(&volume) {
-                    return Ok(());
-                }
-                self.world.lsn += 1;
-                let since = Lsn(self.world.lsn);
-                let destaged = tier.destage(plain_window(since.0, Vec::new()), &Payloads).await;
-                destaged.map_err(|failed| failed.error)?;
-                let held = self.shown[&(volume, at)].clone();
-                self.rollback_count += 1;
-                self.becomes(volume, held, tier.roll_back(VolumeId(volume), at, since, None)).await
-            }
+            0 | 1 => match self.any_snapshot() {
+                Some(at) => self.clone_of(tier, at).await,
+                None => Ok(()),
+            },
+            2 => match self.any_snapshot() {
+                Some(at) => self.roll_back(tier, at).await,
+                None => Ok(()),
+            },
             3 => {
-                let volume = VolumeId(self.any_volume());
-                let has_origin = tier.origin(volume).is_some();
-                assert_eq!(tier.promote(volume).await?, has_origin);
-                Ok(())
+                let volume = self.any_volume();
+                self.promote(tier, volume).await
             }
             4 => {
                 let volume = self.any_volume();
-                let has_snapshots = self.shown.keys().any(|(of, _)| *of == volume);
-                match volume > 2 && !has_snapshots {
-                    true => self.remove(tier, volume).await,
-                    false => Ok(()),
-                }
+                self.remove_if_alone(tier, volume).await
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Makes a volume of a snapshot, where there are not too many.
+    pub(super) async fn clone_of(&mut self, tier: &Tier, (source, at): (u32, Lsn)) -> Result<()> {
+        if self.live.len() >= VOLUMES_MAX {
+            return Ok(());
+        }
+        let (volume, record) = (self.next_volume, Bytes::from_static(b"a clone"));
+        self.next_volume += 1;
+        let held = self.shown[&(source, at)].clone();
+        tier.volume_keys().assign(VolumeId(volume), tier.volume_keys().of(VolumeId(source)));
+        let made = tier.clone_volume((VolumeId(source), at), VolumeId(volume), record);
+        self.becomes(volume, held, made).await
+    }
+
+    /// Has a volume show a snapshot of its own, where it is still there.
+    pub(super) async fn roll_back(&mut self, tier: &Tier, (volume, at): (u32, Lsn)) -> Result<()> {
+        if !self.live.contains_key(&volume) {
+            return Ok(());
+        }
+        self.world.lsn += 1;
+        let since = Lsn(self.world.lsn);
+        let destaged = tier.destage(plain_window(since.0, Vec::new()), &Payloads).await;
+        destaged.map_err(|failed| failed.error)?;
+        let held = self.shown[&(volume, at)].clone();
+        self.rollback_count += 1;
+        self.becomes(volume, held, tier.roll_back(VolumeId(volume), at, since, None)).await
+    }
+
+    pub(super) async fn promote(&mut self, tier: &Tier, volume: u32) -> Result<()> {
+        let volume = VolumeId(volume);
+        let has_origin = tier.origin(volume).is_some();
+        assert_eq!(tier.promote(volume).await?, has_origin);
+        Ok(())
+    }
+
+    /// Removes a volume that is none of the first two and has no snapshots.
+    pub(super) async fn remove_if_alone(&mut self, tier: &Tier, volume: u32) -> Result<()> {
+        let has_snapshots = self.shown.keys().any(|(of, _)| *of == volume);
+        match volume > 2 && !has_snapshots {
+            true => self.remove(tier, volume).await,
+            false => Ok(()),
         }
     }
 
@@ -436,6 +478,20 @@ fn clones_are_read_while_space_is_reclaimed() {
 }
 
 impl Clones {
+    /// After a crash: what was under way is there wholly or not at all. Returns whether anything was.
+    pub(super) async fn settle(&mut self, tier: &Tier) -> bool {
+        self.world.lsn = self.world.lsn.max(tier.destaged_lsn().0);
+        let mut possible = std::mem::take(&mut self.possible);
+        let is_ambiguous = possible.len() > 1;
+        loop {
+            let newest = possible.pop().expect("nothing that once was is there");
+            self.came(newest);
+            if self.is_there(tier).await {
+                return is_ambiguous;
+            }
+        }
+    }
+
     /// Everything is as it should be.
     async fn is_there(&self, tier: &Tier) -> bool {
         let mut found: Vec<(u32, Lsn)> =
@@ -495,16 +551,7 @@ pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
             drop(life);
             runtime().block_on(async {
                 let tier = Tier::open(options(shared.clone(), 2 * epoch + 1)).await.unwrap();
-                clones.world.lsn = clones.world.lsn.max(tier.destaged_lsn().0);
-                let mut possible = std::mem::take(&mut clones.possible);
-                ambiguous_count += u32::from(possible.len() > 1);
-                loop {
-                    let newest = possible.pop().expect("nothing that once was is there");
-                    clones.came(newest);
-                    if clones.is_there(&tier).await {
-                        break;
-                    }
-                }
+                ambiguous_count += u32::from(clones.settle(&tier).await);
                 clones.check_all(&tier).await;
                 check_fsck(&tier).await;
                 step_all(&tier).await;

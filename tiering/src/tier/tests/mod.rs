@@ -11,6 +11,7 @@ mod crash;
 mod damage;
 mod dedup;
 mod hints;
+mod histories;
 mod keep;
 mod keys;
 mod owners;
@@ -125,6 +126,9 @@ fn runtime() -> Ending {
 /// What a volume must read as: sectors that are not zero.
 type Model = HashMap<(u32, u64), [u8; SECTOR]>;
 
+/// A write or trim of sectors: first, end, and payload or zero.
+type AnyOp = (u64, u64, Option<Bytes>);
+
 /// Extents of a window by first sector: end, and payload or zero. A newer one cuts an older one.
 #[derive(Clone, Default)]
 struct Extents(BTreeMap<u64, (u64, Option<Bytes>)>);
@@ -206,7 +210,7 @@ impl World {
         Made { window, after }
     }
 
-    fn any_op(&mut self) -> (u64, u64, Option<Bytes>) {
+    fn any_op(&mut self) -> AnyOp {
         let rng = &mut self.rng;
         let zone = ZONES[rng.below(2) as usize] / SECTOR_BYTES;
         let zone_sectors = ZONE_BYTES / SECTOR_BYTES;
