@@ -224,6 +224,7 @@ impl Restored {
             };
             match done {
                 Ok(()) => return,
+                Err(error) if error.kind() == ErrorKind::Fenced => return,
                 Err(error) if origin.is_whole => {
                     if pause == PAUSE {
                         tracing::warn!(
@@ -232,7 +233,6 @@ impl Restored {
                         );
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::Fenced => return,
                 Err(error) => tracing::warn!(
                     copy = %self.origin.url, error = %error.chain(),
                     "the restored pool still needs the copy; fetching goes on in a while"
@@ -272,7 +272,19 @@ pub fn split_snapshot(place: &str) -> (&str, Option<&str>) {
 
 async fn note(store: &Store, key: &PoolKey, origin: &mut Origin, next: Origin) -> Result<()> {
     let chain = Chain::new(store, FOLDER);
-    let number = chain.newest_number().await?.unwrap_or(0);
+    let number = match chain.newest_body::<Origin>(key).await? {
+        Some((number, newest)) if newest.nonce == origin.nonce => number,
+        // An attempt of ours of which nobody heard that it arrived.
+        Some((_, newest)) if newest == (Origin { nonce: newest.nonce.clone(), ..next.clone() }) => {
+            *origin = newest;
+            return Ok(());
+        }
+        // What an owner that was overtaken knows must not take the place of what its successor said.
+        _ => {
+            let what = "change the link of a restored pool: another owner has changed it since";
+            return Err(Error::new(ErrorKind::Fenced, what));
+        }
+    };
     let next = Origin { nonce: to_hex(&random_bytes::<16>()), ..next };
     if chain.create(number + 1, &seal_document(key, FOLDER, &next)?).await? == Created::Lost {
         let what = "end a restore: another process changed the link at the same moment";
@@ -389,11 +401,12 @@ pub async fn restore(
     let (origin, choice) = match read(&store, &key, pool).await? {
         // A restore that was cut short.
         Some(origin) if origin.url == url && origin.snapshot.as_deref() == asked.snapshot => {
-            resume_pin(&target, &key, &origin).await?;
+            check_kept(&target, &key, &origin).await?;
             let choice = choose(config, (&target, &origin.state), looked, (url, asked)).await?;
             if (&choice.only, &choice.volume_name) != (&origin.only, &origin.volume_name) {
                 return Err(begun_otherwise(&store, &origin));
             }
+            resume_pin(&target, &key, &origin).await?;
             (origin, choice)
         }
         Some(origin) => return Err(begun_otherwise(&store, &origin)),
@@ -445,7 +458,7 @@ pub async fn restore(
     let name = &config.settings().name;
     manifest::begin_restored(&store, &key, pool, name, &node, origin.state.epoch).await?;
     fail_point!("restore-manifest-made");
-    target.copy_volume_keys_to(&store).await?;
+    target.bring_volume_keys_to(&store, &key, pool, origin.state.epoch).await?;
     fail_point!("restore-volume-keys-brought");
     target.copy_keys_to(&store, &keys).await?;
     Ok(PoolOfCopy {
@@ -467,10 +480,12 @@ fn begun_otherwise(store: &Store, origin: &Origin) -> Error {
         false => "",
     };
     let what = format!(
-        "restore to {}: a restore{part} from {}{} was begun there; finish that one, or choose another store",
+        "restore to {}: a restore{part} from {}{} was begun there; finish that one, or choose another \
+         store, and delete {}, which keeps its state, from the copy",
         store.url(),
         origin.url,
-        origin.snapshot.as_ref().map_or_else(String::new, |name| format!("@{name}"))
+        origin.snapshot.as_ref().map_or_else(String::new, |name| format!("@{name}")),
+        origin.pin
     );
     Error::new(ErrorKind::Busy, what)
 }
@@ -480,17 +495,32 @@ async fn resume_pin(target: &Target, key: &PoolKey, origin: &Origin) -> Result<(
     let (pin, state) = (Pin::named(&origin.pin), origin.state.number);
     let was_there = target.has_pin(key, &pin).await?;
     target.put_pin(key, &pin, state, false).await?;
-    let newest = target.newest(key, origin.pool).await?.map(|newest| newest.number);
-    if was_there || newest == Some(state) {
+    if was_there || is_newest(target, key, origin).await? {
         return Ok(());
     }
     target.unpin(pin).await;
+    Err(not_kept(origin))
+}
+
+/// The copy still has the state of a restore that was cut short. Changes nothing there: it may not be what is asked for.
+async fn check_kept(target: &Target, key: &PoolKey, origin: &Origin) -> Result<()> {
+    let is_kept = target.has_pin(key, &Pin::named(&origin.pin)).await?
+        || is_newest(target, key, origin).await?;
+    if is_kept { Ok(()) } else { Err(not_kept(origin)) }
+}
+
+async fn is_newest(target: &Target, key: &PoolKey, origin: &Origin) -> Result<bool> {
+    let newest = target.newest(key, origin.pool).await?;
+    Ok(newest.is_some_and(|newest| newest.number == origin.state.number))
+}
+
+fn not_kept(origin: &Origin) -> Error {
     let what = format!(
-        "restore from {}: state {state}, with which this restore was begun, is not kept there any more; choose another \
+        "restore from {}: state {}, with which this restore was begun, is not kept there any more; choose another \
          --store and --dir",
-        origin.url
+        origin.url, origin.state.number
     );
-    Err(Error::new(ErrorKind::NotFound, what))
+    Error::new(ErrorKind::NotFound, what)
 }
 
 /// The root of the state's metadata, and those that it names, last the state's own.
@@ -535,6 +565,76 @@ async fn check_empty(store: &Store) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::testing::{Fault, FaultyStore};
+
+    /// A link as `restore` makes it, number 1 of its chain.
+    async fn linked(store: &Store, key: &PoolKey) -> Origin {
+        let state = StateRecord {
+            format: Format::CURRENT,
+            pool: Uuid::from_u128(1),
+            number: 7,
+            as_of: 1_700_000_000,
+            published_at: 1_700_000_009,
+            manifest: 300,
+            epoch: 9,
+            destaged_lsn: 123_456,
+            commit_number: 280,
+            aside_count: 0,
+            segment_count: 40,
+            segment_bytes: 1 << 30,
+            table_count: 5,
+            next_segment: 77,
+            volumes: None,
+            nonce: to_hex(&random_bytes::<16>()),
+        };
+        let origin = Origin {
+            format: Format::CURRENT,
+            pool: Uuid::from_u128(1),
+            lineage: Uuid::from_u128(2),
+            url: "/copy".to_owned(),
+            env_prefix: None,
+            next_segment: state.next_segment,
+            state,
+            snapshot: None,
+            only: Some(BTreeSet::from([2])),
+            volume_name: Some("new".to_owned()),
+            first_new_volume: None,
+            pin: "copy/pins/1".to_owned(),
+            bytes_per_second: None,
+            created_at: 1,
+            is_whole: false,
+            lost_count: 0,
+            nonce: to_hex(&random_bytes::<16>()),
+        };
+        let bytes = seal_document(key, FOLDER, &origin).unwrap();
+        assert_eq!(Chain::new(store, FOLDER).create(1, &bytes).await.unwrap(), Created::Ours);
+        origin
+    }
+
+    #[tokio::test]
+    async fn an_owner_that_was_overtaken_does_not_take_the_link_back() {
+        let (faulty, key) = (FaultyStore::new(Fault::None), PoolKey::new([7; 32]));
+        let store = faulty.store();
+        let mut old = linked(&store, &key).await;
+        // A machine that takes the pool over carries the choice out, while the old owner is paused before it says so.
+        let mut new = old.clone();
+        let chosen = Origin { first_new_volume: Some(5), ..new.clone() };
+        note(&store, &key, &mut new, chosen).await.unwrap();
+        let whole = Origin { is_whole: true, ..new.clone() };
+        note(&store, &key, &mut new, whole).await.unwrap();
+        let late = Origin { first_new_volume: Some(4), ..old.clone() };
+        let refused = note(&store, &key, &mut old, late).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Fenced);
+        let found = read(&store, &key, new.pool).await.unwrap().unwrap();
+        assert_eq!(found, new);
+        // An attempt whose answer was lost is known again, by all but its nonce.
+        let mut before = new.clone();
+        let without = Origin { pin: String::new(), ..new.clone() };
+        note(&store, &key, &mut new, without.clone()).await.unwrap();
+        note(&store, &key, &mut before, without).await.unwrap();
+        assert_eq!(before, new);
+        assert_eq!(Chain::new(&store, FOLDER).newest_number().await.unwrap(), Some(4));
+    }
 
     #[test]
     fn the_snapshot_is_what_follows_the_last_at_of_a_path() {

@@ -145,7 +145,7 @@ pub(crate) async fn load(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Vol
     Ok(table)
 }
 
-/// Gives a copy, or a restored pool, the newest document of a store, alone. Returns its number; `None`: there is none.
+/// Gives a copy the newest document of a store, alone. Returns its number; `None`: there is none.
 ///
 /// # Errors
 /// `Busy` where the other store has a later one; those of both stores.
@@ -160,6 +160,35 @@ pub(crate) async fn copy(from: &Store, to: &Store) -> Result<Option<u64>> {
     // Also where this was cut short before.
     target.prune(1).await?;
     Ok(Some(number))
+}
+
+/// Gives a pool that is restored from a copy the copy's keys, in a document of the same number that is of the restored
+/// state's `epoch` at most: the first pool may have had more owners since, which are none of this one. Can be repeated.
+///
+/// # Errors
+/// `Busy` where the pool's store has a later one; as [`load`]; those of writing.
+pub(crate) async fn bring(
+    from: &Store,
+    to: &Store,
+    (key, pool): (&PoolKey, Uuid),
+    epoch: u64,
+) -> Result<()> {
+    let mut state = read(from, key, pool).await?;
+    if state.number == 0 {
+        return Ok(());
+    }
+    state.epoch = state.epoch.min(epoch);
+    let target = Chain::new(to, FOLDER);
+    if target.newest_number().await? != Some(state.number) {
+        let body = body_of(key, pool, &state, random_bytes());
+        let bytes = seal_document(key, FOLDER, &body)?;
+        if target.create(state.number, &bytes).await? == Created::Lost {
+            let what = format!("bring the keys of volumes to {}: it has later ones", to.url());
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+    }
+    // Also where this was cut short before.
+    target.prune(1).await
 }
 
 /// The keys of an open pool, which this process owns.

@@ -228,6 +228,17 @@ fn a_restore_that_dies_between_two_steps_is_done_again_by_the_same_command() {
         let output = command.env("SPINDLE_FAILPOINT", point).output().expect("it runs");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains(&format!("fail point {point}")), "{point}: {said}");
+        // It is not taken for another one, and the refusal names what keeps its state at the copy.
+        if *point != "restore-pinned" {
+            let pins = world.pins();
+            let name = pins.last().and_then(|pin| pin.file_name()).expect("it has a pin");
+            let otherwise = [&words[..], &["--volume", "db"]].concat();
+            let output = other.command(&otherwise);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success(), "{said}");
+            assert!(said.contains(&*name.to_string_lossy()), "{said}");
+            assert_eq!(world.pins(), pins);
+        }
         // The copy goes on meanwhile.
         assert!(world.write(50));
         let _ = world.source.json(&["copy", "sync", &world.url]);
@@ -287,6 +298,43 @@ fn a_pool_restored_in_part_is_so_before_it_is_served_whoever_dies() {
         check(&other, 2);
         world.check(other);
     }
+    world.source.stop();
+}
+
+/// What the link says is done is in the store, for a machine that takes the pool over with nothing but that.
+#[test]
+fn a_pool_restored_under_another_name_keeps_it_when_its_machine_is_lost() {
+    if !is_faulty_built() {
+        return;
+    }
+    let mut world = World::new();
+    let _ = world.source.json(&["snapshot", "create", "db@then"]);
+    let _ = world.source.json(&["clone", "db@then", "short", "--ttl", "1h"]);
+    let _ = world.source.json(&["copy", "sync", &world.url]);
+    let (mut lost, mut words) = world.other();
+    words.extend(["--volume", "short", "--as", "kept"].map(str::to_owned));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let _ = lost.json(&words);
+    lost.arm(Some("restore-chosen".to_owned()));
+    let started = lost.try_start();
+    let died = lost.reap().unwrap_or_else(|ended| panic!("{started:?}: {ended}"));
+    assert_eq!(died.as_deref(), Some("restore-chosen"));
+
+    let key = world.source.dir().join("spindle.key").display().to_string();
+    let store = lost.dir().join("store").display().to_string();
+    let mut next = Daemon::new(SMALL, &[]);
+    next.argue(&["--key-file", &key, "--store", &store, "--take-over"]);
+    next.announce("take-over");
+    next.announce("spindle volume accept");
+    next.restart();
+    let listed = next.json(&["volume", "list"]);
+    let volumes = listed["volumes"].as_array().expect("a list");
+    assert_eq!(volumes.len(), 1, "{listed}");
+    assert_eq!(volumes[0]["name"], "kept", "{listed}");
+    // It was asked for by name, so it does not go when the clone would have.
+    assert!(volumes[0]["expires_at"].as_u64().unwrap_or(0) == 0, "{listed}");
+    wait_for("the pool is whole", || next.json(&["status"])["restored"]["is_whole"] == true);
+    next.stop();
     world.source.stop();
 }
 

@@ -737,6 +737,43 @@ fn some_volumes_of_a_copy_are_restored() {
     let _ = two.json(&["volume", "promote", "test"]);
 }
 
+/// A snapshot under as many volumes as may depend on one another cannot be rolled back to: said before anything is made.
+#[test]
+fn a_snapshot_that_is_too_deep_is_refused_and_the_newest_state_is_not() {
+    let mut source = Daemon::started(SMALL, &[("v0", "1MiB")]);
+    connect(&source, "v0").write(0, &[5; 4096], 0);
+    let mut deepest = 0;
+    loop {
+        let _ = source.json(&["snapshot", "create", &format!("v{deepest}@deep{deepest}")]);
+        let next = format!("v{}", deepest + 1);
+        let output = source.command(&["clone", &format!("v{deepest}@deep{deepest}"), &next]);
+        if !output.status.success() {
+            break;
+        }
+        deepest += 1;
+        assert!(deepest < 64, "there is a bound");
+    }
+    let url = source.place().join("copy").display().to_string();
+    let _ = source.json(&["copy", "add", &url, "--interval", "1h"]);
+    let _ = source.json(&["copy", "sync", &url]);
+    let key = source.dir().join("spindle.key").display().to_string();
+    let mut other = Daemon::new(SMALL, &[]);
+    other.argue(&["--key-file", &key]);
+    let deep = format!("{url}@deep{deepest}");
+    for more in [&[][..], &["--volume", &format!("v{deepest}")]] {
+        let arguments = [&["restore", &deep, "--key-file", &key], more].concat();
+        refused(&other, &arguments, &format!("volume v{deepest} cannot be rolled back to"));
+    }
+    assert_eq!(names(&source.place().join("copy"), "pins").len(), 0);
+    let above = format!("{url}@deep{}", deepest - 1);
+    let name = format!("v{}", deepest - 1);
+    let _ = other.json(&["restore", &above, "--volume", &name, "--as", "kept", "--key-file", &key]);
+    other.restart();
+    assert!(connect(&other, "kept").read(0, 4096) == [5; 4096]);
+    other.stop();
+    source.stop();
+}
+
 /// `copy add --volume`: the copy has what these volumes show, whatever they were made from, and nothing else of size.
 #[test]
 fn a_copy_of_some_volumes() {

@@ -140,7 +140,7 @@ impl Inner {
             left_out: HashSet::new(),
             needing: BTreeSet::new(),
         };
-        if let Some(left_out) = &self.options.left_out {
+        if let Some(left_out) = &*self.left_out.read() {
             check.needing = self.map.layers().needed_by(&left_out.volumes, false);
         }
         // The pages first: the state that they are compared in is kept for hours, reading all frames
@@ -527,7 +527,7 @@ impl Check<'_> {
 
     /// A layer may name what a copy of some volumes was not to have.
     fn is_excused(&self, layer: LayerId) -> bool {
-        let first_new = self.inner.options.left_out.as_ref().and_then(|one| one.first_new_volume);
+        let first_new = self.inner.left_out.read().as_ref().and_then(|one| one.first_new_volume);
         !self.needing.contains(&layer) && first_new.is_none_or(|first| layer.volume() < first)
     }
 

@@ -221,6 +221,8 @@ pub struct Tier {
 
 pub(crate) struct Inner {
     pub(crate) options: TierOptions,
+    /// See [`TierOptions::left_out`] and [`Tier::set_left_out`].
+    pub(crate) left_out: parking_lot::RwLock<Option<LeftOut>>,
     pub(crate) store: Arc<dyn ObjectStore>,
     /// The same one, for the metadata database.
     pub(crate) watched: Arc<Watched>,

@@ -474,8 +474,14 @@ impl Target {
     }
 
     /// Gives a restored pool the keys of its volumes.
-    pub(crate) async fn copy_volume_keys_to(&self, pool: &Store) -> Result<()> {
-        crate::volume_keys::copy(&self.store, pool).await.map(drop)
+    pub(crate) async fn bring_volume_keys_to(
+        &self,
+        store: &Store,
+        key: &PoolKey,
+        pool: Uuid,
+        epoch: u64,
+    ) -> Result<()> {
+        crate::volume_keys::bring(&self.store, store, (key, pool), epoch).await
     }
 
     /// The keys of volumes that the copy has.

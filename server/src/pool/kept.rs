@@ -1,13 +1,16 @@
 //! A pool that was restored in part: all but some volumes go, before anything is served.
 
 use super::Pool;
-use crate::record::VolumeState;
+use crate::record::{VolumeRecord, VolumeState};
 use crate::snapshot::{Removed, SnapshotEntry};
 use block::{Lsn, Result, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Snapshots that one log entry removes. Chosen by hand: half of what an entry holds.
 const REMOVED_AT_ONCE: usize = 8192;
+/// Rounds in which a volume that is aside is tried until its trim is in the store. Chosen by hand: each takes what a
+/// quarter of the log holds.
+const ASIDE_ROUNDS: u32 = 16;
 
 impl Pool {
     /// Volumes that are made from now on have this id or a later one; those that were purged count, too.
@@ -66,11 +69,15 @@ impl Pool {
                 }
                 is_kept
             });
-            let is_dropped =
-                |id: &u32, state: VolumeState| !kept.contains(id) && state != VolumeState::Purged;
-            let dropped =
-                volumes.records.iter().filter(|(id, record)| is_dropped(id, record.state));
-            dropped.map(|(_, record)| record.clone()).collect()
+            // One that is aside is trimmed in a side file first, which may be on another machine.
+            let is_left = |record: &VolumeRecord| {
+                record.state != VolumeState::Purged || self.shared.is_aside(VolumeId(record.id))
+            };
+            let dropped = volumes.records.values();
+            dropped
+                .filter(|record| !kept.contains(&record.id) && is_left(record))
+                .cloned()
+                .collect()
         };
         let count = dropped.len();
         for mut record in dropped {
@@ -81,13 +88,59 @@ impl Pool {
             self.volumes.lock().records.insert(record.id, record);
         }
         // From now on the metadata says what is still being dropped.
-        let last = self.shared.log.flush().await?;
-        self.shared.wait_destaged(last).await?;
+        self.wait_logged_in_store().await?;
+        self.wait_not_aside(kept).await?;
         tracing::info!(
             count,
             kept_count = kept.len(),
             "volumes that are not to be restored are dropped"
         );
+        Ok(())
+    }
+
+    /// What was logged before this call is in the store when it returns, but for what volumes hold that are aside.
+    ///
+    /// # Errors
+    /// Those of the log; `Unavailable` while the store does not answer.
+    pub(crate) async fn wait_logged_in_store(&self) -> Result<()> {
+        let last = self.shared.log.flush().await?;
+        self.shared.wait_destaged(last).await
+    }
+
+    /// Tries those that are dropped and aside until the store has their trim, too: nobody else could, once another
+    /// machine has the pool. In vain a few times, it is said, and the rest of the pool does not wait for them.
+    async fn wait_not_aside(&self, kept: &BTreeSet<u32>) -> Result<()> {
+        let asides = || -> Vec<VolumeId> {
+            let all = self.shared.asides().into_iter();
+            all.filter(|volume| !kept.contains(&volume.0)).collect()
+        };
+        for _ in 0..ASIDE_ROUNDS {
+            if asides().is_empty() {
+                return Ok(());
+            }
+            self.shared.try_late().await?;
+        }
+        for volume in asides() {
+            tracing::warn!(
+                volume = volume.0,
+                "a dropped volume cannot be destaged; its space comes back once it can be"
+            );
+        }
+        Ok(())
+    }
+
+    /// A volume has no end any more at which it is removed by itself.
+    ///
+    /// # Errors
+    /// `NotFound`; those of the log.
+    pub(crate) async fn keep_for_good(&self, name: &str) -> Result<()> {
+        let volume = self.find(name)?;
+        if volume.record().expires_at == 0 {
+            return Ok(());
+        }
+        let _one_at_a_time = self.changes.lock().await;
+        let record = volume.update_record_of_any(|record| record.expires_at = 0).await?;
+        self.volumes.lock().records.insert(record.id, record);
         Ok(())
     }
 }

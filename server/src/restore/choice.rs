@@ -16,7 +16,7 @@ use crate::snapshot::SnapshotRecord;
 use crate::store::Store;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use tiering::{Tier, fail_point};
 use uuid::Uuid;
 
@@ -48,8 +48,8 @@ pub(super) struct Choice {
 ///
 /// # Errors
 /// `NotFound`, with what there is, where the state has no such volume or snapshot; `Invalid` where a volume that has the
-/// snapshot cannot show it, being behind the others or without its key, or where several volumes would get one name; those
-/// of reading the copy.
+/// snapshot cannot show it, being behind the others, without its key, or made from too many others, or where several
+/// volumes would get one name; those of reading the copy.
 pub(super) async fn choose(
     config: &Config,
     (target, state): (&Target, &StateRecord),
@@ -67,6 +67,15 @@ pub(super) async fn choose(
     let tier = Tier::open_read_only(options).await?;
     let (records, snapshots) = (tier.volume_records(), tier.snapshots());
     let (asides, keys) = (tier.asides(), tier.volume_keys().clone());
+    let mut too_deep: BTreeMap<u32, String> = BTreeMap::new();
+    for (volume, at, record) in &snapshots {
+        let is_it = asked.snapshot.is_some_and(|name| {
+            SnapshotRecord::decode(record).is_ok_and(|record| record.name == name)
+        });
+        if is_it && let Err(error) = tier.check_depth(*volume, *at) {
+            too_deep.insert(volume.0, error.chain());
+        }
+    }
     tier.close().await?;
     let mut present: Vec<VolumeRecord> = Vec::new();
     for (_, record) in records {
@@ -133,6 +142,15 @@ pub(super) async fn choose(
         );
         return refused(ErrorKind::Invalid, why);
     }
+    if let Some((record, why)) =
+        able.iter().find_map(|record| too_deep.get(&record.id).map(|why| (record, why)))
+    {
+        let why = format!(
+            "volume {} cannot be rolled back to snapshot {name}: {why}; restore without @{name}, and promote it first",
+            record.name
+        );
+        return refused(ErrorKind::Invalid, why);
+    }
     if able.is_empty() {
         let of = match asked.volumes {
             [] => "no volume has".to_owned(),
@@ -148,6 +166,19 @@ pub(super) async fn choose(
     }
     choice.without_snapshot = without.into_iter().map(|record| record.name).collect();
     Ok(choice)
+}
+
+/// The next start tries again: it is not the volume's own fault.
+fn is_for_next_start(error: &Error) -> bool {
+    match error.kind() {
+        ErrorKind::Unavailable | ErrorKind::Fenced | ErrorKind::Io | ErrorKind::Denied => true,
+        ErrorKind::Invalid
+        | ErrorKind::Unsupported
+        | ErrorKind::Full
+        | ErrorKind::NotFound
+        | ErrorKind::Busy
+        | ErrorKind::Corrupt => false,
+    }
 }
 
 /// Before anything of a restored pool is served: it has the volumes that were asked for, and these show the snapshot.
@@ -174,12 +205,7 @@ pub(crate) async fn apply_choice(
             let done = pool.roll_back(&found.volume, name, async { Ok(()) }).await;
             match done {
                 Ok(_) => {}
-                // The next start tries again.
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Fenced) =>
-                {
-                    return Err(error);
-                }
+                Err(error) if is_for_next_start(&error) => return Err(error),
                 // The others are not to wait for it for ever.
                 Err(error) => tracing::error!(
                     volume = %found.volume, snapshot = name, error = %error.chain(),
@@ -194,13 +220,19 @@ pub(crate) async fn apply_choice(
         pool.keep_only(only).await?;
         fail_point!("restore-others-dropped");
     }
-    if let Some(new) = volume_name.filter(|_| is_part) {
+    if is_part {
         let present = pool.records().into_iter();
         let is_it =
             |record: &VolumeRecord| record.state == VolumeState::Present && is_wanted(record.id);
-        for record in present.filter(|record| is_it(record) && record.name != new) {
-            pool.rename_volume(&record.name, &new, async { Ok(()) }).await?;
+        for record in present.filter(is_it) {
+            // Who asks for a volume by name wants it, whatever its time.
+            pool.keep_for_good(&record.name).await?;
+            if let Some(new) = volume_name.as_ref().filter(|new| **new != record.name) {
+                pool.rename_volume(&record.name, new, async { Ok(()) }).await?;
+            }
         }
+        // The link is in the store: what it says is done must be there, too, for whoever takes the pool over.
+        pool.wait_logged_in_store().await?;
     }
     let first_new_volume = first_new_volume.or(Some(pool.first_new_volume()));
     let done = Origin { snapshot: None, first_new_volume, ..restored.origin.clone() };

@@ -170,6 +170,8 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     }
     if let Some(restored) = &mut restored {
         restore::apply_choice(restored, &pool, &own_store, &key).await?;
+        // It knows the volumes that are made from here on.
+        pool.tier().set_left_out(restored.left_out());
     }
     let open = OpenPool {
         pool,

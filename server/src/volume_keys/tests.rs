@@ -207,3 +207,35 @@ async fn a_copy_gets_the_newest_document_alone() {
     let table = load(&copy_store, &key(), POOL).await.unwrap();
     assert_eq!((table.ids().len(), table.of(VolumeId(4))), (1, KeyId::POOL));
 }
+
+#[tokio::test]
+async fn a_restored_pool_is_not_behind_the_owners_that_the_first_one_had_since() {
+    let (copy, new) = (FaultyStore::new(Fault::None), FaultyStore::new(Fault::None));
+    let (from, to) = (copy.store(), new.store());
+    let ring = open(&from, 9).await.unwrap();
+    ring.make(3).await.unwrap();
+    ring.make(5).await.unwrap();
+    ring.destroy(&only(3)).await.unwrap();
+    // The state that is restored is of epoch 4; a restore that was cut short is done again.
+    for _ in 0..2 {
+        bring(&from, &to, (&key(), POOL), 4).await.unwrap();
+        let brought = read(&to, &key(), POOL).await.unwrap();
+        assert_eq!((brought.number, brought.epoch), (ring.state.lock().await.number, 4));
+        assert_eq!(bytes_of(&to, 5).await, bytes_of(&from, 5).await);
+        assert!(bytes_of(&to, 3).await.is_none());
+        assert_eq!(documents(&new).await, 1);
+    }
+    // A key that is made meanwhile comes, too, and nothing earlier stays.
+    ring.make(7).await.unwrap();
+    bring(&from, &to, (&key(), POOL), 4).await.unwrap();
+    assert_eq!(bytes_of(&to, 7).await, bytes_of(&from, 7).await);
+    assert_eq!(documents(&new).await, 1);
+    let opened = open(&to, 5).await.unwrap();
+    assert_eq!(opened.table().ids().len(), 2);
+    // The new pool has gone on: nothing of the copy takes the place of its own.
+    opened.make(11).await.unwrap();
+    assert_eq!(bring(&from, &to, (&key(), POOL), 4).await.unwrap_err().kind(), ErrorKind::Busy);
+    assert!(bytes_of(&to, 11).await.is_some());
+    // One without such keys has no document, and gets none.
+    bring(&FaultyStore::new(Fault::None).store(), &to, (&key(), POOL), 4).await.unwrap();
+}

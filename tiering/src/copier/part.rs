@@ -116,12 +116,12 @@ async fn is_written_for(
 impl Inner {
     /// A segment of this number that is not there may be one that the copy was not to have.
     pub(crate) fn may_be_left_out(&self, number: u64) -> bool {
-        self.options.left_out.as_ref().is_some_and(|left_out| number < left_out.below)
+        self.left_out.read().as_ref().is_some_and(|left_out| number < left_out.below)
     }
 
     /// What only the volumes named that were dropped, as they were not restored, is still being counted out.
     pub(super) fn is_counting_out(&self) -> bool {
-        self.options.left_out.as_ref().is_some_and(
+        self.left_out.read().as_ref().is_some_and(
             |LeftOut { volumes, first_new_volume, .. }| {
                 let is_old = |volume: VolumeId| first_new_volume.is_none_or(|first| volume < first);
                 self.is_dropping(|volume| is_old(volume) && !volumes.contains(&volume))

@@ -101,19 +101,7 @@ impl Map {
             let what = format!("make a layer: volume {} has no snapshot at {}", new.source, new.at);
             return Err(Error::new(ErrorKind::NotFound, what));
         }
-        if layers.bases(parent).len() + 1 >= BASES_MAX {
-            let what = format!(
-                "make a layer: {BASES_MAX} depend on one another already; promote one of the volumes first, and wait \
-                 until it is independent"
-            );
-            return Err(Error::new(ErrorKind::Busy, what));
-        }
-        if layers.height(parent) + 1 >= PARENTS_MAX {
-            let what = format!(
-                "make a layer: {PARENTS_MAX} were made from one another; copy the volume to a new one by its clients"
-            );
-            return Err(Error::new(ErrorKind::Full, what));
-        }
+        self.check_depth(parent)?;
         self.check_whole(new.source, new.at)?;
         let old = layers.current(new.volume);
         let is_clone = new.volume != new.source;
@@ -165,6 +153,28 @@ impl Map {
         );
         // Somebody may have looked for it before it was there.
         self.pages.retain(|(of, _, _)| *of != layer);
+        Ok(())
+    }
+
+    /// One more layer can be made from this one.
+    ///
+    /// # Errors
+    /// `Busy` or `Full` where too many were made from one another, saying what to do.
+    pub fn check_depth(&self, parent: LayerId) -> Result<()> {
+        let layers = self.layers();
+        if layers.bases(parent).len() + 1 >= BASES_MAX {
+            let what = format!(
+                "make a layer: {BASES_MAX} depend on one another already; promote one of the volumes first, and wait \
+                 until it is independent"
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        if layers.height(parent) + 1 >= PARENTS_MAX {
+            let what = format!(
+                "make a layer: {PARENTS_MAX} were made from one another; copy the volume to a new one by its clients"
+            );
+            return Err(Error::new(ErrorKind::Full, what));
+        }
         Ok(())
     }
 

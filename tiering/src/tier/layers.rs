@@ -1,6 +1,7 @@
 //! Clones and rollbacks as the daemon asks for them: layers are made, promoted and retired, and say what they depend on.
 
 use super::{Inner, Origin, PAGE_BYTES, Tier};
+use crate::copier::LeftOut;
 use crate::map::{Health, LayerChange, LayerId, LayerRecord, NewLayer};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -108,6 +109,19 @@ impl Tier {
         let layers = self.inner.map.layers();
         let record = layers.get(layers.current(volume));
         record.is_some_and(|record| record.parent.is_some() && !record.is_former)
+    }
+
+    /// What a volume shows at an LSN can be cloned or rolled back to, as far as it is not made from too many others.
+    ///
+    /// # Errors
+    /// `Busy` or `Full`, saying what to do.
+    pub fn check_depth(&self, volume: VolumeId, at: Lsn) -> Result<()> {
+        self.inner.map.check_depth(self.inner.map.layers().at(volume, at))
+    }
+
+    /// What a copy lacks on purpose is known better now.
+    pub fn set_left_out(&self, left_out: Option<LeftOut>) {
+        *self.inner.left_out.write() = left_out;
     }
 
     /// What removed snapshots or a trim of these volumes hid from everybody is still being dropped from the metadata.

@@ -74,6 +74,7 @@ impl Tier {
         let dedup = Dedup::new(options.dedup_index_bytes, options.planted);
         let tier = Tier {
             inner: Arc::new(Inner {
+                left_out: parking_lot::RwLock::new(options.left_out.clone()),
                 options,
                 store,
                 watched,
