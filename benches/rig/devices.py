@@ -58,13 +58,15 @@ class Backing:
     and each request of the backing costs CPU time that its server lacks, as there is one CPU.
     """
 
+    make = ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0")
+
     def __init__(self, mountpoint, size_bytes):
         self.mountpoint, self.file = mountpoint, f"{mountpoint}.file"
         os.makedirs(mountpoint)
         with open(self.file, "wb") as file:
             file.truncate(size_bytes)
         self.device = run("losetup", "--direct-io=on", "--find", "--show", self.file).strip()
-        run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", self.device)
+        run(*self.make, self.device)
         run("mount", "-o", "discard", self.device, mountpoint)
 
     def __enter__(self):

@@ -127,7 +127,7 @@ impl Clones {
     /// Clones, rolls back, promotes or removes.
     pub(super) async fn change(&mut self, tier: &Tier) -> Result<()> {
         match self.below(8) {
-            0 | 1 => match self.any_snapshot() {
+            0 | 1 if self.live.len() < VOLUMES_MAX => match self.any_snapshot() {
                 Some(at) => self.clone_of(tier, at).await,
                 None => Ok(()),
             },

@@ -78,7 +78,7 @@ fn planted_bugs_are_noticed() {
         of(|planted| planted.swept_without_clones = true),
     ];
     for planted in all {
-        let is_noticed = (1..=5).any(|seed| {
+        let is_noticed = (1..=10).any(|seed| {
             let run = clones::random_history(seed, planted);
             let run = AssertUnwindSafe(run).catch_unwind();
             with_dedup(|| runtime().block_on(run)).is_err()
