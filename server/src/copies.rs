@@ -16,7 +16,7 @@ pub use target::StateRecord;
 use crate::chain::{random_bytes, to_hex};
 use crate::keys::{DataKey, KeyRing};
 use crate::pool::Pool;
-use crate::store::{Store, check_url};
+use crate::store::{Store, check_url, is_within};
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -237,9 +237,8 @@ impl Copies {
         let spec = new.spec();
         check_url(&spec.url)?;
         let Source { store, key, id, lineage, name, pool, .. } = &self.source;
-        let own = store.url().trim_end_matches('/');
-        let url = spec.url.trim_end_matches('/');
-        if url == own || url.starts_with(&format!("{own}/")) {
+        let url = &spec.url;
+        if is_within(url, store.url()) {
             let what =
                 format!("copy to {url}: it is in the pool's own prefix; a copy is to survive that");
             return Err(Error::new(ErrorKind::Invalid, what));
@@ -373,13 +372,16 @@ impl Copies {
             let what = "copy now: no daemon runs on this directory; start `spindle serve`";
             return Err(Error::new(ErrorKind::Unavailable, what));
         }
-        let (mut state, wake) = {
+        let (mut state, wake, volumes) = {
             let jobs = self.jobs.lock().await;
             let job = jobs.iter().find(|job| same_place(&job.spec.url, url));
             let job = job.ok_or_else(|| no_copy(url))?;
-            (job.state.clone(), job.wake.clone())
+            (job.state.clone(), job.wake.clone(), job.spec.volumes.clone())
         };
-        let lsn = self.source.pool.destage_all().await?;
+        let lsn = match &volumes {
+            None => self.source.pool.destage_all().await?,
+            Some(volumes) => self.source.pool.destage_volumes(volumes).await?,
+        };
         // One that has begun may have read the pool before.
         let begun = state.borrow().begun_count;
         wake.notify_one();
@@ -408,7 +410,7 @@ impl Copies {
 }
 
 fn same_place(one: &str, other: &str) -> bool {
-    one.trim_end_matches('/') == other.trim_end_matches('/')
+    is_within(one, other) && is_within(other, one)
 }
 
 fn put_back(url: &str, newest: &StateRecord) -> Error {
@@ -493,6 +495,8 @@ impl Source {
         change: impl FnOnce(Option<Published>) -> Option<Published>,
     ) -> Result<Option<Published>> {
         let _one_at_a_time = self.list_turn.lock().await;
+        // One that was overtaken would take what its successor has made for that of another life.
+        self.pool.tier().check_owner().await?;
         let copies = list::change(&self.store, &self.key, self.id, |copies| {
             let spec = copies.iter_mut().find(|copy| copy.url == url);
             let spec = spec.ok_or_else(|| no_copy(url))?;
@@ -794,6 +798,7 @@ impl Running {
                 let record =
                     StateRecord::new(*id, (number, nonce), as_of, &made, self.spec.volumes.clone());
                 fail_point!("copy-noted");
+                pool.tier().check_owner().await?;
                 target.publish(key, &record).await?;
                 fail_point!("copy-published");
                 copier.published(number);

@@ -30,7 +30,7 @@ use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
 use snapshots::Snapshots;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tiering::Tier;
@@ -549,12 +549,24 @@ impl Pool {
     /// # Errors
     /// Those of the log and of the pool's end.
     pub async fn destage_all(&self) -> Result<Lsn> {
+        self.destage_those(|_| true).await
+    }
+
+    /// As [`Pool::destage_all`], for what some volumes were answered.
+    ///
+    /// # Errors
+    /// As [`Pool::destage_all`].
+    pub(crate) async fn destage_volumes(&self, volumes: &BTreeSet<u32>) -> Result<Lsn> {
+        self.destage_those(|volume| volumes.contains(&volume.0)).await
+    }
+
+    async fn destage_those(&self, is_one: impl Fn(VolumeId) -> bool) -> Result<Lsn> {
         let lsn = self.shared.log.flush().await?;
         self.shared.wait_destaged(lsn).await?;
-        if self.shared.is_any_aside() {
+        if self.shared.asides().into_iter().any(&is_one) {
             self.shared.try_late().await?;
         }
-        match self.shared.aside.lock().first() {
+        match self.shared.aside.lock().first(is_one) {
             None => Ok(lsn),
             Some((volume, reason)) => {
                 let what = format!(

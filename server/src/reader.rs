@@ -162,7 +162,11 @@ impl Pinned {
         let (mut renewed_at, mut is_failing) = (unix_seconds_now(), false);
         loop {
             tokio::time::sleep(LOOK).await;
-            if !is_failing && unix_seconds_now().saturating_sub(renewed_at) < RENEW_SECONDS {
+            // Also after the clock was put back.
+            let is_due = !(renewed_at..renewed_at + RENEW_SECONDS).contains(&unix_seconds_now());
+            // A store that does not answer for a moment says nothing.
+            let is_there = !matches!(self.target.has_pin(&self.key, &self.pin).await, Ok(false));
+            if is_there && !is_due && !is_failing {
                 continue;
             }
             match self.renew().await {
@@ -191,9 +195,13 @@ impl Pinned {
     async fn renew(&self) -> Result<bool> {
         let Pinned { target, pool, key, pin, state } = self;
         let was_there = target.has_pin(key, pin).await?;
-        target.put_pin(key, pin, state.number, true).await?;
+        let put = target.put_pin(key, pin, state.number, true).await;
         // In this order: whoever has published another one since looks for pins before it deletes anything.
         let newest = target.newest(key, *pool).await?.map(|newest| newest.number);
-        Ok(was_there || newest == Some(state.number))
+        match was_there || newest == Some(state.number) {
+            true => put.map(|()| true),
+            // Also where it cannot be put any more.
+            false => Ok(false),
+        }
     }
 }

@@ -246,7 +246,7 @@ impl Restored {
 
 /// Returns once nothing in the store's metadata names what purged volumes held, but for clones.
 async fn wait_dropped(pool: &Pool) -> Result<()> {
-    pool.destage_all().await?;
+    pool.wait_logged_in_store().await?;
     let kept: BTreeSet<VolumeId> =
         pool.records().into_iter().map(|record| VolumeId(record.id)).collect();
     while pool.tier().is_dropping(|volume| !kept.contains(&volume)) {
@@ -261,9 +261,11 @@ async fn wait_dropped(pool: &Pool) -> Result<()> {
 pub fn split_snapshot(place: &str) -> (&str, Option<&str>) {
     let path_at = match place.find("://") {
         Some(at) => at + 3 + place[at + 3..].find('/').unwrap_or(place.len()),
-        None if std::path::Path::new(place).exists() => return (place, None),
         None => 0,
     };
+    if matches!(Store::dir_of(place), Ok(Some(dir)) if dir.exists()) {
+        return (place, None);
+    }
     match place.rsplit_once('@') {
         Some((url, name)) if url.len() > path_at && check_name(name).is_ok() => (url, Some(name)),
         _ => (place, None),
@@ -275,7 +277,15 @@ async fn note(store: &Store, key: &PoolKey, origin: &mut Origin, next: Origin) -
     let number = match chain.newest_body::<Origin>(key).await? {
         Some((number, newest)) if newest.nonce == origin.nonce => number,
         // An attempt of ours of which nobody heard that it arrived.
-        Some((_, newest)) if newest == (Origin { nonce: newest.nonce.clone(), ..next.clone() }) => {
+        Some((_, newest))
+            if newest
+                == (Origin {
+                    nonce: newest.nonce.clone(),
+                    // Counted anew by each attempt, and somebody may have put an object back.
+                    lost_count: newest.lost_count,
+                    ..next.clone()
+                }) =>
+        {
             *origin = newest;
             return Ok(());
         }
@@ -403,7 +413,11 @@ pub async fn restore(
         Some(origin) if origin.url == url && origin.snapshot.as_deref() == asked.snapshot => {
             check_kept(&target, &key, &origin).await?;
             let choice = choose(config, (&target, &origin.state), looked, (url, asked)).await?;
-            if (&choice.only, &choice.volume_name) != (&origin.only, &origin.volume_name) {
+            let is_as_before = (&choice.only, &choice.volume_name)
+                == (&origin.only, &origin.volume_name)
+                && (env_prefix, bytes_per_second)
+                    == (origin.env_prefix.as_deref(), origin.bytes_per_second);
+            if !is_as_before {
                 return Err(begun_otherwise(&store, &origin));
             }
             resume_pin(&target, &key, &origin).await?;
@@ -480,7 +494,7 @@ fn begun_otherwise(store: &Store, origin: &Origin) -> Error {
         false => "",
     };
     let what = format!(
-        "restore to {}: a restore{part} from {}{} was begun there; finish that one, or choose another \
+        "restore to {}: a restore{part} from {}{} was begun there; finish that one, with the same options, or choose another \
          store, and delete {}, which keeps its state, from the copy",
         store.url(),
         origin.url,
@@ -664,6 +678,8 @@ mod tests {
         ] {
             assert_eq!(split_snapshot(place), (url, snapshot), "{place}");
         }
+        let as_url = format!("file://{odd}");
+        assert_eq!(split_snapshot(&as_url), (&*as_url, None));
         let of_odd = format!("{odd}@monday");
         assert_eq!(split_snapshot(&of_odd), (&*odd, Some("monday")));
     }

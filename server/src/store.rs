@@ -433,6 +433,37 @@ impl Location {
     }
 }
 
+impl Location {
+    /// Scheme, and the path below it: of a directory as it really is, also where only a part of it is there yet.
+    fn parts(self) -> (&'static str, PathBuf) {
+        match self {
+            Location::Directory(dir) => ("file", real(&dir)),
+            Location::S3 { bucket, prefix } => ("s3", PathBuf::from(bucket).join(prefix)),
+            Location::Gcs { bucket, prefix } => ("gs", PathBuf::from(bucket).join(prefix)),
+            Location::Azure { container, prefix } => ("az", PathBuf::from(container).join(prefix)),
+        }
+    }
+}
+
+fn real(dir: &Path) -> PathBuf {
+    let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+    let of = |there: &Path| {
+        Some(there.canonicalize().ok()?.join(dir.strip_prefix(there).expect("it is an ancestor")))
+    };
+    dir.ancestors().find_map(of).unwrap_or_else(|| dir.clone())
+}
+
+/// Whether a URL names the place of another one, or one within it, however they are spelled.
+pub(crate) fn is_within(url: &str, outer: &str) -> bool {
+    match (Location::parse(url), Location::parse(outer)) {
+        (Ok(url), Ok(outer)) => {
+            let ((scheme, path), (outer_scheme, outer_path)) = (url.parts(), outer.parts());
+            scheme == outer_scheme && path.starts_with(outer_path)
+        }
+        _ => false,
+    }
+}
+
 /// The URL of a folder below what a URL names.
 pub(crate) fn below(url: &str, folder: &str) -> String {
     format!("{}/{folder}", url.trim_end_matches('/'))

@@ -259,6 +259,8 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
     refused(&source, &["copy", "add", &at("x"), "--env-prefix", "A-B"], "variable's name");
     refused(&source, &["copy", "sync", &at("x")], "the pool has none there");
     refused(&source, &["copy", "rm", &at("x")], "the pool has none there");
+    let within = format!("file://{own}/copy");
+    refused(&source, &["copy", "add", &within], "it is in the pool's own prefix");
     assert_eq!(source.json(&["copy", "list"])["copies"], Value::Array(Vec::new()));
 
     let mut stranger = Daemon::started(SMALL, &[("db", "8MiB")]);
@@ -278,6 +280,9 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
 
     // Snapshots only: what comes after one is not there.
     let _ = source.json(&["copy", "add", &at("copy"), "--snapshots-only"]);
+    let spelled = format!("file://{}/../copy/", place.join("dir").display());
+    std::fs::create_dir_all(place.join("dir")).unwrap();
+    refused(&source, &["copy", "add", &spelled], "it is there");
     refused(&stranger, &["copy", "add", &at("copy")], "it is a copy of pool");
     let _ = source.json(&["snapshot", "create", "db@monday"]);
     let _ = source.json(&["flush"]);
@@ -858,5 +863,83 @@ fn a_copy_of_some_volumes() {
     let mut all = restored(&source, &url, &[], &[]);
     assert!(connect(&all, "plain").read(0, 4 * MIB as u32) == noise(4, 4 * MIB));
     all.stop();
+    source.stop();
+}
+
+/// A clone that is dropped keeps pages of what it was made from until it is retired: nothing of that is missed, or fetched.
+#[test]
+fn what_only_dropped_clones_were_made_from_is_not_missed() {
+    const MIB: usize = 1 << 20;
+    let mut source = Daemon::started(SMALL, &[("a", "8MiB"), ("x", "8MiB")]);
+    connect(&source, "a").write(0, &noise(1, 4 * MIB), 0);
+    let _ = source.json(&["flush"]);
+    let _ = source.json(&["snapshot", "create", "a@s"]);
+    let _ = source.json(&["clone", "a@s", "d"]);
+    connect(&source, "a").write(0, &noise(2, 4 * MIB), 0);
+    // One that was rolled back depends on its former layer in the same way.
+    let _ = source.json(&["volume", "create", "r", "8MiB"]);
+    connect(&source, "r").write(0, &noise(3, MIB), 0);
+    let _ = source.json(&["snapshot", "create", "r@s"]);
+    connect(&source, "r").write(0, &noise(4, MIB), 0);
+    let _ = source.json(&["snapshot", "rollback", "r@s"]);
+    let kept = noise(5, 2 * MIB);
+    connect(&source, "x").write(0, &kept, 0);
+    let place = source.place();
+    let (some, all) = (place.join("some"), place.join("all"));
+    let (some, all) = (some.display().to_string(), all.display().to_string());
+    let _ = source.json(&["copy", "add", &some, "--interval", "1h", "--volume", "x"]);
+    let _ = source.json(&["copy", "add", &all, "--interval", "1h"]);
+    for url in [&some, &all] {
+        let _ = source.json(&["copy", "sync", url]);
+    }
+    let key = source.dir().join("spindle.key").display().to_string();
+    for (url, more) in [(&some, &[][..]), (&all, &["--volume", "x"])] {
+        let mut other = Daemon::new(SMALL, &[]);
+        other.argue(&["--key-file", &key]);
+        let _ = other.json(&[&["restore", url, "--key-file", &key], more].concat());
+        // An error in its log fails the test.
+        other.restart();
+        assert!(connect(&other, "x").read(0, 2 * MIB as u32) == kept);
+        wait_for("everything is here", || other.json(&["status"])["restored"]["is_whole"] == true);
+        let restored = other.json(&["status"])["restored"].clone();
+        assert_eq!(restored["bad_count"].as_u64().unwrap_or(0), 0, "{restored}");
+        let bytes = segment_bytes(&other.dir().join("store/segments"));
+        println!("{bytes} bytes were fetched");
+        assert!(bytes < 3 * MIB as u64, "{bytes} bytes were fetched");
+        let found = other.json(&["fsck"]);
+        assert_eq!(found["problem_count"], 0, "{found}");
+        let onward = other.place().join("onward").display().to_string();
+        let _ = other.json(&["copy", "add", &onward, "--interval", "1h"]);
+        let _ = other.json(&["copy", "sync", &onward]);
+        let found = other.json(&["fsck", "--copy", &onward, "--key-file", &key]);
+        assert_eq!(found["problem_count"], 0, "{found}");
+        other.stop();
+    }
+    source.stop();
+}
+
+/// One volume whose own key is gone does not keep the others of a pool that is restored as of a snapshot from being served.
+#[test]
+fn a_pool_restored_as_of_a_snapshot_opens_without_the_key_of_one_volume() {
+    let mut source = Daemon::started(SMALL, &[("x", "1MiB")]);
+    let _ = source.json(&["volume", "create", "secret", "1MiB", "--own-key"]);
+    connect(&source, "x").write(0, &[1; 4096], 0);
+    connect(&source, "secret").write(0, &[2; 4096], 0);
+    let _ = source.json(&["snapshot", "create", "x,secret@s"]);
+    connect(&source, "x").write(0, &[3; 4096], 0);
+    let url = source.place().join("copy").display().to_string();
+    let _ = source.json(&["copy", "add", &url, "--interval", "1h"]);
+    let _ = source.json(&["copy", "sync", &url]);
+    let key = source.dir().join("spindle.key").display().to_string();
+    let mut other = Daemon::new(SMALL, &[]);
+    other.argue(&["--key-file", &key]);
+    let _ = other.json(&["restore", &format!("{url}@s"), "--key-file", &key]);
+    std::fs::remove_dir_all(other.dir().join("store/volumekeys")).unwrap();
+    other.announce("its own key");
+    other.announce("the volume's own key is not in the store");
+    other.announce("does not show the snapshot that was asked for");
+    other.restart();
+    assert!(connect(&other, "x").read(0, 4096) == [1; 4096]);
+    other.stop();
     source.stop();
 }

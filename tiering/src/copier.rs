@@ -354,7 +354,7 @@ impl Copier {
             epoch: root.epoch,
             destaged_lsn: root.destaged,
             commit_number: root.commit_number,
-            aside_count: map.asides().len() as u64,
+            aside_count: map.asides().keys().filter(|volume| self.is_of(**volume)).count() as u64,
             segment_count,
             segment_bytes,
             table_count: objects.tables.len() as u64,

@@ -605,6 +605,11 @@ impl Target {
         let failed = |error| self.store.explain("list the pins", error);
         let pins: Vec<_> =
             objects.list(Some(&ObjectPath::from(PINS))).try_collect().await.map_err(failed)?;
+        // By the store's clock: whoever asks has just published a state.
+        let states: Vec<_> =
+            objects.list(Some(&ObjectPath::from(STATES))).try_collect().await.map_err(failed)?;
+        let newest = states.iter().map(|state| state.last_modified.timestamp()).max();
+        let now = newest.unwrap_or(0);
         let mut oldest: Option<u64> = None;
         for found in pins {
             let bytes = match objects.get(&found.location).await {
@@ -618,7 +623,7 @@ impl Target {
                 document.verify(key, PINS)?;
                 document.body()
             };
-            let age = unix_seconds_now() as i64 - found.last_modified.timestamp();
+            let age = now - found.last_modified.timestamp();
             let state = match read() {
                 Ok(pin) if pin.is_short && age > SHORT_PIN_SECONDS => {
                     self.unpin(Pin(found.location)).await;

@@ -45,8 +45,11 @@ impl AsideVolumes {
         }
     }
 
-    pub(super) fn first(&self) -> Option<(VolumeId, String)> {
-        self.volumes.keys().next().map(|volume| (*volume, self.reason(*volume)))
+    pub(super) fn first(&self, is_one: impl Fn(VolumeId) -> bool) -> Option<(VolumeId, String)> {
+        self.volumes
+            .keys()
+            .find(|volume| is_one(**volume))
+            .map(|volume| (*volume, self.reason(*volume)))
     }
 }
 

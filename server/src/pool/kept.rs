@@ -90,6 +90,8 @@ impl Pool {
         // From now on the metadata says what is still being dropped.
         self.wait_logged_in_store().await?;
         self.wait_not_aside(kept).await?;
+        // What they were made from is kept for their sake until then.
+        self.retire_purged().await;
         tracing::info!(
             count,
             kept_count = kept.len(),

@@ -57,6 +57,11 @@ impl Shared {
 }
 
 impl Pool {
+    /// As [`Shared::check_key`].
+    pub(crate) fn check_key(&self, volume: VolumeId) -> Result<()> {
+        self.shared.check_key(volume)
+    }
+
     /// Purges a volume and destroys its own key: what it held cannot be read any more, wherever copies of it are.
     /// One that was removed already, or purged without that, counts as well.
     ///

@@ -15,7 +15,7 @@ use crate::serve::look_options;
 use crate::snapshot::SnapshotRecord;
 use crate::store::Store;
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Result};
+use block::{Error, ErrorKind, Result, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use tiering::{Tier, fail_point};
 use uuid::Uuid;
@@ -202,10 +202,15 @@ pub(crate) async fn apply_choice(
         let found = pool.snapshots(None)?.into_iter();
         let is_it = |record: &SnapshotRecord| record.name == *name && is_wanted(record.volume);
         for found in found.filter(|found| is_it(&found.record)) {
-            let done = pool.roll_back(&found.volume, name, async { Ok(()) }).await;
+            // The volume's own fault, whatever its kind: the others are to be served.
+            let has_key = pool.check_key(VolumeId(found.record.volume));
+            let done = match &has_key {
+                Ok(()) => pool.roll_back(&found.volume, name, async { Ok(()) }).await.map(drop),
+                Err(_) => has_key.clone(),
+            };
             match done {
-                Ok(_) => {}
-                Err(error) if is_for_next_start(&error) => return Err(error),
+                Ok(()) => {}
+                Err(error) if has_key.is_ok() && is_for_next_start(&error) => return Err(error),
                 // The others are not to wait for it for ever.
                 Err(error) => tracing::error!(
                     volume = %found.volume, snapshot = name, error = %error.chain(),

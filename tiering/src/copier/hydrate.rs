@@ -314,6 +314,10 @@ impl Hydration<'_> {
             let Some(object) = self.get(&path).await? else {
                 if self.inner.is_left_out(info.number.0).await? {
                     self.left_out.insert(info.number.0, info.id);
+                } else if self.inner.may_be_left_out(info.number.0) && self.inner.is_counting_out()
+                {
+                    let what = "restore: what only the volumes named that were not restored is still being counted out";
+                    return Err(Error::new(ErrorKind::Unavailable, what));
                 } else if self.is_named(info).await? {
                     self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
                     self.inner.dedup.note_bad(info.number.0);

@@ -49,6 +49,11 @@ impl Copier {
         self
     }
 
+    /// The copy is of this volume.
+    pub(super) fn is_of(&self, volume: VolumeId) -> bool {
+        self.part.as_ref().is_none_or(|part| part.volumes.contains(&volume))
+    }
+
     /// Of these segments, all that have records from `first` to `last`, those that the copy is to have.
     pub(super) async fn needed(
         &mut self,
@@ -120,7 +125,7 @@ impl Inner {
     }
 
     /// What only the volumes named that were dropped, as they were not restored, is still being counted out.
-    pub(super) fn is_counting_out(&self) -> bool {
+    pub(crate) fn is_counting_out(&self) -> bool {
         self.left_out.read().as_ref().is_some_and(
             |LeftOut { volumes, first_new_volume, .. }| {
                 let is_old = |volume: VolumeId| first_new_volume.is_none_or(|first| volume < first);

@@ -361,8 +361,8 @@ impl Map {
         self.write(writer, draft.batch).await?;
         fail_point!("promote-written");
         self.space.apply(&[], &[], live_delta);
-        self.set_layers(self.layers().with([(layer, record)]));
         self.prunes.lock().extend(prune);
+        self.set_layers(self.layers().with([(layer, record)]));
         self.apply(Fresh { bytes_left: 0, pages: touched }, &[], live, Forget::Nothing);
         Ok(numbers.len() as u64)
     }
@@ -452,6 +452,8 @@ impl Map {
             }
             self.write(writer, draft.batch).await?;
             fail_point!("forget-written");
+            // Before the layer lets go: whoever looks in between is to see that something is left to do.
+            self.prunes.lock().extend(prune);
             match left {
                 Some(record) => self.set_layers(layers.with([(layer, record)])),
                 None => {
@@ -459,7 +461,6 @@ impl Map {
                     self.set_layers(layers.without(layer));
                 }
             }
-            self.prunes.lock().extend(prune);
             return Ok(true);
         }
         Ok(false)

@@ -79,8 +79,12 @@ impl Inner {
                             continue;
                         }
                     },
-                    _ => {
+                    _ if self.is_counting_out() => {
                         self.reclaim.state.lock().is_pass_wanted = true;
+                        continue;
+                    }
+                    _ => {
+                        self.leave_alone(record, error)?;
                         continue;
                     }
                 },

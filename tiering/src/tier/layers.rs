@@ -9,6 +9,18 @@ use bytes::Bytes;
 impl Inner {
     /// As [`Tier::is_dropping`].
     pub(crate) fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
+        // The layers first: one that lets go what it was made from has that pruned before it says so.
+        let layers = self.map.layers();
+        let others =
+            layers.iter().map(|(layer, _)| layer.volume()).filter(|volume| !is_one(*volume));
+        let needed = layers.needed_by(&others.collect(), false);
+        // It is not retired yet, or not forgotten: what it shows of others is kept for its sake.
+        let is_based = |(layer, record): (LayerId, &LayerRecord)| {
+            record.base.is_some() && is_one(layer.volume()) && !needed.contains(&layer)
+        };
+        if layers.iter().any(is_based) {
+            return true;
+        }
         let (ranges, to_prune) = (self.map.ranges(), self.map.layers_to_prune());
         let mut layers = ranges.iter().map(|(layer, _)| layer).chain(to_prune);
         layers.any(|layer| is_one(layer.volume()))
@@ -119,12 +131,24 @@ impl Tier {
         self.inner.map.check_depth(self.inner.map.layers().at(volume, at))
     }
 
+    /// This process still owns the pool, as far as can be told.
+    ///
+    /// # Errors
+    /// `Fenced` where another one has taken it; those of asking.
+    pub async fn check_owner(&self) -> Result<()> {
+        match &self.inner.options.owner_check {
+            Some(check) => check.ask().await,
+            None => Ok(()),
+        }
+    }
+
     /// What a copy lacks on purpose is known better now.
     pub fn set_left_out(&self, left_out: Option<LeftOut>) {
         *self.inner.left_out.write() = left_out;
     }
 
-    /// What removed snapshots or a trim of these volumes hid from everybody is still being dropped from the metadata.
+    /// What removed snapshots or a trim of these volumes hid from everybody is still being dropped from the metadata, or is
+    /// still kept for what one of them was made from.
     #[must_use]
     pub fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
         self.inner.is_dropping(is_one)
