@@ -565,7 +565,7 @@ impl Inner {
         if fill * 100.0 < f64::from(self.options.slow_from_percent) {
             return;
         }
-        let delay_ns = self.pace.lock().delay_ns(|| SystemClock.now_ns(), bytes, fill);
+        let delay_ns = self.pace.lock().delay_ns(SystemClock.now_ns(), bytes, fill);
         if delay_ns >= SLEEP_NS_MIN && tokio::runtime::Handle::try_current().is_ok() {
             tokio::time::sleep(Duration::from_nanos(delay_ns)).await;
         }

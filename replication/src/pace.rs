@@ -15,11 +15,6 @@ const RATE_FIRST: f64 = 128.0 * 1024.0 * 1024.0;
 /// slowly, and only when it is full writers wait for space. Chosen by hand.
 const RATE_MIN: f64 = 1024.0 * 1024.0;
 const NS: f64 = 1e9;
-/// Bytes that are admitted between two looks at the clock, at most. Chosen by hand: some small writes, so that each does not
-/// pay for a look of its own, and far less than any log.
-const LOOK_BYTES: u64 = 32 << 10;
-/// What they cost at the rate of the last look, at most: less than the shortest sleep.
-const LOOK_NS: f64 = 250_000.0;
 
 /// The regulator.
 #[derive(Clone, Copy, Debug)]
@@ -32,10 +27,6 @@ pub(crate) struct Pace {
     paid_ns: u64,
     released_ns: Option<u64>,
     released_bytes: f64,
-    /// Admitted since the last look at the clock.
-    unpaid_bytes: u64,
-    /// What a byte cost at the last look.
-    byte_ns: f64,
 }
 
 impl Pace {
@@ -46,8 +37,6 @@ impl Pace {
             paid_ns: 0,
             released_ns: None,
             released_bytes: generation_bytes as f64,
-            unpaid_bytes: 0,
-            byte_ns: f64::INFINITY,
         }
     }
 
@@ -68,28 +57,17 @@ impl Pace {
     }
 
     /// Nanoseconds to hold back the acknowledgement of an entry that takes `bytes` of the log, with
-    /// `fill` (0 to 1) of the log in use. `clock` is asked once in a while only: small entries in between
-    /// are not held back, and the next one that is pays for them.
-    pub(crate) fn delay_ns(&mut self, clock: impl FnOnce() -> u64, bytes: u64, fill: f64) -> u64 {
-        self.unpaid_bytes = self.unpaid_bytes.saturating_add(bytes);
-        let is_little =
-            self.unpaid_bytes < LOOK_BYTES && self.unpaid_bytes as f64 * self.byte_ns < LOOK_NS;
-        if is_little && fill > self.mark {
-            return 0;
-        }
-        let now_ns = clock();
-        let bytes = std::mem::take(&mut self.unpaid_bytes);
+    /// `fill` (0 to 1) of the log in use.
+    pub(crate) fn delay_ns(&mut self, now_ns: u64, bytes: u64, fill: f64) -> u64 {
         if fill <= self.mark {
             self.paid_ns = now_ns;
-            self.byte_ns = f64::INFINITY;
             return 0;
         }
         // As much is let in as is freed half-way from the mark to the end, and next to nothing at
         // the end: even a rate that was guessed five times too high settles before it.
         let over = ((fill - self.mark) / (1.0 - self.mark)).clamp(1e-3, 1.0);
         let rate = (self.rate_now(now_ns) * (1.0 - over) / over).max(RATE_MIN);
-        self.byte_ns = NS / rate;
-        let cost_ns = (bytes as f64 * self.byte_ns) as u64;
+        let cost_ns = (bytes as f64 / rate * NS) as u64;
         self.paid_ns = self.paid_ns.max(now_ns).saturating_add(cost_ns);
         // A debt beyond the longest delay is forgiven: the fill that rises meanwhile asks for more.
         self.paid_ns = self.paid_ns.min(now_ns.saturating_add(DELAY_NS_MAX));
@@ -144,7 +122,7 @@ mod tests {
             }
             written += bytes;
             late += if now > end_ns / 2 { bytes } else { 0 };
-            let delay = pace.delay_ns(|| now, bytes, fill);
+            let delay = pace.delay_ns(now, bytes, fill);
             delay_max = delay_max.max(delay);
             ready[writer] = now + delay.max(20_000);
         }
@@ -166,40 +144,13 @@ mod tests {
     #[test]
     fn below_the_mark_nothing_waits_and_above_it_more_as_it_fills() {
         let mut pace = Pace::new(50, MIB);
-        assert_eq!(pace.delay_ns(|| 1000, MIB, 0.5), 0);
+        assert_eq!(pace.delay_ns(1000, MIB, 0.5), 0);
         let delays: Vec<u64> = [0.51, 0.6, 0.75, 0.9, 1.0]
             .iter()
-            .map(|fill| Pace::new(50, MIB).delay_ns(|| 0, MIB, *fill))
+            .map(|fill| Pace::new(50, MIB).delay_ns(0, MIB, *fill))
             .collect();
         assert!(delays.is_sorted() && delays[0] < delays[4] / 10, "{delays:?}");
         let mut pace = Pace::new(50, MIB);
-        assert_eq!((0..10_000).map(|_| pace.delay_ns(|| 0, MIB, 1.0)).max(), Some(DELAY_NS_MAX));
-    }
-
-    #[test]
-    fn the_clock_is_asked_once_for_some_small_entries_and_all_are_paid_for() {
-        let (count, bytes) = (800, 4096 + 64);
-        let (mut pace, mut look_count, mut last) = (Pace::new(50, MIB), 0, 0);
-        for _ in 0..count {
-            let clock = || {
-                look_count += 1;
-                0
-            };
-            last = pace.delay_ns(clock, bytes, 0.6).max(last);
-        }
-        assert!((count / 8..count / 6).contains(&look_count), "{look_count} looks");
-        let at_once = Pace::new(50, MIB).delay_ns(|| 0, count * bytes, 0.6);
-        let left = at_once / count * (LOOK_BYTES / bytes + 1);
-        assert!(last <= at_once && at_once - last <= left, "{last} of {at_once}");
-        // Where the rate is low, each is.
-        let (mut pace, mut look_count) = (Pace::new(50, MIB), 0);
-        for _ in 0..100 {
-            let clock = || {
-                look_count += 1;
-                0
-            };
-            pace.delay_ns(clock, bytes, 1.0);
-        }
-        assert_eq!(look_count, 100);
+        assert_eq!((0..10_000).map(|_| pace.delay_ns(0, MIB, 1.0)).max(), Some(DELAY_NS_MAX));
     }
 }
