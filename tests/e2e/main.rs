@@ -7,6 +7,7 @@ mod clients;
 mod clones;
 mod conformance;
 mod copies;
+mod copies_parts;
 mod damage;
 mod dedup;
 mod devices;
