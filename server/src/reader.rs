@@ -195,6 +195,10 @@ impl Pinned {
     async fn renew(&self) -> Result<bool> {
         let Pinned { target, pool, key, pin, state } = self;
         let was_there = target.has_pin(key, pin).await?;
+        // A folder that is not mounted says nothing of the pin, and gets none.
+        if !was_there {
+            target.check_exists().await?;
+        }
         let put = target.put_pin(key, pin, state.number, true).await;
         // In this order: whoever has published another one since looks for pins before it deletes anything.
         let newest = target.newest(key, *pool).await?.map(|newest| newest.number);

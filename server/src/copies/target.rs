@@ -313,6 +313,14 @@ impl Target {
         self.check_identity(&object, &bytes, key, (pool, Some(lineage)))
     }
 
+    /// A copy is there, whoever's.
+    ///
+    /// # Errors
+    /// `NotFound`; those of reading its store.
+    pub(crate) async fn check_exists(&self) -> Result<()> {
+        self.identity().await?.map(drop).ok_or_else(|| no_copy(&self.url))
+    }
+
     async fn check_empty(&self) -> Result<()> {
         if KeyRing::exists(&self.outer).await? {
             return Err(self.refused("a pool is there"));
@@ -590,9 +598,7 @@ impl Target {
     /// # Errors
     /// `NotFound` where the copy itself is not there, which says nothing of the pin; those of deleting it.
     pub(crate) async fn try_unpin(&self, pin: &Pin) -> Result<()> {
-        if self.identity().await?.is_none() {
-            return Err(no_copy(&self.url));
-        }
+        self.check_exists().await?;
         match self.store.control().delete(&pin.0).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(self.store.explain("give a pin back", error)),
