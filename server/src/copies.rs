@@ -238,7 +238,16 @@ impl Copies {
         check_url(&spec.url)?;
         let Source { store, key, id, lineage, name, pool, .. } = &self.source;
         let url = &spec.url;
-        if is_within(url, store.url()) {
+        let (wanted, own) = (spec.url.clone(), store.url().to_owned());
+        let others: Vec<String> = self.specs().await?.into_iter().map(|copy| copy.url).collect();
+        let looked = tokio::task::spawn_blocking(move || {
+            let is_it = |url: &String| is_within(url, &wanted) && is_within(&wanted, url);
+            (is_within(&wanted, &own), others.iter().any(is_it))
+        });
+        let looked = looked.await;
+        let (is_own, is_there) = looked
+            .map_err(|error| Error::with_source(ErrorKind::Io, "look where copies are", error))?;
+        if is_own {
             let what =
                 format!("copy to {url}: it is in the pool's own prefix; a copy is to survive that");
             return Err(Error::new(ErrorKind::Invalid, what));
@@ -257,7 +266,7 @@ impl Copies {
             volumes.insert(volume.id().0);
         }
         let copies = self.specs().await?;
-        if copies.iter().any(|copy| same_place(&copy.url, &spec.url)) {
+        if is_there || copies.iter().any(|copy| same_place(&copy.url, &spec.url)) {
             return Err(there(&spec.url));
         }
         list::check_count(copies.len() + 1)?;
@@ -282,7 +291,7 @@ impl Copies {
         let mut jobs = self.jobs.lock().await;
         let added = spec.clone();
         let _one_at_a_time = self.source.list_turn.lock().await;
-        list::change(store, key, *id, |copies| {
+        list::change(store, key, *id, pool.tier().check_owner(), |copies| {
             if copies.iter().any(|copy| same_place(&copy.url, &added.url)) {
                 return Err(there(&added.url));
             }
@@ -302,9 +311,9 @@ impl Copies {
     /// `NotFound` where there is none; those of changing the list.
     pub async fn remove(&self, url: &str) -> Result<()> {
         let mut jobs = self.jobs.lock().await;
-        let Source { store, key, id, .. } = &self.source;
+        let Source { store, key, id, pool, .. } = &self.source;
         let _one_at_a_time = self.source.list_turn.lock().await;
-        list::change(store, key, *id, |copies| {
+        list::change(store, key, *id, pool.tier().check_owner(), |copies| {
             let before = copies.len();
             copies.retain(|copy| !same_place(&copy.url, url));
             match copies.len() == before {
@@ -410,7 +419,7 @@ impl Copies {
 }
 
 fn same_place(one: &str, other: &str) -> bool {
-    is_within(one, other) && is_within(other, one)
+    one.trim_end_matches('/') == other.trim_end_matches('/')
 }
 
 fn put_back(url: &str, newest: &StateRecord) -> Error {
@@ -496,8 +505,8 @@ impl Source {
     ) -> Result<Option<Published>> {
         let _one_at_a_time = self.list_turn.lock().await;
         // One that was overtaken would take what its successor has made for that of another life.
-        self.pool.tier().check_owner().await?;
-        let copies = list::change(&self.store, &self.key, self.id, |copies| {
+        let check = self.pool.tier().check_owner();
+        let copies = list::change(&self.store, &self.key, self.id, check, |copies| {
             let spec = copies.iter_mut().find(|copy| copy.url == url);
             let spec = spec.ok_or_else(|| no_copy(url))?;
             spec.published = change(spec.published.take());

@@ -52,6 +52,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Where volumes were dropped: longest that fetching waits until nothing names what was theirs only. Chosen by hand: beyond,
 /// more is fetched than is needed.
 const DROPPED_PATIENCE: Duration = Duration::from_secs(600);
+/// The same, where the copy was not to have what was theirs only: longest that a segment which is missing there is not called
+/// lost for that reason. Damaged metadata of a dropped volume may keep it from ever being counted out.
+const COUNTING_PATIENCE: Duration = Duration::from_secs(3600);
 /// The same, for reclaim to drop another segment of which nothing is live.
 const DEAD_PATIENCE: Duration = Duration::from_secs(120);
 const DROPPED_LOOK: Duration = Duration::from_millis(200);
@@ -187,7 +190,9 @@ impl Restored {
         };
         if origin.only.is_some() && !origin.is_whole {
             options.dead_patience = DEAD_PATIENCE;
-            let dropped = tokio::time::timeout(DROPPED_PATIENCE, wait_dropped(pool));
+            options.counting_patience = COUNTING_PATIENCE;
+            let first_new = origin.first_new_volume.map(VolumeId);
+            let dropped = tokio::time::timeout(DROPPED_PATIENCE, wait_dropped(pool, first_new));
             match dropped.await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(error = %error.chain(), "more may be fetched"),
@@ -245,11 +250,12 @@ impl Restored {
 }
 
 /// Returns once nothing in the store's metadata names what purged volumes held, but for clones.
-async fn wait_dropped(pool: &Pool) -> Result<()> {
+async fn wait_dropped(pool: &Pool, first_new: Option<VolumeId>) -> Result<()> {
     pool.wait_logged_in_store().await?;
     let kept: BTreeSet<VolumeId> =
         pool.records().into_iter().map(|record| VolumeId(record.id)).collect();
-    while pool.tier().is_dropping(|volume| !kept.contains(&volume)) {
+    let is_old = |volume: VolumeId| first_new.is_none_or(|first| volume < first);
+    while pool.tier().is_dropping(|volume| is_old(volume) && !kept.contains(&volume)) {
         tokio::time::sleep(DROPPED_LOOK).await;
     }
     Ok(())
@@ -493,12 +499,17 @@ fn begun_otherwise(store: &Store, origin: &Origin) -> Error {
         true => " of some volumes",
         false => "",
     };
+    let option = |name: &str, value: Option<String>| {
+        value.map_or_else(String::new, |value| format!(" {name} {value}"))
+    };
     let what = format!(
-        "restore to {}: a restore{part} from {}{} was begun there; finish that one, with the same options, or choose another \
-         store, and delete {}, which keeps its state, from the copy",
+        "restore to {}: a restore{part} from {}{}{}{} was begun there; finish that one, with the same options, or choose \
+         another store, and delete {}, which keeps its state, from the copy",
         store.url(),
         origin.url,
         origin.snapshot.as_ref().map_or_else(String::new, |name| format!("@{name}")),
+        option("--rate", origin.bytes_per_second.map(|rate| rate.to_string())),
+        option("--env-prefix", origin.env_prefix.clone()),
         origin.pin
     );
     Error::new(ErrorKind::Busy, what)

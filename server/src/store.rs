@@ -453,9 +453,15 @@ fn real(dir: &Path) -> PathBuf {
     dir.ancestors().find_map(of).unwrap_or_else(|| dir.clone())
 }
 
-/// Whether a URL names the place of another one, or one within it, however they are spelled.
+/// Whether a URL names the place of another one, or one within it, however they are spelled. Blocks where both are
+/// directories, for as long as these do not answer.
 pub(crate) fn is_within(url: &str, outer: &str) -> bool {
     match (Location::parse(url), Location::parse(outer)) {
+        // Directories are asked for only where both are.
+        (Ok(Location::Directory(_)), Ok(outer)) if !matches!(outer, Location::Directory(_)) => {
+            false
+        }
+        (Ok(url), Ok(Location::Directory(_))) if !matches!(url, Location::Directory(_)) => false,
         (Ok(url), Ok(outer)) => {
             let ((scheme, path), (outer_scheme, outer_path)) = (url.parts(), outer.parts());
             scheme == outer_scheme && path.starts_with(outer_path)

@@ -56,6 +56,8 @@ const FRAMES_AT_ONCE: usize = 64;
 /// Pages that one allocation query looks at; it answers for a shorter range beyond.
 const ALLOCATION_PAGES_MAX: usize = 4096;
 
+/// Layers that one step forgets. Chosen by hand: a commit each.
+const LAYERS_AT_ONCE: u64 = 64;
 /// Longest wait for the store when closing. Chosen by hand: nothing is lost by giving up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -490,15 +492,22 @@ impl Tier {
                 false => Ok(PromoteReport::default()),
             };
             let is_promoting = promoted.as_ref().is_ok_and(|done| done.layers_left > 0);
-            let forgotten = match is_promoted && !is_promoting {
-                true => inner.map.forget_layer(&mut writer).await,
-                false => Ok(false),
-            };
+            let mut forgotten = Ok(0);
+            while is_promoted
+                && !is_promoting
+                && forgotten.as_ref().is_ok_and(|count| *count < LAYERS_AT_ONCE)
+            {
+                match inner.map.forget_layer(&mut writer).await {
+                    Ok(true) => forgotten = forgotten.map(|count| count + 1),
+                    Ok(false) => break,
+                    Err(error) => forgotten = Err(error),
+                }
+            }
             let mut done = folded?;
             // A step that has found nothing more has gone on all the same.
             done.page_count += pruned?.looked_count.max(is_pruned.into());
             done.page_count += promoted?.page_count.max(is_promoting.into());
-            done.page_count += u64::from(forgotten?);
+            done.page_count += forgotten?;
             done.prunes_left = inner.map.status().prune_count;
             done.promotes_left = inner.map.promote_count();
             Ok(done)

@@ -159,14 +159,17 @@ pub(super) fn check_count(count: usize) -> Result<()> {
 /// Changes the list, durably. Returns the new one.
 ///
 /// # Errors
-/// What `change` says; `Full` for too many; `Busy` when another process has changed it at the same moment.
+/// What `owner` and `change` say; `Full` for too many; `Busy` when another process has changed it at the same moment.
 pub async fn change(
     store: &Store,
     key: &PoolKey,
     pool: Uuid,
+    owner: impl Future<Output = Result<()>>,
     change: impl FnOnce(&mut Vec<CopySpec>) -> Result<()>,
 ) -> Result<Vec<CopySpec>> {
     let (number, mut copies) = read_numbered(store, key, pool).await?;
+    // In this order: what a successor has changed since it was read makes this lose.
+    owner.await?;
     change(&mut copies)?;
     check_count(copies.len())?;
     let body = ListBody {

@@ -5,12 +5,15 @@ use crate::record::{VolumeRecord, VolumeState};
 use crate::snapshot::{Removed, SnapshotEntry};
 use block::{Lsn, Result, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Snapshots that one log entry removes. Chosen by hand: half of what an entry holds.
 const REMOVED_AT_ONCE: usize = 8192;
 /// Rounds in which a volume that is aside is tried until its trim is in the store. Chosen by hand: each takes what a
 /// quarter of the log holds.
 const ASIDE_ROUNDS: u32 = 16;
+/// Pause behind each, as the store may fail at once.
+const ASIDE_PAUSE: Duration = Duration::from_millis(500);
 
 impl Pool {
     /// Volumes that are made from now on have this id or a later one; those that were purged count, too.
@@ -121,6 +124,7 @@ impl Pool {
                 return Ok(());
             }
             self.shared.try_late().await?;
+            tokio::time::sleep(ASIDE_PAUSE).await;
         }
         for volume in asides() {
             tracing::warn!(

@@ -40,6 +40,9 @@ pub struct HydrateOptions {
     pub bytes_per_second: Option<u64>,
     /// Segments of which nothing counts as live are left to reclaim as long as one goes in this time.
     pub dead_patience: Duration,
+    /// A segment that the copy was not to have is not called lost, for so long from the first attempt on, while what only
+    /// dropped volumes named is still being counted out.
+    pub counting_patience: Duration,
 }
 
 /// How far it is.
@@ -118,6 +121,8 @@ impl Tier {
             own,
             lost: Vec::new(),
             left_out: Own::new(),
+            uncounted: Own::new(),
+            counting_patience: options.counting_patience,
         };
         hydration.fetch_tables().await?;
         if !options.dead_patience.is_zero() {
@@ -125,6 +130,10 @@ impl Tier {
             hydration.wait_for_reclaim(options.dead_patience).await?;
         }
         while hydration.fetch_segments(true).await? + hydration.fetch_tables().await? > 0 {}
+        if !hydration.uncounted.is_empty() {
+            let what = "restore: what only the volumes named that were not restored is still being counted out";
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
         store.set_whole();
         Ok(hydration.lost.len() as u64)
     }
@@ -160,6 +169,9 @@ struct Hydration<'a> {
     lost: Vec<Path>,
     /// The copy was not to have them, and nothing names them.
     left_out: Own,
+    /// Nor these, but counts say that they are named yet.
+    uncounted: Own,
+    counting_patience: Duration,
 }
 
 impl Hydration<'_> {
@@ -167,7 +179,13 @@ impl Hydration<'_> {
         info.number.0 < self.below
             && self.own.get(&info.number.0) != Some(&info.id)
             && self.left_out.get(&info.number.0) != Some(&info.id)
+            && self.uncounted.get(&info.number.0) != Some(&info.id)
             && !self.lost.contains(&info.object_path())
+    }
+
+    fn is_patient(&self) -> bool {
+        let begun = *self.progress.begun.lock();
+        begun.is_some_and(|begun| begun.elapsed() < self.counting_patience)
     }
 
     /// Returns how many it has fetched.
@@ -312,12 +330,14 @@ impl Hydration<'_> {
             self.pace.wait(u64::from(info.object_bytes)).await;
             let _place = self.inner.copy_places.acquire().await;
             let Some(object) = self.get(&path).await? else {
+                // In this order: counting may come to its end in between.
+                let is_uncounted = self.is_patient()
+                    && self.inner.may_be_left_out(info.number.0)
+                    && self.inner.is_counting_out();
                 if self.inner.is_left_out(info.number.0).await? {
                     self.left_out.insert(info.number.0, info.id);
-                } else if self.inner.may_be_left_out(info.number.0) && self.inner.is_counting_out()
-                {
-                    let what = "restore: what only the volumes named that were not restored is still being counted out";
-                    return Err(Error::new(ErrorKind::Unavailable, what));
+                } else if is_uncounted {
+                    self.uncounted.insert(info.number.0, info.id);
                 } else if self.is_named(info).await? {
                     self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
                     self.inner.dedup.note_bad(info.number.0);

@@ -144,9 +144,12 @@ impl Map {
         fail_point!("fold-written");
         self.space.apply(&[], &[], live_delta);
         let ranges_left = left.len();
+        // The counts first: whoever sees that nothing is left to fold is to see what that has counted out.
+        let none = Fresh { bytes_left: 0, pages: Vec::new() };
+        self.apply(none, &[], live, Forget::Nothing);
         self.set_ranges(left);
         let pages = touched.into_iter().map(|key| (key, None)).collect();
-        self.apply(Fresh { bytes_left: 0, pages }, &[], live, Forget::Nothing);
+        self.apply(Fresh { bytes_left: 0, pages }, &[], Vec::new(), Forget::Nothing);
         Ok(FoldReport { page_count, ranges_left, ..FoldReport::default() })
     }
 

@@ -71,7 +71,7 @@ impl Inner {
                 Ok(Some(look)) => look,
                 Ok(None) => continue, // forgotten meanwhile
                 // Nothing that the copy was of has ever named it, and what did is counted out.
-                Err(error) if self.may_lack(record, &error) => match victim.live {
+                Err(error) if self.may_lack(record, &error) => match self.live_of(victim).await? {
                     0 => match self.look_at_left_out(record).await {
                         Ok(look) => look,
                         Err(error) => {
@@ -140,6 +140,15 @@ impl Inner {
         self.reclaim.state.lock().victims.extend(later.into_iter().rev());
         let written = writer.finish().await?;
         Ok(Rewritten { live, settled, emptied, written, read_bytes, by_place })
+    }
+
+    /// As it counts by now: it may have been counted out since it became a victim.
+    async fn live_of(&self, victim: &Victim) -> Result<u32> {
+        match victim.live {
+            0 => Ok(0),
+            _ if self.is_counting_out() => Ok(victim.live),
+            _ => self.map.live_blocks(victim.record.info.number.0).await,
+        }
     }
 
     fn may_lack(&self, record: &SegmentRecord, error: &Error) -> bool {
