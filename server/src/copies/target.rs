@@ -611,7 +611,7 @@ impl Target {
         let failed = |error| self.store.explain("list the pins", error);
         let pins: Vec<_> =
             objects.list(Some(&ObjectPath::from(PINS))).try_collect().await.map_err(failed)?;
-        // By the store's clock: whoever asks has just published a state.
+        // By the store's clock, which the newest state tells: where none comes any more, a pin stays longer, never shorter.
         let states: Vec<_> =
             objects.list(Some(&ObjectPath::from(STATES))).try_collect().await.map_err(failed)?;
         let newest = states.iter().map(|state| state.last_modified.timestamp()).max();

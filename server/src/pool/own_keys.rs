@@ -57,7 +57,10 @@ impl Shared {
 }
 
 impl Pool {
-    /// As [`Shared::check_key`].
+    /// The key of a volume is here.
+    ///
+    /// # Errors
+    /// `Denied` where it is gone, saying what to do.
     pub(crate) fn check_key(&self, volume: VolumeId) -> Result<()> {
         self.shared.check_key(volume)
     }
