@@ -10,6 +10,7 @@ use block::{Error, ErrorKind, Result};
 use nbd::wire::{self, command, handshake_flag, option};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -110,7 +111,7 @@ fn print_what_is_next(daemon: &Daemon, binary: &Path, dir: &Path) {
     println!("    {} serve --help\n", binary.display());
 }
 
-/// A message when SIGINT or SIGTERM comes.
+/// A message when SIGINT, SIGTERM or SIGHUP (its terminal is gone) comes.
 fn stop_on_signals() -> Result<std::sync::mpsc::Receiver<()>> {
     let failed = |error| Error::with_source(ErrorKind::Io, "watch for signals", error);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -119,14 +120,18 @@ fn stop_on_signals() -> Result<std::sync::mpsc::Receiver<()>> {
     let signals = {
         use tokio::signal::unix::{SignalKind, signal};
         let _inside = runtime.enter();
-        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        kinds.map(signal)
     };
-    let (mut interrupt, mut terminate) = (signals.0.map_err(failed)?, signals.1.map_err(failed)?);
+    let [interrupt, terminate, hangup] = signals;
+    let (mut interrupt, mut terminate, mut hangup) =
+        (interrupt.map_err(failed)?, terminate.map_err(failed)?, hangup.map_err(failed)?);
     std::thread::spawn(move || {
         runtime.block_on(async {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
             }
         });
         // The receiver may have ended the demo already.
@@ -184,6 +189,9 @@ impl Daemon {
             .env("SPINDLE_LOG", std::env::var("SPINDLE_LOG").unwrap_or_else(|_| "error".into()))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            // Ctrl-C in a terminal goes to a whole process group. The daemon is stopped by us, and a second
+            // signal would make it leave at once.
+            .process_group(0)
             .spawn()
             .map_err(|error| failed("start the daemon", error))?;
         let out = child.stdout.take().expect("stdout is piped");

@@ -3,9 +3,15 @@
 //! Invariants:
 //! - A mistake gets a sentence that says what to do, and exit code 1 or 2; nothing is changed.
 
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+use tests::Place;
 use tests::daemon::{Daemon, SMALL};
 use tests::nbd::{Connection, Wanted};
 use tests::place::{binary, output};
+use tests::process::Process;
 
 fn connect(daemon: &Daemon, volume: &str) -> std::io::Result<Connection> {
     Connection::open(&daemon.tcp(volume), &Wanted::everything())
@@ -29,6 +35,23 @@ fn the_demonstration_runs_to_its_end() {
         (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
     assert!(shown.status.success(), "{out}\n{err}");
     assert!(out.contains("every byte"), "{out}");
+}
+
+/// A terminal sends it to the whole process group: to the demonstration, and once to whatever it started there.
+#[test]
+fn the_demonstration_serves_until_it_is_interrupted() {
+    let place = Place::new();
+    let errors = place.join("errors");
+    let mut command = Command::new(binary("spindle"));
+    let mut demo =
+        Process::start(command.arg("demo").process_group(0), &errors).expect("it starts");
+    let mut lines = std::iter::from_fn(|| demo.line(Duration::from_secs(60)));
+    assert!(lines.any(|line| line.contains("serve --help")), "it says what to type next");
+    kill_process_group(Pid::from_raw(demo.id().cast_signed()).expect("a process"), Signal::INT)
+        .expect("it is there");
+    let status = demo.wait(Duration::from_secs(60)).expect("it ends");
+    let said = std::fs::read_to_string(&errors).expect("read a file");
+    assert!(status.success() && said.is_empty(), "{status}: {said}");
 }
 
 #[test]
