@@ -22,6 +22,7 @@ mod postgres;
 mod power;
 mod providers;
 mod scrub;
+mod shortage;
 mod snapshots;
 mod soak;
 mod space;

@@ -28,24 +28,24 @@ use tests::seed::{Random, mix, seeds};
 use tests::{Place, needs, needs_root};
 
 /// The two drivers.
-const DRIVERS: [&[&str]; 2] = [&[], &["--nbd"]];
+pub(crate) const DRIVERS: [&[&str]; 2] = [&[], &["--nbd"]];
 
 /// A kind of file system.
-struct Kind {
+pub(crate) struct Kind {
     name: &'static str,
     make: &'static [&'static str],
     /// Finds what is wrong and changes nothing.
     check: &'static [&'static str],
 }
 
-const KINDS: [Kind; 3] = [
+pub(crate) const KINDS: [Kind; 3] = [
     Kind { name: "ext4", make: &["mkfs.ext4", "-q"], check: &["e2fsck", "-fn"] },
     Kind { name: "xfs", make: &["mkfs.xfs", "-q"], check: &["xfs_repair", "-n"] },
     Kind { name: "btrfs", make: &["mkfs.btrfs", "-q"], check: &["btrfs", "check"] },
 ];
 
 impl Kind {
-    fn make(&self, device: &str) {
+    pub(crate) fn make(&self, device: &str) {
         run(self.make[0], &[&self.make[1..], &[device]].concat());
     }
 
@@ -58,14 +58,14 @@ impl Kind {
 }
 
 /// A mounted file system.
-struct Mounted {
+pub(crate) struct Mounted {
     device: String,
-    path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 impl Mounted {
     #[track_caller]
-    fn new(device: &str, path: PathBuf) -> Mounted {
+    pub(crate) fn new(device: &str, path: PathBuf) -> Mounted {
         std::fs::create_dir_all(&path).expect("make a directory");
         run("mount", &[device, &path.display().to_string()]);
         Mounted { device: device.to_owned(), path }
@@ -73,7 +73,7 @@ impl Mounted {
 
     /// Unmounts it and insists that it is whole.
     #[track_caller]
-    fn unmount(self, kind: &Kind) {
+    pub(crate) fn unmount(self, kind: &Kind) {
         run("umount", &[&self.path.display().to_string()]);
         kind.check(&self.device);
     }
@@ -92,11 +92,18 @@ pub(crate) fn number_of(variable: &str, otherwise: u64) -> u64 {
 
 /// Insists that the kernel has seen no error of a device or a file system.
 #[track_caller]
-fn no_complaints_of_the_kernel() {
+pub(crate) fn no_complaints_of_the_kernel() {
     let said = run("dmesg", &[]);
     let is_bad = |line: &&str| {
-        let errors =
-            ["I/O error", "EXT4-fs error", "EXT4-fs warning", "BTRFS error", "BTRFS warning"];
+        let errors = [
+            "I/O error",
+            "EXT4-fs error",
+            "EXT4-fs warning",
+            "BTRFS error",
+            "BTRFS warning",
+            "Out of memory",
+            "blocked for more than",
+        ];
         errors.iter().any(|text| line.contains(text))
             || line.contains("XFS") && (line.contains("orrupt") || line.contains("hutting down"))
     };
@@ -305,7 +312,7 @@ fn taken(uri: &str) -> u64 {
 }
 
 /// Writes files of 64 KiB that no compression makes smaller.
-fn fill(dir: &Path, stream: u64, bytes: usize) {
+pub(crate) fn fill(dir: &Path, stream: u64, bytes: usize) {
     std::fs::create_dir(dir).expect("make a directory");
     each(stream, bytes, |name, bytes| {
         std::fs::write(dir.join(name), bytes).expect("write a file");
@@ -314,7 +321,7 @@ fn fill(dir: &Path, stream: u64, bytes: usize) {
 
 /// Insists that they are there.
 #[track_caller]
-fn filled(dir: &Path, stream: u64, bytes: usize) {
+pub(crate) fn filled(dir: &Path, stream: u64, bytes: usize) {
     each(stream, bytes, |name, bytes| {
         let found = std::fs::read(dir.join(name)).expect("the file is there");
         assert!(found == bytes, "{} has other bytes", dir.join(name).display());
