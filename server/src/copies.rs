@@ -48,6 +48,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Longest that an orderly stop waits for a job. Chosen by hand: a job ends between two requests.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+/// The start of a pool waits so long for directories of copies to answer. Chosen by hand.
+const OFFER_TIME_MAX: Duration = Duration::from_secs(2);
 /// Longest that whoever erases a volume waits for copies. Chosen by hand.
 const KEYS_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -206,6 +208,11 @@ impl Copies {
         self.is_serving = true;
         match self.specs().await {
             Ok(specs) => {
+                // A reader may want one before its job has looked at it.
+                let offers = specs.iter().map(|spec| self.source.offer_existing(spec));
+                let offers = futures::future::join_all(offers);
+                // Those that do not answer by then are offered when they do.
+                let _ = tokio::time::timeout(OFFER_TIME_MAX, offers).await;
                 let jobs = specs.into_iter().map(|spec| self.source.job(spec)).collect();
                 *self.jobs.get_mut() = jobs;
             }
@@ -270,7 +277,7 @@ impl Copies {
             return Err(there(&spec.url));
         }
         list::check_count(copies.len() + 1)?;
-        let target = Target::open(&spec.url, spec.env_prefix.as_deref())?;
+        let target = Target::open(&spec.url, spec.env_prefix.as_deref()).await?;
         target.claim(key, (*id, *lineage), name).await?;
         let mut spec = spec;
         if !new.volumes.is_empty() {
@@ -300,6 +307,7 @@ impl Copies {
         })
         .await?;
         if self.is_serving {
+            self.source.offer(&spec.url, &target);
             jobs.push(self.source.job(spec));
         }
         Ok(())
@@ -552,11 +560,13 @@ impl Source {
         }
     }
 
-    fn job(&self, spec: CopySpec) -> Job {
-        // At once, where it is there: a reader may want it before the job has looked at it.
-        if let Ok(target) = Target::existing(&spec.url, spec.env_prefix.as_deref()) {
+    async fn offer_existing(&self, spec: &CopySpec) {
+        if let Ok(target) = Target::existing(&spec.url, spec.env_prefix.as_deref()).await {
             self.offer(&spec.url, &target);
         }
+    }
+
+    fn job(&self, spec: CopySpec) -> Job {
         let (state, stop) = (watch::Sender::new(CopyState::default()), watch::Sender::new(false));
         let (progress, wake) = (Arc::new(CopyProgress::default()), Arc::new(Notify::new()));
         let running = Running {
@@ -564,13 +574,17 @@ impl Source {
             spec: spec.clone(),
             progress: progress.clone(),
             wake: wake.clone(),
+            publishing: Arc::default(),
         };
+        let publishing = running.publishing.clone();
         let (seen, mut stopped) = (state.subscribe(), stop.subscribe());
         let task = self.pool.tier().background().spawn(async move {
             tokio::select! {
                 never = running.run(&state) => match never {},
                 _ = stopped.wait_for(|stop| *stop) => {}
             }
+            // Nothing comes there once the job is over: whoever adds the copy again looks what it has.
+            drop(publishing.lock().await);
         });
         Job { spec, state: seen, progress, wake, stop, task }
     }
@@ -612,6 +626,8 @@ struct Running {
     spec: CopySpec,
     progress: Arc<CopyProgress>,
     wake: Arc<Notify>,
+    /// Held while a state is being published.
+    publishing: Arc<tokio::sync::Mutex<()>>,
 }
 
 type Snapshots = BTreeSet<(VolumeId, Lsn)>;
@@ -721,7 +737,7 @@ impl Running {
 
     async fn open(&self, state: &watch::Sender<CopyState>) -> Result<(Target, Copier)> {
         let Source { pool, key, id, lineage, .. } = &self.source;
-        let target = Target::existing(&self.spec.url, self.spec.env_prefix.as_deref())?;
+        let target = Target::existing(&self.spec.url, self.spec.env_prefix.as_deref()).await?;
         // It was claimed when it was added. A folder that is not mounted is not claimed anew.
         target.check_there(key, (*id, *lineage)).await?;
         let newest = target.newest(key, *id).await?;
@@ -808,7 +824,15 @@ impl Running {
                     StateRecord::new(*id, (number, nonce), as_of, &made, self.spec.volumes.clone());
                 fail_point!("copy-noted");
                 pool.tier().check_owner().await?;
-                target.publish(key, &record).await?;
+                let (turn, there) = (self.publishing.clone().lock_owned().await, target.clone());
+                let (key, made) = (key.clone(), record.clone());
+                let published = pool.tier().background().spawn(async move {
+                    let _turn = turn; // until it is over, though nobody waits for it any more
+                    there.publish(&key, &made).await
+                });
+                published.await.map_err(|cause| {
+                    Error::with_source(ErrorKind::Io, "publish a state of a copy", cause)
+                })??;
                 fail_point!("copy-published");
                 copier.published(number);
                 Some(record)

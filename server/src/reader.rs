@@ -90,7 +90,7 @@ pub async fn serve_copy(
 }
 
 async fn pin(config: &Config, url: &str, env_prefix: Option<&str>) -> Result<Pinned> {
-    let target = Target::existing(url, env_prefix)?;
+    let target = Target::existing(url, env_prefix).await?;
     let keys = target.open_keys(&config.key_source()).await?;
     let (pool, key) = (keys.pool(), keys.newest().key.clone());
     let (pin, state) = target.pin_newest(&key, pool, true).await?;

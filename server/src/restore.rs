@@ -131,7 +131,7 @@ pub(crate) async fn store_of(
     if origin.is_whole {
         return Ok((store, Some(Restored { origin, objects: None, progress: Arc::default() })));
     }
-    let target = Target::open(&origin.url, origin.env_prefix.as_deref())?;
+    let target = Target::open(&origin.url, origin.env_prefix.as_deref()).await?;
     let (view, witness) = (target.view(&origin.state).bulk(), ObjectPath::from(WITNESS));
     let objects = RestoredStore::new(store.bulk(), view, witness, origin.next_segment);
     let objects = Arc::new(objects);
@@ -200,7 +200,7 @@ impl Restored {
             }
         }
         if self.objects.is_some()
-            && let Ok(target) = Target::existing(&origin.url, origin.env_prefix.as_deref())
+            && let Ok(target) = Target::existing(&origin.url, origin.env_prefix.as_deref()).await
         {
             tier.warm(&target.heat(key, origin.pool).await.unwrap_or_default());
         }
@@ -210,7 +210,10 @@ impl Restored {
                     match tier.hydrate(objects, options, &self.progress).await {
                         Ok(lost_count) => {
                             fail_point!("restore-fetched");
-                            let ended = end(store, key, &mut origin, lost_count).await;
+                            let ended = match tier.check_owner().await {
+                                Ok(()) => end(store, key, &mut origin, lost_count).await,
+                                fenced => fenced,
+                            };
                             if ended.is_ok() {
                                 fail_point!("restore-whole");
                                 tier.set_dedup_floor(0);
@@ -224,12 +227,28 @@ impl Restored {
                     }
                 }
                 // Also of an end that was cut short.
-                _ if !origin.pin.is_empty() => give_back(store, key, &mut origin).await,
+                _ if !origin.pin.is_empty() => match tier.check_owner().await {
+                    Ok(()) => give_back(store, key, &mut origin).await,
+                    fenced => fenced,
+                },
                 _ => return,
             };
             match done {
                 Ok(()) => return,
-                Err(error) if error.kind() == ErrorKind::Fenced => return,
+                Err(error) if error.kind() == ErrorKind::Fenced => {
+                    // The owner before may have changed the link last.
+                    let is_fenced = |error: &Error| error.kind() == ErrorKind::Fenced;
+                    if tier.check_owner().await.is_err_and(|error| is_fenced(&error)) {
+                        return;
+                    }
+                    if let Ok(Some(newest)) = read(store, key, origin.pool).await {
+                        origin = newest;
+                    }
+                    if origin.is_whole {
+                        tier.set_dedup_floor(0);
+                        whole.send_replace(true);
+                    }
+                }
                 Err(error) if origin.is_whole => {
                     if pause == PAUSE {
                         tracing::warn!(
@@ -330,7 +349,7 @@ async fn end(store: &Store, key: &PoolKey, origin: &mut Origin, lost_count: u64)
 
 /// Gives the pin back, and says so.
 async fn give_back(store: &Store, key: &PoolKey, origin: &mut Origin) -> Result<()> {
-    let target = Target::existing(&origin.url, origin.env_prefix.as_deref())?;
+    let target = Target::existing(&origin.url, origin.env_prefix.as_deref()).await?;
     target.try_unpin(&Pin::named(&origin.pin)).await?;
     fail_point!("restore-pin-removed");
     let without = Origin { pin: String::new(), ..origin.clone() };
@@ -342,7 +361,7 @@ pub(crate) async fn leave(origin: &Origin) {
     if origin.pin.is_empty() {
         return;
     }
-    match Target::existing(&origin.url, origin.env_prefix.as_deref()) {
+    match Target::existing(&origin.url, origin.env_prefix.as_deref()).await {
         Ok(target) => target.unpin(Pin::named(&origin.pin)).await,
         Err(error) => {
             tracing::warn!(
@@ -401,7 +420,7 @@ pub async fn restore(
         );
         return Err(Error::new(ErrorKind::Busy, what));
     }
-    let target = Target::existing(url, env_prefix)?;
+    let target = Target::existing(url, env_prefix).await?;
     let keys = target.open_keys(&config.key_source()).await?;
     let (pool, key) = (keys.pool(), keys.newest().key.clone());
     store.probe().await?;

@@ -471,7 +471,7 @@ async fn fsck_store(options: TierOptions) -> Result<FsckInfo> {
 /// # Errors
 /// `NotFound` where there is no copy, or no whole state yet; those of reading the store and the key.
 pub async fn fsck_copy(config: &Config, url: &str, env_prefix: Option<&str>) -> Result<FsckInfo> {
-    let target = Target::existing(url, env_prefix)?;
+    let target = Target::existing(url, env_prefix).await?;
     let keys = target.open_keys(&config.key_source()).await?;
     let (pool, key) = (keys.pool(), keys.newest().key.clone());
     let (pin, state) = match target.pin_newest(&key, pool, true).await {

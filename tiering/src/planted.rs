@@ -44,6 +44,8 @@ pub(crate) struct Planted {
     pub(crate) part_without_bases: bool,
     /// A copy of some volumes lacks what only back-references say that they name.
     pub(crate) part_without_references: bool,
+    /// A reader does not see that somebody else has put back what it lacks.
+    pub(crate) back_unnoticed: bool,
     /// What is put back may be forgotten meanwhile.
     pub(crate) mend_unheld: bool,
     /// A damaged segment takes the place of a whole one in a copy.
@@ -52,6 +54,12 @@ pub(crate) struct Planted {
     pub(crate) missing_unowned: bool,
     /// Hydration puts what the copy has over what the pool has got meanwhile.
     pub(crate) hydrate_overwrites: bool,
+    /// Reclaim takes what a restored pool lacks on purpose for damage, before it is said which volumes go.
+    pub(crate) lacking_unchosen: bool,
+    /// Reclaim takes what goes with its key for damage.
+    pub(crate) keyless_damaged: bool,
+    /// A restored pool has everything as soon as it looks so, by commits that may be lost yet.
+    pub(crate) whole_unsettled: bool,
     /// A segment goes on when the volume whose blocks come next has another key.
     pub(crate) mixed_keys: bool,
     /// What has the fingerprint of a stored block is taken for it.
@@ -92,10 +100,14 @@ impl Planted {
             mend_unverified: has("mend-unverified"),
             part_without_bases: has("part-without-bases"),
             part_without_references: has("part-without-references"),
+            back_unnoticed: has("back-unnoticed"),
             mend_unheld: has("mend-unheld"),
             damage_overwrites: has("damage-overwrites"),
             missing_unowned: has("missing-unowned"),
             hydrate_overwrites: has("hydrate-overwrites"),
+            lacking_unchosen: has("lacking-unchosen"),
+            keyless_damaged: has("keyless-damaged"),
+            whole_unsettled: has("whole-unsettled"),
             mixed_keys: has("mixed-keys"),
             fingerprints_trusted: has("fingerprints-trusted"),
             unreferenced_back: has("unreferenced-back"),

@@ -163,14 +163,17 @@ pub(crate) struct Reclaim {
 }
 
 impl Reclaim {
-    fn next_victim(&self) -> Option<Victim> {
+    /// `may_lack`: numbers of segments that may be missing on purpose.
+    fn next_victim(&self, may_lack: impl Fn(u64) -> bool) -> Option<Victim> {
         let mut state = self.state.lock();
         loop {
             let victim = state.victims.pop()?;
             let number = victim.record.info.number.0;
             let is_postponed =
                 state.postponed.get(&number).is_some_and(|at| at.elapsed() < POSTPONED_TIME);
-            if !is_postponed && !state.stuck.contains(&number) {
+            // Such a one may have been counted out since.
+            let is_stuck = state.stuck.contains(&number) && (victim.live > 0 || !may_lack(number));
+            if !is_postponed && !is_stuck {
                 return Some(victim);
             }
         }
@@ -315,7 +318,7 @@ impl Inner {
             && (!is_urgent || excess(URGENT_PERCENT.max(options.target_percent)) > 0);
         let mut chosen = Vec::new();
         let (mut live_bytes, mut freed_bytes) = (0, 0);
-        while let Some(victim) = self.reclaim.next_victim() {
+        while let Some(victim) = self.reclaim.next_victim(|number| self.may_be_left_out(number)) {
             let number = victim.record.info.number.0;
             // What was counted in the pass may have changed.
             let live = self.map.live_blocks(number).await?;
@@ -406,6 +409,9 @@ impl Inner {
         report.forgotten_count = done.forgotten.len() as u64;
         let sizes = done.forgotten.iter().map(|record| u64::from(record.info.object_bytes));
         report.forgotten_bytes = sizes.sum();
+        for record in &done.forgotten {
+            self.reclaim.note_well(record.info.number.0);
+        }
         let counters = &self.reclaim.counters;
         counters.forgotten_count.fetch_add(report.forgotten_count, Ordering::Relaxed);
         counters.forgotten_bytes.fetch_add(report.forgotten_bytes, Ordering::Relaxed);
@@ -423,13 +429,17 @@ impl Inner {
         ) {
             return Err(error);
         }
-        tracing::error!(
-            segment = record.info.number.0, error = %error.chain(),
-            "a segment is not reclaimed: something is wrong with it; `spindle fsck` says what"
-        );
         let mut state = self.reclaim.state.lock();
+        let is_known = state.stuck.contains(&record.info.number.0);
         if state.stuck.len() < STUCK_MAX {
             state.stuck.insert(record.info.number.0);
+        }
+        drop(state);
+        if !is_known {
+            tracing::error!(
+                segment = record.info.number.0, error = %error.chain(),
+                "a segment is not reclaimed: something is wrong with it; `spindle fsck` says what"
+            );
         }
         Ok(())
     }

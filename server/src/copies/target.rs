@@ -21,9 +21,11 @@ use block::{Error, ErrorKind, Result, VolumeId};
 use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 use tiering::{CopiedState, LeftOut, VolumeKeys, state_view};
 use uuid::Uuid;
 
@@ -188,6 +190,46 @@ impl Pin {
     }
 }
 
+/// A directory has so long to say that it is there. Chosen by hand: a disk that was asleep has woken up by then.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// Directories that are being opened. One that does not answer, as of a file server that is away, keeps one thread
+/// waiting, not one for each try.
+static OPENING: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>> = Mutex::new(BTreeMap::new());
+
+/// What `open` returns. It may take as long as it likes where the kernel makes it wait.
+async fn answered(
+    url: &str,
+    env_prefix: Option<&str>,
+    open: fn(&str, Option<&str>) -> Result<Target>,
+    time_max: Duration,
+) -> Result<Target> {
+    if Store::dir_of(url)?.is_none() {
+        return open(url, env_prefix);
+    }
+    let turn = OPENING.lock().entry(url.to_owned()).or_default().clone();
+    let (wanted, env_prefix) = (url.to_owned(), env_prefix.map(str::to_owned));
+    let opened = async move {
+        let turn = turn.lock_owned().await;
+        let open = move || {
+            let _turn = turn; // until it is over
+            open(&wanted, env_prefix.as_deref())
+        };
+        tokio::task::spawn_blocking(open).await
+    };
+    match tokio::time::timeout(time_max, opened).await {
+        Ok(Ok(target)) => target,
+        Ok(Err(cause)) => Err(Error::with_source(ErrorKind::Io, format!("open copy {url}"), cause)),
+        Err(_) => {
+            let what = format!(
+                "open copy {url}: the directory has not answered for {time_max:?}; look after the disk or file \
+                 server that it is on"
+            );
+            Err(Error::new(ErrorKind::Unavailable, what))
+        }
+    }
+}
+
 /// A copy in a store. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
@@ -198,21 +240,32 @@ pub(crate) struct Target {
 
 impl Target {
     /// Nothing is sent. A local directory is made.
-    pub(crate) fn open(url: &str, env_prefix: Option<&str>) -> Result<Target> {
+    ///
+    /// # Errors
+    /// Those of the URL and the directory; `Unavailable` where that does not answer.
+    pub(crate) async fn open(url: &str, env_prefix: Option<&str>) -> Result<Target> {
+        answered(url, env_prefix, Target::open_now, ANSWER_TIME_MAX).await
+    }
+
+    /// As [`Target::open`], for one that exists.
+    pub(crate) async fn existing(url: &str, env_prefix: Option<&str>) -> Result<Target> {
+        answered(url, env_prefix, Target::existing_now, ANSWER_TIME_MAX).await
+    }
+
+    fn open_now(url: &str, env_prefix: Option<&str>) -> Result<Target> {
         let options = StoreOptions::default();
         let outer = Store::open_as(url, &options, env_prefix)?;
         let store = Store::open_as(&below(url, FOLDER), &options, env_prefix)?;
         Ok(Target { url: url.to_owned(), outer, store })
     }
 
-    /// As [`Target::open`], for one that exists.
-    pub(crate) fn existing(url: &str, env_prefix: Option<&str>) -> Result<Target> {
+    fn existing_now(url: &str, env_prefix: Option<&str>) -> Result<Target> {
         if let Some(dir) = Store::dir_of(&below(url, FOLDER))?
             && !dir.is_dir()
         {
             return Err(no_copy(url));
         }
-        Target::open(url, env_prefix)
+        Target::open_now(url, env_prefix)
     }
 
     pub(crate) fn objects(&self) -> Arc<dyn ObjectStore> {
@@ -662,4 +715,39 @@ fn no_state(url: &str) -> Error {
         "open the copy {url}: it holds no whole state yet; `spindle copy list` shows how far it is"
     );
     Error::new(ErrorKind::NotFound, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// How often the directory was asked, and whether it answers.
+    static ASKED_COUNT: AtomicU32 = AtomicU32::new(0);
+    static ANSWERS: (Mutex<bool>, parking_lot::Condvar) =
+        (Mutex::new(false), parking_lot::Condvar::new());
+
+    fn open_slowly(url: &str, _: Option<&str>) -> Result<Target> {
+        ASKED_COUNT.fetch_add(1, Ordering::SeqCst);
+        ANSWERS.1.wait_while(&mut ANSWERS.0.lock(), |answers| !*answers);
+        Err(no_copy(url))
+    }
+
+    #[test]
+    fn a_directory_that_does_not_answer_holds_nobody_up_and_one_thread() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let ask =
+            |time| runtime.block_on(answered("/a/directory/of/a/copy", None, open_slowly, time));
+        for _ in 0..3 {
+            let error = ask(Duration::from_millis(20)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(error.to_string().contains("/a/directory/of/a/copy"), "{error}");
+        }
+        assert_eq!(ASKED_COUNT.load(Ordering::SeqCst), 1);
+        *ANSWERS.0.lock() = true;
+        ANSWERS.1.notify_all();
+        let error = ask(Duration::from_secs(60)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        assert_eq!(ASKED_COUNT.load(Ordering::SeqCst), 2);
+    }
 }

@@ -4,7 +4,8 @@
 //! - What is copied is what the pool's metadata names at that time: what clients have overwritten since the restore and
 //!   reclaim has dropped is never fetched.
 //! - Done is done: the end is reported only after a whole look at the metadata has found nothing that is missing, but for
-//!   segments that the copy itself lacks, which are named and counted.
+//!   segments that the copy itself lacks, which are named and counted. What that look has seen is durable by then: a commit
+//!   that forgets a segment is seen before it is, and may be lost.
 //! - What clients wait for comes first, then what was read most before ([`Tier::warm`]), then the rest.
 //! - Segments of which nothing counts as live come last, and where it is asked for only after reclaim had the time to look
 //!   into them and drop them: counts alone are no proof.
@@ -129,10 +130,22 @@ impl Tier {
             while hydration.fetch_segments(false).await? + hydration.fetch_tables().await? > 0 {}
             hydration.wait_for_reclaim(options.dead_patience).await?;
         }
-        while hydration.fetch_segments(true).await? + hydration.fetch_tables().await? > 0 {}
-        if !hydration.uncounted.is_empty() {
-            let what = "restore: what only the volumes named that were not restored is still being counted out";
-            return Err(Error::new(ErrorKind::Unavailable, what));
+        loop {
+            let db = self.inner.map.db();
+            while hydration.fetch_segments(true).await? + hydration.fetch_tables().await? > 0 {}
+            if !hydration.uncounted.is_empty() {
+                let what = "restore: what only the volumes named that were not restored is still being counted out";
+                return Err(Error::new(ErrorKind::Unavailable, what));
+            }
+            if self.inner.options.planted.whole_unsettled {
+                break;
+            }
+            // Whoever commits holds it until the commit is durable, or has failed.
+            let writer = self.inner.writer.lock().await;
+            self.inner.map.check(&writer)?;
+            if Arc::ptr_eq(&db, &self.inner.map.db()) {
+                break;
+            }
         }
         store.set_whole();
         Ok(hydration.lost.len() as u64)

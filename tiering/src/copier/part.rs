@@ -128,6 +128,10 @@ impl Inner {
     pub(crate) fn is_counting_out(&self) -> bool {
         self.left_out.read().as_ref().is_some_and(
             |LeftOut { volumes, first_new_volume, .. }| {
+                // Until it is known which volumes are new, the others are still to be dropped.
+                if first_new_volume.is_none() && !self.options.planted.lacking_unchosen {
+                    return true;
+                }
                 let is_old = |volume: VolumeId| first_new_volume.is_none_or(|first| volume < first);
                 self.is_dropping(|volume| is_old(volume) && !volumes.contains(&volume))
             },

@@ -12,10 +12,10 @@ use crate::map::LayerId;
 use crate::map::records::SegmentRecord;
 use crate::segment::FrameRef;
 use crate::tier::Inner;
-use block::{Error, ErrorKind, Result};
+use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -104,6 +104,11 @@ impl Inner {
             }
             match self.rewrite(record, &look.live, &mut writer).await {
                 Ok(bytes) => read_bytes += bytes,
+                // The volumes went with their key, and what they held is on its way out.
+                Err(Stopped::Reading(_)) if self.is_dropped_with_key(record, &look.live) => {
+                    self.reclaim.state.lock().is_pass_wanted = true;
+                    continue;
+                }
                 // What was read of it is not moved either.
                 Err(Stopped::Reading(error)) => {
                     self.leave_alone(record, error)?;
@@ -149,6 +154,13 @@ impl Inner {
             _ if self.is_counting_out() => Ok(victim.live),
             _ => self.map.live_blocks(victim.record.info.number.0).await,
         }
+    }
+
+    fn is_dropped_with_key(&self, record: &SegmentRecord, live: &[Live]) -> bool {
+        let volumes: BTreeSet<VolumeId> = live.iter().map(|one| one.layer.volume()).collect();
+        !self.options.planted.keyless_damaged
+            && !self.options.volume_keys.has(record.info.key)
+            && volumes.iter().all(|volume| self.is_dropping(|one| one == *volume))
     }
 
     fn may_lack(&self, record: &SegmentRecord, error: &Error) -> bool {

@@ -25,6 +25,9 @@ const ALLOCATION_STEP: usize = 64;
 /// Looks into the map for a frame whose segment is gone, after the first one. Chosen by hand: each of them
 /// would have to meet another commit of reclaim.
 const GONE_TRIES_MAX: u32 = 8;
+
+/// How often is read again what was put back. Twice, as the first may be answered by a fetch that began before.
+const REREADS_MAX: u32 = 2;
 /// Longest wait for a commit that is under way. Chosen by hand, as the patience with a store that does not
 /// answer ([`crate::fetch::FramesOptions`]).
 const GONE_WAIT_MAX: Duration = Duration::from_secs(120);
@@ -36,6 +39,16 @@ pub(super) struct Wanted {
     skip: usize,
     /// Bytes of the read, relative to its start.
     at: Range<usize>,
+}
+
+/// What a read lacks.
+enum Lacking {
+    /// Nothing that a copy is worth asking for.
+    Vain,
+    /// Nothing any more: somebody else has put it back meanwhile.
+    Back,
+    /// A copy may have these.
+    These(Vec<SegmentInfo>),
 }
 
 impl Inner {
@@ -76,10 +89,19 @@ impl Inner {
                     self.dedup.note_bad(part.frame.info.number.0);
                 }
                 let lacking = Box::pin(self.lacking(volume, at, offset, buf.len() as u64)).await;
-                match Box::pin(self.mend_for_reader(&lacking)).await {
-                    true => self.read_inner(volume, at, offset, buf, access).await,
-                    false => Err(error),
+                let is_there = match &lacking {
+                    Lacking::Vain => false,
+                    Lacking::Back => true,
+                    Lacking::These(segments) => Box::pin(self.mend_for_reader(segments)).await,
+                };
+                let mut read = Err(error);
+                for _ in 0..if is_there { REREADS_MAX } else { 0 } {
+                    read = self.read_inner(volume, at, offset, buf, access).await;
+                    if !read.as_ref().is_err_and(is_lost) {
+                        break;
+                    }
                 }
+                read
             }
             read => read,
         };
@@ -94,18 +116,23 @@ impl Inner {
         })
     }
 
-    /// The segments that a read cannot have, of those that are worth asking copies for.
+    /// What a read could not have a moment ago.
     async fn lacking(
         &self,
         volume: VolumeId,
         at: Option<Lsn>,
         offset: u64,
         length: u64,
-    ) -> Vec<SegmentInfo> {
-        let Ok(wanted) = self.resolve(volume, at, offset, length).await else { return Vec::new() };
+    ) -> Lacking {
+        let Ok(wanted) = self.resolve(volume, at, offset, length).await else {
+            return Lacking::Vain;
+        };
         let mut segments: BTreeMap<u64, Vec<FrameRef>> = BTreeMap::new();
         for part in wanted.iter().filter(|part| !self.is_mending_vain(&part.frame.info)) {
             segments.entry(part.frame.info.number.0).or_default().push(part.frame);
+        }
+        if segments.is_empty() {
+            return Lacking::Vain;
         }
         let mut lacking = Vec::new();
         for mut frames in segments.into_values() {
@@ -115,7 +142,10 @@ impl Inner {
                 lacking.extend(frames.first().map(|frame| frame.info));
             }
         }
-        lacking
+        match lacking.is_empty() && !self.options.planted.back_unnoticed {
+            true => Lacking::Back,
+            false => Lacking::These(lacking),
+        }
     }
 
     async fn read_inner(

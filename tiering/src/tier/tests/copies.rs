@@ -627,6 +627,56 @@ fn hydration_never_replaces_what_the_pool_has_got_meanwhile() {
     assert!(!runtime().block_on(put_while_hydrating(planted)), "nobody noticed");
 }
 
+/// A commit that forgets a segment is visible and not durable yet: does the pool say that it has everything?
+async fn whole_beside_a_commit(planted: Planted) -> bool {
+    let (tier, copying, state, paths) = copied().await;
+    let own = Arc::new(FaultStore::default());
+    let store = begin_restore(&copying.target, &state, &own).await;
+    let mut opened = options(store.clone(), 2);
+    opened.planted = planted;
+    let restored = Tier::open(opened).await.unwrap();
+    let window = plain_window(state.destaged_lsn.0 + 1, vec![(1, block_extent(1, 8))]);
+    restored.destage(window, &Payloads).await.unwrap();
+    // All but the segment that is dead by now is here.
+    let tables = restored.inner.map.db().objects().tables;
+    for path in paths[1..].iter().chain(&tables) {
+        if own.head(path).await.is_err() {
+            let bytes = object(&*copying.target, path).await;
+            own.put(path, bytes.into()).await.unwrap();
+        }
+    }
+    own.inject(Op::Put, database::FOLDER, u64::MAX, crate::testing::Fault::Broken);
+    let reclaiming = tokio::spawn({
+        let restored = restored.clone();
+        async move { while !restored.reclaim_step(EAGER).await.is_ok_and(|done| done.is_idle) {} }
+    });
+    while restored.inner.map.find_segment(1).await.unwrap().is_some() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let progress = HydrateProgress::default();
+    let hydrated = restored.hydrate(&store, HydrateOptions::default(), &progress);
+    let hydrated = tokio::time::timeout(Duration::from_millis(300), hydrated).await;
+    // The process ends here, and the commit with it.
+    reclaiming.abort();
+    own.set_away(true);
+    drop(restored);
+    tier.close().await.unwrap();
+    hydrated.is_ok_and(|lost_count| lost_count.unwrap() == 0)
+}
+
+#[test]
+fn a_restored_pool_has_everything_only_by_what_is_durable() {
+    let run = |planted| {
+        let runtime = runtime();
+        let is_whole = runtime.block_on(whole_beside_a_commit(planted));
+        drop(runtime);
+        is_whole
+    };
+    assert!(!run(Planted::default()));
+    let planted = Planted { whole_unsettled: true, ..Planted::default() };
+    assert!(run(planted), "{planted:?} goes unnoticed");
+}
+
 #[test]
 fn what_is_mended_in_a_restored_pool_is_read_from_there() {
     runtime().block_on(async {

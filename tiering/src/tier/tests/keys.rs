@@ -2,6 +2,7 @@
 
 use super::reclaim::EAGER;
 use super::*;
+use crate::map::SnapshotChange;
 use crate::mend::Finding;
 use crate::planted::Planted;
 use futures::FutureExt;
@@ -178,6 +179,8 @@ fn what_is_live_under_a_missing_key_stays_until_the_key_is_back() {
         let opened = options(store.clone(), 2);
         opened.volume_keys.remove(KEY);
         let tier = Tier::open(opened).await.unwrap();
+        // With nothing on its way out.
+        super::clones::step_all(&tier).await;
         reclaim_all(&tier).await;
         sweep_all_abandoned(&tier).await;
         assert!(tier.reclaim_status().stuck_count > 0);
@@ -190,4 +193,55 @@ fn what_is_live_under_a_missing_key_stays_until_the_key_is_back() {
         check_fsck(&tier).await;
         tier.close().await.unwrap();
     });
+}
+
+/// A volume goes with its snapshots and its key; reclaim comes before what the snapshots showed is dropped.
+async fn dropped_with_key(planted: Planted) {
+    let mut world = World::new(6);
+    let mut opened = options(Arc::new(FaultStore::default()), 1);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    let volume = VolumeId(2);
+    for _ in 0..12 {
+        let mut made = world.window(60);
+        let record = Bytes::from_static(b"one");
+        made.window.snapshots = vec![SnapshotChange::Made { volume, record }];
+        tier.destage(made.window, &Payloads).await.unwrap();
+        world.model = made.after;
+        // What snapshots show gets copies of its own.
+        super::clones::step_all(&tier).await;
+    }
+    world.lsn += 1;
+    let mut window = plain_window(world.lsn, Vec::new());
+    let removed = tier.snapshots().into_iter();
+    window.snapshots =
+        removed.map(|(volume, lsn, _)| SnapshotChange::Removed { volume, lsn }).collect();
+    tier.destage(window, &Payloads).await.unwrap();
+    world.lsn += 1;
+    let window = trim_window(world.lsn, 2, 0..(99 << 40) / PAGE_BYTES);
+    tier.destage(window, &Payloads).await.unwrap();
+    world.model.retain(|(volume, _), _| *volume == 1);
+    tier.forget_key(KEY);
+    for _ in 0..20 {
+        reclaim_all(&tier).await;
+        assert_eq!(tier.reclaim_status().stuck_count, 0);
+        tier.step(1).await.unwrap();
+    }
+    super::clones::step_all(&tier).await;
+    reclaim_all(&tier).await;
+    sweep_all_abandoned(&tier).await;
+    assert_eq!(tier.reclaim_status().stuck_count, 0);
+    let [_, keyed_count] = check_segments(&tier).await;
+    assert_eq!(keyed_count, 0, "frames are left");
+    check_all(&tier, &world.model).await;
+    check_fsck(&tier).await;
+    tier.close().await.unwrap();
+}
+
+#[test]
+fn what_is_on_its_way_out_under_a_destroyed_key_is_not_called_damaged() {
+    runtime().block_on(dropped_with_key(Planted::default()));
+    let planted = Planted { keyless_damaged: true, ..Planted::default() };
+    let run = AssertUnwindSafe(dropped_with_key(planted)).catch_unwind();
+    assert!(runtime().block_on(run).is_err(), "{planted:?} goes unnoticed");
 }

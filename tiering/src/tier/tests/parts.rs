@@ -3,6 +3,7 @@
 
 use super::clones::{Clones, reclaim_all, step_all};
 use super::copies::{AT_ONCE, begin_restore};
+use super::reclaim::EAGER;
 use super::*;
 use crate::copier::{CopiedState, CopyProgress, HydrateOptions, HydrateProgress};
 use crate::map::SnapshotChange;
@@ -137,6 +138,7 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     let open = async |store: Arc<dyn ObjectStore>, epoch| {
         let mut opened = options(store, epoch);
         opened.left_out = left_out(&state, &volumes, Some(first_new_volume));
+        opened.planted = planted;
         let tier = Tier::open(opened).await.unwrap();
         // As the daemon does: keys of volumes that were made since.
         for volume in clones.live.keys().filter(|volume| **volume > 2) {
@@ -148,7 +150,18 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     part.world.lsn = clones.world.lsn;
     let restored = open(restored_store.clone(), 2).await;
     part.check_all(&restored).await;
+    // Reclaim begins before it is said which volumes go.
+    restored.set_left_out(left_out(&state, &volumes, None));
+    for _ in 0..3 {
+        restored.inner.reclaim.look_again();
+        while restored.reclaim_step(EAGER).await.unwrap() != ReclaimReport::default() {}
+        for _ in 0..20 {
+            let _ = restored.reclaim_step(EAGER).await.unwrap();
+        }
+    }
+    assert_eq!(restored.reclaim_status().stuck_count, 0);
     drop_others(&restored, &mut clones, &volumes).await;
+    restored.set_left_out(left_out(&state, &volumes, Some(first_new_volume)));
     // Whoever copies it on waits until it names nothing that nobody has.
     let onward = Arc::new(FaultStore::default());
     let objects: Arc<dyn ObjectStore> = onward.clone();
@@ -223,4 +236,55 @@ fn planted_bugs_are_noticed() {
     let references = Planted { part_without_references: true, ..Planted::default() };
     let found = with_dedup(|| (1..=10).any(|seed| is_noticed(seed, references)));
     assert!(found, "what is shared is not missed");
+}
+
+/// Reclaim of a restored pool begins before it is said which volumes go. Returns how many segments it takes for damaged.
+async fn reclaimed_before_the_choice(planted: Planted) -> u64 {
+    let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
+    // A segment of volume 2 that is worth rewriting, another one of it, and one of volume 1.
+    let mut window = plain_window(1, Vec::new());
+    window.volumes = vec![(VolumeId(2), (0..10).map(|block| block_extent(block, 1)).collect())];
+    tier.destage(window, &Payloads).await.unwrap();
+    let mut window = plain_window(2, Vec::new());
+    window.volumes = vec![(VolumeId(2), (0..5).map(|block| block_extent(block, 2)).collect())];
+    tier.destage(window, &Payloads).await.unwrap();
+    tier.destage(plain_window(3, vec![(1, block_extent(0, 3))]), &Payloads).await.unwrap();
+    let (target, own) = (Arc::new(FaultStore::default()), Arc::new(FaultStore::default()));
+    let volumes: BTreeSet<VolumeId> = [VolumeId(1)].into();
+    let copier = tier.copier(target.clone(), AT_ONCE, Arc::default()).await.unwrap();
+    let state = copier.of_volumes(volumes.clone()).pass().await.unwrap().unwrap();
+    tier.close().await.unwrap();
+
+    let store = begin_restore(&target, &state, &own).await;
+    let mut opened = options(store.clone(), 2);
+    opened.left_out = left_out(&state, &volumes, None);
+    opened.planted = planted;
+    let restored = Tier::open(opened).await.unwrap();
+    for _ in 0..20 {
+        let _ = restored.reclaim_step(EAGER).await.unwrap();
+    }
+    let damaged_count = restored.reclaim_status().stuck_count;
+    restored.destage(trim_window(4, 2, 0..1), &Payloads).await.unwrap();
+    restored.set_left_out(left_out(&state, &volumes, Some(3)));
+    step_all(&restored).await;
+    reclaim_all(&restored).await;
+    let status = restored.reclaim_status();
+    assert_eq!((status.forgotten_count, status.stuck_count), (2, 0));
+    let progress = HydrateProgress::default();
+    assert_eq!(restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap(), 0);
+    target.set_away(true);
+    let mut block = vec![0; BLOCK_BYTES as usize];
+    restored.read(VolumeId(1), 0, &mut block).await.unwrap();
+    assert!(block.iter().all(|byte| *byte == 3));
+    check_fsck(&restored).await;
+    restored.close().await.unwrap();
+    damaged_count
+}
+
+#[test]
+fn what_is_not_there_on_purpose_is_not_damaged_before_the_choice() {
+    let run = |planted| runtime().block_on(reclaimed_before_the_choice(planted));
+    assert_eq!(run(Planted::default()), 0);
+    let planted = Planted { lacking_unchosen: true, ..Planted::default() };
+    assert_eq!(run(planted), 1, "{planted:?} goes unnoticed");
 }

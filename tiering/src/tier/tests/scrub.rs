@@ -5,6 +5,8 @@ use super::*;
 use crate::copier::{CopierOptions, CopyProgress};
 use crate::mend::{Finding, MendSource};
 use crate::planted::Planted;
+use crate::segment::FOLDER;
+use crate::testing::Fault;
 use futures::FutureExt;
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -201,6 +203,36 @@ fn a_reader_mends_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
         check_fsck(&tier).await;
         tier.close().await.unwrap();
     });
+}
+
+/// A segment is there again after so many requests for it: does a reader that did not find it read it, or ask the copy?
+async fn back_after(request_count: u64, planted: Planted) -> bool {
+    let store = Arc::new(FaultStore::default());
+    let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+    let window = plain_window(1, vec![(1, block_extent(1, 7))]);
+    tier.destage(window, &Payloads).await.unwrap();
+    let copy = Arc::new(FaultStore::default());
+    copy_to(&tier, &copy).await;
+    tier.close().await.unwrap();
+    let mut opened = options(store.clone(), 2);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    tier.set_mend_sources(vec![source("copy", &copy)]);
+    store.inject(Op::Get, FOLDER, request_count, Fault::NotFound);
+    let mut buf = vec![0; BLOCK_BYTES as usize];
+    let asked = copy.call_count(Op::Get);
+    let read = tier.read(VolumeId(1), BLOCK_BYTES, &mut buf).await;
+    assert!(read.is_err() || buf.iter().all(|byte| *byte == 7));
+    tier.close().await.unwrap();
+    read.is_ok() || copy.call_count(Op::Get) > asked
+}
+
+#[test]
+fn a_reader_sees_that_somebody_else_has_put_back_what_it_lacks() {
+    let all = |planted| (1..=12).all(|count| runtime().block_on(back_after(count, planted)));
+    assert!(all(Planted::default()));
+    let planted = Planted { back_unnoticed: true, ..Planted::default() };
+    assert!(!all(planted), "{planted:?} goes unnoticed");
 }
 
 /// A segment is reclaimed while a copy sends it.
