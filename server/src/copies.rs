@@ -48,6 +48,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Longest that an orderly stop waits for a job. Chosen by hand: a job ends between two requests.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+/// The end of one copy waits so long for a state that is being published. Chosen by hand: above what requests for
+/// documents take with their retries.
+const REMOVE_GRACE: Duration = Duration::from_secs(60);
 /// The start of a pool waits so long for directories of copies to answer. Chosen by hand.
 const OFFER_TIME_MAX: Duration = Duration::from_secs(2);
 /// Longest that whoever erases a volume waits for copies. Chosen by hand.
@@ -174,6 +177,8 @@ struct Source {
 pub struct Copies {
     source: Source,
     jobs: tokio::sync::Mutex<Vec<Job>>,
+    /// Copies come and go one at a time.
+    changes: tokio::sync::Mutex<()>,
     is_serving: bool,
     /// The list could not be read when the daemon started: nothing is copied.
     failure: Option<Error>,
@@ -200,7 +205,8 @@ impl Copies {
             list_turn: Arc::default(),
             mend_sources: Arc::default(),
         };
-        Copies { source, jobs: tokio::sync::Mutex::default(), is_serving: false, failure: None }
+        let (jobs, changes) = (tokio::sync::Mutex::default(), tokio::sync::Mutex::default());
+        Copies { source, jobs, changes, is_serving: false, failure: None }
     }
 
     /// Starts a job for each copy of the list. Volumes are served also where that cannot be read.
@@ -243,6 +249,8 @@ impl Copies {
     pub async fn add(&self, new: NewCopy) -> Result<()> {
         let spec = new.spec();
         check_url(&spec.url)?;
+        // What is found there is not to change by what another change of the list is about to end.
+        let _one_at_a_time = self.changes.lock().await;
         let Source { store, key, id, lineage, name, pool, .. } = &self.source;
         let url = &spec.url;
         let (wanted, own) = (spec.url.clone(), store.url().to_owned());
@@ -297,7 +305,7 @@ impl Copies {
         // Nobody who asks how the copies stand waits for that store.
         let mut jobs = self.jobs.lock().await;
         let added = spec.clone();
-        let _one_at_a_time = self.source.list_turn.lock().await;
+        let _list_turn = self.source.list_turn.lock().await;
         list::change(store, key, *id, pool.tier().check_owner(), |copies| {
             if copies.iter().any(|copy| same_place(&copy.url, &added.url)) {
                 return Err(there(&added.url));
@@ -318,9 +326,10 @@ impl Copies {
     /// # Errors
     /// `NotFound` where there is none; those of changing the list.
     pub async fn remove(&self, url: &str) -> Result<()> {
+        let _one_at_a_time = self.changes.lock().await;
         let mut jobs = self.jobs.lock().await;
         let Source { store, key, id, pool, .. } = &self.source;
-        let _one_at_a_time = self.source.list_turn.lock().await;
+        let list_turn = self.source.list_turn.lock().await;
         list::change(store, key, *id, pool.tier().check_owner(), |copies| {
             let before = copies.len();
             copies.retain(|copy| !same_place(&copy.url, url));
@@ -332,9 +341,9 @@ impl Copies {
         .await?;
         let at = jobs.iter().position(|job| same_place(&job.spec.url, url));
         let ended = at.map(|at| jobs.remove(at));
-        drop(jobs);
+        drop((jobs, list_turn));
         if let Some(job) = ended {
-            job.end().await;
+            job.end(REMOVE_GRACE).await;
             self.source.withdraw(url);
         }
         Ok(())
@@ -420,9 +429,7 @@ impl Copies {
         for job in &jobs {
             job.stop.send_replace(true);
         }
-        for job in jobs {
-            job.end().await;
-        }
+        futures::future::join_all(jobs.into_iter().map(|job| job.end(STOP_GRACE))).await;
     }
 }
 
@@ -448,9 +455,9 @@ fn no_copy(url: &str) -> Error {
 }
 
 impl Job {
-    async fn end(mut self) {
+    async fn end(mut self, grace: Duration) {
         self.stop.send_replace(true);
-        if tokio::time::timeout(STOP_GRACE, &mut self.task).await.is_err() {
+        if tokio::time::timeout(grace, &mut self.task).await.is_err() {
             self.task.abort();
         }
     }

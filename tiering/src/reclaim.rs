@@ -163,16 +163,16 @@ pub(crate) struct Reclaim {
 }
 
 impl Reclaim {
-    /// `may_lack`: numbers of segments that may be missing on purpose.
-    fn next_victim(&self, may_lack: impl Fn(u64) -> bool) -> Option<Victim> {
+    /// `may_be_well`: of a stuck one that counts as dead by now, what was wrong with it may be over.
+    fn next_victim(&self, may_be_well: impl Fn(&SegmentRecord) -> bool) -> Option<Victim> {
         let mut state = self.state.lock();
         loop {
             let victim = state.victims.pop()?;
             let number = victim.record.info.number.0;
             let is_postponed =
                 state.postponed.get(&number).is_some_and(|at| at.elapsed() < POSTPONED_TIME);
-            // Such a one may have been counted out since.
-            let is_stuck = state.stuck.contains(&number) && (victim.live > 0 || !may_lack(number));
+            let is_stuck =
+                state.stuck.contains(&number) && (victim.live > 0 || !may_be_well(&victim.record));
             if !is_postponed && !is_stuck {
                 return Some(victim);
             }
@@ -318,7 +318,12 @@ impl Inner {
             && (!is_urgent || excess(URGENT_PERCENT.max(options.target_percent)) > 0);
         let mut chosen = Vec::new();
         let (mut live_bytes, mut freed_bytes) = (0, 0);
-        while let Some(victim) = self.reclaim.next_victim(|number| self.may_be_left_out(number)) {
+        // It was missing on purpose, or volumes went with their key.
+        let may_be_well = |record: &SegmentRecord| {
+            let info = &record.info;
+            self.may_be_left_out(info.number.0) || !self.options.volume_keys.has(info.key)
+        };
+        while let Some(victim) = self.reclaim.next_victim(may_be_well) {
             let number = victim.record.info.number.0;
             // What was counted in the pass may have changed.
             let live = self.map.live_blocks(number).await?;

@@ -211,11 +211,13 @@ async fn answered(
     let (wanted, env_prefix) = (url.to_owned(), env_prefix.map(str::to_owned));
     let opened = async move {
         let turn = turn.lock_owned().await;
-        let open = move || {
+        let (sender, opened) = tokio::sync::oneshot::channel();
+        // Of its own: the threads for files are few, and the pool's own store needs them.
+        std::thread::spawn(move || {
             let _turn = turn; // until it is over
-            open(&wanted, env_prefix.as_deref())
-        };
-        tokio::task::spawn_blocking(open).await
+            let _ = sender.send(open(&wanted, env_prefix.as_deref()));
+        });
+        opened.await
     };
     match tokio::time::timeout(time_max, opened).await {
         Ok(Ok(target)) => target,

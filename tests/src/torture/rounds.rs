@@ -100,6 +100,8 @@ struct Run<'a> {
     states: States,
     sequence: u64,
     totals: Totals,
+    /// How often each fail point was armed.
+    armed: BTreeMap<String, u64>,
     words: String,
     start: Duration,
 }
@@ -144,6 +146,7 @@ impl<'a> Run<'a> {
             states: States::default(),
             sequence: 0,
             totals: Totals::default(),
+            armed: BTreeMap::new(),
             words: String::new(),
             start: Duration::from_millis(100),
         }
@@ -203,8 +206,15 @@ impl<'a> Run<'a> {
         if all.is_empty() || !is_armed {
             return (Ending::random(&mut self.random, self.plan.round), None);
         }
-        let candidates = if left.is_empty() { all.iter().collect() } else { left };
+        // One that is never come to does not take the turns of the others.
+        let armed_count = |point: &&String| self.armed.get(*point).copied().unwrap_or(0);
+        let least = left.iter().map(armed_count).min();
+        let candidates: Vec<&String> = match least {
+            None => all.iter().collect(),
+            Some(least) => left.into_iter().filter(|one| armed_count(one) == least).collect(),
+        };
         let point = *self.random.pick(&candidates);
+        *self.armed.entry(point.clone()).or_default() += 1;
         let nth = self.random.between(1, self.plan.fail_point_nth_max);
         (Ending::FailPoint(self.plan.fail_point_time), Some(format!("{point}:{nth}")))
     }

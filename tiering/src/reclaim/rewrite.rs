@@ -1,6 +1,8 @@
 //! Writes what is live of the segments of a step into new ones.
 
+use super::look::Look;
 use super::moves::ByPlace;
+use super::referenced::NOBODY;
 use super::victims::Victim;
 use super::{
     BLOCK, FRAMES_AT_ONCE, Live, READS_AT_ONCE, SEGMENT_BYTES_MAX, STATES_AT_ONCE, VICTIMS_TIME_MAX,
@@ -105,7 +107,7 @@ impl Inner {
             match self.rewrite(record, &look.live, &mut writer).await {
                 Ok(bytes) => read_bytes += bytes,
                 // The volumes went with their key, and what they held is on its way out.
-                Err(Stopped::Reading(_)) if self.is_dropped_with_key(record, &look.live) => {
+                Err(Stopped::Reading(_)) if self.is_dropped_with_key(record, &look) => {
                     self.reclaim.state.lock().is_pass_wanted = true;
                     continue;
                 }
@@ -156,8 +158,11 @@ impl Inner {
         }
     }
 
-    fn is_dropped_with_key(&self, record: &SegmentRecord, live: &[Live]) -> bool {
-        let volumes: BTreeSet<VolumeId> = live.iter().map(|one| one.layer.volume()).collect();
+    fn is_dropped_with_key(&self, record: &SegmentRecord, look: &Look) -> bool {
+        // What only others name is under no layer.
+        let own = look.live.iter().map(|one| one.layer).filter(|layer| *layer != NOBODY);
+        let naming = look.naming.iter().map(|(layer, _)| *layer);
+        let volumes: BTreeSet<VolumeId> = own.chain(naming).map(LayerId::volume).collect();
         !self.options.planted.keyless_damaged
             && !self.options.volume_keys.has(record.info.key)
             && volumes.iter().all(|volume| self.is_dropping(|one| one == *volume))

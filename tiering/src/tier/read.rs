@@ -128,7 +128,9 @@ impl Inner {
             return Lacking::Vain;
         };
         let mut segments: BTreeMap<u64, Vec<FrameRef>> = BTreeMap::new();
-        for part in wanted.iter().filter(|part| !self.is_mending_vain(&part.frame.info)) {
+        let is_vain = |part: &&Wanted| self.is_mending_vain(&part.frame.info);
+        let is_any_vain = wanted.iter().any(|part| is_vain(&part));
+        for part in wanted.iter().filter(|part| !is_vain(part)) {
             segments.entry(part.frame.info.number.0).or_default().push(part.frame);
         }
         if segments.is_empty() {
@@ -142,7 +144,8 @@ impl Inner {
                 lacking.extend(frames.first().map(|frame| frame.info));
             }
         }
-        match lacking.is_empty() && !self.options.planted.back_unnoticed {
+        match lacking.is_empty() {
+            true if is_any_vain || self.options.planted.back_unnoticed => Lacking::Vain,
             true => Lacking::Back,
             false => Lacking::These(lacking),
         }

@@ -241,6 +241,7 @@ async fn dropped_with_key(planted: Planted) {
 #[test]
 fn what_is_on_its_way_out_under_a_destroyed_key_is_not_called_damaged() {
     runtime().block_on(dropped_with_key(Planted::default()));
+    with_dedup(|| runtime().block_on(dropped_with_key(Planted::default())));
     let planted = Planted { keyless_damaged: true, ..Planted::default() };
     let run = AssertUnwindSafe(dropped_with_key(planted)).catch_unwind();
     assert!(runtime().block_on(run).is_err(), "{planted:?} goes unnoticed");
