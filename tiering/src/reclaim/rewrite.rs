@@ -165,6 +165,7 @@ impl Inner {
         let volumes: BTreeSet<VolumeId> = own.chain(naming).map(LayerId::volume).collect();
         !self.options.planted.keyless_damaged
             && !self.options.volume_keys.has(record.info.key)
+            && !volumes.is_empty()
             && volumes.iter().all(|volume| self.is_dropping(|one| one == *volume))
     }
 

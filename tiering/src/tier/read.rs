@@ -94,8 +94,9 @@ impl Inner {
                     Lacking::Back => true,
                     Lacking::These(segments) => Box::pin(self.mend_for_reader(segments)).await,
                 };
+                let reread_count = if is_there { REREADS_MAX } else { 0 };
                 let mut read = Err(error);
-                for _ in 0..if is_there { REREADS_MAX } else { 0 } {
+                for _ in 0..reread_count {
                     read = self.read_inner(volume, at, offset, buf, access).await;
                     if !read.as_ref().is_err_and(is_lost) {
                         break;
