@@ -242,18 +242,24 @@ fn fenced() {
     assert!(daemon.command(&["detach", "--force", &uri]).status.success());
     assert!(output("nbdinfo", &[&uri]).status.success(), "the server was told");
     assert!(!Path::new(&client.link).exists());
-    // Nobody is told while the server is away.
-    let mut client = Client::started(&daemon, &uri, &[]);
-    daemon.kill();
-    let until = Instant::now() + Duration::from_secs(20);
-    let said = daemon.command(&["detach", "--force", &uri]);
-    assert!(Instant::now() < until, "it waits for a server that is away");
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    assert!(said.contains("the server was not told"), "{said}");
-    let _ = client.end();
-    daemon.restart();
-    refused(&daemon, &["attach", "db"], "it is attached to client");
-    let _ = daemon.json(&["detach", "--force", "db"]);
+    // Nobody is told while the server is away; the next command tells it then, an attachment first of all.
+    for is_detached_again in [false, true] {
+        let mut client = Client::started(&daemon, &uri, &[]);
+        daemon.kill();
+        let until = Instant::now() + Duration::from_secs(20);
+        let said = daemon.command(&["detach", "--force", &uri]);
+        assert!(Instant::now() < until, "it waits for a server that is away");
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert!(said.contains("the server was not told"), "{said}");
+        let _ = client.end();
+        daemon.restart();
+        refused(&daemon, &["attach", "db"], "it is attached to client");
+        if is_detached_again {
+            let said = daemon.command(&["detach", &uri]);
+            let said = String::from_utf8_lossy(&said.stdout).into_owned();
+            assert!(said.contains("the server knows it"), "{said}");
+        }
+    }
     let _ = daemon.json(&["attach", "db"]);
     let _ = daemon.json(&["detach", "db"]);
     daemon.stop();

@@ -8,6 +8,8 @@
 //!   identifier.
 //! - What the server was asked to attach is known here before it is asked, until the kernel has it: if no
 //!   answer comes, the same command asks for the same again, and `detach` takes it back.
+//! - An attachment whose end the server was asked for is never asked for again: that request may still be on
+//!   its way. The server is asked until it answers, before it is asked for another one.
 //! - A server that has ended the attachment ends the device: its users get errors, and never see what
 //!   others wrote since.
 
@@ -67,14 +69,18 @@ pub async fn serve(
     let target = Target::parse(&options.uri)?;
     let _lock = lock(&options.uri)?;
     blocking(kernel::check).await?;
-    let found = find(&target)?;
+    tokio::pin!(stopped);
+    let found = settled(&target).await?;
+    let path = attempt_path(&target);
     let attachment = match found {
         Some(attachment) => attachment,
-        None => attempt(&attempt_path(&target))?,
+        None => tokio::select! {
+            attachment = attempt(&target, &path) => attachment?,
+            () = &mut stopped => return Ok(()),
+        },
     };
     let claim = claim_of(&target, attachment, options.is_shared);
     let intent = if found.is_some() { Intent::Go } else { Intent::Attach };
-    tokio::pin!(stopped);
     let request = ClaimRequest { intent, ..claim.clone() };
     let reached = reach(&target, &request, found.is_some());
     let reached = tokio::select! {
@@ -108,12 +114,12 @@ pub async fn serve(
         Ok(device) => device,
         Err(error) => {
             if found.is_none() {
-                release(&target, &claim).await;
+                release(&target, attachment).await;
             }
             return Err(error.context(format!("attach {target}")));
         }
     };
-    forget_attempt(&target); // the kernel knows it from here on
+    forget(&path); // the kernel knows it from here on
     let path = device.path();
     let link = link(&target, &path);
     announce(&path, &link);
@@ -130,9 +136,13 @@ pub async fn serve(
             // Somebody detached it.
             () = device.gone() => {
                 tracing::info!(device = %path.display(), "the device was disconnected");
+                // Before it can be forgotten by the end of this process.
+                if let Err(error) = Attempt::Over(attachment).write(&attempt_path(&target)) {
+                    tracing::warn!(error = %error.chain(), "the end of an attachment is not noted");
+                }
                 unlink(&target);
                 let removed = blocking(move || device.remove()).await;
-                release(&target, &claim).await;
+                release(&target, attachment).await;
                 return removed;
             }
             refusal = refused.wait_for(Option::is_some) => {
@@ -157,35 +167,113 @@ pub async fn serve(
 }
 
 /// Lets go of what the server keeps for a device that is not there.
-async fn release(target: &Target, claim: &ClaimRequest) {
-    match client::release(target, claim).await {
-        Err(error) if error.kind() != ErrorKind::Unsupported => tracing::warn!(
+async fn release(target: &Target, attachment: Uuid) {
+    if let Err(error) = end(target, attachment).await {
+        tracing::warn!(
             error = %error.chain(),
-            "the server was not told that an attachment is over; `spindle detach --force` there does so"
-        ),
-        _ => forget_attempt(target),
+            "the server was not told that an attachment is over: the next `spindle attach` tells it, or \
+             `spindle detach --force` there ends it"
+        );
+    }
+}
+
+/// Tells the server that an attachment is over. To be called with the lock of the target.
+///
+/// # Errors
+/// Those of reaching the server: it is to be told again, and the file of attempts says so.
+async fn end(target: &Target, attachment: Uuid) -> Result<()> {
+    end_noted(target, attachment, &attempt_path(target)).await
+}
+
+async fn end_noted(target: &Target, attachment: Uuid, path: &Path) -> Result<()> {
+    // One that was begun since is not written over: it is the one that nobody else knows.
+    let is_other =
+        matches!(Attempt::read(path), Some(Attempt::Begun(other)) if other != attachment);
+    let noted = if is_other { Ok(()) } else { Attempt::Over(attachment).write(path) };
+    match client::release(target, &claim_of(target, attachment, false)).await {
+        Err(error) if error.kind() != ErrorKind::Unsupported => noted.and(Err(error)),
+        _ if is_other => Ok(()),
+        _ => {
+            forget(path);
+            Ok(())
+        }
+    }
+}
+
+/// The attachment of the device that this machine has of a target, if that one is to go on. To be called with the
+/// lock of the target.
+///
+/// # Errors
+/// Those of the kernel.
+async fn settled(target: &Target) -> Result<Option<Uuid>> {
+    let Some(attachment) = find(target)? else { return Ok(None) };
+    if Attempt::read(&attempt_path(target)) != Some(Attempt::Over(attachment)) {
+        return Ok(Some(attachment));
+    }
+    // Whoever ended it has not come to its device.
+    let identifier = identifier_of(target, attachment);
+    blocking(move || kernel::delete(&identifier).map(drop)).await?;
+    unlink(target);
+    Ok(None)
+}
+
+/// What the server was asked for without an answer, kept in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// To attach.
+    Begun(Uuid),
+    /// To end it.
+    Over(Uuid),
+}
+
+/// What the file says before the number of an attachment that is over.
+const OVER: &str = "over ";
+
+impl Attempt {
+    fn read(path: &Path) -> Option<Attempt> {
+        let text = std::fs::read_to_string(path).ok()?;
+        match text.strip_prefix(OVER) {
+            Some(number) => number.parse().ok().map(Attempt::Over),
+            None => text.parse().ok().map(Attempt::Begun),
+        }
+    }
+
+    fn write(self, path: &Path) -> Result<()> {
+        let text = match self {
+            Attempt::Begun(attachment) => attachment.simple().to_string(),
+            Attempt::Over(attachment) => format!("{OVER}{}", attachment.simple()),
+        };
+        // Half of it would be as good as nothing.
+        let next = path.with_extension("attempt.tmp");
+        let written = std::fs::write(&next, text).and_then(|()| std::fs::rename(&next, path));
+        written.map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error)
+        })
     }
 }
 
 /// Which attachment to ask for where there is no device: the one that was asked for before without an
-/// outcome, or a new one, kept in the file `path`.
-fn attempt(path: &Path) -> Result<Uuid> {
-    if let Some(before) = attempt_before(path) {
+/// outcome, or a new one, once the server knows that the one before is over.
+async fn attempt(target: &Target, path: &Path) -> Result<Uuid> {
+    if let Some(Attempt::Over(before)) = Attempt::read(path) {
+        let ended = end_noted(target, before, path).await;
+        ended.map_err(|error| error.context("end what was attached before"))?;
+    }
+    begun(path)
+}
+
+/// The attachment that file `path` says was begun; otherwise a new one, which it says then.
+fn begun(path: &Path) -> Result<Uuid> {
+    if let Some(Attempt::Begun(before)) = Attempt::read(path) {
         return Ok(before);
     }
     let attachment = Uuid::from_bytes(random_bytes());
-    std::fs::write(path, attachment.simple().to_string()).map_err(|error| {
-        Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error)
-    })?;
+    Attempt::Begun(attachment).write(path)?;
     Ok(attachment)
 }
 
-fn attempt_before(path: &Path) -> Option<Uuid> {
-    std::fs::read_to_string(path).ok()?.parse().ok()
-}
-
-fn forget_attempt(target: &Target) {
-    let _ = std::fs::remove_file(attempt_path(target)); // mostly there is none
+fn forget(attempt: &Path) {
+    let _ = std::fs::remove_file(attempt); // mostly there is none
 }
 
 fn attempt_path(target: &Target) -> PathBuf {
@@ -256,8 +344,8 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
     let Some(attachment) = find(&target)? else { return detach_attempt(&target).await };
     let identifier = identifier_of(&target, attachment);
     let asked = target.clone();
-    blocking(move || {
-        let Some(number) = kernel::find(&identifier)? else { return Ok(()) };
+    let _lock = blocking(move || {
+        let Some(number) = kernel::find(&identifier)? else { return lock(&asked.to_string()) };
         let path = kernel::block_path(number);
         let is_served = match lock(&asked.to_string()) {
             Err(error) if error.kind() == ErrorKind::Busy => true,
@@ -287,19 +375,20 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        let _lock = stop_serving(&asked)?;
-        kernel::delete(&identifier).map(drop)
+        let served = stop_serving(&asked)?;
+        // Before: who dies in between leaves a device that the next attachment takes away.
+        let path = attempt_path(&asked);
+        Attempt::Over(attachment).write(&path)?;
+        kernel::delete(&identifier).inspect_err(|_| forget(&path))?;
+        Ok(served)
     })
     .await?;
     unlink(&target);
-    forget_attempt(&target);
-    let released = client::release(&target, &claim_of(&target, attachment, false)).await;
-    Ok(match released {
+    Ok(match end(&target, attachment).await {
         Ok(()) => format!("{target} is detached"),
-        Err(error) if error.kind() == ErrorKind::Unsupported => format!("{target} is detached"),
         Err(error) => format!(
-            "{target} is detached here; the server was not told ({}): run `spindle detach --force {}` \
-             there before another machine attaches it",
+            "{target} is detached here; the server was not told ({}): detach it once more when the server \
+             answers, or run `spindle detach --force {}` there before another machine attaches it",
             error.chain(),
             target.export
         ),
@@ -308,19 +397,26 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
 
 /// Ends what the server may have attached without this machine's hearing of it.
 async fn detach_attempt(target: &Target) -> Result<String> {
-    let Some(attachment) = attempt_before(&attempt_path(target)) else {
+    let path = attempt_path(target);
+    let none = || {
         let what = format!("detach {target}: it is not attached to this machine");
-        return Err(Error::new(ErrorKind::NotFound, what));
+        Error::new(ErrorKind::NotFound, what)
     };
-    let context = || format!("detach {target}");
-    let _lock = lock(&target.to_string()).map_err(|error| error.context(context()))?;
-    match client::release(target, &claim_of(target, attachment, false)).await {
-        Err(error) if error.kind() != ErrorKind::Unsupported => Err(error.context(context())),
-        _ => {
-            forget_attempt(target);
-            Ok(format!("{target} is detached: it had no device yet"))
-        }
+    Attempt::read(&path).ok_or_else(none)?;
+    let context = |error: Error| error.context(format!("detach {target}"));
+    let _lock = lock(&target.to_string()).map_err(context)?;
+    // Somebody may have gone on with it meanwhile.
+    if find(target)?.is_some() {
+        let what = format!("detach {target}: it was just attached; detach it again");
+        return Err(Error::new(ErrorKind::Busy, what));
     }
+    let before = Attempt::read(&path).ok_or_else(none)?;
+    let (Attempt::Begun(attachment) | Attempt::Over(attachment)) = before;
+    end(target, attachment).await.map_err(context)?;
+    Ok(match before {
+        Attempt::Begun(_) => format!("{target} is detached: it had no device yet"),
+        Attempt::Over(_) => format!("{target} is detached, and the server knows it"),
+    })
 }
 
 /// Has the process that serves the device of a target leave it, and takes its place: the driver waits for
@@ -504,16 +600,57 @@ mod tests {
     fn what_was_asked_for_without_an_answer_is_asked_for_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("device.attempt");
-        let first = attempt(&path).unwrap();
-        assert_eq!(attempt_before(&path), Some(first), "it is kept before it is sent");
-        assert_eq!(attempt(&path).unwrap(), first);
+        let first = begun(&path).unwrap();
+        assert_eq!(
+            Attempt::read(&path),
+            Some(Attempt::Begun(first)),
+            "it is kept before it is sent"
+        );
+        assert_eq!(begun(&path).unwrap(), first);
         std::fs::write(&path, "half").unwrap();
-        assert_eq!(attempt_before(&path), None);
-        let next = attempt(&path).unwrap();
-        assert!(next != first && attempt_before(&path) == Some(next));
+        assert_eq!(Attempt::read(&path), None);
+        let next = begun(&path).unwrap();
+        assert!(next != first && Attempt::read(&path) == Some(Attempt::Begun(next)));
         let (one, other) = ("nbd://db1/pg", "nbd://db1/pg2");
         let place = |uri| attempt_path(&Target::parse(uri).unwrap());
         assert!(place(one) == place(one) && place(one) != place(other));
+    }
+
+    /// A server that answers one option of one client: it does not know it.
+    async fn answer_once(listener: tokio::net::TcpListener) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let (mut wire, _) = listener.accept().await.unwrap();
+        wire.write_all(b"NBDMAGICIHAVEOPT\0\x03").await.unwrap();
+        let mut option = [0; 4 + 16];
+        wire.read_exact(&mut option).await.unwrap();
+        let data_bytes = u32::from_be_bytes(*option.last_chunk().unwrap());
+        wire.read_exact(&mut vec![0; data_bytes as usize]).await.unwrap();
+        let mut reply = [0; 20];
+        reply[..8].copy_from_slice(&0x0003_e889_0455_65a9_u64.to_be_bytes());
+        reply[8..12].copy_from_slice(&option[12..16]);
+        reply[12..16].copy_from_slice(&0x8000_0001_u32.to_be_bytes());
+        wire.write_all(&reply).await.unwrap();
+    }
+
+    /// The request to end an attachment may be on its way for long: it must find nothing of its number.
+    #[tokio::test]
+    async fn an_attachment_that_was_to_end_is_never_asked_for_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("device.attempt");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let target = Target::parse(&format!("nbd://{address}/pg")).unwrap();
+        drop(listener);
+        let first = attempt(&target, &path).await.unwrap();
+        end_noted(&target, first, &path).await.expect_err("nobody answers");
+        let error = attempt(&target, &path).await.expect_err("nobody answers");
+        assert!(error.chain().to_string().contains("end what was attached before"), "{error:?}");
+        assert_eq!(Attempt::read(&path), Some(Attempt::Over(first)), "it is told again");
+        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+        let (next, ()) = tokio::join!(attempt(&target, &path), answer_once(listener));
+        let next = next.unwrap();
+        assert_ne!(next, first);
+        assert_eq!(Attempt::read(&path), Some(Attempt::Begun(next)));
     }
 
     #[test]
