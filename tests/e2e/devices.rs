@@ -31,6 +31,10 @@ const LOADS: &[&[&str]] = &[
     &["--rw=trimwrite", "--bs=16k", "--iodepth=8"],
 ];
 
+/// One load takes seconds; over several connections the kernel asks again after 30 s, each time that the daemon
+/// ends. Chosen by hand.
+const LOAD_TIME_MAX: Duration = Duration::from_secs(200);
+
 /// Attaches `db` and returns its device.
 pub fn attach(daemon: &Daemon, more: &[&str]) -> String {
     let reply = daemon.json(&[&["attach", "db"], more].concat());
@@ -108,9 +112,11 @@ fn outlives(seed: u64, options: &[&str]) {
     println!("SEED={seed}");
     let mut random = Random::new(seed, 0);
     let mut daemon = Daemon::started(SETTINGS, &[("db", "256M")]);
+    daemon.announce("the volume is larger than configured and stays so");
+    daemon.announce("the device of a volume keeps its size");
     let device = attach(&daemon, options);
     let place = Place::new();
-    let (mut kills, mut turn) = (0, 0);
+    let (mut kills, mut turn, mut size_mib) = (0, 0, 256);
     while kills < kills_wanted() || turn < LOADS.len() {
         let load = LOADS[turn % LOADS.len()];
         turn += 1;
@@ -128,19 +134,44 @@ fn outlives(seed: u64, options: &[&str]) {
         let mut fio = Process::start(&mut fio, &log).expect("fio starts");
         // At moments that have nothing to do with what it does.
         let mut until = Instant::now() + Duration::from_millis(300 + random.below(900));
+        let begun = Instant::now();
         let status = loop {
             let left = until.saturating_duration_since(Instant::now());
             if let Some(status) = fio.wait(left.max(Duration::from_millis(1))) {
                 break status;
             }
+            assert!(
+                begun.elapsed() < LOAD_TIME_MAX,
+                "SEED={seed}: fio {load:?} hangs after {kills} ends of the daemon; {}\n{}",
+                daemon.json(&["attach", "list"]),
+                daemon.tail()
+            );
             if Instant::now() >= until && kills < kills_wanted() {
-                match random.below(4) {
-                    // An upgrade: what is in flight is answered first, or left to the next daemon.
-                    0 => daemon.stop(),
-                    _ => daemon.kill(),
+                let moment = random.below(6);
+                if moment == 0 {
+                    // In use, and soon after a start.
+                    size_mib += 8;
+                    let _ = daemon.json(&["volume", "resize", "db", &format!("{size_mib}M")]);
+                } else if moment == 1 {
+                    // It hangs for a while; sometimes its machine's patience ends before that.
+                    daemon.pause();
+                    let _ = fio.wait(Duration::from_millis(100 + random.below(1400)));
                 }
-                daemon.restart();
-                kills += 1;
+                match moment {
+                    0 => {}
+                    1 if random.below(2) == 0 => daemon.resume(),
+                    // An upgrade: what is in flight is answered first, or left to the next daemon.
+                    2 | 3 => {
+                        daemon.stop();
+                        daemon.restart();
+                        kills += 1;
+                    }
+                    _ => {
+                        daemon.kill();
+                        daemon.restart();
+                        kills += 1;
+                    }
+                }
                 until = Instant::now() + Duration::from_millis(300 + random.below(900));
             } else if Instant::now() >= until {
                 until = Instant::now() + Duration::from_secs(1);
@@ -153,7 +184,7 @@ fn outlives(seed: u64, options: &[&str]) {
     assert_eq!(listed["attachments"][0]["failure_count"], 0, "{listed}");
     let complaints = daemon.unannounced();
     assert!(complaints.is_empty(), "SEED={seed}: {complaints:#?}");
-    println!("{kills} ends of the daemon, {turn} loads");
+    println!("{kills} ends of the daemon, {turn} loads, {size_mib} MiB in the end");
     let _ = daemon.json(&["detach", "db"]);
     assert_eq!(size_of(&device), 0, "the device is gone");
     daemon.stop();
