@@ -22,6 +22,7 @@ use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tiering::cache::CacheOptions;
 use tiering::{AsideFile, OwnerCheck, ReclaimOptions, Tier, TierOptions};
 use tokio::sync::watch;
@@ -30,6 +31,9 @@ use uuid::Uuid;
 /// The index of deduplication takes this part of the map's share of the memory, one in so many. Chosen by hand: at the
 /// default budget it knows the blocks of 700 MiB, and finds those of far more by the lists of their segments.
 const DEDUP_INDEX_PART: u64 = 8;
+/// How often compaction of the metadata is looked after in a local directory, where a look costs no request: with a small
+/// log commits come every few milliseconds, and wait for it. Chosen by hand.
+const LOCAL_POLL: Duration = Duration::from_millis(500);
 
 const LOG_MADE: &str = "log.made";
 /// Mark in DIR from before a new log takes the place of one that was lost until every volume says so.
@@ -318,7 +322,10 @@ pub(super) fn tier_options(
     options.dedup_index_bytes = bytes(index_bytes);
     options.map.page_cache_bytes = bytes(budget.map_cache_bytes - index_bytes);
     options.database.cache_bytes = budget.metadata_cache_bytes;
-    options.database.has_conditional_update = store.local_dir().is_none();
+    if store.local_dir().is_some() {
+        options.database.has_conditional_update = false;
+        options.database.poll_interval = LOCAL_POLL;
+    }
     options
 }
 
