@@ -7,6 +7,7 @@ Invariants:
 - What is stored lies in the directory of the `Life`, for all alike.
 """
 
+import glob
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ RUBLK_VERSION = "0.2.15"
 DEPTH = 64  # requests in flight of a device: spindle's default, and rublk's option
 VOLUMES = ("u", "n", "m")  # for ublk, for nbd, and for nbd over several connections
 FILL_BYTES = 1 << 20
+LOG_SECONDS_MAX = 120  # Chosen by hand: a file a second, and what made the machine busy before.
 
 
 def cached_rublk():
@@ -140,6 +142,12 @@ class GuestSpindle(servers.Spindle):
     def destaged_bytes(self):
         done = self.command("status", more=["-o", "json"], check=True)
         return json.loads(done.stdout)["destage"]["destaged_bytes"]
+
+    def wait_for_log(self):
+        """Waits until all files of the write log are made: one a second where it is idle."""
+        def is_made():
+            return len(glob.glob(f"{self.dir}/log/ring-*.log")) == servers.LOG_FILE_COUNT
+        life.until(is_made, "make the files of the log", LOG_SECONDS_MAX, child=self.child)
 
 
 class SpindleDevice(Device):
