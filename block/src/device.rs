@@ -9,6 +9,7 @@
 //!   another orders the two.
 //! - A future that is dropped may or may not have had its effect.
 
+use crate::buffers::PayloadBuffer;
 use crate::error::Result;
 use bytes::Bytes;
 use std::future::Future;
@@ -66,6 +67,12 @@ pub trait BlockDevice: Send + Sync + 'static {
 
     /// Fills `buf` from `offset`. `Invalid` past the end of the volume.
     fn read(&self, offset: u64, buf: &mut [u8]) -> impl Future<Output = Result<()>> + Send;
+
+    /// An empty buffer with room for the payload of a write of `length` bytes. A device that keeps payloads for a
+    /// while may give out memory that it has had before.
+    fn payload(&self, length: usize) -> PayloadBuffer {
+        PayloadBuffer::fresh(length)
+    }
 
     /// Writes `payload` at `offset`. The device keeps a reference to `payload` until it is
     /// destaged. `Full` past the end of the volume.

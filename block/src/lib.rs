@@ -6,12 +6,14 @@
 //! - A word has one meaning here and everywhere (see the glossary in ARCHITECTURE.md).
 #![forbid(unsafe_code)]
 
+pub mod buffers;
 pub mod device;
 pub mod env;
 pub mod error;
 pub mod seal;
 pub mod units;
 
+pub use buffers::{PayloadBuffer, PayloadBuffers};
 pub use device::{AllocationExtent, BlockDevice, Limits, WriteFlags, ZeroFlags};
 pub use error::{Error, ErrorKind, Result};
 pub use units::{Epoch, Lsn, VolumeId};

@@ -21,8 +21,8 @@ use crate::request::{Rules, Verdict, Work, judge_status_query};
 use crate::server::stopped;
 use crate::stream::{Inbox, Stream};
 use crate::wire::{self, RequestHeader};
-use block::{AllocationExtent, BlockDevice, Limits, Result, WriteFlags};
-use bytes::{BufMut, Bytes};
+use block::{AllocationExtent, BlockDevice, Limits, PayloadBuffer, Result, WriteFlags};
+use bytes::BufMut;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use std::collections::HashMap;
@@ -167,7 +167,7 @@ struct Incoming {
     /// Bytes that belong to no piece yet.
     remaining: u32,
     flags: WriteFlags,
-    piece: Option<(Vec<u8>, usize, Reservation)>,
+    piece: Option<(PayloadBuffer, usize, Reservation)>,
 }
 
 struct Outgoing {
@@ -375,7 +375,7 @@ impl<D: BlockDevice> Session<D> {
         {
             let missing = *wanted - bytes.len();
             if missing >= DIRECT_BYTES_MIN {
-                let mut rest = bytes.limit(missing);
+                let mut rest = (&mut **bytes).limit(missing);
                 return pin!(self.stream.read_buf(&mut rest)).poll(cx);
             }
         }
@@ -503,7 +503,8 @@ impl<D: BlockDevice> Session<D> {
                 };
                 incoming.remaining -= length;
                 let wanted = length as usize;
-                incoming.piece.insert((Vec::with_capacity(wanted), wanted, reservation))
+                let buffer = self.device.payload(wanted);
+                incoming.piece.insert((buffer, wanted, reservation))
             }
         };
         let have = self.inbox.bytes();
@@ -523,7 +524,7 @@ impl<D: BlockDevice> Session<D> {
         self.count_piece(ticket, is_last);
         let device = Arc::clone(&self.device);
         self.running.push(Box::pin(async move {
-            let written = device.write(offset, Bytes::from(bytes), flags).await;
+            let written = device.write(offset, bytes.into_bytes(), flags).await;
             Finished { ticket, outcome: written.map(|()| Outcome::Done), reservation }
         }));
         Flow::Next

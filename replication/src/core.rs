@@ -430,8 +430,7 @@ impl Core {
             shared.tell_changed();
         }
         let options = &self.config.options;
-        if log_bytes >= options.generation_bytes_max || extent_count >= options.entry_count_max / 4
-        {
+        if log_bytes >= options.generation_bytes_max || extent_count >= extents_to_freeze(options) {
             freeze(shared);
         }
     }
@@ -738,6 +737,11 @@ impl Core {
         self.is_clean_written = true;
         self.write_marker(disk, shared, true)
     }
+}
+
+/// Extents with which a generation is frozen, however little of the log it has used.
+pub(crate) fn extents_to_freeze(options: &LogOptions) -> u64 {
+    options.entry_count_max / 4
 }
 
 /// Freezes what is visible and tells who destages.

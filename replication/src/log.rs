@@ -10,11 +10,11 @@ mod sides;
 
 pub use self::sides::{ObsoleteSides, SideChange, SidePart};
 
-use crate::core::{self, Core, FileState};
+use crate::core::{self, Core, FileState, extents_to_freeze};
 use crate::disk_file::FileDisk;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait, payload_bytes_max};
 use crate::overlay::{Generation, Overlay};
-use crate::pace::Pace;
+use crate::pace::{Hold, Pace};
 use crate::planted::Planted;
 use crate::recovery::{self, OpenArgs, Recovery};
 use crate::resident::LogResident;
@@ -23,7 +23,7 @@ use crate::side::SideReader;
 use crate::side_dir::{self, SidesWanted};
 use block::env::{Clock, Disk, DiskReader, SystemClock, SystemRandom};
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use block::{Error, ErrorKind, Lsn, PayloadBuffer, PayloadBuffers, Result, VolumeId};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
@@ -33,6 +33,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// Time between two ticks of the log thread. Chosen by hand: it bounds the age of what no flush
 /// covers to a second.
@@ -41,8 +42,6 @@ const TICK: Duration = Duration::from_millis(200);
 const ROUNDS_MAX: usize = 2;
 /// Log space that an entry takes beside its payload, for pacing.
 const ENTRY_OVERHEAD_BYTES: u64 = 64;
-/// Shorter delays are saved up. Source: the granularity of tokio's timer.
-const SLEEP_NS_MIN: u64 = 1_000_000;
 
 struct Driver {
     core: Core,
@@ -53,7 +52,8 @@ struct Inner {
     shared: Shared,
     /// `None` after a close.
     driver: Mutex<Option<Driver>>,
-    pace: Mutex<Pace>,
+    pressure: Arc<Mutex<Pressure>>,
+    planted: Planted,
     reader: Arc<dyn DiskReader>,
     key: PoolKey,
     dir: PathBuf,
@@ -63,9 +63,18 @@ struct Inner {
     usable_bytes: u64,
     ring_bytes: u64,
     payload_bytes_max: usize,
+    payloads: Arc<PayloadBuffers>,
     is_stopping: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_handle: std::sync::OnceLock<Thread>,
+}
+
+/// What holds acknowledgements back.
+struct Pressure {
+    pace: Pace,
+    /// One for each time that it is closed, without permits: who waits is let go when it ends, whether it came
+    /// before that or after.
+    gate: Arc<Semaphore>,
 }
 
 /// The write log of a pool. Clones are handles to the same log.
@@ -163,6 +172,24 @@ impl Log {
         destaged: Lsn,
         wanted: &SidesWanted,
     ) -> Result<(Log, Recovery)> {
+        Self::open_planted(
+            dir,
+            (identity, key),
+            options,
+            destaged,
+            wanted,
+            Planted::from_environment(),
+        )
+    }
+
+    fn open_planted(
+        dir: &Path,
+        (identity, key): (LogIdentity, PoolKey),
+        options: LogOptions,
+        destaged: Lsn,
+        wanted: &SidesWanted,
+        planted: Planted,
+    ) -> Result<(Log, Recovery)> {
         options.check()?;
         let mut disk = FileDisk::open(dir, options.io_mode)?;
         let reader = SideReader { pool: identity.pool, epoch: identity.epoch, key: &key };
@@ -173,7 +200,7 @@ impl Log {
             options,
             destaged,
             random: &SystemRandom,
-            planted: Planted::from_environment(),
+            planted,
             // Before recovery writes the tail of the log anew.
             written_at: disk.written_at(),
             made_count: disk.made_count(),
@@ -217,7 +244,11 @@ impl Log {
             shared,
             reader: disk.reader(),
             driver: Mutex::new(Some(Driver { core, disk })),
-            pace: Mutex::new(Pace::new(options.slow_from_percent, options.generation_bytes_max)),
+            pressure: Arc::new(Mutex::new(Pressure {
+                pace: Pace::new(options.slow_from_percent, options.generation_bytes_max),
+                gate: Arc::new(Semaphore::new(0)),
+            })),
+            planted,
             key,
             dir: dir.to_owned(),
             identity,
@@ -225,6 +256,9 @@ impl Log {
             usable_bytes: ring_bytes - file_bytes,
             ring_bytes,
             payload_bytes_max: payload_bytes_max(file_bytes),
+            payloads: PayloadBuffers::new(
+                usize::try_from(options.payload_memory_bytes).unwrap_or(usize::MAX),
+            ),
             is_stopping: AtomicBool::new(false),
             thread: Mutex::new(None),
             thread_handle: std::sync::OnceLock::new(),
@@ -274,7 +308,7 @@ impl Log {
             let reached = Reached { inner, lsn, wait, is_entry: true, id: None }.await;
             guard.is_answered = true;
             reached?;
-            guard.inner.hold_back(bytes).await;
+            hold_back(&guard.inner, bytes).await;
             Ok(lsn)
         }
     }
@@ -393,10 +427,15 @@ impl Log {
         inner.shared.overlay.release(generation, changes);
         inner.shared.set_destaged(generation.last_lsn(), generation.end_position);
         {
-            let mut pace = inner.pace.lock();
-            pace.on_release(SystemClock.now_ns(), generation.log_bytes);
-            if inner.shared.overlay.next_frozen().is_none() {
-                pace.on_idle();
+            let options = &inner.options;
+            let bytes = generation.log_bytes as f64 / options.generation_bytes_max as f64;
+            let extents = generation.extent_count() as f64 / extents_to_freeze(options) as f64;
+            let is_idle = inner.shared.overlay.next_frozen().is_none();
+            let mut pressure = inner.pressure.lock();
+            let now_ns = SystemClock.now_ns();
+            pressure.pace.on_release(now_ns, generation.log_bytes, bytes.max(extents));
+            if is_idle {
+                pressure.pace.on_idle();
             }
         }
         inner.shared.tell_changed();
@@ -446,6 +485,20 @@ impl Log {
         self.inner.payload_bytes_max
     }
 
+    /// An empty buffer for a payload of `length` bytes: see [`block::BlockDevice::payload`]. Memory that is kept for
+    /// them counts as that of payloads.
+    #[must_use]
+    pub fn payload(&self, length: usize) -> PayloadBuffer {
+        self.inner.payloads.take(length)
+    }
+
+    /// Gives memory of payloads that was of no use since the last call back to the allocator. To be called every some
+    /// seconds, longer than destage takes for what a busy volume writes, by a thread that nobody waits for: there may
+    /// be many.
+    pub fn trim_payloads(&self) {
+        self.inner.payloads.trim();
+    }
+
     /// Ends the log in an orderly way: what is queued is written, everything is on stable storage,
     /// a clean mark says so, the threads have ended. Blocks. Later calls on other handles get
     /// `Unavailable`; entries that found no room in a full log are not acknowledged and get it too.
@@ -454,6 +507,52 @@ impl Log {
     /// `Io` when the log has failed, now or before.
     pub fn close(self) -> Result<()> {
         self.inner.close()
+    }
+}
+
+/// Holds back an acknowledgement as [`Pace`] says.
+async fn hold_back(inner: &Arc<Inner>, bytes: u64) {
+    let fill = inner.fill();
+    if fill * 100.0 < f64::from(inner.options.slow_from_percent) {
+        return;
+    }
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    let (hold, gate) = {
+        let mut pressure = inner.pressure.lock();
+        let hold = pressure.pace.admit(bytes, fill, || SystemClock.now_ns());
+        match hold {
+            Hold::Go => return,
+            Hold::Wait => {}
+            Hold::Close { .. } => pressure.gate = Arc::new(Semaphore::new(0)),
+        }
+        (hold, pressure.gate.clone())
+    };
+    match hold {
+        Hold::Go | Hold::Wait => {}
+        // Not by whoever waits: a client that takes no answers must not keep the gate closed for others.
+        Hold::Close { delay_ns } => {
+            let gate = ClosedGate(inner.pressure.clone(), gate.clone());
+            if inner.planted.gate_by_waiter {
+                tokio::time::sleep(Duration::from_nanos(delay_ns)).await;
+                return drop(gate);
+            }
+            runtime.spawn(async move {
+                tokio::time::sleep(Duration::from_nanos(delay_ns)).await;
+                drop(gate);
+            });
+        }
+    }
+    let opened = gate.acquire().await;
+    debug_assert!(opened.is_err(), "nobody gives permits");
+}
+
+/// Opens when it is dropped, also by the end of the runtime. It does not keep the log.
+struct ClosedGate(Arc<Mutex<Pressure>>, Arc<Semaphore>);
+
+impl Drop for ClosedGate {
+    fn drop(&mut self) {
+        self.0.lock().pace.open();
+        self.1.close();
     }
 }
 
@@ -558,17 +657,6 @@ impl Inner {
         let extents =
             self.shared.overlay.extent_count() as f64 / self.options.entry_count_max as f64;
         log.max(extents)
-    }
-
-    async fn hold_back(&self, bytes: u64) {
-        let fill = self.fill();
-        if fill * 100.0 < f64::from(self.options.slow_from_percent) {
-            return;
-        }
-        let delay_ns = self.pace.lock().delay_ns(SystemClock.now_ns(), bytes, fill);
-        if delay_ns >= SLEEP_NS_MIN && tokio::runtime::Handle::try_current().is_ok() {
-            tokio::time::sleep(Duration::from_nanos(delay_ns)).await;
-        }
     }
 
     fn status(&self) -> LogStatus {
@@ -731,3 +819,6 @@ impl Drop for Reached<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,16 +5,34 @@
 //!   from unbounded to less than what destage frees, so the log never runs into its end while
 //!   destage moves.
 //! - No acknowledgement is held back for longer than [`DELAY_NS_MAX`].
+//! - Who is held back waits at one gate, which opens for all at once: many that wait cost one timer, and what they
+//!   write next gathers in one batch. While it is closed, and as long as little is owed, nobody asks the clock.
 
 /// Longest delay of one acknowledgement. Chosen by hand: less than the second that a request may
 /// wait at most.
 pub(crate) const DELAY_NS_MAX: u64 = 900_000_000;
+/// Less is not waited for, but owed. Source: the granularity of tokio's timer.
+const SLEEP_NS_MIN: u64 = 1_000_000;
+/// Time in which little was written counts for what is written next, up to so much. Chosen by hand: ten of the
+/// shortest waits.
+const CREDIT_NS_MAX: u64 = 10_000_000;
 /// Rate assumed before anything was released, in bytes a second. Chosen by hand.
 const RATE_FIRST: f64 = 128.0 * 1024.0 * 1024.0;
 /// The rate never falls below this, in bytes a second: with destage at a stand the log is filled
 /// slowly, and only when it is full writers wait for space. Chosen by hand.
 const RATE_MIN: f64 = 1024.0 * 1024.0;
 const NS: f64 = 1e9;
+
+/// What becomes of an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// It goes at once.
+    Go,
+    /// It waits until the gate opens.
+    Wait,
+    /// The same; it has closed the gate, which its caller is to open after so long.
+    Close { delay_ns: u64 },
+}
 
 /// The regulator.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +41,14 @@ pub(crate) struct Pace {
     mark: f64,
     /// Bytes a second that destage frees.
     rate: f64,
-    /// The moment up to which the admitted bytes have been paid for.
+    /// As it was when the clock was asked last: see [`Pace::rate_now`].
+    rate_seen: f64,
+    /// The moment up to which the admitted bytes have been paid for, but for what is owed.
     paid_ns: u64,
+    /// Cost of what was admitted since the clock was asked, at `asked_ns`.
+    owed_ns: u64,
+    asked_ns: u64,
+    is_closed: bool,
     released_ns: Option<u64>,
     released_bytes: f64,
 }
@@ -34,44 +58,83 @@ impl Pace {
         Pace {
             mark: f64::from(slow_from_percent) / 100.0,
             rate: RATE_FIRST,
+            rate_seen: RATE_FIRST,
             paid_ns: 0,
+            owed_ns: 0,
+            asked_ns: 0,
+            is_closed: false,
             released_ns: None,
             released_bytes: generation_bytes as f64,
         }
     }
 
-    /// Destage freed `bytes` of the log.
-    pub(crate) fn on_release(&mut self, now_ns: u64, bytes: u64) {
+    /// Destage freed `bytes` of the log, by a generation that was so full: 1 where that is why it was frozen.
+    pub(crate) fn on_release(&mut self, now_ns: u64, bytes: u64, share: f64) {
         let bytes = bytes as f64;
         if let Some(before) = self.released_ns {
             let seconds = (now_ns.saturating_sub(before) as f64 / NS).max(1e-3);
-            self.rate = (0.5 * self.rate + 0.5 * bytes / seconds).max(RATE_MIN);
+            // What each release costs however little it frees says nothing of the rate: a small one counts for little.
+            let weight = 0.5 * share.clamp(0.0, 1.0);
+            self.rate = ((1.0 - weight) * self.rate + weight * bytes / seconds).max(RATE_MIN);
         }
         self.released_ns = Some(now_ns);
         self.released_bytes = bytes.max(1.0);
+        self.rate_seen = self.rate;
     }
 
     /// Destage ran dry: the next release says nothing about how fast it can be.
     pub(crate) fn on_idle(&mut self) {
         self.released_ns = None;
+        self.owed_ns = 0;
     }
 
-    /// Nanoseconds to hold back the acknowledgement of an entry that takes `bytes` of the log, with
-    /// `fill` (0 to 1) of the log in use.
-    pub(crate) fn delay_ns(&mut self, now_ns: u64, bytes: u64, fill: f64) -> u64 {
+    /// Decides on the acknowledgement of an entry that takes `bytes` of the log, with `fill` (0 to 1) of the log in
+    /// use. `now_ns` is asked only when enough is owed.
+    pub(crate) fn admit(&mut self, bytes: u64, fill: f64, now_ns: impl FnOnce() -> u64) -> Hold {
         if fill <= self.mark {
-            self.paid_ns = now_ns;
-            return 0;
+            return Hold::Go;
         }
+        // A debt beyond the longest delay is forgiven: the fill that rises meanwhile asks for more.
+        self.owed_ns = self.owed_ns.saturating_add(self.cost_ns(bytes, fill)).min(DELAY_NS_MAX);
+        if self.is_closed {
+            return Hold::Wait;
+        }
+        if self.owed_ns < SLEEP_NS_MIN {
+            return Hold::Go;
+        }
+        let now_ns = now_ns();
+        self.rate_seen = self.rate_now(now_ns);
+        let credit_from = now_ns.saturating_sub(CREDIT_NS_MAX);
+        let from_ns = self.paid_ns.max(self.asked_ns).max(credit_from);
+        let owed_ns = std::mem::take(&mut self.owed_ns);
+        self.paid_ns = from_ns.saturating_add(owed_ns).min(now_ns.saturating_add(DELAY_NS_MAX));
+        self.asked_ns = now_ns;
+        let delay_ns = self.paid_ns.saturating_sub(now_ns);
+        if delay_ns < SLEEP_NS_MIN {
+            return Hold::Go;
+        }
+        self.is_closed = true;
+        Hold::Close { delay_ns }
+    }
+
+    /// The time that [`Hold::Close`] named is over, or nobody can wait any more.
+    pub(crate) fn open(&mut self) {
+        self.is_closed = false;
+    }
+
+    /// Acknowledgements wait.
+    #[cfg(test)]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    /// What `bytes` cost at least, as time.
+    fn cost_ns(&self, bytes: u64, fill: f64) -> u64 {
         // As much is let in as is freed half-way from the mark to the end, and next to nothing at
         // the end: even a rate that was guessed five times too high settles before it.
         let over = ((fill - self.mark) / (1.0 - self.mark)).clamp(1e-3, 1.0);
-        let rate = (self.rate_now(now_ns) * (1.0 - over) / over).max(RATE_MIN);
-        let cost_ns = (bytes as f64 / rate * NS) as u64;
-        self.paid_ns = self.paid_ns.max(now_ns).saturating_add(cost_ns);
-        // A debt beyond the longest delay is forgiven: the fill that rises meanwhile asks for more.
-        self.paid_ns = self.paid_ns.min(now_ns.saturating_add(DELAY_NS_MAX));
-        self.paid_ns - now_ns
+        let rate = (self.rate_seen * (1.0 - over) / over).max(RATE_MIN);
+        (bytes as f64 / rate * NS) as u64
     }
 
     /// The rate, falling while a release is overdue.
@@ -98,15 +161,25 @@ mod tests {
         let (mut written, mut released, mut destage_free_at) = (0u64, 0u64, 0u64);
         let (mut fill_max, mut delay_max, mut late) = (0f64, 0u64, 0u64);
         let mut frozen = std::collections::VecDeque::new();
+        let (mut opens_at, mut waiting) = (u64::MAX, Vec::new());
         let end_ns = 400_000_000_000;
         loop {
             let writer = (0..writers).min_by_key(|w| ready[*w]).unwrap();
-            let now = ready[writer];
+            let now = ready[writer].min(opens_at);
             if now >= end_ns {
                 return (fill_max, delay_max, late as f64 / 200.0);
             }
+            if now == opens_at {
+                pace.open();
+                for (writer, since) in waiting.drain(..) {
+                    ready[writer] = now + 20_000;
+                    delay_max = delay_max.max(now - since);
+                }
+                opens_at = u64::MAX;
+                continue;
+            }
             while frozen.front().is_some_and(|done| *done <= now) {
-                pace.on_release(frozen.pop_front().unwrap(), generation);
+                pace.on_release(frozen.pop_front().unwrap(), generation, 1.0);
                 released += generation;
             }
             let fill = (written - released) as f64 / RING as f64;
@@ -122,9 +195,17 @@ mod tests {
             }
             written += bytes;
             late += if now > end_ns / 2 { bytes } else { 0 };
-            let delay = pace.delay_ns(now, bytes, fill);
-            delay_max = delay_max.max(delay);
-            ready[writer] = now + delay.max(20_000);
+            ready[writer] = match pace.admit(bytes, fill, || now) {
+                Hold::Go => now + 20_000,
+                held => {
+                    if let Hold::Close { delay_ns } = held {
+                        assert_eq!(opens_at, u64::MAX, "closed twice");
+                        opens_at = now + delay_ns;
+                    }
+                    waiting.push((writer, now));
+                    u64::MAX
+                }
+            };
         }
     }
 
@@ -144,13 +225,83 @@ mod tests {
     #[test]
     fn below_the_mark_nothing_waits_and_above_it_more_as_it_fills() {
         let mut pace = Pace::new(50, MIB);
-        assert_eq!(pace.delay_ns(1000, MIB, 0.5), 0);
+        assert_eq!(pace.admit(100 * MIB, 0.5, || panic!("nothing is owed")), Hold::Go);
         let delays: Vec<u64> = [0.51, 0.6, 0.75, 0.9, 1.0]
             .iter()
-            .map(|fill| Pace::new(50, MIB).delay_ns(0, MIB, *fill))
+            .map(|fill| match Pace::new(50, MIB).admit(16 * MIB, *fill, || 0) {
+                Hold::Close { delay_ns } => delay_ns,
+                other => panic!("{other:?} with {fill} of the log in use"),
+            })
             .collect();
         assert!(delays.is_sorted() && delays[0] < delays[4] / 10, "{delays:?}");
         let mut pace = Pace::new(50, MIB);
-        assert_eq!((0..10_000).map(|_| pace.delay_ns(0, MIB, 1.0)).max(), Some(DELAY_NS_MAX));
+        let mut longest = 0;
+        for _ in 0..10_000 {
+            if let Hold::Close { delay_ns } = pace.admit(MIB, 1.0, || 0) {
+                longest = longest.max(delay_ns);
+                pace.open();
+            }
+        }
+        assert_eq!(longest, DELAY_NS_MAX);
+    }
+
+    #[test]
+    fn while_the_gate_is_closed_all_wait_and_what_they_owe_is_paid_by_the_next() {
+        let mut pace = Pace::new(50, MIB);
+        let Hold::Close { delay_ns } = pace.admit(MIB, 0.75, || 0) else {
+            panic!("it is too much")
+        };
+        for _ in 0..4 {
+            assert_eq!(
+                pace.admit(MIB, 0.75, || panic!("they wait whatever time it is")),
+                Hold::Wait
+            );
+        }
+        assert_eq!(
+            pace.admit(MIB, 0.4, || panic!("nothing is owed")),
+            Hold::Go,
+            "there is room again"
+        );
+        pace.open();
+        let Hold::Close { delay_ns: next } = pace.admit(MIB, 0.75, || delay_ns) else {
+            panic!("five are owed for")
+        };
+        assert!(next.abs_diff(5 * delay_ns) <= 5, "{next} after {delay_ns}");
+    }
+
+    #[test]
+    fn what_was_owed_is_forgotten_when_destage_has_caught_up() {
+        let mut pace = Pace::new(50, MIB);
+        assert!(matches!(pace.admit(4 * MIB, 0.75, || 0), Hold::Close { .. }));
+        assert_eq!(pace.admit(64 * MIB, 0.75, || 0), Hold::Wait);
+        pace.open();
+        pace.on_idle();
+        assert_eq!(pace.admit(1, 0.501, || panic!("nothing is owed")), Hold::Go);
+    }
+
+    #[test]
+    fn a_small_release_says_little_of_the_rate_and_a_whole_one_much() {
+        let rate_after = |share| {
+            let mut pace = Pace::new(50, 128 * MIB);
+            for n in 0..5 {
+                pace.on_release(n * 1_000_000_000, MIB, share);
+            }
+            pace.rate / (MIB as f64)
+        };
+        // As one that its extents have filled, a MiB each second.
+        assert!(rate_after(1.0) < 10.0, "{}", rate_after(1.0));
+        assert!(rate_after(1.0 / 128.0) > 120.0, "{}", rate_after(1.0 / 128.0));
+    }
+
+    #[test]
+    fn a_pause_counts_for_a_moment_only() {
+        let mut pace = Pace::new(50, MIB);
+        let Hold::Close { delay_ns } = pace.admit(4 * MIB, 0.75, || 0) else { panic!("too much") };
+        pace.open();
+        let later = 3_600 * 1_000_000_000;
+        let Hold::Close { delay_ns: next } = pace.admit(4 * MIB, 0.75, || later) else {
+            panic!("an hour without a write lets a burst in")
+        };
+        assert_eq!(next, delay_ns - CREDIT_NS_MAX);
     }
 }

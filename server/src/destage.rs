@@ -66,6 +66,10 @@ const FOLD_PAGES: usize = 256;
 /// Pause between two looks for maintenance while nothing is written.
 const MAINTENANCE: Duration = Duration::from_secs(5);
 
+/// Memory of payloads that was of no use for so long goes back. Chosen by hand: longer than destage takes for what a
+/// busy volume writes.
+const PAYLOADS_KEPT: Duration = Duration::from_secs(10);
+
 /// How much reclaim does, and how fast.
 #[derive(Clone, Copy, Debug)]
 pub struct ReclaimPace {
@@ -666,7 +670,12 @@ fn extents_of(pieces: Vec<Piece>) -> Vec<WindowExtent<Source>> {
 /// trim hides. Runs until `stop` says so; failures are tried again.
 pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut is_swept = false;
+    let mut trimmed_at = Instant::now();
     while !*stop.borrow() && !shared.is_stopped() {
+        if trimmed_at.elapsed() >= PAYLOADS_KEPT {
+            trimmed_at = Instant::now();
+            shared.log.trim_payloads();
+        }
         if !is_swept {
             match shared.tier.sweep_orphans().await {
                 Ok(swept) => {

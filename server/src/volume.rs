@@ -14,8 +14,8 @@ use crate::pool::Shared;
 use crate::record::{Durability, VolumeRecord};
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{
-    AllocationExtent, BlockDevice, Error, ErrorKind, Limits, Lsn, Result, VolumeId, WriteFlags,
-    ZeroFlags,
+    AllocationExtent, BlockDevice, Error, ErrorKind, Limits, Lsn, PayloadBuffer, Result, VolumeId,
+    WriteFlags, ZeroFlags,
 };
 use bytes::{Bytes, BytesMut};
 use parking_lot::RwLock as SyncRwLock;
@@ -436,6 +436,10 @@ impl BlockDevice for Volume {
         let at = (offset % SECTOR_BYTES) as usize;
         buf.copy_from_slice(&sectors[at..at + buf.len()]);
         Ok(())
+    }
+
+    fn payload(&self, length: usize) -> PayloadBuffer {
+        self.shared.log.payload(length)
     }
 
     async fn write(&self, offset: u64, payload: Bytes, flags: WriteFlags) -> Result<()> {

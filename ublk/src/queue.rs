@@ -17,7 +17,7 @@ use crate::abi::{self, Descriptor, IO_DESC_BYTES, io_command};
 use crate::errno;
 use crate::request::{Work, judge};
 use crate::wakes::Wakes;
-use block::{BlockDevice, Error, ErrorKind, Result, WriteFlags, ZeroFlags};
+use block::{BlockDevice, Error, ErrorKind, PayloadBuffer, Result, WriteFlags, ZeroFlags};
 use bytes::Bytes;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
@@ -106,7 +106,7 @@ struct Slot {
     /// The result of the fetch once that has come.
     fetched: Option<i32>,
     /// For a small payload.
-    buffer: Vec<u8>,
+    buffer: PayloadBuffer,
     lent: Lent,
     /// Length of the last write, or 0 where another is not to be expected.
     expected_bytes: u32,
@@ -145,7 +145,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         if self.lent != Lent::No {
             // The ring goes, but what it has begun may still come to its end.
-            std::mem::forget(std::mem::take(&mut self.buffer));
+            std::mem::forget(std::mem::take(&mut *self.buffer));
         }
     }
 }
@@ -375,11 +375,11 @@ impl<D: BlockDevice> Queue<D> {
     fn make_room(&self, slot: &mut Slot, bytes: u32) -> bool {
         if slot.buffer.capacity() < bytes as usize {
             self.buffer_bytes.set(self.buffer_bytes.get() - slot.buffer.capacity() as u64);
-            slot.buffer = Vec::new();
+            slot.buffer = PayloadBuffer::default();
             if self.buffer_bytes.get() + u64::from(bytes) > self.payload_bytes_max / BUFFERS_SHARE {
                 return false;
             }
-            slot.buffer = Vec::with_capacity(bytes as usize);
+            slot.buffer = self.device.payload(bytes as usize);
             self.buffer_bytes.set(self.buffer_bytes.get() + slot.buffer.capacity() as u64);
         }
         true
@@ -461,7 +461,7 @@ impl<D: BlockDevice> Queue<D> {
         let is_small = length <= SMALL_BYTES_MAX && self.make_room(&mut self.slot(tag), length);
         let mut buffer = match is_small {
             true => std::mem::take(&mut self.slot(tag).buffer),
-            false => Vec::with_capacity(bytes),
+            false => PayloadBuffer::fresh(bytes),
         };
         if buffer.len() < bytes {
             buffer.resize(bytes, 0);
@@ -489,10 +489,12 @@ impl<D: BlockDevice> Queue<D> {
         unsafe { slot.buffer.set_len(length as usize) };
         if slot.buffer.capacity() > slot.buffer.len() {
             // What is kept for long takes no more room than it needs.
-            return Some(Bytes::copy_from_slice(&slot.buffer));
+            let mut payload = self.device.payload(length as usize);
+            payload.extend_from_slice(&slot.buffer);
+            return Some(payload.into_bytes());
         }
         self.buffer_bytes.set(self.buffer_bytes.get() - slot.buffer.capacity() as u64);
-        Some(Bytes::from(std::mem::take(&mut slot.buffer)))
+        Some(std::mem::take(&mut slot.buffer).into_bytes())
     }
 
     /// Copies the payload of a write out of the kernel.
@@ -500,11 +502,11 @@ impl<D: BlockDevice> Queue<D> {
         if let Some(payload) = self.taken(tag, length) {
             return Ok(payload);
         }
-        let mut payload = Vec::with_capacity(length as usize);
+        let mut payload = self.device.payload(length as usize);
         let start = abi::payload_offset(self.queue, tag);
         while payload.len() < length as usize {
             let at = start + payload.len() as u64;
-            let spare = rustix::buffer::spare_capacity(&mut payload);
+            let spare = rustix::buffer::spare_capacity(&mut *payload);
             match rustix::io::pread(&*self.node, spare, at) {
                 Ok(0) => return Err(short(tag)),
                 Ok(_) | Err(Errno::INTR) => {}
@@ -512,7 +514,7 @@ impl<D: BlockDevice> Queue<D> {
             }
         }
         payload.truncate(length as usize); // room may be more than was asked for
-        Ok(Bytes::from(payload))
+        Ok(payload.into_bytes())
     }
 
     /// Copies what was read into the kernel.

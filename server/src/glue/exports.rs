@@ -15,7 +15,8 @@ use crate::pool::Pool;
 use crate::record::Durability;
 use crate::volume::Volume;
 use block::{
-    AllocationExtent, BlockDevice, Error, ErrorKind, Limits, Result, WriteFlags, ZeroFlags,
+    AllocationExtent, BlockDevice, Error, ErrorKind, Limits, PayloadBuffer, Result, WriteFlags,
+    ZeroFlags,
 };
 use bytes::Bytes;
 use nbd::wire::ClaimRequest;
@@ -197,6 +198,10 @@ impl BlockDevice for Attachment {
     async fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let _passed = self.pass()?;
         self.volume.read(offset, buf).await
+    }
+
+    fn payload(&self, length: usize) -> PayloadBuffer {
+        self.volume.payload(length)
     }
 
     async fn write(&self, offset: u64, payload: Bytes, flags: WriteFlags) -> Result<()> {

@@ -5,16 +5,10 @@
 //! - At most `count_max` buffers wait; what nobody used between two calls of [`Buffers::trim`] goes
 //!   back to the system.
 
+use block::buffers::Spare;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::sync::Arc;
-
-#[derive(Debug, Default)]
-struct Spare {
-    buffers: Vec<Vec<u8>>,
-    /// Fewest buffers that waited at any time since the last trim: that many were of no use.
-    idle_count: usize,
-}
 
 /// See the module.
 #[derive(Debug)]
@@ -38,8 +32,8 @@ impl AsRef<[u8]> for Borrowed {
 impl Drop for Borrowed {
     fn drop(&mut self) {
         let mut spare = self.home.spare.lock();
-        if spare.buffers.len() < self.home.count_max {
-            spare.buffers.push(std::mem::take(&mut self.bytes));
+        if spare.count() < self.home.count_max {
+            spare.push(std::mem::take(&mut self.bytes));
         }
     }
 }
@@ -51,10 +45,7 @@ impl Buffers {
 
     /// An empty buffer with room for `room` bytes.
     pub(crate) fn take(&self, room: usize) -> Vec<u8> {
-        let mut spare = self.spare.lock();
-        let found = spare.buffers.pop();
-        spare.idle_count = spare.idle_count.min(spare.buffers.len());
-        drop(spare);
+        let found = self.spare.lock().pop();
         match found {
             Some(mut buffer) if buffer.capacity() >= room => {
                 buffer.clear();
@@ -71,11 +62,7 @@ impl Buffers {
 
     /// Gives back what was of no use since the last call. To be called every few seconds.
     pub(crate) fn trim(&self) {
-        let mut spare = self.spare.lock();
-        let keep_count = spare.buffers.len() - spare.idle_count;
-        let dropped = spare.buffers.split_off(keep_count);
-        spare.idle_count = spare.buffers.len();
-        drop(spare);
+        let dropped = self.spare.lock().trim();
         drop(dropped);
     }
 }
@@ -93,7 +80,7 @@ mod tests {
         let shared = buffers.share(first);
         let part = shared.slice(2..4);
         drop(shared);
-        assert_eq!(buffers.spare.lock().buffers.len(), 0, "a part is still out");
+        assert_eq!(buffers.spare.lock().count(), 0, "a part is still out");
         assert_eq!(&part[..], b"gm");
         drop(part);
         let again = buffers.take(800);
@@ -106,11 +93,11 @@ mod tests {
         for _ in 0..3 {
             let three: Vec<Bytes> = (0..3).map(|_| buffers.share(buffers.take(10))).collect();
             drop(three);
-            assert_eq!(buffers.spare.lock().buffers.len(), 2, "no more than asked for");
+            assert_eq!(buffers.spare.lock().count(), 2, "no more than asked for");
             buffers.trim();
-            assert_eq!(buffers.spare.lock().buffers.len(), 2, "they were in use");
+            assert_eq!(buffers.spare.lock().count(), 2, "they were in use");
         }
         buffers.trim();
-        assert_eq!(buffers.spare.lock().buffers.len(), 0, "they were not");
+        assert_eq!(buffers.spare.lock().count(), 0, "they were not");
     }
 }

@@ -1,0 +1,333 @@
+//! Memory that is used again. Memory that is fresh from the kernel is mapped and cleared page by page at its first
+//! use, and an allocator that is given back what it has just handed out has to decide each time what to do with it:
+//! for a payload that costs as much as sealing it.
+//!
+//! Invariants:
+//! - What waits for its next use and what is out is bounded together: what waits makes room for other sizes.
+//! - What nobody used between two calls of `trim` goes back to the allocator.
+//! - A buffer that is out belongs to its holder alone; it comes home when the last reference to it is gone.
+//! - Nobody waits, neither for a buffer nor to give one back: whoever drops the last reference may hold locks that all
+//!   writers want, and another thread that is at the list may be one that the kernel schedules last.
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::mem::take;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Smallest payload whose memory is kept: the unit of map and segments.
+const CLASS_BYTES_MIN: usize = 4096;
+/// Sizes that are kept: 4 KiB, 8 KiB and so on up to 1 MiB, in which front ends hand over large writes.
+const CLASS_COUNT: usize = 9;
+
+/// Buffers that wait for their next use; the one that came last goes first.
+#[derive(Debug, Default)]
+pub struct Spare {
+    buffers: Vec<Vec<u8>>,
+    /// Fewest that waited at any time since the last trim: that many were of no use.
+    idle_count: usize,
+}
+
+impl Spare {
+    /// How many wait.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.buffers.len()
+    }
+
+    /// Keeps a buffer.
+    pub fn push(&mut self, buffer: Vec<u8>) {
+        self.buffers.push(buffer);
+    }
+
+    /// A buffer as its last holder left it.
+    pub fn pop(&mut self) -> Option<Vec<u8>> {
+        let found = self.buffers.pop();
+        self.idle_count = self.idle_count.min(self.buffers.len());
+        found
+    }
+
+    /// Takes out what was of no use since the last call. To be dropped outside of locks.
+    pub fn trim(&mut self) -> Vec<Vec<u8>> {
+        let dropped = self.buffers.split_off(self.buffers.len() - self.idle_count);
+        self.idle_count = self.buffers.len();
+        dropped
+    }
+}
+
+/// Memory for the payloads of writes, which a device keeps until they are destaged.
+#[derive(Debug)]
+pub struct PayloadBuffers {
+    classes: [Mutex<Spare>; CLASS_COUNT],
+    /// Of all that are out and may come back, and of all that wait.
+    bytes: AtomicUsize,
+    bytes_max: usize,
+}
+
+/// The class of payloads of this length, where their memory is kept.
+fn class_of(length: usize) -> Option<usize> {
+    let is_kept = length.is_power_of_two() && length >= CLASS_BYTES_MIN;
+    let class = (length / CLASS_BYTES_MIN).trailing_zeros() as usize;
+    (is_kept && class < CLASS_COUNT).then_some(class)
+}
+
+impl PayloadBuffers {
+    /// Keeps at most `bytes_max`, with what is out.
+    #[must_use]
+    pub fn new(bytes_max: usize) -> Arc<PayloadBuffers> {
+        let classes = std::array::from_fn(|_| Mutex::default());
+        Arc::new(PayloadBuffers { classes, bytes: AtomicUsize::new(0), bytes_max })
+    }
+
+    /// An empty buffer with room for `length` bytes: memory of before, where there is some of just this size.
+    #[must_use]
+    pub fn take(self: &Arc<Self>, length: usize) -> PayloadBuffer {
+        let class = class_of(length);
+        let home = || Some(Home { buffers: self.clone(), class, length });
+        let spare = class.and_then(|class| self.classes[class].try_lock()?.pop());
+        if let Some(bytes) = spare {
+            return PayloadBuffer { bytes, home: home() };
+        }
+        let is_room = self.is_room_made(length);
+        PayloadBuffer { bytes: Vec::with_capacity(length), home: is_room.then(home).flatten() }
+    }
+
+    /// Whether so much more may be out, perhaps in the place of what waits.
+    fn is_room_made(&self, length: usize) -> bool {
+        let mut bytes = self.bytes.fetch_add(length, Ordering::Relaxed) + length;
+        for class in (0..CLASS_COUNT).rev() {
+            while bytes > self.bytes_max
+                && let Some(spare) = self.classes[class].try_lock().and_then(|mut of| of.pop())
+            {
+                drop(spare);
+                let class_bytes = CLASS_BYTES_MIN << class;
+                bytes = self.bytes.fetch_sub(class_bytes, Ordering::Relaxed) - class_bytes;
+            }
+        }
+        let is_room = bytes <= self.bytes_max;
+        if !is_room {
+            self.bytes.fetch_sub(length, Ordering::Relaxed);
+        }
+        is_room
+    }
+
+    /// Gives back what was of no use since the last call. To be called every few seconds.
+    pub fn trim(&self) {
+        for (class, spare) in self.classes.iter().enumerate() {
+            let dropped = spare.lock().trim();
+            self.bytes.fetch_sub(dropped.len() * (CLASS_BYTES_MIN << class), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Memory for one payload, as a [`Vec`]. Not to be made longer than it was asked for.
+#[derive(Debug, Default)]
+pub struct PayloadBuffer {
+    bytes: Vec<u8>,
+    home: Option<Home>,
+}
+
+#[derive(Debug)]
+struct Home {
+    buffers: Arc<PayloadBuffers>,
+    /// Where it is kept; others only count while they are out.
+    class: Option<usize>,
+    length: usize,
+}
+
+impl PayloadBuffer {
+    /// An empty buffer with room for `length` bytes, whose memory is not kept.
+    #[must_use]
+    pub fn fresh(length: usize) -> PayloadBuffer {
+        PayloadBuffer { bytes: Vec::with_capacity(length), home: None }
+    }
+
+    /// What was put into it, to be shared. Its memory is used again when nobody has it any more.
+    #[must_use]
+    pub fn into_bytes(mut self) -> Bytes {
+        match self.home {
+            None => Bytes::from(take(&mut self.bytes)),
+            Some(_) => Bytes::from_owner(self),
+        }
+    }
+}
+
+impl Deref for PayloadBuffer {
+    type Target = Vec<u8>;
+
+    fn deref(&self) -> &Vec<u8> {
+        &self.bytes
+    }
+}
+
+impl DerefMut for PayloadBuffer {
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+}
+
+impl AsRef<[u8]> for PayloadBuffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for PayloadBuffer {
+    fn drop(&mut self) {
+        let Some(Home { buffers, class, length }) = self.home.take() else { return };
+        let mut bytes = take(&mut self.bytes);
+        // Whoever took it out, or made it longer, has not kept to the rules: it is not kept.
+        let class = class.filter(|_| bytes.capacity() == length);
+        match class.and_then(|class| buffers.classes[class].try_lock()) {
+            Some(mut spare) => {
+                bytes.clear();
+                spare.push(bytes);
+            }
+            None => drop(buffers.bytes.fetch_sub(length, Ordering::Relaxed)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: usize = 1 << 10;
+
+    fn spare_count(buffers: &PayloadBuffers) -> usize {
+        buffers.classes.iter().map(|spare| spare.lock().count()).sum()
+    }
+
+    #[test]
+    fn memory_comes_home_with_the_last_reference_and_is_used_again() {
+        let buffers = PayloadBuffers::new(64 * KIB);
+        let mut first = buffers.take(4 * KIB);
+        first.extend_from_slice(&[7; 4096]);
+        let address = first.as_ptr();
+        let shared = first.into_bytes();
+        assert_eq!(shared.as_ptr(), address, "nothing is copied");
+        let part = shared.slice(512..1024);
+        drop(shared);
+        assert_eq!((spare_count(&buffers), &part[..]), (0, &[7; 512][..]), "a part is still out");
+        drop(part);
+        assert_eq!(spare_count(&buffers), 1);
+        let again = buffers.take(4 * KIB);
+        assert_eq!((again.as_ptr(), again.len(), again.capacity()), (address, 0, 4 * KIB));
+        let other = buffers.take(8 * KIB);
+        assert!(other.capacity() == 8 * KIB && other.as_ptr() != address);
+    }
+
+    #[test]
+    fn sizes_that_are_not_kept_are_exact_all_the_same() {
+        let buffers = PayloadBuffers::new(usize::MAX);
+        for length in [1, 512, 4095, 4097, 12 * KIB, 2 << 20] {
+            let buffer = buffers.take(length);
+            assert_eq!(
+                (buffer.capacity(), buffers.bytes.load(Ordering::Relaxed)),
+                (length, length)
+            );
+            drop(buffer.into_bytes());
+            assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (0, 0));
+        }
+        for class in 0..CLASS_COUNT {
+            drop(buffers.take(CLASS_BYTES_MIN << class).into_bytes());
+            assert_eq!(spare_count(&buffers), class + 1);
+        }
+    }
+
+    #[test]
+    fn what_is_kept_and_what_is_out_has_one_bound() {
+        let buffers = PayloadBuffers::new(64 * KIB);
+        let many: Vec<_> = (0..32).map(|_| buffers.take(4 * KIB)).collect();
+        assert!(many.iter().all(|buffer| buffer.capacity() == 4 * KIB), "nobody goes without");
+        assert_eq!(buffers.bytes.load(Ordering::Relaxed), 64 * KIB);
+        drop(many);
+        assert_eq!(spare_count(&buffers), 16);
+        // Another size takes the place of what waits.
+        let large = buffers.take(32 * KIB);
+        assert_eq!(spare_count(&buffers), 8);
+        let larger = buffers.take(64 * KIB);
+        assert!(larger.home.is_none() && larger.capacity() == 64 * KIB, "too much is out");
+        drop((large, larger));
+        assert_eq!(buffers.bytes.load(Ordering::Relaxed), 32 * KIB);
+        // Also one that is not kept itself.
+        drop((0..16).map(|_| buffers.take(4 * KIB)).collect::<Vec<_>>());
+        assert_eq!(spare_count(&buffers), 16);
+        let odd = buffers.take(12 * KIB);
+        assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (13, 64 * KIB));
+        drop(odd);
+        assert_eq!(buffers.bytes.load(Ordering::Relaxed), 52 * KIB);
+    }
+
+    #[test]
+    fn nobody_waits_for_who_is_at_the_list() {
+        let buffers = PayloadBuffers::new(usize::MAX);
+        let (first, second) = (buffers.take(4 * KIB), buffers.take(4 * KIB));
+        drop(first);
+        let at_the_list = buffers.classes[0].lock();
+        let third = buffers.take(4 * KIB);
+        drop((second, third));
+        drop(at_the_list);
+        assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (1, 4 * KIB));
+    }
+
+    #[test]
+    fn what_was_of_no_use_since_the_last_trim_is_given_back() {
+        let buffers = PayloadBuffers::new(usize::MAX);
+        let four = || (0..4).map(|_| buffers.take(4 * KIB)).collect::<Vec<_>>();
+        drop(four());
+        buffers.trim();
+        assert_eq!(spare_count(&buffers), 4, "they were out");
+        for _ in 0..3 {
+            drop(four());
+            buffers.trim();
+            assert_eq!(spare_count(&buffers), 4, "they were of use");
+        }
+        drop(buffers.take(4 * KIB));
+        buffers.trim();
+        assert_eq!(spare_count(&buffers), 1);
+        buffers.trim();
+        assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn what_was_taken_out_or_grew_is_not_kept() {
+        let buffers = PayloadBuffers::new(usize::MAX);
+        let mut grown = buffers.take(4 * KIB);
+        grown.resize(5 * KIB, 1);
+        let mut emptied = buffers.take(4 * KIB);
+        drop(take(&mut *emptied));
+        drop((grown, emptied));
+        assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn threads_take_and_give_back_without_losing_count() {
+        let buffers = PayloadBuffers::new(256 * KIB);
+        std::thread::scope(|scope| {
+            let (send, receive) = std::sync::mpsc::sync_channel::<Bytes>(64);
+            let buffers = &buffers;
+            scope.spawn(move || {
+                for round in 0..20_000_u32 {
+                    let length = CLASS_BYTES_MIN << (round % 3);
+                    let mut buffer = buffers.take(length);
+                    buffer.resize(length, round as u8);
+                    send.send(buffer.into_bytes()).unwrap();
+                }
+            });
+            scope.spawn(move || {
+                for (round, bytes) in (0_u32..).zip(receive) {
+                    assert!(bytes.iter().all(|byte| *byte == round as u8), "used by two");
+                    if round % 1000 == 0 {
+                        buffers.trim();
+                    }
+                }
+            });
+        });
+        for _ in 0..2 {
+            buffers.trim();
+        }
+        assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (0, 0));
+    }
+}
