@@ -431,9 +431,11 @@ impl Log {
             let bytes = generation.log_bytes as f64 / options.generation_bytes_max as f64;
             let extents = generation.extent_count() as f64 / extents_to_freeze(options) as f64;
             let is_idle = inner.shared.overlay.next_frozen().is_none();
+            let fill = inner.fill();
             let mut pressure = inner.pressure.lock();
             let now_ns = SystemClock.now_ns();
             pressure.pace.on_release(now_ns, generation.log_bytes, bytes.max(extents));
+            pressure.pace.on_fill(fill);
             if is_idle {
                 pressure.pace.on_idle();
             }

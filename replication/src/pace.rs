@@ -78,14 +78,21 @@ impl Pace {
             self.rate = ((1.0 - weight) * self.rate + weight * bytes / seconds).max(RATE_MIN);
         }
         self.released_ns = Some(now_ns);
-        self.released_bytes = bytes.max(1.0);
+        let share = share.clamp(0.0, 1.0);
+        self.released_bytes = ((1.0 - share) * self.released_bytes + share * bytes).max(1.0);
         self.rate_seen = self.rate;
     }
 
     /// Destage ran dry: the next release says nothing about how fast it can be.
     pub(crate) fn on_idle(&mut self) {
         self.released_ns = None;
-        self.owed_ns = 0;
+    }
+
+    /// So much of the log is in use after a release. Where it has room, nothing is owed any more.
+    pub(crate) fn on_fill(&mut self, fill: f64) {
+        if fill <= self.mark {
+            self.owed_ns = 0;
+        }
     }
 
     /// Decides on the acknowledgement of an entry that takes `bytes` of the log, with `fill` (0 to 1) of the log in
@@ -270,12 +277,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_owed_is_forgotten_when_destage_has_caught_up() {
+    fn what_was_owed_is_forgotten_once_there_is_room() {
         let mut pace = Pace::new(50, MIB);
         assert!(matches!(pace.admit(4 * MIB, 0.75, || 0), Hold::Close { .. }));
         assert_eq!(pace.admit(64 * MIB, 0.75, || 0), Hold::Wait);
         pace.open();
-        pace.on_idle();
+        pace.on_fill(0.51);
+        assert!(matches!(pace.admit(1, 0.51, || 0), Hold::Close { .. }), "it is owed");
+        pace.open();
+        assert_eq!(pace.admit(64 * MIB, 0.4, || 0), Hold::Go);
+        pace.admit(MIB / 64, 0.51, || 0);
+        pace.on_fill(0.5);
         assert_eq!(pace.admit(1, 0.501, || panic!("nothing is owed")), Hold::Go);
     }
 

@@ -39,6 +39,10 @@ const LEAVE_GRACE: Duration = Duration::from_millis(500);
 
 /// For a process to leave its device. Chosen by hand.
 const STOP_WAIT: Duration = Duration::from_secs(10);
+/// For a device that was taken away to be let go of by those who only look, as udev. Chosen by hand.
+const GONE_WAIT: Duration = Duration::from_secs(1);
+const DISCONNECTED_IN_USE: &str =
+    "its device was disconnected while something used it: unmount that, and attach again";
 /// Between two attempts to reach a server. Chosen by hand.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
@@ -103,10 +107,7 @@ pub async fn serve(
         let (backend, options, is_found) = (backend.clone(), device_options, found.is_some());
         move || match Device::recover(&backend, &options)? {
             Some(device) => Ok(device),
-            None if is_found => Err(Error::new(
-                ErrorKind::Busy,
-                "its device was disconnected while something used it: unmount that, and attach again",
-            )),
+            None if is_found => Err(Error::new(ErrorKind::Busy, DISCONNECTED_IN_USE)),
             None => Device::add(&backend, &options),
         }
     });
@@ -204,15 +205,29 @@ async fn end_noted(target: &Target, attachment: Uuid, path: &Path) -> Result<()>
 /// lock of the target.
 ///
 /// # Errors
-/// Those of the kernel.
+/// `Busy`: one that is over is still in use. Those of the kernel.
 async fn settled(target: &Target) -> Result<Option<Uuid>> {
     let Some(attachment) = find(target)? else { return Ok(None) };
     if Attempt::read(&attempt_path(target)) != Some(Attempt::Over(attachment)) {
         return Ok(Some(attachment));
     }
-    // Whoever ended it has not come to its device.
+    // Whoever ended it has not come to its device, or the device is disconnected and something holds it open: the
+    // kernel keeps its identifier then, by which it would be taken for the next one.
     let identifier = identifier_of(target, attachment);
-    blocking(move || kernel::delete(&identifier).map(drop)).await?;
+    let is_gone = blocking(move || {
+        kernel::delete(&identifier)?;
+        let until = Instant::now() + GONE_WAIT;
+        loop {
+            let is_gone = kernel::find(&identifier)?.is_none();
+            if is_gone || Instant::now() >= until {
+                return Ok(is_gone);
+            }
+            std::thread::sleep(GONE_WAIT / 50);
+        }
+    });
+    if !is_gone.await? {
+        return Err(Error::new(ErrorKind::Busy, DISCONNECTED_IN_USE));
+    }
     unlink(target);
     Ok(None)
 }
@@ -376,10 +391,19 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         let served = stop_serving(&asked)?;
+        if find(&asked)? != Some(attachment) {
+            return Ok(served); // it went by itself meanwhile
+        }
         // Before: who dies in between leaves a device that the next attachment takes away.
         let path = attempt_path(&asked);
         Attempt::Over(attachment).write(&path)?;
-        kernel::delete(&identifier).inspect_err(|_| forget(&path))?;
+        kernel::delete(&identifier).inspect_err(|error| {
+            // Where nobody knows what became of it, its end is told all the same.
+            let is_there = matches!(kernel::find(&identifier), Ok(Some(_)));
+            if is_there && error.kind() != ErrorKind::Unavailable {
+                forget(&path);
+            }
+        })?;
         Ok(served)
     })
     .await?;
