@@ -7,12 +7,16 @@ use block::seal::KEY_BYTES;
 use std::future::poll_fn;
 use std::task::Poll;
 
+/// At the rate that is assumed first, with nine tenths of the log in use, that is some 90 ms: far more than what a busy
+/// machine's pauses count for.
+const HELD_BYTES: usize = 3 << 20;
+
 fn open(dir: &Path, planted: Planted) -> Log {
     let identity = LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16] };
     let options = LogOptions {
-        ring_bytes: 8 << 20,
-        file_bytes: 1 << 20,
-        generation_bytes_max: 1 << 20,
+        ring_bytes: 64 << 20,
+        file_bytes: 8 << 20,
+        generation_bytes_max: 8 << 20,
         ..LogOptions::default()
     };
     let with = (identity, PoolKey::new([3; KEY_BYTES]));
@@ -35,13 +39,13 @@ fn append(log: &Log, payload_bytes: usize) -> impl Future<Output = Result<Lsn>> 
 async fn others_go_on(planted: Planted) -> bool {
     let dir = tempfile::tempdir().unwrap();
     let log = open(dir.path(), planted);
-    while log.inner.fill() < 0.75 {
-        append(&log, 64 << 10).await.unwrap();
+    while log.inner.fill() < 0.9 {
+        append(&log, 1 << 20).await.unwrap();
     }
-    let mut held = Box::pin(append(&log, 256 << 10));
+    let mut held = Box::pin(append(&log, HELD_BYTES));
     poll_fn(|context| {
         let is_answered = held.as_mut().poll(context).is_ready();
-        assert!(!is_answered, "a quarter of a MiB is answered at once");
+        assert!(!is_answered, "it is not held back");
         if log.inner.pressure.lock().pace.is_closed() {
             return Poll::Ready(());
         }
@@ -69,15 +73,15 @@ async fn who_does_not_take_its_answer_holds_nobody_else_back() {
 async fn the_end_of_the_runtime_opens_the_gate() {
     let dir = tempfile::tempdir().unwrap();
     let log = open(dir.path(), Planted::default());
-    while log.inner.fill() < 0.75 {
-        append(&log, 64 << 10).await.unwrap();
+    while log.inner.fill() < 0.9 {
+        append(&log, 1 << 20).await.unwrap();
     }
     let log = std::thread::spawn(move || {
         let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         other.block_on(async {
-            let mut held = Box::pin(append(&log, 256 << 10));
+            let mut held = Box::pin(append(&log, HELD_BYTES));
             poll_fn(|context| {
-                let _ = held.as_mut().poll(context);
+                assert!(held.as_mut().poll(context).is_pending(), "it is not held back");
                 context.waker().wake_by_ref();
                 if log.inner.pressure.lock().pace.is_closed() {
                     Poll::Ready(())
