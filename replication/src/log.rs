@@ -6,15 +6,16 @@
 //!   mark that its holder looks at after letting go.
 //! - The log thread ticks a few times a second and does what no task stayed for.
 
+mod pressure;
 mod sides;
 
+use self::pressure::{Pressure, hold_back};
 pub use self::sides::{ObsoleteSides, SideChange, SidePart};
 
 use crate::core::{self, Core, FileState, extents_to_freeze};
 use crate::disk_file::FileDisk;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait, payload_bytes_max};
 use crate::overlay::{Generation, Overlay};
-use crate::pace::{Hold, Pace};
 use crate::planted::Planted;
 use crate::recovery::{self, OpenArgs, Recovery};
 use crate::resident::LogResident;
@@ -33,7 +34,6 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
 
 /// Time between two ticks of the log thread. Chosen by hand: it bounds the age of what no flush
 /// covers to a second.
@@ -67,14 +67,6 @@ struct Inner {
     is_stopping: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_handle: std::sync::OnceLock<Thread>,
-}
-
-/// What holds acknowledgements back.
-struct Pressure {
-    pace: Pace,
-    /// One for each time that it is closed, without permits: who waits is let go when it ends, whether it came
-    /// before that or after.
-    gate: Arc<Semaphore>,
 }
 
 /// The write log of a pool. Clones are handles to the same log.
@@ -244,10 +236,7 @@ impl Log {
             shared,
             reader: disk.reader(),
             driver: Mutex::new(Some(Driver { core, disk })),
-            pressure: Arc::new(Mutex::new(Pressure {
-                pace: Pace::new(options.slow_from_percent, options.generation_bytes_max),
-                gate: Arc::new(Semaphore::new(0)),
-            })),
+            pressure: Pressure::new(&options),
             planted,
             key,
             dir: dir.to_owned(),
@@ -509,52 +498,6 @@ impl Log {
     /// `Io` when the log has failed, now or before.
     pub fn close(self) -> Result<()> {
         self.inner.close()
-    }
-}
-
-/// Holds back an acknowledgement as [`Pace`] says.
-async fn hold_back(inner: &Arc<Inner>, bytes: u64) {
-    let fill = inner.fill();
-    if fill * 100.0 < f64::from(inner.options.slow_from_percent) {
-        return;
-    }
-    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-    let (hold, gate) = {
-        let mut pressure = inner.pressure.lock();
-        let hold = pressure.pace.admit(bytes, fill, || SystemClock.now_ns());
-        match hold {
-            Hold::Go => return,
-            Hold::Wait => {}
-            Hold::Close { .. } => pressure.gate = Arc::new(Semaphore::new(0)),
-        }
-        (hold, pressure.gate.clone())
-    };
-    match hold {
-        Hold::Go | Hold::Wait => {}
-        // Not by whoever waits: a client that takes no answers must not keep the gate closed for others.
-        Hold::Close { delay_ns } => {
-            let gate = ClosedGate(inner.pressure.clone(), gate.clone());
-            if inner.planted.gate_by_waiter {
-                tokio::time::sleep(Duration::from_nanos(delay_ns)).await;
-                return drop(gate);
-            }
-            runtime.spawn(async move {
-                tokio::time::sleep(Duration::from_nanos(delay_ns)).await;
-                drop(gate);
-            });
-        }
-    }
-    let opened = gate.acquire().await;
-    debug_assert!(opened.is_err(), "nobody gives permits");
-}
-
-/// Opens when it is dropped, also by the end of the runtime. It does not keep the log.
-struct ClosedGate(Arc<Mutex<Pressure>>, Arc<Semaphore>);
-
-impl Drop for ClosedGate {
-    fn drop(&mut self) {
-        self.0.lock().pace.open();
-        self.1.close();
     }
 }
 
