@@ -70,6 +70,8 @@ pub(crate) struct Planted {
     pub(crate) swept_without_clones: bool,
     /// Duplicates are found in segments that are damaged, or in the copy only.
     pub(crate) bad_reused: bool,
+    /// A pack of the cache file names its frames before they are there.
+    pub(crate) directory_first: bool,
     /// Reclaim and destage do not know which segments the other one uses.
     pub(crate) unpinned: bool,
 }
@@ -113,6 +115,7 @@ impl Planted {
             unreferenced_back: has("unreferenced-back"),
             swept_without_clones: has("swept-without-clones"),
             bad_reused: has("bad-reused"),
+            directory_first: has("directory-first"),
             unpinned: has("dedup-unpinned"),
         }
     }

@@ -29,6 +29,9 @@ pub struct CacheFile {
     is_read_direct: bool,
     /// The header was ours: what is in the regions may be used.
     is_kept: bool,
+    /// Bytes that still arrive before the process is killed.
+    #[cfg(test)]
+    killed_after_bytes: std::sync::atomic::AtomicU64,
 }
 
 impl CacheFile {
@@ -58,7 +61,31 @@ impl CacheFile {
         }
         let direct = open_direct(&path);
         let is_read_direct = options.io == CacheIo::Direct && direct.is_some();
-        Ok(CacheFile { buffered, direct, is_read_direct, is_kept })
+        Ok(CacheFile {
+            buffered,
+            direct,
+            is_read_direct,
+            is_kept,
+            #[cfg(test)]
+            killed_after_bytes: u64::MAX.into(),
+        })
+    }
+
+    /// From here on only so many bytes arrive, whole blocks of them: a kernel stops the write of
+    /// a process that is killed between two pages.
+    #[cfg(test)]
+    pub fn kill_after(&self, bytes: u64) {
+        self.killed_after_bytes.store(bytes, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
+    fn arrives<'a>(&self, aligned: &'a [u8]) -> &'a [u8] {
+        use std::sync::atomic::Ordering::Relaxed;
+        let left = self.killed_after_bytes.load(Relaxed);
+        let count = left.min(aligned.len() as u64) / ALIGN as u64 * ALIGN as u64;
+        let is_killed = count < aligned.len() as u64;
+        self.killed_after_bytes.store(if is_killed { 0 } else { left - count }, Relaxed);
+        &aligned[..count as usize]
     }
 
     /// The file had regions of this cache when it was opened.
@@ -104,6 +131,8 @@ impl CacheFile {
     /// # Errors
     /// Of the file system.
     pub fn write(&self, aligned: &[u8], offset: u64) -> io::Result<()> {
+        #[cfg(test)]
+        let aligned = self.arrives(aligned);
         match &self.direct {
             Some(direct) => direct.write_all_at(aligned, offset),
             None => self.buffered.write_all_at(aligned, offset),

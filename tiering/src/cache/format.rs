@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! - Decoders take any bytes, never panic, and allocate at most what [`PACK_BYTES_MAX`] can hold.
-//! - A pack that was cut short by a crash may have a good directory over bad frames: frames are
-//!   verified by who reads them, here as everywhere.
+//! - After a loss of power a good directory may stand over bad frames: frames are verified by who
+//!   reads them, here as everywhere.
 #![cfg_attr(
     not(test),
     deny(

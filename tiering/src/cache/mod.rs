@@ -24,6 +24,7 @@ mod tests;
 pub use file::AlignedBuffer;
 pub use index::key_of;
 
+use crate::planted::Planted;
 use crate::segment::{FrameAt, SegmentId, SegmentInfo};
 use bytes::Bytes;
 use file::CacheFile;
@@ -194,6 +195,10 @@ impl FrameCache {
     /// # Errors
     /// Of the file system, or `InvalidInput` when the budget is below 4 MiB: go on without it.
     pub fn open(options: &CacheOptions, pool: [u8; 16]) -> io::Result<Self> {
+        Self::open_planted(options, pool, Planted::from_environment())
+    }
+
+    fn open_planted(options: &CacheOptions, pool: [u8; 16], planted: Planted) -> io::Result<Self> {
         let region_bytes =
             (options.bytes / REGION_COUNT_MIN / ALIGN as u64 * ALIGN as u64).min(REGION_BYTES_MAX);
         if region_bytes < REGION_BYTES_MIN {
@@ -213,7 +218,7 @@ impl FrameCache {
             counters: Counters::default(),
         });
         let (queue, work) = mpsc::sync_channel(QUEUE_COUNT_MAX);
-        let writer = writer::Writer::new(shared.clone());
+        let writer = writer::Writer::new(shared.clone(), planted);
         let thread = std::thread::Builder::new()
             .name("cache-writer".into())
             .spawn(move || writer.run(&work))?;

@@ -144,6 +144,56 @@ async fn it_survives_a_restart_and_a_kill() {
     }
 }
 
+/// How many frames are found after a kill in the middle of a write that are not what was stored.
+async fn bad_count_after_a_kill(seed: u64, planted: Planted) -> usize {
+    let mut rng = Rng::new(seed);
+    let dir = tempfile::tempdir().unwrap();
+    let mut segments = Vec::new();
+    let options = options(dir.path(), 8 * MIB);
+    let cache = FrameCache::open_planted(&options, POOL, planted).unwrap();
+    // Often more than it holds, so that other frames lie where those that come next will.
+    let segment_count = rng.below(30) + 1;
+    let last = rng.below(segment_count);
+    for n in 0..segment_count {
+        if n == last {
+            cache.shared.file.kill_after(rng.below(2 * MIB));
+        }
+        let (info, object, frames) = segment(&mut rng, 100);
+        if rng.below(2) == 0 {
+            cache.insert_segment(&info, object.clone());
+        } else {
+            for &at in &frames {
+                cache.insert(&info.id, at, Bytes::copy_from_slice(stored(&object, at)));
+            }
+        }
+        cache.flush().await;
+        segments.push((info, object, frames));
+    }
+    cache.close().await;
+    drop(cache);
+    let cache = FrameCache::open(&options, POOL).unwrap();
+    cache.flush().await;
+    let is_bad = |(info, object, at): &(SegmentInfo, Bytes, FrameAt)| {
+        get(&cache, info, *at).is_some_and(|bytes| bytes != stored(object, *at))
+    };
+    let frames = segments.iter().flat_map(|(info, object, frames)| {
+        frames.iter().map(|&at| (info.clone(), object.clone(), at))
+    });
+    frames.filter(is_bad).count()
+}
+
+#[tokio::test]
+async fn a_kill_in_the_middle_of_a_write_leaves_nothing_that_is_not_whole() {
+    let planted = Planted { directory_first: true, ..Planted::default() };
+    let mut planted_count = 0;
+    for seed in seeds(30) {
+        let bad_count = bad_count_after_a_kill(seed, Planted::default()).await;
+        assert_eq!(bad_count, 0, "SEED={seed}");
+        planted_count += bad_count_after_a_kill(seed, planted).await;
+    }
+    assert!(planted_count > 0, "a pack that is named before it is there goes unnoticed");
+}
+
 #[tokio::test]
 async fn files_are_private_and_those_of_another_pool_or_size_are_discarded() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,11 +4,15 @@
 //! - It alone writes the file, and it alone knows which region is open, full or free.
 //! - A region's lap is set to 0 before its first byte is overwritten, and frames are in the index
 //!   only while their bytes are in the file.
+//! - A pack is named after its frames are written, and what a region held before is unnamed before
+//!   the first of them is: a process that is killed in the middle of a write leaves nothing that is
+//!   not whole.
 //! - A frame leaves the waiting room only after it is in the index, so a reader misses neither.
 
 use super::file::AlignedBuffer;
 use super::format::{self, ALIGN, PACK_BYTES_MAX, PACK_HEADER_BYTES, PackEntry, PackHeader};
 use super::{Shared, Work};
+use crate::planted::Planted;
 use crate::segment::SegmentId;
 use crate::segment::read::walk_frames;
 use bytes::Bytes;
@@ -49,10 +53,11 @@ pub(super) struct Writer {
     is_reserved: Vec<bool>,
     sequence_next: u64,
     buffer: AlignedBuffer,
+    planted: Planted,
 }
 
 impl Writer {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, planted: Planted) -> Self {
         let region_count = shared.sequences.len();
         Writer {
             shared,
@@ -63,6 +68,7 @@ impl Writer {
             is_reserved: vec![false; region_count],
             sequence_next: 1,
             buffer: AlignedBuffer::default(),
+            planted,
         }
     }
 
@@ -217,9 +223,21 @@ impl Writer {
         let sequence = self.sequence_next;
         self.sequence_next += 1;
         self.filled_bytes[region] = 0;
+        self.unname(region)?;
         self.shared.sequences[region].store(sequence, Ordering::Release);
         self.open = Some(OpenRegion { region, sequence, filled_bytes: 0 });
         self.reinsert(&survivors)
+    }
+
+    /// No start finds the packs of a region any more: their frames are about to be written over.
+    fn unname(&mut self, region: usize) -> io::Result<()> {
+        if self.planted.directory_first {
+            return Ok(());
+        }
+        let start = self.start_of(region);
+        let block = self.buffer.room(ALIGN);
+        block.fill(0);
+        self.shared.file.write(block, start)
     }
 
     fn reserve(&mut self, region: usize) -> io::Result<()> {
@@ -304,7 +322,18 @@ impl Writer {
             rest = behind;
         }
         rest.fill(0);
-        self.shared.file.write(buffer, start)?;
+        // The block that names the frames comes last: of a write that a kill interrupts, the
+        // beginning is there.
+        let (first, behind) = buffer.split_at(ALIGN);
+        if self.planted.directory_first {
+            self.shared.file.write(first, start)?;
+        }
+        if !behind.is_empty() {
+            self.shared.file.write(behind, start + ALIGN as u64)?;
+        }
+        if !self.planted.directory_first {
+            self.shared.file.write(first, start)?;
+        }
         let open = self.open.as_mut().expect("a region is open");
         open.filled_bytes += pack_bytes as u64;
         self.filled_bytes[open.region] = open.filled_bytes;
