@@ -389,6 +389,9 @@ impl Core {
 
     /// Makes the oldest batches visible and answered, as far as they are written without a gap.
     fn retire(&mut self, shared: &Shared) -> bool {
+        if shared.is_failed() {
+            return false; // what was reaped with the failure is not answered
+        }
         let mut is_any = false;
         while self.in_flight.front().is_some_and(|b| b.is_written) {
             let batch = self.in_flight.pop_front().expect("just seen");

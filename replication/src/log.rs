@@ -298,6 +298,8 @@ impl Log {
             guard.is_answered = true;
             reached?;
             hold_back(&guard.inner, bytes).await;
+            // It may have failed while this waited: nothing is answered from there on.
+            guard.inner.shared.check_unfailed()?;
             Ok(lsn)
         }
     }

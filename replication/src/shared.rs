@@ -87,6 +87,8 @@ pub(crate) struct Shared {
     /// Somebody changed something that the core has not seen.
     pub(crate) is_dirty: AtomicBool,
     failure: OnceLock<Error>,
+    /// The failure is an orderly end.
+    is_finished: AtomicBool,
     /// Log position: bytes written over all laps, with what was skipped at the ends of files.
     pub(crate) position: AtomicU64,
     /// Log position up to which everything is destaged.
@@ -141,6 +143,7 @@ impl Shared {
             is_flush_expected: AtomicBool::new(false),
             is_dirty: AtomicBool::new(true),
             failure: OnceLock::new(),
+            is_finished: AtomicBool::new(false),
             position: AtomicU64::new(position),
             released_position: AtomicU64::new(0),
             counters: Counters::default(),
@@ -315,6 +318,11 @@ impl Shared {
         self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
+    /// As [`Shared::check`]; an orderly end is no failure: what has come to the log by then is there.
+    pub(crate) fn check_unfailed(&self) -> Result<()> {
+        if self.is_finished.load(Ordering::Acquire) { Ok(()) } else { self.check() }
+    }
+
     pub(crate) fn is_failed(&self) -> bool {
         self.failure.get().is_some()
     }
@@ -345,6 +353,9 @@ impl Shared {
 
     /// As [`Shared::fail`], for an orderly end.
     pub(crate) fn finish(&self, error: Error) {
+        if self.failure.get().is_none() {
+            self.is_finished.store(true, Ordering::Release);
+        }
         if self.failure.set(error).is_ok() {
             self.queue.lock().pending.clear();
             self.room.close();

@@ -35,14 +35,12 @@ fn append(log: &Log, payload_bytes: usize) -> impl Future<Output = Result<Lsn>> 
     log.append(entry, Wait::Written)
 }
 
-/// Whether others get their answers while somebody who is held back never looks for its own.
-async fn others_go_on(planted: Planted) -> bool {
-    let dir = tempfile::tempdir().unwrap();
-    let log = open(dir.path(), planted);
+/// An entry whose acknowledgement is held back, by a log that was filled.
+async fn held_back(log: &Log) -> Pin<Box<impl Future<Output = Result<Lsn>> + use<>>> {
     while log.inner.fill() < 0.9 {
-        append(&log, 1 << 20).await.unwrap();
+        append(log, 1 << 20).await.unwrap();
     }
-    let mut held = Box::pin(append(&log, HELD_BYTES));
+    let mut held = Box::pin(append(log, HELD_BYTES));
     poll_fn(|context| {
         let is_answered = held.as_mut().poll(context).is_ready();
         assert!(!is_answered, "it is not held back");
@@ -53,6 +51,14 @@ async fn others_go_on(planted: Planted) -> bool {
         Poll::Pending
     })
     .await;
+    held
+}
+
+/// Whether others get their answers while somebody who is held back never looks for its own.
+async fn others_go_on(planted: Planted) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let log = open(dir.path(), planted);
+    let _held = held_back(&log).await;
     let others = async {
         for _ in 0..4 {
             append(&log, 64 << 10).await.unwrap();
@@ -97,4 +103,24 @@ async fn the_end_of_the_runtime_opens_the_gate() {
     .join()
     .unwrap();
     assert!(!log.inner.pressure.lock().pace.is_closed(), "who would open it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_held_back_is_not_answered_once_the_log_has_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = open(dir.path(), Planted::default());
+    let held = held_back(&log).await;
+    log.fail(Error::new(ErrorKind::Fenced, "another epoch"));
+    assert_eq!(held.await.unwrap_err().kind(), ErrorKind::Fenced);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_held_back_is_answered_though_the_log_ends_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = open(dir.path(), Planted::default());
+    let held = held_back(&log).await;
+    let closed = log.clone();
+    tokio::task::spawn_blocking(move || closed.close()).await.unwrap().unwrap();
+    let lsn = held.await.unwrap();
+    assert!(lsn > Lsn::NONE && log.status().durable_lsn >= lsn);
 }
