@@ -14,6 +14,10 @@ use crate::error::Result;
 use bytes::Bytes;
 use std::future::Future;
 
+/// A device keeps the memory of a payload up to so many bytes as it is handed over, and copies a longer one:
+/// front ends hand long writes over in parts. Chosen by hand: an entry of the write log.
+pub const PAYLOAD_BYTES_KEPT: u32 = 128 << 10;
+
 /// What a front end tells its client. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -75,7 +79,7 @@ pub trait BlockDevice: Send + Sync + 'static {
     }
 
     /// Writes `payload` at `offset`. The device keeps a reference to `payload` until it is
-    /// destaged. `Full` past the end of the volume.
+    /// destaged, unless it is longer than [`PAYLOAD_BYTES_KEPT`]. `Full` past the end of the volume.
     fn write(
         &self,
         offset: u64,

@@ -7,7 +7,7 @@
 //! - At most `request_count_max` requests run; nothing is read from the socket beyond that, nor
 //!   while too many reply bytes wait. Payload memory is reserved before it is allocated; what
 //!   needs no reservation (headers, messages, extents) is bounded a connection.
-//! - A write that is larger than [`PIECE_BYTES`] reaches the device in pieces as they arrive, so a
+//! - A write that is larger than `PIECE_BYTES` reaches the device in pieces as they arrive, so a
 //!   client that stalls in the middle of one holds one piece, not all of it.
 //! - After DISC, end of file or stop no request is started; those that run are answered first.
 //! - With several connections of a device of the kernel, what was received starts only when no other of
@@ -21,6 +21,7 @@ use crate::request::{Rules, Verdict, Work, judge_status_query};
 use crate::server::stopped;
 use crate::stream::{Inbox, Stream};
 use crate::wire::{self, RequestHeader};
+use block::device::PAYLOAD_BYTES_KEPT;
 use block::{AllocationExtent, BlockDevice, Limits, PayloadBuffer, Result, WriteFlags};
 use bytes::BufMut;
 use futures::StreamExt;
@@ -41,9 +42,11 @@ mod replies;
 
 /// Requests read by one system call. Chosen by hand: 31 writes of 4 KiB.
 const INBOX_BYTES: usize = 128 << 10;
-/// Largest part of a write that is one call of the device. Chosen by hand: the largest request
-/// that ordinary clients send.
-pub const PIECE_BYTES: u32 = 1 << 20;
+/// Largest part of a write that is one call of the device: what that keeps without a copy.
+const PIECE_BYTES: u32 = PAYLOAD_BYTES_KEPT;
+/// Pieces but the first begin at multiples of so many bytes of the volume: the device would have to read
+/// where one ends inside its smallest unit.
+const PIECE_ALIGN_BYTES: u32 = 4096;
 /// Largest part of a read that is one call of the device, where the reply may come in parts. Chosen by
 /// hand: whoever scans a volume delays others of its thread by 50 us of copying; a smaller one costs
 /// the scan a fifth of its rate.
@@ -419,7 +422,7 @@ impl<D: BlockDevice> Session<D> {
             Work::Nothing => self.answer_done(ticket),
             Work::Disconnect => self.receiving = Receiving::Ended,
             Work::Write { offset, length, flags } => {
-                let ticket = self.split_if(length > PIECE_BYTES, ticket);
+                let ticket = self.split_if(length > piece_at(offset), ticket);
                 let incoming = Incoming { ticket, offset, remaining: length, flags, piece: None };
                 self.receiving = Receiving::Write(incoming);
             }
@@ -497,7 +500,7 @@ impl<D: BlockDevice> Session<D> {
         let (bytes, wanted, _) = match &mut incoming.piece {
             Some(piece) => piece,
             None => {
-                let length = incoming.remaining.min(PIECE_BYTES);
+                let length = incoming.remaining.min(piece_at(incoming.offset));
                 let Poll::Ready(reservation) = self.allotment.poll_reserve(cx, length) else {
                     return Flow::Blocked;
                 };
@@ -675,6 +678,12 @@ async fn perform<D: BlockDevice>(device: &D, work: Work) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// The longest piece of a write that begins at `offset`.
+fn piece_at(offset: u64) -> u32 {
+    let ragged = offset % u64::from(PIECE_ALIGN_BYTES);
+    PIECE_BYTES - u32::try_from(ragged).expect("less than a piece")
+}
+
 /// Holds the device to its word: never more than was asked for.
 fn clip(extents: &mut Vec<AllocationExtent>, length: u64, extent_count_max: usize) {
     let mut left = length;
@@ -684,4 +693,22 @@ fn clip(extents: &mut Vec<AllocationExtent>, length: u64, extent_count_max: usiz
         left -= extent.length_bytes;
         extent.length_bytes > 0
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_long_write_begin_where_the_device_need_not_read() {
+        for start in [0, 1, 512, 4095, 4096, 131_071, (1 << 40) + 5] {
+            let (mut at, end) = (start, start + 1_000_003);
+            while at < end {
+                let length = (end - at).min(u64::from(piece_at(at)));
+                assert!(length > 0 && length <= u64::from(PAYLOAD_BYTES_KEPT));
+                assert!(at == start || at.is_multiple_of(u64::from(PIECE_ALIGN_BYTES)), "{at}");
+                at += length;
+            }
+        }
+    }
 }

@@ -27,7 +27,7 @@ use tokio::sync::{RwLock, watch};
 /// Payload of one log entry at most: larger requests become several entries.
 /// Chosen by hand: one entry is sealed and read back as a whole, and a read of 4 KiB of it that
 /// has left memory should not cost much more than that.
-const ENTRY_PAYLOAD_BYTES_MAX: usize = 128 << 10;
+const ENTRY_PAYLOAD_BYTES_MAX: usize = block::device::PAYLOAD_BYTES_KEPT as usize;
 
 /// Largest payload of one request, as told to clients. Source: NBD protocol, "Block size
 /// constraints": 32 MiB is what every client may send without asking.
@@ -254,16 +254,22 @@ impl Volume {
         }
     }
 
-    /// Queues entries for whole sectors at once, in order, and waits for all of them.
+    /// Queues entries for whole sectors, at least one, at once and in order, and waits for all of them.
     async fn append_payload(&self, first_sector: u64, payload: Bytes, fua: bool) -> Result<Lsn> {
         // Changes without payload are still taken: they may cover what is damaged.
         self.shared.check_not_refused(self.id)?;
         let wait = self.wait_for(fua);
+        // What is left of one entry would keep the memory of all of them.
+        let is_shared = payload.len() > ENTRY_PAYLOAD_BYTES_MAX;
         let mut rest = payload;
         let mut start_sector = first_sector;
-        let mut queued = Vec::with_capacity(rest.len().div_ceil(ENTRY_PAYLOAD_BYTES_MAX));
-        while !rest.is_empty() {
-            let part = rest.split_to(rest.len().min(ENTRY_PAYLOAD_BYTES_MAX));
+        let mut queue = |rest: &mut Bytes| {
+            let mut part = rest.split_to(rest.len().min(ENTRY_PAYLOAD_BYTES_MAX));
+            if is_shared {
+                let mut own = self.payload(part.len());
+                own.extend_from_slice(&part);
+                part = own.into_bytes();
+            }
             let sector_count = part.len() as u64 / SECTOR_BYTES;
             let entry = NewEntry {
                 volume: self.id,
@@ -272,15 +278,22 @@ impl Volume {
                 sector_count,
                 payload: part,
             };
-            queued.push(self.shared.log.append(entry, wait));
             start_sector += sector_count;
+            self.shared.log.append(entry, wait)
+        };
+        // Most writes are one entry, and cost no list.
+        let first = queue(&mut rest);
+        let mut others = Vec::new();
+        while !rest.is_empty() {
+            others.push(queue(&mut rest));
         }
         if planted().ack_before_submit && wait == Wait::Written {
-            queued.into_iter().for_each(|waiter| drop(tokio::spawn(waiter)));
+            others.push(first);
+            others.into_iter().for_each(|waiter| drop(tokio::spawn(waiter)));
             return Ok(Lsn::NONE);
         }
-        let mut last_lsn = Lsn::NONE;
-        for waiter in queued {
+        let mut last_lsn = first.await?;
+        for waiter in others {
             // A part that found the queue full has its LSN after a later part's.
             last_lsn = last_lsn.max(waiter.await?);
         }

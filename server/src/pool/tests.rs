@@ -132,6 +132,20 @@ async fn segments(store: &InMemory) -> Vec<ObjectPath> {
 
 const NO_FUA: WriteFlags = WriteFlags { fua: false };
 
+#[tokio::test]
+async fn what_is_left_of_a_long_write_keeps_the_memory_of_nothing_else() {
+    let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
+    // Nothing is destaged meanwhile.
+    let pool = open_with(dir.path(), &store, 1, log_options(), Duration::from_secs(3600)).await;
+    pool.create_volume("v", 4 * MIB, Durability::Flush).await.unwrap();
+    let volume = pool.volume("v").unwrap();
+    for length in [MIB as usize, 128 << 10] {
+        let payload = Bytes::from(vec![7; length]);
+        volume.write(0, payload.clone(), WriteFlags::default()).await.unwrap();
+        assert_eq!(payload.is_unique(), length > 128 << 10, "of {length} bytes");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_answered_is_there_after_a_kill_and_after_a_close() {
     let dir = tempfile::tempdir().unwrap();
