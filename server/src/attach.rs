@@ -11,7 +11,7 @@
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
 use crate::chain::random_bytes;
-use crate::claims::{Claim, Claims, ClientInfo};
+use crate::claims::{Claim, Claims, ClientInfo, Unattached};
 use crate::glue::exports::{Attachment, PoolExports};
 use crate::manifest::NodeDir;
 use crate::pool::Pool;
@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 
 mod kernel;
@@ -45,8 +45,6 @@ pub(crate) const FREE_OFFLINE: &str = "remove devices that no daemon is to serve
 /// Time that requests in flight have at an orderly stop; what is not answered then, the next daemon
 /// gets again.
 const LEAVE_GRACE: Duration = Duration::from_secs(5);
-/// Parts into which the memory for payloads of ublk devices is cut: so many queues at most.
-const QUEUE_COUNT_MAX: u64 = 8;
 
 /// An attached volume, as the admin sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +66,15 @@ pub struct AttachmentInfo {
     pub write_count: u64,
     /// Requests since this daemon serves it.
     pub flush_count: u64,
+    /// Requests since this daemon serves it, those to write zeroes included where the driver counts them so.
+    #[serde(default)]
+    pub discard_count: u64,
+    /// Payloads since this daemon serves it.
+    #[serde(default)]
+    pub read_bytes: u64,
+    /// Payloads since this daemon serves it, of requests that failed too.
+    #[serde(default)]
+    pub written_bytes: u64,
     /// Requests that failed.
     pub failure_count: u64,
     /// Why it is not served.
@@ -108,6 +115,7 @@ pub struct Attachments {
     server: Server<PoolExports>,
     epoch: Epoch,
     payload_bytes_max: u64,
+    memory: Arc<ublk::Memory>,
     /// Absent once the daemon stops: the list on disk is the next daemon's then.
     live: Mutex<Option<BTreeMap<u32, Live>>>,
 }
@@ -145,6 +153,7 @@ impl Attachments {
             server,
             epoch,
             payload_bytes_max,
+            memory: ublk::Memory::new(payload_bytes_max),
             live: Mutex::new(Some(live.collect())),
         })
     }
@@ -218,6 +227,7 @@ impl Attachments {
         };
         let name = volume.record().name;
         let claim = self.claims.attach(record.volume, &name, record.options.is_shared)?;
+        let sizes = volume.size_changes(); // from before the kernel is told one
         let (parts, known) = (self.parts(&volume), record.clone());
         let recovered = blocking(move || Device::recover(&parts, &known)).await?;
         let is_stepped_back = volume.record().is_stepped_back;
@@ -235,7 +245,7 @@ impl Attachments {
             }
         };
         tracing::info!(volume = name, device = %device.path().display(), "attached");
-        Ok(Some((record, self.serve(&volume, device, claim))))
+        Ok(Some((record, self.serve(&volume, sizes, device, claim))))
     }
 
     /// Attaches a volume.
@@ -278,9 +288,10 @@ impl Attachments {
         let mut records: Vec<Record> = live.values().map(|live| live.record.clone()).collect();
         records.push(record.clone());
         write(&self.path, records)?;
+        let sizes = volume.size_changes(); // from before the kernel is told one
         match self.add(&volume, &mut record).await {
             Ok(device) => {
-                let served = self.serve(&volume, device, claim);
+                let served = self.serve(&volume, sizes, device, claim);
                 live.insert(id, Live { record, state: State::Served(served) });
                 Ok(self.info(&live[&id]).await)
             }
@@ -308,11 +319,16 @@ impl Attachments {
         Ok(device)
     }
 
-    fn serve(&self, volume: &Arc<Volume>, device: Device, claim: Claim) -> Served {
+    fn serve(
+        &self,
+        volume: &Arc<Volume>,
+        mut sizes: watch::Receiver<u64>,
+        device: Device,
+        claim: Claim,
+    ) -> Served {
         let name = volume.record().name;
         self.link(&name, &device.path());
         let device = Arc::new(SyncMutex::new(Some(device)));
-        let mut sizes = volume.size_changes();
         let resized = device.clone();
         let resizes = tokio::spawn(async move {
             while sizes.changed().await.is_ok() {
@@ -513,6 +529,14 @@ impl Attachments {
         self.claims.list(|volume| self.name_of(volume))
     }
 
+    /// Keeps a volume from being attached for as long as what is returned lives.
+    ///
+    /// # Errors
+    /// `Busy`: it is attached.
+    pub(crate) fn keep_unattached(&self, volume: VolumeId, name: &str) -> Result<Unattached> {
+        self.claims.keep_unattached(volume.0, name)
+    }
+
     /// To whom a volume is attached, for people: the link of its device, or its clients.
     ///
     /// # Errors
@@ -618,6 +642,9 @@ impl Attachments {
             read_count: 0,
             write_count: 0,
             flush_count: 0,
+            discard_count: 0,
+            read_bytes: 0,
+            written_bytes: 0,
             failure_count: 0,
             failure: None,
         };
@@ -642,6 +669,9 @@ impl Attachments {
                     info.read_count = statistics.read_count;
                     info.write_count = statistics.write_count;
                     info.flush_count = statistics.flush_count;
+                    info.discard_count = statistics.discard_count;
+                    info.read_bytes = statistics.read_bytes;
+                    info.written_bytes = statistics.written_bytes;
                     info.failure_count = statistics.failure_count;
                 }
             }
@@ -654,7 +684,7 @@ impl Attachments {
             shown: Arc::new(Attachment::local(volume.clone())),
             name: volume.record().name,
             server: self.server.clone(),
-            queue_bytes_max: self.payload_bytes_max / QUEUE_COUNT_MAX,
+            memory: self.memory.clone(),
         }
     }
 
@@ -665,14 +695,13 @@ impl Attachments {
         let all = live.values().map(|live| &live.record.options).chain([options]);
         let of_ublk = all.filter(|options| options.driver == Driver::Ublk);
         let queues: u64 = of_ublk.map(|options| u64::from(options.queue_count)).sum();
-        let queue_bytes = self.payload_bytes_max / QUEUE_COUNT_MAX;
-        if queue_bytes >= u64::from(IO_BYTES_MAX) && queues <= QUEUE_COUNT_MAX {
+        let needed_bytes = queues * ublk::own_bytes(IO_BYTES_MAX);
+        if needed_bytes <= self.payload_bytes_max {
             return Ok(());
         }
         let what = format!(
-            "attach: {queues} queues of devices need {} bytes of memory for requests, and the budget has \
-             {} for at most {QUEUE_COUNT_MAX} queues; raise `memory`, or attach with fewer queues",
-            queues * u64::from(IO_BYTES_MAX),
+            "attach: {queues} queues of devices need {needed_bytes} bytes of memory for requests, and the \
+             budget has {}; raise `memory`, or attach with fewer queues",
             self.payload_bytes_max
         );
         Err(Error::new(ErrorKind::Full, what))

@@ -64,6 +64,8 @@ struct Users {
     connection_count: u64,
     device: Option<IsShared>,
     holders: Vec<Holder>,
+    /// Changes under way that nobody may be attached during.
+    change_count: u64,
 }
 
 type IsShared = bool;
@@ -147,6 +149,23 @@ impl Claim {
     /// To be passed by every request of a client that has said who it is.
     pub(crate) fn gate(&self) -> Option<&Gate> {
         self.gate.as_ref().map(|(_, _, gate)| &**gate)
+    }
+}
+
+/// Keeps a volume from being attached until it is dropped.
+#[derive(Debug)]
+pub struct Unattached {
+    claims: Arc<Claims>,
+    volume: u32,
+}
+
+impl Drop for Unattached {
+    fn drop(&mut self) {
+        let mut all = self.claims.users.lock();
+        if let Some(users) = all.get_mut(&self.volume) {
+            users.change_count -= 1;
+        }
+        forget_if_unused(&mut all, self.volume);
     }
 }
 
@@ -466,6 +485,28 @@ impl Claims {
         self.quiet(volume, &[]).await
     }
 
+    /// For a change of a volume that an attached one must not see: it may have to wait long for the log.
+    ///
+    /// # Errors
+    /// `Busy`: the volume is attached.
+    pub fn keep_unattached(self: &Arc<Self>, volume: u32, name: &str) -> Result<Unattached> {
+        let mut all = self.users.lock();
+        let users = all.entry(volume).or_default();
+        let allowed = match users.device {
+            None => users.check_holders(name, Some(false)),
+            Some(_) => {
+                let what = format!("change volume {name}: it is attached; detach it first");
+                Err(Error::new(ErrorKind::Busy, what))
+            }
+        };
+        if let Err(error) = allowed {
+            forget_if_unused(&mut all, volume);
+            return Err(error);
+        }
+        users.change_count += 1;
+        Ok(Unattached { claims: self.clone(), volume })
+    }
+
     /// For a device.
     ///
     /// # Errors
@@ -489,7 +530,9 @@ impl Claims {
                 ),
             )),
         };
-        let allowed = allowed.and_then(|()| users.check_holders(name, Some(is_shared)));
+        let allowed = allowed
+            .and_then(|()| users.check_unchanged(name))
+            .and_then(|()| users.check_holders(name, Some(is_shared)));
         if let Err(error) = allowed {
             forget_if_unused(&mut all, volume);
             return Err(error);
@@ -546,6 +589,16 @@ impl Claims {
 }
 
 impl Users {
+    fn check_unchanged(&self, name: &str) -> Result<()> {
+        if self.change_count == 0 {
+            return Ok(());
+        }
+        let what = format!(
+            "attach volume {name}: it is just being made smaller or removed; try again when that is over"
+        );
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+
     /// Whether somebody may come beside the device; `is_shared` as for [`Users::check_holders`].
     fn check_device(&self, name: &str, is_shared: Option<IsShared>) -> Result<()> {
         let why = match self.device {
@@ -586,6 +639,7 @@ impl Users {
                 false => Err(fenced(name)),
             };
         }
+        self.check_unchanged(name)?;
         // Only a machine that was restarted has lost what it had. One that did not hear the answer asks for
         // the same again.
         let is_another = |own: &&Holder| {
@@ -633,7 +687,10 @@ fn attachment_of(request: &ClaimRequest) -> Uuid {
 
 fn forget_if_unused(all: &mut HashMap<u32, Users>, volume: u32) {
     let is_unused = |users: &Users| {
-        users.device.is_none() && users.connection_count == 0 && users.holders.is_empty()
+        users.device.is_none()
+            && users.connection_count == 0
+            && users.holders.is_empty()
+            && users.change_count == 0
     };
     if all.get(&volume).is_some_and(is_unused) {
         all.remove(&volume);

@@ -672,13 +672,15 @@ fn is_uri(target: &str) -> bool {
 
 fn attach_options(args: &args::AttachArgs) -> AttachOptions {
     let is_shared = args.shared;
+    // The same for both drivers: what one was formatted with, the other can use. It is the engine's, and the nbd
+    // driver reports it as the physical block too.
+    let logical_block_bytes = args.logical_block.unwrap_or(4096);
     if args.nbd {
         return AttachOptions {
             driver: Driver::Nbd,
             queue_count: args.connections,
             queue_depth: nbd::kernel::QUEUE_DEPTH,
-            // What this driver reports as the physical block too.
-            logical_block_bytes: args.logical_block.unwrap_or(4096),
+            logical_block_bytes,
             is_shared,
             dead_timeout_seconds: args.dead_timeout.duration().as_secs(),
         };
@@ -688,7 +690,7 @@ fn attach_options(args: &args::AttachArgs) -> AttachOptions {
         driver: Driver::Ublk,
         queue_count: args.queues.unwrap_or(u16::try_from(processors.min(4)).expect("at most 4")),
         queue_depth: args.depth,
-        logical_block_bytes: args.logical_block.unwrap_or(512),
+        logical_block_bytes,
         is_shared,
         dead_timeout_seconds: 0,
     }

@@ -25,7 +25,7 @@ pub(crate) const SETTINGS: &str = "memory = \"640MiB\"\n\
 
 /// Loads, each of which verifies what it wrote.
 const LOADS: &[&[&str]] = &[
-    &["--rw=randwrite", "--bsrange=512-64k", "--iodepth=16"],
+    &["--rw=randwrite", "--bsrange=512-1M", "--iodepth=16"],
     &["--rw=write", "--bs=1M", "--iodepth=4"],
     &["--rw=randwrite", "--bs=4k", "--iodepth=32", "--fsync=16"],
     &["--rw=trimwrite", "--bs=16k", "--iodepth=8"],
@@ -78,7 +78,9 @@ fn a_device_outlives_its_daemon() {
     for seed in seeds(1) {
         let name = "devices::a_device_outlives_its_daemon";
         let time = Duration::from_secs(240 + 20 * kills_wanted());
-        guest::run(name, time, &variables(seed), || outlives(seed, &["--queues", "1"]));
+        guest::run(name, time, &variables(seed), || {
+            outlives(seed, &["--queues", "1", "--logical-block", "512"]);
+        });
     }
 }
 
@@ -117,7 +119,7 @@ fn outlives(seed: u64, options: &[&str]) {
     daemon.announce("the device of a volume keeps its size");
     let device = attach(&daemon, options);
     let place = Place::new();
-    let (mut kills, mut turn, mut size_mib) = (0, 0, 256);
+    let (mut kills, mut stops, mut turn, mut size_mib) = (0, 0, 0, 256);
     while kills < kills_wanted() || turn < LOADS.len() {
         let load = LOADS[turn % LOADS.len()];
         turn += 1;
@@ -142,8 +144,8 @@ fn outlives(seed: u64, options: &[&str]) {
                 break status;
             }
             assert!(
-                begun.elapsed() < LOAD_TIME_MAX + END_TIME_MAX * (kills as u32),
-                "SEED={seed}: fio {load:?} hangs after {kills} ends of the daemon; {}\n{}",
+                begun.elapsed() < LOAD_TIME_MAX + END_TIME_MAX * ((kills + stops) as u32),
+                "SEED={seed}: fio {load:?} hangs after {kills} kills and {stops} stops of the daemon; {}\n{}",
                 daemon.json(&["attach", "list"]),
                 daemon.tail()
             );
@@ -165,7 +167,7 @@ fn outlives(seed: u64, options: &[&str]) {
                     2 | 3 => {
                         daemon.stop();
                         daemon.restart();
-                        kills += 1;
+                        stops += 1;
                     }
                     _ => {
                         daemon.kill();
@@ -185,7 +187,9 @@ fn outlives(seed: u64, options: &[&str]) {
     assert_eq!(listed["attachments"][0]["failure_count"], 0, "{listed}");
     let complaints = daemon.unannounced();
     assert!(complaints.is_empty(), "SEED={seed}: {complaints:#?}");
-    println!("{kills} ends of the daemon, {turn} loads, {size_mib} MiB in the end");
+    println!(
+        "{kills} kills and {stops} stops of the daemon, {turn} loads, {size_mib} MiB in the end"
+    );
     let _ = daemon.json(&["detach", "db"]);
     assert_eq!(size_of(&device), 0, "the device is gone");
     daemon.stop();
@@ -349,7 +353,7 @@ fn bad_moments() {
     assert_eq!((queue("write_cache"), queue("fua")), ("write back".to_owned(), "1".to_owned()));
     assert_eq!(
         (queue("logical_block_size"), queue("physical_block_size")),
-        ("512".into(), "4096".into())
+        ("4096".into(), "4096".into())
     );
     assert_eq!(queue("discard_granularity"), "4096");
     // A link that keeps its name.
@@ -412,6 +416,53 @@ fn bad_moments() {
     assert!(!Path::new(link).exists());
     daemon.stop();
     daemon.fsck();
+}
+
+#[test]
+fn a_read_only_volume_is_a_read_only_device() {
+    needs_root!();
+    let name = "devices::a_read_only_volume_is_a_read_only_device";
+    guest::run(name, Duration::from_secs(120), &[], read_only);
+}
+
+fn read_only() {
+    for driver in [&[][..], &["--nbd"]] {
+        let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
+        daemon.announce("request failed");
+        let set = |is_read_only: bool| {
+            let value = is_read_only.to_string();
+            let _ = daemon.json(&["volume", "set", "db", "--read-only", &value]);
+        };
+        let is_read_only = |device: &str| run("blockdev", &["--getro", device]).trim() == "1";
+        let can_write = |device: &str| {
+            let output_file = format!("of={device}");
+            let block = ["bs=4096", "count=1", "oflag=direct"];
+            let arguments = [&["if=/dev/zero", &output_file][..], &block].concat();
+            output("dd", &arguments).status.success()
+        };
+        set(true);
+        let device = attach(&daemon, driver);
+        assert!(is_read_only(&device) && !can_write(&device), "{driver:?}");
+        assert!(reader(&device).wait().expect("dd ends").success(), "{driver:?}");
+        set(false);
+        assert!(is_read_only(&device), "{driver:?}: the kernel knows what it was told first");
+        let _ = daemon.json(&["detach", "db"]);
+        let device = attach(&daemon, driver);
+        assert!(!is_read_only(&device) && can_write(&device), "{driver:?}");
+        // Its writers get errors from here on.
+        set(true);
+        assert!(!can_write(&device), "{driver:?}");
+        assert!(reader(&device).wait().expect("dd ends").success(), "{driver:?}");
+        set(false);
+        assert!(can_write(&device), "{driver:?}");
+        let listed = daemon.json(&["attach", "list"]);
+        let counted = &listed["attachments"][0];
+        assert_eq!(counted["written_bytes"], 8192, "{driver:?}: {listed}");
+        assert!(counted["failure_count"].as_u64() > Some(0), "{driver:?}: {listed}");
+        let _ = daemon.json(&["detach", "db"]);
+        daemon.stop();
+        daemon.fsck();
+    }
 }
 
 /// The kernel changes the size of a ublk device, from 6.16 on.
@@ -556,6 +607,7 @@ fn stepped_back() {
 #[test]
 fn a_device_whose_log_is_full_can_be_taken_away() {
     needs_root!();
+    needs!("fio");
     let name = "devices::a_device_whose_log_is_full_can_be_taken_away";
     guest::run(name, Duration::from_secs(240), &[], taken_away);
 }
@@ -576,10 +628,13 @@ fn taken_away() {
         daemon.announce("");
         daemon.restart();
         let device = attach(&daemon, driver);
-        let mut writer = Command::new("dd");
-        writer.args(["if=/dev/urandom", &format!("of={device}"), "bs=1M", "oflag=direct"]);
-        writer.stdin(Stdio::null()).stderr(Stdio::null());
-        let mut writer = dies_with_us(&mut writer).spawn().expect("dd starts");
+        // More at a time than the memory of a queue has room for.
+        let mut writer = Command::new("fio");
+        writer.args(["--name=fill", "--ioengine=libaio", "--direct=1", "--rw=write", "--bs=1M"]);
+        writer.args(["--iodepth=32", "--size=256M", &format!("--filename={device}")]);
+        writer.current_dir(daemon.place().path());
+        writer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut writer = dies_with_us(&mut writer).spawn().expect("fio starts");
         let lsn = || daemon.json(&["status"])["log"]["last_lsn"].as_u64().expect("a number");
         let until = Instant::now() + Duration::from_secs(60);
         let (mut last, mut since) = (0, Instant::now());
@@ -592,13 +647,16 @@ fn taken_away() {
             std::thread::sleep(Duration::from_millis(50));
         }
         assert!(writer.try_wait().expect("look").is_none(), "{driver:?}: the writer waits");
+        // Readers do not wait behind them.
+        let input = format!("if={device}");
+        run("timeout", &["20", "dd", &input, "of=/dev/null", "bs=1M", "count=8", "iflag=direct"]);
         refused(&daemon, &["detach", "db"], "is in use");
         let asked = Instant::now();
         let _ = daemon.json(&["detach", "--force", "db"]);
         let took = asked.elapsed();
         println!("{driver:?}: taken away in {took:?}");
         assert!(took < Duration::from_secs(20), "{driver:?}: a forced detach took {took:?}");
-        assert!(!writer.wait().expect("dd ends").success(), "{driver:?}: its users get errors");
+        assert!(!writer.wait().expect("fio ends").success(), "{driver:?}: its users get errors");
         assert!(!Path::new(&device).exists() || size_of(&device) == 0, "{driver:?}");
         // With room, it is a volume like any other.
         store.resize(400);

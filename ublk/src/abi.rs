@@ -104,6 +104,8 @@ pub(crate) mod request_flag {
 
 /// Result of a fetch whose tag has a request; any other means that none will come.
 pub(crate) const IO_RES_OK: i32 = 0;
+/// Result of a fetch: the device is stopped, or given up. Source: `UBLK_IO_RES_ABORT`, which is `-ENODEV`.
+pub(crate) const IO_RES_ABORT: i32 = -19;
 
 /// Largest number of requests in flight of one queue.
 pub const QUEUE_DEPTH_MAX: u16 = 4096;

@@ -9,6 +9,7 @@
 
 use crate::abi::{Info, feature, state};
 use crate::control::Control;
+use crate::memory::Memory;
 use crate::params::params;
 use crate::queue::{self, Counters, QueueArgs};
 use crate::wakes::Wakes;
@@ -36,7 +37,7 @@ const NODE_WAIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(5);
 
 /// How a device is made. Sizes in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// What the caller wants to know the device by.
     pub cookie: u64,
@@ -48,8 +49,8 @@ pub struct Options {
     pub io_bytes_max: u32,
     /// 512 or 4096.
     pub logical_block_bytes: u32,
-    /// Payloads of a queue in memory at a time; at least one request's.
-    pub payload_bytes_max: u64,
+    /// Where its queues have memory for payloads from: [`crate::own_bytes`] each, and what they borrow.
+    pub memory: Arc<Memory>,
 }
 
 /// What a device has done since it was added or taken over.
@@ -253,7 +254,7 @@ impl Device {
             queue_count: info.queue_count,
             queue_depth: info.queue_depth,
             io_bytes_max: info.io_bytes_max,
-            ..*options
+            ..options.clone()
         };
         let threads = Threads::start(device, &made, &info)?;
         control.end_recovery(number)?;
@@ -375,7 +376,7 @@ impl Threads {
                 queue,
                 depth: info.queue_depth,
                 io_bytes_max: info.io_bytes_max,
-                payload_bytes_max: options.payload_bytes_max,
+                memory: options.memory.clone(),
                 counters: counters.clone(),
                 wakes: wakes.clone(),
                 runtime: tokio::runtime::Handle::current(),

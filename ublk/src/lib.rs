@@ -12,6 +12,7 @@
 //! queue     one thread, one ring: requests   wakes    which of them can go on
 //! params    what the kernel is told (pure)   request  what a request may do (pure)
 //! abi       bytes <-> types (pure)           errno    ErrorKind -> result of a request
+//! memory    for payloads, of all queues (pure)
 //! ```
 #![deny(unsafe_code)]
 
@@ -19,6 +20,7 @@ mod abi;
 mod control;
 mod device;
 mod errno;
+mod memory;
 mod params;
 mod queue;
 mod request;
@@ -26,3 +28,4 @@ mod wakes;
 
 pub use abi::{IO_BYTES_MAX, QUEUE_DEPTH_MAX};
 pub use device::{Device, Options, Statistics, check, delete, find};
+pub use memory::{Memory, own_bytes};

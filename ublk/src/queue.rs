@@ -3,7 +3,8 @@
 //! Invariants:
 //! - Each tag is one task that lives as long as the queue: it fetches, serves and answers in turn, so a
 //!   request costs no task, and tags run side by side on the queue's own thread.
-//! - Payload memory is bounded over the tags of the queue; whoever finds none waits, first come first.
+//! - Payload memory is bounded (`crate::memory`); whoever finds none waits, first come first. Writes may wait
+//!   long, where the device takes no more of them: reads do not wait behind them.
 //! - A request that was taken is answered once, after the device answered. When the queue leaves, what
 //!   it has begun is answered, within the time that it is given, and all else is left to whoever serves
 //!   the device next, who is given it again.
@@ -15,8 +16,10 @@
 
 use crate::abi::{self, Descriptor, IO_DESC_BYTES, io_command};
 use crate::errno;
+use crate::memory::{Memory, Own};
 use crate::request::{Work, judge};
 use crate::wakes::Wakes;
+use block::device::PAYLOAD_BYTES_KEPT;
 use block::{BlockDevice, Error, ErrorKind, PayloadBuffer, Result, WriteFlags, ZeroFlags};
 use bytes::Bytes;
 use io_uring::{IoUring, opcode, squeue, types};
@@ -45,8 +48,6 @@ const GIVEN: u64 = 1 << 17;
 const MEMORY_WAIT: Duration = Duration::from_millis(1);
 /// Payloads up to this size are copied by the ring. Chosen by hand: pages of databases.
 const SMALL_BYTES_MAX: u32 = 16 << 10;
-/// Part of a queue's memory for payloads that buffers of tags have, at most: one in so many.
-const BUFFERS_SHARE: u64 = 4;
 /// The result of a fetch whose copy before it has failed.
 const CANCELED: i32 = -Errno::CANCELED.raw_os_error();
 /// Failed requests of a device that are logged as warnings; the others count, and are for debugging.
@@ -73,7 +74,7 @@ pub(crate) struct QueueArgs<D> {
     pub(crate) queue: u16,
     pub(crate) depth: u16,
     pub(crate) io_bytes_max: u32,
-    pub(crate) payload_bytes_max: u64,
+    pub(crate) memory: Arc<Memory>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) wakes: Arc<Wakes>,
     pub(crate) runtime: tokio::runtime::Handle,
@@ -85,7 +86,9 @@ struct Queue<D> {
     number: u32,
     queue: u16,
     io_bytes_max: u32,
-    payload_bytes_max: u64,
+    memory: Arc<Memory>,
+    /// Held for [`Lane`]s.
+    _own: Own,
     counters: Arc<Counters>,
     wakes: Arc<Wakes>,
     descriptors: Descriptors,
@@ -95,8 +98,18 @@ struct Queue<D> {
     /// Entries for the ring.
     entries: RefCell<Vec<squeue::Entry>>,
     busy_count: Cell<u32>,
-    payload_bytes: Cell<u64>,
-    /// Tags that wait for payload memory.
+    /// With what a fetch has ended first.
+    failed_fetch: Cell<Option<i32>>,
+    reads: Lane,
+    writes: Lane,
+}
+
+/// Memory for the payloads of one kind of requests.
+#[derive(Default)]
+struct Lane {
+    /// Of what the queue has of its own: at most the largest request's.
+    own_bytes: Cell<u64>,
+    /// Tags that wait.
     waiting: RefCell<VecDeque<u16>>,
 }
 
@@ -166,7 +179,8 @@ pub(crate) fn serve<D: BlockDevice>(args: QueueArgs<D>, announce: impl FnOnce(Re
         number: args.number,
         queue: args.queue,
         io_bytes_max: args.io_bytes_max,
-        payload_bytes_max: args.payload_bytes_max.max(u64::from(args.io_bytes_max)),
+        _own: Own::of(&args.memory, args.io_bytes_max),
+        memory: args.memory,
         device: args.device,
         node: args.node.clone(),
         counters: args.counters,
@@ -176,8 +190,9 @@ pub(crate) fn serve<D: BlockDevice>(args: QueueArgs<D>, announce: impl FnOnce(Re
         buffer_bytes: Cell::new(0),
         entries: RefCell::new(Vec::with_capacity(3 * usize::from(depth) + 1)),
         busy_count: Cell::new(0),
-        payload_bytes: Cell::new(0),
-        waiting: RefCell::default(),
+        failed_fetch: Cell::new(None),
+        reads: Lane::default(),
+        writes: Lane::default(),
     };
     announce(Ok(()));
     if let Err(error) = queue.run(ring, depth) {
@@ -220,6 +235,15 @@ impl<D: BlockDevice> Queue<D> {
                         living -= 1;
                     }
                 }
+            }
+            if let Some(result) = self.failed_fetch.get()
+                && result != abi::IO_RES_ABORT
+                && !self.wakes.is_leaving()
+            {
+                // Whoever made this tag's request would wait for ever.
+                let error = std::io::Error::from_raw_os_error(-result);
+                let what = "fetch a ublk request";
+                return Err(Error::with_source(ErrorKind::Io, what, error));
             }
             let is_left = self.wakes.is_leaving()
                 && (self.busy_count.get() == 0 || self.wakes.is_leaving_now());
@@ -305,7 +329,10 @@ impl<D: BlockDevice> Queue<D> {
             let result = self.next(tag, answer).await;
             if result != abi::IO_RES_OK {
                 let failure = self.slot(tag).give_failure.take();
-                let Some(failure) = failure.filter(|_| result == CANCELED) else { return };
+                let Some(failure) = failure.filter(|_| result == CANCELED) else {
+                    self.failed_fetch.set(self.failed_fetch.get().or(Some(result)));
+                    return;
+                };
                 // Its answer went with the copy.
                 self.counters.failures.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(device = self.number, tag, failure, "what was read was not copied");
@@ -374,15 +401,23 @@ impl<D: BlockDevice> Queue<D> {
     /// False: the tags' buffers have all that they may have.
     fn make_room(&self, slot: &mut Slot, bytes: u32) -> bool {
         if slot.buffer.capacity() < bytes as usize {
-            self.buffer_bytes.set(self.buffer_bytes.get() - slot.buffer.capacity() as u64);
+            self.let_go(slot.buffer.capacity());
             slot.buffer = PayloadBuffer::default();
-            if self.buffer_bytes.get() + u64::from(bytes) > self.payload_bytes_max / BUFFERS_SHARE {
+            let buffer = self.device.payload(bytes as usize);
+            let capacity = buffer.capacity() as u64;
+            if !self.memory.borrow(capacity) {
                 return false;
             }
-            slot.buffer = self.device.payload(bytes as usize);
-            self.buffer_bytes.set(self.buffer_bytes.get() + slot.buffer.capacity() as u64);
+            slot.buffer = buffer;
+            self.buffer_bytes.set(self.buffer_bytes.get() + capacity);
         }
         true
+    }
+
+    /// A tag has a buffer no more.
+    fn let_go(&self, capacity: usize) {
+        self.buffer_bytes.set(self.buffer_bytes.get() - capacity as u64);
+        self.memory.give_back(capacity as u64);
     }
 
     /// What kind of request comes next on a tag, by the last one. A flush says nothing of it.
@@ -429,16 +464,14 @@ impl<D: BlockDevice> Queue<D> {
             Work::Read { offset, length } => {
                 counters.reads.fetch_add(1, Ordering::Relaxed);
                 counters.read_bytes.fetch_add(u64::from(length), Ordering::Relaxed);
-                let _room = self.reserve(tag, length).await;
+                let _room = self.reserve(&self.reads, tag, length).await;
                 self.read(tag, offset, length).await
             }
             Work::Write { offset, length, fua } => {
                 counters.writes.fetch_add(1, Ordering::Relaxed);
                 counters.written_bytes.fetch_add(u64::from(length), Ordering::Relaxed);
-                let _room = self.reserve(tag, length).await;
-                // Copied once, into the memory that the device keeps.
-                let payload = self.take(tag, length)?;
-                self.device.write(offset, payload, WriteFlags { fua }).await.map(|()| whole(length))
+                let _room = self.reserve(&self.writes, tag, length).await;
+                self.write(tag, (offset, length), WriteFlags { fua }).await.map(|()| whole(length))
             }
             Work::Flush => {
                 counters.flushes.fetch_add(1, Ordering::Relaxed);
@@ -454,6 +487,25 @@ impl<D: BlockDevice> Queue<D> {
                 self.device.write_zeroes(offset, length, flags).await.map(|()| done)
             }
         }
+    }
+
+    /// Copies each part once, into the memory that the device keeps.
+    async fn write(&self, tag: u16, range: (u64, u32), flags: WriteFlags) -> Result<()> {
+        let (offset, length) = range;
+        if length <= PAYLOAD_BYTES_KEPT {
+            let payload = match self.taken(tag, length) {
+                Some(payload) => payload,
+                None => self.take(tag, 0, length)?,
+            };
+            return self.device.write(offset, payload, flags).await;
+        }
+        let mut parts = Vec::with_capacity(length.div_ceil(PAYLOAD_BYTES_KEPT) as usize);
+        for start in (0..length).step_by(PAYLOAD_BYTES_KEPT as usize) {
+            let payload = self.take(tag, start, PAYLOAD_BYTES_KEPT.min(length - start))?;
+            parts.push(self.device.write(offset + u64::from(start), payload, flags));
+        }
+        // All of them, also where one fails: the request is answered when nothing of it is under way.
+        futures::future::join_all(parts).await.into_iter().collect()
     }
 
     async fn read(&self, tag: u16, offset: u64, length: u32) -> Result<Answer> {
@@ -493,17 +545,14 @@ impl<D: BlockDevice> Queue<D> {
             payload.extend_from_slice(&slot.buffer);
             return Some(payload.into_bytes());
         }
-        self.buffer_bytes.set(self.buffer_bytes.get() - slot.buffer.capacity() as u64);
+        self.let_go(slot.buffer.capacity());
         Some(std::mem::take(&mut slot.buffer).into_bytes())
     }
 
-    /// Copies the payload of a write out of the kernel.
-    fn take(&self, tag: u16, length: u32) -> Result<Bytes> {
-        if let Some(payload) = self.taken(tag, length) {
-            return Ok(payload);
-        }
+    /// Copies the part of the payload of a write that begins at `skip` out of the kernel.
+    fn take(&self, tag: u16, skip: u32, length: u32) -> Result<Bytes> {
         let mut payload = self.device.payload(length as usize);
-        let start = abi::payload_offset(self.queue, tag);
+        let start = abi::payload_offset(self.queue, tag) + u64::from(skip);
         while payload.len() < length as usize {
             let at = start + payload.len() as u64;
             let spare = rustix::buffer::spare_capacity(&mut *payload);
@@ -535,20 +584,18 @@ impl<D: BlockDevice> Queue<D> {
     // --- memory ---
 
     /// Resolves when there is room for a payload; the room is free again when the value is dropped.
-    async fn reserve(&self, tag: u16, length: u32) -> Room<'_, D> {
-        let bytes = u64::from(length);
+    async fn reserve<'a>(&'a self, lane: &'a Lane, tag: u16, length: u32) -> Room<'a, D> {
         let mut is_queued = false;
         poll_fn(|_| {
-            let mut waiting = self.waiting.borrow_mut();
+            let mut waiting = lane.waiting.borrow_mut();
             let is_first = waiting.front().is_none_or(|first| *first == tag);
-            if is_first && self.payload_bytes.get() + bytes <= self.payload_bytes_max {
+            if is_first && let Some(room) = self.room(lane, u64::from(length)) {
                 if is_queued {
                     waiting.pop_front();
                 }
-                self.payload_bytes.set(self.payload_bytes.get() + bytes);
                 // There may be room for the next one too.
                 waiting.front().into_iter().for_each(|next| self.wakes.mark(*next));
-                return Poll::Ready(());
+                return Poll::Ready(room);
             }
             if !is_queued {
                 waiting.push_back(tag);
@@ -556,21 +603,44 @@ impl<D: BlockDevice> Queue<D> {
             }
             Poll::Pending
         })
-        .await;
-        Room { queue: self, bytes }
+        .await
+    }
+
+    /// `None`: others of the lane have what the queue has of its own, and what all share is out.
+    fn room<'a>(&'a self, lane: &'a Lane, bytes: u64) -> Option<Room<'a, D>> {
+        let own_bytes = lane.own_bytes.get() + bytes;
+        let is_borrowed = own_bytes > u64::from(self.io_bytes_max);
+        if is_borrowed && !self.memory.borrow(bytes) {
+            return None;
+        }
+        if !is_borrowed {
+            lane.own_bytes.set(own_bytes);
+        }
+        Some(Room { queue: self, lane, bytes, is_borrowed })
+    }
+}
+
+impl<D> Drop for Queue<D> {
+    fn drop(&mut self) {
+        self.memory.give_back(self.buffer_bytes.get());
     }
 }
 
 struct Room<'a, D> {
     queue: &'a Queue<D>,
+    lane: &'a Lane,
     bytes: u64,
+    is_borrowed: bool,
 }
 
 impl<D> Drop for Room<'_, D> {
     fn drop(&mut self) {
-        let queue = self.queue;
-        queue.payload_bytes.set(queue.payload_bytes.get() - self.bytes);
-        if let Some(next) = queue.waiting.borrow().front() {
+        let Room { queue, lane, bytes, is_borrowed } = *self;
+        match is_borrowed {
+            true => queue.memory.give_back(bytes),
+            false => lane.own_bytes.set(lane.own_bytes.get() - bytes),
+        }
+        if let Some(next) = lane.waiting.borrow().front() {
             queue.wakes.mark(*next);
         }
     }

@@ -102,6 +102,10 @@ pub struct Statistics {
     pub discard_count: u64,
     /// Requests.
     pub flush_count: u64,
+    /// Payloads.
+    pub read_bytes: u64,
+    /// Payloads.
+    pub written_bytes: u64,
 }
 
 /// Looks whether this machine can have such devices. Blocks.
@@ -599,6 +603,9 @@ fn statistics_of(text: &str) -> Statistics {
         write_count: field(4),
         discard_count: field(11),
         flush_count: field(15),
+        // In sectors of 512 bytes whatever the block: see `Documentation/block/stat.rst`.
+        read_bytes: field(2).saturating_mul(512),
+        written_bytes: field(6).saturating_mul(512),
     }
 }
 
@@ -631,8 +638,14 @@ mod tests {
     #[test]
     fn what_the_kernel_counts_is_read() {
         let text = "  10 1 2 3  20 4 5 6  0 7 8  30 9 9 9  40 5\n";
-        let wanted =
-            Statistics { read_count: 10, write_count: 20, discard_count: 30, flush_count: 40 };
+        let wanted = Statistics {
+            read_count: 10,
+            write_count: 20,
+            discard_count: 30,
+            flush_count: 40,
+            read_bytes: 1024,
+            written_bytes: 2560,
+        };
         assert_eq!(statistics_of(text), wanted);
         assert_eq!(statistics_of(""), Statistics::default());
     }

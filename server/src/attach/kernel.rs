@@ -37,8 +37,8 @@ pub(super) struct Parts {
     pub(super) name: String,
     /// Serves connections of the nbd driver.
     pub(super) server: Server<PoolExports>,
-    /// Payloads of a ublk queue.
-    pub(super) queue_bytes_max: u64,
+    /// Payloads of ublk queues.
+    pub(super) memory: Arc<ublk::Memory>,
 }
 
 /// A device that this process serves.
@@ -58,6 +58,9 @@ pub(super) struct Statistics {
     pub(super) read_count: u64,
     pub(super) write_count: u64,
     pub(super) flush_count: u64,
+    pub(super) discard_count: u64,
+    pub(super) read_bytes: u64,
+    pub(super) written_bytes: u64,
     /// Since this daemon serves it.
     pub(super) failure_count: u64,
 }
@@ -235,15 +238,42 @@ impl Device {
         match self {
             Device::Ublk(device) => {
                 let ublk::Statistics {
-                    read_count, write_count, flush_count, failure_count, ..
+                    read_count,
+                    write_count,
+                    flush_count,
+                    discard_count,
+                    failure_count,
+                    read_bytes,
+                    written_bytes,
                 } = device.statistics();
-                Statistics { read_count, write_count, flush_count, failure_count }
+                Statistics {
+                    read_count,
+                    write_count,
+                    flush_count,
+                    discard_count,
+                    read_bytes,
+                    written_bytes,
+                    failure_count,
+                }
             }
             Device::Nbd(device, counters, _) => {
-                let nbd::kernel::Statistics { read_count, write_count, flush_count, .. } =
-                    device.statistics();
-                let failure_count = counters.errors.load(Ordering::Relaxed);
-                Statistics { read_count, write_count, flush_count, failure_count }
+                let nbd::kernel::Statistics {
+                    read_count,
+                    write_count,
+                    flush_count,
+                    discard_count,
+                    read_bytes,
+                    written_bytes,
+                } = device.statistics();
+                Statistics {
+                    read_count,
+                    write_count,
+                    flush_count,
+                    discard_count,
+                    read_bytes,
+                    written_bytes,
+                    failure_count: counters.errors.load(Ordering::Relaxed),
+                }
             }
         }
     }
@@ -374,7 +404,7 @@ fn ublk_options(parts: &Parts, record: &Record) -> ublk::Options {
         queue_depth,
         io_bytes_max: IO_BYTES_MAX,
         logical_block_bytes,
-        payload_bytes_max: parts.queue_bytes_max,
+        memory: parts.memory.clone(),
     }
 }
 

@@ -327,3 +327,35 @@ async fn a_list_that_was_put_back_from_a_copy_gives_nobody_anything() {
     drop(Claims::open(dir.path(), Epoch(4), Epoch(3), |_, _, _| true).unwrap());
     is_of(4);
 }
+
+#[tokio::test]
+async fn nobody_is_attached_while_a_volume_is_made_smaller() {
+    let dir = tempfile::tempdir().unwrap();
+    let claims = open(dir.path());
+    let first = claims.keep_unattached(1, "v").unwrap();
+    let second = claims.keep_unattached(1, "v").unwrap();
+    drop(first);
+    let client = request(1, 1, Intent::Attach);
+    for _ in 0..2 {
+        let of_device = claims.attach(1, "v", true).unwrap_err();
+        let of_client = claims.connect(1, "v", false, Some(&client)).await.unwrap_err();
+        for error in [of_device, of_client] {
+            assert_eq!(error.kind(), ErrorKind::Busy);
+            assert!(error.to_string().contains("try again when that is over"), "{error}");
+        }
+    }
+    // It is theirs to see the volume as it is.
+    let connection = claims.connect(1, "v", false, None).await.unwrap();
+    drop((second, connection));
+    let device = claims.attach(1, "v", false).unwrap();
+    let error = claims.keep_unattached(1, "v").unwrap_err();
+    assert!(error.to_string().contains("detach it first"), "{error}");
+    drop(device);
+    let held = claims.connect(1, "v", false, Some(&client)).await.unwrap();
+    let error = claims.keep_unattached(1, "v").unwrap_err();
+    assert!(error.to_string().contains("client host1"), "{error}");
+    drop(held);
+    claims.release(1, &client).await.unwrap();
+    drop(claims.keep_unattached(1, "v").unwrap());
+    assert!(claims.users.lock().is_empty());
+}

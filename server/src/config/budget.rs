@@ -61,9 +61,9 @@ pub(crate) const METADATA_BYTES_MIN: u64 = 32 << 20;
 const LOG_PERCENT: u64 = 25;
 const MEMORY_CACHE_PERCENT: u64 = 30;
 const MAP_PERCENT: u64 = 20;
-const NBD_PERCENT: u64 = 7;
+const NBD_PERCENT: u64 = 5;
 /// Devices of the kernel get nothing of the smallest budget: attaching says so.
-const DEVICE_PERCENT: u64 = 3;
+const DEVICE_PERCENT: u64 = 5;
 const METADATA_PERCENT: u64 = 15;
 const _: () = assert!(
     LOG_PERCENT

@@ -10,6 +10,7 @@ mod status;
 
 use crate::admin::{AdminHandler, DiffExtent, DiffInfo, Reply, Request};
 use crate::attach::{self, Attachments};
+use crate::claims::Unattached;
 use crate::copies::Copies;
 use crate::glue::exports::PoolExports;
 use crate::keys::NewKey;
@@ -45,7 +46,7 @@ impl AdminPool {
     /// Removes a volume whose time is over, unless somebody uses it.
     pub(crate) async fn remove_expired(&self, id: VolumeId) -> Result<Option<String>> {
         let open = self.open().await?;
-        self.check_id_detached(&open, "remove", "whose time is over", id).await?;
+        let _kept = self.keep_id_detached(&open, "remove", "whose time is over", id).await?;
         open.pool.remove_expired(id).await
     }
 
@@ -86,11 +87,31 @@ impl AdminPool {
         })
     }
 
-    async fn check_detached(&self, open: &OpenPool, what: &str, name: &str) -> Result<()> {
-        let Some(volume) = open.pool.volume(name) else { return Ok(()) };
+    /// As [`AdminPool::keep_id_detached`], where there is such a volume.
+    async fn keep_detached(
+        &self,
+        open: &OpenPool,
+        what: &str,
+        name: &str,
+    ) -> Result<Option<Unattached>> {
+        let Some(volume) = open.pool.volume(name) else { return Ok(None) };
         let id = volume.id();
         drop(volume);
-        self.check_id_detached(open, what, name, id).await
+        self.keep_id_detached(open, what, name, id).await
+    }
+
+    /// Checks that a volume is not attached, and keeps it so for as long as what is returned lives. No daemon
+    /// runs where that is nothing, so nobody attaches.
+    async fn keep_id_detached(
+        &self,
+        open: &OpenPool,
+        what: &str,
+        name: &str,
+        id: VolumeId,
+    ) -> Result<Option<Unattached>> {
+        self.check_id_detached(open, what, name, id).await?;
+        let attachments = self.attachments.as_ref();
+        attachments.map(|attachments| attachments.keep_unattached(id, name)).transpose()
     }
 
     async fn check_id_detached(
@@ -133,9 +154,11 @@ impl AdminHandler for AdminPool {
             Request::VolumeShow { name } => Ok(Reply::Volume(show(&open, &name)?)),
             Request::VolumeResize { name, size_bytes, shrink } => {
                 let volume = pool.volume(&name).map(|volume| volume.record().size_bytes);
-                if shrink && volume.is_some_and(|now| size_bytes < now) {
-                    self.check_detached(&open, "shrink", &name).await?;
-                }
+                let is_smaller = shrink && volume.is_some_and(|now| size_bytes < now);
+                let _kept = match is_smaller {
+                    true => self.keep_detached(&open, "shrink", &name).await?,
+                    false => None,
+                };
                 let record = pool.resize_volume(&name, size_bytes, shrink).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
@@ -145,7 +168,7 @@ impl AdminHandler for AdminPool {
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::VolumeRemove { name, erase: true, .. } => {
-                self.check_detached(&open, "erase", &name).await?;
+                let _kept = self.keep_detached(&open, "erase", &name).await?;
                 pool.erase_volume(&name).await?;
                 let mut message = format!("volume {name} is erased: its key is destroyed");
                 let copies = self.copies.wait_without_destroyed_keys().await;
@@ -160,7 +183,7 @@ impl AdminHandler for AdminPool {
                 Ok(Reply::Done { message })
             }
             Request::VolumeRemove { name, now, erase: false } => {
-                self.check_detached(&open, "remove", &name).await?;
+                let _kept = self.keep_detached(&open, "remove", &name).await?;
                 let record = pool.remove_volume(&name, now).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
@@ -173,7 +196,7 @@ impl AdminHandler for AdminPool {
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::VolumeRename { name, new_name } => {
-                self.check_detached(&open, "rename", &name).await?;
+                let _kept = self.keep_detached(&open, "rename", &name).await?;
                 if open.config.settings().volumes.iter().any(|volume| volume.name == name) {
                     let what = format!(
                         "rename volume {name}: the configuration names it, so the next start would make an empty one; \
@@ -200,7 +223,7 @@ impl AdminHandler for AdminPool {
             Request::SnapshotRollback { snapshot } => {
                 let of: SnapshotName = snapshot.parse()?;
                 let (volume, snapshot) = of.single()?;
-                self.check_detached(&open, "roll back", volume).await?;
+                let _kept = self.keep_detached(&open, "roll back", volume).await?;
                 let id = VolumeId(pool.snapshot(volume, snapshot)?.record.volume);
                 let check = self.check_id_detached(&open, "roll back", volume, id);
                 let record = pool.roll_back(volume, snapshot, check).await?;
