@@ -457,7 +457,7 @@ fn read_only() {
         assert!(can_write(&device), "{driver:?}");
         let listed = daemon.json(&["attach", "list"]);
         let counted = &listed["attachments"][0];
-        assert_eq!(counted["written_bytes"], 8192, "{driver:?}: {listed}");
+        assert!(counted["written_bytes"].as_u64() >= Some(8192), "{driver:?}: {listed}");
         assert!(counted["failure_count"].as_u64() > Some(0), "{driver:?}: {listed}");
         let _ = daemon.json(&["detach", "db"]);
         daemon.stop();
@@ -628,10 +628,10 @@ fn taken_away() {
         daemon.announce("");
         daemon.restart();
         let device = attach(&daemon, driver);
-        // More at a time than the memory of a queue has room for.
+        // More at a time than the memory of a queue has room for, and fewer than it has tags.
         let mut writer = Command::new("fio");
         writer.args(["--name=fill", "--ioengine=libaio", "--direct=1", "--rw=write", "--bs=1M"]);
-        writer.args(["--iodepth=32", "--size=256M", &format!("--filename={device}")]);
+        writer.args(["--iodepth=8", "--size=256M", &format!("--filename={device}")]);
         writer.current_dir(daemon.place().path());
         writer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut writer = dies_with_us(&mut writer).spawn().expect("fio starts");
