@@ -40,6 +40,10 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(200);
 /// Steps of the core that one task does for others before it leaves the rest to the log thread.
 const ROUNDS_MAX: usize = 2;
+/// Memory of payloads that are on their way, beside what the overlay keeps: that of a full overlay would otherwise be
+/// fresh each time. It is the front ends' memory of requests until these are answered. Chosen by hand: 64 of the
+/// longest parts of writes.
+const IN_FLIGHT_BYTES: usize = 8 << 20;
 /// Log space that an entry takes beside its payload, for pacing.
 const ENTRY_OVERHEAD_BYTES: u64 = 64;
 
@@ -246,7 +250,9 @@ impl Log {
             ring_bytes,
             payload_bytes_max: payload_bytes_max(file_bytes),
             payloads: PayloadBuffers::new(
-                usize::try_from(options.payload_memory_bytes).unwrap_or(usize::MAX),
+                usize::try_from(options.payload_memory_bytes)
+                    .unwrap_or(usize::MAX)
+                    .saturating_add(IN_FLIGHT_BYTES),
             ),
             is_stopping: AtomicBool::new(false),
             thread: Mutex::new(None),
