@@ -48,10 +48,14 @@ async fn one_connection_too_many_is_closed_and_the_rest_live() {
 
 #[tokio::test]
 async fn announced_writes_hold_one_piece_each_and_never_more_than_the_budget() {
-    // The smallest budget: 32 MiB shared, private shares of 128 KiB.
+    // The smallest budget: 32 MiB shared, private shares of 64 KiB, less than a piece.
     let stall_timeout = Duration::from_millis(300);
-    let options =
-        ServerOptions { payload_memory_bytes: 0, stall_timeout, ..ServerOptions::default() };
+    let options = ServerOptions {
+        payload_memory_bytes: 0,
+        connection_count_max: 512,
+        stall_timeout,
+        ..ServerOptions::default()
+    };
     let world = World::with(options, TlsMode::Off, MemoryDevice::new(SIZE)).await;
     let mut bystander = world.open(Dialect::Structured).await;
     let mut stalled = Vec::new();
@@ -61,7 +65,7 @@ async fn announced_writes_hold_one_piece_each_and_never_more_than_the_budget() {
         client.socket.write_all(&header).await.unwrap();
         stalled.push(client);
     }
-    let held = 31 << 20;
+    let held = 31 * block::device::PAYLOAD_BYTES_KEPT as usize;
     world.until("each holds one piece", |status| status.payload_bytes == held).await;
     let data = pattern(5, 1 << 20);
     assert_eq!(bystander.write_at(0, &data).await, 0, "what is left serves others");

@@ -176,9 +176,9 @@ async fn bad_count_after_a_kill(seed: u64, planted: Planted) -> usize {
     let is_bad = |(info, object, at): &(SegmentInfo, Bytes, FrameAt)| {
         get(&cache, info, *at).is_some_and(|bytes| bytes != stored(object, *at))
     };
-    let frames = segments.iter().flat_map(|(info, object, frames)| {
-        frames.iter().map(|&at| (info.clone(), object.clone(), at))
-    });
+    let frames = segments
+        .iter()
+        .flat_map(|(info, object, frames)| frames.iter().map(|&at| (*info, object.clone(), at)));
     frames.filter(is_bad).count()
 }
 
