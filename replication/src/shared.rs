@@ -353,10 +353,8 @@ impl Shared {
 
     /// As [`Shared::fail`], for an orderly end.
     pub(crate) fn finish(&self, error: Error) {
-        if self.failure.get().is_none() {
-            self.is_finished.store(true, Ordering::Release);
-        }
         if self.failure.set(error).is_ok() {
+            self.is_finished.store(true, Ordering::Release);
             self.queue.lock().pending.clear();
             self.room.close();
             self.wake_all();

@@ -456,6 +456,17 @@ impl Attachments {
                         *slot = Some(device);
                         return Err(Error::new(ErrorKind::Busy, what));
                     }
+                    let is_at_once = is_forced || crate::planted::planted().detached_at_once;
+                    if !is_at_once && !kernel::comes_to_rest(&device.path()) {
+                        let what = format!(
+                            "detach volume {asked}: {} is in use: what was written to it before it was \
+                             closed is still on its way (`spindle status` shows whether the log has \
+                             room); try again, or use --force, and that is lost",
+                            device.path().display()
+                        );
+                        *slot = Some(device);
+                        return Err(Error::new(ErrorKind::Busy, what));
+                    }
                     device.remove(is_forced)
                 });
                 if let Err(error) = detached.await {

@@ -14,6 +14,8 @@ pub(crate) struct Planted {
     /// A generation leaves the overlay, and its log space is given back, before its window is
     /// durable in the store.
     pub(crate) overlay_dropped_early: bool,
+    /// A device is detached while what was written to it before it was closed is on its way.
+    pub(crate) detached_at_once: bool,
 }
 
 /// As the environment variable SPINDLE_PLANTED named them, separated by commas, when it was first
@@ -28,6 +30,7 @@ pub(crate) fn planted() -> Planted {
             ack_before_submit: has("ack-before-submit"),
             trim_lost: has("trim-lost"),
             overlay_dropped_early: has("overlay-dropped-early"),
+            detached_at_once: has("detached-at-once"),
         }
     })
 }
@@ -35,5 +38,10 @@ pub(crate) fn planted() -> Planted {
 /// None.
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn planted() -> Planted {
-    Planted { ack_before_submit: false, trim_lost: false, overlay_dropped_early: false }
+    Planted {
+        ack_before_submit: false,
+        trim_lost: false,
+        overlay_dropped_early: false,
+        detached_at_once: false,
+    }
 }

@@ -24,6 +24,12 @@ pub(super) const IO_BYTES_MAX: u32 = 512 << 10;
 /// For programs that have a device open just for a moment. Chosen by hand: udev looks at a device whenever
 /// a writer has closed it.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
+/// For requests in flight where nobody has the device open any more: a program that has closed it, and
+/// what it wrote is on its way. Chosen by hand: what a person waits for.
+const IDLE_WAIT: Duration = Duration::from_secs(15);
+/// How long nothing has to be in flight until that counts as idle. Chosen by hand: the kernel writes back
+/// without such a pause.
+const IDLE: Duration = Duration::from_millis(100);
 /// Time that requests in flight have where a device is taken away by force. Chosen by hand: a log that has
 /// room answers in a moment, and one that is full may have none for hours.
 const FORCE_GRACE: Duration = Duration::from_secs(5);
@@ -337,6 +343,32 @@ pub(super) fn opened_by(path: &Path) -> Option<String> {
             return Some(format!("process {user} ({})", name.trim_end()));
         }
         std::thread::sleep(CLOSE_WAIT / 20);
+    }
+}
+
+/// Waits until the kernel has no request in flight to a block device: who closes a device waits for what
+/// it has written, and nobody sees any more that it has it open. False where that does not come soon.
+///
+/// To write back here would be simpler, and would keep this process, which serves the device, from ever
+/// ending while the device takes nothing.
+pub(super) fn comes_to_rest(path: &Path) -> bool {
+    let Some(name) = path.file_name() else { return true };
+    let inflight = Path::new("/sys/block").join(name).join("inflight");
+    let until = Instant::now() + IDLE_WAIT;
+    let mut idle_since = None;
+    loop {
+        // Reads and writes, flushes among them. Source: Documentation/ABI/stable/sysfs-block.
+        let counts = std::fs::read_to_string(&inflight).unwrap_or_default();
+        let now = Instant::now();
+        if counts.split_ascii_whitespace().any(|count| count != "0") {
+            idle_since = None;
+        } else if now.duration_since(*idle_since.get_or_insert(now)) >= IDLE {
+            return true;
+        }
+        if now >= until {
+            return false;
+        }
+        std::thread::sleep(IDLE / 20);
     }
 }
 
