@@ -275,6 +275,12 @@ impl Attachments {
         blocking(move || kernel::check(options.driver)).await?;
         let claim = self.claims.attach(id, name, options.is_shared)?;
         self.claims.settle(id).await?;
+        // From now on it stays what it is: until then it could be removed, or step back.
+        let volume = self.pool.volume(name).filter(|now| now.id().0 == id).ok_or_else(|| {
+            let what =
+                format!("attach volume {name}: it was removed or renamed meanwhile; try again");
+            Error::new(ErrorKind::NotFound, what)
+        })?;
         let cookie = u64::from_le_bytes(random_bytes());
         let mut record = Record {
             volume: id,
@@ -430,42 +436,10 @@ impl Attachments {
                         let what = format!("detach volume {asked}: that is under way already");
                         return Err(Error::new(ErrorKind::Busy, what));
                     };
-                    let may_go = match kernel::is_in_use(&device.path()) {
-                        Ok(is_in_use) => is_forced || !is_in_use,
-                        Err(error) if !is_forced => {
-                            *slot = Some(device);
-                            return Err(error);
-                        }
-                        Err(_) => true,
-                    };
-                    if !may_go {
-                        let what = format!(
-                            "detach volume {asked}: {} is in use; unmount it first (`findmnt {0}`, \
-                             `lsblk {0}` show by what), or use --force, and its users get errors",
-                            device.path().display()
-                        );
+                    let what = format!("detach volume {asked}");
+                    if !is_forced && let Err(error) = kernel::check_unused(&what, &device.path()) {
                         *slot = Some(device);
-                        return Err(Error::new(ErrorKind::Busy, what));
-                    }
-                    if !is_forced && let Some(user) = kernel::opened_by(&device.path()) {
-                        let what = format!(
-                            "detach volume {asked}: {} is in use: {user} has it open; end that first, or \
-                             use --force, and its users get errors",
-                            device.path().display()
-                        );
-                        *slot = Some(device);
-                        return Err(Error::new(ErrorKind::Busy, what));
-                    }
-                    let is_at_once = is_forced || crate::planted::planted().detached_at_once;
-                    if !is_at_once && !kernel::comes_to_rest(&device.path()) {
-                        let what = format!(
-                            "detach volume {asked}: {} is in use: what was written to it before it was \
-                             closed is still on its way (`spindle status` shows whether the log has \
-                             room); try again, or use --force, and that is lost",
-                            device.path().display()
-                        );
-                        *slot = Some(device);
-                        return Err(Error::new(ErrorKind::Busy, what));
+                        return Err(error);
                     }
                     device.remove(is_forced)
                 });

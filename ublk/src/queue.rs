@@ -48,7 +48,7 @@ const GIVEN: u64 = 1 << 17;
 const MEMORY_WAIT: Duration = Duration::from_millis(1);
 /// Payloads up to this size are copied by the ring. Chosen by hand: pages of databases.
 const SMALL_BYTES_MAX: u32 = 16 << 10;
-/// The result of a fetch whose copy before it has failed.
+/// The result of a fetch that was not begun, as the copy before it has failed.
 const CANCELED: i32 = -Errno::CANCELED.raw_os_error();
 /// Failed requests of a device that are logged as warnings; the others count, and are for debugging.
 const FAILURES_LOGGED_MAX: u64 = 100;
@@ -269,8 +269,13 @@ impl<D: BlockDevice> Queue<D> {
         let mut slot = self.slot(tag);
         match data & (TAKEN | GIVEN) {
             TAKEN => (slot.lent, slot.taken) = (Lent::No, result),
-            // Only of a failure, and before the fetch that fails with it.
-            GIVEN => slot.give_failure = Some(result),
+            // Only of a failure. The fetch behind it was not begun, and the kernel does not say so: what
+            // is linked to an entry that asked for no completion gets none. Source: io_uring_enter(2),
+            // `IOSQE_CQE_SKIP_SUCCESS`.
+            GIVEN => {
+                slot.give_failure = Some(result);
+                (slot.lent, slot.fetched) = (Lent::No, Some(CANCELED));
+            }
             _ => {
                 slot.fetched = Some(result);
                 if slot.lent == Lent::Giving {

@@ -307,6 +307,48 @@ impl Device {
     }
 }
 
+/// Refuses to take a block device away from whoever uses it: something has it for itself, a program has it
+/// open, or what one wrote before it closed it is on its way, which is waited for. `what` begins the
+/// message.
+///
+/// # Errors
+/// `Busy`; those of opening it.
+pub(super) fn check_unused(what: &str, path: &Path) -> Result<()> {
+    check_users(what, path)?;
+    if crate::planted::planted().detached_at_once {
+        return Ok(());
+    }
+    if !comes_to_rest(path) {
+        let what = format!(
+            "{what}: {} is in use: what was written to it before it was closed is still on its way \
+             (`spindle status` shows whether the log has room); try again, or use --force, and that is lost",
+            path.display()
+        );
+        return Err(Error::new(ErrorKind::Busy, what));
+    }
+    // Somebody may have come meanwhile.
+    check_users(what, path)
+}
+
+fn check_users(what: &str, path: &Path) -> Result<()> {
+    let what = if is_in_use(path)? {
+        format!(
+            "{what}: {} is in use; unmount it first (`findmnt {0}`, `lsblk {0}` show by what), or use \
+             --force, and its users get errors",
+            path.display()
+        )
+    } else if let Some(user) = opened_by(path) {
+        format!(
+            "{what}: {} is in use: {user} has it open; end that first, or use --force, and its users get \
+             errors",
+            path.display()
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::Busy, what))
+}
+
 /// Whether something has a block device for itself: a mounted file system, swap, a device mapper target,
 /// a RAID.
 ///
@@ -329,7 +371,7 @@ pub(super) fn is_in_use(path: &Path) -> Result<bool> {
 
 /// A program that has a block device or a partition of it open, for people. One that closes it soon, as
 /// udev does, is waited for. Best effort: what this process may not see, it does not see.
-pub(super) fn opened_by(path: &Path) -> Option<String> {
+fn opened_by(path: &Path) -> Option<String> {
     let numbers = numbers_of(path);
     let until = Instant::now() + CLOSE_WAIT;
     loop {
@@ -351,7 +393,7 @@ pub(super) fn opened_by(path: &Path) -> Option<String> {
 ///
 /// To write back here would be simpler, and would keep this process, which serves the device, from ever
 /// ending while the device takes nothing.
-pub(super) fn comes_to_rest(path: &Path) -> bool {
+fn comes_to_rest(path: &Path) -> bool {
     let Some(name) = path.file_name() else { return true };
     let inflight = Path::new("/sys/block").join(name).join("inflight");
     let until = Instant::now() + IDLE_WAIT;

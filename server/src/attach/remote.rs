@@ -13,7 +13,7 @@
 //! - A server that has ended the attachment ends the device: its users get errors, and never see what
 //!   others wrote since.
 
-use crate::attach::kernel::{holder_of, is_in_use, lock, lock_path, opened_by};
+use crate::attach::kernel::{check_unused, holder_of, lock, lock_path};
 use crate::attach::{LINKS, blocking, udev};
 use crate::chain::random_bytes;
 use block::{Error, ErrorKind, Result};
@@ -374,21 +374,8 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        if !is_forced && is_in_use(&path)? {
-            let what = format!(
-                "detach {asked}: {} is in use; unmount it first (`findmnt {0}`, `lsblk {0}` show by \
-                 what), or use --force, and its users get errors",
-                path.display()
-            );
-            return Err(Error::new(ErrorKind::Busy, what));
-        }
-        if !is_forced && let Some(user) = opened_by(&path) {
-            let what = format!(
-                "detach {asked}: {} is in use: {user} has it open; end that first, or use --force, and its \
-                 users get errors",
-                path.display()
-            );
-            return Err(Error::new(ErrorKind::Busy, what));
+        if !is_forced {
+            check_unused(&format!("detach {asked}"), &path)?;
         }
         let served = stop_serving(&asked)?;
         if find(&asked)? != Some(attachment) {

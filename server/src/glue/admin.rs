@@ -159,7 +159,8 @@ impl AdminHandler for AdminPool {
                     true => self.keep_detached(&open, "shrink", &name).await?,
                     false => None,
                 };
-                let record = pool.resize_volume(&name, size_bytes, shrink).await?;
+                // Not `shrink`: somebody may have made it longer since.
+                let record = pool.resize_volume(&name, size_bytes, is_smaller).await?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::VolumeSet { name, durability, is_read_only, dedup } => {
