@@ -436,7 +436,7 @@ fn stressed(seed: u64) {
 }
 
 /// As [`attach`], for any volume.
-fn attach_volume(daemon: &Daemon, volume: &str, driver: &[&str]) -> String {
+pub(crate) fn attach_volume(daemon: &Daemon, volume: &str, driver: &[&str]) -> String {
     let reply = daemon.json(&[&["attach", volume], driver].concat());
     reply["device"].as_str().unwrap_or_else(|| panic!("it has a device: {reply}")).to_owned()
 }
@@ -537,10 +537,15 @@ fn tree(seed: u64) {
 }
 
 /// Volumes of the test that stops the machine, with their file systems.
-const STOPPED: [(&str, &[&str], &Kind); 2] =
-    [("ublk", &[], &KINDS[0]), ("nbd", &["--nbd"], &KINDS[1])];
+const STOPPED: [(&str, &[&str], &Kind); 4] = [
+    ("ublk-ext4", &[], &KINDS[0]),
+    ("nbd-xfs", &["--nbd"], &KINDS[1]),
+    ("ublk-xfs", &[], &KINDS[1]),
+    ("nbd-ext4", &["--nbd"], &KINDS[0]),
+];
 /// What the daemon says after a loss of power, and rightly.
-const TAIL_LOST: &str = "the machine stopped while writes were answered ahead of stable storage";
+pub(crate) const TAIL_LOST: &str =
+    "the machine stopped while writes were answered ahead of stable storage";
 
 #[test]
 fn what_was_synced_on_a_device_survives_a_stop_of_the_machine() {
@@ -554,7 +559,7 @@ fn what_was_synced_on_a_device_survives_a_stop_of_the_machine() {
         let turns = if guest::is_inside() { this..this + 1 } else { 0..turn_count };
         for turn in turns {
             let variables = [("SEED", seed.to_string()), ("TURN", turn.to_string())];
-            let time = Duration::from_secs(240);
+            let time = Duration::from_secs(300);
             if turn + 1 == turn_count {
                 let variables = [&variables[..], &[("IS_LAST", "yes".to_owned())]].concat();
                 guest::run_in(place.path(), name, time, &variables, || one_machine(seed));
@@ -628,7 +633,7 @@ fn one_machine(seed: u64) {
             });
         }
     }
-    std::thread::sleep(Duration::from_millis(1000 + random.below(3000)));
+    std::thread::sleep(Duration::from_millis(2000 + random.below(3000)));
     if random.chance(30) {
         daemon.kill();
     }

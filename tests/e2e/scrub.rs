@@ -68,11 +68,20 @@ fn damage(victims: &[&PathBuf]) -> Vec<Vec<u8>> {
     let mut bytes = std::fs::read(flipped).expect("a readable file");
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x10;
-    std::fs::write(flipped, bytes).expect("a writable file");
+    put(flipped, &bytes);
     let bytes = std::fs::read(cut).expect("a readable file");
-    std::fs::write(cut, &bytes[..bytes.len() - 1]).expect("a writable file");
+    put(cut, &bytes[..bytes.len() - 1]);
     std::fs::remove_file(gone).expect("it can be removed");
     held
+}
+
+/// Puts an object in the place of another at once, as an object store does: a run of the scrub that comes meanwhile finds
+/// the one or the other, never an empty file.
+fn put(path: &Path, bytes: &[u8]) {
+    // A name that is no object's: those that are being written end like this.
+    let staged = PathBuf::from(format!("{}#1", path.display()));
+    std::fs::write(&staged, bytes).expect("a writable file");
+    std::fs::rename(&staged, path).expect("it can be renamed");
 }
 
 fn status(daemon: &Daemon) -> Value {
@@ -185,10 +194,10 @@ fn a_reader_is_answered_from_a_copy_and_what_none_has_is_named_until_it_is_back(
         };
         assert!(failed(&daemon) > 0, "three segments are bad and nobody notices");
         // What is put back by hand is found by the next run, which comes by itself.
-        std::fs::write(victims[0], &held[0]).expect("a writable file");
+        put(victims[0], &held[0]);
         wait_for("two are named", || status(&daemon)["bad"].as_array().unwrap().len() == 2);
-        std::fs::write(victims[1], &held[1]).expect("a writable file");
-        std::fs::write(victims[2], &held[2]).expect("a writable file");
+        put(victims[1], &held[1]);
+        put(victims[2], &held[2]);
         wait_for("none is named", || status(&daemon)["bad"].as_array().unwrap().is_empty());
         assert!(!warnings(&daemon).contains("scrub"), "{}", warnings(&daemon));
         let _ = daemon.command(&["scrub", "stop"]);

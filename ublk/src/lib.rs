@@ -22,6 +22,7 @@ mod device;
 mod errno;
 mod memory;
 mod params;
+mod planted;
 mod queue;
 mod request;
 mod wakes;

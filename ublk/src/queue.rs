@@ -14,9 +14,10 @@
 //!   that leaves earlier never frees it.
 //! - A panic ends the process: the kernel keeps the requests, and the next process answers them.
 
-use crate::abi::{self, Descriptor, IO_DESC_BYTES, io_command};
+use crate::abi::{self, Descriptor, IO_DESC_BYTES, QUEUE_DEPTH_MAX, io_command};
 use crate::errno;
 use crate::memory::{Memory, Own};
+use crate::planted::is_copy_lost;
 use crate::request::{Work, judge};
 use crate::wakes::Wakes;
 use block::device::PAYLOAD_BYTES_KEPT;
@@ -369,7 +370,8 @@ impl<D: BlockDevice> Queue<D> {
             let mut slot = self.slot(tag);
             slot.lent = Lent::Giving;
             let payload = opcode::Write::new(node, slot.buffer.as_ptr(), payload_bytes);
-            let payload = payload.offset(abi::payload_offset(self.queue, tag)).build();
+            let place = if is_copy_lost() { QUEUE_DEPTH_MAX } else { tag };
+            let payload = payload.offset(abi::payload_offset(self.queue, place)).build();
             let flags = squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS;
             let payload = payload.user_data(u64::from(tag) | GIVEN).flags(flags);
             self.entries.borrow_mut().extend([payload, fetch]);

@@ -1,0 +1,164 @@
+//! Bad moments of devices that it takes a second daemon or a planted failure for.
+//!
+//! Invariants:
+//! - As in [`crate::devices`].
+
+use crate::devices::{SETTINGS, attach, reader, refused};
+use crate::mounted::{TAIL_LOST, attach_volume};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+use tests::daemon::Daemon;
+use tests::needs_root;
+use tests::place::{binary, output, run, skip};
+use tests::power::guest;
+
+/// Volumes, with the drivers of their devices.
+const VOLUMES: [(&str, &[&str]); 2] = [("db", &[]), ("other", &["--nbd"])];
+
+#[test]
+fn two_daemons_do_not_both_go_on_with_a_device() {
+    needs_root!();
+    let name = "devices_moments::two_daemons_do_not_both_go_on_with_a_device";
+    guest::run(name, Duration::from_secs(180), &[], twins);
+}
+
+fn write(device: &str, text: &str) {
+    let script =
+        format!("printf %-4096s {text} | dd of={device} bs=4096 count=1 oflag=direct,sync");
+    run("sh", &["-c", &script]);
+}
+
+fn read(device: &str) -> String {
+    let script = format!("dd if={device} bs=4096 count=1 iflag=direct | tr -d ' '");
+    run("sh", &["-c", &script])
+}
+
+fn twins() {
+    let sizes = VOLUMES.map(|(volume, _)| (volume, "64M"));
+    let mut daemon = Daemon::started(SETTINGS, &sizes);
+    let devices = VOLUMES.map(|(volume, driver)| attach_volume(&daemon, volume, driver));
+    devices.iter().for_each(|device| write(device, "before"));
+    daemon.kill();
+
+    // Two on one directory at the same moment: one of them has it.
+    let mut rival = daemon.prepare(&["serve", "--nbd", "127.0.0.1:0"]);
+    let rival = rival.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut rival = rival.expect("the program runs");
+    if let Err(error) = daemon.try_start() {
+        assert!(error.contains("in use by process"), "{error}");
+        rival.kill().expect("it runs");
+        rival.wait().expect("it ends");
+        daemon.restart();
+    } else {
+        let said = rival.wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&said.stderr);
+        assert!(!said.status.success() && text.contains("in use by process"), "{text}");
+    }
+    for device in &devices {
+        assert_eq!(read(device), "before", "{device}");
+    }
+
+    // Its directory, as a backup of the machine is put back next to it.
+    let mut twin = Daemon::new(SETTINGS, &sizes);
+    run("cp", &["-a", &daemon.dir().display().to_string(), &twin.dir().display().to_string()]);
+    let said = twin.refuses_to_start();
+    assert!(said.contains("opened from a copy of the directory"), "{said}");
+    // Somebody is sure that the original is gone: its devices are left to it all the same.
+    twin.argue(&["--take-over"]);
+    twin.announce("this directory is a copy, or was restored");
+    twin.announce("an attached volume is not served; its device waits");
+    twin.announce("clients on other machines are refused");
+    twin.announce("a device is removed from the kernel and not served again");
+    twin.announce(TAIL_LOST);
+    twin.restart();
+    let listed = twin.json(&["attach", "list"]);
+    assert_eq!(listed["attachments"].as_array().map(Vec::len), Some(0), "{listed}");
+    // And that they are its own.
+    twin.stop();
+    let list = twin.dir().join("attachments.json");
+    let kept = twin.dir().join("attachments.json.of-the-original");
+    std::fs::rename(kept, &list).expect("it is kept");
+    twin.restart();
+    let listed = twin.json(&["attach", "list"]);
+    let attachments = listed["attachments"].as_array().expect("a list");
+    assert_eq!(attachments.len(), 2, "{listed}");
+    for attachment in attachments {
+        let failure = attachment["failure"].as_str().unwrap_or_else(|| panic!("{listed}"));
+        assert!(attachment["device"].is_null() && failure.contains("serves it"), "{listed}");
+    }
+    for ((volume, _), device) in VOLUMES.iter().zip(&devices) {
+        refused(&twin, &["detach", volume], "its device is not served");
+        // Not with force either: others use it.
+        refused(&twin, &["detach", "--force", volume], "serves it");
+        assert_eq!(read(device), "before", "{device}");
+        write(device, "after");
+    }
+    twin.stop();
+    refused(&twin, &["attach", "--cleanup"], "serves it");
+    for ((volume, _), device) in VOLUMES.iter().zip(&devices) {
+        let link = format!("/dev/spindle/main/{volume}");
+        let linked = std::fs::read_link(&link).expect("there is a link");
+        assert_eq!(linked, Path::new(device));
+        assert_eq!(read(device), "after", "{device}");
+        assert!(reader(device).wait().expect("dd ends").success());
+    }
+    daemon.kill();
+    daemon.restart();
+    for ((volume, _), device) in VOLUMES.iter().zip(&devices) {
+        assert_eq!(read(device), "after", "{device}");
+        let _ = daemon.json(&["detach", volume]);
+    }
+    daemon.stop();
+    daemon.fsck();
+}
+
+/// A copy of what was read into the request of the kernel fails where memory is short, and the fetch that is linked to it
+/// ends without a word: the request is answered with an error, and its tag serves the next one.
+#[test]
+fn a_read_that_cannot_be_handed_over_fails_and_the_device_goes_on() {
+    needs_root!();
+    if !binary("spindle-faulty").exists() {
+        return skip("the build with planted failures is missing (tests/run makes it)");
+    }
+    let name = "devices_moments::a_read_that_cannot_be_handed_over_fails_and_the_device_goes_on";
+    guest::run(name, Duration::from_secs(120), &[], not_handed_over);
+}
+
+/// Requests that are read one after the other.
+const READ_COUNT: usize = 1000;
+
+/// Reads them, each until it arrives, and returns how many errors there were.
+fn errors_of_reading(device: &str) -> usize {
+    let (from, count) = (format!("if={device}"), format!("count={READ_COUNT}"));
+    let blocks = ["of=/dev/null", "bs=4096", "iflag=direct", "conv=noerror"];
+    let said = output("dd", &[&[from.as_str(), count.as_str()], &blocks[..]].concat());
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    // With every error it says how far it is; the last line is the end.
+    let mut ends = said.lines().filter(|line| line.ends_with(" records in"));
+    assert_eq!(ends.next_back(), Some(format!("{READ_COUNT}+0 records in").as_str()), "{said}");
+    said.matches("Input/output error").count()
+}
+
+fn not_handed_over() {
+    let mut daemon = Daemon::new(SETTINGS, &[("db", "64M")]);
+    daemon.use_binary("spindle-faulty");
+    daemon.environ(&[("SPINDLE_PLANTED", "read-not-copied")]);
+    daemon.announce("what was read was not copied");
+    daemon.restart();
+    // Few tags: each has one that fails, and serves another then.
+    let device = attach(&daemon, &["--depth", "4"]);
+    write(&device, "before");
+    let count = errors_of_reading(&device);
+    assert!((1..READ_COUNT / 10).contains(&count), "{count} errors for {READ_COUNT} requests");
+    assert!(daemon.log().contains("what was read was not copied"));
+    assert!(daemon.json(&["attach", "list"])["attachments"][0]["failure"].is_null());
+    daemon.kill();
+    daemon.use_binary("spindle");
+    daemon.restart();
+    assert_eq!(errors_of_reading(&device), 0);
+    assert_eq!(read(&device), "before");
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.fsck();
+}
