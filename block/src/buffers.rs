@@ -2,10 +2,12 @@
 //! use, and an allocator that is given back what it has just handed out has to decide each time what to do with it:
 //! for a payload that costs as much as sealing it.
 //!
+//! Where there is none to use again, as at the first load after an idle while, memory for several payloads is asked for and
+//! mapped at once: that costs a fraction of the page faults.
+//!
 //! Invariants:
 //! - What waits for its next use and what is out is bounded together: what waits makes room for other sizes.
-//! - Of what nobody used between two calls of `trim`, a share goes back to the allocator: all of it in the end, and most
-//!   of it stays over the pause between two bursts.
+//! - What nobody used between two calls of `trim` goes back to the allocator.
 //! - A buffer that is out belongs to its holder alone; it comes home when the last reference to it is gone.
 //! - Nobody waits, neither for a buffer nor to give one back: whoever drops the last reference may hold locks that all
 //!   writers want, and another thread that is at the list may be one that the kernel schedules last.
@@ -21,10 +23,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const CLASS_BYTES_MIN: usize = 4096;
 /// Sizes that are kept: 4 KiB, 8 KiB and so on up to 1 MiB, in which front ends hand over large writes.
 const CLASS_COUNT: usize = 9;
-/// What a trim gives back of what was of no use: one in so many, and the last one, too. Chosen by hand: with a trim
-/// each 10 seconds half is back after a minute and nearly all after five. A burst after some idle seconds finds its memory
-/// mapped; with everything given back at the next trim, each of its writes of 4 KiB had a page fault to take.
-const TRIM_DIVISOR: usize = 8;
+
+/// Most bytes that are mapped ahead at once. Chosen by hand: small beside a write's time, where one in 32 pays for all.
+const AHEAD_BYTES_MAX: usize = 128 << 10;
+
+/// Maps the memory of empty buffers, all their capacity, which the kernel would otherwise do page by page as they are first
+/// used. It does no harm where nothing comes of it, and may sort them.
+pub type MapAhead = fn(&mut [Vec<u8>]);
 
 /// Buffers that wait for their next use; the one that came last goes first.
 #[derive(Debug, Default)]
@@ -53,10 +58,9 @@ impl Spare {
         found
     }
 
-    /// Takes out a share of what was of no use since the last call. To be dropped outside of locks.
+    /// Takes out what was of no use since the last call. To be dropped outside of locks.
     pub fn trim(&mut self) -> Vec<Vec<u8>> {
-        let dropped_count = self.idle_count.div_ceil(TRIM_DIVISOR);
-        let dropped = self.buffers.split_off(self.buffers.len() - dropped_count);
+        let dropped = self.buffers.split_off(self.buffers.len() - self.idle_count);
         self.idle_count = self.buffers.len();
         dropped
     }
@@ -66,6 +70,9 @@ impl Spare {
 #[derive(Debug)]
 pub struct PayloadBuffers {
     classes: [Mutex<Spare>; CLASS_COUNT],
+    /// Of each class, how often there was none to use again since the last trim.
+    miss_counts: [AtomicUsize; CLASS_COUNT],
+    map_ahead: MapAhead,
     /// Of all that are out and may come back, and of all that wait.
     bytes: AtomicUsize,
     bytes_max: usize,
@@ -81,9 +88,14 @@ fn class_of(length: usize) -> Option<usize> {
 impl PayloadBuffers {
     /// Keeps at most `bytes_max`, with what is out.
     #[must_use]
-    pub fn new(bytes_max: usize) -> Arc<PayloadBuffers> {
-        let classes = std::array::from_fn(|_| Mutex::default());
-        Arc::new(PayloadBuffers { classes, bytes: AtomicUsize::new(0), bytes_max })
+    pub fn new(bytes_max: usize, map_ahead: MapAhead) -> Arc<PayloadBuffers> {
+        Arc::new(PayloadBuffers {
+            classes: std::array::from_fn(|_| Mutex::default()),
+            miss_counts: std::array::from_fn(|_| AtomicUsize::new(0)),
+            map_ahead,
+            bytes: AtomicUsize::new(0),
+            bytes_max,
+        })
     }
 
     /// An empty buffer with room for `length` bytes: memory of before, where there is some of just this size.
@@ -95,8 +107,35 @@ impl PayloadBuffers {
         if let Some(bytes) = spare {
             return PayloadBuffer { bytes, home: home() };
         }
-        let is_room = self.is_room_made(length);
-        PayloadBuffer { bytes: Vec::with_capacity(length), home: is_room.then(home).flatten() }
+        if !self.is_room_made(length) {
+            return PayloadBuffer::fresh(length);
+        }
+        let bytes = class.map_or_else(|| Vec::with_capacity(length), |class| self.grow(class));
+        PayloadBuffer { bytes, home: home() }
+    }
+
+    /// A buffer of a class that has none, whose room is made. Where that happens often others are made with it, more
+    /// each time, as far as there is room.
+    fn grow(&self, class: usize) -> Vec<u8> {
+        let length = CLASS_BYTES_MIN << class;
+        let miss_count = self.miss_counts[class].fetch_add(1, Ordering::Relaxed);
+        let mut ahead_count = miss_count.min((AHEAD_BYTES_MAX / length).saturating_sub(1));
+        let ahead_bytes = ahead_count * length;
+        let bytes = self.bytes.fetch_add(ahead_bytes, Ordering::Relaxed) + ahead_bytes;
+        if bytes > self.bytes_max {
+            self.bytes.fetch_sub(ahead_bytes, Ordering::Relaxed);
+            ahead_count = 0;
+        }
+        let mut made: Vec<_> = (0..=ahead_count).map(|_| Vec::with_capacity(length)).collect();
+        if made.len() * length > CLASS_BYTES_MIN {
+            (self.map_ahead)(&mut made);
+        }
+        let one = made.pop().expect("one at least");
+        match self.classes[class].try_lock() {
+            Some(mut spare) => made.into_iter().for_each(|buffer| spare.push(buffer)),
+            None => drop(self.bytes.fetch_sub(made.len() * length, Ordering::Relaxed)),
+        }
+        one
     }
 
     /// Whether so much more may be out, perhaps in the place of what waits.
@@ -118,9 +157,10 @@ impl PayloadBuffers {
         is_room
     }
 
-    /// Gives back a share of what was of no use since the last call. To be called every few seconds.
+    /// Gives back what was of no use since the last call. To be called every few seconds.
     pub fn trim(&self) {
         for (class, spare) in self.classes.iter().enumerate() {
+            self.miss_counts[class].store(0, Ordering::Relaxed);
             let dropped = spare.lock().trim();
             self.bytes.fetch_sub(dropped.len() * (CLASS_BYTES_MIN << class), Ordering::Relaxed);
         }
@@ -201,13 +241,18 @@ mod tests {
 
     const KIB: usize = 1 << 10;
 
+    /// Buffers that map nothing ahead: they behave the same.
+    fn buffers_of(bytes_max: usize) -> Arc<PayloadBuffers> {
+        PayloadBuffers::new(bytes_max, |_| ())
+    }
+
     fn spare_count(buffers: &PayloadBuffers) -> usize {
         buffers.classes.iter().map(|spare| spare.lock().count()).sum()
     }
 
     #[test]
     fn memory_comes_home_with_the_last_reference_and_is_used_again() {
-        let buffers = PayloadBuffers::new(64 * KIB);
+        let buffers = buffers_of(64 * KIB);
         let mut first = buffers.take(4 * KIB);
         first.extend_from_slice(&[7; 4096]);
         let address = first.as_ptr();
@@ -226,7 +271,7 @@ mod tests {
 
     #[test]
     fn sizes_that_are_not_kept_are_exact_all_the_same() {
-        let buffers = PayloadBuffers::new(usize::MAX);
+        let buffers = buffers_of(usize::MAX);
         for length in [1, 512, 4095, 4097, 12 * KIB, 2 << 20] {
             let buffer = buffers.take(length);
             assert_eq!(
@@ -244,7 +289,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_and_what_is_out_has_one_bound() {
-        let buffers = PayloadBuffers::new(64 * KIB);
+        let buffers = buffers_of(64 * KIB);
         let many: Vec<_> = (0..32).map(|_| buffers.take(4 * KIB)).collect();
         assert!(many.iter().all(|buffer| buffer.capacity() == 4 * KIB), "nobody goes without");
         assert_eq!(buffers.bytes.load(Ordering::Relaxed), 64 * KIB);
@@ -267,24 +312,64 @@ mod tests {
     }
 
     #[test]
+    fn where_many_find_none_others_are_made_ahead_as_far_as_there_is_room() {
+        static MAPPED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+        // 1, 2 and so on up to 31, then 32 each time.
+        const COUNT: usize = 31 * 32 / 2 + 16 * 32;
+        let buffers = PayloadBuffers::new(COUNT * 4 * KIB, |made| {
+            assert!(made.iter().all(|buffer| buffer.is_empty() && buffer.capacity() == 4 * KIB));
+            MAPPED.lock().push(made.len());
+        });
+        let burst = || (0..COUNT).map(|_| buffers.take(4 * KIB)).collect::<Vec<_>>();
+        let out = burst();
+        let mapped = take(&mut *MAPPED.lock());
+        assert_eq!((&mapped[..3], mapped.iter().max()), (&[2, 3, 4][..], Some(&32)));
+        assert_eq!(
+            mapped.iter().sum::<usize>() + 1,
+            256,
+            "all but the first one, and none in vain"
+        );
+        let bytes = buffers.bytes.load(Ordering::Relaxed);
+        assert_eq!((spare_count(&buffers), bytes), (0, COUNT * 4 * KIB));
+        assert!(out.iter().all(|buffer| buffer.home.is_some()));
+        let more = buffers.take(4 * KIB);
+        assert!(more.home.is_none() && MAPPED.lock().is_empty(), "there is no room");
+        drop((out, more));
+        drop(burst());
+        assert!(MAPPED.lock().is_empty(), "they are used again");
+        // After an idle while it begins with one again.
+        for _ in 0..3 {
+            buffers.trim();
+        }
+        assert_eq!(buffers.bytes.load(Ordering::Relaxed), 0);
+        drop(buffers.take(4 * KIB));
+        assert!(MAPPED.lock().is_empty() && spare_count(&buffers) == 1);
+        // What is as long as a batch is mapped by itself.
+        let large = PayloadBuffers::new(usize::MAX, |made| MAPPED.lock().push(made.len()));
+        drop((large.take(1024 * KIB), large.take(1024 * KIB)));
+        assert_eq!(*MAPPED.lock(), [1, 1]);
+    }
+
+    #[test]
     fn nobody_waits_for_who_is_at_the_list() {
-        let buffers = PayloadBuffers::new(usize::MAX);
+        let buffers = buffers_of(usize::MAX);
         let (first, second) = (buffers.take(4 * KIB), buffers.take(4 * KIB));
         drop(first);
         let at_the_list = buffers.classes[0].lock();
         let third = buffers.take(4 * KIB);
         drop((second, third));
         drop(at_the_list);
-        assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (1, 4 * KIB));
+        // The first, and one that was made ahead with the second.
+        assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (2, 8 * KIB));
     }
 
     #[test]
-    fn what_was_of_no_use_since_the_last_trim_is_given_back_by_and_by() {
-        let buffers = PayloadBuffers::new(usize::MAX);
+    fn what_was_of_no_use_since_the_last_trim_is_given_back() {
+        let buffers = buffers_of(usize::MAX);
         let four = || (0..4).map(|_| buffers.take(4 * KIB)).collect::<Vec<_>>();
         drop(four());
         buffers.trim();
-        assert_eq!(spare_count(&buffers), 4, "they were out");
+        assert_eq!(spare_count(&buffers), 6, "they were out, but for two that were made ahead");
         for _ in 0..3 {
             drop(four());
             buffers.trim();
@@ -292,39 +377,17 @@ mod tests {
         }
         drop(buffers.take(4 * KIB));
         buffers.trim();
-        assert_eq!(spare_count(&buffers), 3, "one in eight, or the last one");
-        for left in (0..3).rev() {
-            buffers.trim();
-            assert_eq!(
-                (spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)),
-                (left, left * 4 * KIB)
-            );
-        }
-    }
-
-    #[test]
-    fn a_pause_between_two_bursts_costs_a_part_of_the_memory_and_a_long_one_all() {
-        let buffers = PayloadBuffers::new(usize::MAX);
-        drop((0..4096).map(|_| buffers.take(4 * KIB)).collect::<Vec<_>>());
-        // They were out.
+        assert_eq!(spare_count(&buffers), 1);
         buffers.trim();
-        for _ in 0..6 {
-            buffers.trim();
-        }
-        let after_a_minute = spare_count(&buffers);
-        assert!((1800..2048).contains(&after_a_minute), "{after_a_minute}");
-        for _ in 0..60 {
-            buffers.trim();
-        }
         assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (0, 0));
     }
 
     #[test]
     fn what_was_taken_out_or_grew_is_not_kept() {
-        let buffers = PayloadBuffers::new(usize::MAX);
+        let buffers = buffers_of(usize::MAX);
         let mut grown = buffers.take(4 * KIB);
         grown.resize(5 * KIB, 1);
-        let mut emptied = buffers.take(4 * KIB);
+        let mut emptied = buffers.take(8 * KIB);
         drop(take(&mut *emptied));
         drop((grown, emptied));
         assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (0, 0));
@@ -332,7 +395,7 @@ mod tests {
 
     #[test]
     fn threads_take_and_give_back_without_losing_count() {
-        let buffers = PayloadBuffers::new(256 * KIB);
+        let buffers = buffers_of(256 * KIB);
         std::thread::scope(|scope| {
             let (send, receive) = std::sync::mpsc::sync_channel::<Bytes>(64);
             let buffers = &buffers;
@@ -353,7 +416,7 @@ mod tests {
                 }
             });
         });
-        while spare_count(&buffers) > 0 {
+        for _ in 0..2 {
             buffers.trim();
         }
         assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (0, 0));

@@ -15,6 +15,7 @@ mod format;
 mod incomplete;
 mod inspect;
 mod log;
+mod memory;
 mod options;
 mod overlay;
 mod pace;

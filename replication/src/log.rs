@@ -14,6 +14,7 @@ pub use self::sides::{ObsoleteSides, SideChange, SidePart};
 
 use crate::core::{self, Core, FileState, extents_to_freeze};
 use crate::disk_file::FileDisk;
+use crate::memory::map_ahead;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait, payload_bytes_max};
 use crate::overlay::{Generation, Overlay};
 use crate::planted::Planted;
@@ -253,6 +254,7 @@ impl Log {
                 usize::try_from(options.payload_memory_bytes)
                     .unwrap_or(usize::MAX)
                     .saturating_add(IN_FLIGHT_BYTES),
+                map_ahead,
             ),
             is_stopping: AtomicBool::new(false),
             thread: Mutex::new(None),

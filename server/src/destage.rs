@@ -66,8 +66,8 @@ const FOLD_PAGES: usize = 256;
 /// Pause between two looks for maintenance while nothing is written.
 const MAINTENANCE: Duration = Duration::from_secs(5);
 
-/// A share of the memory of payloads that was of no use for so long goes back. Chosen by hand: longer than destage takes
-/// for what a busy volume writes.
+/// Memory of payloads that was of no use for so long goes back. Chosen by hand: longer than destage takes for what a
+/// busy volume writes.
 const PAYLOADS_KEPT: Duration = Duration::from_secs(10);
 
 /// How much reclaim does, and how fast.
