@@ -326,7 +326,7 @@ mod tests {
         assert_eq!((&mapped[..3], mapped.iter().max()), (&[2, 3, 4][..], Some(&32)));
         assert_eq!(
             mapped.iter().sum::<usize>() + 1,
-            256,
+            COUNT,
             "all but the first one, and none in vain"
         );
         let bytes = buffers.bytes.load(Ordering::Relaxed);
