@@ -12,7 +12,7 @@
 //! queue     one thread, one ring: requests   wakes    which of them can go on
 //! params    what the kernel is told (pure)   request  what a request may do (pure)
 //! abi       bytes <-> types (pure)           errno    ErrorKind -> result of a request
-//! memory    for payloads, of all queues (pure)   planted  failures on purpose, for tests
+//! memory    of payloads, all queues (pure)    planted  failures on purpose, for tests
 //! ```
 #![deny(unsafe_code)]
 
