@@ -2,8 +2,8 @@
 //! use, and an allocator that is given back what it has just handed out has to decide each time what to do with it:
 //! for a payload that costs as much as sealing it.
 //!
-//! Where there is none to use again, as at the first load after an idle while, memory for several payloads is asked for and
-//! mapped at once: that costs a fraction of the page faults.
+//! Where there is none to use again, as at the first load after an idle while, memory around what is made is mapped with
+//! it, at once: that costs a fraction of the page faults.
 //!
 //! Invariants:
 //! - What waits for its next use and what is out is bounded together: what waits makes room for other sizes.
@@ -24,13 +24,9 @@ const CLASS_BYTES_MIN: usize = 4096;
 /// Sizes that are kept: 4 KiB, 8 KiB and so on up to 1 MiB, in which front ends hand over large writes.
 const CLASS_COUNT: usize = 9;
 
-/// Most bytes that are mapped ahead at once. Chosen by hand: these pages took 30 to 70 us where they were measured, which
-/// one write of 4 KiB in 32 pays for all.
-const AHEAD_BYTES_MAX: usize = 128 << 10;
-
-/// Maps the memory of empty buffers, all their capacity, which the kernel would otherwise do page by page as they are first
-/// used. It does no harm where nothing comes of it, and may sort them.
-pub type MapAhead = fn(&mut [Vec<u8>]);
+/// Maps the memory of a buffer that was made just now, all its capacity, and perhaps what its thread will be given next,
+/// which the kernel would otherwise do page by page as they are first used. It does no harm where nothing comes of it.
+pub type MapAhead = fn(&Vec<u8>);
 
 /// Buffers that wait for their next use; the one that came last goes first.
 #[derive(Debug, Default)]
@@ -71,8 +67,6 @@ impl Spare {
 #[derive(Debug)]
 pub struct PayloadBuffers {
     classes: [Mutex<Spare>; CLASS_COUNT],
-    /// Of each class, how often there was none to use again since the last trim.
-    miss_counts: [AtomicUsize; CLASS_COUNT],
     map_ahead: MapAhead,
     /// Of all that are out and may come back, and of all that wait.
     bytes: AtomicUsize,
@@ -87,13 +81,12 @@ fn class_of(length: usize) -> Option<usize> {
 }
 
 impl PayloadBuffers {
-    /// Keeps at most `bytes_max`, with what is out; `map_ahead` is given what is made anew. It is called by whoever takes
-    /// a buffer, and must not wait for locks.
+    /// Keeps at most `bytes_max`, with what is out; `map_ahead` is given what is made anew and will be kept. It is called by
+    /// whoever takes a buffer, and must not wait for locks.
     #[must_use]
     pub fn new(bytes_max: usize, map_ahead: MapAhead) -> Arc<PayloadBuffers> {
         Arc::new(PayloadBuffers {
             classes: std::array::from_fn(|_| Mutex::default()),
-            miss_counts: std::array::from_fn(|_| AtomicUsize::new(0)),
             map_ahead,
             bytes: AtomicUsize::new(0),
             bytes_max,
@@ -112,32 +105,11 @@ impl PayloadBuffers {
         if !self.is_room_made(length) {
             return PayloadBuffer::fresh(length);
         }
-        let bytes = class.map_or_else(|| Vec::with_capacity(length), |class| self.grow(class));
+        let bytes = Vec::with_capacity(length);
+        if class.is_some() {
+            (self.map_ahead)(&bytes);
+        }
         PayloadBuffer { bytes, home: home() }
-    }
-
-    /// A buffer of a class that has none, whose room is made. Where that happens often others are made with it, more
-    /// each time, as far as there is room.
-    fn grow(&self, class: usize) -> Vec<u8> {
-        let length = CLASS_BYTES_MIN << class;
-        let miss_count = self.miss_counts[class].fetch_add(1, Ordering::Relaxed);
-        let mut ahead_count = miss_count.min((AHEAD_BYTES_MAX / length).saturating_sub(1));
-        let ahead_bytes = ahead_count * length;
-        let bytes = self.bytes.fetch_add(ahead_bytes, Ordering::Relaxed) + ahead_bytes;
-        if bytes > self.bytes_max {
-            self.bytes.fetch_sub(ahead_bytes, Ordering::Relaxed);
-            ahead_count = 0;
-        }
-        let mut made: Vec<_> = (0..=ahead_count).map(|_| Vec::with_capacity(length)).collect();
-        if made.len() * length > CLASS_BYTES_MIN {
-            (self.map_ahead)(&mut made);
-        }
-        let one = made.pop().expect("one at least");
-        match self.classes[class].try_lock() {
-            Some(mut spare) => made.into_iter().for_each(|buffer| spare.push(buffer)),
-            None => drop(self.bytes.fetch_sub(made.len() * length, Ordering::Relaxed)),
-        }
-        one
     }
 
     /// Whether so much more may be out, perhaps in the place of what waits.
@@ -162,7 +134,6 @@ impl PayloadBuffers {
     /// Gives back what was of no use since the last call. To be called every few seconds.
     pub fn trim(&self) {
         for (class, spare) in self.classes.iter().enumerate() {
-            self.miss_counts[class].store(0, Ordering::Relaxed);
             let dropped = spare.lock().trim();
             self.bytes.fetch_sub(dropped.len() * (CLASS_BYTES_MIN << class), Ordering::Relaxed);
         }
@@ -314,42 +285,19 @@ mod tests {
     }
 
     #[test]
-    fn where_many_find_none_others_are_made_ahead_as_far_as_there_is_room() {
+    fn what_is_made_is_mapped_ahead_once() {
         static MAPPED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-        // 1, 2 and so on up to 31, then 32 each time.
-        const COUNT: usize = 31 * 32 / 2 + 16 * 32;
-        let buffers = PayloadBuffers::new(COUNT * 4 * KIB, |made| {
-            assert!(made.iter().all(|buffer| buffer.is_empty() && buffer.capacity() == 4 * KIB));
-            MAPPED.lock().push(made.len());
+        let buffers = PayloadBuffers::new(64 * KIB, |made| {
+            assert!(made.is_empty());
+            MAPPED.lock().push(made.capacity() / KIB);
         });
-        let burst = || (0..COUNT).map(|_| buffers.take(4 * KIB)).collect::<Vec<_>>();
-        let out = burst();
-        let mapped = take(&mut *MAPPED.lock());
-        assert_eq!((&mapped[..3], mapped.iter().max()), (&[2, 3, 4][..], Some(&32)));
-        assert_eq!(
-            mapped.iter().sum::<usize>() + 1,
-            COUNT,
-            "all but the first one, and none in vain"
-        );
-        let bytes = buffers.bytes.load(Ordering::Relaxed);
-        assert_eq!((spare_count(&buffers), bytes), (0, COUNT * 4 * KIB));
-        assert!(out.iter().all(|buffer| buffer.home.is_some()));
-        let more = buffers.take(4 * KIB);
-        assert!(more.home.is_none() && MAPPED.lock().is_empty(), "there is no room");
-        drop((out, more));
-        drop(burst());
+        drop((buffers.take(4 * KIB), buffers.take(8 * KIB), buffers.take(4 * KIB)));
+        assert_eq!(take(&mut *MAPPED.lock()), [4, 8, 4]);
+        drop((buffers.take(4 * KIB), buffers.take(8 * KIB), buffers.take(4 * KIB)));
         assert!(MAPPED.lock().is_empty(), "they are used again");
-        // After an idle while it begins with one again.
-        for _ in 0..3 {
-            buffers.trim();
-        }
-        assert_eq!(buffers.bytes.load(Ordering::Relaxed), 0);
-        drop(buffers.take(4 * KIB));
-        assert!(MAPPED.lock().is_empty() && spare_count(&buffers) == 1);
-        // What is as long as a batch is mapped by itself.
-        let large = PayloadBuffers::new(usize::MAX, |made| MAPPED.lock().push(made.len()));
-        drop((large.take(1024 * KIB), large.take(1024 * KIB)));
-        assert_eq!(*MAPPED.lock(), [1, 1]);
+        drop(buffers.take(12 * KIB));
+        assert!(MAPPED.lock().is_empty(), "of a size that is not kept");
+        assert!(buffers.take(128 * KIB).home.is_none() && MAPPED.lock().is_empty(), "no room");
     }
 
     #[test]
@@ -361,8 +309,7 @@ mod tests {
         let third = buffers.take(4 * KIB);
         drop((second, third));
         drop(at_the_list);
-        // The first, and one that was made ahead with the second.
-        assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (2, 8 * KIB));
+        assert_eq!((spare_count(&buffers), buffers.bytes.load(Ordering::Relaxed)), (1, 4 * KIB));
     }
 
     #[test]
@@ -371,7 +318,7 @@ mod tests {
         let four = || (0..4).map(|_| buffers.take(4 * KIB)).collect::<Vec<_>>();
         drop(four());
         buffers.trim();
-        assert_eq!(spare_count(&buffers), 6, "they were out, but for two that were made ahead");
+        assert_eq!(spare_count(&buffers), 4, "they were out");
         for _ in 0..3 {
             drop(four());
             buffers.trim();

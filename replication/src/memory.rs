@@ -1,47 +1,45 @@
 //! Memory that is mapped before it is used.
 //!
 //! Invariants:
-//! - Only pages that lie within the capacity of a buffer that the caller has are asked for, and what they hold stays.
+//! - What the pages that are mapped hold stays, whoever has them.
 
 use rustix::mm::{Advice, madvise};
-use std::sync::LazyLock;
+use std::cell::Cell;
+use std::ops::Range;
 
-/// Maps what the buffers have room for: for a page a fraction of what its fault costs, which would come when it is first
-/// written to. Buffers that lie side by side are mapped in one call; they are sorted for that. Where the kernel cannot
-/// (before Linux 5.14), or has no memory, the faults come as ever.
+/// Memory that is mapped together: what the allocator of the binary hands out small buffers from, one page at a time, and
+/// has from the kernel as a whole. Source: mimalloc 3, types.h, `MI_ARENA_SLICE_SIZE`.
+const REGION_BYTES: usize = 64 << 10;
+
+/// Maps what the buffer has room for, and the [`REGION_BYTES`] around it: for a page a fraction of what its fault costs,
+/// which would come when it is first written to. An allocator writes into each small buffer before it hands it out, so those
+/// that this thread will be given next have to be mapped with this one. Where the kernel cannot (before Linux 5.14), or has
+/// no memory, the faults come as ever.
 ///
 /// See [`block::buffers::MapAhead`].
-pub(crate) fn map_ahead(buffers: &mut [Vec<u8>]) {
-    buffers.sort_unstable_by_key(|buffer| buffer.as_ptr().addr());
-    let mut runs = buffers.iter().map(|buffer| {
-        let start = buffer.as_ptr().addr();
-        start..start + buffer.capacity()
-    });
-    let Some(mut run) = runs.next() else { return };
-    for next in runs {
-        if next.start == run.end {
-            run.end = next.end;
-        } else {
-            map(&run);
-            run = next;
-        }
+pub(crate) fn map_ahead(buffer: &Vec<u8>) {
+    thread_local! {
+        static LAST_START: Cell<usize> = const { Cell::new(usize::MAX) };
     }
-    map(&run);
+    let region = region_around(buffer.as_ptr().addr(), buffer.capacity());
+    let is_mapped = LAST_START.replace(region.start) == region.start;
+    if !is_mapped || buffer.capacity() > REGION_BYTES {
+        map(&region);
+    }
+}
+
+/// The regions that these bytes lie in.
+fn region_around(start: usize, length: usize) -> Range<usize> {
+    start - start % REGION_BYTES..(start + length).next_multiple_of(REGION_BYTES)
 }
 
 #[expect(unsafe_code, reason = "the kernel is told an address")]
-fn map(run: &std::ops::Range<usize>) {
-    static PAGE_BYTES: LazyLock<usize> = LazyLock::new(rustix::param::page_size);
-    let start = run.start.next_multiple_of(*PAGE_BYTES);
-    let end = run.end - run.end % *PAGE_BYTES;
-    if start >= end {
-        return;
-    }
-    let pages = std::ptr::without_provenance_mut(start);
-    // SAFETY: the pages are part of allocations that the caller has. The kernel maps them as a write would, and
-    // changes nothing that they hold; nothing is read or written through the pointer. Source: madvise(2),
+fn map(region: &Range<usize>) {
+    let pages = std::ptr::without_provenance_mut(region.start);
+    // SAFETY: the kernel maps pages as a write to them would, and changes nothing that they hold, whoever has them; nothing
+    // is read or written through the pointer. Where nothing lies it answers with an error. Source: madvise(2),
     // `MADV_POPULATE_WRITE`.
-    let mapped = unsafe { madvise(pages, end - start, Advice::LinuxPopulateWrite) };
+    let mapped = unsafe { madvise(pages, region.len(), Advice::LinuxPopulateWrite) };
     if let Err(error) = mapped {
         tracing::debug!(%error, "memory is not mapped ahead");
     }
@@ -59,26 +57,39 @@ mod tests {
         rest.split_whitespace().nth(7).and_then(|text| text.parse().ok()).expect("a number")
     }
 
+    /// Faults of filling a buffer that comes fresh from the kernel, which is so large that it lies by itself.
+    fn faults_of_filling(prepare: impl FnOnce(&mut Vec<u8>)) -> u64 {
+        let mut buffer = Vec::with_capacity(8 << 20);
+        prepare(&mut buffer);
+        let before = fault_count();
+        buffer.resize(buffer.capacity(), 1);
+        fault_count() - before
+    }
+
     #[test]
     fn memory_that_was_mapped_ahead_takes_no_faults_and_keeps_what_it_holds() {
-        const LENGTH: usize = 8 << 20;
-        let faults = |is_ahead: bool| {
-            // So large that it comes fresh from the kernel.
-            let mut buffers = vec![Vec::with_capacity(LENGTH), vec![7u8; 3]];
-            if is_ahead {
-                map_ahead(&mut buffers);
-            }
-            let before = fault_count();
-            buffers.iter_mut().for_each(|buffer: &mut Vec<u8>| {
-                let length = buffer.capacity();
-                buffer.resize(length, 1);
-            });
-            let count = fault_count() - before;
-            assert!(buffers.iter().any(|buffer| buffer.starts_with(&[7, 7, 7])));
-            count
-        };
-        let (without, with) = (faults(false), faults(true));
+        let without = faults_of_filling(|_| ());
+        let with = faults_of_filling(|buffer| {
+            buffer.extend_from_slice(&[7; 3]);
+            map_ahead(buffer);
+            assert_eq!(buffer[..], [7; 3]);
+        });
         // Huge pages make them fewer on both sides.
         assert!(without > 0 && with <= without / 2, "{with} faults instead of {without}");
+    }
+
+    #[test]
+    fn what_lies_around_a_small_buffer_is_mapped_with_it() {
+        let without = faults_of_filling(|_| ());
+        let with = faults_of_filling(|buffer| {
+            let start = buffer.as_ptr().addr();
+            for at in (start..start + buffer.capacity()).step_by(REGION_BYTES) {
+                map(&region_around(at, 4096));
+            }
+        });
+        assert!(without > 0 && with <= without / 2, "{with} faults instead of {without}");
+        assert_eq!(region_around(0x7_0000, 0x1000), 0x7_0000..0x8_0000);
+        assert_eq!(region_around(0x7_f000, 0x1000), 0x7_0000..0x8_0000);
+        assert_eq!(region_around(0x7_f000, 0x1001), 0x7_0000..0x9_0000);
     }
 }

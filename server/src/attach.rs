@@ -359,7 +359,7 @@ impl Attachments {
     /// another pool of the same name.
     fn linked_elsewhere(&self, name: &str, own: Option<&Path>) -> Option<PathBuf> {
         let link = self.links.join(name);
-        let device = std::fs::read_link(&link).ok()?;
+        let device = udev::device_of(&link)?;
         (Some(&*device) != own && udev::is_of(&link, &device)).then_some(device)
     }
 

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 use tests::daemon::Daemon;
-use tests::needs_root;
 use tests::place::{binary, output, run, skip};
 use tests::power::guest;
+use tests::{needs, needs_root};
 
 /// Volumes, with the drivers of their devices.
 const VOLUMES: [(&str, &[&str]); 2] = [("db", &[]), ("other", &["--nbd"])];
@@ -159,6 +159,141 @@ fn not_handed_over() {
     assert_eq!(errors_of_reading(&device), 0);
     assert_eq!(read(&device), "before");
     let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.fsck();
+}
+
+#[test]
+fn what_a_machine_lacks_is_said_in_one_line() {
+    needs_root!();
+    needs!("setpriv");
+    let name = "devices_moments::what_a_machine_lacks_is_said_in_one_line";
+    guest::run(name, Duration::from_secs(120), &[], lacking);
+}
+
+/// The program with fewer rights, or with another of the machine's failings.
+fn confined(daemon: &mut Daemon, how: &str) {
+    let program = daemon.place().join("confined");
+    let script = format!("#!/bin/sh\n{how} {} \"$@\"\n", binary("spindle").display());
+    std::fs::write(&program, script).expect("write a script");
+    run("chmod", &["+x", &program.display().to_string()]);
+    daemon.use_binary(&program.display().to_string());
+}
+
+fn lacking() {
+    let refused_in_one_line = |daemon: &Daemon, arguments: &[&str], why: &str| {
+        refused(daemon, arguments, why);
+        let said = String::from_utf8(daemon.command(arguments).stderr).expect("it is text");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    };
+    let (ublk, nbd) = (["attach", "db"], ["attach", "--nbd", "db"]);
+    let rights = "devices of the kernel need root (CAP_SYS_ADMIN)";
+    let sizes = [("db", "64M")];
+
+    // Root, as in a container.
+    let mut daemon = Daemon::new(SETTINGS, &sizes);
+    confined(&mut daemon, "exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin");
+    daemon.restart();
+    refused_in_one_line(&daemon, &ublk, rights);
+    refused_in_one_line(&daemon, &nbd, rights);
+    daemon.stop();
+
+    // Somebody, who may not write to /run/spindle either.
+    daemon.announce("a device is not locked against");
+    run("chown", &["-R", "nobody", &daemon.place().path().display().to_string()]);
+    confined(&mut daemon, "exec setpriv --reuid=nobody --clear-groups");
+    daemon.restart();
+    refused_in_one_line(&daemon, &ublk, rights);
+    refused_in_one_line(&daemon, &nbd, rights);
+    daemon.stop();
+
+    // The driver is not loaded.
+    daemon.use_binary("spindle");
+    daemon.restart();
+    std::fs::rename("/dev/ublk-control", "/dev/aside").expect("it is there");
+    refused_in_one_line(&daemon, &ublk, "no ublk driver loaded; run `modprobe ublk_drv`");
+    std::fs::rename("/dev/aside", "/dev/ublk-control").expect("it is there");
+
+    // Nothing is left of all that, and the volume is where it was.
+    let device = attach(&daemon, &[]);
+    write(&device, "before");
+    assert_eq!(read(&device), "before");
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.fsck();
+}
+
+#[test]
+fn udev_and_the_daemon_agree_on_links() {
+    needs_root!();
+    needs!("udevadm");
+    let name = "devices_moments::udev_and_the_daemon_agree_on_links";
+    guest::run(name, Duration::from_secs(120), &[], with_udev);
+}
+
+const UDEV: &str = "/lib/systemd/systemd-udevd";
+const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/60-spindle.rules");
+
+fn with_udev() {
+    std::fs::create_dir_all("/run/udev/rules.d").expect("a directory of the guest's own");
+    std::fs::copy(RULES, "/run/udev/rules.d/60-spindle.rules").expect("copy the rules");
+    // The guest ends it.
+    run(UDEV, &["--daemon"]);
+    let settled = || run("udevadm", &["settle", "--timeout=30"]);
+    let links_of = |device: &str| run("udevadm", &["info", "--query=symlink", device]);
+    let leads_to = |volume: &str, device: &str| {
+        let link = std::fs::canonicalize(format!("/dev/spindle/main/{volume}"));
+        assert_eq!(link.expect("there is a link"), Path::new(device));
+    };
+    let sizes = VOLUMES.map(|(volume, _)| (volume, "64M"));
+    let mut daemon = Daemon::started(SETTINGS, &sizes);
+    let devices = VOLUMES.map(|(volume, driver)| attach_volume(&daemon, volume, driver));
+    for round in ["attached", "killed", "stopped", "announced"] {
+        match round {
+            "killed" => {
+                daemon.kill();
+                daemon.restart();
+            }
+            "stopped" => {
+                daemon.stop();
+                daemon.restart();
+            }
+            "announced" => {
+                run(
+                    "udevadm",
+                    &["trigger", "--settle", "--action=change", "--subsystem-match=block"],
+                );
+            }
+            _ => {}
+        }
+        settled();
+        for ((volume, _), device) in VOLUMES.iter().zip(&devices) {
+            let links = links_of(device);
+            let link = format!("spindle/main/{volume}");
+            assert!(links.split_whitespace().any(|made| made == link), "{round}: {links}");
+            leads_to(volume, device);
+            let name = device.trim_start_matches("/dev/");
+            let scheduler = std::fs::read_to_string(format!("/sys/block/{name}/queue/scheduler"));
+            assert!(scheduler.expect("it has one").contains("[none]"), "{round}: {device}");
+            write(device, round);
+            assert_eq!(read(device).trim(), round, "{device}");
+        }
+    }
+    for (volume, _) in VOLUMES {
+        // By its link, which udev made.
+        let _ = daemon.json(&["detach", &format!("/dev/spindle/main/{volume}")]);
+    }
+    settled();
+    let left = |dir: &str| std::fs::read_dir(dir).map_or(0, Iterator::count);
+    assert_eq!((left("/dev/spindle/main"), left("/run/spindle/devices")), (0, 0));
+    // The first device's number serves another volume now.
+    let device = attach_volume(&daemon, "other", &[]);
+    settled();
+    leads_to("other", &device);
+    assert!(!Path::new("/dev/spindle/main/db").exists());
+    let _ = daemon.json(&["detach", "other"]);
+    settled();
+    assert_eq!((left("/dev/spindle/main"), left("/run/spindle/devices")), (0, 0));
     daemon.stop();
     daemon.fsck();
 }

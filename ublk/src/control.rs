@@ -52,7 +52,7 @@ impl Control {
                 ),
                 std::io::ErrorKind::PermissionDenied => Error::new(
                     ErrorKind::Denied,
-                    format!("open {PATH}: kernel devices need root (CAP_SYS_ADMIN)"),
+                    format!("open {PATH}: {RIGHTS}"),
                 ),
                 _ => Error::with_source(ErrorKind::Io, format!("open {PATH}"), error),
             }
@@ -269,9 +269,14 @@ impl Control {
 /// A path such as `/dev/ublkc4294967295` with its zero, and the answer behind it.
 const INFO_WITH_PATH_BYTES: usize = 24 + abi::INFO_BYTES;
 
+/// What is missing where the driver refuses; root within a container often lacks it, too.
+const RIGHTS: &str = "devices of the kernel need root (CAP_SYS_ADMIN)";
+
 fn failed(what: &str, errno: Errno) -> Error {
     let kind = match errno {
-        Errno::PERM | Errno::ACCESS => ErrorKind::Denied,
+        Errno::PERM | Errno::ACCESS => {
+            return Error::new(ErrorKind::Denied, format!("{what}: {RIGHTS}"));
+        }
         Errno::BUSY | Errno::EXIST => ErrorKind::Busy,
         Errno::TIMEDOUT => ErrorKind::Unavailable,
         _ => ErrorKind::Io,

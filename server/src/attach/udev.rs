@@ -4,7 +4,7 @@
 //! Invariants:
 //! - Nothing depends on it: where there is no udev, the link is made all the same.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where the rules look. One file a device, named like it, with `SPINDLE_LINK=` and a path in `/dev`.
 const DEVICES: &str = "/run/spindle/devices";
@@ -31,18 +31,26 @@ pub(super) fn is_of(link: &Path, device: &Path) -> bool {
     if !system.exists() || is_idle {
         return false;
     }
-    let told = std::fs::read_to_string(Path::new(DEVICES).join(name)).ok();
-    let told = told.as_deref().and_then(|text| text.trim_end().strip_prefix("SPINDLE_LINK="));
-    told.is_none_or(|told| Path::new("/dev").join(told) == link)
+    told(&Path::new(DEVICES).join(name)).is_none_or(|told| told == link)
 }
 
-/// A link is removed by who made it.
+/// The link that a file names, as `tell` wrote it.
+fn told(file: &Path) -> Option<PathBuf> {
+    let text = std::fs::read_to_string(file).ok()?;
+    Some(Path::new("/dev").join(text.trim_end().strip_prefix("SPINDLE_LINK=")?))
+}
+
+/// The device that a link leads to. The links that udev makes name it by a path that begins where they lie.
+pub(super) fn device_of(link: &Path) -> Option<PathBuf> {
+    let device = std::fs::read_link(link).ok()?;
+    Some(Path::new("/dev").join(device.file_name()?))
+}
+
+/// What was told of a link is not true any more: it is about to go. Where there is udev it may have gone already, with its
+/// device.
 pub(super) fn forget(link: &Path) {
-    let Some(name) =
-        std::fs::read_link(link).ok().and_then(|device| device.file_name().map(Into::into))
-    else {
-        return;
-    };
-    let name: std::ffi::OsString = name;
-    let _ = std::fs::remove_file(Path::new(DEVICES).join(name)); // there may be none
+    let files = std::fs::read_dir(DEVICES).into_iter().flatten().flatten();
+    for file in files.map(|entry| entry.path()).filter(|file| told(file).as_deref() == Some(link)) {
+        let _ = std::fs::remove_file(file); // another daemon's way to say the same
+    }
 }
