@@ -6,40 +6,48 @@
 use rustix::mm::{Advice, madvise};
 use std::cell::Cell;
 use std::ops::Range;
+use std::sync::LazyLock;
 
 /// Memory that is mapped together: what the allocator of the binary hands out small buffers from, one page at a time, and
 /// has from the kernel as a whole. Source: mimalloc 3, types.h, `MI_ARENA_SLICE_SIZE`.
 const REGION_BYTES: usize = 64 << 10;
 
-/// Maps what the buffer has room for, and the [`REGION_BYTES`] around it: for a page a fraction of what its fault costs,
-/// which would come when it is first written to. An allocator writes into each small buffer before it hands it out, so those
-/// that this thread will be given next have to be mapped with this one. Where the kernel cannot (before Linux 5.14), or has
-/// no memory, the faults come as ever.
+/// Maps what the buffer has room for, and for a small one the [`REGION_BYTES`] around it: for a page a fraction of what its
+/// fault costs, which would come when it is first written to. An allocator writes into each small buffer before it hands it
+/// out, so those that this thread will be given next have to be mapped with this one. Where the kernel cannot (before Linux
+/// 5.14), or has no memory, the faults come as ever.
 ///
 /// See [`block::buffers::MapAhead`].
 pub(crate) fn map_ahead(buffer: &Vec<u8>) {
     thread_local! {
         static LAST_START: Cell<usize> = const { Cell::new(usize::MAX) };
     }
-    let region = region_around(buffer.as_ptr().addr(), buffer.capacity());
-    let is_mapped = LAST_START.replace(region.start) == region.start;
-    if !is_mapped || buffer.capacity() > REGION_BYTES {
-        map(&region);
+    let pages = pages_of(buffer.as_ptr().addr(), buffer.capacity());
+    let is_mapped = LAST_START.replace(pages.start) == pages.start;
+    if !is_mapped || buffer.capacity() >= REGION_BYTES {
+        map(&pages);
     }
 }
 
-/// The regions that these bytes lie in.
-fn region_around(start: usize, length: usize) -> Range<usize> {
-    start - start % REGION_BYTES..(start + length).next_multiple_of(REGION_BYTES)
+/// What is mapped for a buffer: the pages of a large one that are its own, and for a small one all that may be its
+/// neighbours'.
+fn pages_of(start: usize, length: usize) -> Range<usize> {
+    static PAGE_BYTES: LazyLock<usize> = LazyLock::new(rustix::param::page_size);
+    let end = start + length;
+    if length < REGION_BYTES {
+        start - start % REGION_BYTES..end.next_multiple_of(REGION_BYTES)
+    } else {
+        start.next_multiple_of(*PAGE_BYTES)..end - end % *PAGE_BYTES
+    }
 }
 
 #[expect(unsafe_code, reason = "the kernel is told an address")]
-fn map(region: &Range<usize>) {
-    let pages = std::ptr::without_provenance_mut(region.start);
+fn map(range: &Range<usize>) {
+    let pages = std::ptr::without_provenance_mut(range.start);
     // SAFETY: the kernel maps pages as a write to them would, and changes nothing that they hold, whoever has them; nothing
     // is read or written through the pointer. Where nothing lies it answers with an error. Source: madvise(2),
     // `MADV_POPULATE_WRITE`.
-    let mapped = unsafe { madvise(pages, region.len(), Advice::LinuxPopulateWrite) };
+    let mapped = unsafe { madvise(pages, range.len(), Advice::LinuxPopulateWrite) };
     if let Err(error) = mapped {
         tracing::debug!(%error, "memory is not mapped ahead");
     }
@@ -63,6 +71,7 @@ mod tests {
         prepare(&mut buffer);
         let before = fault_count();
         buffer.resize(buffer.capacity(), 1);
+        std::hint::black_box(&buffer);
         fault_count() - before
     }
 
@@ -84,12 +93,13 @@ mod tests {
         let with = faults_of_filling(|buffer| {
             let start = buffer.as_ptr().addr();
             for at in (start..start + buffer.capacity()).step_by(REGION_BYTES) {
-                map(&region_around(at, 4096));
+                map(&pages_of(at, 4096));
             }
         });
         assert!(without > 0 && with <= without / 2, "{with} faults instead of {without}");
-        assert_eq!(region_around(0x7_0000, 0x1000), 0x7_0000..0x8_0000);
-        assert_eq!(region_around(0x7_f000, 0x1000), 0x7_0000..0x8_0000);
-        assert_eq!(region_around(0x7_f000, 0x1001), 0x7_0000..0x9_0000);
+        assert_eq!(pages_of(0x7_0000, 0x1000), 0x7_0000..0x8_0000);
+        assert_eq!(pages_of(0x7_f000, 0x1000), 0x7_0000..0x8_0000);
+        assert_eq!(pages_of(0x7_f000, 0x1001), 0x7_0000..0x9_0000);
+        assert_eq!(pages_of(0x7_ffff, 0x3_0001), 0x8_0000..0xb_0000, "only what is its own");
     }
 }
