@@ -93,12 +93,17 @@ enum State {
     /// requests that wait in the kernel may still come.
     Failed {
         error: Error,
-        _claim: Option<Claim>,
+        claim: Option<Claim>,
+        /// No other node has owned the pool since it was last served.
+        is_ours: bool,
     },
 }
 
+/// A device, until it is ended.
+type Slot = Arc<SyncMutex<Option<Device>>>;
+
 struct Served {
-    device: Arc<SyncMutex<Option<Device>>>,
+    device: Slot,
     /// Tells the kernel about changes of the volume's size.
     resizes: JoinHandle<()>,
     claim: Claim,
@@ -140,10 +145,8 @@ impl Attachments {
         let records = read(&path)?;
         let waiting = || Error::new(ErrorKind::Unavailable, "the daemon is just starting");
         let live = records.into_iter().map(|record| {
-            (
-                record.volume,
-                Live { record, state: State::Failed { error: waiting(), _claim: None } },
-            )
+            let state = State::Failed { error: waiting(), claim: None, is_ours: false };
+            (record.volume, Live { record, state })
         });
         Ok(Attachments {
             path,
@@ -169,41 +172,62 @@ impl Attachments {
         }
         let volumes: Vec<u32> = live.keys().copied().collect();
         for id in volumes {
-            let record = live[&id].record.clone();
-            let outcome = self.recover_one(&record, &is_ours).await;
-            match outcome {
-                Ok(Some((record, served))) => {
-                    live.insert(id, Live { record, state: State::Served(served) });
-                }
-                Ok(None) => {
-                    live.remove(&id);
-                }
-                Err(error) => {
-                    tracing::error!(
-                        volume = id, error = %error.chain(),
-                        "an attached volume is not served; its device waits. Remove the cause and \
-                         restart, or give it up with `spindle detach --force`"
-                    );
-                    let shared = record.options.is_shared;
-                    let claim = self.claims.attach(id, &self.name_of(id), shared).ok();
-                    live.insert(id, Live { record, state: State::Failed { error, _claim: claim } });
-                }
+            let is_ours = is_ours(Epoch(live[&id].record.epoch));
+            if let Err(error) = self.recover_into(live, id, is_ours).await {
+                tracing::error!(
+                    volume = id, error = %error.chain(),
+                    "an attached volume is not served; its device waits. Remove the cause and attach the \
+                     volume again, or give it up with `spindle detach --force`"
+                );
             }
         }
         self.write(live)
     }
 
+    /// Serves again what is in `live`, where it can. Nobody else has the volume before that is known.
+    async fn recover_into(
+        &self,
+        live: &mut BTreeMap<u32, Live>,
+        id: u32,
+        is_ours: bool,
+    ) -> Result<()> {
+        let attached = live.get_mut(&id).expect("the caller has seen it");
+        let record = attached.record.clone();
+        let mut claim = match &mut attached.state {
+            State::Failed { claim, .. } => claim.take(),
+            State::Served(_) => return Ok(()),
+        };
+        match self.recover_one(&record, is_ours, &mut claim).await {
+            Ok(Some((record, served))) => {
+                live.insert(id, Live { record, state: State::Served(served) });
+                Ok(())
+            }
+            Ok(None) => {
+                live.remove(&id);
+                Ok(())
+            }
+            Err(error) => {
+                let shared = record.options.is_shared;
+                let claim =
+                    claim.or_else(|| self.claims.attach(id, &self.name_of(id), shared).ok());
+                let state = State::Failed { error: error.clone(), claim, is_ours };
+                live.insert(id, Live { record, state });
+                Err(error)
+            }
+        }
+    }
+
+    /// `claim`: what this daemon has of the volume already. It is taken where the device is served.
     async fn recover_one(
         &self,
         record: &Record,
-        is_ours: &impl Fn(Epoch) -> bool,
+        is_ours: bool,
+        claim: &mut Option<Claim>,
     ) -> Result<Option<(Record, Served)>> {
         let volume = self.pool.volumes().into_iter().find(|v| v.id() == VolumeId(record.volume));
         let refused = match &volume {
             None => Some("its volume was removed"),
-            Some(_) if !is_ours(Epoch(record.epoch)) => {
-                Some("another node has owned the pool since it was last served")
-            }
+            Some(_) if !is_ours => Some("another node has owned the pool since it was last served"),
             // After a reboot there is no device, and nothing that has seen what is gone.
             Some(volume)
                 if volume
@@ -226,7 +250,9 @@ impl Attachments {
             return Ok(None);
         };
         let name = volume.record().name;
-        let claim = self.claims.attach(record.volume, &name, record.options.is_shared)?;
+        if claim.is_none() {
+            *claim = Some(self.claims.attach(record.volume, &name, record.options.is_shared)?);
+        }
         let sizes = volume.size_changes(); // from before the kernel is told one
         let (parts, known) = (self.parts(&volume), record.clone());
         let recovered = blocking(move || Device::recover(&parts, &known)).await?;
@@ -245,6 +271,7 @@ impl Attachments {
             }
         };
         tracing::info!(volume = name, device = %device.path().display(), "attached");
+        let claim = claim.take().expect("it was asked for above");
         Ok(Some((record, self.serve(&volume, sizes, device, claim))))
     }
 
@@ -265,10 +292,16 @@ impl Attachments {
             Error::new(ErrorKind::NotFound, what)
         })?;
         let id = volume.id().0;
-        if live.contains_key(&id) {
-            let link = self.links.join(name);
-            let what = format!("attach volume {name}: it is attached as {}", link.display());
-            return Err(Error::new(ErrorKind::Busy, what));
+        match live.get(&id).map(|attached| &attached.state) {
+            Some(State::Served(_)) => {
+                let link = self.links.join(name);
+                let what = format!("attach volume {name}: it is attached as {}", link.display());
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
+            Some(&State::Failed { is_ours, .. }) => {
+                return self.attach_again(live, id, name, is_ours).await;
+            }
+            None => {}
         }
         self.check_memory(live, &options)?;
         self.check_link(name)?;
@@ -304,6 +337,31 @@ impl Attachments {
             Err(error) => {
                 self.write(live)?;
                 Err(error.context(format!("attach volume {name}")))
+            }
+        }
+    }
+
+    /// Serves what was attached and is not served, as it was attached: its device may be waiting in the kernel.
+    async fn attach_again(
+        &self,
+        live: &mut BTreeMap<u32, Live>,
+        id: u32,
+        name: &str,
+        is_ours: bool,
+    ) -> Result<AttachmentInfo> {
+        let again = self.recover_into(live, id, is_ours).await;
+        let written = self.write(live);
+        again.and(written).map_err(|error| {
+            error.context(format!("attach volume {name}: it was attached, and is not served"))
+        })?;
+        match live.get(&id) {
+            Some(attached) => Ok(self.info(attached).await),
+            None => {
+                let what = format!(
+                    "attach volume {name}: its old device was of no use any more, and is gone; attach it \
+                     once more"
+                );
+                Err(Error::new(ErrorKind::Unavailable, what))
             }
         }
     }
@@ -391,6 +449,7 @@ impl Attachments {
         if let Err(error) = made {
             tracing::warn!(link = %link.display(), %error, "no link to a device was made");
         }
+        udev::forget(&link); // of a device that somebody else removed
         udev::tell(&link, device);
     }
 
@@ -447,12 +506,14 @@ impl Attachments {
                     if served.device.lock().is_none() {
                         served.resizes.abort();
                         let attached = live.get_mut(&id).expect("found above");
-                        let failed = State::Failed { error: error.clone(), _claim: None };
+                        let failed =
+                            State::Failed { error: error.clone(), claim: None, is_ours: true };
                         if let State::Served(served) =
                             std::mem::replace(&mut attached.state, failed)
                         {
+                            let claim = Some(served.claim);
                             attached.state =
-                                State::Failed { error: error.clone(), _claim: Some(served.claim) };
+                                State::Failed { error: error.clone(), claim, is_ours: true };
                         }
                     }
                     return Err(error);
@@ -480,9 +541,9 @@ impl Attachments {
             ));
             let claim = match gone.state {
                 State::Served(served) => Some(served.claim),
-                State::Failed { _claim, .. } => _claim,
+                State::Failed { claim, .. } => claim,
             };
-            let state = State::Failed { error: error.clone(), _claim: claim };
+            let state = State::Failed { error: error.clone(), claim, is_ours: true };
             live.insert(id, Live { record: gone.record, state });
             return Err(error);
         }
@@ -550,33 +611,48 @@ impl Attachments {
         Ok(infos)
     }
 
+    /// Whether somebody has a device of a volume here, or on another machine, who waits while there is no daemon.
+    pub(crate) async fn has_users(&self) -> bool {
+        let has_devices = self.live.lock().await.as_ref().is_some_and(|live| !live.is_empty());
+        has_devices || !self.clients().is_empty()
+    }
+
     /// Stops serving in order: requests that were begun are answered, the devices stay and wait for the
     /// next daemon.
     pub async fn leave(&self) {
-        for served in self.take_served().await {
-            let left = blocking(move || {
-                served.lock().take().into_iter().for_each(|device| device.leave(LEAVE_GRACE));
-                Ok(())
-            });
-            if let Err(error) = left.await {
-                tracing::error!(error = %error.chain(), "a device did not stop in order");
-            }
+        let leave = |served: Slot| {
+            served.lock().take().into_iter().for_each(|device| device.leave(LEAVE_GRACE));
+            Ok(())
+        };
+        for error in self.end_all(leave).await {
+            tracing::error!(error = %error.chain(), "a device did not stop in order");
         }
+    }
+
+    /// Ends all that are served, side by side: each may take seconds. Returns what went wrong.
+    async fn end_all(
+        &self,
+        end: impl Fn(Slot) -> Result<()> + Copy + Send + 'static,
+    ) -> Vec<Error> {
+        let mut ending = tokio::task::JoinSet::new();
+        for served in self.take_served().await {
+            ending.spawn(blocking(move || end(served)));
+        }
+        let ended = ending.join_all().await;
+        ended.into_iter().filter_map(Result::err).collect()
     }
 
     /// Ends the devices of a pool that is not ours any more: their users get errors, because what they
     /// would read later is not what they wrote.
     pub async fn abandon(&self) {
-        for served in self.take_served().await {
-            let removed =
-                blocking(move || served.lock().take().map_or(Ok(()), |device| device.remove(true)));
-            if let Err(error) = removed.await {
-                tracing::error!(error = %error.chain(), "a device could not be removed");
-            }
+        let remove =
+            |served: Slot| served.lock().take().map_or(Ok(()), |device| device.remove(true));
+        for error in self.end_all(remove).await {
+            tracing::error!(error = %error.chain(), "a device could not be removed");
         }
     }
 
-    async fn take_served(&self) -> Vec<Arc<SyncMutex<Option<Device>>>> {
+    async fn take_served(&self) -> Vec<Slot> {
         let all = self.live.lock().await.take();
         let served =
             all.into_iter().flat_map(BTreeMap::into_values).filter_map(|live| match live.state {

@@ -43,6 +43,8 @@ use uuid::Uuid;
 /// Longest time that an orderly stop spends on moving the log's tail to the store. What is left
 /// stays in the log, and the pool stays ours.
 const CLOSE_DESTAGE_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
+/// The same where devices wait for the next daemon: what took long was moved before they were left.
+const CLOSE_DESTAGE_DEVICES_MAX: Duration = Duration::from_secs(5);
 /// Exit code of a daemon that a second signal ended before its stop was done.
 pub(crate) const EXIT_AT_ONCE: i32 = 3;
 /// Time that requests in flight have to finish at an orderly stop.
@@ -178,7 +180,13 @@ impl OpenPool {
     /// # Errors
     /// The first failure; nothing that was promised is lost by it.
     pub async fn close(self) -> Result<()> {
-        match self.close_pool().await? {
+        self.close_with(false).await
+    }
+
+    /// As [`OpenPool::close`]. `has_devices`: somebody waits for the next daemon, and the store gets only what it takes at
+    /// once.
+    async fn close_with(self, has_devices: bool) -> Result<()> {
+        match self.close_pool(has_devices).await? {
             Closed::AllInStore | Closed::LacksLost(_) => self.ownership.release().await,
             Closed::Lacks(_) => Ok(()),
         }
@@ -189,7 +197,7 @@ impl OpenPool {
     /// # Errors
     /// Also where the store does not hold everything: the pool is then not removed.
     pub(crate) async fn remove(self) -> Result<u64> {
-        let lacks = match self.close_pool().await? {
+        let lacks = match self.close_pool(false).await? {
             Closed::AllInStore => return self.ownership.remove().await,
             Closed::LacksLost(lacks) => {
                 // It stays released, as a stop leaves it.
@@ -204,15 +212,24 @@ impl OpenPool {
     }
 
     /// Moves what the store lacks there, within a bounded time, and closes all but the ownership.
-    async fn close_pool(&self) -> Result<Closed> {
-        let everything = tokio::time::timeout(CLOSE_DESTAGE_MAX, self.pool.destage_all()).await;
+    async fn close_pool(&self, has_devices: bool) -> Result<Closed> {
+        let destage_max = if has_devices { CLOSE_DESTAGE_DEVICES_MAX } else { CLOSE_DESTAGE_MAX };
+        let everything = tokio::time::timeout(destage_max, self.pool.destage_all()).await;
+        // The next daemon goes on with the rest; without devices, it may be meant to be another machine's.
+        let is_meant = has_devices && everything.is_err();
         let lacking = match everything {
             Ok(Ok(_)) => None,
             Ok(Err(error)) => Some(error),
             Err(_) => Some(Error::new(ErrorKind::Unavailable, "the store did not take it in time")),
         };
-        if let Some(error) = &lacking {
-            tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
+        match &lacking {
+            Some(error) if is_meant => {
+                tracing::info!(error = %error.chain(), "the log's tail waits for the next start");
+            }
+            Some(error) => {
+                tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
+            }
+            None => {}
         }
         let (last_lsn, destaged_lsn) = self.pool.close().await?;
         let lacks = |lacking: Option<Error>| {
@@ -220,12 +237,14 @@ impl OpenPool {
             lacking.unwrap_or_else(unknown)
         };
         if destaged_lsn < last_lsn {
-            tracing::warn!(
-                last_lsn = last_lsn.0,
-                destaged_lsn = destaged_lsn.0,
-                "the store does not hold the newest writes; they are in this directory's log, and \
-                 the pool stays owned by it"
-            );
+            if !is_meant {
+                tracing::warn!(
+                    last_lsn = last_lsn.0,
+                    destaged_lsn = destaged_lsn.0,
+                    "the store does not hold the newest writes; they are in this directory's log, and \
+                     the pool stays owned by it"
+                );
+            }
             return Ok(Closed::Lacks(lacks(lacking)));
         }
         let aside = self.pool.asides();
@@ -323,6 +342,16 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     };
     end_at_once_on_another(signals, spare_count);
     tracing::info!("stopping");
+    let has_devices = lost.is_none() && attachments.has_users().await;
+    let lost = match lost {
+        // From when its device is left to the next daemon's first answer its user waits: what may take long comes before. What
+        // comes of it shows when the pool is closed.
+        None if has_devices => tokio::select! {
+            lost = open.pool.ended() => Some(lost),
+            _ = tokio::time::timeout(CLOSE_DESTAGE_MAX, open.pool.destage_all()) => None,
+        },
+        lost => lost,
+    };
     stop.send_replace(true);
     server.stop(STOP_GRACE);
     match lost {
@@ -342,7 +371,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let Some(open) = Arc::into_inner(open) else {
         return Err(Error::new(ErrorKind::Io, "close the pool: it is still in use"));
     };
-    let Some(lost) = lost else { return open.close().await };
+    let Some(lost) = lost else { return open.close_with(has_devices).await };
     // Not ours any more: nothing of it is moved to the store or released.
     if let Err(error) = open.pool.close().await {
         tracing::debug!(error = %error.chain(), "a pool that was lost did not close in order");

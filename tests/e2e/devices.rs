@@ -758,10 +758,15 @@ fn not_served() {
     assert!(listed["attachments"][0]["device"].is_null(), "{listed}");
     let uri = daemon.unix("db").uri();
     assert!(!output("nbdinfo", &[&uri]).status.success(), "NBD clients are refused");
-    refused(&daemon, &["attach", "db"], "it is attached as");
+    refused(&daemon, &["attach", "db"], "it was attached, and is not served");
+    assert!(!output("nbdinfo", &[&uri]).status.success(), "and still are");
     refused(&daemon, &["detach", "db"], "--force");
+    let mut waiting = reader(&device);
     drop(held);
-    // With the cause removed, it is served again.
+    // With the cause removed, it is served again: by the same daemon, and by the next.
+    assert_eq!(attach(&daemon, &[]), device);
+    assert!(waiting.wait().expect("dd ends").success());
+    refused(&daemon, &["attach", "db"], "it is attached as");
     daemon.stop();
     daemon.restart();
     assert!(reader(&device).wait().expect("dd ends").success());

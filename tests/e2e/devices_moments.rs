@@ -5,9 +5,12 @@
 
 use crate::devices::{SETTINGS, attach, reader, refused};
 use crate::mounted::{TAIL_LOST, attach_volume};
+use crate::stores::on_s3;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tests::bucket::{Bucket, Care};
+use tests::cut::{Line, Proxy};
 use tests::daemon::Daemon;
 use tests::place::{binary, output, run, skip};
 use tests::power::guest;
@@ -294,6 +297,66 @@ fn with_udev() {
     let _ = daemon.json(&["detach", "other"]);
     settled();
     assert_eq!((left("/dev/spindle/main"), left("/run/spindle/devices")), (0, 0));
+    daemon.stop();
+    daemon.fsck();
+}
+
+/// Whoever has a device waits from when it is left until the next daemon answers: what may take long comes before.
+#[test]
+fn a_device_is_served_until_a_stop_is_nearly_done() {
+    needs_root!();
+    let name = "devices_moments::a_device_is_served_until_a_stop_is_nearly_done";
+    guest::run(name, Duration::from_secs(240), &[], stopped_without_a_store);
+}
+
+/// One stop's longest, with what a slow machine adds.
+const STOP_TIME_MAX: Duration = Duration::from_secs(150);
+
+/// Whether it answers soon.
+fn answers(device: &str) -> bool {
+    let mut reader = reader(device);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(20) {
+        if let Some(status) = reader.try_wait().expect("it is ours") {
+            return status.success();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    false
+}
+
+fn stopped_without_a_store() {
+    let bucket = Bucket::start(Care::Honest);
+    let proxy = Proxy::start(bucket.address()).expect("a proxy");
+    let sizes = VOLUMES.map(|(volume, _)| (volume, "64M"));
+    let mut daemon = on_s3(SETTINGS, &sizes, proxy.address());
+    // What was tried and failed is worth a warning.
+    for part in ["destage", "store", "slatedb", "object_store"] {
+        daemon.announce(part);
+    }
+    daemon.restart();
+    let devices = VOLUMES.map(|(volume, driver)| attach_volume(&daemon, volume, driver));
+    proxy.set(Line::Silent);
+    devices.iter().for_each(|device| write(device, "before"));
+    daemon.ask_to_stop();
+    let begun = Instant::now();
+    while !daemon.log().contains("stopping") {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it does not stop: {}", daemon.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for _ in 0..50 {
+        for device in &devices {
+            assert!(answers(device), "{device} was left while the stop waits for the store");
+        }
+    }
+    proxy.set(Line::Cut);
+    proxy.set(Line::Open);
+    assert!(daemon.wait(STOP_TIME_MAX).success(), "{}", daemon.log());
+    daemon.restart();
+    for ((volume, _), device) in VOLUMES.iter().zip(&devices) {
+        assert_eq!(read(device), "before", "{device}");
+        let _ = daemon.json(&["detach", volume]);
+    }
     daemon.stop();
     daemon.fsck();
 }

@@ -75,6 +75,7 @@ pub struct Statistics {
 /// A device that this process serves. Dropping it stops serving as [`Device::leave`] does.
 pub struct Device {
     number: u32,
+    cookie: u64,
     control: Control,
     threads: Threads,
     logical_block_bytes: u32,
@@ -201,7 +202,8 @@ impl Device {
         match started {
             Ok(threads) => {
                 let logical_block_bytes = options.logical_block_bytes;
-                Ok(Device { number, control, threads, logical_block_bytes })
+                let cookie = options.cookie;
+                Ok(Device { number, cookie, control, threads, logical_block_bytes })
             }
             Err(error) => {
                 if let Err(late) = control.stop(number).and_then(|()| control.delete(number)) {
@@ -259,7 +261,8 @@ impl Device {
         let threads = Threads::start(device, &made, &info)?;
         control.end_recovery(number)?;
         let logical_block_bytes = options.logical_block_bytes;
-        let mut recovered = Device { number, control, threads, logical_block_bytes };
+        let cookie = options.cookie;
+        let mut recovered = Device { number, cookie, control, threads, logical_block_bytes };
         recovered.follow_size(device.limits().size_bytes);
         Ok(Some(recovered))
     }
@@ -312,7 +315,7 @@ impl Device {
     /// Tells the kernel the volume's new size.
     ///
     /// # Errors
-    /// `Unsupported`: the kernel cannot. `Invalid`: no multiple of the logical block.
+    /// `Unsupported`: the kernel cannot. `Invalid`: no multiple of the logical block. `NotFound`: somebody else removed it.
     pub fn resize(&mut self, size_bytes: u64) -> Result<()> {
         if !size_bytes.is_multiple_of(u64::from(self.logical_block_bytes)) {
             let what = format!(
@@ -321,7 +324,24 @@ impl Device {
             );
             return Err(Error::new(ErrorKind::Invalid, what));
         }
+        if !self.is_ours()? {
+            let what = format!("resize ublk device {}: somebody else removed it", self.number);
+            return Err(Error::new(ErrorKind::NotFound, what));
+        }
         self.control.update_size(self.number, size_bytes / SECTOR_BYTES)
+    }
+
+    /// Whether the number is that of our device: somebody else may have removed it, and another program's may have come in
+    /// its place.
+    fn is_ours(&mut self) -> Result<bool> {
+        let info = self.control.info(self.number)?;
+        Ok(info.is_some_and(|info| info.cookie == self.cookie))
+    }
+
+    /// Whether somebody else removed it: no request reaches us any more.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.threads.threads.iter().all(|(_, thread)| thread.is_finished())
     }
 
     /// Answers what was begun, within `grace`, and stops serving; the device stays, and the next process
@@ -334,12 +354,17 @@ impl Device {
     /// flight are answered first: all of them, or with a `grace` those that are done within it, and the
     /// others fail.
     ///
+    /// No error where somebody else removed it before.
+    ///
     /// # Errors
     /// Those of the driver.
     pub fn remove(mut self, grace: Option<Duration>) -> Result<()> {
         if let Some(grace) = grace {
             // The kernel waits for the requests of queues that are served, however long they take.
             self.threads.leave(grace);
+        }
+        if !self.is_ours()? {
+            return Ok(());
         }
         self.control.stop(self.number)?;
         self.threads.join();

@@ -1,6 +1,7 @@
 //! A device of the kernel, whichever driver it has. Everything here blocks.
 
 use super::record::{AttachOptions, Driver, Record};
+use super::udev;
 use crate::glue::exports::{Attachment, PoolExports};
 use block::{BlockDevice, Error, ErrorKind, Result};
 use nbd::handshake::Handshake;
@@ -100,6 +101,12 @@ pub(super) fn is_there(record: &Record) -> Result<bool> {
 /// # Errors
 /// `Busy`: a process serves it, as where `attachments.json` was copied from elsewhere.
 pub(super) fn delete(record: &Record) -> Result<Option<PathBuf>> {
+    let deleted = delete_unserved(record)?;
+    deleted.iter().for_each(|path| udev::gone(path));
+    Ok(deleted)
+}
+
+fn delete_unserved(record: &Record) -> Result<Option<PathBuf>> {
     match record.options.driver {
         Driver::Nbd => {
             let identifier = identifier(record.cookie);
@@ -126,15 +133,29 @@ pub(super) fn delete(record: &Record) -> Result<Option<PathBuf>> {
 /// Takes the device at a path out of the kernel, whoever made it.
 ///
 /// # Errors
-/// `Invalid`: it is no path of a device. `Busy`: a process serves it.
+/// `Invalid`: it is no path of a device. `Busy`: a process serves it, or uses it where nobody can know who serves it.
 pub(super) fn delete_any(path: &str) -> Result<()> {
+    delete_any_unserved(path)?;
+    udev::gone(Path::new(path));
+    Ok(())
+}
+
+fn delete_any_unserved(path: &str) -> Result<()> {
     let number = |prefix: &str| path.strip_prefix(prefix)?.parse::<u32>().ok();
     match (number("/dev/ublkb"), number("/dev/nbd")) {
         (Some(number), _) => ublk::delete(number, None),
         (None, Some(number)) => {
             let identifier = nbd::kernel::identifier_of(number);
             let Some(identifier) = identifier.filter(|text| text.starts_with("spindle-")) else {
-                return nbd::kernel::delete_any(number); // another program's
+                // Another program's. Who connected it may have ended while the kernel goes on by itself.
+                if is_in_use(Path::new(path))? {
+                    let what = format!(
+                        "disconnect {path}: it is in use (`findmnt {path}`, `lsblk {path}` show by what), and not a \
+                         device of spindle"
+                    );
+                    return Err(Error::new(ErrorKind::Busy, what));
+                }
+                return nbd::kernel::delete_any(number);
             };
             let _lock = lock_unserved(Path::new(path), &identifier)?;
             nbd::kernel::delete(&identifier).map(drop)
@@ -230,11 +251,14 @@ impl Device {
 
     /// Why requests do not reach us any more, though nobody detached the device.
     pub(super) fn failure(&mut self) -> Option<Error> {
-        let Device::Nbd(device, ..) = self else { return None };
-        device.is_gone().then(|| {
+        let is_gone = match self {
+            Device::Ublk(device) => device.is_gone(),
+            Device::Nbd(device, ..) => device.is_gone(),
+        };
+        is_gone.then(|| {
             let what = format!(
                 "{} was disconnected by somebody else; detach the volume with --force, and attach it anew",
-                device.path().display()
+                self.path().display()
             );
             Error::new(ErrorKind::NotFound, what)
         })
@@ -300,6 +324,8 @@ impl Device {
 
     /// Takes the device out of the kernel. `is_forced`: requests that are not answered soon fail.
     pub(super) fn remove(self, is_forced: bool) -> Result<()> {
+        // Before another program's device can have its number.
+        udev::gone(&self.path());
         match self {
             Device::Ublk(device) => device.remove(is_forced.then_some(FORCE_GRACE)),
             Device::Nbd(device, ..) => device.remove(),

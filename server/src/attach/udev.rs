@@ -46,6 +46,18 @@ pub(super) fn device_of(link: &Path) -> Option<PathBuf> {
     Some(Path::new("/dev").join(device.file_name()?))
 }
 
+/// A device goes, or has gone: its link would lead nowhere, or to another program's device that has its number next.
+pub(super) fn gone(device: &Path) {
+    let Some(name) = device.file_name() else { return };
+    let file = Path::new(DEVICES).join(name);
+    if let Some(link) = told(&file)
+        && device_of(&link).as_deref() == Some(device)
+    {
+        let _ = std::fs::remove_file(link); // udev may have been faster
+    }
+    let _ = std::fs::remove_file(file); // there may be none
+}
+
 /// What was told of a link is not true any more: it is about to go. Where there is udev it may have gone already, with its
 /// device.
 pub(super) fn forget(link: &Path) {
