@@ -299,7 +299,7 @@ impl Attachments {
                 return Err(Error::new(ErrorKind::Busy, what));
             }
             Some(&State::Failed { is_ours, .. }) => {
-                return self.attach_again(live, id, name, is_ours).await;
+                return self.attach_again(live, id, name, is_ours, options).await;
             }
             None => {}
         }
@@ -348,12 +348,27 @@ impl Attachments {
         id: u32,
         name: &str,
         is_ours: bool,
+        options: AttachOptions,
     ) -> Result<AttachmentInfo> {
+        let what = format!("attach volume {name}: it was attached, and is not served");
+        let made = live[&id].record.options;
+        if (made.driver, made.is_shared) != (options.driver, options.is_shared) {
+            let other = match (made.driver == options.driver, made.is_shared) {
+                (false, _) => "by the other driver (--nbd)",
+                (true, true) => "with --shared",
+                (true, false) => "without --shared",
+            };
+            let what = format!(
+                "{what}: it was {other}; attach it so, or `spindle detach --force` it first"
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        // What an earlier device's users wrote is visible first.
+        self.claims.settle(id).await?;
         let again = self.recover_into(live, id, is_ours).await;
         let written = self.write(live);
-        again.and(written).map_err(|error| {
-            error.context(format!("attach volume {name}: it was attached, and is not served"))
-        })?;
+        again.map_err(|error| error.context(what))?;
+        written.map_err(|error| error.context(format!("attach volume {name}")))?;
         match live.get(&id) {
             Some(attached) => Ok(self.info(attached).await),
             None => {
@@ -612,8 +627,12 @@ impl Attachments {
     }
 
     /// Whether somebody has a device of a volume here, or on another machine, who waits while there is no daemon.
-    pub(crate) async fn has_users(&self) -> bool {
-        let has_devices = self.live.lock().await.as_ref().is_some_and(|live| !live.is_empty());
+    pub(crate) fn has_users(&self) -> bool {
+        // Where it is locked somebody is attaching, or detaching; that is not waited for.
+        let has_devices = self
+            .live
+            .try_lock()
+            .map_or(true, |live| live.as_ref().is_some_and(|live| !live.is_empty()));
         has_devices || !self.clients().is_empty()
     }
 

@@ -224,7 +224,7 @@ impl OpenPool {
         };
         match &lacking {
             Some(error) if is_meant => {
-                tracing::info!(error = %error.chain(), "the log's tail waits for the next start");
+                tracing::info!(error = %error.chain(), "the log's tail waits for the next start; the pool stays owned by this directory");
             }
             Some(error) => {
                 tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
@@ -288,7 +288,8 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         () = signals.stop() => return Ok(()),
     };
     let hangups = watch_signal(SignalKind::hangup())?;
-    let stop = watch::Sender::new(false);
+    // Somebody wants a stop; and it has come so far that jobs end.
+    let (asked, stop) = (watch::Sender::new(false), watch::Sender::new(false));
     let claims = Arc::new(open_claims(config, &open)?);
     let server = nbd_server(config, &open, claims.clone())?;
     let attachments = open_attachments(config, &open, claims, server.clone())?;
@@ -313,7 +314,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         server.clone(),
         attachments.clone(),
         (copies.clone(), scrub.clone()),
-        stop.clone(),
+        asked.clone(),
     );
     let handler = Arc::new(handler);
     let admin = tokio::spawn({
@@ -333,7 +334,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let hydrate = tokio::spawn(hydrate(open.clone(), stop.subscribe()));
     let reload = tokio::spawn(reload_certificates(server.clone(), hangups, stop.subscribe()));
     announce(&endpoints);
-    let mut stopped = stop.subscribe();
+    let mut stopped = asked.subscribe();
     // A supervisor sends its signal beside or after `spindle stop`: that one means the same stop.
     let (lost, spare_count) = tokio::select! {
         () = signals.stop() => (None, 0),
@@ -342,16 +343,16 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     };
     end_at_once_on_another(signals, spare_count);
     tracing::info!("stopping");
-    let has_devices = lost.is_none() && attachments.has_users().await;
     let lost = match lost {
         // From when its device is left to the next daemon's first answer its user waits: what may take long comes before. What
         // comes of it shows when the pool is closed.
-        None if has_devices => tokio::select! {
+        None if attachments.has_users() => tokio::select! {
             lost = open.pool.ended() => Some(lost),
             _ = tokio::time::timeout(CLOSE_DESTAGE_MAX, open.pool.destage_all()) => None,
         },
         lost => lost,
     };
+    let has_devices = lost.is_none() && attachments.has_users();
     stop.send_replace(true);
     server.stop(STOP_GRACE);
     match lost {

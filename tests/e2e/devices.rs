@@ -733,7 +733,7 @@ fn a_device_that_is_not_served_keeps_others_from_its_volume() {
     needs_root!();
     needs!("nbdinfo");
     let name = "devices::a_device_that_is_not_served_keeps_others_from_its_volume";
-    guest::run(name, Duration::from_secs(120), &[], not_served);
+    guest::run(name, Duration::from_secs(240), &[], not_served);
 }
 
 fn not_served() {
@@ -758,6 +758,8 @@ fn not_served() {
     assert!(listed["attachments"][0]["device"].is_null(), "{listed}");
     let uri = daemon.unix("db").uri();
     assert!(!output("nbdinfo", &[&uri]).status.success(), "NBD clients are refused");
+    refused(&daemon, &["attach", "db", "--shared"], "it was without --shared");
+    refused(&daemon, &["attach", "db", "--nbd"], "by the other driver");
     refused(&daemon, &["attach", "db"], "it was attached, and is not served");
     assert!(!output("nbdinfo", &[&uri]).status.success(), "and still are");
     refused(&daemon, &["detach", "db"], "--force");

@@ -333,9 +333,14 @@ impl Device {
 
     /// Whether the number is that of our device: somebody else may have removed it, and another program's may have come in
     /// its place.
-    fn is_ours(&mut self) -> Result<bool> {
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn is_ours(&mut self) -> Result<bool> {
         let info = self.control.info(self.number)?;
-        Ok(info.is_some_and(|info| info.cookie == self.cookie))
+        // The driver does not tell of a device whose node is missing.
+        let is_there = || numbers().contains(&self.number);
+        Ok(info.map_or_else(is_there, |info| info.cookie == self.cookie))
     }
 
     /// Whether somebody else removed it: no request reaches us any more.

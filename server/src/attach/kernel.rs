@@ -323,9 +323,15 @@ impl Device {
     }
 
     /// Takes the device out of the kernel. `is_forced`: requests that are not answered soon fail.
-    pub(super) fn remove(self, is_forced: bool) -> Result<()> {
-        // Before another program's device can have its number.
-        udev::gone(&self.path());
+    pub(super) fn remove(mut self, is_forced: bool) -> Result<()> {
+        let is_ours = match &mut self {
+            Device::Ublk(device) => device.is_ours().unwrap_or(false),
+            Device::Nbd(device, ..) => !device.is_gone(),
+        };
+        if is_ours {
+            // Before another program's device can have its number.
+            udev::gone(&self.path());
+        }
         match self {
             Device::Ublk(device) => device.remove(is_forced.then_some(FORCE_GRACE)),
             Device::Nbd(device, ..) => device.remove(),
