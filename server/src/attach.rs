@@ -42,6 +42,8 @@ const LINKS: &str = "/dev/spindle";
 /// What frees a volume that [`user_in`] names; the command to detach it may follow.
 pub(crate) const FREE_OFFLINE: &str = "remove devices that no daemon is to serve again with `spindle attach \
     --cleanup`, or start the daemon and detach it first";
+/// Devices that end side by side. Chosen by hand: each has a thread for it, of those that reads in flight need, too.
+const ENDED_AT_ONCE_MAX: usize = 8;
 /// Time that requests in flight have at an orderly stop; what is not answered then, the next daemon
 /// gets again.
 const LEAVE_GRACE: Duration = Duration::from_secs(5);
@@ -464,7 +466,7 @@ impl Attachments {
         if let Err(error) = made {
             tracing::warn!(link = %link.display(), %error, "no link to a device was made");
         }
-        udev::forget(&link); // of a device that somebody else removed
+        udev::forget(&link, Some(device)); // somebody else removed an earlier one
         udev::tell(&link, device);
     }
 
@@ -474,7 +476,7 @@ impl Attachments {
         if self.linked_elsewhere(name, device).is_some() {
             return;
         }
-        udev::forget(&link);
+        udev::forget(&link, None);
         match std::fs::remove_file(&link) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 tracing::warn!(link = %link.display(), %error, "the link to a device stays");
@@ -654,8 +656,13 @@ impl Attachments {
         end: impl Fn(Slot) -> Result<()> + Copy + Send + 'static,
     ) -> Vec<Error> {
         let mut ending = tokio::task::JoinSet::new();
+        let turns = Arc::new(tokio::sync::Semaphore::new(ENDED_AT_ONCE_MAX));
         for served in self.take_served().await {
-            ending.spawn(blocking(move || end(served)));
+            let turns = turns.clone();
+            ending.spawn(async move {
+                let _turn = turns.acquire().await; // never closed
+                blocking(move || end(served)).await
+            });
         }
         let ended = ending.join_all().await;
         ended.into_iter().filter_map(Result::err).collect()

@@ -352,6 +352,15 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         },
         lost => lost,
     };
+    // What was lost meanwhile may have ended the move first.
+    let lost = match lost {
+        None => tokio::select! {
+            biased;
+            lost = open.pool.ended() => Some(lost),
+            () = std::future::ready(()) => None,
+        },
+        lost => lost,
+    };
     let has_devices = lost.is_none() && attachments.has_users();
     stop.send_replace(true);
     server.stop(STOP_GRACE);

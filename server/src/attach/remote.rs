@@ -527,7 +527,7 @@ fn link(target: &Target, device: &Path) -> PathBuf {
 
 fn unlink(target: &Target) {
     let link = link_path(target);
-    udev::forget(&link);
+    udev::forget(&link, None);
     let _ = std::fs::remove_file(&link);
     let _ = link.parent().map(std::fs::remove_dir); // once it is empty
 }

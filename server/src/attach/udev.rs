@@ -14,7 +14,11 @@ pub(super) fn tell(link: &Path, device: &Path) {
     let (Some(name), Ok(link)) = (device.file_name(), link.strip_prefix("/dev")) else { return };
     let told = std::fs::create_dir_all(DEVICES).and_then(|()| {
         let text = format!("SPINDLE_LINK={}\n", link.display());
-        std::fs::write(Path::new(DEVICES).join(name), text)?;
+        let file = Path::new(DEVICES).join(name);
+        // Not written anew where nothing changes: udev may be reading it, and takes an empty one for no link.
+        if told(&file).as_deref() != Some(&*Path::new("/dev").join(link)) {
+            std::fs::write(file, text)?;
+        }
         std::fs::write(Path::new("/sys/block").join(name).join("uevent"), "change\n")
     });
     if let Err(error) = told {
@@ -59,10 +63,13 @@ pub(super) fn gone(device: &Path) {
 }
 
 /// What was told of a link is not true any more: it is about to go. Where there is udev it may have gone already, with its
-/// device.
-pub(super) fn forget(link: &Path) {
+/// device. What was told of `but` stays.
+pub(super) fn forget(link: &Path, but: Option<&Path>) {
     let files = std::fs::read_dir(DEVICES).into_iter().flatten().flatten();
-    for file in files.map(|entry| entry.path()).filter(|file| told(file).as_deref() == Some(link)) {
+    let is_meant = |file: &PathBuf| {
+        told(file).as_deref() == Some(link) && file.file_name() != but.and_then(Path::file_name)
+    };
+    for file in files.map(|entry| entry.path()).filter(is_meant) {
         let _ = std::fs::remove_file(file); // another daemon's way to say the same
     }
 }
