@@ -65,9 +65,10 @@ mod tests {
         rest.split_whitespace().nth(7).and_then(|text| text.parse().ok()).expect("a number")
     }
 
-    /// Faults of filling a buffer that comes fresh from the kernel, which is so large that it lies by itself.
+    /// Faults of filling a buffer that comes fresh from the kernel: one so large is never one of before. Source: mallopt(3),
+    /// `DEFAULT_MMAP_THRESHOLD_MAX`, 32 MiB.
     fn faults_of_filling(prepare: impl FnOnce(&mut Vec<u8>)) -> u64 {
-        let mut buffer = Vec::with_capacity(8 << 20);
+        let mut buffer = Vec::with_capacity(48 << 20);
         prepare(&mut buffer);
         let before = fault_count();
         buffer.resize(buffer.capacity(), 1);
