@@ -222,14 +222,10 @@ impl OpenPool {
             Ok(Err(error)) => Some(error),
             Err(_) => Some(Error::new(ErrorKind::Unavailable, "the store did not take it in time")),
         };
-        match &lacking {
-            Some(error) if is_meant => {
-                tracing::info!(error = %error.chain(), "the log's tail waits for the next start; the pool stays owned by this directory");
-            }
-            Some(error) => {
-                tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
-            }
-            None => {}
+        if let Some(error) = &lacking
+            && !is_meant
+        {
+            tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
         }
         let (last_lsn, destaged_lsn) = self.pool.close().await?;
         let lacks = |lacking: Option<Error>| {
@@ -237,7 +233,14 @@ impl OpenPool {
             lacking.unwrap_or_else(unknown)
         };
         if destaged_lsn < last_lsn {
-            if !is_meant {
+            if is_meant {
+                tracing::info!(
+                    last_lsn = last_lsn.0,
+                    destaged_lsn = destaged_lsn.0,
+                    "the newest writes wait in this directory's log for the next start, and the pool stays \
+                     owned by it"
+                );
+            } else {
                 tracing::warn!(
                     last_lsn = last_lsn.0,
                     destaged_lsn = destaged_lsn.0,
