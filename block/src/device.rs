@@ -31,6 +31,8 @@ pub struct Limits {
     pub is_read_only: bool,
     /// A flush on one connection covers writes that were answered on others.
     pub is_multi_conn: bool,
+    /// A write that was answered may be lost with the power until it is flushed.
+    pub has_volatile_cache: bool,
 }
 
 /// Modifiers of a write.

@@ -375,11 +375,17 @@ impl Handshake {
     #[must_use]
     pub fn transmission_flags(&self, limits: &Limits) -> u16 {
         use transmission_flag::*;
-        let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_CACHE;
+        let mut flags = HAS_FLAGS | SEND_CACHE;
+        if limits.has_volatile_cache {
+            flags |= SEND_FLUSH;
+        }
         if limits.is_read_only {
             flags |= READ_ONLY;
         } else {
-            flags |= SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
+            flags |= SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
+            if limits.has_volatile_cache {
+                flags |= SEND_FUA;
+            }
             if self.can_resize {
                 flags |= SEND_RESIZE;
             }

@@ -15,6 +15,7 @@ use crate::claims::{Claim, Claims, ClientInfo, Unattached};
 use crate::glue::exports::{Attachment, PoolExports};
 use crate::manifest::NodeDir;
 use crate::pool::Pool;
+use crate::record::Durability;
 use crate::volume::Volume;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use kernel::{Device, IO_BYTES_MAX, Parts};
@@ -30,8 +31,11 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 
 mod kernel;
+mod links;
 mod record;
+mod recovery;
 pub mod remote;
+pub(crate) mod stacked;
 mod udev;
 
 pub(crate) use record::FILE;
@@ -44,6 +48,10 @@ pub(crate) const FREE_OFFLINE: &str = "remove devices that no daemon is to serve
     --cleanup`, or start the daemon and detach it first";
 /// Devices that end side by side. Chosen by hand: each has a thread for it, of those that reads in flight need, too.
 const ENDED_AT_ONCE_MAX: usize = 8;
+/// Queues that a device gets unasked, at most, and the part of those still possible, one in so many. Chosen by hand: with
+/// the default budget there are four queues for the first devices, and one for the eleventh.
+const QUEUES_MAX: u16 = 4;
+const QUEUES_PART: u64 = 4;
 /// Time that requests in flight have at an orderly stop; what is not answered then, the next daemon
 /// gets again.
 const LEAVE_GRACE: Duration = Duration::from_secs(5);
@@ -163,120 +171,6 @@ impl Attachments {
         })
     }
 
-    /// Serves again what was attached when the last daemon ended. `is_ours` tells whether this directory
-    /// has owned the pool without another between since an epoch. Failures are kept with the
-    /// attachment and logged: the daemon serves its other clients all the same.
-    pub async fn recover(&self, is_ours: impl Fn(Epoch) -> bool) -> Result<()> {
-        let mut live = self.live.lock().await;
-        let live = changeable(&mut live)?;
-        if live.is_empty() {
-            return Ok(()); // nothing is written where nothing was ever attached
-        }
-        let volumes: Vec<u32> = live.keys().copied().collect();
-        for id in volumes {
-            let is_ours = is_ours(Epoch(live[&id].record.epoch));
-            if let Err(error) = self.recover_into(live, id, is_ours).await {
-                tracing::error!(
-                    volume = id, error = %error.chain(),
-                    "an attached volume is not served; its device waits. Remove the cause and attach the \
-                     volume again, or give it up with `spindle detach --force`"
-                );
-            }
-        }
-        self.write(live)
-    }
-
-    /// Serves again what is in `live`, where it can. Nobody else has the volume before that is known.
-    async fn recover_into(
-        &self,
-        live: &mut BTreeMap<u32, Live>,
-        id: u32,
-        is_ours: bool,
-    ) -> Result<()> {
-        let attached = live.get_mut(&id).expect("the caller has seen it");
-        let record = attached.record.clone();
-        let mut claim = match &mut attached.state {
-            State::Failed { claim, .. } => claim.take(),
-            State::Served(_) => return Ok(()),
-        };
-        match self.recover_one(&record, is_ours, &mut claim).await {
-            Ok(Some((record, served))) => {
-                live.insert(id, Live { record, state: State::Served(served) });
-                Ok(())
-            }
-            Ok(None) => {
-                live.remove(&id);
-                Ok(())
-            }
-            Err(error) => {
-                let shared = record.options.is_shared;
-                let claim =
-                    claim.or_else(|| self.claims.attach(id, &self.name_of(id), shared).ok());
-                let state = State::Failed { error: error.clone(), claim, is_ours };
-                live.insert(id, Live { record, state });
-                Err(error)
-            }
-        }
-    }
-
-    /// `claim`: what this daemon has of the volume already. It is taken where the device is served.
-    async fn recover_one(
-        &self,
-        record: &Record,
-        is_ours: bool,
-        claim: &mut Option<Claim>,
-    ) -> Result<Option<(Record, Served)>> {
-        let volume = self.pool.volumes().into_iter().find(|v| v.id() == VolumeId(record.volume));
-        let refused = match &volume {
-            None => Some("its volume was removed"),
-            Some(_) if !is_ours => Some("another node has owned the pool since it was last served"),
-            // After a reboot there is no device, and nothing that has seen what is gone.
-            Some(volume)
-                if volume
-                    .record()
-                    .has_stepped_back_since(Epoch(record.epoch), record.is_stepped_back) =>
-            {
-                let asked = record.clone();
-                let is_there = blocking(move || kernel::is_there(&asked)).await?;
-                is_there.then_some("its volume has stepped back: answered writes are gone")
-            }
-            Some(_) => None,
-        };
-        let (Some(volume), None) = (volume, refused) else {
-            tracing::error!(
-                volume = record.volume, device = ?record.number, reason = refused,
-                "a device is removed from the kernel and not served again: its users get errors; attach \
-                 the volume anew"
-            );
-            self.remove_from_kernel(record).await?;
-            return Ok(None);
-        };
-        let name = volume.record().name;
-        if claim.is_none() {
-            *claim = Some(self.claims.attach(record.volume, &name, record.options.is_shared)?);
-        }
-        let sizes = volume.size_changes(); // from before the kernel is told one
-        let (parts, known) = (self.parts(&volume), record.clone());
-        let recovered = blocking(move || Device::recover(&parts, &known)).await?;
-        let is_stepped_back = volume.record().is_stepped_back;
-        let mut record = Record { epoch: self.epoch.0, is_stepped_back, ..record.clone() };
-        let device = match recovered {
-            Some(device) => {
-                record.number = Some(device.number());
-                device
-            }
-            // The machine was restarted, or the device was never there, or is of no use any more while
-            // somebody still holds it: the new one must be told from that.
-            None => {
-                record.cookie = u64::from_le_bytes(random_bytes());
-                self.add(&volume, &mut record).await?
-            }
-        };
-        tracing::info!(volume = name, device = %device.path().display(), "attached");
-        let claim = claim.take().expect("it was asked for above");
-        Ok(Some((record, self.serve(&volume, sizes, device, claim))))
-    }
-
     /// Attaches a volume.
     ///
     /// # Errors
@@ -305,7 +199,7 @@ impl Attachments {
             }
             None => {}
         }
-        self.check_memory(live, &options)?;
+        let options = self.with_queues(live, options)?;
         self.check_link(name)?;
         blocking(move || kernel::check(options.driver)).await?;
         let claim = self.claims.attach(id, name, options.is_shared)?;
@@ -323,6 +217,7 @@ impl Attachments {
             cookie,
             epoch: self.epoch.0,
             is_stepped_back: volume.record().is_stepped_back,
+            is_write_through: false, // known when it is added
             options,
         };
         // Before the kernel has it, so that whatever is left of it can be found.
@@ -343,49 +238,10 @@ impl Attachments {
         }
     }
 
-    /// Serves what was attached and is not served, as it was attached: its device may be waiting in the kernel.
-    async fn attach_again(
-        &self,
-        live: &mut BTreeMap<u32, Live>,
-        id: u32,
-        name: &str,
-        is_ours: bool,
-        options: AttachOptions,
-    ) -> Result<AttachmentInfo> {
-        let what = format!("attach volume {name}: it was attached, and is not served");
-        let made = live[&id].record.options;
-        if (made.driver, made.is_shared) != (options.driver, options.is_shared) {
-            let other = match (made.driver == options.driver, made.is_shared) {
-                (false, _) => "by the other driver (--nbd)",
-                (true, true) => "with --shared",
-                (true, false) => "without --shared",
-            };
-            let what = format!(
-                "{what}: it was {other}; attach it so, or `spindle detach --force` it first"
-            );
-            return Err(Error::new(ErrorKind::Busy, what));
-        }
-        // What an earlier device's users wrote is visible first.
-        self.claims.settle(id).await?;
-        let again = self.recover_into(live, id, is_ours).await;
-        let written = self.write(live);
-        again.map_err(|error| error.context(what))?;
-        written.map_err(|error| error.context(format!("attach volume {name}")))?;
-        match live.get(&id) {
-            Some(attached) => Ok(self.info(attached).await),
-            None => {
-                let what = format!(
-                    "attach volume {name}: its old device was of no use any more, and is gone; attach it \
-                     once more"
-                );
-                Err(Error::new(ErrorKind::Unavailable, what))
-            }
-        }
-    }
-
     /// Adds a device to the kernel and notes its number in `record` and on disk.
     async fn add(&self, volume: &Arc<Volume>, record: &mut Record) -> Result<Device> {
-        let parts = self.parts(volume);
+        record.is_write_through = volume.record().durability == Durability::Write;
+        let parts = self.parts(volume, record);
         let (path, noted) = (self.path.clone(), record.clone());
         let added = blocking(move || {
             Device::add(&parts, &noted, |number| {
@@ -430,60 +286,25 @@ impl Attachments {
         Served { device, resizes, claim }
     }
 
-    /// The device that the link of a volume leads to, where it is there and is not `own`: it is that of
-    /// another pool of the same name.
-    fn linked_elsewhere(&self, name: &str, own: Option<&Path>) -> Option<PathBuf> {
-        let link = self.links.join(name);
-        let device = udev::device_of(&link)?;
-        (Some(&*device) != own && udev::is_of(&link, &device)).then_some(device)
-    }
-
-    fn check_link(&self, name: &str) -> Result<()> {
-        let Some(device) = self.linked_elsewhere(name, None) else { return Ok(()) };
-        let what = format!(
-            "attach volume {name}: {} leads to {}, which is not this pool's; detach that, or tell the pools \
-             apart by `name` in spindle.toml",
-            self.links.join(name).display(),
-            device.display()
-        );
-        Err(Error::new(ErrorKind::Busy, what))
-    }
-
-    /// A link that people and `fstab` can name, whatever number the kernel chose.
-    fn link(&self, name: &str, device: &Path) {
-        let link = self.links.join(name);
-        if let Some(other) = self.linked_elsewhere(name, Some(device)) {
-            let error = format!("it leads to {}, which is not this pool's", other.display());
-            tracing::warn!(link = %link.display(), error, "no link to a device was made");
-            return;
-        }
-        let made = std::fs::create_dir_all(&self.links).and_then(|()| {
-            let fresh = self.links.join(format!(".{name}.new"));
-            let _ = std::fs::remove_file(&fresh); // of a daemon that ended here
-            std::os::unix::fs::symlink(device, &fresh)?;
-            std::fs::rename(&fresh, &link)
-        });
-        if let Err(error) = made {
-            tracing::warn!(link = %link.display(), %error, "no link to a device was made");
-        }
-        udev::forget(&link, Some(device)); // somebody else removed an earlier one
-        udev::tell(&link, device);
-    }
-
-    /// Takes the link of a volume away that leads to its `device`, or nowhere.
-    fn unlink(&self, name: &str, device: Option<&Path>) {
-        let link = self.links.join(name);
-        if self.linked_elsewhere(name, device).is_some() {
-            return;
-        }
-        udev::forget(&link, None);
-        match std::fs::remove_file(&link) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(link = %link.display(), %error, "the link to a device stays");
+    /// Has the device of a volume follow its size; returns why it does not, for a person.
+    pub(crate) async fn why_size_stays(&self, volume: VolumeId) -> Option<String> {
+        let device = {
+            let live = self.live.lock().await;
+            match &live.as_ref()?.get(&volume.0)?.state {
+                State::Served(served) => served.device.clone(),
+                State::Failed { .. } => return None, // it follows when it is served again
             }
-            _ => {}
-        }
-        let _ = std::fs::remove_dir(&self.links); // once it is empty
+        };
+        let size_bytes = self.pool.volumes().iter().find(|v| v.id() == volume)?.record().size_bytes;
+        let told = blocking(move || match &mut *device.lock() {
+            Some(device) => device.resize(size_bytes),
+            None => Ok(()),
+        });
+        let error = told.await.err()?;
+        Some(format!(
+            "its device keeps its size until it is detached and attached: {}",
+            error.chain()
+        ))
     }
 
     /// Detaches a volume, by its name, its link or its device. Without `is_forced` nothing may use it.
@@ -766,29 +587,43 @@ impl Attachments {
         info
     }
 
-    fn parts(&self, volume: &Arc<Volume>) -> Parts {
+    fn parts(&self, volume: &Arc<Volume>, record: &Record) -> Parts {
         Parts {
-            shown: Arc::new(Attachment::local(volume.clone())),
+            shown: Arc::new(Attachment::local(volume.clone(), record.is_write_through)),
             name: volume.record().name,
             server: self.server.clone(),
             memory: self.memory.clone(),
         }
     }
 
-    fn check_memory(&self, live: &BTreeMap<u32, Live>, options: &AttachOptions) -> Result<()> {
+    /// The options with their number of queues, for which there is memory.
+    fn with_queues(
+        &self,
+        live: &BTreeMap<u32, Live>,
+        options: AttachOptions,
+    ) -> Result<AttachOptions> {
         if options.driver != Driver::Ublk {
-            return Ok(()); // its connections have their own bound
+            return Ok(options); // its connections have their own bound
         }
-        let all = live.values().map(|live| &live.record.options).chain([options]);
-        let of_ublk = all.filter(|options| options.driver == Driver::Ublk);
-        let queues: u64 = of_ublk.map(|options| u64::from(options.queue_count)).sum();
-        let needed_bytes = queues * ublk::own_bytes(IO_BYTES_MAX);
-        if needed_bytes <= self.payload_bytes_max {
-            return Ok(());
+        let others = live.values().map(|live| &live.record.options);
+        let taken = others.filter(|options| options.driver == Driver::Ublk);
+        let taken: u64 = taken.map(|options| u64::from(options.queue_count)).sum();
+        let room = self.payload_bytes_max / ublk::own_bytes(IO_BYTES_MAX);
+        let queue_count = match options.queue_count {
+            0 => {
+                let processors = std::thread::available_parallelism().map_or(1, usize::from);
+                queues_of_choice(room.saturating_sub(taken), processors)
+            }
+            asked => asked,
+        };
+        let queues = taken + u64::from(queue_count);
+        if queues <= room {
+            return Ok(AttachOptions { queue_count, ..options });
         }
         let what = format!(
-            "attach: {queues} queues of devices need {needed_bytes} bytes of memory for requests, and the \
-             budget has {}; raise `memory`, or attach with fewer queues",
+            "attach: {queues} queues of devices need {} bytes of memory for requests, and the budget has {}; \
+             raise `memory`, or attach with fewer queues",
+            queues * ublk::own_bytes(IO_BYTES_MAX),
             self.payload_bytes_max
         );
         Err(Error::new(ErrorKind::Full, what))
@@ -797,6 +632,14 @@ impl Attachments {
     fn write(&self, live: &BTreeMap<u32, Live>) -> Result<()> {
         write(&self.path, live.values().map(|live| live.record.clone()).collect())
     }
+}
+
+/// Queues of a device where nobody says how many: as many as processors, few of those that the memory still
+/// has room for, so that many devices can come, and at least one.
+fn queues_of_choice(room: u64, processors: usize) -> u16 {
+    let few = u16::try_from(room / QUEUES_PART).unwrap_or(u16::MAX);
+    let wanted = u16::try_from(processors).unwrap_or(u16::MAX).min(QUEUES_MAX);
+    wanted.min(few).max(1)
 }
 
 /// What is attached, while it is this daemon's to change.
@@ -811,7 +654,7 @@ fn changeable(live: &mut Option<BTreeMap<u32, Live>>) -> Result<&mut BTreeMap<u3
 }
 
 /// Devices are served by threads and commands that block.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
@@ -851,6 +694,7 @@ pub fn clean_up_device(device: &str) -> Result<String> {
 /// # Errors
 /// `Busy`: a daemon runs, or a process serves some of the devices, as where `dir` is a copy: those are left.
 pub fn clean_up(dir: &Path) -> Result<String> {
+    stacked::check(&[dir.to_owned()])?;
     // Held until the end: no daemon starts meanwhile.
     let _node = NodeDir::open(dir)?;
     clean_up_list(&dir.join(FILE), kernel::delete)

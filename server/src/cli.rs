@@ -15,7 +15,7 @@ mod print;
 
 use crate::admin::{self, AdminHandler, DiffInfo, Request, ScheduleSet};
 use crate::attach::remote::RemoteOptions;
-use crate::attach::{AttachOptions, Driver};
+use crate::attach::{self, AttachOptions, Driver};
 use crate::config::{self, Config};
 use crate::copies::NewCopy;
 use crate::keys::{KeySource, NewKey};
@@ -185,6 +185,7 @@ fn start_logging(command: &Command) -> Result<()> {
 async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     match &cli.command {
         Command::Serve(args) => {
+            attach::stacked::check(&Vec::from_iter(args.config_path())).map_err(Failure::Failed)?;
             let config = load(&args.config_path(), &args.overrides())?;
             if config.settings().lock_memory {
                 lock_memory().map_err(Failure::Failed)?;
@@ -685,10 +686,9 @@ fn attach_options(args: &args::AttachArgs) -> AttachOptions {
             dead_timeout_seconds: args.dead_timeout.duration().as_secs(),
         };
     }
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
     AttachOptions {
         driver: Driver::Ublk,
-        queue_count: args.queues.unwrap_or(u16::try_from(processors.min(4)).expect("at most 4")),
+        queue_count: args.queues.unwrap_or(0), // the daemon's choice
         queue_depth: args.depth,
         logical_block_bytes,
         is_shared,

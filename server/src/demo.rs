@@ -104,10 +104,8 @@ fn print_what_is_next(daemon: &Daemon, binary: &Path, dir: &Path) {
     println!("Next, in another terminal:\n");
     println!("    nbdinfo nbd://{}/{VOLUME}", daemon.address);
     println!("    {} status --dir {}", binary.display(), dir.display());
-    println!(
-        "    sudo nbd-client 127.0.0.1 {} /dev/nbd0 -N {VOLUME} && sudo mkfs.ext4 /dev/nbd0",
-        daemon.address.rsplit(':').next().unwrap_or_default()
-    );
+    // It needs no client but the kernel's, and root for itself only.
+    println!("    sudo {} attach --nbd nbd://{}/{VOLUME}", binary.display(), daemon.address);
     println!("    {} serve --help\n", binary.display());
 }
 

@@ -1,25 +1,22 @@
-//! Serving a pool until told to stop, and closing it. How it is opened is in `opening`.
-//!
-//! Invariants:
-//! - Order of closing: front ends, destage, log, metadata, ownership. Only a pool of which the
-//!   store holds everything is released: another machine may then open it without being asked
-//!   whether it wants to lose something.
+//! Serving a pool until told to stop. How it is opened is in `opening`, how it is closed in `closing`.
 
+mod closing;
 mod opening;
 
+pub(crate) use closing::EXIT_AT_ONCE;
 pub(crate) use opening::check_store_dir_exists;
 #[cfg(test)]
 pub(crate) use opening::sides_wanted;
 pub use opening::{Opening, open};
 
 use crate::admin::{AdminHandler, AdminServer, FsckInfo};
-use crate::attach::Attachments;
+use crate::attach::{self, Attachments};
 use crate::claims::Claims;
 use crate::config::{Config, budget};
 use crate::copies::{Copies, target::Target};
 use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
-use crate::keys::KeyRing;
+use crate::keys::{KeyRing, KeySource};
 use crate::manifest::{NodeDir, Ownership};
 use crate::pool::{Pool, StepBack, VolumeTraits};
 use crate::record::{VolumeRecord, VolumeState};
@@ -30,7 +27,6 @@ use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use nbd::{Access, Exports, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use opening::tier_options;
-use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
@@ -43,10 +39,6 @@ use uuid::Uuid;
 /// Longest time that an orderly stop spends on moving the log's tail to the store. What is left
 /// stays in the log, and the pool stays ours.
 const CLOSE_DESTAGE_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
-/// The same where devices wait for the next daemon: what took long was moved before they were left.
-const CLOSE_DESTAGE_DEVICES_MAX: Duration = Duration::from_secs(5);
-/// Exit code of a daemon that a second signal ended before its stop was done.
-pub(crate) const EXIT_AT_ONCE: i32 = 3;
 /// Time that requests in flight have to finish at an orderly stop.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 /// How often the owner looks whether it still is. Chosen by hand: one listing.
@@ -164,118 +156,6 @@ impl OpenPool {
         let is_whole = self.is_whole.subscribe();
         Scrub::offline(self.pool.clone(), self.store.clone(), key, id, is_whole)
     }
-
-    fn names_of(&self, ids: impl Iterator<Item = u32>) -> Vec<String> {
-        let records = self.pool.records();
-        let name = |id| match records.iter().find(|record| record.id == id) {
-            Some(record) => record.name.clone(),
-            None => format!("number {id}"),
-        };
-        ids.map(name).collect()
-    }
-
-    /// Orderly stop: the store gets what it lacks, within a bounded time, and the pool is released
-    /// if it got everything.
-    ///
-    /// # Errors
-    /// The first failure; nothing that was promised is lost by it.
-    pub async fn close(self) -> Result<()> {
-        self.close_with(false).await
-    }
-
-    /// As [`OpenPool::close`]. `has_devices`: somebody waits for the next daemon, and the store gets only what it takes at
-    /// once.
-    async fn close_with(self, has_devices: bool) -> Result<()> {
-        match self.close_pool(has_devices).await? {
-            Closed::AllInStore | Closed::LacksLost(_) => self.ownership.release().await,
-            Closed::Lacks(_) => Ok(()),
-        }
-    }
-
-    /// As [`OpenPool::close`], and the pool is removed instead of released. Returns when.
-    ///
-    /// # Errors
-    /// Also where the store does not hold everything: the pool is then not removed.
-    pub(crate) async fn remove(self) -> Result<u64> {
-        let lacks = match self.close_pool(false).await? {
-            Closed::AllInStore => return self.ownership.remove().await,
-            Closed::LacksLost(lacks) => {
-                // It stays released, as a stop leaves it.
-                self.ownership.release().await?;
-                lacks
-            }
-            Closed::Lacks(lacks) => lacks,
-        };
-        let what = "remove the pool: the store does not hold all of it, and it was not removed. See \
-             `spindle status`, and try again once the cause is gone";
-        Err(Error::with_source(lacks.kind(), what, lacks))
-    }
-
-    /// Moves what the store lacks there, within a bounded time, and closes all but the ownership.
-    async fn close_pool(&self, has_devices: bool) -> Result<Closed> {
-        let destage_max = if has_devices { CLOSE_DESTAGE_DEVICES_MAX } else { CLOSE_DESTAGE_MAX };
-        let everything = tokio::time::timeout(destage_max, self.pool.destage_all()).await;
-        // The next daemon goes on with the rest; without devices, it may be meant to be another machine's.
-        let is_meant = has_devices && everything.is_err();
-        let lacking = match everything {
-            Ok(Ok(_)) => None,
-            Ok(Err(error)) => Some(error),
-            Err(_) => Some(Error::new(ErrorKind::Unavailable, "the store did not take it in time")),
-        };
-        if let Some(error) = &lacking
-            && !is_meant
-        {
-            tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
-        }
-        let (last_lsn, destaged_lsn) = self.pool.close().await?;
-        let lacks = |lacking: Option<Error>| {
-            let unknown = || Error::new(ErrorKind::Unavailable, "the newest writes are not there");
-            lacking.unwrap_or_else(unknown)
-        };
-        if destaged_lsn < last_lsn {
-            if is_meant {
-                tracing::info!(
-                    last_lsn = last_lsn.0,
-                    destaged_lsn = destaged_lsn.0,
-                    "the newest writes wait in this directory's log for the next start, and the pool stays \
-                     owned by it"
-                );
-            } else {
-                tracing::warn!(
-                    last_lsn = last_lsn.0,
-                    destaged_lsn = destaged_lsn.0,
-                    "the store does not hold the newest writes; they are in this directory's log, and \
-                     the pool stays owned by it"
-                );
-            }
-            return Ok(Closed::Lacks(lacks(lacking)));
-        }
-        let aside = self.pool.asides();
-        let missing: HashSet<[u8; 16]> =
-            self.recovery.missing_sides.iter().map(|side| side.file.id).collect();
-        if aside.values().flatten().any(|file| !missing.contains(&file.id)) {
-            tracing::warn!(
-                volumes = ?self.names_of(aside.keys().map(|volume| volume.0)),
-                "the store lacks writes of volumes that cannot be destaged; they are in side files \
-                 in this directory's log, and the pool stays owned by it"
-            );
-            return Ok(Closed::Lacks(lacks(lacking)));
-        }
-        match aside.is_empty() {
-            true => Ok(Closed::AllInStore),
-            false => Ok(Closed::LacksLost(lacks(lacking))),
-        }
-    }
-}
-
-/// What the store held when a pool was closed.
-enum Closed {
-    /// Everything.
-    AllInStore,
-    /// All but writes whose side files are missing here, so that this directory is of no use to them.
-    LacksLost(Error),
-    /// Not all: the rest is in this directory.
-    Lacks(Error),
 }
 
 /// Serves the configured pool until SIGTERM or SIGINT. Calls `announce` with the endpoints when
@@ -285,6 +165,7 @@ enum Closed {
 /// Whatever keeps the pool from opening, the sockets from listening, or the end from being orderly.
 pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[String])) -> Result<()> {
     let mut signals = Signals::new()?;
+    check_places(config).await?;
     let opening = if take_over { Opening::TakeOver } else { Opening::OrNew };
     let open = tokio::select! {
         open = open_with_volumes(config, opening) => open?,
@@ -344,24 +225,10 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         _ = stopped.wait_for(|stop| *stop) => (None, 1),
         lost = open.pool.ended() => (Some(lost), 1),
     };
-    end_at_once_on_another(signals, spare_count);
+    closing::end_at_once_on_another(signals, spare_count);
     tracing::info!("stopping");
     let lost = match lost {
-        // From when its device is left to the next daemon's first answer its user waits: what may take long comes before. What
-        // comes of it shows when the pool is closed.
-        None if attachments.has_users() => tokio::select! {
-            lost = open.pool.ended() => Some(lost),
-            _ = tokio::time::timeout(CLOSE_DESTAGE_MAX, open.pool.destage_all()) => None,
-        },
-        lost => lost,
-    };
-    // What was lost meanwhile may have ended the move first.
-    let lost = match lost {
-        None => tokio::select! {
-            biased;
-            lost = open.pool.ended() => Some(lost),
-            () = std::future::ready(()) => None,
-        },
+        None if attachments.has_users() => closing::move_while_served(&open.pool).await,
         lost => lost,
     };
     let has_devices = lost.is_none() && attachments.has_users();
@@ -392,21 +259,6 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     Err(open.reason_of_loss(lost).await)
 }
 
-/// Ends the process at the next signal but `spare_count`, whatever an orderly stop waits for. What
-/// was answered is in the write log, as after a kill.
-fn end_at_once_on_another(mut signals: Signals, spare_count: usize) {
-    tokio::spawn(async move {
-        for _ in 0..=spare_count {
-            signals.stop().await;
-        }
-        tracing::warn!(
-            "ended at once, because another signal came during the stop; what the store does not \
-             hold is in the write log, and the pool stays owned by this directory"
-        );
-        std::process::exit(EXIT_AT_ONCE);
-    });
-}
-
 async fn open_with_volumes(config: &Config, opening: Opening) -> Result<OpenPool> {
     let open = open(config, opening).await?;
     open.make_volumes().await?;
@@ -416,6 +268,20 @@ async fn open_with_volumes(config: &Config, opening: Opening) -> Result<OpenPool
     }
     opening::settle_step_back(config.dir())?;
     Ok(open)
+}
+
+/// Refuses what this daemon would wait for without an end.
+async fn check_places(config: &Config) -> Result<()> {
+    let keys = match config.key_source() {
+        KeySource::File(path) | KeySource::PassphraseFile(path) | KeySource::RecoveryFile(path) => {
+            Some(path)
+        }
+        _ => None,
+    };
+    let store = Store::dir_of(config.store_url())?;
+    let (dir, cache) = (config.dir().to_owned(), config.cache_dir().map(Path::to_owned));
+    let places: Vec<_> = [Some(dir), cache, store, keys].into_iter().flatten().collect();
+    attach::blocking(move || attach::stacked::check(&places)).await
 }
 
 /// Opens the pool for requests of the command line while no daemon has it. Configured volumes are

@@ -429,6 +429,7 @@ impl BlockDevice for Volume {
             payload_bytes_max: PAYLOAD_BYTES_MAX,
             is_read_only: self.record.read().is_read_only,
             is_multi_conn: true,
+            has_volatile_cache: true,
         }
     }
 

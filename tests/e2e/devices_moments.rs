@@ -297,6 +297,17 @@ fn with_udev() {
     let _ = daemon.json(&["detach", "other"]);
     settled();
     assert_eq!((left("/dev/spindle/main"), left("/run/spindle/devices")), (0, 0));
+    // What a daemon left that is gone for good: all of it, and one by name.
+    let devices = VOLUMES.map(|(volume, driver)| attach_volume(&daemon, volume, driver));
+    settled();
+    daemon.kill();
+    let _ = daemon.json(&["attach", "--cleanup", &devices[0]]);
+    settled();
+    assert_eq!((left("/dev/spindle/main"), left("/run/spindle/devices")), (1, 1));
+    let _ = daemon.json(&["attach", "--cleanup"]);
+    settled();
+    assert_eq!((left("/dev/spindle/main"), left("/run/spindle/devices")), (0, 0));
+    daemon.restart();
     daemon.stop();
     daemon.fsck();
 }

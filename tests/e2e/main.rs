@@ -11,6 +11,7 @@ mod copies_parts;
 mod damage;
 mod dedup;
 mod devices;
+mod devices_many;
 mod devices_moments;
 mod devices_remote;
 mod filesystem;

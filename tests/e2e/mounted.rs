@@ -173,7 +173,55 @@ fn what_a_device_says() {
             let _ = daemon.json(&["detach", "db"]);
         }
     }
+    for driver in DRIVERS {
+        write_through(driver);
+    }
     no_complaints_of_the_kernel();
+}
+
+/// Where every write is on stable storage when it is answered, the device has no volatile cache, whatever becomes of its
+/// volume while it is in use.
+fn write_through(driver: &[&str]) {
+    let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
+    let caches = |device: &str| {
+        let queue = format!("/sys/block/{}/queue", device.trim_start_matches("/dev/"));
+        ["write_cache", "fua"].map(|name| {
+            let text = std::fs::read_to_string(format!("{queue}/{name}"));
+            text.expect("the kernel has it").trim().to_owned()
+        })
+    };
+    let set = |daemon: &Daemon, durability: &str| {
+        let _ = daemon.json(&["volume", "set", "db", "--durability", durability]);
+    };
+    set(&daemon, "write");
+    let device = attach(&daemon, driver);
+    assert_eq!(caches(&device), ["write through", "0"], "{driver:?}");
+    set(&daemon, "flush");
+    for end in ["none", "kill", "stop"] {
+        match end {
+            "kill" => daemon.kill(),
+            "stop" => daemon.stop(),
+            _ => {}
+        }
+        if end != "none" {
+            daemon.restart();
+        }
+        assert_eq!(caches(&device), ["write through", "0"], "{driver:?} after {end}");
+        let (to, count) = (format!("of={device}"), "count=1");
+        run("dd", &["if=/dev/urandom", &to, "bs=64k", count, "oflag=direct", "conv=fsync"]);
+        // The kernel has sent no flush, and needs none.
+        let status = daemon.json(&["status"]);
+        let log = &status["log"];
+        assert_eq!(log["durable_lsn"], log["last_lsn"], "{driver:?} after {end}: {status}");
+        let list = daemon.json(&["attach", "list"]);
+        assert_eq!(list["attachments"][0]["flush_count"], 0, "{list}");
+    }
+    let _ = daemon.json(&["detach", "db"]);
+    let device = attach(&daemon, driver);
+    assert_eq!(caches(&device), ["write back", "1"], "{driver:?} attached anew");
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.fsck();
 }
 
 #[test]

@@ -142,6 +142,15 @@ pub fn delete(number: u32, cookie: Option<u64>) -> Result<()> {
     control.delete(number)
 }
 
+/// Whether a device has no server, and requests to it wait for one.
+///
+/// # Errors
+/// Those of the driver, and [`check`]'s.
+pub fn is_waiting(number: u32) -> Result<bool> {
+    let info = Control::open()?.info(number)?;
+    Ok(info.is_some_and(|info| info.state != state::FAIL_IO && !is_served(&info)))
+}
+
 /// A living process other than ours that is said to serve it.
 fn is_served(info: &Info) -> bool {
     let own = i32::try_from(std::process::id()).expect("process numbers are small");

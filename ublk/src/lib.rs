@@ -28,5 +28,5 @@ mod request;
 mod wakes;
 
 pub use abi::{IO_BYTES_MAX, QUEUE_DEPTH_MAX};
-pub use device::{Device, Options, Statistics, check, delete, find};
+pub use device::{Device, Options, Statistics, check, delete, find, is_waiting};
 pub use memory::{Memory, own_bytes};

@@ -1,8 +1,8 @@
 //! What the kernel is told of a device. Pure.
 //!
 //! Invariants:
-//! - The attributes are true: a device has a volatile cache, because a write that was answered may
-//!   be lost with the power until it is flushed, and it has FUA.
+//! - The attributes are true: a device has a volatile cache, and FUA, where a write that was answered may
+//!   be lost with the power until it is flushed, and only there.
 
 use crate::abi::{Params, attribute};
 use block::units::{BLOCK_BYTES, SECTOR_BYTES};
@@ -35,9 +35,13 @@ pub(crate) fn params(
         return Err(Error::new(ErrorKind::Invalid, what));
     }
     let read_only = if limits.is_read_only { attribute::READ_ONLY } else { 0 };
+    let cache = match limits.has_volatile_cache {
+        true => attribute::VOLATILE_CACHE | attribute::FUA,
+        false => 0,
+    };
     let block_bytes = u32::try_from(BLOCK_BYTES).expect("a block is small");
     Ok(Params {
-        attributes: attribute::VOLATILE_CACHE | attribute::FUA | read_only,
+        attributes: cache | read_only,
         logical_shift: shift(logical_block_bytes),
         physical_shift: shift(limits.preferred_block_bytes.max(logical_block_bytes)),
         io_sectors_max: io_bytes_max / 512,
@@ -63,6 +67,7 @@ mod tests {
             payload_bytes_max: 32 << 20,
             is_read_only,
             is_multi_conn: true,
+            has_volatile_cache: true,
         }
     }
 
@@ -74,6 +79,12 @@ mod tests {
         assert_eq!((params.io_sectors_max, params.device_sectors), (2048, 1 << 21));
         assert!(u64::from(params.discard_sectors_max) * 512 <= u64::from(u32::MAX));
         assert!((u64::from(params.discard_sectors_max) * 512).is_multiple_of(4096));
+    }
+
+    #[test]
+    fn a_device_whose_writes_are_stable_has_no_volatile_cache() {
+        let stable = Limits { has_volatile_cache: false, ..limits(1 << 30, false) };
+        assert_eq!(params(&stable, 512, 1 << 20).unwrap().attributes, 0);
     }
 
     #[test]

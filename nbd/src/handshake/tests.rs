@@ -9,6 +9,7 @@ const LIMITS: Limits = Limits {
     payload_bytes_max: 32 << 20,
     is_read_only: false,
     is_multi_conn: true,
+    has_volatile_cache: true,
 };
 
 /// Splits a stream of option replies into (option, type, data).

@@ -128,6 +128,7 @@ impl BlockDevice for MemoryDevice {
             payload_bytes_max: 32 << 20,
             is_read_only: self.is_read_only,
             is_multi_conn: true,
+            has_volatile_cache: true,
         }
     }
 

@@ -50,6 +50,9 @@ pub struct VolumeInfo {
     /// What deduplication has found; absent where it is off and nothing was found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dedup: Option<DedupInfo>,
+    /// What did not follow a request that was done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// What deduplication has found, of a volume or of all.

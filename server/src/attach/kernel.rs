@@ -168,6 +168,21 @@ fn delete_any_unserved(path: &str) -> Result<()> {
     }
 }
 
+/// Whether a device is one of spindle's drivers, and requests to it wait because nobody serves it. False where that cannot
+/// be known.
+pub(super) fn is_waiting(path: &Path) -> bool {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
+    let number = |prefix: &str| name.strip_prefix(prefix)?.parse::<u32>().ok();
+    if let Some(number) = number("ublkb") {
+        return ublk::is_waiting(number).unwrap_or(false);
+    }
+    let identifier = number("nbd").and_then(nbd::kernel::identifier_of);
+    let Some(identifier) = identifier.filter(|text| text.starts_with("spindle-")) else {
+        return false;
+    };
+    lock_unserved(path, &identifier).is_ok()
+}
+
 /// Whoever serves a device of the nbd driver holds its lock.
 pub(super) fn lock_unserved(path: &Path, identifier: &str) -> Result<File> {
     lock(&lock_name(identifier)).map_err(|error| match error.kind() {

@@ -37,7 +37,8 @@ pub struct AttachOptions {
     /// By which driver.
     #[serde(default, skip_serializing_if = "Driver::is_ublk")]
     pub driver: Driver,
-    /// ublk: hardware queues of the device, each with a thread. nbd: connections.
+    /// ublk: hardware queues of the device, each with a thread; where a volume is to be attached, 0 leaves them to the
+    /// daemon. nbd: connections.
     pub queue_count: u16,
     /// ublk: requests in flight of a queue. nbd: the kernel's 128.
     pub queue_depth: u16,
@@ -71,6 +72,9 @@ pub(super) struct Record {
     /// The volume had stepped back before the device was made: what uses it has seen nothing else.
     #[serde(default)]
     pub(super) is_stepped_back: bool,
+    /// The kernel was told that the device has no volatile cache, and never flushes it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_write_through: bool,
     pub(super) options: AttachOptions,
 }
 
@@ -126,7 +130,15 @@ mod tests {
             dead_timeout_seconds,
         };
         let (number, cookie) = (Some(7), u64::MAX);
-        Record { volume: 3, number, cookie, epoch: 9, is_stepped_back: false, options }
+        Record {
+            volume: 3,
+            number,
+            cookie,
+            epoch: 9,
+            is_stepped_back: false,
+            is_write_through: false,
+            options,
+        }
     }
 
     #[test]
@@ -137,6 +149,10 @@ mod tests {
         let records = [record(Driver::Ublk, 0), record(Driver::Nbd, 60)];
         write(&path, records.to_vec()).unwrap();
         assert_eq!(read(&path).unwrap(), records);
+        let write_through = Record { is_write_through: true, ..record(Driver::Ublk, 0) };
+        write(&path, vec![write_through.clone()]).unwrap();
+        assert_eq!(read(&path).unwrap(), [write_through]);
+        write(&path, records.to_vec()).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replace("\"version\": 1", "\"version\": 2")).unwrap();
         let error = read(&path).unwrap_err();

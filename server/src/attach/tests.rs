@@ -56,6 +56,7 @@ fn note_attached(config: &Config, volume: &Volume) -> PathBuf {
         cookie: 9,
         epoch: 1,
         is_stepped_back: false,
+        is_write_through: false,
         options: OPTIONS,
     };
     let path = config.dir().join(FILE);
@@ -133,6 +134,22 @@ async fn what_is_attached_is_not_removed_without_a_daemon_either() {
 }
 
 #[test]
+fn the_budget_has_room_for_many_devices_whose_queues_nobody_counted() {
+    let devices_of = |mut room: u64, processors| {
+        let mut queues = Vec::new();
+        while room > 0 {
+            queues.push(queues_of_choice(room, processors));
+            room -= u64::from(queues[queues.len() - 1]);
+        }
+        queues
+    };
+    assert_eq!(devices_of(20, 8), [4, 4, 3, 2, 1, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(devices_of(20, 1), [1; 20]);
+    assert_eq!(devices_of(1, 8), [1]);
+    assert_eq!(queues_of_choice(0, 8), 1, "which has no room, and says so");
+}
+
+#[test]
 fn what_a_living_process_serves_is_not_cleaned_up() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(FILE);
@@ -142,6 +159,7 @@ fn what_a_living_process_serves_is_not_cleaned_up() {
         cookie: 9,
         epoch: 1,
         is_stepped_back: false,
+        is_write_through: false,
         options: OPTIONS,
     };
     write(&path, vec![record(1), record(2), record(3)]).unwrap();

@@ -457,8 +457,9 @@ pub struct AttachArgs {
     /// a URI of an export elsewhere, whose device this command then serves until it is stopped
     #[arg(required_unless_present = "cleanup")]
     pub target: Option<String>,
-    /// Hardware queues, each with a thread; as many as processors by default, at most 4
-    #[arg(long, value_name = "COUNT", conflicts_with = "nbd")]
+    /// Hardware queues, each with a thread; by default as many as processors, at most 4, fewer where many devices share
+    /// the memory
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "nbd")]
     pub queues: Option<u16>,
     /// Requests in flight of a queue
     #[arg(long, value_name = "COUNT", default_value_t = 64, conflicts_with = "nbd")]

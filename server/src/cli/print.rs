@@ -4,8 +4,6 @@ use crate::admin::{
     CacheInfo, CopyInfo, DiffInfo, FsckInfo, NbdInfo, Reply, RestoreInfo, ScheduleInfo, ScrubInfo,
     SnapshotInfo, SpaceInfo, StatusInfo, VolumeInfo,
 };
-use crate::attach::AttachmentInfo;
-use crate::claims::ClientInfo;
 use crate::config::Config;
 use crate::config::options::{self, OptionDoc};
 use crate::pool::some_of;
@@ -15,6 +13,8 @@ use crate::units::{ByteSize, Span, utc};
 use block::units::BLOCK_BYTES;
 use serde::Serialize;
 use std::fmt::Write;
+
+mod devices;
 
 /// Columns, left-aligned but for those named in `right`, two spaces apart.
 fn table(rows: &[Vec<String>], right: &[usize]) -> String {
@@ -308,51 +308,18 @@ fn pairs(pairs: &[(&str, String)]) -> String {
 }
 
 fn volume(volume: &VolumeInfo) -> String {
-    pairs(&[
+    let mut text = pairs(&[
         ("name", volume.name.clone()),
         ("id", volume.id.to_string()),
         ("size", format!("{} ({} bytes)", ByteSize(volume.size_bytes), volume.size_bytes)),
         ("durability", durability(volume)),
         ("state", state(volume)),
         ("created", utc(volume.created_at)),
-    ])
-}
-
-fn attached(info: &AttachmentInfo) -> String {
-    let device =
-        info.device.as_ref().map_or_else(|| "-".to_owned(), |path| path.display().to_string());
-    pairs(&[
-        ("volume", info.volume.clone()),
-        ("device", device),
-        ("link", info.link.display().to_string()),
-    ])
-}
-
-fn attachment_list(infos: &[AttachmentInfo], clients: &[ClientInfo]) -> String {
-    if infos.is_empty() && clients.is_empty() {
-        return "nothing is attached; attach a volume with: spindle attach NAME --dir DIR\n"
-            .to_owned();
+    ]);
+    if let Some(warning) = &volume.warning {
+        text.push_str(&format!("warning: {warning}\n"));
     }
-    let mut rows = vec![["VOLUME", "DEVICE", "LINK", "STATE"].map(str::to_owned).to_vec()];
-    rows.extend(infos.iter().map(|info| {
-        let device =
-            info.device.as_ref().map_or_else(|| "-".to_owned(), |path| path.display().to_string());
-        let state = match &info.failure {
-            Some(failure) => format!("not served: {failure}"),
-            None if info.is_in_use => "in use".to_owned(),
-            None => "idle".to_owned(),
-        };
-        vec![info.volume.clone(), device, info.link.display().to_string(), state]
-    }));
-    rows.extend(clients.iter().map(|client| {
-        let state = match client.connection_count {
-            0 => "not connected".to_owned(),
-            1 => "1 connection".to_owned(),
-            count => format!("{count} connections"),
-        };
-        vec![client.volume.clone(), format!("client {}", client.label), "-".to_owned(), state]
-    }));
-    table(&rows, &[])
+    text
 }
 
 /// A reply of the daemon.
@@ -375,8 +342,8 @@ pub(super) fn reply(reply: &Reply) -> String {
              To use it: put it in a file and start spindle with --recovery-key-file FILE.\n",
             key.expose()
         ),
-        Reply::Attached(info) => attached(info),
-        Reply::Attachments { attachments, clients } => attachment_list(attachments, clients),
+        Reply::Attached(info) => devices::attached(info),
+        Reply::Attachments { attachments, clients } => devices::list(attachments, clients),
         Reply::KeyRotated { message, .. } => format!("{message}\n"),
     }
 }
@@ -740,6 +707,7 @@ mod tests {
             expires_at: None,
             own_key: None,
             dedup: None,
+            warning: None,
         }
     }
 

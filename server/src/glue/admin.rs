@@ -8,7 +8,7 @@
 mod answers;
 mod status;
 
-use crate::admin::{AdminHandler, DiffExtent, DiffInfo, Reply, Request};
+use crate::admin::{AdminHandler, DiffExtent, DiffInfo, Reply, Request, VolumeInfo};
 use crate::attach::{self, Attachments};
 use crate::claims::Unattached;
 use crate::copies::Copies;
@@ -161,7 +161,11 @@ impl AdminHandler for AdminPool {
                 };
                 // Not `shrink`: somebody may have made it longer since.
                 let record = pool.resize_volume(&name, size_bytes, is_smaller).await?;
-                Ok(Reply::Volume(volume_info(&open, &record)))
+                let warning = match &self.attachments {
+                    Some(attachments) => attachments.why_size_stays(VolumeId(record.id)).await,
+                    None => None,
+                };
+                Ok(Reply::Volume(VolumeInfo { warning, ..volume_info(&open, &record) }))
             }
             Request::VolumeSet { name, durability, is_read_only, dedup } => {
                 let set = pool.configure_volume(&name, durability, is_read_only, dedup);

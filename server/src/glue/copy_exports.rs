@@ -165,6 +165,7 @@ impl BlockDevice for CopyView {
             payload_bytes_max: PAYLOAD_BYTES_MAX,
             is_read_only: true,
             is_multi_conn: true,
+            has_volatile_cache: true,
         }
     }
 

@@ -126,7 +126,13 @@ impl Exports for PoolExports {
                 Some(self.claims.connect(id, &record.name, has_stepped_back, said).await?)
             }
         };
-        Ok(Arc::new(Attachment { volume, is_remote, is_reader: claim.is_none(), claim }))
+        Ok(Arc::new(Attachment {
+            volume,
+            is_remote,
+            is_reader: claim.is_none(),
+            is_write_through: false,
+            claim,
+        }))
     }
 
     async fn release(&self, claim: &ClaimRequest, _client: &Client) -> Result<()> {
@@ -156,13 +162,17 @@ pub struct Attachment {
     is_remote: bool,
     /// It may change nothing, whatever becomes of the volume.
     is_reader: bool,
+    /// Its user never flushes, and was told that there is no need to: every write is on stable storage before it is
+    /// answered, whatever the volume's durability becomes.
+    is_write_through: bool,
     claim: Option<Claim>,
 }
 
 impl Attachment {
-    /// For a device of this machine, whose claim is the caller's to keep.
-    pub(crate) fn local(volume: Arc<Volume>) -> Attachment {
-        Attachment { volume, is_remote: false, is_reader: false, claim: None }
+    /// For a device of this machine, whose claim is the caller's to keep. `is_write_through`: the kernel is told that it
+    /// has no volatile cache.
+    pub(crate) fn local(volume: Arc<Volume>, is_write_through: bool) -> Attachment {
+        Attachment { volume, is_remote: false, is_reader: false, is_write_through, claim: None }
     }
 
     /// Held by every request: see [`crate::claims`].
@@ -183,16 +193,18 @@ impl Attachment {
     }
 
     /// A remote client's unflushed writes wait for stable storage unless the volume's owner has
-    /// chosen a durability by name.
+    /// chosen a durability by name; those of a device without a volatile cache always do.
     pub(crate) fn must_be_durable(&self) -> bool {
-        self.is_remote && self.volume.record().durability == Durability::Auto
+        self.is_write_through
+            || self.is_remote && self.volume.record().durability == Durability::Auto
     }
 }
 
 impl BlockDevice for Attachment {
     fn limits(&self) -> Limits {
         let limits = self.volume.limits();
-        Limits { is_read_only: limits.is_read_only || self.is_reader, ..limits }
+        let is_read_only = limits.is_read_only || self.is_reader;
+        Limits { is_read_only, has_volatile_cache: !self.is_write_through, ..limits }
     }
 
     async fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Promises of an open pool, over a real log and a store in memory.
 
 use super::*;
-use crate::glue::exports::PoolExports;
+use crate::glue::exports::{Attachment, PoolExports};
 use crate::store::Store;
 use block::seal::PoolKey;
 use block::{BlockDevice, Epoch, WriteFlags, ZeroFlags};
@@ -397,6 +397,36 @@ async fn auto_means_write_for_a_client_on_another_machine() {
     let client = Client { peer, is_tls: false, names: Vec::new(), claim: None };
     assert!(!exports.open("auto", &client).await.unwrap().must_be_durable());
     drop(exports);
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_without_a_volatile_cache_is_answered_what_is_stable() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    // Nothing but what is asked for is synced meanwhile.
+    let pool = open_with(dir.path(), &store, 1, log_options(), Duration::from_secs(3600)).await;
+    // What it was when the device was made, or has become since: the device's user goes by what it was told then.
+    let volume = pool.create_volume("v", MIB, Durability::Flush).await.unwrap();
+    for is_write_through in [false, true] {
+        let device = Attachment::local(volume.clone(), is_write_through);
+        assert_eq!(device.limits().has_volatile_cache, !is_write_through);
+        let is_stable = || {
+            let log = pool.log_status();
+            log.durable_lsn == log.last_lsn
+        };
+        for round in 0..3 {
+            device.write(0, pattern(round, 4096), NO_FUA).await.unwrap();
+            assert_eq!(is_stable(), is_write_through, "a write");
+            device.write(512 * u64::from(round), pattern(round, 100), NO_FUA).await.unwrap();
+            assert_eq!(is_stable(), is_write_through, "a ragged write");
+            device.discard(8192, 8192, false).await.unwrap();
+            assert_eq!(is_stable(), is_write_through, "a discard");
+            device.write_zeroes(0, 4096, ZeroFlags::default()).await.unwrap();
+            assert_eq!(is_stable(), is_write_through, "zeroes");
+        }
+    }
+    drop(volume);
     pool.close().await.unwrap();
 }
 

@@ -40,6 +40,7 @@ pub(super) fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo 
         expires_at: Some(record.expires_at).filter(|at| *at != 0),
         own_key: Some(record.own_key).filter(|id| *id != 0),
         dedup: dedup_info([record].into_iter(), &open.pool.dedup_status()),
+        warning: None,
     }
 }
 

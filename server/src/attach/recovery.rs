@@ -1,0 +1,170 @@
+//! How attached volumes come back: after a restart, and by being attached again after a failure.
+//!
+//! Invariants:
+//! - A device that is served again is one of the list, with its cookie, and of a volume that is still what
+//!   the device's users have seen.
+//! - What failed stays in the list, and keeps its claim on the volume.
+
+use super::kernel::{self, Device};
+use super::{AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
+use super::{blocking, changeable};
+use crate::chain::random_bytes;
+use crate::claims::Claim;
+use block::{Epoch, Error, ErrorKind, Result, VolumeId};
+use std::collections::BTreeMap;
+
+impl Attachments {
+    /// Serves again what was attached when the last daemon ended. `is_ours` tells whether this directory
+    /// has owned the pool without another between since an epoch. Failures are kept with the
+    /// attachment and logged: the daemon serves its other clients all the same.
+    pub async fn recover(&self, is_ours: impl Fn(Epoch) -> bool) -> Result<()> {
+        let mut live = self.live.lock().await;
+        let live = changeable(&mut live)?;
+        if live.is_empty() {
+            return Ok(()); // nothing is written where nothing was ever attached
+        }
+        let volumes: Vec<u32> = live.keys().copied().collect();
+        for id in volumes {
+            let is_ours = is_ours(Epoch(live[&id].record.epoch));
+            if let Err(error) = self.recover_into(live, id, is_ours).await {
+                tracing::error!(
+                    volume = id, error = %error.chain(),
+                    "an attached volume is not served; its device waits. Remove the cause and attach the \
+                     volume again, or give it up with `spindle detach --force`"
+                );
+            }
+        }
+        self.write(live)
+    }
+
+    /// Serves again what is in `live`, where it can. Nobody else has the volume before that is known.
+    async fn recover_into(
+        &self,
+        live: &mut BTreeMap<u32, Live>,
+        id: u32,
+        is_ours: bool,
+    ) -> Result<()> {
+        let attached = live.get_mut(&id).expect("the caller has seen it");
+        let record = attached.record.clone();
+        let mut claim = match &mut attached.state {
+            State::Failed { claim, .. } => claim.take(),
+            State::Served(_) => return Ok(()),
+        };
+        match self.recover_one(&record, is_ours, &mut claim).await {
+            Ok(Some((record, served))) => {
+                live.insert(id, Live { record, state: State::Served(served) });
+                Ok(())
+            }
+            Ok(None) => {
+                live.remove(&id);
+                Ok(())
+            }
+            Err(error) => {
+                let shared = record.options.is_shared;
+                let claim =
+                    claim.or_else(|| self.claims.attach(id, &self.name_of(id), shared).ok());
+                let state = State::Failed { error: error.clone(), claim, is_ours };
+                live.insert(id, Live { record, state });
+                Err(error)
+            }
+        }
+    }
+
+    /// `claim`: what this daemon has of the volume already. It is taken where the device is served.
+    async fn recover_one(
+        &self,
+        record: &Record,
+        is_ours: bool,
+        claim: &mut Option<Claim>,
+    ) -> Result<Option<(Record, Served)>> {
+        let volume = self.pool.volumes().into_iter().find(|v| v.id() == VolumeId(record.volume));
+        let refused = match &volume {
+            None => Some("its volume was removed"),
+            Some(_) if !is_ours => Some("another node has owned the pool since it was last served"),
+            // After a reboot there is no device, and nothing that has seen what is gone.
+            Some(volume)
+                if volume
+                    .record()
+                    .has_stepped_back_since(Epoch(record.epoch), record.is_stepped_back) =>
+            {
+                let asked = record.clone();
+                let is_there = blocking(move || kernel::is_there(&asked)).await?;
+                is_there.then_some("its volume has stepped back: answered writes are gone")
+            }
+            Some(_) => None,
+        };
+        let (Some(volume), None) = (volume, refused) else {
+            tracing::error!(
+                volume = record.volume, device = ?record.number, reason = refused,
+                "a device is removed from the kernel and not served again: its users get errors; attach \
+                 the volume anew"
+            );
+            self.remove_from_kernel(record).await?;
+            return Ok(None);
+        };
+        let name = volume.record().name;
+        if claim.is_none() {
+            *claim = Some(self.claims.attach(record.volume, &name, record.options.is_shared)?);
+        }
+        let sizes = volume.size_changes(); // from before the kernel is told one
+        let (parts, known) = (self.parts(&volume, record), record.clone());
+        let recovered = blocking(move || Device::recover(&parts, &known)).await?;
+        let is_stepped_back = volume.record().is_stepped_back;
+        let mut record = Record { epoch: self.epoch.0, is_stepped_back, ..record.clone() };
+        let device = match recovered {
+            Some(device) => {
+                record.number = Some(device.number());
+                device
+            }
+            // The machine was restarted, or the device was never there, or is of no use any more while
+            // somebody still holds it: the new one must be told from that.
+            None => {
+                record.cookie = u64::from_le_bytes(random_bytes());
+                self.add(&volume, &mut record).await?
+            }
+        };
+        tracing::info!(volume = name, device = %device.path().display(), "attached");
+        let claim = claim.take().expect("it was asked for above");
+        Ok(Some((record, self.serve(&volume, sizes, device, claim))))
+    }
+
+    /// Serves what was attached and is not served, as it was attached: its device may be waiting in the kernel.
+    pub(super) async fn attach_again(
+        &self,
+        live: &mut BTreeMap<u32, Live>,
+        id: u32,
+        name: &str,
+        is_ours: bool,
+        options: AttachOptions,
+    ) -> Result<AttachmentInfo> {
+        let what = format!("attach volume {name}: it was attached, and is not served");
+        let made = live[&id].record.options;
+        if (made.driver, made.is_shared) != (options.driver, options.is_shared) {
+            let other = match (made.driver == options.driver, made.is_shared) {
+                (false, _) => "by the other driver (--nbd)",
+                (true, true) => "with --shared",
+                (true, false) => "without --shared",
+            };
+            let what = format!(
+                "{what}: it was {other}; attach it so, or `spindle detach --force` it first"
+            );
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        // What an earlier device's users wrote is visible first.
+        self.claims.settle(id).await?;
+        let again = self.recover_into(live, id, is_ours).await;
+        let written = self.write(live);
+        again.map_err(|error| error.context(what))?;
+        written.map_err(|error| error.context(format!("attach volume {name}")))?;
+        match live.get(&id) {
+            Some(attached) => Ok(self.info(attached).await),
+            None => {
+                let what = format!(
+                    "attach volume {name}: its old device was of no use any more, and is gone; attach it \
+                     once more"
+                );
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Places that lie on a device which nobody serves: a daemon that needs one would wait for it, for ever where only it
+//! could serve that device.
+//!
+//! Invariant: nothing is asked here that such a device would have to answer: a part of a path is looked at only once the
+//! file system that it is in is known to have its disks served.
+//!
+//! Disks are found through partitions, device mapper (LVM, crypt), RAID and loop devices. What a file system does not
+//! tell the kernel is not found: the disks of ZFS, what FUSE and overlay file systems lie on.
+
+use super::kernel;
+use block::{Error, ErrorKind, Result};
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
+
+const MOUNTS: &str = "/proc/self/mountinfo";
+/// Symbolic links of one path. Source: the kernel's own bound, path_resolution(7).
+const LINKS_MAX: usize = 40;
+/// Disks below disks. Chosen by hand: nobody stacks so many, and a loop that is over itself ends.
+const LEVELS_MAX: usize = 16;
+
+/// A mounted file system.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    point: PathBuf,
+    /// Major and minor number, as in `/sys/dev/block`; not of a disk where the file system has several.
+    device: String,
+    source: PathBuf,
+}
+
+/// Refuses places whose disks wait for a daemon. Blocks, though not on them.
+///
+/// # Errors
+/// `Unavailable`: which place, on which device.
+pub(crate) fn check(places: &[PathBuf]) -> Result<()> {
+    // Where it cannot be read nothing is known, and nothing refused.
+    let mounts = mounts_of(&std::fs::read(MOUNTS).unwrap_or_default());
+    for place in places {
+        let Ok(place) = std::path::absolute(place) else { continue };
+        if let Some(device) = waiting_below(&place, &mounts, 0) {
+            let what = format!(
+                "open {}: it lies on {1}, which no daemon serves now, and would be waited for. Start the daemon of that \
+                 device first; if that is to be this one, it can never be: keep its directory, cache, store and keys off \
+                 its own devices (`spindle attach --cleanup {1}` removes the device, and its users get errors)",
+                place.display(),
+                device.display()
+            );
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+    }
+    Ok(())
+}
+
+/// The device that a path waits for.
+fn waiting_below(place: &Path, mounts: &[Mount], level: usize) -> Option<PathBuf> {
+    on_the_way(place, mounts, &|mount| {
+        let numbered = Path::new("/sys/dev/block").join(&mount.device);
+        match numbered.exists() {
+            true => waiting_disk(&numbered, mounts, level),
+            false => {
+                let name = mount.source.strip_prefix("/dev").ok()?;
+                waiting_disk(&Path::new("/sys/class/block").join(name), mounts, level)
+            }
+        }
+    })
+}
+
+/// What `stuck` says first of the file systems through which a path leads.
+fn on_the_way(
+    place: &Path,
+    mounts: &[Mount],
+    stuck: &dyn Fn(&Mount) -> Option<PathBuf>,
+) -> Option<PathBuf> {
+    let mut at = PathBuf::from("/");
+    let mut rest: VecDeque<OsString> = parts_of(place).collect();
+    let mut link_count = 0;
+    loop {
+        // Of several on one place the last is seen.
+        let mount = mounts.iter().rev().find(|mount| mount.point == at);
+        if let Some(device) = mount.and_then(stuck) {
+            return Some(device);
+        }
+        if mount.is_none()
+            && link_count < LINKS_MAX
+            && let Ok(target) = std::fs::read_link(&at)
+        {
+            link_count += 1;
+            at.pop();
+            if target.is_absolute() {
+                at = PathBuf::from("/");
+            }
+            let target: Vec<OsString> = parts_of(&target).collect();
+            target.into_iter().rev().for_each(|part| rest.push_front(part));
+        }
+        match rest.pop_front()? {
+            part if part == ".." => drop(at.pop()),
+            part => at.push(part),
+        }
+    }
+}
+
+/// Parts of a path below its root.
+fn parts_of(path: &Path) -> impl Iterator<Item = OsString> {
+    path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    })
+}
+
+/// The device without a daemon among the disks of a block device, by its place in `/sys`.
+fn waiting_disk(system: &Path, mounts: &[Mount], level: usize) -> Option<PathBuf> {
+    if level > LEVELS_MAX {
+        return None;
+    }
+    let mut system = system.canonicalize().ok()?; // of /sys, which no device is below
+    if system.join("partition").exists() {
+        system.pop();
+    }
+    let slaves = std::fs::read_dir(system.join("slaves")).into_iter().flatten().flatten();
+    if let Some(found) =
+        slaves.map(|entry| entry.path()).find_map(|disk| waiting_disk(&disk, mounts, level + 1))
+    {
+        return Some(found);
+    }
+    if let Ok(file) = std::fs::read_to_string(system.join("loop/backing_file")) {
+        return waiting_below(Path::new(file.trim_end()), mounts, level + 1);
+    }
+    let device = Path::new("/dev").join(system.file_name()?);
+    kernel::is_waiting(&device).then_some(device)
+}
+
+/// Source: proc_pid_mountinfo(5).
+fn mounts_of(text: &[u8]) -> Vec<Mount> {
+    let of_line = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
+        let point = unescaped(fields.nth(1)?);
+        // Optional fields end with a dash; the type of the file system and its source follow.
+        let source = unescaped(fields.skip_while(|field| *field != b"-").nth(2)?);
+        Some(Mount { point, device, source })
+    };
+    text.split(|byte| *byte == b'\n').filter_map(of_line).collect()
+}
+
+/// Spaces and the like are a backslash and three octal digits.
+fn unescaped(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, after)) = rest.split_first() {
+        let digits = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(escaped) if byte == b'\\' => {
+                bytes.push(escaped);
+                rest = &after[3..];
+            }
+            _ => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_are_read_as_the_kernel_writes_them() {
+        let text = b"22 1 8:1 / / rw,noatime shared:1 - ext4 /dev/sda1 rw\n\
+            36 22 0:45 /sub /mnt/my\\040disk rw - btrfs /dev/ublkb0p1 rw,space_cache\n\
+            nonsense\n37 22 259:3 / /x rw master:2 shared:3 - xfs /dev/ublkb1 rw\n";
+        let mount = |point: &str, device: &str, source: &str| Mount {
+            point: point.into(),
+            device: device.to_owned(),
+            source: source.into(),
+        };
+        assert_eq!(
+            mounts_of(text),
+            [
+                mount("/", "8:1", "/dev/sda1"),
+                mount("/mnt/my disk", "0:45", "/dev/ublkb0p1"),
+                mount("/x", "259:3", "/dev/ublkb1")
+            ]
+        );
+        assert_eq!(unescaped(b"a\\134b\\04\\999"), Path::new("a\\b\\04\\999"));
+    }
+
+    #[test]
+    fn what_a_path_leads_through_is_found_before_it_is_looked_at() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        std::fs::create_dir_all(place.join("a/stuck")).unwrap();
+        std::os::unix::fs::symlink("a/stuck/inside", place.join("link")).unwrap();
+        std::os::unix::fs::symlink(place.join("link/more"), place.join("far")).unwrap();
+        std::os::unix::fs::symlink("round", place.join("round")).unwrap();
+        let mount =
+            |point: PathBuf| Mount { point, device: "1:1".to_owned(), source: "/dev/stuck".into() };
+        let mounts = [mount("/".into()), mount(place.join("a/stuck"))];
+        let stuck = |mount: &Mount| (mount.point != Path::new("/")).then(|| mount.source.clone());
+        let found = |name: &str| on_the_way(&place.join(name), &mounts, &stuck).is_some();
+        for inside in ["a/stuck", "a/stuck/db", "a/./x/../stuck/db", "link", "far", "far/db"] {
+            assert!(found(inside), "{inside}");
+        }
+        for outside in ["a", "a/stuck2", "b/stuck", "a/stuck/../x", "round", "round/x"] {
+            let is_through = outside.contains("stuck/..");
+            assert_eq!(found(outside), is_through, "{outside}");
+        }
+        assert!(on_the_way(Path::new("/"), &mounts, &|mount| Some(mount.source.clone())).is_some());
+    }
+
+    #[test]
+    fn what_lies_on_ordinary_disks_is_not_refused() {
+        check(&["/".into(), "/nowhere/at/all".into(), "/proc/self".into()]).unwrap();
+    }
+}

@@ -1,0 +1,165 @@
+//! The end of serving a pool: what is still done when a stop is asked for, and closing it.
+//!
+//! Invariants:
+//! - Order of closing: front ends, destage, log, metadata, ownership. Only a pool of which the
+//!   store holds everything is released: another machine may then open it without being asked
+//!   whether it wants to lose something.
+
+use super::{CLOSE_DESTAGE_MAX, OpenPool, Signals};
+use crate::pool::Pool;
+use block::{Error, ErrorKind, Result};
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// The same where devices wait for the next daemon: what took long was moved before they were left.
+const CLOSE_DESTAGE_DEVICES_MAX: Duration = Duration::from_secs(5);
+/// Exit code of a daemon that a second signal ended before its stop was done.
+pub(crate) const EXIT_AT_ONCE: i32 = 3;
+
+impl OpenPool {
+    /// Orderly stop: the store gets what it lacks, within a bounded time, and the pool is released
+    /// if it got everything.
+    ///
+    /// # Errors
+    /// The first failure; nothing that was promised is lost by it.
+    pub async fn close(self) -> Result<()> {
+        self.close_with(false).await
+    }
+
+    /// As [`OpenPool::close`]. `has_devices`: somebody waits for the next daemon, and the store gets only what it takes at
+    /// once.
+    pub(super) async fn close_with(self, has_devices: bool) -> Result<()> {
+        match self.close_pool(has_devices).await? {
+            Closed::AllInStore | Closed::LacksLost(_) => self.ownership.release().await,
+            Closed::Lacks(_) => Ok(()),
+        }
+    }
+
+    /// As [`OpenPool::close`], and the pool is removed instead of released. Returns when.
+    ///
+    /// # Errors
+    /// Also where the store does not hold everything: the pool is then not removed.
+    pub(crate) async fn remove(self) -> Result<u64> {
+        let lacks = match self.close_pool(false).await? {
+            Closed::AllInStore => return self.ownership.remove().await,
+            Closed::LacksLost(lacks) => {
+                // It stays released, as a stop leaves it.
+                self.ownership.release().await?;
+                lacks
+            }
+            Closed::Lacks(lacks) => lacks,
+        };
+        let what = "remove the pool: the store does not hold all of it, and it was not removed. See \
+             `spindle status`, and try again once the cause is gone";
+        Err(Error::with_source(lacks.kind(), what, lacks))
+    }
+
+    /// Moves what the store lacks there, within a bounded time, and closes all but the ownership.
+    async fn close_pool(&self, has_devices: bool) -> Result<Closed> {
+        let destage_max = if has_devices { CLOSE_DESTAGE_DEVICES_MAX } else { CLOSE_DESTAGE_MAX };
+        let everything = tokio::time::timeout(destage_max, self.pool.destage_all()).await;
+        // The next daemon goes on with the rest; without devices, it may be meant to be another machine's.
+        let is_meant = has_devices && everything.is_err();
+        let lacking = match everything {
+            Ok(Ok(_)) => None,
+            Ok(Err(error)) => Some(error),
+            Err(_) => Some(Error::new(ErrorKind::Unavailable, "the store did not take it in time")),
+        };
+        if let Some(error) = &lacking
+            && !is_meant
+        {
+            tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
+        }
+        let (last_lsn, destaged_lsn) = self.pool.close().await?;
+        let lacks = |lacking: Option<Error>| {
+            let unknown = || Error::new(ErrorKind::Unavailable, "the newest writes are not there");
+            lacking.unwrap_or_else(unknown)
+        };
+        if destaged_lsn < last_lsn {
+            if is_meant {
+                tracing::info!(
+                    last_lsn = last_lsn.0,
+                    destaged_lsn = destaged_lsn.0,
+                    "the newest writes wait in this directory's log for the next start, and the pool stays \
+                     owned by it"
+                );
+            } else {
+                tracing::warn!(
+                    last_lsn = last_lsn.0,
+                    destaged_lsn = destaged_lsn.0,
+                    "the store does not hold the newest writes; they are in this directory's log, and \
+                     the pool stays owned by it"
+                );
+            }
+            return Ok(Closed::Lacks(lacks(lacking)));
+        }
+        let aside = self.pool.asides();
+        let missing: HashSet<[u8; 16]> =
+            self.recovery.missing_sides.iter().map(|side| side.file.id).collect();
+        if aside.values().flatten().any(|file| !missing.contains(&file.id)) {
+            tracing::warn!(
+                volumes = ?self.names_of(aside.keys().map(|volume| volume.0)),
+                "the store lacks writes of volumes that cannot be destaged; they are in side files \
+                 in this directory's log, and the pool stays owned by it"
+            );
+            return Ok(Closed::Lacks(lacks(lacking)));
+        }
+        match aside.is_empty() {
+            true => Ok(Closed::AllInStore),
+            false => Ok(Closed::LacksLost(lacks(lacking))),
+        }
+    }
+
+    fn names_of(&self, ids: impl Iterator<Item = u32>) -> Vec<String> {
+        let records = self.pool.records();
+        let name = |id| match records.iter().find(|record| record.id == id) {
+            Some(record) => record.name.clone(),
+            None => format!("number {id}"),
+        };
+        ids.map(name).collect()
+    }
+}
+
+/// What the store held when a pool was closed.
+enum Closed {
+    /// Everything.
+    AllInStore,
+    /// All but writes whose side files are missing here, so that this directory is of no use to them.
+    LacksLost(Error),
+    /// Not all: the rest is in this directory.
+    Lacks(Error),
+}
+
+/// Moves the log to the store while devices are still served: from when a device is left to the next daemon's first answer
+/// its user waits, and what may take long comes before. What comes of it shows when the pool is closed. Returns why the pool
+/// is not ours any more, where it was lost meanwhile or before.
+pub(super) async fn move_while_served(pool: &Pool) -> Option<Error> {
+    let lost = tokio::select! {
+        lost = pool.ended() => Some(lost),
+        _ = tokio::time::timeout(CLOSE_DESTAGE_MAX, pool.destage_all()) => None,
+    };
+    if lost.is_some() {
+        return lost;
+    }
+    // What was lost may have ended the move first.
+    tokio::select! {
+        biased;
+        lost = pool.ended() => Some(lost),
+        () = std::future::ready(()) => None,
+    }
+}
+
+/// Ends the process at the next signal but `spare_count`, whatever an orderly stop waits for. What
+/// was answered is in the write log, as after a kill.
+pub(super) fn end_at_once_on_another(mut signals: Signals, spare_count: usize) {
+    tokio::spawn(async move {
+        for _ in 0..=spare_count {
+            signals.stop().await;
+        }
+        tracing::warn!(
+            "ended at once, because another signal came during the stop; what the store does not \
+             hold is in the write log, and the pool stays owned by this directory"
+        );
+        std::process::exit(EXIT_AT_ONCE);
+    });
+}
