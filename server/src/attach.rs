@@ -14,6 +14,7 @@ use crate::chain::random_bytes;
 use crate::claims::{Claim, Claims, ClientInfo, Unattached};
 use crate::glue::exports::{Attachment, PoolExports};
 use crate::manifest::NodeDir;
+use crate::planted::planted;
 use crate::pool::Pool;
 use crate::record::Durability;
 use crate::volume::Volume;
@@ -46,8 +47,9 @@ const LINKS: &str = "/dev/spindle";
 /// What frees a volume that [`user_in`] names; the command to detach it may follow.
 pub(crate) const FREE_OFFLINE: &str = "remove devices that no daemon is to serve again with `spindle attach \
     --cleanup`, or start the daemon and detach it first";
-/// Devices that end side by side. Chosen by hand: each has a thread for it, of those that reads in flight need, too.
-const ENDED_AT_ONCE_MAX: usize = 8;
+/// Devices that come back, or end, side by side. Chosen by hand: each has a thread for it, of those that reads in flight need,
+/// too.
+const AT_ONCE_MAX: usize = 8;
 /// Queues that a device gets unasked, at most, and the part of those still possible, one in so many. Chosen by hand: with
 /// the default budget there are four queues for the first devices, and one for the eleventh.
 const QUEUES_MAX: u16 = 4;
@@ -131,6 +133,8 @@ pub struct Attachments {
     epoch: Epoch,
     payload_bytes_max: u64,
     memory: Arc<ublk::Memory>,
+    /// Held while a device's number is written down: several may come at a time.
+    noting: Arc<SyncMutex<()>>,
     /// Absent once the daemon stops: the list on disk is the next daemon's then.
     live: Mutex<Option<BTreeMap<u32, Live>>>,
 }
@@ -167,6 +171,7 @@ impl Attachments {
             epoch,
             payload_bytes_max,
             memory: ublk::Memory::new(payload_bytes_max),
+            noting: Arc::default(),
             live: Mutex::new(Some(live.collect())),
         })
     }
@@ -217,13 +222,9 @@ impl Attachments {
             cookie,
             epoch: self.epoch.0,
             is_stepped_back: volume.record().is_stepped_back,
-            is_write_through: false, // known when it is added
+            is_write_through: false, // known when it is added, as its number is
             options,
         };
-        // Before the kernel has it, so that whatever is left of it can be found.
-        let mut records: Vec<Record> = live.values().map(|live| live.record.clone()).collect();
-        records.push(record.clone());
-        write(&self.path, records)?;
         let sizes = volume.size_changes(); // from before the kernel is told one
         match self.add(&volume, &mut record).await {
             Ok(device) => {
@@ -240,19 +241,31 @@ impl Attachments {
 
     /// Adds a device to the kernel and notes its number in `record` and on disk.
     async fn add(&self, volume: &Arc<Volume>, record: &mut Record) -> Result<Device> {
+        record.number = None;
         record.is_write_through = volume.record().durability == Durability::Write;
         let parts = self.parts(volume, record);
-        let (path, noted) = (self.path.clone(), record.clone());
+        let (path, noted, noting) = (self.path.clone(), record.clone(), self.noting.clone());
         let added = blocking(move || {
-            Device::add(&parts, &noted, |number| {
+            let note = |record: Record| {
+                let _noting = noting.lock();
                 let mut records = read(&path)?;
-                records.retain(|other| other.volume != noted.volume);
-                records.push(Record { number: Some(number), ..noted.clone() });
+                records.retain(|other| other.volume != record.volume);
+                records.push(record);
                 write(&path, records)
+            };
+            // Before the kernel has it, so that whatever is left of it can be found, and is what the kernel was told.
+            let is_late = planted().cache_noted_late;
+            note(Record { is_write_through: noted.is_write_through && !is_late, ..noted.clone() })?;
+            Device::add(&parts, &noted, |number| {
+                if planted().ends_in_attach {
+                    std::process::abort();
+                }
+                note(Record { number: Some(number), ..noted.clone() })
             })
         });
         let device = added.await?;
         record.number = Some(device.number());
+        record.options.queue_count = device.queue_count(); // the kernel may give fewer
         Ok(device)
     }
 
@@ -269,10 +282,11 @@ impl Attachments {
         let resized = device.clone();
         let resizes = tokio::spawn(async move {
             while sizes.changed().await.is_ok() {
-                let size_bytes = *sizes.borrow_and_update();
-                let device = resized.clone();
+                sizes.mark_unchanged();
+                let (device, newest) = (resized.clone(), sizes.clone());
                 let told = blocking(move || match &mut *device.lock() {
-                    Some(device) => device.resize(size_bytes),
+                    // Whoever has it tells the newest size: an older one would take from its users what they have.
+                    Some(device) => device.resize(*newest.borrow()),
                     None => Ok(()),
                 });
                 if let Err(error) = told.await {
@@ -286,25 +300,37 @@ impl Attachments {
         Served { device, resizes, claim }
     }
 
-    /// Has the device of a volume follow its size; returns why it does not, for a person.
+    /// Has the device of a volume follow its size; returns why it does not, or not yet, for a person.
     pub(crate) async fn why_size_stays(&self, volume: VolumeId) -> Option<String> {
         let device = {
-            let live = self.live.lock().await;
+            // Whoever has it is attaching or detaching; that is not waited for.
+            let live = self.live.try_lock().ok()?;
             match &live.as_ref()?.get(&volume.0)?.state {
                 State::Served(served) => served.device.clone(),
                 State::Failed { .. } => return None, // it follows when it is served again
             }
         };
-        let size_bytes = self.pool.volumes().iter().find(|v| v.id() == volume)?.record().size_bytes;
+        let volumes = self.pool.volumes();
+        let newest = volumes.iter().find(|one| one.id() == volume)?.size_changes();
         let told = blocking(move || match &mut *device.lock() {
-            Some(device) => device.resize(size_bytes),
-            None => Ok(()),
+            Some(device) => {
+                let size_bytes = *newest.borrow();
+                device.resize(size_bytes)?;
+                Ok(device.has_size(size_bytes))
+            }
+            None => Ok(true),
         });
-        let error = told.await.err()?;
-        Some(format!(
-            "its device keeps its size until it is detached and attached: {}",
-            error.chain()
-        ))
+        match told.await {
+            Ok(true) => None,
+            Ok(false) => Some(
+                "its device follows as soon as no request to it is in flight for a moment"
+                    .to_owned(),
+            ),
+            Err(error) => Some(format!(
+                "its device keeps its size until it is detached and attached: {}",
+                error.chain()
+            )),
+        }
     }
 
     /// Detaches a volume, by its name, its link or its device. Without `is_forced` nothing may use it.
@@ -477,7 +503,7 @@ impl Attachments {
         end: impl Fn(Slot) -> Result<()> + Copy + Send + 'static,
     ) -> Vec<Error> {
         let mut ending = tokio::task::JoinSet::new();
-        let turns = Arc::new(tokio::sync::Semaphore::new(ENDED_AT_ONCE_MAX));
+        let turns = Arc::new(tokio::sync::Semaphore::new(AT_ONCE_MAX));
         for served in self.take_served().await {
             let turns = turns.clone();
             ending.spawn(async move {

@@ -635,6 +635,10 @@ async fn attach(cli: &Cli, args: &args::AttachArgs) -> Result<(), Failure> {
         if args.connections != 1 {
             return Err(usage("attach a URI: a volume of another machine takes one connection"));
         }
+        attach::remote::check_uri(uri).map_err(Failure::Usage)?;
+        if args.lock_memory {
+            lock_memory().map_err(Failure::Failed)?;
+        }
         let local = attach_options(args);
         let options = RemoteOptions {
             uri: uri.to_owned(),
@@ -644,6 +648,11 @@ async fn attach(cli: &Cli, args: &args::AttachArgs) -> Result<(), Failure> {
         };
         backend::attach_remote(&options, |lines| announce(cli.output, lines)).await?;
         return Ok(());
+    }
+    if args.lock_memory {
+        let what = "--lock-memory is for the process that serves the device of a URI; the daemon has lock_memory \
+                    in its configuration";
+        return Err(Failure::Usage(Error::new(ErrorKind::Invalid, what)));
     }
     if args.cleanup
         && let Some(device) = args.target.clone()

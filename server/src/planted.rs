@@ -16,6 +16,10 @@ pub(crate) struct Planted {
     pub(crate) overlay_dropped_early: bool,
     /// A device is detached while what was written to it before it was closed is on its way.
     pub(crate) detached_at_once: bool,
+    /// The daemon ends when the kernel has given a device its number, before that is written down.
+    pub(crate) ends_in_attach: bool,
+    /// That a device has no volatile cache is written down only with its number.
+    pub(crate) cache_noted_late: bool,
 }
 
 /// As the environment variable SPINDLE_PLANTED named them, separated by commas, when it was first
@@ -31,6 +35,8 @@ pub(crate) fn planted() -> Planted {
             trim_lost: has("trim-lost"),
             overlay_dropped_early: has("overlay-dropped-early"),
             detached_at_once: has("detached-at-once"),
+            ends_in_attach: has("ends-in-attach"),
+            cache_noted_late: has("cache-noted-late"),
         }
     })
 }
@@ -43,5 +49,7 @@ pub(crate) const fn planted() -> Planted {
         trim_lost: false,
         overlay_dropped_early: false,
         detached_at_once: false,
+        ends_in_attach: false,
+        cache_noted_late: false,
     }
 }

@@ -280,7 +280,14 @@ async fn check_places(config: &Config) -> Result<()> {
     };
     let store = Store::dir_of(config.store_url())?;
     let (dir, cache) = (config.dir().to_owned(), config.cache_dir().map(Path::to_owned));
-    let places: Vec<_> = [Some(dir), cache, store, keys].into_iter().flatten().collect();
+    let tls = config.settings().nbd.tls.iter();
+    let tls = tls.flat_map(|tls| [Some(&tls.cert), Some(&tls.key), tls.client_ca.as_ref()]);
+    let log = dir.join("log"); // which may lie elsewhere, by a link
+    let places: Vec<_> = [Some(dir), Some(log), cache, store, keys]
+        .into_iter()
+        .chain(tls.map(Option::<&_>::cloned))
+        .flatten()
+        .collect();
     attach::blocking(move || attach::stacked::check(&places)).await
 }
 

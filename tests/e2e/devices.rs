@@ -5,6 +5,7 @@
 //! - It runs in a guest kernel (`tests/guest`): this machine's devices are left alone.
 //! - Clients of the device see a pause when the daemon dies, never an error, never wrong bytes.
 
+use crate::mounted::{no_complaints_of_the_kernel, number_of};
 use crate::postgres::Postgres;
 use crate::space::Disk;
 use std::path::{Path, PathBuf};
@@ -253,6 +254,7 @@ fn mounted(seed: u64) {
     let _ = daemon.json(&["detach", "db"]);
     daemon.stop();
     daemon.fsck();
+    no_complaints_of_the_kernel();
 }
 
 #[test]
@@ -264,9 +266,15 @@ fn postgresql_on_a_device_sees_a_pause_where_the_daemon_dies() {
     }
     for seed in seeds(1) {
         let name = "devices::postgresql_on_a_device_sees_a_pause_where_the_daemon_dies";
-        guest::run(name, Duration::from_secs(400), &variables(seed), || database(seed));
+        let seconds = number_of(PGBENCH_SECONDS, 10);
+        let mut variables = variables(seed);
+        variables.push((PGBENCH_SECONDS, seconds.to_string()));
+        guest::run(name, Duration::from_secs(400 + 2 * seconds), &variables, || database(seed));
     }
 }
+
+/// Length of the load of transactions.
+const PGBENCH_SECONDS: &str = "SPINDLE_TEST_PGBENCH_SECONDS";
 
 fn database(seed: u64) {
     println!("SEED={seed}");
@@ -279,13 +287,19 @@ fn database(seed: u64) {
     let postgres = Postgres::made(programs, &mountpoint, &place);
     postgres.bench(&["-i", "-q", "-s", "2"]);
     let bench = std::thread::spawn(move || {
-        let said = postgres.bench(&["-T", "10", "-c", "4"]);
+        let seconds = number_of(PGBENCH_SECONDS, 10).to_string();
+        let said = postgres.bench(&["-T", &seconds, "-c", "4"]);
         (postgres, said)
     });
     let mut kills = 0;
     while !bench.is_finished() {
         // A moment that has nothing to do with what it does.
         std::thread::sleep(Duration::from_millis(500 + random.below(1500)));
+        // Now and then it is stopped, as for an upgrade.
+        if kills % 3 == 2 {
+            daemon.stop();
+            daemon.restart();
+        }
         daemon.kill();
         daemon.restart();
         kills += 1;
@@ -299,6 +313,7 @@ fn database(seed: u64) {
     let _ = daemon.json(&["detach", "db"]);
     daemon.stop();
     daemon.fsck();
+    no_complaints_of_the_kernel();
 }
 
 #[test]
@@ -341,7 +356,7 @@ fn bad_moments() {
     mapper.wait().expect("it ends");
     refused(&daemon, &["attach", "db"], "it is attached as /dev/spindle/main/db");
     refused(&daemon, &["volume", "rm", "db"], "detach it first");
-    refused(&daemon, &["attach", "--cleanup"], "");
+    refused(&daemon, &["attach", "--cleanup"], "in use by process");
     // Two writers need to say so.
     assert!(!output("nbdinfo", &[&uri]).status.success(), "NBD clients are refused");
     assert!(output("nbdinfo", &[&daemon.unix("other").uri()]).status.success());

@@ -4,14 +4,17 @@
 //! - As in [`crate::devices`].
 
 use crate::devices::{SETTINGS, attach, reader, refused};
-use crate::mounted::{attach_volume, no_complaints_of_the_kernel};
+use crate::mounted::{DRIVERS, attach_volume, no_complaints_of_the_kernel};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tests::daemon::Daemon;
-use tests::needs_root;
-use tests::place::run;
+use tests::place::{binary, run, skip};
 use tests::power::guest;
+use tests::seed::{Random, seeds};
+use tests::{needs, needs_root};
 
 /// Devices of one daemon. Chosen by hand: more ublk devices than a processor of the guest has, and than four queues each
 /// would leave room for at the default budget.
@@ -100,16 +103,134 @@ fn many() {
     no_complaints_of_the_kernel();
 }
 
+/// An attach that is cut short leaves a device that is known, for what the kernel was told of it, or none.
+#[test]
+fn a_daemon_that_ends_while_it_attaches_leaves_nothing_unknown() {
+    needs_root!();
+    if !binary("spindle-faulty").exists() {
+        return skip("the build with planted failures is missing (tests/run makes it)");
+    }
+    for seed in seeds(1) {
+        let name = "devices_many::a_daemon_that_ends_while_it_attaches_leaves_nothing_unknown";
+        let variables = [("SEED", seed.to_string())];
+        guest::run(name, Duration::from_secs(240), &variables, || {
+            println!("SEED={seed}");
+            for driver in DRIVERS {
+                // When the kernel has the device, and nobody knows its number.
+                assert!(cut_short(driver, "ends-in-attach"), "{driver:?}");
+                at_random(seed, driver);
+            }
+            // The test sees it where that was not written down in time.
+            assert!(!cut_short(&["--nbd"], "ends-in-attach,cache-noted-late"));
+        });
+    }
+}
+
+/// Numbers of the kernel's devices that somebody made.
+fn devices_of_the_kernel() -> BTreeSet<String> {
+    let names = std::fs::read_dir("/sys/block").expect("there is one").flatten();
+    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let is_made = |name: &String| {
+        name.starts_with("ublkb")
+            || name.starts_with("nbd") && Path::new(&format!("/sys/block/{name}/pid")).exists()
+    };
+    names.filter(is_made).map(|name| format!("/dev/{name}")).collect()
+}
+
+/// Insists that the daemon knows every device that there is, and returns whether it knows what the kernel was told.
+fn all_is_known(daemon: &Daemon) -> bool {
+    let listed = daemon.json(&["attach", "list"]);
+    let attachments = listed["attachments"].as_array().expect("a list");
+    let known: BTreeSet<String> = attachments
+        .iter()
+        .map(|one| one["device"].as_str().unwrap_or_else(|| panic!("not served: {listed}")).into())
+        .collect();
+    assert_eq!(devices_of_the_kernel(), known, "{listed}");
+    let noted = std::fs::read(daemon.dir().join("attachments.json")).unwrap_or_default();
+    let noted: Value = serde_json::from_slice(&noted).unwrap_or_default();
+    attachments.iter().all(|one| {
+        let device = one["device"].as_str().expect("as above");
+        let cache = format!("/sys/block/{}/queue/write_cache", device.trim_start_matches("/dev/"));
+        let cache = std::fs::read_to_string(cache).expect("the kernel has it");
+        let number: u64 = device
+            .trim_start_matches(|letter: char| !letter.is_ascii_digit())
+            .parse()
+            .expect("a number");
+        let mut records = noted["attachments"].as_array().expect("a list").iter();
+        let record = records.find(|record| record["number"] == number).expect("it is noted");
+        (cache.trim() == "write through") == (record["is_write_through"] == true)
+    })
+}
+
+/// Ends a daemon in an attach as planted, and returns whether all is known to the next one.
+fn cut_short(driver: &[&str], planted: &str) -> bool {
+    let mut daemon = Daemon::new(SETTINGS, &[("db", "64M")]);
+    daemon.use_binary("spindle-faulty");
+    daemon.environ(&[("SPINDLE_PLANTED", planted)]);
+    daemon.restart();
+    let _ = daemon.json(&["volume", "set", "db", "--durability", "write"]);
+    assert!(!daemon.command(&[&["attach", "db"], driver].concat()).status.success());
+    daemon.kill();
+    assert_eq!(devices_of_the_kernel().len(), 1, "{driver:?}");
+    daemon.use_binary("spindle");
+    daemon.restart();
+    let is_known = all_is_known(&daemon);
+    let _ = daemon.json(&["detach", "--force", "db"]);
+    daemon.stop();
+    daemon.fsck();
+    assert_eq!(devices_of_the_kernel(), BTreeSet::new());
+    is_known
+}
+
+const CUT_COUNT: u64 = 12;
+/// An attach takes some tens of milliseconds there.
+const CUT_MILLISECONDS: u64 = 80;
+
+fn at_random(seed: u64, driver: &[&str]) {
+    let mut random = Random::new(seed, 1);
+    let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
+    let _ = daemon.json(&["volume", "set", "db", "--durability", "write"]);
+    let mut served = 0;
+    for _ in 0..CUT_COUNT {
+        let mut attach = daemon.prepare(&[&["attach", "db"], driver].concat());
+        let mut attach =
+            attach.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
+        // A moment that has nothing to do with what it does.
+        std::thread::sleep(Duration::from_millis(random.below(CUT_MILLISECONDS)));
+        daemon.kill();
+        attach.wait().expect("it ends");
+        daemon.restart();
+        assert!(all_is_known(&daemon), "SEED={seed} {driver:?}");
+        if let Some(device) = devices_of_the_kernel().first() {
+            served += 1;
+            write(device, "there");
+            assert_eq!(read(device), "there");
+            let _ = daemon.json(&["detach", "db"]);
+        }
+    }
+    println!("{driver:?}: {served} of {CUT_COUNT} devices were there after a kill");
+    daemon.stop();
+    daemon.fsck();
+}
+
 /// A daemon that keeps something on its own device would wait for itself.
 #[test]
 fn what_a_daemon_needs_is_not_on_its_own_device() {
     needs_root!();
+    needs!("sfdisk", "dmsetup", "mkfs.ext4", "blockdev");
     let name = "devices_many::what_a_daemon_needs_is_not_on_its_own_device";
     guest::run(name, Duration::from_secs(240), &[], on_its_own_device);
 }
 
 /// A refusal comes at once: nothing waits.
 const REFUSAL_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// Makes one partition of all of a device.
+fn partition(device: &str) {
+    run("sh", &["-c", &format!("printf 'label: gpt\\n,\\n' | sfdisk --quiet {device}")]);
+    // The kernel has told, and its node is there at once: /dev is the kernel's.
+    assert!(Path::new(&format!("{device}p1")).exists(), "{device} has a partition");
+}
 
 fn on_its_own_device() {
     let volumes = [("db", "64M"), ("other", "64M")];
@@ -119,8 +240,16 @@ fn on_its_own_device() {
         let at = daemon.place().join("mnt");
         std::fs::create_dir(&at).expect("make a directory");
         let at = at.display().to_string();
-        run("mkfs.ext4", &["-q", &device]);
-        run("mount", &[&device, &at]);
+        // By a partition, and a mapping of it.
+        partition(&device);
+        let mapped = format!("own-{}", driver.len());
+        let part = format!("{device}p1");
+        let sectors = run("blockdev", &["--getsz", &part]);
+        let table = format!("0 {} linear {part} 0", sectors.trim());
+        run("dmsetup", &["create", &mapped, "--table", &table]);
+        let disk = format!("/dev/mapper/{mapped}");
+        run("mkfs.ext4", &["-q", &disk]);
+        run("mount", &[&disk, &at]);
         run("mkdir", &[&format!("{at}/pool")]);
         // A disk in a file on it.
         let file = format!("{at}/disk");
@@ -166,6 +295,7 @@ fn on_its_own_device() {
         run("umount", &[&above]);
         run("losetup", &["--detach", &over]);
         run("umount", &[&at]);
+        run("dmsetup", &["remove", &mapped]);
         let _ = daemon.json(&["detach", "db"]);
         daemon.stop();
         refused(&daemon, &["attach", "db"], "no daemon runs");

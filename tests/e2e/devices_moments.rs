@@ -3,7 +3,7 @@
 //! Invariants:
 //! - As in [`crate::devices`].
 
-use crate::devices::{SETTINGS, attach, reader, refused};
+use crate::devices::{SETTINGS, attach, reader, refused, size_of};
 use crate::mounted::{TAIL_LOST, attach_volume};
 use crate::stores::on_s3;
 use std::path::Path;
@@ -217,6 +217,12 @@ fn lacking() {
     refused_in_one_line(&daemon, &ublk, "no ublk driver loaded; run `modprobe ublk_drv`");
     std::fs::rename("/dev/aside", "/dev/ublk-control").expect("it is there");
 
+    // The kernel's rings are switched off, for root too.
+    let switch = "/proc/sys/kernel/io_uring_disabled";
+    std::fs::write(switch, "2").expect("the guest's root may");
+    refused_in_one_line(&daemon, &ublk, "io_uring");
+    std::fs::write(switch, "0").expect("the guest's root may");
+
     // Nothing is left of all that, and the volume is where it was.
     let device = attach(&daemon, &[]);
     write(&device, "before");
@@ -224,6 +230,93 @@ fn lacking() {
     let _ = daemon.json(&["detach", "db"]);
     daemon.stop();
     daemon.fsck();
+}
+
+#[test]
+fn a_device_that_somebody_else_removed_is_said_and_its_number_left_alone() {
+    needs_root!();
+    if !binary("spindle-faulty").exists() {
+        return skip("the build with planted failures is missing (tests/run makes it)");
+    }
+    let name =
+        "devices_moments::a_device_that_somebody_else_removed_is_said_and_its_number_left_alone";
+    guest::run(name, Duration::from_secs(180), &[], || {
+        removed_by_others("spindle", false);
+        removed_by_others("spindle-faulty", true);
+    });
+}
+
+/// Removes a device, whoever serves it, as other programs can.
+fn remove_served(device: &str) {
+    let mut other = std::process::Command::new(binary("spindle-faulty"));
+    other.args(["attach", "--cleanup", device]).env("SPINDLE_PLANTED", "cleanup-of-served");
+    let said = other.output().expect("it runs");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+}
+
+fn removed_by_others(program: &str, is_by_number: bool) {
+    let mut daemon = Daemon::new(SETTINGS, &[("db", "64M")]);
+    daemon.announce("the device of a volume keeps its size");
+    daemon.announce("the volume is larger than configured and stays so");
+    daemon.use_binary(program);
+    if is_by_number {
+        daemon.environ(&[("SPINDLE_PLANTED", "number-alone")]);
+    }
+    daemon.restart();
+    let device = attach(&daemon, &[]);
+    write(&device, "before");
+    remove_served(&device);
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let listed = daemon.json(&["attach", "list"]);
+        let failure = listed["attachments"][0]["failure"].as_str().unwrap_or_default().to_owned();
+        if failure.contains("disconnected by somebody else") {
+            break;
+        }
+        assert!(Instant::now() < until, "{listed}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+
+    // The number is another pool's now.
+    let mut other = Daemon::started(SETTINGS, &[("other", "64M")]);
+    assert_eq!(attach_volume(&other, "other", &[]), device);
+    write(&device, "of-the-other");
+    let resized = daemon.json(&["volume", "resize", "db", "80M"]);
+    let _ = daemon.json(&["detach", "--force", "db"]);
+    let is_left = size_of(&device) == 64 << 20 && answers(&device);
+    assert_eq!(is_left, !is_by_number, "{program}: {resized}");
+    if is_by_number {
+        daemon.kill();
+        other.kill();
+        let _ = other.json(&["attach", "--cleanup"]);
+        return;
+    }
+    let warning = resized["warning"].as_str().unwrap_or_default();
+    assert!(warning.contains("somebody else removed it"), "{resized}");
+    assert_eq!(read(&device), "of-the-other");
+
+    // What was written is there, and an orderly stop leaves the number alone, too.
+    let again = attach(&daemon, &[]);
+    assert_ne!(again, device);
+    assert_eq!(read(&again), "before");
+    remove_served(&again);
+    let mut third = Daemon::started(SETTINGS, &[("third", "64M")]);
+    assert_eq!(attach_volume(&third, "third", &[]), again);
+    write(&again, "of-the-third");
+    daemon.stop();
+    assert_eq!(read(&again), "of-the-third");
+    // Nor does the next daemon take it over: it makes a device of its own.
+    daemon.restart();
+    let own = daemon.json(&["attach", "list"])["attachments"][0]["device"].clone();
+    let own = own.as_str().expect("it is served");
+    assert!(own != device && own != again, "{own}");
+    assert_eq!(read(own), "before");
+    assert_eq!((read(&device), read(&again)), ("of-the-other".into(), "of-the-third".into()));
+    for (daemon, volume) in [(&mut daemon, "db"), (&mut other, "other"), (&mut third, "third")] {
+        let _ = daemon.json(&["detach", volume]);
+        daemon.stop();
+        daemon.fsck();
+    }
 }
 
 #[test]

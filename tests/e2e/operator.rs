@@ -5,13 +5,14 @@
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use tests::Place;
 use tests::daemon::{Daemon, SMALL};
 use tests::nbd::{Connection, Wanted};
 use tests::place::{binary, output};
 use tests::process::Process;
+use tests::{Place, needs};
 
 fn connect(daemon: &Daemon, volume: &str) -> std::io::Result<Connection> {
     Connection::open(&daemon.tcp(volume), &Wanted::everything())
@@ -375,4 +376,29 @@ fn a_second_daemon_on_the_same_directory_is_refused() {
     let said = String::from_utf8_lossy(&second.stderr).to_lowercase();
     assert!(!second.status.success() && said.contains("in use"), "{said}");
     connect(&daemon, "disk").expect("the first is unharmed").write(0, b"x", 0);
+}
+
+#[test]
+fn systemd_understands_the_units_of_the_packages() {
+    needs!("systemd-analyze");
+    let place = Place::new();
+    let program = binary("spindle").display().to_string();
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    let says = |text: &str, name: &str| {
+        let unit = place.join(name);
+        std::fs::write(&unit, text).expect("write a unit");
+        let said = output("systemd-analyze", &["verify", &unit.display().to_string()]);
+        // Of other units of this machine it says what it likes.
+        let all = String::from_utf8_lossy(&said.stderr).into_owned();
+        let ours: Vec<&str> = all.lines().filter(|line| line.contains("spindle")).collect();
+        ours.join("\n")
+    };
+    for name in ["spindle.service", "spindle-attach@.service"] {
+        let text = std::fs::read_to_string(packaging.join(name)).expect("it is there");
+        assert!(text.contains("ExecStart=/usr/bin/spindle "), "{name}");
+        let text = text.replace("/usr/bin/spindle", &program);
+        assert_eq!(says(&text, name), "", "{name}");
+        let wrong = text.replace("RestartSec=", "RestartSeconds=");
+        assert!(says(&wrong, name).contains("RestartSeconds"), "a mistake is seen");
+    }
 }

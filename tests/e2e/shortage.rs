@@ -40,7 +40,10 @@ fn a_machine_short_of_memory_writes_to_its_own_devices() {
 }
 
 fn written(driver: &[&str]) {
-    let mut daemon = Daemon::new(SETTINGS, &[("db", "1G")]);
+    // As on a machine that swaps, for one of them.
+    let is_locked = !driver.is_empty();
+    let settings = format!("lock_memory = {is_locked}\n{SETTINGS}");
+    let mut daemon = Daemon::new(&settings, &[("db", "1G")]);
     // The directory is this machine's.
     let disk = std::env::current_dir().expect("there is one").join("disk");
     let file = std::fs::File::create(&disk).expect("make a file");
@@ -77,6 +80,10 @@ fn written(driver: &[&str]) {
     for (thread, flags) in threads(daemon.id()) {
         assert_eq!(flags & FLUSHER, FLUSHER, "{driver:?}: thread {thread} has flags {flags:#x}");
     }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id()));
+    let status = status.expect("it runs");
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).expect("a size");
+    assert_eq!(locked.trim() != "0 kB", is_locked, "{driver:?}: {locked}");
     let ours = threads(std::process::id());
     assert!(ours.iter().all(|(_, flags)| flags & FLUSHER == 0), "others have none: {ours:?}");
     run("sysctl", &["-q", "vm.drop_caches=3"]);

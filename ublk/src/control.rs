@@ -76,17 +76,7 @@ impl Control {
             Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => {}
             Err(errno) => return Err(failed("ask the ublk driver for its features", errno)),
         }
-        let features = u64::from_ne_bytes(*bytes);
-        let missing: Vec<&str> =
-            NEEDED.iter().filter(|(bit, _)| features & bit == 0).map(|(_, name)| *name).collect();
-        if missing.is_empty() {
-            return Ok(features);
-        }
-        let what = format!(
-            "use the ublk driver: it lacks {}; it needs Linux 6.5 or newer",
-            missing.join(", ")
-        );
-        Err(Error::new(ErrorKind::Unsupported, what))
+        check_features(u64::from_ne_bytes(*bytes))
     }
 
     /// What the driver can do, as bits of [`feature`].
@@ -282,4 +272,41 @@ fn failed(what: &str, errno: Errno) -> Error {
         _ => ErrorKind::Io,
     };
     Error::with_source(kind, what, std::io::Error::from(errno))
+}
+
+/// What the driver can do, where that is enough.
+///
+/// # Errors
+/// `Unsupported`: what it lacks.
+fn check_features(features: u64) -> Result<u64> {
+    let missing: Vec<&str> =
+        NEEDED.iter().filter(|(bit, _)| features & bit == 0).map(|(_, name)| *name).collect();
+    if missing.is_empty() {
+        return Ok(features);
+    }
+    let what = format!(
+        "use the ublk driver: it lacks {}; it needs Linux 6.5 or newer",
+        missing.join(", ")
+    );
+    Err(Error::new(ErrorKind::Unsupported, what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_lacks_something_is_refused_with_its_name() {
+        let all = NEEDED.iter().fold(feature::UPDATE_SIZE, |all, (bit, _)| all | bit);
+        assert_eq!(check_features(all).unwrap(), all);
+        assert!(check_features(all & !feature::UPDATE_SIZE).is_ok(), "Linux before 6.16 has none");
+        for (bit, name) in NEEDED {
+            let error = check_features(all & !bit).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            let wanted = format!("it lacks {name}; it needs Linux 6.5 or newer");
+            assert!(error.to_string().contains(&wanted), "{error}");
+        }
+        // A driver that does not know the question.
+        assert!(check_features(0).unwrap_err().to_string().contains("user copy"));
+    }
 }

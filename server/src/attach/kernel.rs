@@ -3,6 +3,7 @@
 use super::record::{AttachOptions, Driver, Record};
 use super::udev;
 use crate::glue::exports::{Attachment, PoolExports};
+use block::units::SECTOR_BYTES;
 use block::{BlockDevice, Error, ErrorKind, Result};
 use nbd::handshake::Handshake;
 use nbd::kernel::{Siblings, Stop};
@@ -180,7 +181,7 @@ pub(super) fn is_waiting(path: &Path) -> bool {
     let Some(identifier) = identifier.filter(|text| text.starts_with("spindle-")) else {
         return false;
     };
-    lock_unserved(path, &identifier).is_ok()
+    !is_locked(&lock_name(&identifier)).unwrap_or(true)
 }
 
 /// Whoever serves a device of the nbd driver holds its lock.
@@ -257,6 +258,14 @@ impl Device {
         }
     }
 
+    /// Queues of ublk, connections of nbd.
+    pub(super) fn queue_count(&self) -> u16 {
+        match self {
+            Device::Ublk(device) => device.queue_count(),
+            Device::Nbd(device, ..) => device.connection_count(),
+        }
+    }
+
     pub(super) fn path(&self) -> PathBuf {
         match self {
             Device::Ublk(device) => device.path(),
@@ -328,6 +337,15 @@ impl Device {
             Device::Ublk(device) => device.resize(size_bytes),
             Device::Nbd(device, ..) => device.resize(size_bytes),
         }
+    }
+
+    /// Whether the kernel has heard of a size. The nbd driver hears of it when it is idle for a moment.
+    pub(super) fn has_size(&self, size_bytes: u64) -> bool {
+        let path = self.path();
+        let name = path.file_name().unwrap_or_default();
+        let sectors = std::fs::read_to_string(Path::new("/sys/block").join(name).join("size"));
+        let known = sectors.ok().and_then(|text| text.trim_end().parse::<u64>().ok());
+        known == Some(size_bytes / SECTOR_BYTES)
     }
 
     pub(super) fn leave(self, grace: Duration) {
@@ -629,6 +647,25 @@ pub(super) fn lock(name: &str) -> Result<File> {
     Ok(file)
 }
 
+/// Whether a process holds a lock, which is left alone; `None` where that cannot be known.
+fn is_locked(name: &str) -> Option<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let inode = std::fs::metadata(lock_path(name)).ok()?.ino();
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    Some(locks_inode(&locks, inode))
+}
+
+/// Number, kind, mode, access, process, and device and inode with colons. Source: proc_locks(5).
+fn locks_inode(locks: &str, inode: u64) -> bool {
+    let holds = |line: &str| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let kind = fields.next()?;
+        let place = fields.nth(3)?;
+        Some(kind == "FLOCK" && place.rsplit(':').next()? == inode.to_string())
+    };
+    locks.lines().any(|line| holds(line).unwrap_or(false))
+}
+
 /// The process that holds a lock.
 pub(super) fn holder_of(name: &str) -> Option<rustix::process::Pid> {
     let text = std::fs::read_to_string(lock_path(name)).ok()?;
@@ -653,6 +690,25 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Invalid, "{wrong}");
         }
     }
+
+    #[test]
+    fn whether_a_lock_is_held_is_seen_without_taking_it() {
+        let locks = "1: POSIX  ADVISORY  WRITE 12 00:2d:77 0 EOF\n2: FLOCK  ADVISORY  WRITE 3491 00:1a:4711 0 EOF\n\
+            2: -> FLOCK  ADVISORY  WRITE 9 00:1a:99 0 EOF\n";
+        assert!(locks_inode(locks, 4711));
+        assert!(!locks_inode(locks, 77), "of another kind");
+        assert!(!locks_inode(locks, 711) && !locks_inode(locks, 99) && !locks_inode("", 1));
+        // As this kernel writes it.
+        use std::os::unix::fs::MetadataExt;
+        let file = tempfile::tempfile().unwrap();
+        let inode = file.metadata().unwrap().ino();
+        let read = || std::fs::read_to_string("/proc/locks").unwrap();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        assert!(locks_inode(&read(), inode), "{}", read());
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
+        assert!(!locks_inode(&read(), inode));
+    }
+
     #[test]
     fn a_program_that_has_a_device_open_is_found() {
         let names = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();

@@ -6,12 +6,44 @@
 //! - What failed stays in the list, and keeps its claim on the volume.
 
 use super::kernel::{self, Device};
-use super::{AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
+use super::{AT_ONCE_MAX, AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
 use super::{blocking, changeable};
 use crate::chain::random_bytes;
 use crate::claims::Claim;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
+use futures::{StreamExt, stream};
 use std::collections::BTreeMap;
+
+/// What is known of an attached volume that is not served.
+type Begun = (Record, Option<Claim>);
+/// What became of it: it is served, or gone for good; or why it is not, and what is kept of it.
+type Outcome = std::result::Result<Option<(Record, Served)>, (Error, Live)>;
+
+/// What it takes to serve an attached volume again; `None` where it is served.
+fn begin(live: &mut BTreeMap<u32, Live>, id: u32) -> Option<Begun> {
+    let attached = live.get_mut(&id)?;
+    match &mut attached.state {
+        State::Failed { claim, .. } => Some((attached.record.clone(), claim.take())),
+        State::Served(_) => None,
+    }
+}
+
+fn settle(live: &mut BTreeMap<u32, Live>, id: u32, outcome: Outcome) -> Result<()> {
+    match outcome {
+        Ok(Some((record, served))) => {
+            live.insert(id, Live { record, state: State::Served(served) });
+            Ok(())
+        }
+        Ok(None) => {
+            live.remove(&id);
+            Ok(())
+        }
+        Err((error, kept)) => {
+            live.insert(id, kept);
+            Err(error)
+        }
+    }
+}
 
 impl Attachments {
     /// Serves again what was attached when the last daemon ended. `is_ours` tells whether this directory
@@ -23,10 +55,19 @@ impl Attachments {
         if live.is_empty() {
             return Ok(()); // nothing is written where nothing was ever attached
         }
-        let volumes: Vec<u32> = live.keys().copied().collect();
-        for id in volumes {
-            let is_ours = is_ours(Epoch(live[&id].record.epoch));
-            if let Err(error) = self.recover_into(live, id, is_ours).await {
+        let volumes: Vec<(u32, bool)> = live
+            .iter()
+            .map(|(id, attached)| (*id, is_ours(Epoch(attached.record.epoch))))
+            .collect();
+        // One that has to wait for its driver, or for another process, does not keep the others waiting.
+        let begun = volumes.iter().filter_map(|(id, is_ours)| {
+            let begun = begin(live, *id)?;
+            Some(self.recover_begun(*id, *is_ours, begun))
+        });
+        let begun: Vec<_> = begun.collect();
+        let recovered: Vec<_> = stream::iter(begun).buffer_unordered(AT_ONCE_MAX).collect().await;
+        for (id, outcome) in recovered {
+            if let Err(error) = settle(live, id, outcome) {
                 tracing::error!(
                     volume = id, error = %error.chain(),
                     "an attached volume is not served; its device waits. Remove the cause and attach the \
@@ -44,30 +85,24 @@ impl Attachments {
         id: u32,
         is_ours: bool,
     ) -> Result<()> {
-        let attached = live.get_mut(&id).expect("the caller has seen it");
-        let record = attached.record.clone();
-        let mut claim = match &mut attached.state {
-            State::Failed { claim, .. } => claim.take(),
-            State::Served(_) => return Ok(()),
-        };
-        match self.recover_one(&record, is_ours, &mut claim).await {
-            Ok(Some((record, served))) => {
-                live.insert(id, Live { record, state: State::Served(served) });
-                Ok(())
-            }
-            Ok(None) => {
-                live.remove(&id);
-                Ok(())
-            }
+        let Some(begun) = begin(live, id) else { return Ok(()) };
+        let (id, outcome) = self.recover_begun(id, is_ours, begun).await;
+        settle(live, id, outcome)
+    }
+
+    async fn recover_begun(&self, id: u32, is_ours: bool, begun: Begun) -> (u32, Outcome) {
+        let (record, mut claim) = begun;
+        let outcome = match self.recover_one(&record, is_ours, &mut claim).await {
+            Ok(served) => Ok(served),
             Err(error) => {
                 let shared = record.options.is_shared;
                 let claim =
                     claim.or_else(|| self.claims.attach(id, &self.name_of(id), shared).ok());
                 let state = State::Failed { error: error.clone(), claim, is_ours };
-                live.insert(id, Live { record, state });
-                Err(error)
+                Err((error, Live { record, state }))
             }
-        }
+        };
+        (id, outcome)
     }
 
     /// `claim`: what this daemon has of the volume already. It is taken where the device is served.
@@ -114,6 +149,7 @@ impl Attachments {
         let device = match recovered {
             Some(device) => {
                 record.number = Some(device.number());
+                record.options.queue_count = device.queue_count(); // what it was made with
                 device
             }
             // The machine was restarted, or the device was never there, or is of no use any more while

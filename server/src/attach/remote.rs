@@ -59,6 +59,14 @@ pub struct RemoteOptions {
     pub is_shared: bool,
 }
 
+/// Looks whether a URI names an export.
+///
+/// # Errors
+/// `Invalid`: how it is to be written.
+pub fn check_uri(uri: &str) -> Result<()> {
+    Target::parse(uri).map(drop)
+}
+
 /// Attaches the volume of a URI and serves its device until `stopped`, or until the device is gone.
 /// `announce` is told the device and the link to it.
 ///

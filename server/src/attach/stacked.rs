@@ -12,6 +12,7 @@ use block::{Error, ErrorKind, Result};
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 const MOUNTS: &str = "/proc/self/mountinfo";
@@ -58,10 +59,14 @@ fn waiting_below(place: &Path, mounts: &[Mount], level: usize) -> Option<PathBuf
         let numbered = Path::new("/sys/dev/block").join(&mount.device);
         match numbered.exists() {
             true => waiting_disk(&numbered, mounts, level),
-            false => {
-                let name = mount.source.strip_prefix("/dev").ok()?;
-                waiting_disk(&Path::new("/sys/class/block").join(name), mounts, level)
+            // One of those of the file system; /dev is below no disk.
+            false if mount.source.starts_with("/dev") => {
+                let numbers = std::fs::metadata(&mount.source).ok()?.rdev();
+                let (major, minor) = (rustix::fs::major(numbers), rustix::fs::minor(numbers));
+                let numbered = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
+                waiting_disk(&numbered, mounts, level)
             }
+            false => None,
         }
     })
 }

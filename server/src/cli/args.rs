@@ -479,6 +479,9 @@ pub struct AttachArgs {
     /// NBD clients may write to the volume as well
     #[arg(long)]
     pub shared: bool,
+    /// With a URI: keep the process, which serves the device, in memory; for machines that swap
+    #[arg(long, requires = "nbd")]
+    pub lock_memory: bool,
     /// While no daemon runs: remove the devices that the last one left, or the one that is named
     #[arg(long)]
     pub cleanup: bool,
