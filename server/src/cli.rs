@@ -258,6 +258,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Pool(command) => pool_command(cli, command).await?,
         Command::Attach(args) => attach(cli, args).await?,
         Command::Detach(args) if is_uri(&args.target) => {
+            attach::remote::check_uri(&args.target).map_err(Failure::Usage)?;
             let done = backend::detach_remote(&args.target, args.force).await?;
             emit(cli.output, &done, print::reply)?;
         }

@@ -7,6 +7,7 @@ use crate::devices::{SETTINGS, attach, reader, refused};
 use crate::mounted::{DRIVERS, attach_volume, no_complaints_of_the_kernel};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -103,6 +104,61 @@ fn many() {
     no_complaints_of_the_kernel();
 }
 
+/// A daemon waits some seconds for a device that somebody holds; users of the others do not wait with it.
+#[test]
+fn a_device_that_somebody_holds_keeps_no_other_waiting() {
+    needs_root!();
+    let name = "devices_many::a_device_that_somebody_holds_keeps_no_other_waiting";
+    guest::run(name, Duration::from_secs(120), &[], held);
+}
+
+/// The daemon waits for 10 s; the others need much less, and what a slow machine adds.
+const AHEAD_MIN: Duration = Duration::from_secs(4);
+
+fn held() {
+    let volumes = [("first", "64M"), ("second", "64M"), ("third", "64M")];
+    let mut daemon = Daemon::started(SETTINGS, &volumes);
+    daemon.announce("an attached volume is not served; its device waits");
+    let first = attach_volume(&daemon, "first", &[]);
+    let others =
+        [attach_volume(&daemon, "second", &[]), attach_volume(&daemon, "third", &["--nbd"])];
+    daemon.kill();
+    let node = first.replace("ublkb", "ublkc");
+    let until = Instant::now() + RECOVERY_TIME_MAX;
+    let holder = loop {
+        // Until the daemon that is ending has let it go.
+        match File::options().read(true).write(true).open(&node) {
+            Ok(holder) => break holder,
+            Err(error) => assert!(Instant::now() < until, "{node}: {error}"),
+        }
+    };
+    let readers = others.each_ref().map(|device| {
+        let mut reader = reader(device);
+        std::thread::spawn(move || (reader.wait().expect("dd ends").success(), Instant::now()))
+    });
+    daemon.restart();
+    let is_up = Instant::now();
+    for (reader, device) in readers.into_iter().zip(&others) {
+        let (has_read, at) = reader.join().expect("it does not panic");
+        assert!(
+            has_read && at + AHEAD_MIN < is_up,
+            "{device} was not served before the one that is held"
+        );
+    }
+    let listed = daemon.json(&["attach", "list"]);
+    let failures = listed["attachments"].as_array().expect("a list").iter();
+    assert_eq!(failures.filter(|one| !one["failure"].is_null()).count(), 1, "{listed}");
+    // Once it is let go, it goes on.
+    drop(holder);
+    assert_eq!(attach_volume(&daemon, "first", &[]), first);
+    assert!(reader(&first).wait().expect("dd ends").success());
+    for (volume, _) in volumes {
+        let _ = daemon.json(&["detach", volume]);
+    }
+    daemon.stop();
+    daemon.fsck();
+}
+
 /// An attach that is cut short leaves a device that is known, for what the kernel was told of it, or none.
 #[test]
 fn a_daemon_that_ends_while_it_attaches_leaves_nothing_unknown() {
@@ -126,15 +182,18 @@ fn a_daemon_that_ends_while_it_attaches_leaves_nothing_unknown() {
     }
 }
 
-/// Numbers of the kernel's devices that somebody made.
+/// The kernel's devices that somebody made, also where nobody has seen them yet.
 fn devices_of_the_kernel() -> BTreeSet<String> {
-    let names = std::fs::read_dir("/sys/block").expect("there is one").flatten();
-    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let is_made = |name: &String| {
-        name.starts_with("ublkb")
-            || name.starts_with("nbd") && Path::new(&format!("/sys/block/{name}/pid")).exists()
+    let names_in = |dir: &str| {
+        let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        names.map(|entry| entry.file_name().to_string_lossy().into_owned())
     };
-    names.filter(is_made).map(|name| format!("/dev/{name}")).collect()
+    let ublk = names_in("/sys/class/ublk-char").map(|name| name.replace("ublkc", "ublkb"));
+    let is_connected = |name: &String| {
+        name.starts_with("nbd") && Path::new(&format!("/sys/block/{name}/pid")).exists()
+    };
+    let nbd = names_in("/sys/block").filter(is_connected);
+    ublk.chain(nbd).map(|name| format!("/dev/{name}")).collect()
 }
 
 /// Insists that the daemon knows every device that there is, and returns whether it knows what the kernel was told.
@@ -246,7 +305,9 @@ fn on_its_own_device() {
         let part = format!("{device}p1");
         let sectors = run("blockdev", &["--getsz", &part]);
         let table = format!("0 {} linear {part} 0", sectors.trim());
-        run("dmsetup", &["create", &mapped, "--table", &table]);
+        // A guest has no udev that makes the name.
+        run("dmsetup", &["--noudevsync", "--noudevrules", "create", &mapped, "--table", &table]);
+        run("dmsetup", &["mknodes", &mapped]);
         let disk = format!("/dev/mapper/{mapped}");
         run("mkfs.ext4", &["-q", &disk]);
         run("mount", &[&disk, &at]);
@@ -295,7 +356,7 @@ fn on_its_own_device() {
         run("umount", &[&above]);
         run("losetup", &["--detach", &over]);
         run("umount", &[&at]);
-        run("dmsetup", &["remove", &mapped]);
+        run("dmsetup", &["--noudevsync", "--noudevrules", "remove", "--retry", &mapped]);
         let _ = daemon.json(&["detach", "db"]);
         daemon.stop();
         refused(&daemon, &["attach", "db"], "no daemon runs");

@@ -192,6 +192,10 @@ fn fenced() {
     let uri = daemon.unix("db").uri();
     refused(&daemon, &["attach", &uri], "add --nbd");
     refused(&daemon, &["attach", "--nbd", "nbds://localhost/db"], "tls-certificates=DIR");
+    // Of the command line: a supervisor does not try again.
+    for wrong in [&["attach", "--nbd", "nbds://localhost/db"][..], &["detach", "nbd://"]] {
+        assert_eq!(daemon.command(wrong).status.code(), Some(2), "{wrong:?}");
+    }
     refused(&daemon, &["attach", "--nbd", "nbd+unix:///db?socket=/nowhere"], "No such file");
     refused(&daemon, &["attach", "--nbd", &uri.replace("/db", "/other")], "no such volume");
     refused(&daemon, &["detach", &uri], "not attached to this machine");
