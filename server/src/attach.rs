@@ -225,6 +225,8 @@ impl Attachments {
             is_write_through: false, // known when it is added, as its number is
             options,
         };
+        // Without what the list may still have of an attach that failed.
+        self.write(live)?;
         let sizes = volume.size_changes(); // from before the kernel is told one
         match self.add(&volume, &mut record).await {
             Ok(device) => {
@@ -233,8 +235,16 @@ impl Attachments {
                 Ok(self.info(&live[&id]).await)
             }
             Err(error) => {
+                let error = error.context(format!("attach volume {name}"));
+                let asked = record.clone();
+                if blocking(move || kernel::is_there(&asked)).await.unwrap_or(true) {
+                    // The driver did not let go of it: it has to be found again.
+                    let state =
+                        State::Failed { error: error.clone(), claim: Some(claim), is_ours: true };
+                    live.insert(id, Live { record, state });
+                }
                 self.write(live)?;
-                Err(error.context(format!("attach volume {name}")))
+                Err(error)
             }
         }
     }
@@ -286,7 +296,10 @@ impl Attachments {
                 let (device, newest) = (resized.clone(), sizes.clone());
                 let told = blocking(move || match &mut *device.lock() {
                     // Whoever has it tells the newest size: an older one would take from its users what they have.
-                    Some(device) => device.resize(*newest.borrow()),
+                    Some(device) => {
+                        let size_bytes = *newest.borrow();
+                        device.resize(size_bytes)
+                    }
                     None => Ok(()),
                 });
                 if let Err(error) = told.await {

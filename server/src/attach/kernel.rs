@@ -651,17 +651,20 @@ pub(super) fn lock(name: &str) -> Result<File> {
 fn is_locked(name: &str) -> Option<bool> {
     use std::os::unix::fs::MetadataExt;
     let inode = std::fs::metadata(lock_path(name)).ok()?.ino();
+    let process = holder_of(name)?.as_raw_nonzero().get();
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    Some(locks_inode(&locks, inode))
+    Some(has_lock(&locks, process, inode))
 }
 
 /// Number, kind, mode, access, process, and device and inode with colons. Source: proc_locks(5).
-fn locks_inode(locks: &str, inode: u64) -> bool {
+fn has_lock(locks: &str, process: i32, inode: u64) -> bool {
     let holds = |line: &str| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         let kind = fields.next()?;
-        let place = fields.nth(3)?;
-        Some(kind == "FLOCK" && place.rsplit(':').next()? == inode.to_string())
+        let holder = fields.nth(2)?;
+        let place = fields.next()?;
+        let is_it = holder == process.to_string() && place.rsplit(':').next()? == inode.to_string();
+        Some(kind == "FLOCK" && is_it)
     };
     locks.lines().any(|line| holds(line).unwrap_or(false))
 }
@@ -695,18 +698,20 @@ mod tests {
     fn whether_a_lock_is_held_is_seen_without_taking_it() {
         let locks = "1: POSIX  ADVISORY  WRITE 12 00:2d:77 0 EOF\n2: FLOCK  ADVISORY  WRITE 3491 00:1a:4711 0 EOF\n\
             2: -> FLOCK  ADVISORY  WRITE 9 00:1a:99 0 EOF\n";
-        assert!(locks_inode(locks, 4711));
-        assert!(!locks_inode(locks, 77), "of another kind");
-        assert!(!locks_inode(locks, 711) && !locks_inode(locks, 99) && !locks_inode("", 1));
+        assert!(has_lock(locks, 3491, 4711));
+        assert!(!has_lock(locks, 12, 77), "of another kind");
+        assert!(!has_lock(locks, 3491, 711) && !has_lock(locks, 9, 99) && !has_lock("", 1, 1));
+        assert!(!has_lock(locks, 349, 4711), "of another process");
         // As this kernel writes it.
         use std::os::unix::fs::MetadataExt;
         let file = tempfile::tempfile().unwrap();
         let inode = file.metadata().unwrap().ino();
         let read = || std::fs::read_to_string("/proc/locks").unwrap();
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
-        assert!(locks_inode(&read(), inode), "{}", read());
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(has_lock(&read(), own, inode), "{}", read());
         rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
-        assert!(!locks_inode(&read(), inode));
+        assert!(!has_lock(&read(), own, inode));
     }
 
     #[test]

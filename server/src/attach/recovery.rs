@@ -91,9 +91,9 @@ impl Attachments {
     }
 
     async fn recover_begun(&self, id: u32, is_ours: bool, begun: Begun) -> (u32, Outcome) {
-        let (record, mut claim) = begun;
-        let outcome = match self.recover_one(&record, is_ours, &mut claim).await {
-            Ok(served) => Ok(served),
+        let (mut record, mut claim) = begun;
+        let outcome = match self.recover_one(&mut record, is_ours, &mut claim).await {
+            Ok(served) => Ok(served.map(|served| (record, served))),
             Err(error) => {
                 let shared = record.options.is_shared;
                 let claim =
@@ -105,13 +105,14 @@ impl Attachments {
         (id, outcome)
     }
 
-    /// `claim`: what this daemon has of the volume already. It is taken where the device is served.
+    /// `claim`: what this daemon has of the volume already. It is taken where the device is served. `record` becomes that of
+    /// a new device where one is needed, also where that fails: something of it may stay in the kernel.
     async fn recover_one(
         &self,
-        record: &Record,
+        record: &mut Record,
         is_ours: bool,
         claim: &mut Option<Claim>,
-    ) -> Result<Option<(Record, Served)>> {
+    ) -> Result<Option<Served>> {
         let volume = self.pool.volumes().into_iter().find(|v| v.id() == VolumeId(record.volume));
         let refused = match &volume {
             None => Some("its volume was removed"),
@@ -145,7 +146,8 @@ impl Attachments {
         let (parts, known) = (self.parts(&volume, record), record.clone());
         let recovered = blocking(move || Device::recover(&parts, &known)).await?;
         let is_stepped_back = volume.record().is_stepped_back;
-        let mut record = Record { epoch: self.epoch.0, is_stepped_back, ..record.clone() };
+        record.epoch = self.epoch.0;
+        record.is_stepped_back = is_stepped_back;
         let device = match recovered {
             Some(device) => {
                 record.number = Some(device.number());
@@ -156,12 +158,12 @@ impl Attachments {
             // somebody still holds it: the new one must be told from that.
             None => {
                 record.cookie = u64::from_le_bytes(random_bytes());
-                self.add(&volume, &mut record).await?
+                self.add(&volume, record).await?
             }
         };
         tracing::info!(volume = name, device = %device.path().display(), "attached");
         let claim = claim.take().expect("it was asked for above");
-        Ok(Some((record, self.serve(&volume, sizes, device, claim))))
+        Ok(Some(self.serve(&volume, sizes, device, claim)))
     }
 
     /// Serves what was attached and is not served, as it was attached: its device may be waiting in the kernel.

@@ -9,7 +9,8 @@
 
 use super::kernel;
 use block::{Error, ErrorKind, Result};
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
@@ -36,10 +37,13 @@ struct Mount {
 /// `Unavailable`: which place, on which device.
 pub(crate) fn check(places: &[PathBuf]) -> Result<()> {
     // Where it cannot be read nothing is known, and nothing refused.
-    let mounts = mounts_of(&std::fs::read(MOUNTS).unwrap_or_default());
+    let look = Look {
+        mounts: mounts_of(&std::fs::read(MOUNTS).unwrap_or_default()),
+        known: RefCell::default(),
+    };
     for place in places {
         let Ok(place) = std::path::absolute(place) else { continue };
-        if let Some(device) = waiting_below(&place, &mounts, 0) {
+        if let Some(device) = look.below(&place, 0) {
             let what = format!(
                 "open {}: it lies on {1}, which no daemon serves now, and would be waited for. Start the daemon of that \
                  device first; if that is to be this one, it can never be: keep its directory, cache, store and keys off \
@@ -53,22 +57,56 @@ pub(crate) fn check(places: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// The device that a path waits for.
-fn waiting_below(place: &Path, mounts: &[Mount], level: usize) -> Option<PathBuf> {
-    on_the_way(place, mounts, &|mount| {
-        let numbered = Path::new("/sys/dev/block").join(&mount.device);
-        match numbered.exists() {
-            true => waiting_disk(&numbered, mounts, level),
-            // One of those of the file system; /dev is below no disk.
-            false if mount.source.starts_with("/dev") => {
-                let numbers = std::fs::metadata(&mount.source).ok()?.rdev();
-                let (major, minor) = (rustix::fs::major(numbers), rustix::fs::minor(numbers));
-                let numbered = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
-                waiting_disk(&numbered, mounts, level)
+/// What is mounted, and what was found out.
+struct Look {
+    mounts: Vec<Mount>,
+    /// Devices, and whether they wait for a daemon: some are looked at for long.
+    known: RefCell<BTreeMap<PathBuf, bool>>,
+}
+
+impl Look {
+    /// The device that a path waits for.
+    fn below(&self, place: &Path, level: usize) -> Option<PathBuf> {
+        on_the_way(place, &self.mounts, &|mount| {
+            let numbered = Path::new("/sys/dev/block").join(&mount.device);
+            match numbered.exists() {
+                true => self.disk(&numbered, level),
+                // One of those of the file system; /dev is below no disk.
+                false if mount.source.starts_with("/dev") => {
+                    let numbers = std::fs::metadata(&mount.source).ok()?.rdev();
+                    let (major, minor) = (rustix::fs::major(numbers), rustix::fs::minor(numbers));
+                    let numbered = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
+                    self.disk(&numbered, level)
+                }
+                false => None,
             }
-            false => None,
+        })
+    }
+
+    /// The device without a daemon among the disks of a block device, by its place in `/sys`.
+    fn disk(&self, system: &Path, level: usize) -> Option<PathBuf> {
+        if level > LEVELS_MAX {
+            return None;
         }
-    })
+        let mut system = system.canonicalize().ok()?; // of /sys, which no device is below
+        if system.join("partition").exists() {
+            system.pop();
+        }
+        let slaves = std::fs::read_dir(system.join("slaves")).into_iter().flatten().flatten();
+        if let Some(found) =
+            slaves.map(|entry| entry.path()).find_map(|disk| self.disk(&disk, level + 1))
+        {
+            return Some(found);
+        }
+        if let Ok(file) = std::fs::read_to_string(system.join("loop/backing_file")) {
+            return self.below(Path::new(file.trim_end()), level + 1);
+        }
+        let device = Path::new("/dev").join(system.file_name()?);
+        let mut known = self.known.borrow_mut();
+        let is_waiting =
+            *known.entry(device.clone()).or_insert_with(|| kernel::is_waiting(&device));
+        is_waiting.then_some(device)
+    }
 }
 
 /// What `stuck` says first of the file systems through which a path leads.
@@ -112,28 +150,6 @@ fn parts_of(path: &Path) -> impl Iterator<Item = OsString> {
         Component::ParentDir => Some("..".into()),
         Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
     })
-}
-
-/// The device without a daemon among the disks of a block device, by its place in `/sys`.
-fn waiting_disk(system: &Path, mounts: &[Mount], level: usize) -> Option<PathBuf> {
-    if level > LEVELS_MAX {
-        return None;
-    }
-    let mut system = system.canonicalize().ok()?; // of /sys, which no device is below
-    if system.join("partition").exists() {
-        system.pop();
-    }
-    let slaves = std::fs::read_dir(system.join("slaves")).into_iter().flatten().flatten();
-    if let Some(found) =
-        slaves.map(|entry| entry.path()).find_map(|disk| waiting_disk(&disk, mounts, level + 1))
-    {
-        return Some(found);
-    }
-    if let Ok(file) = std::fs::read_to_string(system.join("loop/backing_file")) {
-        return waiting_below(Path::new(file.trim_end()), mounts, level + 1);
-    }
-    let device = Path::new("/dev").join(system.file_name()?);
-    kernel::is_waiting(&device).then_some(device)
 }
 
 /// Source: proc_pid_mountinfo(5).
