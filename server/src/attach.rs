@@ -235,15 +235,24 @@ impl Attachments {
                 Ok(self.info(&live[&id]).await)
             }
             Err(error) => {
-                let error = error.context(format!("attach volume {name}"));
+                let mut error = error.context(format!("attach volume {name}"));
                 let asked = record.clone();
                 if blocking(move || kernel::is_there(&asked)).await.unwrap_or(true) {
                     // The driver did not let go of it: it has to be found again.
+                    error = error.context(
+                        "half a device stays; attach the volume again, or give it up with `spindle detach --force`",
+                    );
                     let state =
                         State::Failed { error: error.clone(), claim: Some(claim), is_ours: true };
                     live.insert(id, Live { record, state });
                 }
-                self.write(live)?;
+                if let Err(late) = self.write(live) {
+                    tracing::warn!(
+                        volume = name, error = %late.chain(),
+                        "the list still names a volume whose attach failed: the next start attaches it, unless it is \
+                         attached or detached before"
+                    );
+                }
                 Err(error)
             }
         }

@@ -650,20 +650,24 @@ pub(super) fn lock(name: &str) -> Result<File> {
 /// Whether a process holds a lock, which is left alone; `None` where that cannot be known.
 fn is_locked(name: &str) -> Option<bool> {
     use std::os::unix::fs::MetadataExt;
-    let inode = std::fs::metadata(lock_path(name)).ok()?.ino();
+    let file = std::fs::metadata(lock_path(name)).ok()?;
     let process = holder_of(name)?.as_raw_nonzero().get();
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    Some(has_lock(&locks, process, inode))
+    let device = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
+    Some(has_lock(&locks, process, device, file.ino()))
 }
 
 /// Number, kind, mode, access, process, and device and inode with colons. Source: proc_locks(5).
-fn has_lock(locks: &str, process: i32, inode: u64) -> bool {
+fn has_lock(locks: &str, process: i32, (major, minor): (u32, u32), inode: u64) -> bool {
+    let (process, inode) = (process.to_string(), inode.to_string());
+    let device = format!("{major:02x}:{minor:02x}");
     let holds = |line: &str| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         let kind = fields.next()?;
         let holder = fields.nth(2)?;
-        let place = fields.next()?;
-        let is_it = holder == process.to_string() && place.rsplit(':').next()? == inode.to_string();
+        let (its_device, its_inode) = fields.next()?.rsplit_once(':')?;
+        // A process in a container has another number there; some file systems have another device there.
+        let is_it = its_inode == inode && (holder == process || its_device == device);
         Some(kind == "FLOCK" && is_it)
     };
     locks.lines().any(|line| holds(line).unwrap_or(false))
@@ -698,20 +702,28 @@ mod tests {
     fn whether_a_lock_is_held_is_seen_without_taking_it() {
         let locks = "1: POSIX  ADVISORY  WRITE 12 00:2d:77 0 EOF\n2: FLOCK  ADVISORY  WRITE 3491 00:1a:4711 0 EOF\n\
             2: -> FLOCK  ADVISORY  WRITE 9 00:1a:99 0 EOF\n";
-        assert!(has_lock(locks, 3491, 4711));
-        assert!(!has_lock(locks, 12, 77), "of another kind");
-        assert!(!has_lock(locks, 3491, 711) && !has_lock(locks, 9, 99) && !has_lock("", 1, 1));
-        assert!(!has_lock(locks, 349, 4711), "of another process");
+        let (run, other) = ((0, 0x1a), (0, 0x2d));
+        assert!(has_lock(locks, 3491, run, 4711));
+        assert!(
+            has_lock(locks, 1, run, 4711),
+            "of a process that has another number in its container"
+        );
+        assert!(has_lock(locks, 3491, other, 4711), "on a file system of several devices");
+        assert!(!has_lock(locks, 1, other, 4711), "of another file");
+        assert!(!has_lock(locks, 12, other, 77), "of another kind");
+        assert!(!has_lock(locks, 3491, run, 711) && !has_lock(locks, 9, run, 99));
+        assert!(!has_lock("", 1, run, 1));
         // As this kernel writes it.
         use std::os::unix::fs::MetadataExt;
         let file = tempfile::tempfile().unwrap();
-        let inode = file.metadata().unwrap().ino();
+        let (device, inode) = (file.metadata().unwrap().dev(), file.metadata().unwrap().ino());
+        let device = (rustix::fs::major(device), rustix::fs::minor(device));
         let read = || std::fs::read_to_string("/proc/locks").unwrap();
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        assert!(has_lock(&read(), own, inode), "{}", read());
+        assert!(has_lock(&read(), own, device, inode), "{}", read());
         rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
-        assert!(!has_lock(&read(), own, inode));
+        assert!(!has_lock(&read(), own, device, inode));
     }
 
     #[test]

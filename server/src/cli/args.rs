@@ -464,7 +464,7 @@ pub struct AttachArgs {
     /// Requests in flight of a queue
     #[arg(long, value_name = "COUNT", default_value_t = 64, conflicts_with = "nbd")]
     pub depth: u16,
-    /// Logical block of the device, 512 or 4096 bytes; 4096 by default
+    /// Logical block of the device, 512 or 4096 bytes (with --nbd also 1024 and 2048); 4096 by default
     #[arg(long, value_name = "BYTES")]
     pub logical_block: Option<u32>,
     /// By the kernel's nbd driver, where it has no ublk

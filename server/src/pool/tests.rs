@@ -419,7 +419,7 @@ async fn a_device_without_a_volatile_cache_is_answered_what_is_stable() {
         for round in 0..3 {
             device.write(0, pattern(round, 4096), NO_FUA).await.unwrap();
             assert!(is_stable(), "a write");
-            device.write(512 * u64::from(round), pattern(round, 100), NO_FUA).await.unwrap();
+            device.write(512 * round, pattern(round, 100), NO_FUA).await.unwrap();
             assert!(is_stable(), "a ragged write");
             device.discard(8192, 8192, false).await.unwrap();
             assert!(is_stable(), "a discard");
