@@ -4,6 +4,7 @@
 //! - As in [`crate::devices`].
 
 use crate::devices::{SETTINGS, attach, reader, refused};
+use crate::devices_moments::{read, write};
 use crate::mounted::{DRIVERS, attach_volume, no_complaints_of_the_kernel};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -30,17 +31,6 @@ fn many_devices_of_a_daemon_outlive_it_together() {
     needs_root!();
     let name = "devices_many::many_devices_of_a_daemon_outlive_it_together";
     guest::run(name, Duration::from_secs(300), &[], many);
-}
-
-fn write(device: &str, text: &str) {
-    let script =
-        format!("printf %-4096s '{text}' | dd of={device} bs=4096 count=1 oflag=direct,sync");
-    run("sh", &["-c", &script]);
-}
-
-fn read(device: &str) -> String {
-    let script = format!("dd if={device} bs=4096 count=1 iflag=direct | tr -d ' '");
-    run("sh", &["-c", &script])
 }
 
 fn many() {

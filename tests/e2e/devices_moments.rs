@@ -26,13 +26,15 @@ fn two_daemons_do_not_both_go_on_with_a_device() {
     guest::run(name, Duration::from_secs(180), &[], twins);
 }
 
-fn write(device: &str, text: &str) {
+/// Writes a block, which is stable then.
+pub(crate) fn write(device: &str, text: &str) {
     let script =
         format!("printf %-4096s {text} | dd of={device} bs=4096 count=1 oflag=direct,sync");
     run("sh", &["-c", &script]);
 }
 
-fn read(device: &str) -> String {
+/// What [`write`] has written.
+pub(crate) fn read(device: &str) -> String {
     let script = format!("dd if={device} bs=4096 count=1 iflag=direct | tr -d ' '");
     run("sh", &["-c", &script])
 }
