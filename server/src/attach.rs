@@ -31,6 +31,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 
+pub(crate) mod apart;
 mod kernel;
 mod links;
 mod record;

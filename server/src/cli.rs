@@ -47,6 +47,9 @@ const FILTER_COMMAND: &str = "warn";
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
+    if let Some(code) = attach::apart::serve_if_asked() {
+        return code;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return misread(&error),

@@ -20,6 +20,8 @@ pub(crate) struct Planted {
     pub(crate) ends_in_attach: bool,
     /// That a device has no volatile cache is written down only with its number.
     pub(crate) cache_noted_late: bool,
+    /// The daemon looks itself whether somebody has its device.
+    pub(crate) opens_own_device: bool,
 }
 
 /// As the environment variable SPINDLE_PLANTED named them, separated by commas, when it was first
@@ -37,6 +39,7 @@ pub(crate) fn planted() -> Planted {
             detached_at_once: has("detached-at-once"),
             ends_in_attach: has("ends-in-attach"),
             cache_noted_late: has("cache-noted-late"),
+            opens_own_device: has("opens-own-device"),
         }
     })
 }
@@ -51,5 +54,6 @@ pub(crate) const fn planted() -> Planted {
         detached_at_once: false,
         ends_in_attach: false,
         cache_noted_late: false,
+        opens_own_device: false,
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::devices::{SETTINGS, attach, reader, refused};
 use crate::devices_moments::{read, write};
-use crate::mounted::{DRIVERS, attach_volume, no_complaints_of_the_kernel};
+use crate::mounted::{DRIVERS, attach_volume, no_complaints_of_the_kernel, number_of};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -158,8 +158,9 @@ fn a_daemon_that_ends_while_it_attaches_leaves_nothing_unknown() {
     }
     for seed in seeds(1) {
         let name = "devices_many::a_daemon_that_ends_while_it_attaches_leaves_nothing_unknown";
-        let variables = [("SEED", seed.to_string())];
-        guest::run(name, Duration::from_secs(240), &variables, || {
+        let cuts = number_of(CUTS, 12);
+        let variables = [("SEED", seed.to_string()), (CUTS, cuts.to_string())];
+        guest::run(name, Duration::from_secs(240 + 10 * cuts), &variables, || {
             println!("SEED={seed}");
             for driver in DRIVERS {
                 // When the kernel has the device, and nobody knows its number.
@@ -231,21 +232,25 @@ fn cut_short(driver: &[&str], planted: &str) -> bool {
     is_known
 }
 
-const CUT_COUNT: u64 = 12;
-/// An attach takes some tens of milliseconds there.
-const CUT_MILLISECONDS: u64 = 80;
+const CUTS: &str = "SPINDLE_TEST_ATTACH_CUTS";
 
 fn at_random(seed: u64, driver: &[&str]) {
     let mut random = Random::new(seed, 1);
     let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
     let _ = daemon.json(&["volume", "set", "db", "--durability", "write"]);
     let mut served = 0;
-    for _ in 0..CUT_COUNT {
+    let begun = Instant::now();
+    let _ = attach(&daemon, driver);
+    // On its way, and a bit after.
+    let whole = u64::try_from(begun.elapsed().as_micros()).expect("it is short") * 5 / 4;
+    let _ = daemon.json(&["detach", "db"]);
+    let cut_count = number_of(CUTS, 12);
+    for _ in 0..cut_count {
         let mut attach = daemon.prepare(&[&["attach", "db"], driver].concat());
         let mut attach =
             attach.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
         // A moment that has nothing to do with what it does.
-        std::thread::sleep(Duration::from_millis(random.below(CUT_MILLISECONDS)));
+        std::thread::sleep(Duration::from_micros(random.below(whole)));
         daemon.kill();
         attach.wait().expect("it ends");
         daemon.restart();
@@ -257,7 +262,7 @@ fn at_random(seed: u64, driver: &[&str]) {
             let _ = daemon.json(&["detach", "db"]);
         }
     }
-    println!("{driver:?}: {served} of {CUT_COUNT} devices were there after a kill");
+    println!("{driver:?}: {served} of {cut_count} devices were there after a kill");
     daemon.stop();
     daemon.fsck();
 }

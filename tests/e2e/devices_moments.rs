@@ -407,6 +407,77 @@ fn with_udev() {
     daemon.fsck();
 }
 
+/// A daemon never waits for its own device: killed while that does not answer, it ends, and the next one goes on.
+#[test]
+fn a_daemon_that_is_killed_while_its_device_does_not_answer_ends() {
+    needs_root!();
+    if !binary("spindle-faulty").exists() {
+        return skip("the build with planted failures is missing (tests/run makes it)");
+    }
+    let name = "devices_moments::a_daemon_that_is_killed_while_its_device_does_not_answer_ends";
+    guest::run(name, Duration::from_secs(240), &[], || {
+        for (_, driver) in VOLUMES {
+            assert!(killed_while_it_looks(driver, false), "{driver:?}");
+        }
+        // The test sees a daemon that opens its device itself.
+        assert!(!killed_while_it_looks(&["--nbd"], true));
+    });
+}
+
+/// Kills a daemon while the table of partitions of its new device is read, which the store keeps from being answered, and
+/// returns whether it ended before the store answered.
+fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
+    let bucket = Bucket::start(Care::Honest);
+    let proxy = Proxy::start(bucket.address()).expect("a proxy");
+    // Nothing is cached.
+    let settings = SETTINGS.replace("[cache]\nsize = \"64MiB\"", "[cache]\nsize = \"0\"");
+    let mut daemon = on_s3(&settings, &[("db", "64M")], proxy.address());
+    for part in ["destage", "store", "slatedb", "object_store"] {
+        daemon.announce(part);
+    }
+    if is_planted {
+        daemon.use_binary("spindle-faulty");
+        daemon.environ(&[("SPINDLE_PLANTED", "opens-own-device")]);
+    }
+    daemon.restart();
+    let device = attach(&daemon, driver);
+    write(&device, "before");
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.restart();
+    proxy.set(Line::Silent);
+    let mut attaching = daemon.prepare(&[&["attach", "db"], driver].concat());
+    let attaching = attaching.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut attaching = attaching.expect("the program runs");
+    // Reads are on their way that nobody answers.
+    let name = device.trim_start_matches("/dev/");
+    let inflight = format!("/sys/block/{name}/inflight");
+    let until = Instant::now() + Duration::from_secs(60);
+    while !std::fs::read_to_string(&inflight)
+        .is_ok_and(|text| text.trim().starts_with(|first: char| first != '0'))
+    {
+        assert!(Instant::now() < until, "nobody reads {device}: {}", daemon.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    if !daemon.is_killed_within(ENDING_MAX) {
+        // It never does, and nobody can have it end but the end of the guest.
+        std::mem::forget(daemon);
+        return false;
+    }
+    attaching.wait().expect("it ends with its daemon");
+    proxy.set(Line::Cut);
+    proxy.set(Line::Open);
+    daemon.restart();
+    assert_eq!(read(&device), "before", "{driver:?}");
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.fsck();
+    true
+}
+
+/// A process that is killed takes a second or two to go; one that waits for itself never does.
+const ENDING_MAX: Duration = Duration::from_secs(20);
+
 /// Whoever has a device waits from when it is left until the next daemon answers: what may take long comes before.
 #[test]
 fn a_device_is_served_until_a_stop_is_nearly_done() {

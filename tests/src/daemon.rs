@@ -238,6 +238,17 @@ impl Daemon {
         }
     }
 
+    /// `kill -9`; false where it has not ended after `timeout`.
+    pub fn is_killed_within(&mut self, timeout: Duration) -> bool {
+        let process = self.process.as_mut().expect("it runs");
+        process.killer().kill();
+        let has_ended = process.wait(timeout).is_some();
+        if has_ended {
+            self.process = None;
+        }
+        has_ended
+    }
+
     /// Sends SIGTERM and insists on an orderly end.
     #[track_caller]
     pub fn stop(&mut self) {

@@ -126,8 +126,28 @@ impl Process {
     /// `kill -9`, and waits until it is gone.
     pub fn kill(&mut self) -> ExitStatus {
         self.killer().kill();
-        self.wait(Duration::from_secs(60)).expect("a killed process ends")
+        let ended = self.wait(Duration::from_secs(60));
+        ended.unwrap_or_else(|| panic!("a killed process ends:\n{}", waits_of(self.child.id())))
     }
+}
+
+/// Where the threads of a process are in the kernel, as far as that can be seen.
+fn waits_of(process: u32) -> String {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let of_task = |task: std::fs::DirEntry| {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let states = read("status");
+        let state = states.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
+        let name = read("comm");
+        format!(
+            "{} {state} {} {}\n{}",
+            name.trim(),
+            read("wchan"),
+            read("syscall").trim(),
+            read("stack")
+        )
+    };
+    tasks.map(of_task).collect()
 }
 
 impl Drop for Process {

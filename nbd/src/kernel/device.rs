@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -75,7 +75,7 @@ pub trait Backend: Send + Sync + 'static {
 }
 
 /// What a device is, and what the kernel does for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct DeviceOptions {
     /// The kernel keeps it with the device: by it the device is found again.
     pub identifier: String,
@@ -89,6 +89,9 @@ pub struct DeviceOptions {
     pub connection_count: u16,
     /// Requests wait for so long while there is no connection, then they fail. Whole seconds.
     pub dead_timeout: Duration,
+    /// Writes a value into a file of `/sys`. The kernel may wait meanwhile for requests that this process serves: a
+    /// thread of it that writes keeps it, killed, from ending.
+    pub set_attribute: fn(&Path, &str) -> io::Result<()>,
 }
 
 /// What a device has done since it was made.
@@ -305,13 +308,13 @@ impl Device {
             _ => GIVE_UP_MILLISECONDS,
         };
         let path = driver::sys_path(self.number).join("queue/io_timeout");
-        let wanted = milliseconds.to_string();
+        let (wanted, set) = (milliseconds.to_string(), self.options.set_attribute);
         if std::fs::read_to_string(&path).is_ok_and(|text| text.trim() == wanted) {
             return;
         }
         // The kernel waits for all requests in flight first, which wait for us: nobody waits for this.
         self.runtime.spawn_blocking(move || {
-            if let Err(error) = std::fs::write(&path, wanted) {
+            if let Err(error) = set(&path, &wanted) {
                 tracing::warn!(
                     path = %path.display(), %error,
                     "requests in flight at a restart wait for 30 s: the kernel's timeout could not be set"
@@ -627,6 +630,7 @@ mod tests {
             logical_block_bytes: 4096,
             transmission_flags: 1,
             connection_count: 1,
+            set_attribute: |_, _| Ok(()),
             dead_timeout: Duration::from_secs(1),
         };
         check_options(&good).unwrap();

@@ -1,5 +1,6 @@
 //! A device of the kernel, whichever driver it has. Everything here blocks.
 
+use super::apart;
 use super::record::{AttachOptions, Driver, Record};
 use super::udev;
 use crate::glue::exports::{Attachment, PoolExports};
@@ -420,18 +421,11 @@ fn check_users(what: &str, path: &Path) -> Result<()> {
 /// # Errors
 /// Those of opening it.
 pub(super) fn is_in_use(path: &Path) -> Result<bool> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let flag = i32::try_from(rustix::fs::OFlags::EXCL.bits()).expect("a flag of open");
-    match OpenOptions::new().read(true).custom_flags(flag).open(path) {
-        Ok(_) => Ok(false),
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
-            Ok(true)
-        }
-        Err(error) => {
-            let what = format!("look whether {} is in use", path.display());
-            Err(Error::with_source(ErrorKind::Io, what, error))
-        }
-    }
+    let is_free = apart::is_free(path).map_err(|error| {
+        let what = format!("look whether {} is in use", path.display());
+        Error::with_source(ErrorKind::Io, what, error)
+    })?;
+    Ok(!is_free)
 }
 
 /// A program that has a block device or a partition of it open, for people. One that closes it soon, as
@@ -561,6 +555,7 @@ fn nbd_options(parts: &Parts, record: &Record) -> nbd::kernel::DeviceOptions {
         transmission_flags: Handshake::new(TlsMode::Off, false).transmission_flags(&limits),
         connection_count: record.options.queue_count,
         dead_timeout: Duration::from_secs(record.options.dead_timeout_seconds),
+        set_attribute: apart::set_attribute,
     }
 }
 

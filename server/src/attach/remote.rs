@@ -344,6 +344,7 @@ fn backend_of(
         // Of several the kernel would give one up by itself, and nobody could tell the server in time.
         connection_count: 1,
         dead_timeout: options.dead_timeout,
+        set_attribute: super::apart::set_attribute,
     };
     let backend = Backend {
         target: target.clone(),
