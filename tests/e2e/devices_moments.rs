@@ -459,12 +459,14 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
         assert!(Instant::now() < until, "nobody reads {device}: {}", daemon.log());
         std::thread::sleep(Duration::from_millis(5));
     }
-    if !daemon.is_killed_within(ENDING_MAX) {
+    let has_ended = daemon.is_killed_within(ENDING_MAX);
+    attaching.kill().expect("it is ours");
+    attaching.wait().expect("it ends");
+    if !has_ended {
         // It never does, and nobody can have it end but the end of the guest.
         std::mem::forget(daemon);
         return false;
     }
-    attaching.wait().expect("it ends with its daemon");
     proxy.set(Line::Cut);
     proxy.set(Line::Open);
     daemon.restart();
