@@ -233,7 +233,8 @@ impl Attachments {
             Ok(device) => {
                 let served = self.serve(&volume, sizes, device, claim);
                 live.insert(id, Live { record, state: State::Served(served) });
-                Ok(self.info(&live[&id]).await)
+                // Nobody has it yet, and its table of partitions may be on its way.
+                Ok(self.info(&live[&id], false).await)
             }
             Err(error) => {
                 let mut error = error.context(format!("attach volume {name}"));
@@ -490,10 +491,9 @@ impl Attachments {
     pub async fn list(&self) -> Result<Vec<AttachmentInfo>> {
         let mut live = self.live.lock().await;
         let live = changeable(&mut live)?;
-        let mut infos = Vec::with_capacity(live.len());
-        for attached in live.values() {
-            infos.push(self.info(attached).await);
-        }
+        // Side by side: one that does not answer takes seconds.
+        let infos = live.values().map(|attached| self.info(attached, true));
+        let mut infos = futures::future::join_all(infos).await;
         infos.sort_by(|a, b| a.volume.cmp(&b.volume));
         Ok(infos)
     }
@@ -588,7 +588,8 @@ impl Attachments {
         })
     }
 
-    async fn info(&self, attached: &Live) -> AttachmentInfo {
+    /// `looks`: somebody may have the device.
+    async fn info(&self, attached: &Live, looks: bool) -> AttachmentInfo {
         let volume = self.name_of(attached.record.volume);
         let mut info = AttachmentInfo {
             link: self.links.join(&volume),
@@ -614,8 +615,8 @@ impl Attachments {
                     let Some(device) = &mut *slot else { return Ok(None) };
                     let failure = device.failure();
                     let is_in_use = match failure {
-                        None => kernel::is_in_use(&device.path()).unwrap_or(true),
-                        Some(_) => false,
+                        None if looks => kernel::is_in_use(&device.path()).unwrap_or(true),
+                        _ => false,
                     };
                     Ok(Some((device.path(), failure, is_in_use, device.statistics())))
                 });

@@ -420,7 +420,9 @@ fn a_daemon_that_is_killed_while_its_device_does_not_answer_ends() {
             assert!(killed_while_it_looks(driver, false), "{driver:?}");
         }
         // The test sees a daemon that opens its device itself.
-        assert!(!killed_while_it_looks(&["--nbd"], true));
+        for (_, driver) in VOLUMES {
+            assert!(!killed_while_it_looks(driver, true), "{driver:?}");
+        }
     });
 }
 
@@ -446,22 +448,19 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     daemon.stop();
     daemon.restart();
     proxy.set(Line::Silent);
-    let mut attaching = daemon.prepare(&[&["attach", "db"], driver].concat());
-    let attaching = attaching.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    let mut attaching = attaching.expect("the program runs");
-    // Reads are on their way that nobody answers.
-    let name = device.trim_start_matches("/dev/");
-    let inflight = format!("/sys/block/{name}/inflight");
+    assert_eq!(attach(&daemon, driver), device);
+    // Whoever opens it has the table read, which nobody answers.
+    let mut list = daemon.prepare(&["attach", "list"]);
+    let list = list.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut list = list.expect("the program runs");
     let until = Instant::now() + Duration::from_secs(60);
-    while !std::fs::read_to_string(&inflight)
-        .is_ok_and(|text| text.trim().starts_with(|first: char| first != '0'))
-    {
-        assert!(Instant::now() < until, "nobody reads {device}: {}", daemon.log());
+    while !is_being_opened() {
+        assert!(Instant::now() < until, "nobody opens {device}: {}", daemon.log());
         std::thread::sleep(Duration::from_millis(5));
     }
     let has_ended = daemon.is_killed_within(ENDING_MAX);
-    attaching.kill().expect("it is ours");
-    attaching.wait().expect("it ends");
+    list.kill().expect("it is ours");
+    list.wait().expect("it ends");
     if !has_ended {
         // It never does, and nobody can have it end but the end of the guest.
         std::mem::forget(daemon);
@@ -475,6 +474,22 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     daemon.stop();
     daemon.fsck();
     true
+}
+
+/// Whether a thread of some process is in open() with what asks whether somebody has a device for himself.
+fn is_being_opened() -> bool {
+    let flags = rustix::fs::OFlags::EXCL | rustix::fs::OFlags::CLOEXEC;
+    let wanted = format!(" {:#x} ", flags.bits());
+    let ids = |dir: String| {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok())
+    };
+    ids("/proc".to_owned()).any(|process| {
+        ids(format!("/proc/{process}/task")).any(|thread| {
+            let call = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall"));
+            call.is_ok_and(|call| call.contains(&wanted))
+        })
+    })
 }
 
 /// A process that is killed takes a second or two to go; one that waits for itself never does.

@@ -6,6 +6,8 @@
 //! ever ending, and its successor from ever beginning, because the directory stays locked. A process that does nothing else
 //! has nothing that others wait for; it ends when the device is served again.
 
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,7 +23,7 @@ const SET: &str = "set";
 /// Exit codes beside 0, and 1 for an error that is said.
 const BUSY: u8 = 16;
 /// How long an answer is waited for. Chosen by hand: a table of partitions comes from a store that is slow.
-const ANSWER_WAIT: Duration = Duration::from_secs(10);
+const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// Between two looks whether it has ended: at first, and at most.
 const LOOK_MIN: Duration = Duration::from_micros(200);
 const LOOK_MAX: Duration = Duration::from_millis(10);
@@ -93,18 +95,34 @@ fn open_alone(path: &Path) -> std::io::Result<bool> {
     }
 }
 
+/// What is asked and not answered yet: it is not asked again meanwhile, so that there is one process for it.
+static PENDING: Mutex<BTreeSet<Vec<OsString>>> = Mutex::new(BTreeSet::new());
+
+fn is_silent() -> std::io::Error {
+    let what = "it does not answer; is its table of partitions being read, or its log full?";
+    std::io::Error::new(std::io::ErrorKind::TimedOut, what)
+}
+
 /// Runs this program so, and returns how it ended and what it said.
 fn run(arguments: &[OsString]) -> std::io::Result<(ExitStatus, String)> {
+    if PENDING.lock().contains(arguments) {
+        return Err(is_silent());
+    }
     // As it is, also where an upgrade has replaced its file.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("spindle").arg(VERB).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
     let Some(status) = wait(&mut child)? else {
+        let asked = arguments.to_vec();
+        PENDING.lock().insert(asked.clone());
         // It ends once the device answers.
-        std::thread::spawn(move || child.wait());
-        let what = "it does not answer; is its table of partitions being read, or its log full?";
-        return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, what));
+        std::thread::spawn(move || {
+            let ended = child.wait();
+            PENDING.lock().remove(&asked);
+            ended
+        });
+        return Err(is_silent());
     };
     let mut said = String::new();
     if let Some(mut stderr) = child.stderr.take() {

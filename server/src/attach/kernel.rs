@@ -423,7 +423,11 @@ fn check_users(what: &str, path: &Path) -> Result<()> {
 pub(super) fn is_in_use(path: &Path) -> Result<bool> {
     let is_free = apart::is_free(path).map_err(|error| {
         let what = format!("look whether {} is in use", path.display());
-        Error::with_source(ErrorKind::Io, what, error)
+        let kind = match error.kind() {
+            std::io::ErrorKind::TimedOut => ErrorKind::Unavailable,
+            _ => ErrorKind::Io,
+        };
+        Error::with_source(kind, what, error)
     })?;
     Ok(!is_free)
 }

@@ -195,7 +195,7 @@ impl Attachments {
         again.map_err(|error| error.context(what))?;
         written.map_err(|error| error.context(format!("attach volume {name}")))?;
         match live.get(&id) {
-            Some(attached) => Ok(self.info(attached).await),
+            Some(attached) => Ok(self.info(attached, true).await),
             None => {
                 let what = format!(
                     "attach volume {name}: its old device was of no use any more, and is gone; attach it \
