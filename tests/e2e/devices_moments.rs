@@ -450,11 +450,12 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     proxy.set(Line::Silent);
     assert_eq!(attach(&daemon, driver), device);
     // Whoever opens it has the table read, which nobody answers.
+    let before = opener_count();
     let mut list = daemon.prepare(&["attach", "list"]);
     let list = list.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let mut list = list.expect("the program runs");
     let until = Instant::now() + Duration::from_secs(60);
-    while !is_being_opened() {
+    while opener_count() == before {
         assert!(Instant::now() < until, "nobody opens {device}: {}", daemon.log());
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -464,6 +465,7 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     if !has_ended {
         // It never does, and nobody can have it end but the end of the guest.
         std::mem::forget(daemon);
+        std::fs::remove_file("/dev/spindle/main/db").expect("it is there");
         return false;
     }
     proxy.set(Line::Cut);
@@ -476,20 +478,20 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     true
 }
 
-/// Whether a thread of some process is in open() with what asks whether somebody has a device for himself.
-fn is_being_opened() -> bool {
+/// Threads that are in open() with what asks whether somebody has a device for himself.
+fn opener_count() -> usize {
     let flags = rustix::fs::OFlags::EXCL | rustix::fs::OFlags::CLOEXEC;
     let wanted = format!(" {:#x} ", flags.bits());
     let ids = |dir: String| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok())
     };
-    ids("/proc".to_owned()).any(|process| {
-        ids(format!("/proc/{process}/task")).any(|thread| {
-            let call = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall"));
-            call.is_ok_and(|call| call.contains(&wanted))
-        })
-    })
+    let threads = ids("/proc".to_owned()).flat_map(|process| {
+        let threads = ids(format!("/proc/{process}/task"));
+        threads.map(move |thread| format!("/proc/{process}/task/{thread}/syscall"))
+    });
+    let calls = threads.filter_map(|call| std::fs::read_to_string(call).ok());
+    calls.filter(|call| call.contains(&wanted)).count()
 }
 
 /// A process that is killed takes a second or two to go; one that waits for itself never does.
