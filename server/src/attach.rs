@@ -303,16 +303,8 @@ impl Attachments {
         let resized = device.clone();
         let resizes = tokio::spawn(async move {
             while sizes.changed().await.is_ok() {
-                sizes.mark_unchanged();
                 let (device, newest) = (resized.clone(), sizes.clone());
-                let told = blocking(move || match &mut *device.lock() {
-                    // Whoever has it tells the newest size: an older one would take from its users what they have.
-                    Some(device) => {
-                        let size_bytes = *newest.borrow();
-                        device.resize(size_bytes)
-                    }
-                    None => Ok(()),
-                });
+                let told = blocking(move || tell_size(&device, &newest));
                 if let Err(error) = told.await {
                     tracing::warn!(
                         volume = name, error = %error.chain(),
@@ -336,15 +328,7 @@ impl Attachments {
         };
         let volumes = self.pool.volumes();
         let newest = volumes.iter().find(|one| one.id() == volume)?.size_changes();
-        let told = blocking(move || match &mut *device.lock() {
-            Some(device) => {
-                let size_bytes = *newest.borrow();
-                device.resize(size_bytes)?;
-                Ok(device.has_size(size_bytes))
-            }
-            None => Ok(true),
-        });
-        match told.await {
+        match blocking(move || tell_size(&device, &newest)).await {
             Ok(true) => None,
             Ok(false) => Some(
                 "its device follows as soon as no request to it is in flight for a moment"
@@ -682,6 +666,16 @@ impl Attachments {
     fn write(&self, live: &BTreeMap<u32, Live>) -> Result<()> {
         write(&self.path, live.values().map(|live| live.record.clone()).collect())
     }
+}
+
+/// Tells the kernel the newest size of a volume: whoever has the device does, as an older one would take from its users what
+/// they have. Returns whether the device has it now. Blocks.
+fn tell_size(device: &Slot, newest: &watch::Receiver<u64>) -> Result<bool> {
+    let mut slot = device.lock();
+    let Some(device) = &mut *slot else { return Ok(true) };
+    let size_bytes = *newest.borrow();
+    device.resize(size_bytes)?;
+    Ok(device.has_size(size_bytes))
 }
 
 /// Queues of a device where nobody says how many: as many as processors, few of those that the memory still

@@ -372,6 +372,12 @@ impl Device {
         self.options.connection_count
     }
 
+    /// Whether the kernel has heard of a size, in bytes.
+    #[must_use]
+    pub fn has_size(&self, size_bytes: u64) -> bool {
+        has_size(self.number, size_bytes)
+    }
+
     /// The block device.
     #[must_use]
     pub fn path(&self) -> PathBuf {

@@ -4,7 +4,6 @@ use super::apart;
 use super::record::{AttachOptions, Driver, Record};
 use super::udev;
 use crate::glue::exports::{Attachment, PoolExports};
-use block::units::SECTOR_BYTES;
 use block::{BlockDevice, Error, ErrorKind, Result};
 use nbd::handshake::Handshake;
 use nbd::kernel::{Siblings, Stop};
@@ -340,13 +339,13 @@ impl Device {
         }
     }
 
-    /// Whether the kernel has heard of a size. The nbd driver hears of it when it is idle for a moment.
+    /// Whether the kernel has heard of a size, in bytes, that it was told. The nbd driver hears of it when it is idle for a
+    /// moment.
     pub(super) fn has_size(&self, size_bytes: u64) -> bool {
-        let path = self.path();
-        let name = path.file_name().unwrap_or_default();
-        let sectors = std::fs::read_to_string(Path::new("/sys/block").join(name).join("size"));
-        let known = sectors.ok().and_then(|text| text.trim_end().parse::<u64>().ok());
-        known == Some(size_bytes / SECTOR_BYTES)
+        match self {
+            Device::Ublk(_) => true, // its command has returned
+            Device::Nbd(device, ..) => device.has_size(size_bytes),
+        }
     }
 
     pub(super) fn leave(self, grace: Duration) {
