@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! - Buffered writes are done by the caller of [`Disk::submit`]: a copy into the page cache, faster
-//!   than any hand-over. Direct writes, syncs and the making of files have a thread each, so a sync
-//!   never delays a write.
+//!   than any hand-over. So are direct ones on a quick device ([`Quickness`]), as many as the caller waits
+//!   for ([`FileDisk::wait_for`]). Other direct writes, syncs and the making of files have a thread each, so a
+//!   sync never delays a write.
 //! - A file that has its name is whole and on stable storage, header included, and its blocks are
 //!   written: a later sync has no allocation to record.
 //! - Before a file of the ring is used, `ring.made` says that it was made: one that is gone later, the
@@ -12,6 +13,7 @@
 
 use crate::format::made;
 use crate::options::IoMode;
+use crate::quick::{self, Quickness};
 use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
 use block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -55,6 +57,8 @@ struct Files {
     notify: RwLock<Option<Notify>>,
     /// What `ring.made` says; `None` where there is none.
     made_count: Mutex<Option<u32>>,
+    /// Of direct writes.
+    quickness: Quickness,
 }
 
 /// Files named `ring-NNNNN.log` in a directory of their own.
@@ -62,6 +66,8 @@ pub(crate) struct FileDisk {
     files: Arc<Files>,
     /// Ended by the caller of submit itself; not yet reaped.
     done: Vec<DiskCompletion>,
+    /// Direct writes that the caller of submit still waits for.
+    patience: u32,
     writer: Option<Worker>,
     syncer: Option<Worker>,
     maker: Option<Worker>,
@@ -91,6 +97,7 @@ impl FileDisk {
             arrived: Condvar::new(),
             notify: RwLock::default(),
             made_count: Mutex::new(made_count),
+            quickness: Quickness::default(),
         });
         files.open_all().map_err(|e| io("open the files of log directory", e))?;
         let start = |name| Worker::start(name, &files).map_err(|e| io("start threads for", e));
@@ -101,6 +108,7 @@ impl FileDisk {
             maker: Some(start("spindle-log-mk")?),
             files,
             done: Vec::new(),
+            patience: 0,
             _lock: lock,
         })
     }
@@ -115,6 +123,24 @@ impl FileDisk {
     /// Sets what is called, from other threads, when a request has ended.
     pub(crate) fn set_notify(&self, notify: Notify) {
         *self.files.notify.write() = Some(notify);
+    }
+
+    /// Says how many direct writes to a quick device the next callers of [`Disk::submit`] wait for. Each takes
+    /// as long as the device does: more than one are for threads that nobody waits for.
+    pub(crate) fn wait_for(&mut self, count: u32) {
+        self.patience = count;
+    }
+
+    /// Whether a request is done by who submits it.
+    fn is_done_here(&mut self, request: &DiskRequest) -> bool {
+        let DiskRequest::Write { buffer, .. } = request else { return false };
+        if self.writer.is_none() {
+            return true;
+        }
+        let is_short = buffer.len() <= quick::BYTES_MAX;
+        let is_waited_for = self.patience > 0 && is_short && self.files.quickness.is_quick();
+        self.patience -= u32::from(is_waited_for);
+        is_waited_for
     }
 
     /// Files of the ring that were made, here or elsewhere; `None` where nothing says so.
@@ -196,15 +222,19 @@ fn lock(dir: &Path) -> Result<File> {
 
 impl Disk for FileDisk {
     fn submit(&mut self, request: DiskRequest) {
+        if self.is_done_here(&request) {
+            let is_measured = self.writer.is_some() && self.files.quickness.is_measured();
+            self.done.push(self.files.execute(request, is_measured));
+            return;
+        }
         let worker = match &request {
             DiskRequest::Write { .. } => self.writer.as_ref(),
             DiskRequest::Sync { .. } => self.syncer.as_ref(),
             DiskRequest::Create { .. } => self.maker.as_ref(),
         };
-        match worker {
-            Some(worker) => worker.requests.send(request).expect("the thread lives as long as we"),
-            None => self.done.push(self.files.execute(request)),
-        }
+        let worker =
+            worker.expect("there as long as we are; writes without a writer are done here");
+        worker.requests.send(request).expect("the thread lives as long as we");
     }
 
     fn reap(&mut self, completions: &mut Vec<DiskCompletion>) {
@@ -252,7 +282,7 @@ impl Worker {
 /// writes, one sync, a few files.
 fn serve(files: &Files, inbox: &Receiver<DiskRequest>) {
     for request in inbox {
-        let completion = files.execute(request);
+        let completion = files.execute(request, true);
         files.completions.lock().push(completion);
         files.arrived.notify_all();
         let notify = files.notify.read().clone();
@@ -296,10 +326,12 @@ impl Files {
         Ok(())
     }
 
-    fn execute(&self, request: DiskRequest) -> DiskCompletion {
+    /// Does what is asked, and measures direct writes where `is_measured`.
+    fn execute(&self, request: DiskRequest, is_measured: bool) -> DiskCompletion {
         match request {
             DiskRequest::Write { token, file, offset, buffer, is_sync_next } => {
                 let is_early = is_sync_next && self.io_mode == IoMode::Buffered;
+                let begun = (is_measured && buffer.len() <= quick::BYTES_MAX).then(Instant::now);
                 let result = writer(&self.writers, file).and_then(|handle| {
                     handle.write_all_at(buffer.as_slice(), offset)?;
                     if is_early {
@@ -307,6 +339,9 @@ impl Files {
                     }
                     Ok(())
                 });
+                if let Some(begun) = begun {
+                    self.quickness.note(begun.elapsed());
+                }
                 DiskCompletion { token, result, buffer: Some(buffer) }
             }
             DiskRequest::Sync { token, files } => {
@@ -452,5 +487,68 @@ impl DiskReader for Files {
 
     fn name(&self, file: u32) -> String {
         self.path(file).display().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::env::IO_ALIGN_BYTES;
+
+    const FILE_BYTES: u64 = 1 << 20;
+
+    fn reaped(disk: &mut FileDisk) -> Vec<u64> {
+        let mut completions = Vec::new();
+        disk.reap(&mut completions);
+        completions.iter().for_each(|done| assert!(done.result.is_ok(), "{:?}", done.result));
+        completions.into_iter().map(|done| done.token).collect()
+    }
+
+    fn wait_for_one(disk: &mut FileDisk) -> u64 {
+        loop {
+            if let [token] = reaped(disk)[..] {
+                return token;
+            }
+            disk.wait();
+        }
+    }
+
+    fn write(disk: &mut FileDisk, token: u64, len: usize) {
+        let mut buffer = IoBuffer::default();
+        buffer.reset(len);
+        buffer.pad_to(len);
+        let offset = IO_ALIGN_BYTES as u64;
+        disk.submit(DiskRequest::Write { token, file: 0, offset, buffer, is_sync_next: false });
+    }
+
+    #[test]
+    fn as_many_direct_writes_are_waited_for_as_was_said_while_the_device_is_quick() {
+        let dir = tempfile::tempdir_in(".").expect("a directory");
+        let mut disk = FileDisk::open(dir.path(), IoMode::Direct).expect("it opens");
+        disk.submit(DiskRequest::Create { token: 1, file: 0, len: FILE_BYTES, header: Vec::new() });
+        assert_eq!(wait_for_one(&mut disk), 1);
+        let is_waited_for = |disk: &mut FileDisk, token, len| {
+            let files = Arc::clone(&disk.files);
+            // Holds the writer's thread up, so that what it has been handed is not there at once.
+            let held = files.completions.lock();
+            write(disk, token, len);
+            let is_done = disk.done.iter().any(|done| done.token == token);
+            drop(held);
+            assert_eq!(wait_for_one(disk), token);
+            is_done
+        };
+        let known = |disk: &FileDisk, us| {
+            (0..100).for_each(|_| disk.files.quickness.note(Duration::from_micros(us)));
+        };
+        assert!(!is_waited_for(&mut disk, 2, IO_ALIGN_BYTES), "nobody said so");
+        disk.wait_for(2);
+        known(&disk, 60);
+        assert!(is_waited_for(&mut disk, 3, IO_ALIGN_BYTES));
+        assert!(!is_waited_for(&mut disk, 4, 2 * quick::BYTES_MAX), "it is long");
+        known(&disk, 900);
+        assert!(!is_waited_for(&mut disk, 5, IO_ALIGN_BYTES), "the device is slow");
+        known(&disk, 60);
+        assert!(is_waited_for(&mut disk, 6, IO_ALIGN_BYTES));
+        assert!(!is_waited_for(&mut disk, 7, IO_ALIGN_BYTES), "two were said");
     }
 }

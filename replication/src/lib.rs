@@ -20,6 +20,7 @@ mod options;
 mod overlay;
 mod pace;
 mod planted;
+mod quick;
 mod recovery;
 mod resident;
 mod scan;

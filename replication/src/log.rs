@@ -444,6 +444,12 @@ impl Log {
         obsolete
     }
 
+    /// To be called when a frozen generation is there and the caller waits before it destages that: the time until the next
+    /// release says nothing about how fast destage is.
+    pub fn rest(&self) {
+        self.inner.pressure.lock().pace.on_idle();
+    }
+
     /// From this call on writes of `volume` fail with `error`, also those that wait for log space:
     /// they leave the queue, and whoever waits behind them moves up. Entries without payload are
     /// still taken. `None` takes them again.
@@ -569,9 +575,15 @@ impl Inner {
         Reached { inner: self, lsn, wait: Wait::Durable, is_entry: false, id: None }.await
     }
 
-    /// Steps the core, or makes sure that who is stepping it steps once more.
+    /// Steps the core, or makes sure that who is stepping it steps once more. Waits for one write of a quick
+    /// device at most, where those are direct: usually the caller's own.
     fn drive(&self) {
-        for _ in 0..ROUNDS_MAX {
+        self.drive_patiently(1);
+    }
+
+    /// As [`Inner::drive`], waiting for `patience` writes of a quick device at most.
+    fn drive_patiently(&self, patience: u32) {
+        for round in 0..ROUNDS_MAX {
             // Orders the caller's mark before the look at the lock; pairs with the fence below.
             fence(Ordering::SeqCst);
             let Some(mut driver) = self.driver.try_lock() else { return };
@@ -579,6 +591,9 @@ impl Inner {
             self.shared.is_dirty.store(false, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let guard = FailOnPanic(&self.shared);
+            if round == 0 {
+                disk.wait_for(patience);
+            }
             core.step(disk, &self.shared);
             drop(guard);
             drop(driver);
@@ -689,7 +704,8 @@ fn start_thread(inner: &Arc<Inner>) -> Result<()> {
         disk.set_notify(Arc::new(move || {
             if let Some(inner) = weak.upgrade() {
                 inner.shared.is_dirty.store(true, Ordering::Release);
-                inner.drive();
+                // What these threads do is asked of them in turn; they wait for nothing else.
+                inner.drive_patiently(0);
             }
         }));
     }

@@ -38,6 +38,10 @@ fn open_as(dir: &Path, id: LogIdentity, destaged: u64) -> block::Result<(Log, Re
     Log::open(dir, id, key(), options(IoMode::Buffered), Lsn(destaged))
 }
 
+fn open_by(dir: &Path, io_mode: IoMode) -> (Log, Recovery) {
+    Log::open(dir, identity(1, 1), key(), options(io_mode), Lsn(0)).expect("the log opens")
+}
+
 fn write(sector: u64, fill: u8, sectors: usize) -> NewEntry {
     NewEntry {
         volume: VOLUME,
@@ -514,8 +518,8 @@ async fn a_small_queue_makes_writers_wait_and_loses_none() {
 }
 
 /// Prints each LSN as it is answered; see the test that starts it.
-async fn child(dir: &Path) {
-    let (log, recovery) = open(dir, 1, 0);
+async fn child(dir: &Path, io_mode: IoMode) {
+    let (log, recovery) = open_by(dir, io_mode);
     let mut n = recovery.last_lsn.0;
     loop {
         let appends: Vec<_> = (0..4)
@@ -535,19 +539,22 @@ async fn child(dir: &Path) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_killed_process_acknowledged_is_there() {
     use std::io::{BufRead, BufReader};
+    let io_modes = [IoMode::Buffered, IoMode::Direct];
     if let Ok(dir) = std::env::var("LOG_CHILD_DIR") {
-        return child(Path::new(&dir)).await;
+        let is_direct = std::env::var("LOG_CHILD_DIRECT").is_ok();
+        return child(Path::new(&dir), io_modes[usize::from(is_direct)]).await;
     }
     let dir = tempfile::tempdir_in(".").unwrap();
     let mut acked = 0;
-    for kill_after in [1, 40, 90, 7, 60] {
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["what_a_killed_process_acknowledged_is_there", "--exact", "--nocapture"])
-            .env("LOG_CHILD_DIR", dir.path())
-            .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
+    for (kill_after, io_mode) in [1, 40, 90, 7, 60, 120].into_iter().zip(io_modes.iter().cycle()) {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["what_a_killed_process_acknowledged_is_there", "--exact", "--nocapture"]);
+        child.env("LOG_CHILD_DIR", dir.path());
+        if *io_mode == IoMode::Direct {
+            child.env("LOG_CHILD_DIRECT", "");
+        }
+        child.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        let mut child = child.spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
         let mut count = 0;
         for line in lines {
@@ -559,8 +566,8 @@ async fn what_a_killed_process_acknowledged_is_there() {
             }
         }
         child.wait().unwrap();
-        let (log, recovery) = open(dir.path(), 1, 0);
-        assert!(recovery.last_lsn.0 >= acked, "{} acked, {recovery:?}", acked);
+        let (log, recovery) = open_by(dir.path(), *io_mode);
+        assert!(recovery.last_lsn.0 >= acked, "{acked} acked, {io_mode:?}, {recovery:?}");
         assert!(recovery.is_tail_proven);
         let last = recovery.last_lsn.0;
         for n in last.saturating_sub(199).max(1)..=last {

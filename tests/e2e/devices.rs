@@ -24,6 +24,12 @@ pub(crate) const SETTINGS: &str = "memory = \"640MiB\"\n\
     [cache]\nsize = \"64MiB\"\n\
     [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";
 
+/// The settings with a log that is written through the page cache or past it, as the seed has it.
+fn with_log_io(settings: &str, seed: u64) -> String {
+    let io = if seed.is_multiple_of(2) { "buffered" } else { "direct" };
+    settings.replace("[log]\n", &format!("[log]\nio = \"{io}\"\n"))
+}
+
 /// Loads, each of which verifies what it wrote.
 const LOADS: &[&[&str]] = &[
     &["--rw=randwrite", "--bsrange=512-1M", "--iodepth=16"],
@@ -115,7 +121,8 @@ fn a_device_of_several_connections_outlives_its_daemon() {
 fn outlives(seed: u64, options: &[&str]) {
     println!("SEED={seed}");
     let mut random = Random::new(seed, 0);
-    let mut daemon = Daemon::started(SETTINGS, &[("db", "256M")]);
+    let settings = with_log_io(SETTINGS, seed);
+    let mut daemon = Daemon::started(&settings, &[("db", "256M")]);
     daemon.announce("the volume is larger than configured and stays so");
     daemon.announce("the device of a volume keeps its size");
     let device = attach(&daemon, options);
