@@ -13,6 +13,7 @@ use crate::memory::Memory;
 use crate::params::params;
 use crate::planted::{goes_by_number, removes_served};
 use crate::queue::{self, Counters, QueueArgs};
+use crate::table;
 use crate::wakes::Wakes;
 use block::units::SECTOR_BYTES;
 use block::{BlockDevice, Error, ErrorKind, Result};
@@ -180,11 +181,11 @@ fn is_alive(pid: i32) -> bool {
 
 impl Device {
     /// Adds a device of the driver's choice of number. `note` is told the number before the device can
-    /// be used; when it fails, nothing stays.
+    /// be used; when it fails, nothing stays. To be called within the context of a runtime, on a thread that may block.
     ///
     /// # Errors
-    /// `Unsupported`, `Denied`: see [`check`]. `Invalid`: the options make no sense. `Io`: the driver
-    /// failed.
+    /// `Unsupported`, `Denied`: see [`check`]. `Invalid`: the options make no sense. `Unavailable`: the device does not
+    /// answer reads, and this kernel must not wait for it. `Io`: the driver failed.
     pub fn add<D: BlockDevice>(
         device: &Arc<D>,
         options: &Options,
@@ -194,6 +195,9 @@ impl Device {
         let limits = device.limits();
         let params = params(&limits, options.logical_block_bytes, options.io_bytes_max)?;
         let mut control = Control::open()?;
+        if table::is_read_at_start() {
+            tokio::runtime::Handle::current().block_on(table::read_ends(&**device, table::WAIT))?;
+        }
         let resize = control.features() & feature::UPDATE_SIZE;
         let wanted = Info {
             queue_count: options.queue_count,

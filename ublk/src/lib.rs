@@ -13,6 +13,7 @@
 //! params    what the kernel is told (pure)   request  what a request may do (pure)
 //! abi       bytes <-> types (pure)           errno    ErrorKind -> result of a request
 //! memory    of payloads, all queues (pure)    planted  failures on purpose, for tests
+//! table     of partitions: read before the kernel does
 //! ```
 #![deny(unsafe_code)]
 
@@ -25,6 +26,7 @@ mod params;
 mod planted;
 mod queue;
 mod request;
+mod table;
 mod wakes;
 
 pub use abi::{IO_BYTES_MAX, QUEUE_DEPTH_MAX};
