@@ -13,9 +13,14 @@
 //!   generation has of it goes to a side file, and the generation is destaged without it. Nothing is
 //!   appended, so this works in a full log too. All later generations leave the volume aside until
 //!   a late window of its own has brought everything that its side files hold.
+//! - While a burst lasts, and the log has room, a generation waits for its end: what a client waits for has the
+//!   processors to itself. Not longer than half of the oldest age, and not while somebody waits for the store.
 //! - The batch that destages a generation names the side files that complete it, and the batch of a
 //!   late window names none: a side file counts exactly while the metadata names it.
 
+mod burst;
+
+use self::burst::{BURST_LOOK, Burst, is_urgent};
 use crate::planted::planted;
 use crate::pool::Shared;
 use crate::snapshot::SnapshotEntry;
@@ -58,17 +63,14 @@ const LATE_READS: usize = 4;
 const SWEPT_AT_ONCE: usize = 64;
 /// Pause before fingerprints that could not be read are read again. Chosen by hand.
 const FINGERPRINTS_RETRY: Duration = Duration::from_secs(30);
-/// Destage is urgent while this part of the log, one in so many, is in use. Chosen by hand: before
-/// writers are slowed down.
-const URGENT_FILL: u64 = 4;
 /// Pages of the map folded after each window. Chosen by hand: a few milliseconds.
 const FOLD_PAGES: usize = 256;
 /// Pause between two looks for maintenance while nothing is written.
 const MAINTENANCE: Duration = Duration::from_secs(5);
 
 /// Memory of payloads that was of no use for so long goes back. Chosen by hand: longer than destage takes for what a
-/// busy volume writes.
-const PAYLOADS_KEPT: Duration = Duration::from_secs(10);
+/// busy volume writes and a client's pause, and short enough that all is back a minute after a load (`benches/soak`).
+const PAYLOADS_KEPT: Duration = Duration::from_secs(20);
 
 /// How much reclaim does, and how fast.
 #[derive(Clone, Copy, Debug)]
@@ -299,6 +301,7 @@ pub(crate) async fn run(
     let mut pause = options.retry;
     let mut late = Late::new(options);
     let mut attempt: Option<Attempt> = None;
+    let mut burst = Burst::new();
     while !*stop.borrow() && !shared.is_stopped() {
         // Not once side files are written that are to join those that a late window would drop.
         let is_free = attempt.as_ref().is_none_or(|attempt| attempt.sides.is_empty());
@@ -312,7 +315,7 @@ pub(crate) async fn run(
             // The volumes that are aside and the generations take turns.
             let next = match late.is_under_way {
                 true => ripe_generation(&shared, options),
-                false => next_generation(&shared, options, &late, &mut stop).await,
+                false => next_generation(&shared, options, (&late, &mut burst), &mut stop).await,
             };
             attempt = next.map(|generation| Attempt::new(generation, options));
         }
@@ -384,19 +387,24 @@ fn ripe_generation(shared: &Shared, options: DestageOptions) -> Option<Arc<Gener
 async fn next_generation(
     shared: &Shared,
     options: DestageOptions,
-    late: &Late,
+    (late, burst): (&Late, &mut Burst),
     stop: &mut watch::Receiver<bool>,
 ) -> Option<Arc<Generation>> {
     // Subscribed before the look at the state, so that no change in between is missed.
     let mut changes = shared.log.changes();
     changes.mark_unchanged();
-    if let Some(generation) = ripe_generation(shared, options) {
-        return Some(generation);
-    }
     let gather = options.gather();
-    let mut wake_in = match shared.log.status().oldest_undestaged_age {
-        Some(age) => gather.saturating_sub(age),
-        None => gather,
+    let mut wake_in = match ripe_generation(shared, options) {
+        Some(_) if !shared.is_wanted() && burst.goes_first(&shared.log.status(), gather) => {
+            // The time until the next release says nothing about how long one takes.
+            shared.log.rest();
+            BURST_LOOK
+        }
+        Some(generation) => return Some(generation),
+        None => match shared.log.status().oldest_undestaged_age {
+            Some(age) => gather.saturating_sub(age),
+            None => gather,
+        },
     };
     if shared.is_any_aside() {
         wake_in = wake_in.min(late.due.saturating_duration_since(Instant::now()));
@@ -415,7 +423,7 @@ async fn next_generation(
 async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), DestageError> {
     let started = Instant::now();
     let log = shared.log.status();
-    shared.tier.set_urgent(log.used_bytes.saturating_mul(URGENT_FILL) >= log.ring_bytes);
+    shared.tier.set_urgent(is_urgent(&log));
     let source = FromLog { log: shared.log.clone() };
     let generation = attempt.generation.clone();
     // Once a volume has side files, what comes later must not overtake them.

@@ -1,0 +1,156 @@
+//! Whether destage waits for the end of a burst of writes. Pure, but for the clock.
+//!
+//! Invariants:
+//! - It waits for a burst only while the log has room for it, and never longer than half of the oldest age.
+//! - Where clients write at leisure it does not wait.
+
+use replication::LogStatus;
+use std::time::{Duration, Instant};
+
+/// Time between two looks whether a burst goes on. Chosen by hand: a pause of a client that is no end of a burst is
+/// shorter.
+pub(super) const BURST_LOOK: Duration = Duration::from_millis(50);
+/// Batches of the log a second that make a burst. Chosen by hand: a tenth or so of what one processor can do, below
+/// which destage takes nothing from anybody.
+const BATCHES_A_SECOND: f64 = 2000.0;
+/// Bytes of the log a second that make one, too. Chosen by hand, likewise.
+const BYTES_A_SECOND: f64 = (128u64 << 20) as f64;
+/// Destage is urgent while this part of the log, one in so many, is in use. Chosen by hand: before
+/// writers are slowed down.
+const URGENT_FILL: u64 = 4;
+
+/// Frozen generations that wait at most: a read looks through all. Chosen by hand: more than a burst alone makes, which
+/// snapshots in it are not.
+const FROZEN_COUNT_MAX: u64 = 8;
+
+/// Whether the log fills, so that destage must go on, and quickly.
+pub(super) fn is_urgent(log: &LogStatus) -> bool {
+    let is_used = |used: u64, of: u64| used.saturating_mul(URGENT_FILL) >= of;
+    log.is_full
+        || is_used(log.used_bytes, log.ring_bytes)
+        || is_used(log.extent_count, log.extent_count_max)
+}
+
+/// What was seen of the log at the last look.
+pub(super) struct Burst {
+    looked: Instant,
+    batch_count: u64,
+    batch_bytes: u64,
+    is_on: bool,
+}
+
+impl Burst {
+    pub(super) fn new() -> Burst {
+        Burst { looked: Instant::now(), batch_count: 0, batch_bytes: 0, is_on: false }
+    }
+
+    /// Whether a frozen generation waits, to be asked again after [`BURST_LOOK`]. `gather`: the age at which entries
+    /// are destaged whatever comes.
+    pub(super) fn goes_first(&mut self, log: &LogStatus, gather: Duration) -> bool {
+        self.goes_first_at(log, gather, Instant::now())
+    }
+
+    fn goes_first_at(&mut self, log: &LogStatus, gather: Duration, now: Instant) -> bool {
+        let is_old = log.oldest_undestaged_age.is_some_and(|age| age >= gather);
+        self.look(log, now);
+        self.is_on && !is_old && log.frozen_count < FROZEN_COUNT_MAX && !is_urgent(log)
+    }
+
+    fn look(&mut self, log: &LogStatus, now: Instant) {
+        let passed = now - self.looked;
+        if passed < BURST_LOOK {
+            return;
+        }
+        let is_above = |from: u64, to: u64, a_second: f64| {
+            to.saturating_sub(from) as f64 >= a_second * passed.as_secs_f64()
+        };
+        // Where nobody has looked for long it is not known whether there was a pause in between: then the next look tells.
+        self.is_on = passed > 4 * BURST_LOOK
+            || is_above(self.batch_count, log.batch_count, BATCHES_A_SECOND)
+            || is_above(self.batch_bytes, log.batch_bytes, BYTES_A_SECOND);
+        (self.looked, self.batch_count, self.batch_bytes) = (now, log.batch_count, log.batch_bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Lsn;
+
+    const GATHER: Duration = Duration::from_secs(15);
+
+    fn log(batch_count: u64, batch_bytes: u64) -> LogStatus {
+        LogStatus {
+            used_bytes: 0,
+            ring_bytes: 1 << 30,
+            last_lsn: Lsn(9),
+            acked_lsn: Lsn(9),
+            durable_lsn: Lsn(9),
+            destaged_lsn: Lsn(0),
+            oldest_undestaged_age: Some(Duration::from_secs(1)),
+            oldest_side_age: None,
+            undestaged_bytes: 0,
+            memory_bytes: 0,
+            extent_count: 0,
+            extent_count_max: 1 << 20,
+            frozen_count: 1,
+            batch_count,
+            batch_bytes,
+            entry_count: batch_count,
+            sync_count: 0,
+            is_full: false,
+            is_failed: false,
+        }
+    }
+
+    /// What it says at looks that far apart, of a log that gets so many batches and bytes in between.
+    fn looks(count: u64, batches: u64, bytes: u64) -> Vec<bool> {
+        let (mut burst, begun) = (Burst::new(), Instant::now());
+        let look = |n: u64| {
+            let at = begun + BURST_LOOK * u32::try_from(n).unwrap();
+            burst.goes_first_at(&log(n * batches, n * bytes), GATHER, at)
+        };
+        (1..=count).map(look).collect()
+    }
+
+    #[test]
+    fn a_burst_is_many_batches_or_many_bytes() {
+        assert_eq!(looks(3, 150, 0), [true; 3], "3,000 batches a second");
+        assert_eq!(looks(3, 20, 10 << 20), [true; 3], "200 MiB a second");
+        assert_eq!(looks(3, 50, 1 << 20), [false; 3], "1,000 batches, and 20 MiB a second");
+        assert_eq!(looks(3, 0, 0), [false; 3]);
+    }
+
+    #[test]
+    fn its_end_is_seen_at_the_next_look_but_one_at_the_latest() {
+        let (mut burst, begun) = (Burst::new(), Instant::now());
+        let mut says = |ms: u64, batches: u64| {
+            burst.goes_first_at(&log(batches, 0), GATHER, begun + Duration::from_millis(ms))
+        };
+        assert!(says(60, 1000), "it is on");
+        assert!(says(80, 1000), "too soon to tell");
+        assert!(!says(120, 1001), "it is over");
+        assert!(says(5000, 5000), "nobody has looked for long");
+        assert!(!says(5060, 5001), "it was over before that");
+        assert!(says(9000, 9000), "and once more");
+        assert!(says(9060, 9300), "but that one goes on");
+    }
+
+    #[test]
+    fn a_log_that_fills_or_is_old_does_not_wait() {
+        let says = |change: fn(&mut LogStatus)| {
+            let mut status = log(1000, 0);
+            change(&mut status);
+            let (mut burst, now) = (Burst::new(), Instant::now() + 2 * BURST_LOOK);
+            burst.goes_first_at(&status, GATHER, now)
+        };
+        assert!(says(|_| {}));
+        assert!(says(|log| log.used_bytes = log.ring_bytes / 4 - 1));
+        assert!(!says(|log| log.used_bytes = log.ring_bytes / 4));
+        assert!(!says(|log| log.extent_count = log.extent_count_max / 4));
+        assert!(!says(|log| log.is_full = true));
+        assert!(!says(|log| log.frozen_count = 8));
+        assert!(says(|log| log.oldest_undestaged_age = Some(GATHER - BURST_LOOK)));
+        assert!(!says(|log| log.oldest_undestaged_age = Some(GATHER)));
+    }
+}
