@@ -329,8 +329,9 @@ fn udev_and_the_daemon_agree_on_links() {
     guest::run(name, Duration::from_secs(120), &[], with_udev);
 }
 
-const UDEV: &str = "/lib/systemd/systemd-udevd";
-const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/60-spindle.rules");
+pub(crate) const UDEV: &str = "/lib/systemd/systemd-udevd";
+pub(crate) const RULES: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/60-spindle.rules");
 
 fn with_udev() {
     std::fs::create_dir_all("/run/udev/rules.d").expect("a directory of the guest's own");

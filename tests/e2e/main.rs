@@ -14,6 +14,7 @@ mod devices;
 mod devices_many;
 mod devices_moments;
 mod devices_remote;
+mod devices_units;
 mod filesystem;
 mod guest;
 mod mounted;
