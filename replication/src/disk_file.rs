@@ -125,10 +125,10 @@ impl FileDisk {
         *self.files.notify.write() = Some(notify);
     }
 
-    /// Says how many direct writes to a quick device the next callers of [`Disk::submit`] wait for. Each takes
-    /// as long as the device does: more than one are for threads that nobody waits for.
-    pub(crate) fn wait_for(&mut self, count: u32) {
-        self.patience = count;
+    /// Says how many direct writes to a quick device the callers of [`Disk::submit`] wait for from here on; returns how many
+    /// they still would have.
+    pub(crate) fn wait_for(&mut self, count: u32) -> u32 {
+        std::mem::replace(&mut self.patience, count)
     }
 
     /// Whether a request is done by who submits it.
@@ -541,7 +541,7 @@ mod tests {
             (0..100).for_each(|_| disk.files.quickness.note(Duration::from_micros(us)));
         };
         assert!(!is_waited_for(&mut disk, 2, IO_ALIGN_BYTES), "nobody said so");
-        disk.wait_for(2);
+        assert_eq!(disk.wait_for(2), 0);
         known(&disk, 60);
         assert!(is_waited_for(&mut disk, 3, IO_ALIGN_BYTES));
         assert!(!is_waited_for(&mut disk, 4, 2 * quick::BYTES_MAX), "it is long");
@@ -550,5 +550,7 @@ mod tests {
         known(&disk, 60);
         assert!(is_waited_for(&mut disk, 6, IO_ALIGN_BYTES));
         assert!(!is_waited_for(&mut disk, 7, IO_ALIGN_BYTES), "two were said");
+        assert_eq!(disk.wait_for(3), 0);
+        assert_eq!(disk.wait_for(0), 3);
     }
 }

@@ -298,7 +298,7 @@ impl Log {
             }
             // Usually another task's round has taken it along, and the next batch may gather.
             if !guard.inner.shared.is_taken(lsn) {
-                guard.inner.drive();
+                guard.inner.drive_patiently(1);
             }
             guard.is_due = false;
             let inner = &guard.inner;
@@ -447,7 +447,7 @@ impl Log {
     /// To be called when a frozen generation is there and the caller waits before it destages that: the time until the next
     /// release says nothing about how fast destage is.
     pub fn rest(&self) {
-        self.inner.pressure.lock().pace.on_idle();
+        self.inner.pressure.lock().pace.on_rest(SystemClock.now_ns());
     }
 
     /// From this call on writes of `volume` fail with `error`, also those that wait for log space:
@@ -575,15 +575,16 @@ impl Inner {
         Reached { inner: self, lsn, wait: Wait::Durable, is_entry: false, id: None }.await
     }
 
-    /// Steps the core, or makes sure that who is stepping it steps once more. Waits for one write of a quick
-    /// device at most, where those are direct: usually the caller's own.
+    /// Steps the core, or makes sure that who is stepping it steps once more. Never waits for a device, for who comes
+    /// from the slow lane would keep all others waiting.
     fn drive(&self) {
-        self.drive_patiently(1);
+        self.drive_patiently(0);
     }
 
-    /// As [`Inner::drive`], waiting for `patience` writes of a quick device at most.
-    fn drive_patiently(&self, patience: u32) {
-        for round in 0..ROUNDS_MAX {
+    /// As [`Inner::drive`], waiting for `patience` direct writes to a quick device at most: of those who append, one,
+    /// which is usually their own.
+    fn drive_patiently(&self, mut patience: u32) {
+        for _ in 0..ROUNDS_MAX {
             // Orders the caller's mark before the look at the lock; pairs with the fence below.
             fence(Ordering::SeqCst);
             let Some(mut driver) = self.driver.try_lock() else { return };
@@ -591,10 +592,9 @@ impl Inner {
             self.shared.is_dirty.store(false, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let guard = FailOnPanic(&self.shared);
-            if round == 0 {
-                disk.wait_for(patience);
-            }
+            disk.wait_for(patience);
             core.step(disk, &self.shared);
+            patience = disk.wait_for(0);
             drop(guard);
             drop(driver);
             // Orders letting go of the lock before the look at the mark.
@@ -704,8 +704,7 @@ fn start_thread(inner: &Arc<Inner>) -> Result<()> {
         disk.set_notify(Arc::new(move || {
             if let Some(inner) = weak.upgrade() {
                 inner.shared.is_dirty.store(true, Ordering::Release);
-                // What these threads do is asked of them in turn; they wait for nothing else.
-                inner.drive_patiently(0);
+                inner.drive();
             }
         }));
     }

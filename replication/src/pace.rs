@@ -88,6 +88,11 @@ impl Pace {
         self.released_ns = None;
     }
 
+    /// Destage waits though there is something to do: the next release is as late as it comes after this.
+    pub(crate) fn on_rest(&mut self, now_ns: u64) {
+        self.released_ns = Some(now_ns);
+    }
+
     /// So much of the log is in use after a release. Where it has room, nothing is owed any more.
     pub(crate) fn on_fill(&mut self, fill: f64) {
         if fill <= self.mark {

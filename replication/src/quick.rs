@@ -1,8 +1,8 @@
 //! Whether a device answers so quickly that waiting for it costs less than handing its writes to another thread.
 //!
 //! Invariants:
-//! - Looks at a mean of what writes took lately, so that one that was late does not decide, and a device
-//!   that has become slow keeps the threads of clients from their work a few times only.
+//! - Looks at a mean of what writes took lately, so that one that was late does not decide. A device that has become
+//!   three times too slow keeps the threads of clients from their work some fifty times, as one write in some is measured.
 //! - Pure: whoever writes measures.
 
 use std::sync::atomic::{AtomicU32, Ordering};

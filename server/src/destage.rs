@@ -388,6 +388,7 @@ async fn next_generation(
         Some(_) if !shared.is_wanted() && burst.goes_first(&shared.log.status(), gather) => {
             // The time until the next release says nothing about how long one takes.
             shared.log.rest();
+            shared.tier.set_urgent(false);
             BURST_LOOK
         }
         Some(generation) => return Some(generation),

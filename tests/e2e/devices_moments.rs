@@ -3,7 +3,7 @@
 //! Invariants:
 //! - As in [`crate::devices`].
 
-use crate::devices::{SETTINGS, attach, reader, refused, size_of};
+use crate::devices::{SETTINGS, attach, reader, refused, release, size_of};
 use crate::mounted::{TAIL_LOST, attach_volume};
 use crate::stores::on_s3;
 use std::path::Path;
@@ -473,6 +473,93 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     proxy.set(Line::Open);
     daemon.restart();
     assert_eq!(read(&device), "before", "{driver:?}");
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.fsck();
+    true
+}
+
+/// A kernel that reads a table of partitions within the command that makes a device holds its lock meanwhile: nobody could
+/// take over what a daemon leaves that is killed there. So it does not come there before the store has answered.
+#[test]
+fn a_daemon_that_is_killed_while_the_store_does_not_answer_leaves_no_device_behind_a_lock() {
+    needs_root!();
+    if !binary("spindle-faulty").exists() {
+        return skip("the build with planted failures is missing (tests/run makes it)");
+    }
+    let name = "devices_moments::a_daemon_that_is_killed_while_the_store_does_not_answer_leaves_no_device_behind_a_lock";
+    guest::run(name, Duration::from_secs(600), &[], || {
+        assert!(killed_while_it_attaches(false));
+        if is_table_read_at_start() {
+            assert!(!killed_while_it_attaches(true), "the test sees a daemon that does");
+        }
+    });
+}
+
+/// Linux before 6.19 does; those of tests/nightly, with `--engine qemu`, are older.
+fn is_table_read_at_start() -> bool {
+    release() < (6, 19)
+}
+
+/// Attaches a volume while the store does not answer, and kills the daemon meanwhile. Whether it ended, and the next
+/// one went on.
+fn killed_while_it_attaches(is_planted: bool) -> bool {
+    let bucket = Bucket::start(Care::Honest);
+    let proxy = Proxy::start(bucket.address()).expect("a proxy");
+    // Nothing is cached.
+    let settings = SETTINGS.replace("[cache]\nsize = \"64MiB\"", "[cache]\nsize = \"0\"");
+    let mut daemon = on_s3(&settings, &[("db", "64M")], proxy.address());
+    for part in ["destage", "store", "slatedb", "object_store", "attach"] {
+        daemon.announce(part);
+    }
+    if is_planted {
+        daemon.use_binary("spindle-faulty");
+        daemon.environ(&[("SPINDLE_PLANTED", "table-unread")]);
+    }
+    daemon.restart();
+    write(&attach(&daemon, &[]), "before");
+    let _ = daemon.json(&["detach", "db"]);
+    daemon.stop();
+    daemon.restart();
+    proxy.set(Line::Silent);
+    let devices = || std::fs::read_dir("/sys/class/ublk-char").map_or(0, Iterator::count);
+    let attaches = |daemon: &Daemon| {
+        let mut command = daemon.prepare(&["attach", "db"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().expect("the program runs")
+    };
+    if is_table_read_at_start() && !is_planted {
+        let said = attaches(&daemon).wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(said.contains("could not be read within 60 s"), "{said}");
+        assert_eq!(devices(), 0, "none is made before");
+    }
+    let mut attaching = attaches(&daemon);
+    // It is waiting for the store, or the kernel is.
+    let noted = daemon.dir().join("attachments.json");
+    let until = Instant::now() + Duration::from_secs(60);
+    let is_under_way = || {
+        let list = std::fs::read_to_string(&noted).unwrap_or_default();
+        list.contains("\"volume\"") && (!is_planted || list.contains("\"number\": 0"))
+    };
+    while !is_under_way() {
+        assert!(Instant::now() < until, "it does not begin: {}", daemon.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    let has_ended = daemon.is_killed_within(ENDING_MAX);
+    attaching.kill().expect("it is ours");
+    attaching.wait().expect("it ends");
+    if !has_ended {
+        // It never does, and nobody can have it end but the end of the guest.
+        std::mem::forget(daemon);
+        return false;
+    }
+    proxy.set(Line::Cut);
+    proxy.set(Line::Open);
+    daemon.restart();
+    // The list names it, so that the next daemon has attached it.
+    assert_eq!(read("/dev/spindle/main/db"), "before");
     let _ = daemon.json(&["detach", "db"]);
     daemon.stop();
     daemon.fsck();

@@ -11,7 +11,7 @@ use crate::abi::{Info, feature, state};
 use crate::control::Control;
 use crate::memory::Memory;
 use crate::params::params;
-use crate::planted::{goes_by_number, removes_served};
+use crate::planted::{goes_by_number, leaves_table_unread, removes_served};
 use crate::queue::{self, Counters, QueueArgs};
 use crate::table;
 use crate::wakes::Wakes;
@@ -195,7 +195,7 @@ impl Device {
         let limits = device.limits();
         let params = params(&limits, options.logical_block_bytes, options.io_bytes_max)?;
         let mut control = Control::open()?;
-        if table::is_read_at_start() {
+        if table::is_read_at_start() && !leaves_table_unread() {
             tokio::runtime::Handle::current().block_on(table::read_ends(&**device, table::WAIT))?;
         }
         let resize = control.features() & feature::UPDATE_SIZE;

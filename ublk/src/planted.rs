@@ -12,6 +12,7 @@ struct Planted {
     loses_copies: bool,
     removes_served: bool,
     goes_by_number: bool,
+    leaves_table_unread: bool,
 }
 
 #[cfg(feature = "planted")]
@@ -23,6 +24,7 @@ fn planted() -> &'static Planted {
             loses_copies: has("read-not-copied"),
             removes_served: has("cleanup-of-served"),
             goes_by_number: has("number-alone"),
+            leaves_table_unread: has("table-unread"),
         }
     });
     &PLANTED
@@ -49,6 +51,12 @@ pub(crate) fn goes_by_number() -> bool {
     planted().goes_by_number
 }
 
+/// Whether a device is made before what may be its table of partitions was read.
+#[cfg(feature = "planted")]
+pub(crate) fn leaves_table_unread() -> bool {
+    planted().leaves_table_unread
+}
+
 /// No.
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn is_copy_lost() -> bool {
@@ -64,5 +72,11 @@ pub(crate) const fn removes_served() -> bool {
 /// No.
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn goes_by_number() -> bool {
+    false
+}
+
+/// No.
+#[cfg(not(feature = "planted"))]
+pub(crate) const fn leaves_table_unread() -> bool {
     false
 }

@@ -2,8 +2,10 @@
 //!
 //! Invariants:
 //! - Linux before 6.19 holds the device's lock while it reads: should our process die meanwhile, nobody can take the
-//!   device over, or remove it, until the machine is started anew. So what may be read is in memory before that
-//!   command, and a store that does not answer makes an attach fail that can be cut short.
+//!   device over, or remove it, until the machine is started anew. So both ends of the device, where tables usually lie, are
+//!   read before that command, and a store that does not answer makes an attach fail that can be cut short.
+//! - That they are in memory then is up to the caches of the device, and other places are not read: logical partitions,
+//!   labels within partitions, the second copy of a GPT that is not at the end because the device has grown.
 //! - Whether there is a table, and what it says, is the kernel's business.
 
 use block::{BlockDevice, Error, ErrorKind, Result};
@@ -17,8 +19,8 @@ const READ_LATER: (u32, u32) = (6, 19);
 const TABLE_BYTES: u64 = 1 << 20;
 /// Bytes of one read.
 const PART_BYTES: u64 = 128 << 10;
-/// How long the store has for it. Chosen by hand: a person waits for an attach.
-pub(crate) const WAIT: Duration = Duration::from_secs(20);
+/// How long the store has for it. Chosen by hand: as long as a command of the driver is waited for.
+pub(crate) const WAIT: Duration = Duration::from_secs(60);
 
 /// Whether this kernel reads tables within the command.
 pub(crate) fn is_read_at_start() -> bool {

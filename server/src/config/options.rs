@@ -110,7 +110,7 @@ pub const OPTIONS: &[OptionDoc] = &[
         "auto, buffered, direct",
         "\"auto\"",
         "",
-        "How log files are written. auto is what measured faster, buffered.",
+        "How log files are written. auto is what measured faster in general, buffered.",
     ),
     row(
         "cache.dir",
@@ -158,7 +158,7 @@ pub const OPTIONS: &[OptionDoc] = &[
         "-7 to 19",
         "1",
         "",
-        "zstd level. Higher is smaller and slower. While a quarter of the log is in use it is at most -1.",
+        "zstd level. Higher is smaller and slower. While three eighths of the log are in use it is at most -1.",
     ),
     row(
         "reclaim.space_percent",

@@ -1,8 +1,8 @@
 //! Whether destage waits for the end of a burst of writes. Pure, but for the clock.
 //!
 //! Invariants:
-//! - It waits for a burst only while the log has room for it, and never longer than half of the oldest age.
-//! - Where clients write at leisure it does not wait.
+//! - It waits for a burst only while the log has room for it, and until the oldest entry is half of the oldest age.
+//! - Where clients write at leisure it waits for one look at most.
 
 use replication::LogStatus;
 use std::time::{Duration, Instant};
@@ -15,9 +15,12 @@ pub(super) const BURST_LOOK: Duration = Duration::from_millis(50);
 const BATCHES_A_SECOND: f64 = 2000.0;
 /// Bytes of the log a second that make one, too. Chosen by hand, likewise.
 const BYTES_A_SECOND: f64 = (128u64 << 20) as f64;
-/// Destage is urgent while this part of the log, one in so many, is in use. Chosen by hand: before
-/// writers are slowed down.
-const URGENT_FILL: u64 = 4;
+/// Destage goes on while this part of the log, or of its extents, is in use: eighths. Chosen by hand: a quarter is a
+/// burst that the log is there for.
+const REST_EIGHTHS: u64 = 2;
+/// Destage is urgent while this part of the log is in use, in eighths. Chosen by hand: before writers are slowed down, and
+/// more than a load keeps in use that destage can follow, after it has waited.
+const URGENT_EIGHTHS: u64 = 3;
 
 /// Frozen generations that wait at most: a read looks through all. Chosen by hand: more than a burst alone makes, which
 /// snapshots in it are not.
@@ -25,10 +28,11 @@ const FROZEN_COUNT_MAX: u64 = 8;
 
 /// Whether the log fills, so that destage must go on, and quickly.
 pub(super) fn is_urgent(log: &LogStatus) -> bool {
-    let is_used = |used: u64, of: u64| used.saturating_mul(URGENT_FILL) >= of;
-    log.is_full
-        || is_used(log.used_bytes, log.ring_bytes)
-        || is_used(log.extent_count, log.extent_count_max)
+    is_used(log.used_bytes, log.ring_bytes, URGENT_EIGHTHS)
+}
+
+fn is_used(used: u64, of: u64, eighths: u64) -> bool {
+    used.saturating_mul(8) >= of.saturating_mul(eighths)
 }
 
 /// What was seen of the log at the last look.
@@ -37,11 +41,17 @@ pub(super) struct Burst {
     batch_count: u64,
     batch_bytes: u64,
     is_on: bool,
+    /// A generation waits since then.
+    is_waited_for: bool,
 }
 
 impl Burst {
     pub(super) fn new() -> Burst {
-        Burst { looked: Instant::now(), batch_count: 0, batch_bytes: 0, is_on: false }
+        Burst::from(Instant::now())
+    }
+
+    fn from(looked: Instant) -> Burst {
+        Burst { looked, batch_count: 0, batch_bytes: 0, is_on: false, is_waited_for: false }
     }
 
     /// Whether a frozen generation waits, to be asked again after [`BURST_LOOK`]. `gather`: the age at which entries
@@ -52,8 +62,13 @@ impl Burst {
 
     fn goes_first_at(&mut self, log: &LogStatus, gather: Duration, now: Instant) -> bool {
         let is_old = log.oldest_undestaged_age.is_some_and(|age| age >= gather);
+        let is_room = !log.is_full
+            && !is_used(log.used_bytes, log.ring_bytes, REST_EIGHTHS)
+            && !is_used(log.extent_count, log.extent_count_max, REST_EIGHTHS)
+            && log.frozen_count < FROZEN_COUNT_MAX;
         self.look(log, now);
-        self.is_on && !is_old && log.frozen_count < FROZEN_COUNT_MAX && !is_urgent(log)
+        self.is_waited_for = self.is_on && !is_old && is_room;
+        self.is_waited_for
     }
 
     fn look(&mut self, log: &LogStatus, now: Instant) {
@@ -64,8 +79,9 @@ impl Burst {
         let is_above = |from: u64, to: u64, a_second: f64| {
             to.saturating_sub(from) as f64 >= a_second * passed.as_secs_f64()
         };
-        // Where nobody has looked for long it is not known whether there was a pause in between: then the next look tells.
-        self.is_on = passed > 4 * BURST_LOOK
+        // Where nobody has looked for long it is not known whether there was a pause in between: then the next look tells,
+        // which may be late where others have the processors.
+        self.is_on = (passed > 4 * BURST_LOOK && !self.is_waited_for)
             || is_above(self.batch_count, log.batch_count, BATCHES_A_SECOND)
             || is_above(self.batch_bytes, log.batch_bytes, BYTES_A_SECOND);
         (self.looked, self.batch_count, self.batch_bytes) = (now, log.batch_count, log.batch_bytes);
@@ -105,7 +121,8 @@ mod tests {
 
     /// What it says at looks that far apart, of a log that gets so many batches and bytes in between.
     fn looks(count: u64, batches: u64, bytes: u64) -> Vec<bool> {
-        let (mut burst, begun) = (Burst::new(), Instant::now());
+        let begun = Instant::now();
+        let mut burst = Burst::from(begun);
         let look = |n: u64| {
             let at = begun + BURST_LOOK * u32::try_from(n).unwrap();
             burst.goes_first_at(&log(n * batches, n * bytes), GATHER, at)
@@ -123,7 +140,8 @@ mod tests {
 
     #[test]
     fn its_end_is_seen_at_the_next_look_but_one_at_the_latest() {
-        let (mut burst, begun) = (Burst::new(), Instant::now());
+        let begun = Instant::now();
+        let mut burst = Burst::from(begun);
         let mut says = |ms: u64, batches: u64| {
             burst.goes_first_at(&log(batches, 0), GATHER, begun + Duration::from_millis(ms))
         };
@@ -134,6 +152,7 @@ mod tests {
         assert!(!says(5060, 5001), "it was over before that");
         assert!(says(9000, 9000), "and once more");
         assert!(says(9060, 9300), "but that one goes on");
+        assert!(!says(12_060, 9301), "the look that ends it is late");
     }
 
     #[test]
@@ -141,8 +160,8 @@ mod tests {
         let says = |change: fn(&mut LogStatus)| {
             let mut status = log(1000, 0);
             change(&mut status);
-            let (mut burst, now) = (Burst::new(), Instant::now() + 2 * BURST_LOOK);
-            burst.goes_first_at(&status, GATHER, now)
+            let begun = Instant::now();
+            Burst::from(begun).goes_first_at(&status, GATHER, begun + 2 * BURST_LOOK)
         };
         assert!(says(|_| {}));
         assert!(says(|log| log.used_bytes = log.ring_bytes / 4 - 1));
@@ -152,5 +171,13 @@ mod tests {
         assert!(!says(|log| log.frozen_count = 8));
         assert!(says(|log| log.oldest_undestaged_age = Some(GATHER - BURST_LOOK)));
         assert!(!says(|log| log.oldest_undestaged_age = Some(GATHER)));
+    }
+
+    #[test]
+    fn a_load_that_destage_follows_is_not_urgent() {
+        let with = |used_bytes| LogStatus { used_bytes, ..log(1, 1) };
+        let eighth = log(1, 1).ring_bytes / 8;
+        assert!(!is_urgent(&with(3 * eighth - 1)));
+        assert!(is_urgent(&with(3 * eighth)));
     }
 }

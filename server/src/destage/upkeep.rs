@@ -22,7 +22,7 @@ const MAINTENANCE: Duration = Duration::from_secs(5);
 
 /// Memory of payloads that was of no use for so long goes back. Chosen by hand: longer than destage takes for what a
 /// busy volume writes and a client's pause, and short enough that all is back a minute after a load (`benches/soak`).
-const PAYLOADS_KEPT: Duration = Duration::from_secs(20);
+const PAYLOADS_KEPT: Duration = Duration::from_secs(15);
 
 /// Work on the data tier that no write waits for: segments that a crash left, pages that a large
 /// trim hides. Runs until `stop` says so; failures are tried again.

@@ -13,6 +13,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
 use replication::{LogIdentity, LogOptions};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tiering::TierOptions;
 
 mod aside;
@@ -368,6 +369,64 @@ async fn closing_ends_what_waits_for_the_store() {
     let late = pool.shared.wait_destaged(never);
     let late = tokio::time::timeout(Duration::from_secs(30), late).await.expect("it ends");
     assert_eq!(late.unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+/// Writes, some thousand a second, for as long as it takes until it is told to end.
+async fn burst(volume: Arc<Volume>, is_over: Arc<AtomicBool>) {
+    while !is_over.load(Ordering::Relaxed) {
+        for n in 0..8 {
+            volume.write(n * 4096, pattern(n, 4096), NO_FUA).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_generation_waits_for_the_end_of_a_burst_unless_somebody_waits_for_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let log = LogOptions {
+        ring_bytes: 256 * MIB,
+        file_bytes: 8 * MIB,
+        generation_bytes_max: 4 * MIB,
+        ..LogOptions::default()
+    };
+    let pool = open_with(dir.path(), &store, 1, log, Duration::from_secs(3600)).await;
+    let volume = pool.create_volume("v", MIB, Durability::Flush).await.unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let writer = tokio::spawn(burst(volume.clone(), is_over.clone()));
+    let destaged = || pool.destage_progress().window_count;
+    // On a busy machine it may not be a burst: then the next try is.
+    let mut tries = 0..30;
+    loop {
+        assert!(tries.next().is_some(), "no generation has waited");
+        pool.shared.wait_destaged(pool.log_status().last_lsn).await.unwrap();
+        let (begun, before) = (std::time::Instant::now(), pool.log_status());
+        while pool.log_status().frozen_count == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let windows = destaged();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let log = pool.log_status();
+        let rate = (log.batch_count - before.batch_count) as f64 / begun.elapsed().as_secs_f64();
+        let is_room = log.used_bytes < log.ring_bytes / 4 && log.frozen_count < 8;
+        if rate > 3000.0 && is_room && destaged() == windows {
+            break;
+        }
+    }
+    // While it goes on.
+    let waited = pool.shared.wait_destaged(pool.log_status().last_lsn);
+    tokio::time::timeout(Duration::from_secs(60), waited).await.expect("it is moved").unwrap();
+    is_over.store(true, Ordering::Relaxed);
+    writer.await.unwrap();
+    // Nobody waits for these.
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while pool.log_status().frozen_count > 0 {
+        assert!(std::time::Instant::now() < until, "{:?}", pool.log_status());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(volume);
+    pool.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
