@@ -2,6 +2,7 @@
 //!
 //! Invariants:
 //! - The same test of the same binary runs inside; its output and its failure are the outer test's.
+//! - SPINDLE_TEST_GUEST_ENGINE chooses another guest than that of `tests/guest`: qemu has an older kernel.
 
 use crate::place::{run as run_program, skip};
 use crate::process::dies_with_us;
@@ -90,7 +91,10 @@ fn start(
 ) -> Option<(ExitStatus, String, String)> {
     let test = std::env::current_exe().expect("a running program has a path");
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("guest"));
-    command.args(["--timeout", &timeout.as_secs().to_string(), "--"]).arg(test);
+    let engine = std::env::var("SPINDLE_TEST_GUEST_ENGINE").unwrap_or_else(|_| "uml".into());
+    command
+        .args(["--engine", &engine, "--timeout", &timeout.as_secs().to_string(), "--"])
+        .arg(test);
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
     command.current_dir(dir);
     // Where the binaries are, wherever that is.
