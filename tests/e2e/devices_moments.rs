@@ -3,7 +3,7 @@
 //! Invariants:
 //! - As in [`crate::devices`].
 
-use crate::devices::{SETTINGS, attach, reader, refused, release, size_of};
+use crate::devices::{SETTINGS, attach, reader, refused, size_of};
 use crate::mounted::{TAIL_LOST, attach_volume};
 use crate::stores::on_s3;
 use std::path::Path;
@@ -498,7 +498,7 @@ fn a_daemon_that_is_killed_while_the_store_does_not_answer_leaves_no_device_behi
 
 /// Linux before 6.19 does; those of tests/nightly, with `--engine qemu`, are older.
 fn is_table_read_at_start() -> bool {
-    release() < (6, 19)
+    guest::release() < (6, 19)
 }
 
 /// Attaches a volume while the store does not answer, and kills the daemon meanwhile. Whether it ended, and the next

@@ -26,6 +26,14 @@ pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
+/// The first two numbers of the kernel's release, 0 where there are none.
+#[must_use]
+pub fn release() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("it has a release");
+    let mut numbers = release.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
 /// Runs `inside` in a guest kernel: called there it runs it, called elsewhere it starts a guest that
 /// runs the test `name` (its full name in this binary). Skips where no guest can run.
 pub fn run(name: &str, timeout: Duration, variables: &[(&str, String)], inside: impl FnOnce()) {
