@@ -312,6 +312,13 @@ fn thin(driver: &[&str]) {
     daemon.kill();
     daemon.restart();
     let device = attach(&daemon, &[driver, &["--shared"]].concat());
+    // Since Linux 6.19 the table of partitions is read behind the attach.
+    let last = format!("{device}p{}", KINDS.len());
+    let until = Instant::now() + Duration::from_secs(20);
+    while !Path::new(&last).exists() {
+        assert!(Instant::now() < until, "{last} does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     for (number, kind) in (1..).zip(&KINDS) {
         let mounted = Mounted::new(&format!("{device}p{number}"), place.join(kind.name));
         filled(&mounted.path.join("kept"), 1, KEPT_BYTES);
