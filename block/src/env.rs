@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - Each trait has two implementations: the real machine, and a simulated twin for tests.
-//! - A [`Disk`] never blocks its caller for longer than a copy into the page cache, or a short write to a device that
-//!   answers as quickly: what waits longer is submitted, and its end is reaped.
+//! - A [`Disk`] never blocks its caller for longer than a copy into the page cache, or, where it has said that it waits,
+//!   a short write to a device that takes some hundred microseconds for one: what waits longer is submitted, and its end is reaped.
 
 use std::io;
 use std::sync::Arc;
