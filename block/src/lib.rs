@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod buffers;
+pub mod conditions;
 pub mod device;
 pub mod env;
 pub mod error;
@@ -14,6 +15,7 @@ pub mod seal;
 pub mod units;
 
 pub use buffers::{PayloadBuffer, PayloadBuffers};
+pub use conditions::{Condition, ConditionKind, Conditions};
 pub use device::{AllocationExtent, BlockDevice, Limits, WriteFlags, ZeroFlags};
 pub use error::{Error, ErrorKind, Result};
 pub use units::{Epoch, Lsn, VolumeId};

@@ -54,6 +54,8 @@ pub struct OpenPool {
     pub(crate) keys: tokio::sync::Mutex<KeyRing>,
     pub(crate) ownership: Ownership,
     pub(crate) config: Config,
+    /// Conditions that last, of every part of the process.
+    pub(crate) conditions: block::Conditions,
     pub(crate) recovery: replication::Recovery,
     /// Why writes that were answered may be gone, if they may.
     pub(crate) step_back: Option<StepBack>,

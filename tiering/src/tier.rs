@@ -127,6 +127,8 @@ pub struct TierOptions {
     /// Asked each time before the metadata is claimed; without it only the metadata's own epochs
     /// tell owners apart.
     pub owner_check: Option<OwnerCheck>,
+    /// Where the data tier raises the conditions that last.
+    pub conditions: block::Conditions,
     /// Bugs, in tests.
     pub(crate) planted: Planted,
 }
@@ -161,6 +163,7 @@ impl TierOptions {
             fingerprint_mask: u64::MAX,
             left_out: None,
             owner_check: None,
+            conditions: block::Conditions::default(),
             planted: Planted::from_environment(),
         }
     }

@@ -279,6 +279,54 @@ pub struct StatusInfo {
     pub has_recovery_key: bool,
     /// What a person should know or do.
     pub warnings: Vec<String>,
+    /// The conditions that last, the oldest first; `warnings` has each as one line.
+    #[serde(default)]
+    pub conditions: Vec<ConditionInfo>,
+}
+
+/// A condition that lasts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ConditionInfo {
+    /// Its kind, one of those that the manual lists.
+    pub kind: String,
+    /// Names the one of its kind: a volume, an object, a copy, a job.
+    pub subject: String,
+    /// States the fact and its cause.
+    pub what: String,
+    /// When it began, in seconds since 1970.
+    pub since: u64,
+    /// Seconds for which it has lasted.
+    pub seconds: u64,
+    /// States what it costs while it lasts.
+    pub cost: String,
+    /// States what to do.
+    pub remedy: String,
+}
+
+impl From<block::Condition> for ConditionInfo {
+    fn from(condition: block::Condition) -> Self {
+        let since = condition.since.duration_since(std::time::UNIX_EPOCH);
+        ConditionInfo {
+            kind: condition.kind.id().to_owned(),
+            subject: condition.subject,
+            what: condition.report.what,
+            since: since.map_or(0, |since| since.as_secs()),
+            seconds: condition.lasts.as_secs(),
+            cost: condition.report.cost,
+            remedy: condition.report.remedy,
+        }
+    }
+}
+
+impl ConditionInfo {
+    /// The condition as one line of `warnings`.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let ConditionInfo { what, cost, remedy, seconds, .. } = self;
+        let parts = [what, cost, remedy].into_iter().filter(|part| !part.is_empty());
+        let parts: Vec<&str> = parts.map(String::as_str).collect();
+        format!("{} (for {seconds} s)", parts.join("; "))
+    }
 }
 
 /// What a pool was restored from.

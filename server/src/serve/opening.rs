@@ -18,8 +18,9 @@ use crate::pool::{Pool, StepBack};
 use crate::restore;
 use crate::store::{Store, StoreOptions};
 use crate::volume_keys::VolumeKeyRing;
+use block::conditions::Change;
 use block::seal::PoolKey;
-use block::{Epoch, Error, ErrorKind, Lsn, Result};
+use block::{Conditions, Epoch, Error, ErrorKind, Lsn, Result};
 use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -111,6 +112,9 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let pool = keys.pool().into_bytes();
     let mut options = tier_options(config, &store, keys.pool(), &key, ownership.epoch());
     options.background = Some(crate::background::lane()?);
+    let conditions = Conditions::default();
+    conditions.observe(log_condition);
+    options.conditions = conditions.clone();
     warn_of_small_index(config);
     let owner = ownership.clone();
     options.owner_check = Some(OwnerCheck::new(move || {
@@ -183,6 +187,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         keys: tokio::sync::Mutex::new(keys),
         ownership,
         config: config.clone(),
+        conditions,
         recovery,
         no_contact: parking_lot::Mutex::default(),
         node,
@@ -191,6 +196,26 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         restored,
     };
     Ok(open)
+}
+
+/// Writes the log line of a condition that was raised or has ended.
+fn log_condition(change: Change<'_>) {
+    match change {
+        Change::Raised(condition) => tracing::warn!(
+            condition = condition.kind.id(),
+            subject = condition.subject,
+            cost = condition.report.cost,
+            remedy = condition.report.remedy,
+            "{}",
+            condition.report.what
+        ),
+        Change::Cleared(condition) => tracing::info!(
+            condition = condition.kind.id(),
+            subject = condition.subject,
+            seconds = condition.lasts.as_secs(),
+            "the condition has ended"
+        ),
+    }
 }
 
 fn warn_of_small_index(config: &Config) {

@@ -3,8 +3,8 @@
 use super::answers::{copy_infos, dedup_info, ratio, restore_info, scrub_info};
 use super::{AdminPool, name_of};
 use crate::admin::{
-    AsideInfo, AtRisk, CacheInfo, CopyInfo, DestageInfo, KeySlotInfo, LogInfo, NbdInfo, SpaceInfo,
-    StatusInfo, TierInfo,
+    AsideInfo, AtRisk, CacheInfo, ConditionInfo, CopyInfo, DestageInfo, KeySlotInfo, LogInfo,
+    NbdInfo, SpaceInfo, StatusInfo, TierInfo,
 };
 use crate::serve::OpenPool;
 use tiering::ReclaimStatus;
@@ -73,6 +73,9 @@ impl AdminPool {
         {
             warnings.push(format!("writes may have been lost at the last reboot: {reason}"));
         }
+        let conditions: Vec<ConditionInfo> =
+            open.conditions.list().into_iter().map(ConditionInfo::from).collect();
+        warnings.extend(conditions.iter().map(ConditionInfo::line));
         let side_bytes: u64 = progress.aside.values().map(|aside| aside.side_bytes).sum();
         let stepped_back = open.pool.volumes().into_iter().map(|volume| volume.record());
         for record in stepped_back.filter(|record| record.is_stepped_back) {
@@ -143,6 +146,7 @@ impl AdminPool {
             key_slots,
             has_recovery_key,
             warnings,
+            conditions,
         }
     }
 

@@ -1,0 +1,363 @@
+//! Conditions: states of a running pool that last and that an operator should know about.
+//!
+//! Invariants:
+//! - A condition is raised where it arises and cleared where it ends. Nothing recomputes the list
+//!   from other state, so `status`, the counters and the log cannot disagree.
+//! - One condition per kind and subject. Raising it again updates its texts and keeps the moment
+//!   at which it began.
+//! - The registry is bounded: past [`CONDITIONS_MAX`] a new condition is counted and not stored.
+//!
+//! The registry does no I/O. The process installs an observer that turns changes into log lines.
+
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Most conditions stored at a time. Chosen by hand: a list longer than this is not read, and the
+/// memory of a registry stays below a few hundred KiB.
+pub const CONDITIONS_MAX: usize = 512;
+
+/// Longest text of a condition, in characters. Chosen by hand: a few lines of a terminal.
+const TEXT_CHARS_MAX: usize = 600;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $id:literal,)*) => {
+        /// The kinds of conditions. `docs/operations.md` lists each by its id.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum ConditionKind {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl ConditionKind {
+            /// All kinds, in the order of the enumeration.
+            pub const ALL: &[ConditionKind] = &[$(ConditionKind::$name,)*];
+
+            /// The name in JSON, metrics and documents.
+            #[must_use]
+            pub const fn id(self) -> &'static str {
+                match self {
+                    $(ConditionKind::$name => $id,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// The pool has stopped; subject: the pool.
+    PoolStopped = "pool-stopped",
+    /// The object store does not answer, or refuses; subject: the way to it (`contact`, `upload`, `read`).
+    StoreUnavailable = "store-unavailable",
+    /// The object store has no space left; subject: the store.
+    StoreFull = "store-full",
+    /// One object cannot be read while others can; subject: the object.
+    ObjectUnreadable = "object-unreadable",
+    /// One object cannot be deleted; subject: the object.
+    ObjectUndeletable = "object-undeletable",
+    /// An object that the metadata names is not in the store; subject: the object.
+    ObjectMissing = "object-missing",
+    /// Data does not reach the store; subject: the pool.
+    DestageFailing = "destage-failing",
+    /// One volume is behind the others in the store; subject: the volume.
+    VolumeStalled = "volume-stalled",
+    /// Acknowledged writes of a volume may be gone; subject: the volume.
+    WritesLost = "writes-lost",
+    /// The tail of the log was not proven whole at the last opening; subject: the log.
+    LogTailUnproven = "log-tail-unproven",
+    /// Parts of the log cannot be read, none of which is needed; subject: the log.
+    LogUnreadable = "log-unreadable",
+    /// The write log is full; subject: the log.
+    LogFull = "log-full",
+    /// The ring of the log does not fit on its disk; subject: the log.
+    LogSpace = "log-space",
+    /// The oldest write that only this machine has is too old; subject: the pool.
+    DataAtRisk = "data-at-risk",
+    /// The metadata database has ended and is being opened again; subject: the pool.
+    MetadataReopening = "metadata-reopening",
+    /// The read cache is smaller than configured; subject: its directory.
+    CacheShrunk = "cache-shrunk",
+    /// The read cache is off, or does not verify; subject: its directory.
+    CacheFailing = "cache-failing",
+    /// No recovery key was made; subject: the pool.
+    NoRecoveryKey = "no-recovery-key",
+    /// A copy is not brought up to date; subject: the copy.
+    CopyFailing = "copy-failing",
+    /// A copy may still hold keys of erased volumes; subject: the copy.
+    CopyHoldsErasedKeys = "copy-holds-erased-keys",
+    /// Hydration of a restored pool does not get on; subject: the copy.
+    RestoreFailing = "restore-failing",
+    /// A restored pool lacks segments that its copy does not have; subject: the copy.
+    RestoreIncomplete = "restore-incomplete",
+    /// The scrub does not get on; subject: the pool.
+    ScrubFailing = "scrub-failing",
+    /// Segments are damaged or missing, and no copy has them whole; subject: the pool.
+    SegmentsDamaged = "segments-damaged",
+    /// Segments cannot be reclaimed; subject: the pool.
+    ReclaimBlocked = "reclaim-blocked",
+    /// Background maintenance fails; subject: the job.
+    MaintenanceFailing = "maintenance-failing",
+    /// A background job ended and was not meant to; subject: the job.
+    JobDied = "job-died",
+    /// An attached volume is not served by its kernel device; subject: the volume.
+    DeviceNotServed = "device-not-served",
+    /// Connections were refused because of a limit; subject: the listener.
+    ConnectionsRefused = "connections-refused",
+    /// The limit of file descriptors is too low for the configuration; subject: the process.
+    DescriptorLimit = "descriptor-limit",
+    /// A client does not answer; subject: the client.
+    ClientSilent = "client-silent",
+    /// The wall clock jumped; subject: the machine.
+    ClockJumped = "clock-jumped",
+}
+
+impl fmt::Display for ConditionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.id())
+    }
+}
+
+/// The texts of a condition. Each is one sentence without a full stop, and holds no secret.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// States the fact, with its cause and the names of what it concerns.
+    pub what: String,
+    /// States what it costs while it lasts.
+    pub cost: String,
+    /// States what to do.
+    pub remedy: String,
+}
+
+impl Report {
+    /// Three sentences; each is cut after 600 characters.
+    pub fn new(
+        what: impl Into<String>,
+        cost: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Report { what: cut(what.into()), cost: cut(cost.into()), remedy: cut(remedy.into()) }
+    }
+}
+
+fn cut(text: String) -> String {
+    match text.char_indices().nth(TEXT_CHARS_MAX) {
+        Some((at, _)) => text[..at].to_owned(),
+        None => text,
+    }
+}
+
+/// A condition that lasts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Its kind.
+    pub kind: ConditionKind,
+    /// Names the one of its kind: a volume, an object, a copy, a job.
+    pub subject: String,
+    /// Its texts, as last raised.
+    pub report: Report,
+    /// Wall-clock time at which it was first raised: a label, never compared.
+    pub since: SystemTime,
+    /// Time for which it has lasted, from the monotonic clock.
+    pub lasts: Duration,
+}
+
+/// A change of the registry, for the observer.
+#[derive(Clone, Copy, Debug)]
+pub enum Change<'a> {
+    /// A condition was raised that was not there.
+    Raised(&'a Condition),
+    /// A condition has ended; `lasts` is how long it lasted.
+    Cleared(&'a Condition),
+}
+
+type Observer = Box<dyn Fn(Change<'_>) + Send + Sync>;
+
+#[derive(Debug)]
+struct Entry {
+    report: Report,
+    since: SystemTime,
+    began: Instant,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: BTreeMap<(ConditionKind, String), Entry>,
+    raised_counts: BTreeMap<ConditionKind, u64>,
+    excluded_count: u64,
+}
+
+#[derive(Default)]
+struct Registry {
+    state: Mutex<State>,
+    observer: OnceLock<Observer>,
+}
+
+/// The registry of a process, or of a pool in tests. Clones share it. Any thread may call.
+#[derive(Clone, Default)]
+pub struct Conditions(Arc<Registry>);
+
+impl fmt::Debug for Conditions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.state.lock().fmt(f)
+    }
+}
+
+impl Conditions {
+    /// Installs the observer, which is called after each change, without the lock of the registry
+    /// held. The first call wins; later ones are ignored.
+    pub fn observe(&self, observer: impl Fn(Change<'_>) + Send + Sync + 'static) {
+        let _ = self.0.observer.set(Box::new(observer));
+    }
+
+    /// Raises a condition, or updates the texts of one that lasts. True where it was not there.
+    pub fn raise(&self, kind: ConditionKind, subject: &str, report: Report) -> bool {
+        let raised = {
+            let mut state = self.0.state.lock();
+            let key = (kind, subject.to_owned());
+            if let Some(entry) = state.entries.get_mut(&key) {
+                entry.report = report;
+                return false;
+            }
+            *state.raised_counts.entry(kind).or_default() += 1;
+            let entry = Entry { report, since: SystemTime::now(), began: Instant::now() };
+            let raised = condition(&key, &entry, entry.began);
+            if state.entries.len() < CONDITIONS_MAX {
+                state.entries.insert(key, entry);
+            } else {
+                state.excluded_count += 1;
+            }
+            raised
+        };
+        self.tell(Change::Raised(&raised));
+        true
+    }
+
+    /// Ends a condition. True where it was there.
+    pub fn clear(&self, kind: ConditionKind, subject: &str) -> bool {
+        let key = (kind, subject.to_owned());
+        let Some(entry) = self.0.state.lock().entries.remove(&key) else { return false };
+        self.tell(Change::Cleared(&condition(&key, &entry, Instant::now())));
+        true
+    }
+
+    /// Raises the condition where there is a report, and ends it where there is none.
+    pub fn set(&self, kind: ConditionKind, subject: &str, report: Option<Report>) {
+        match report {
+            Some(report) => drop(self.raise(kind, subject, report)),
+            None => drop(self.clear(kind, subject)),
+        }
+    }
+
+    /// Ends the conditions of a kind for whose subject `is_kept` is false.
+    pub fn retain(&self, kind: ConditionKind, mut is_kept: impl FnMut(&str) -> bool) {
+        let ended: Vec<String> = {
+            let state = self.0.state.lock();
+            let of_kind =
+                state.entries.keys().filter(|(key, subject)| *key == kind && !is_kept(subject));
+            of_kind.map(|(_, subject)| subject.clone()).collect()
+        };
+        for subject in ended {
+            self.clear(kind, &subject);
+        }
+    }
+
+    /// The conditions that last, the oldest first.
+    #[must_use]
+    pub fn list(&self) -> Vec<Condition> {
+        let state = self.0.state.lock();
+        let now = Instant::now();
+        let mut list: Vec<Condition> =
+            state.entries.iter().map(|(key, entry)| condition(key, entry, now)).collect();
+        list.sort_by_key(|condition| std::cmp::Reverse(condition.lasts));
+        list
+    }
+
+    /// Whether a condition lasts.
+    #[must_use]
+    pub fn is_raised(&self, kind: ConditionKind, subject: &str) -> bool {
+        self.0.state.lock().entries.contains_key(&(kind, subject.to_owned()))
+    }
+
+    /// How often conditions of each kind were raised since the start of the process.
+    #[must_use]
+    pub fn raised_counts(&self) -> BTreeMap<ConditionKind, u64> {
+        self.0.state.lock().raised_counts.clone()
+    }
+
+    /// Conditions that were raised while the registry was full.
+    #[must_use]
+    pub fn excluded_count(&self) -> u64 {
+        self.0.state.lock().excluded_count
+    }
+
+    fn tell(&self, change: Change<'_>) {
+        if let Some(observer) = self.0.observer.get() {
+            observer(change);
+        }
+    }
+}
+
+fn condition(key: &(ConditionKind, String), entry: &Entry, now: Instant) -> Condition {
+    Condition {
+        kind: key.0,
+        subject: key.1.clone(),
+        report: entry.report.clone(),
+        since: entry.since,
+        lasts: now.saturating_duration_since(entry.began),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(what: &str) -> Report {
+        Report::new(what, "writes wait", "check the store")
+    }
+
+    #[test]
+    fn a_condition_lasts_from_raise_to_clear_and_the_observer_sees_both_once() {
+        let conditions = Conditions::default();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&seen);
+        conditions.observe(move |change| {
+            sink.lock().push(match change {
+                Change::Raised(condition) => format!("+{}", condition.subject),
+                Change::Cleared(condition) => format!("-{}", condition.subject),
+            });
+        });
+        let kind = ConditionKind::CopyFailing;
+        assert!(conditions.raise(kind, "a", report("first")));
+        assert!(!conditions.raise(kind, "a", report("second")));
+        let list = conditions.list();
+        assert_eq!(list.len(), 1);
+        assert_eq!(list[0].report.what, "second");
+        assert!(conditions.is_raised(kind, "a") && !conditions.is_raised(kind, "b"));
+        assert!(conditions.clear(kind, "a") && !conditions.clear(kind, "a"));
+        assert_eq!(conditions.raised_counts()[&kind], 1);
+        assert_eq!(*seen.lock(), ["+a", "-a"]);
+    }
+
+    #[test]
+    fn the_registry_and_its_texts_are_bounded() {
+        let conditions = Conditions::default();
+        for number in 0..CONDITIONS_MAX + 3 {
+            conditions.raise(ConditionKind::ObjectMissing, &number.to_string(), report("x"));
+        }
+        assert_eq!(conditions.list().len(), CONDITIONS_MAX);
+        assert_eq!(conditions.excluded_count(), 3);
+        assert_eq!(Report::new("é".repeat(9000), "", "").what.chars().count(), TEXT_CHARS_MAX);
+        conditions.retain(ConditionKind::ObjectMissing, |subject| subject == "7");
+        assert_eq!(conditions.list().len(), 1);
+    }
+
+    #[test]
+    fn ids_are_unique() {
+        let mut ids: Vec<&str> = ConditionKind::ALL.iter().map(|kind| kind.id()).collect();
+        ids.sort_unstable();
+        let count = ids.len();
+        ids.dedup();
+        assert_eq!(ids.len(), count);
+    }
+}
