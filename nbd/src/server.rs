@@ -14,7 +14,7 @@ use crate::negotiate::{Negotiator, NoSession, Opened};
 use crate::session::{Counters, End, Session, SessionOptions};
 use crate::stream::{Inbox, Plain, Stream};
 use crate::tls::{self, TlsMode, TlsOptions};
-use block::{Error, ErrorKind, Result};
+use block::{Conditions, Error, ErrorKind, Result};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -48,6 +48,8 @@ pub struct ServerOptions {
     pub access: Access,
     /// Offer RESIZE (an experimental extension of the protocol) on writable exports.
     pub can_resize: bool,
+    /// Where the server raises the conditions that last.
+    pub conditions: Conditions,
 }
 
 impl Default for ServerOptions {
@@ -62,6 +64,7 @@ impl Default for ServerOptions {
             tls: None,
             access: Access::default(),
             can_resize: false,
+            conditions: Conditions::default(),
         }
     }
 }

@@ -495,7 +495,9 @@ fn nbd_server(
     open: &OpenPool,
     claims: Arc<Claims>,
 ) -> Result<Server<PoolExports>> {
-    Server::new(Arc::new(PoolExports::new(open.pool.clone(), claims)), server_options(config))
+    let options =
+        ServerOptions { conditions: open.conditions.clone(), ..server_options(config) };
+    Server::new(Arc::new(PoolExports::new(open.pool.clone(), claims)), options)
 }
 
 /// How exports are served.

@@ -105,8 +105,11 @@ impl Frames {
         store: Arc<dyn ObjectStore>,
         pool: [u8; 16],
         (pool_key, volume_keys): (PoolKey, VolumeKeys),
-        options: FramesOptions,
+        mut options: FramesOptions,
     ) -> Self {
+        if let Some(cache) = &mut options.cache {
+            cache.conditions = options.conditions.clone();
+        }
         let cache = options.cache.as_ref().filter(|cache| cache.bytes > 0).and_then(|cache| {
             let opened = FrameCache::open(cache, pool);
             let warn = |error: &std::io::Error| {

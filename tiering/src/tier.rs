@@ -276,6 +276,12 @@ impl Tier {
         &self.inner.options.volume_keys
     }
 
+    /// Where conditions that last are raised: those of the data tier, and of what works on it.
+    #[must_use]
+    pub fn conditions(&self) -> &block::Conditions {
+        &self.inner.options.conditions
+    }
+
     /// Commits that the metadata had when it was opened.
     #[must_use]
     pub fn opened_at_commit(&self) -> u64 {

@@ -26,6 +26,7 @@ pub use index::key_of;
 
 use crate::planted::Planted;
 use crate::segment::{FrameAt, SegmentId, SegmentInfo};
+use block::Conditions;
 use bytes::Bytes;
 use file::CacheFile;
 use format::ALIGN;
@@ -62,6 +63,8 @@ pub struct CacheOptions {
     pub pending_bytes_max: u64,
     /// Buffered or direct reads.
     pub io: CacheIo,
+    /// Where the cache raises the conditions that last; the subject is its directory.
+    pub conditions: Conditions,
 }
 
 impl CacheOptions {
@@ -74,6 +77,7 @@ impl CacheOptions {
             index_bytes: 64 << 20,
             pending_bytes_max: 96 << 20,
             io: CacheIo::default(),
+            conditions: Conditions::default(),
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::cache::{CacheOptions, CacheStatus};
 use crate::outage::StoreFailure;
+use block::Conditions;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ pub struct FramesOptions {
     pub attempt_timeout: Duration,
     /// A store read that keeps failing for passing reasons fails after this long.
     pub retry_duration_max: Duration,
+    /// Where store reads and the NVMe cache raise the conditions that last.
+    pub conditions: Conditions,
 }
 
 impl Default for FramesOptions {
@@ -38,6 +41,7 @@ impl Default for FramesOptions {
             store_read_count_max: 64,
             attempt_timeout: Duration::from_secs(30),
             retry_duration_max: Duration::from_secs(120),
+            conditions: Conditions::default(),
         }
     }
 }

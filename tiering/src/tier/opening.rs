@@ -61,7 +61,8 @@ impl Tier {
         };
         map.planted = options.planted;
         let (store, key) = (options.store.clone(), options.pool_key.clone());
-        let (pool, frames) = (options.pool, options.frames.clone());
+        let (pool, mut frames) = (options.pool, options.frames.clone());
+        frames.conditions = options.conditions.clone();
         let frames = {
             let (store, keys) = (store.clone(), (key.clone(), options.volume_keys.clone()));
             tokio::task::spawn_blocking(move || Frames::open(store, pool, keys, frames))
