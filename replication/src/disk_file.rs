@@ -43,6 +43,16 @@ const MADE_NAME: &str = "ring.made";
 /// What takes its place next.
 const MADE_NEXT_NAME: &str = "ring.made.tmp";
 
+/// Name of a file of the ring.
+pub(crate) fn name_of(file: u32) -> String {
+    format!("ring-{file:05}.log")
+}
+
+/// Number of the file of the ring with this name, where it is the name of one.
+pub(crate) fn number_of(name: &str) -> Option<u32> {
+    name.strip_prefix("ring-")?.strip_suffix(".log")?.parse().ok()
+}
+
 /// Is called from the disk's threads when there is something to reap.
 type Notify = Arc<dyn Fn() + Send + Sync>;
 
@@ -294,7 +304,7 @@ fn serve(files: &Files, inbox: &Receiver<DiskRequest>) {
 
 impl Files {
     fn path(&self, file: u32) -> PathBuf {
-        self.dir.join(format!("ring-{file:05}.log"))
+        self.dir.join(name_of(file))
     }
 
     /// Opens what is there and removes what an interrupted making of a file left.
@@ -305,8 +315,7 @@ impl Files {
             if name.starts_with("ring-") && name.ends_with(".tmp") {
                 std::fs::remove_file(self.dir.join(name))?;
             }
-            let number = name.strip_prefix("ring-").and_then(|rest| rest.strip_suffix(".log"));
-            if let Some(file) = number.and_then(|number| number.parse().ok()) {
+            if let Some(file) = number_of(name) {
                 self.open_one(file)?;
             }
         }

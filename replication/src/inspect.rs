@@ -1,80 +1,140 @@
-//! What a log in a directory says about itself, without a key and without opening it.
+//! A log that another owner has overtaken, before it is set aside: whether it is one, and what it holds.
+//! Needs no key and does not open it.
 //!
 //! Invariants:
-//! - Reads only; nothing is locked, verified beyond headers, or changed.
-//! - Errs to the side of "older": a damaged end hides newer batches, never invents any.
+//! - Reads only; nothing is locked or changed.
+//! - A log is overtaken only if no batch of it, wherever in the ring and whatever it follows, was written
+//!   since the present owner's directory has the pool. Any that was makes the log one to replay, or to
+//!   refuse, which recovery decides.
+//! - What it holds is never said to be in the store unless the log itself proves it.
 
-use crate::format::batch::{BATCH_HEADER_BYTES, BatchHeader};
-use crate::format::file::FILE_HEADER_BYTES;
+use crate::contents::LogContents;
+use crate::planted::Planted;
+use crate::recovery::read_ring;
+use crate::side_dir;
+use crate::walk::Walk;
+use block::env::DiskReader;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// The newest batch of a log.
+/// A log that was overtaken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogSummary {
-    /// Epoch of the owner that wrote it.
+    /// Highest epoch of the owners that wrote it.
     pub epoch: Epoch,
-    /// Newest entry.
-    pub last_lsn: Lsn,
-    /// Newest entry that was in the data tier when that batch was written.
-    pub destaged_lsn: Lsn,
+    /// What it holds beyond the newest entry that it knows to be in the data tier.
+    pub contents: LogContents,
+    /// It was closed in order, is whole, and everything in it was in the data tier then.
+    pub is_in_store: bool,
     /// Side files beside the ring: what they hold may be nowhere else.
     pub side_file_count: u64,
+    /// Length of those, in bytes.
+    pub side_bytes: u64,
 }
 
-/// Looks at the log in `dir`. `None` where there is none, or none that ever held a batch.
+/// Looks whether the log in `dir` was written by owners before epoch `since` alone. `None` where it was
+/// not, where there is none, where it never held a batch, and where it does not say: opening it then
+/// refuses it with a reason.
 ///
 /// # Errors
-/// `Io` when the directory or a file cannot be read.
-pub fn summarize(dir: &Path) -> Result<Option<LogSummary>> {
+/// `Io` when the directory or a file cannot be read. `Unsupported`: a later program wrote it.
+pub fn find_overtaken(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Option<LogSummary>> {
     let failed = |error| {
         Error::with_source(ErrorKind::Io, format!("look at the log in {}", dir.display()), error)
     };
-    let entries = match std::fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed(error)),
+    let reader = DirReader::open(dir).map_err(failed)?;
+    let Some(summary) = overtaken(&reader, pool, since, Planted::from_environment())? else {
+        return Ok(None);
     };
-    let mut newest: Option<BatchHeader> = None;
-    for entry in entries {
-        let path = entry.map_err(failed)?.path();
-        if path.extension().is_none_or(|extension| extension != "log") {
-            continue;
-        }
-        let last = last_header(&File::open(&path).map_err(failed)?).map_err(failed)?;
-        if last.is_some_and(|last| newest.is_none_or(|newest| newest.sequence < last.sequence)) {
-            newest = last;
-        }
-    }
-    let side_file_count = crate::side_dir::count(dir)?;
-    Ok(newest.map(|header| LogSummary {
-        side_file_count,
-        epoch: header.epoch,
-        last_lsn: header.last_lsn(),
-        destaged_lsn: header.trim_lsn,
-    }))
+    let (side_file_count, side_bytes) = side_dir::weigh(dir)?;
+    Ok(Some(LogSummary { side_file_count, side_bytes, ..summary }))
 }
 
-/// Header of the last batch of the newest lap in a file.
-fn last_header(file: &File) -> std::io::Result<Option<BatchHeader>> {
-    let len = file.metadata()?.len();
-    let mut offset = FILE_HEADER_BYTES as u64;
-    let mut last: Option<BatchHeader> = None;
-    let mut bytes = [0; BATCH_HEADER_BYTES];
-    while offset.saturating_add(BATCH_HEADER_BYTES as u64) <= len {
-        file.read_exact_at(&mut bytes, offset)?;
-        let Ok(header) = BatchHeader::decode(&bytes) else { break };
-        // What follows the end is of an earlier lap.
-        let is_next = last.is_none_or(|last| {
-            header.ring == last.ring && header.sequence == last.sequence.saturating_add(1)
-        });
-        if !is_next || header.batch_bytes == 0 {
-            break;
-        }
-        offset = offset.saturating_add(u64::from(header.batch_bytes));
-        last = Some(header);
+/// As [`find_overtaken`], without the side files.
+pub(crate) fn overtaken(
+    reader: &dyn DiskReader,
+    pool: [u8; 16],
+    since: Epoch,
+    planted: Planted,
+) -> Result<Option<LogSummary>> {
+    let files = reader
+        .files()
+        .map_err(|e| Error::with_source(ErrorKind::Io, "list the log's files", e))?;
+    if files.is_empty() {
+        return Ok(None);
     }
-    Ok(last)
+    let ring = match read_ring(reader, &files, pool) {
+        Ok(ring) => ring,
+        Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Unsupported) => {
+            return Err(error);
+        }
+        Err(_) => return Ok(None),
+    };
+    let mut all = Walk::new(reader, pool, ring.clone(), Lsn::NONE, planted);
+    // The usual case: the log is ours, and one look at each file says so.
+    if all.first_headers()?.iter().any(|(_, header)| header.epoch >= since) {
+        return Ok(None);
+    }
+    all.search_rest()?;
+    let seen = all.seen;
+    if seen.sequence == 0 || seen.epoch >= since {
+        return Ok(None);
+    }
+    let mut walk = Walk::new(reader, pool, ring, seen.trim_lsn, planted);
+    walk.to_end()?;
+    walk.search_rest()?;
+    let is_in_store = walk.newest.is_some_and(|newest| {
+        newest.header.is_clean
+            && newest.header.sequence == seen.sequence
+            && newest.header.trim_lsn == newest.header.last_lsn()
+            && walk.seen.contents.entry_count == 0
+    });
+    let (epoch, contents) = (seen.epoch, walk.seen.contents);
+    Ok(Some(LogSummary { epoch, contents, is_in_store, side_file_count: 0, side_bytes: 0 }))
+}
+
+/// The files of a ring that is not open, for reading.
+struct DirReader {
+    dir: PathBuf,
+    files: Vec<(u32, File)>,
+}
+
+impl DirReader {
+    fn open(dir: &Path) -> io::Result<DirReader> {
+        let mut files = Vec::new();
+        let entries = match std::fs::read_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            entries => Some(entries?),
+        };
+        for entry in entries.into_iter().flatten() {
+            let name = entry?.file_name();
+            if let Some(number) = name.to_str().and_then(crate::disk_file::number_of) {
+                files.push((number, File::open(dir.join(&name))?));
+            }
+        }
+        files.sort_by_key(|(number, _)| *number);
+        Ok(DirReader { dir: dir.to_owned(), files })
+    }
+
+    fn file(&self, number: u32) -> io::Result<&File> {
+        let found = self.files.iter().find(|(of, _)| *of == number);
+        found.map(|(_, file)| file).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl DiskReader for DirReader {
+    fn files(&self) -> io::Result<Vec<(u32, u64)>> {
+        self.files.iter().map(|(number, file)| Ok((*number, file.metadata()?.len()))).collect()
+    }
+
+    fn read_at(&self, file: u32, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file(file)?.read_exact_at(buf, offset)
+    }
+
+    fn name(&self, file: u32) -> String {
+        self.dir.join(crate::disk_file::name_of(file)).display().to_string()
+    }
 }

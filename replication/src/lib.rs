@@ -8,6 +8,7 @@
 //!   the simulation in its tests.
 #![deny(unsafe_code)]
 
+mod contents;
 mod core;
 mod disk_file;
 mod extents;
@@ -29,18 +30,21 @@ mod side;
 mod side_dir;
 #[cfg(test)]
 mod sim;
+mod succession;
 mod unreadable;
+mod walk;
 
+pub use contents::LogContents;
 pub use extents::{Piece, Source};
 pub use format::VERSION as LOG_FORMAT_VERSION;
 pub use format::entry::{EntryKind, RECORD_BYTES_MAX};
 pub use incomplete::is_incomplete;
-pub use inspect::{LogSummary, summarize};
+pub use inspect::{LogSummary, find_overtaken};
 pub use log::{Log, LogStatus, ObsoleteSides, SideChange, SidePart};
 pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
 pub use overlay::{Generation, Overlay, VolumeWeight};
 pub use recovery::Recovery;
 pub use resident::LogResident;
 pub use side::{SideFileId, SideLayer, SideResident};
-pub use side_dir::{MissingSide, SidesWanted};
+pub use side_dir::{MissingSide, SidesWanted, weigh as weigh_side_files};
 pub use unreadable::is_unreadable;

@@ -128,6 +128,9 @@ pub struct LogIdentity {
     pub epoch: Epoch,
     /// The kernel's boot id: tells a restart from a reboot.
     pub boot_id: [u8; 16],
+    /// Highest epoch that is known to have been served with this log, 0 where none is: a log that ends in
+    /// a lower one is an older copy, and refused.
+    pub served_epoch: Epoch,
 }
 
 impl LogIdentity {

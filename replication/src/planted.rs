@@ -20,6 +20,8 @@ pub(crate) struct Planted {
     pub(crate) snapshot_not_frozen: bool,
     /// What lies before a snapshot and what lies behind it is joined in one side file.
     pub(crate) sides_joined: bool,
+    /// The newest batch is taken to be the one with the highest number, whatever it follows.
+    pub(crate) newest_by_sequence: bool,
     /// Whoever closes the gate of back-pressure is the one that opens it.
     pub(crate) gate_by_waiter: bool,
 }
@@ -38,6 +40,7 @@ impl Planted {
             tail_not_rewritten: has("tail-not-rewritten"),
             snapshot_not_frozen: has("snapshot-not-frozen"),
             sides_joined: has("sides-joined"),
+            newest_by_sequence: has("newest-by-sequence"),
             gate_by_waiter: has("gate-by-waiter"),
         }
     }

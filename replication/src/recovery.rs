@@ -8,13 +8,15 @@
 //!   an earlier life can ever be taken for its successor.
 //! - A crash at any point of recovery is followed by a recovery with the same result.
 
+use crate::contents::LogContents;
 use crate::core::{Config, FileState, Head, LiveFile};
 use crate::format::batch::{self, BatchHeader};
 use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
 use crate::options::{LogIdentity, LogOptions, RESERVE_BYTES};
 use crate::overlay::Overlay;
 use crate::planted::Planted;
-use crate::scan::{FIRST_AT, Ring, Scan, read};
+use crate::scan::Scan;
+use crate::walk::{FIRST_AT, Ring, Walk, read};
 use crate::side_dir::MissingSide;
 use block::env::{Disk, DiskReader, DiskRequest, IO_ALIGN_BYTES, IoBuffer, Random};
 use block::seal::{PoolKey, SALT_BYTES};
@@ -79,10 +81,12 @@ pub(crate) fn open(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Opened> {
     let files =
         reader.files().map_err(|e| Error::with_source(ErrorKind::Io, "list the log's files", e))?;
     let ring = if files.is_empty() {
-        check_none_missing(&*reader, 0, args)?;
+        check_none_missing(&*reader, None, args)?;
         make_first_file(disk, args)?
     } else {
-        read_headers(&*reader, &files, args)?
+        let ring = read_ring(&*reader, &files, args.identity.pool)?;
+        check_none_missing(&*reader, Some(&ring), args)?;
+        ring
     };
     let mut scan = Scan::new(&*reader, args, ring);
     scan.run()?;
@@ -106,10 +110,11 @@ fn make_first_file(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Ring> {
     Ok(Ring { id, file_count: header.file_count, file_bytes: len, is_there })
 }
 
-fn read_headers(
+/// What the headers of the files say, which must agree.
+pub(crate) fn read_ring(
     reader: &dyn DiskReader,
     files: &[(u32, u64)],
-    args: &OpenArgs<'_>,
+    pool: [u8; 16],
 ) -> Result<Ring> {
     let mut ring: Option<Ring> = None;
     for &(slot, len) in files {
@@ -124,7 +129,7 @@ fn read_headers(
         })?;
         let refuse =
             |kind, why: String| Err(Error::new(kind, format!("open log file {name}: {why}")));
-        if header.pool != args.identity.pool {
+        if header.pool != pool {
             return refuse(ErrorKind::Invalid, "it belongs to another pool".into());
         }
         if header.slot != slot {
@@ -157,32 +162,45 @@ fn read_headers(
         let why = format!("open the write log: {name} is missing and later files are there");
         return Err(Error::new(ErrorKind::Corrupt, why));
     }
-    check_none_missing(reader, files.len(), args)?;
     Ok(ring)
 }
 
 /// All files that were made are to be there: the newest ones may hold what was flushed last.
-fn check_none_missing(reader: &dyn DiskReader, found: usize, args: &OpenArgs<'_>) -> Result<()> {
+fn check_none_missing(
+    reader: &dyn DiskReader,
+    ring: Option<&Ring>,
+    args: &OpenArgs<'_>,
+) -> Result<()> {
+    let found = ring.map_or(0, |ring| ring.is_there.iter().filter(|is_there| **is_there).count());
     let found = u32::try_from(found).expect("file count");
-    match args.made_count {
-        Some(made) if made > found => {
-            let (name, s) = (reader.name(found), if made == 1 { " was" } else { "s were" });
-            let why = format!("open the write log: {name} is missing: {made} file{s} made");
-            Err(crate::incomplete::error_of(why))
+    let made = match args.made_count {
+        Some(made) if made > found => made,
+        _ => return Ok(()),
+    };
+    let (name, s) = (reader.name(found), if made == 1 { " was" } else { "s were" });
+    let why = format!("open the write log: {name} is missing: {made} file{s} made");
+    let contents = match ring {
+        Some(ring) => {
+            let (pool, ring) = (args.identity.pool, ring.clone());
+            let mut walk = Walk::new(reader, pool, ring, args.destaged, args.planted);
+            walk.to_end()?;
+            walk.search_rest()?;
+            walk.seen.contents
         }
-        _ => Ok(()),
-    }
+        None => LogContents::beyond(args.destaged),
+    };
+    Err(crate::incomplete::error_of(why, contents))
 }
 
 /// Making the log ready, once the scan has found its end.
 impl Scan<'_> {
     fn finish(self, disk: &mut dyn Disk, is_new: bool) -> Result<Opened> {
-        let was_clean = match &self.newest {
+        let was_clean = match &self.walk.newest {
             Some(newest) => newest.header.is_clean,
-            None => self.sequence_seen == 0,
+            None => self.walk.seen.sequence == 0,
         };
         if self.released_position.is_none() {
-            self.overlay.start_at(self.position);
+            self.overlay.start_at(self.walk.position);
         }
         // After an orderly close too: the sync of its clean mark may have failed.
         if !self.args.planted.tail_not_rewritten {
@@ -190,17 +208,17 @@ impl Scan<'_> {
         }
         self.drop_stale_firsts(disk)?;
         let (is_tail_proven, lost_reason) = self.judge_tail();
-        let last_lsn = self.last_lsn().max(self.args.destaged);
+        let last_lsn = self.walk.last_lsn().max(self.args.destaged);
         let mut open = [0; 16];
         self.args.random.fill(&mut open);
         let mut head = self.next_head(last_lsn)?;
         let header = self.opening_header(&head, open, is_tail_proven);
-        let mut live = self.live.clone();
+        let mut live = self.walk.live.clone();
         if live.back().is_none_or(|file| file.slot != head.slot) {
             live.push_back(LiveFile { slot: head.slot, last_lsn });
         }
         write_opening(disk, header, &mut head, &self.args.key)?;
-        let is_there = self.ring.is_there.iter();
+        let is_there = self.walk.ring.is_there.iter();
         let files = is_there
             .map(|is_there| if *is_there { FileState::Ready } else { FileState::Absent })
             .collect();
@@ -211,7 +229,7 @@ impl Scan<'_> {
             is_tail_proven,
             lost_reason,
             is_new,
-            durable_lsn: self.durable_lsn,
+            durable_lsn: self.walk.seen.durable_lsn,
             missing_sides: Vec::new(),
         };
         Ok(Opened {
@@ -219,9 +237,9 @@ impl Scan<'_> {
                 identity: self.args.identity,
                 key: self.args.key.clone(),
                 options: self.args.options,
-                ring: self.ring.id,
-                file_count: self.ring.file_count,
-                file_bytes: self.ring.file_bytes,
+                ring: self.walk.ring.id,
+                file_count: self.walk.ring.file_count,
+                file_bytes: self.walk.ring.file_bytes,
                 open,
                 planted: self.args.planted,
             },
@@ -243,7 +261,7 @@ impl Scan<'_> {
             let mut buffer = IoBuffer::default();
             buffer.reset(len);
             buffer.pad_to(len);
-            read(self.reader, taken.at.slot, taken.at.offset, buffer.as_mut_slice())?;
+            read(self.walk.reader, taken.at.slot, taken.at.offset, buffer.as_mut_slice())?;
             let (file, offset) = (taken.at.slot, taken.at.offset);
             let write = DiskRequest::Write { token: 2, file, offset, buffer, is_sync_next: false };
             run(disk, write, "rewrite the log's tail")?;
@@ -260,9 +278,9 @@ impl Scan<'_> {
     /// A file whose first batch comes after the end of the log was begun by a life that lost it.
     /// Its sequence may be reached again, so it must not be there when the log is next opened.
     fn drop_stale_firsts(&self, disk: &mut dyn Disk) -> Result<()> {
-        let sequence = self.newest.map_or(0, |newest| newest.header.sequence);
+        let sequence = self.walk.newest.map_or(0, |newest| newest.header.sequence);
         let mut files = Vec::new();
-        for (file, header) in self.first_headers()? {
+        for (file, header) in self.walk.first_headers()? {
             if header.sequence <= sequence {
                 continue;
             }
@@ -286,19 +304,19 @@ impl Scan<'_> {
     }
 
     fn judge_tail(&self) -> (bool, Option<String>) {
-        let is_proven = match self.newest.map(|newest| newest.header) {
+        let is_proven = match self.walk.newest.map(|newest| newest.header) {
             Some(header) => {
                 let is_same_boot = header.boot == self.args.identity.boot_id;
                 header.is_settled && (header.is_clean || !header.is_loud || is_same_boot)
             }
             // Only the opening batch of a new ring may be torn without loss.
-            None => self.sequence_seen <= 1,
+            None => self.walk.seen.sequence <= 1,
         };
         let reason = format!(
             "the machine stopped while writes were acknowledged before they were on stable \
              storage: entries after {} may be lost, those after {} are",
-            self.durable_lsn,
-            self.last_lsn()
+            self.walk.seen.durable_lsn,
+            self.walk.last_lsn()
         );
         (is_proven, (!is_proven).then_some(reason))
     }
@@ -307,11 +325,11 @@ impl Scan<'_> {
     /// so that a crash loop does not fill a full ring.
     fn next_head(&self, last_lsn: Lsn) -> Result<Head> {
         let next_lsn = last_lsn.next();
-        let Some(newest) = &self.newest else {
+        let Some(newest) = &self.walk.newest else {
             return Ok(Head {
                 slot: 0,
                 offset: FIRST_AT,
-                sequence: self.sequence_seen + 1,
+                sequence: self.walk.seen.sequence + 1,
                 previous_checksum: 0,
                 next_lsn,
                 position: FIRST_AT,
@@ -329,25 +347,24 @@ impl Scan<'_> {
             });
         }
         let mut head = Head {
-            slot: self.end_at.slot,
-            offset: self.end_at.offset,
+            slot: self.walk.end_at.slot,
+            offset: self.walk.end_at.offset,
             sequence: header.sequence + 1,
             previous_checksum: newest.checksum,
             next_lsn,
-            position: self.position,
+            position: self.walk.position,
         };
-        if head.offset + batch::BATCH_ALIGN_BYTES as u64 > self.ring.file_bytes {
-            let next = (head.slot + 1) % self.ring.file_count;
-            let is_free = self.ring.is_there[next as usize]
-                && !self
-                    .live
+        if head.offset + batch::BATCH_ALIGN_BYTES as u64 > self.walk.ring.file_bytes {
+            let next = (head.slot + 1) % self.walk.ring.file_count;
+            let is_free = self.walk.ring.is_there[next as usize]
+                && !self.walk.live
                     .iter()
                     .any(|file| file.slot == next && file.last_lsn > self.args.destaged);
             if !is_free {
                 let why = "open the write log: no room is left in it for an opening batch";
                 return Err(Error::new(ErrorKind::Full, why));
             }
-            head.position += self.ring.file_bytes - head.offset;
+            head.position += self.walk.ring.file_bytes - head.offset;
             (head.slot, head.offset) = (next, FIRST_AT);
         }
         Ok(head)
@@ -364,7 +381,7 @@ impl Scan<'_> {
             is_settled,
             has_snapshots: false,
             pool: self.args.identity.pool,
-            ring: self.ring.id,
+            ring: self.walk.ring.id,
             open,
             boot: self.args.identity.boot_id,
             epoch: self.args.identity.epoch,

@@ -87,14 +87,20 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Side files in the directory of a log that is not open.
+/// Count and length in bytes of the side files in the directory of a log that is not open.
 ///
 /// # Errors
-/// `Io` when the directory cannot be read.
-pub(crate) fn count(dir: &Path) -> Result<u64> {
-    let files = list(dir)?;
-    let whole = files.iter().filter(|path| path.extension().is_some_and(|e| e == SIDE_EXTENSION));
-    Ok(whole.count() as u64)
+/// `Io` when the directory or a file cannot be read.
+pub fn weigh(dir: &Path) -> Result<(u64, u64)> {
+    let (mut count, mut bytes) = (0, 0);
+    for path in list(dir)?.iter().filter(|path| path.extension().is_some_and(|e| e == SIDE_EXTENSION)) {
+        let metadata = std::fs::metadata(path).map_err(|e| {
+            Error::with_source(ErrorKind::Io, format!("look at {}", path.display()), e)
+        })?;
+        count += 1;
+        bytes += metadata.len();
+    }
+    Ok((count, bytes))
 }
 
 /// Opens what the metadata names and finds out what may go. Changes nothing.

@@ -38,6 +38,8 @@ fn run_all(plan: Plan, seeds: u64) -> Stats {
         sum.set_aside += stats.set_aside;
         sum.caught_up += stats.caught_up;
         sum.expected += stats.expected;
+        sum.summaries += stats.summaries;
+        sum.in_store += stats.in_store;
         sum.snapshots += stats.snapshots;
     }
     println!("{sum:?}");
@@ -51,6 +53,7 @@ fn a_crash_at_any_moment_keeps_what_was_promised() {
     if number("SEED").is_none() {
         assert!(met.crashes > 10_000 && met.cuts > 5_000 && met.recovery_crashes > 4_000);
         assert!(met.lost_unacked > 0 && met.full > 0 && met.unproven > 0 && met.clean > 0);
+        assert!(met.summaries > 10_000 && met.in_store > 20);
         assert!(met.set_aside > 1_000 && met.caught_up > 300);
         assert!(met.expected > 1_000 && met.snapshots > 10_000);
     }
@@ -97,6 +100,7 @@ fn planted_bugs_are_found() {
     finds("flush ignored", Planted { flush_ignored: true, ..off }, none);
     finds("torn batch accepted", Planted { torn_accepted: true, ..off }, none);
     finds("stale lap accepted", Planted { stale_accepted: true, ..off }, none);
+    finds("newest by sequence", Planted { newest_by_sequence: true, ..off }, none);
     finds("snapshot not frozen", Planted { snapshot_not_frozen: true, ..off }, none);
     finds("sides joined", Planted { sides_joined: true, ..off }, none);
     let failing = Faults { sync: 20, ..none };

@@ -12,6 +12,7 @@ use super::{Rng, SimRandom, SimSide};
 use crate::core::{self, Core};
 use crate::extents::{Piece, Source};
 use crate::format::entry::EntryKind;
+use crate::inspect;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
 use crate::overlay::{Generation, LayersOf, Sides};
 use crate::planted::Planted;
@@ -111,6 +112,9 @@ pub(crate) struct Stats {
     pub(crate) caught_up: u64,
     /// Volumes that were compared as a snapshot shows them.
     pub(crate) snapshots: u64,
+    /// Looks at the log as one that was overtaken, and those that found all of it in the data tier.
+    pub(crate) summaries: u64,
+    pub(crate) in_store: u64,
     /// Batches after which a flush was expected.
     pub(crate) expected: u64,
 }
@@ -136,7 +140,7 @@ impl World {
             options,
             plan,
             platter: Arc::default(),
-            identity: LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [0; 16] },
+            identity: LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [0; 16], served_epoch: Epoch(0) },
             history: Vec::new(),
             next_tag: 1,
             tier: Contents::new(),
@@ -191,6 +195,30 @@ impl World {
         (recovery::open(&mut disk, &args), disk)
     }
 
+    /// What an opening asks before it opens the log: whether another owner has overtaken it. None has,
+    /// so it must be so only for an owner that comes later than all that wrote it; and what is not in the
+    /// data tier must not be said to be there.
+    fn check_not_overtaken(&mut self) -> Result<(), String> {
+        let reader = self.disk().reader();
+        let (pool, planted) = (self.identity.pool, self.plan.planted);
+        let ask = |since| inspect::overtaken(&*reader, pool, since, planted).map_err(|e| e.chain());
+        if let Some(summary) = ask(self.identity.served_epoch)? {
+            return Err(format!("an own log counts as overtaken: {summary:?}"));
+        }
+        let Some(summary) = ask(Epoch(self.identity.epoch.0 + 1))? else { return Ok(()) };
+        let is_all_stored = self.destaged >= self.acked.max(self.durable);
+        if summary.is_in_store && !is_all_stored {
+            return Err(format!("what only the log holds is said to be in the store: {summary:?}"));
+        }
+        let least = self.durable.0.saturating_sub(self.destaged.0);
+        if summary.contents.entry_count < least {
+            return Err(format!("it holds {least} entries that are flushed, and more: {summary:?}"));
+        }
+        self.stats.summaries += 1;
+        self.stats.in_store += u64::from(summary.is_in_store);
+        Ok(())
+    }
+
     /// Opens the log, with crashes on the way.
     fn open_after_crashes(&mut self) -> Result<Process, String> {
         while self.rng.chance(30) {
@@ -204,6 +232,7 @@ impl World {
             disk.kill();
             self.maybe_cut_power();
         }
+        self.check_not_overtaken()?;
         let disk = self.disk();
         let (opened, mut disk) = self.try_open(disk);
         self.note_open(&opened)?;
@@ -254,6 +283,10 @@ impl World {
         self.stats.lost_unacked += self.history.len() as u64 - found.0;
         self.is_settled = recovery.is_tail_proven;
         self.history.truncate(found.0 as usize);
+        // The directory notes that it has served this epoch; a crash may come before.
+        if self.rng.chance(80) {
+            self.identity.served_epoch = self.identity.epoch;
+        }
         // Recovery made it durable.
         self.acked = found;
         self.durable = found;
@@ -596,7 +629,7 @@ impl World {
         self.stats.crashes += 1;
         process.disk.kill();
         self.maybe_cut_power();
-        if self.rng.chance(30) {
+        if self.rng.chance(80) {
             self.identity.epoch.0 += 1;
         }
     }

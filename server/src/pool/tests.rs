@@ -78,7 +78,7 @@ async fn open_as(
     let keys = VolumeKeyRing::open(&keys_in, &key, pool_id, Epoch(epoch)).await.unwrap();
     options.volume_keys = keys.table().clone();
     let tier = Tier::open(options).await.unwrap();
-    let identity = LogIdentity { pool: [7; 16], epoch: Epoch(epoch), boot_id: [boot; 16] };
+    let identity = LogIdentity { pool: [7; 16], epoch: Epoch(epoch), boot_id: [boot; 16], served_epoch: Epoch(0) };
     let (log_dir, destaged) = (dir.join("log"), tier.destaged_lsn());
     let sides = crate::serve::sides_wanted(&tier);
     let opened = tokio::task::spawn_blocking(move || {

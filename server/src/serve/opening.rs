@@ -131,14 +131,17 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     // After it: where nothing is known, the higher bound is this one's.
     crate::scrub::keep_from_bad(&tier, &own_store, &key, keys.pool()).await;
     let log_dir = dir.join("log");
-    set_aside_if_overtaken(&log_dir, &ownership)?;
-    check_log_is_newest(dir, &log_dir, &node)?;
+    set_aside_if_overtaken(&log_dir, &ownership, &node)?;
     let is_log_lost = check_log_is_there(dir, &log_dir, &ownership, &node, tier.destaged_lsn())?;
     if is_log_lost {
         make_mark(dir, LOG_LOST)?;
     }
-    let identity =
-        LogIdentity { pool, epoch: ownership.epoch(), boot_id: LogIdentity::kernel_boot_id()? };
+    let identity = LogIdentity {
+        pool,
+        epoch: ownership.epoch(),
+        boot_id: LogIdentity::kernel_boot_id()?,
+        served_epoch: node.epoch(),
+    };
     let (options, destaged) = (log_options(config), tier.destaged_lsn());
     let log_key = key.clone();
     let sides = sides_wanted(&tier);
@@ -150,6 +153,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         .await
         .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))?
         .map_err(|error| match replication::is_incomplete(&error) {
+            // The error says what this log holds.
             true => error.context(format!("pool {name} does not open with this log. {advice}")),
             false => error,
         })?;
@@ -371,12 +375,16 @@ fn report_recovery(recovery: &replication::Recovery) {
     }
 }
 
-/// Moves a log that this directory may not replay out of the way.
-fn set_aside_if_overtaken(log_dir: &Path, ownership: &Ownership) -> Result<()> {
-    let Some(log) = replication::summarize(log_dir)? else { return Ok(()) };
-    if ownership.may_replay(log.epoch) {
+/// Moves a log that this directory may not replay out of the way. Never one that was written since the
+/// directory has the pool: whatever its end looks like, it may hold what nothing else does.
+fn set_aside_if_overtaken(log_dir: &Path, ownership: &Ownership, node: &NodeDir) -> Result<()> {
+    let manifest = ownership.manifest();
+    let since = Epoch(manifest.owner_since_epoch);
+    if node.epoch() >= since {
         return Ok(());
     }
+    let pool = manifest.pool.into_bytes();
+    let Some(log) = replication::find_overtaken(log_dir, pool, since)? else { return Ok(()) };
     // Before the log goes, so that a crash in between is not taken for a lost log.
     let mark = log_dir.with_file_name(LOG_MADE);
     match std::fs::remove_file(&mark) {
@@ -390,8 +398,7 @@ fn set_aside_if_overtaken(log_dir: &Path, ownership: &Ownership) -> Result<()> {
     std::fs::rename(log_dir, &aside).map_err(|error| {
         Error::with_source(ErrorKind::Io, format!("set aside {}", log_dir.display()), error)
     })?;
-    let only_here_count = log.last_lsn.0.saturating_sub(log.destaged_lsn.0);
-    if only_here_count == 0 && log.side_file_count == 0 {
+    if log.is_in_store && log.side_file_count == 0 {
         // Everything in it reached the store before the pool moved on.
         return std::fs::remove_dir_all(&aside).map_err(|error| {
             Error::with_source(ErrorKind::Io, format!("remove {}", aside.display()), error)
@@ -399,7 +406,8 @@ fn set_aside_if_overtaken(log_dir: &Path, ownership: &Ownership) -> Result<()> {
     }
     tracing::error!(
         log_epoch = log.epoch.0,
-        only_here_count,
+        only_here_count = log.contents.entry_count,
+        only_here_bytes = log.contents.payload_bytes + log.side_bytes,
         side_file_count = log.side_file_count,
         kept_at = %aside.display(),
         "another node has owned the pool since this directory's log was written; the log is kept \
@@ -437,10 +445,11 @@ fn check_log_is_there(
     });
     if was_made && is_ours && !has_ring {
         let what = format!(
-            "open the write log: {} holds no log, but this directory had a log when the pool was last \
-             open and the pool was not closed in order; writes after LSN {destaged} are in that \
+            "open the write log: {} holds no log, {}; this directory had a log when the pool was last \
+             open and the pool was not closed in order, so writes after LSN {destaged} are in that \
              log only. {}",
             log_dir.display(),
+            rest_of_log(log_dir)?,
             giving_up_the_log(dir, log_dir)
         );
         return Err(Error::new(ErrorKind::Corrupt, what));
@@ -458,14 +467,24 @@ fn check_log_is_there(
     Ok(is_lost)
 }
 
-/// What to do about a log that is gone or lacks its end.
+/// What to do about a log that is gone or lacks its end. Who says so also says what `log_dir` holds.
 fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
     format!(
-        "Bring the newest log back; or, to go on without what only that one held, move {} away and \
-         delete {}",
+        "Bring the newest log back. Only where it is gone for good, and its writes are given up, move {} away \
+         and delete {}, which is an empty mark; what was moved holds writes that nothing else may hold, so \
+         keep it",
         log_dir.display(),
         dir.join(LOG_MADE).display()
     )
+}
+
+/// What a directory without a ring still holds.
+fn rest_of_log(log_dir: &Path) -> Result<String> {
+    let (count, bytes) = replication::weigh_side_files(log_dir)?;
+    Ok(match count {
+        0 => "and no side files either".to_owned(),
+        _ => format!("but {count} side files of {bytes} bytes, which may be nowhere else"),
+    })
 }
 
 /// That volumes step back after a take-over, also where the process dies before they say so.
@@ -525,24 +544,6 @@ fn leave_attachments(dir: &Path) -> Result<()> {
     std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(|error| {
         Error::with_source(ErrorKind::Io, format!("sync {}", dir.display()), error)
     })
-}
-
-/// A log is opened under the owner's epoch before the directory notes that it has held it: one that
-/// knows only lower epochs is an older copy.
-fn check_log_is_newest(dir: &Path, log_dir: &Path, node: &NodeDir) -> Result<()> {
-    let Some(log) = replication::summarize(log_dir)? else { return Ok(()) };
-    if log.epoch >= node.epoch() {
-        return Ok(());
-    }
-    let what = format!(
-        "open the write log: {} was last written in epoch {}, but this directory has served epoch {}: \
-         it is an older copy, and newer writes are missing; nothing was changed. {}",
-        log_dir.display(),
-        log.epoch.0,
-        node.epoch().0,
-        giving_up_the_log(dir, log_dir)
-    );
-    Err(Error::new(ErrorKind::Corrupt, what))
 }
 
 /// To be called when the volumes of the configuration are there, and say that they have stepped back if

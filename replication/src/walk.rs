@@ -1,0 +1,326 @@
+//! Walking the ring: from a place where it may begin, batch by batch, to where nothing follows. Recovery
+//! and [`crate::find_overtaken`] both walk here.
+//!
+//! Invariants:
+//! - A batch is taken only when it follows the one before ([`crate::succession`]) and is whole.
+//! - Nothing is written, and no key is needed.
+
+use crate::contents::LogContents;
+use crate::core::LiveFile;
+use crate::format::FormatError;
+use crate::format::batch::{self, BATCH_HEADER_BYTES, BatchHeader};
+use crate::format::file::FILE_HEADER_BYTES;
+use crate::planted::Planted;
+use crate::succession;
+use block::env::DiskReader;
+use block::{Epoch, Error, ErrorKind, Lsn, Result};
+use std::collections::VecDeque;
+
+pub(crate) const FIRST_AT: u64 = FILE_HEADER_BYTES as u64;
+/// Read at a time when the rest of the ring is searched. Chosen by hand.
+const SEARCH_BYTES: usize = 4 << 20;
+
+/// The ring as its files tell.
+#[derive(Clone, Debug)]
+pub(crate) struct Ring {
+    pub(crate) id: [u8; 16],
+    pub(crate) file_count: u32,
+    pub(crate) file_bytes: u64,
+    pub(crate) is_there: Vec<bool>,
+}
+
+/// A place in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct At {
+    pub(crate) slot: u32,
+    pub(crate) offset: u64,
+}
+
+/// A batch that was taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) header: BatchHeader,
+    pub(crate) checksum: u32,
+    pub(crate) at: At,
+    pub(crate) end_position: u64,
+}
+
+impl Taken {
+    /// Log position of its first byte.
+    pub(crate) fn begin_position(&self) -> u64 {
+        self.end_position - u64::from(self.header.batch_bytes)
+    }
+}
+
+/// What the headers of the ring say, those of batches that were not taken included.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    /// Highest LSN that any batch says is on stable storage.
+    pub(crate) durable_lsn: Lsn,
+    /// Highest LSN that any batch says is in the data tier.
+    pub(crate) trim_lsn: Lsn,
+    pub(crate) sequence: u64,
+    /// Epoch of the batch with that sequence, which need not be in the log.
+    pub(crate) newest_epoch: Epoch,
+    pub(crate) epoch: Epoch,
+    /// What there is beyond the LSN that the walk was told.
+    pub(crate) contents: LogContents,
+}
+
+impl Seen {
+    fn add(&mut self, header: &BatchHeader) {
+        self.durable_lsn = self.durable_lsn.max(header.durable_lsn);
+        self.trim_lsn = self.trim_lsn.max(header.trim_lsn);
+        if header.sequence > self.sequence {
+            (self.sequence, self.newest_epoch) = (header.sequence, header.epoch);
+        }
+        self.epoch = self.epoch.max(header.epoch);
+        self.contents.add(header);
+    }
+}
+
+pub(crate) struct Walk<'a> {
+    pub(crate) reader: &'a dyn DiskReader,
+    pool: [u8; 16],
+    pub(crate) ring: Ring,
+    planted: Planted,
+    /// Contents of one file, the one being walked.
+    loaded: Option<(u32, Vec<u8>)>,
+    pub(crate) newest: Option<Taken>,
+    /// Files that the walk came through, oldest first.
+    pub(crate) live: VecDeque<LiveFile>,
+    /// Bytes of log up to where the walk has come.
+    pub(crate) position: u64,
+    /// Where the next batch would be.
+    pub(crate) end_at: At,
+    /// Why the batch there is not the next one.
+    pub(crate) end: Option<FormatError>,
+    pub(crate) seen: Seen,
+}
+
+impl<'a> Walk<'a> {
+    /// A walk that has not begun. `stored` is the LSN up to which the data tier holds everything.
+    pub(crate) fn new(
+        reader: &'a dyn DiskReader,
+        pool: [u8; 16],
+        ring: Ring,
+        stored: Lsn,
+        planted: Planted,
+    ) -> Self {
+        Walk {
+            reader,
+            pool,
+            ring,
+            planted,
+            loaded: None,
+            newest: None,
+            live: VecDeque::new(),
+            position: FIRST_AT,
+            end_at: At { slot: 0, offset: FIRST_AT },
+            end: None,
+            seen: Seen { contents: LogContents::beyond(stored), ..Seen::default() },
+        }
+    }
+
+    /// Newest entry of the batches taken.
+    pub(crate) fn last_lsn(&self) -> Lsn {
+        self.newest.map_or(Lsn::NONE, |taken| taken.header.last_lsn())
+    }
+
+    /// The first batch of each file, where its header is whole.
+    pub(crate) fn first_headers(&self) -> Result<Vec<(u32, BatchHeader)>> {
+        let mut found = Vec::new();
+        for slot in (0u32..).take(self.ring.is_there.len()) {
+            if !self.ring.is_there[slot as usize] {
+                continue;
+            }
+            let at = At { slot, offset: FIRST_AT };
+            if let Some(header) = self.header_at(at)? {
+                found.push((slot, header));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The header at `at`, where there is one of this ring.
+    fn header_at(&self, at: At) -> Result<Option<BatchHeader>> {
+        let mut bytes = [0; BATCH_HEADER_BYTES];
+        read(self.reader, at.slot, at.offset, &mut bytes)?;
+        match BatchHeader::decode(&bytes) {
+            Ok(header) => Ok(Some(header).filter(|header| self.is_ours(header))),
+            Err(e) if e.is_unsupported() => Err(self.bad(ErrorKind::Unsupported, at, e)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn is_ours(&self, header: &BatchHeader) -> bool {
+        header.pool == self.pool && header.ring == self.ring.id
+    }
+
+    /// Where a walk to the end of the log may begin, best first, for who needs the entries from `needed`
+    /// on: the newest file that begins at or below it, then older ones, in case the first batch of that
+    /// file is torn. `Err` of the oldest header where every file begins later; none in an empty ring.
+    pub(crate) fn starts(&self, needed: Lsn) -> Result<std::result::Result<Vec<At>, BatchHeader>> {
+        let firsts = self.first_headers()?;
+        let mut starts: Vec<_> =
+            firsts.iter().filter(|(_, header)| header.first_lsn <= needed).collect();
+        starts.sort_by_key(|(_, header)| std::cmp::Reverse(header.sequence));
+        if starts.is_empty()
+            && let Some((_, oldest)) = firsts.iter().min_by_key(|(_, header)| header.sequence)
+        {
+            return Ok(Err(*oldest));
+        }
+        Ok(Ok(starts.iter().map(|(slot, _)| At { slot: *slot, offset: FIRST_AT }).collect()))
+    }
+
+    /// Walks from the first place where that is possible to the end.
+    pub(crate) fn to_end(&mut self) -> Result<()> {
+        let starts = self.starts(self.seen.contents.stored_lsn.next())?;
+        for start in starts.unwrap_or_default() {
+            self.begin(start);
+            if self.next()? {
+                while self.next()? {}
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the walk at `at`, which is to be called before anything was taken.
+    pub(crate) fn begin(&mut self, at: At) {
+        self.end_at = at;
+    }
+
+    /// Takes the batch that follows. False: nothing follows, and [`Walk::end`] says why.
+    pub(crate) fn next(&mut self) -> Result<bool> {
+        let here = self.end_at;
+        let room = self.ring.file_bytes - here.offset;
+        let mut why = None;
+        if room >= BATCH_HEADER_BYTES as u64 {
+            match self.try_at(here, 0)? {
+                Ok(()) => return Ok(true),
+                Err(e) => why = Some(e),
+            }
+        }
+        // The head leaves a file when a batch does not fit; it may close the ring early.
+        let next = (here.slot + 1) % self.ring.file_count;
+        for slot in [next, 0] {
+            let is_usable = slot != here.slot && self.ring.is_there[slot as usize];
+            if !is_usable || self.live.iter().any(|file| file.slot == slot) {
+                continue;
+            }
+            let at = At { slot, offset: FIRST_AT };
+            let is_next = self.newest.is_some()
+                && self.header_at(at)?.is_some_and(|header| self.is_successor(&header));
+            if is_next {
+                match self.try_at(at, room)? {
+                    Ok(()) => return Ok(true),
+                    Err(e) => why = Some(e),
+                }
+            }
+        }
+        self.end = why;
+        Ok(false)
+    }
+
+    /// The first batch of a walk has no known predecessor.
+    fn is_successor(&self, header: &BatchHeader) -> bool {
+        self.newest
+            .is_none_or(|newest| succession::follows(&newest.header, newest.checksum, header))
+    }
+
+    fn load(&mut self, slot: u32) -> Result<()> {
+        if self.loaded.as_ref().is_some_and(|(loaded, _)| *loaded == slot) {
+            return Ok(());
+        }
+        let mut bytes = self.loaded.take().map_or_else(Vec::new, |(_, bytes)| bytes);
+        bytes.resize(usize::try_from(self.ring.file_bytes).expect("at most 2 GiB"), 0);
+        read(self.reader, slot, 0, &mut bytes)?;
+        self.loaded = Some((slot, bytes));
+        Ok(())
+    }
+
+    /// Takes the batch at `at`, `skipped` bytes behind the one before, or says why it is not the next.
+    fn try_at(&mut self, at: At, skipped: u64) -> Result<std::result::Result<(), FormatError>> {
+        self.load(at.slot)?;
+        let (_, file) = self.loaded.as_ref().expect("just loaded");
+        let bytes = &file[usize::try_from(at.offset).expect("at most 2 GiB")..];
+        let header = match BatchHeader::decode(bytes) {
+            Ok(header) => header,
+            Err(e) if e.is_unsupported() => return Err(self.bad(ErrorKind::Unsupported, at, e)),
+            Err(e) => return Ok(Err(e)),
+        };
+        let is_next = self.is_successor(&header) || self.planted.stale_accepted;
+        if !self.is_ours(&header) || !is_next {
+            return Ok(Err(FormatError::NoMagic));
+        }
+        let checksum = match batch::verify(&header, bytes) {
+            Ok(checksum) => checksum,
+            Err(FormatError::Checksum) if self.planted.torn_accepted => 0,
+            Err(e) => return Ok(Err(e)),
+        };
+        self.take(header, checksum, at, skipped);
+        Ok(Ok(()))
+    }
+
+    fn take(&mut self, header: BatchHeader, checksum: u32, at: At, skipped: u64) {
+        if self.live.back().is_none_or(|file| file.slot != at.slot) {
+            self.live.push_back(LiveFile { slot: at.slot, last_lsn: Lsn::NONE });
+        }
+        self.live.back_mut().expect("pushed above").last_lsn = header.last_lsn();
+        let bytes = u64::from(header.batch_bytes);
+        self.position += skipped + bytes;
+        self.end_at = At { slot: at.slot, offset: at.offset + bytes };
+        self.newest = Some(Taken { header, checksum, at, end_position: self.position });
+        self.seen.add(&header);
+    }
+
+    /// The bytes of the newest batch taken.
+    pub(crate) fn newest_bytes(&self) -> &[u8] {
+        let (newest, (_, file)) =
+            self.newest.zip(self.loaded.as_ref()).expect("a batch was taken from a loaded file");
+        let from = usize::try_from(newest.at.offset).expect("at most 2 GiB");
+        &file[from..from + newest.header.batch_bytes as usize]
+    }
+
+    /// Looks at every place of the ring that the walk did not come through where a batch may begin, and
+    /// notes what the headers there say.
+    pub(crate) fn search_rest(&mut self) -> Result<()> {
+        let mut bytes = vec![0; SEARCH_BYTES];
+        for slot in (0u32..).take(self.ring.is_there.len()) {
+            let is_walked = self.live.iter().any(|f| f.slot == slot) && slot != self.end_at.slot;
+            if is_walked || !self.ring.is_there[slot as usize] {
+                continue;
+            }
+            let is_end = self.newest.is_some() && slot == self.end_at.slot;
+            let mut offset = if is_end { self.end_at.offset } else { FIRST_AT };
+            while offset < self.ring.file_bytes {
+                let left = self.ring.file_bytes - offset;
+                let part = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                read(self.reader, slot, offset, &mut bytes[..part])?;
+                for block in bytes[..part].chunks(batch::BATCH_ALIGN_BYTES) {
+                    if let Ok(header) = BatchHeader::decode(block)
+                        && self.is_ours(&header)
+                    {
+                        self.seen.add(&header);
+                    }
+                }
+                offset += part as u64;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn bad(&self, kind: ErrorKind, at: At, error: FormatError) -> Error {
+        let name = self.reader.name(at.slot);
+        let what = format!("open the write log: batch in {name} at offset {}", at.offset);
+        Error::with_source(kind, what, error)
+    }
+}
+
+pub(crate) fn read(reader: &dyn DiskReader, slot: u32, offset: u64, buf: &mut [u8]) -> Result<()> {
+    reader.read_at(slot, offset, buf).map_err(|e| {
+        let what = format!("read log file {} at offset {offset}", reader.name(slot));
+        Error::with_source(ErrorKind::Io, what, e)
+    })
+}
