@@ -614,6 +614,7 @@ impl Core {
         let mut salt = [0; SALT_BYTES];
         self.random.fill(&mut salt);
         BatchHeader {
+            version: self.config.planted.batch_version(),
             algorithm: self.config.options.algorithm,
             is_opening: false,
             is_clean: false,

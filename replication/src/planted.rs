@@ -3,6 +3,8 @@
 //! Invariants:
 //! - Without the feature `planted` (or a test build) every switch is off and cannot be turned on.
 
+use crate::format::batch;
+
 /// Which bugs are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Planted {
@@ -22,11 +24,20 @@ pub(crate) struct Planted {
     pub(crate) sides_joined: bool,
     /// The newest batch is taken to be the one with the highest number, whatever it follows.
     pub(crate) newest_by_sequence: bool,
+    /// Batches are written as version 1, by a program that knows no other.
+    pub(crate) old_batches: bool,
+    /// A batch is taken whose tag does not fit it.
+    pub(crate) tag_ignored: bool,
     /// Whoever closes the gate of back-pressure is the one that opens it.
     pub(crate) gate_by_waiter: bool,
 }
 
 impl Planted {
+    /// Format version of the batches that are written.
+    pub(crate) fn batch_version(self) -> u16 {
+        if self.old_batches { batch::VERSION_WITHOUT_TAG } else { batch::VERSION }
+    }
+
     /// As the environment variable SPINDLE_PLANTED names them, separated by commas.
     #[cfg(any(test, feature = "planted"))]
     pub(crate) fn from_environment() -> Self {
@@ -41,6 +52,8 @@ impl Planted {
             snapshot_not_frozen: has("snapshot-not-frozen"),
             sides_joined: has("sides-joined"),
             newest_by_sequence: has("newest-by-sequence"),
+            old_batches: has("old-batches"),
+            tag_ignored: has("tag-ignored"),
             gate_by_waiter: has("gate-by-waiter"),
         }
     }

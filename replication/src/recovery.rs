@@ -374,6 +374,7 @@ impl Scan<'_> {
         let mut salt = [0; SALT_BYTES];
         self.args.random.fill(&mut salt);
         BatchHeader {
+            version: self.args.planted.batch_version(),
             algorithm: self.args.options.algorithm,
             is_opening: true,
             is_clean: false,

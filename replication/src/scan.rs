@@ -14,6 +14,7 @@ use crate::recovery::OpenArgs;
 use crate::resident::{BatchPlace, LogResident};
 use crate::walk::{At, Ring, Taken, Walk};
 use block::env::DiskReader;
+use block::seal::SealKey;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -76,12 +77,19 @@ impl<'a> Scan<'a> {
         if header.trim_lsn > self.args.destaged {
             return Err(self.rolled_back(header.trim_lsn));
         }
+        let key = self.args.key.derive(header.algorithm, &header.salt, batch::KEY_PURPOSE);
+        match batch::authenticate(&header, self.walk.newest_bytes(), &key) {
+            Err(_) if self.args.planted.tag_ignored => {}
+            outcome => {
+                outcome.map_err(|e| self.walk.bad(ErrorKind::Corrupt, taken.at, e))?;
+            }
+        }
         if header.last_lsn() > self.args.destaged && header.entry_count > 0 {
             if self.released_position.is_none() {
                 self.released_position = Some(taken.begin_position());
                 self.overlay.start_at(taken.begin_position());
             }
-            self.take_entries(&taken)?;
+            self.take_entries(&taken, &key)?;
         }
         self.unproven.push_back(taken);
         while self.unproven.front().is_some_and(|t| t.header.next_lsn() <= header.durable_lsn) {
@@ -90,11 +98,10 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    fn take_entries(&mut self, taken: &Taken) -> Result<()> {
+    fn take_entries(&mut self, taken: &Taken, key: &SealKey) -> Result<()> {
         let (header, at, bytes) = (&taken.header, taken.at, self.walk.newest_bytes());
-        let key = self.args.key.derive(header.algorithm, &header.salt, batch::KEY_PURPOSE);
         let corrupt = |e| self.walk.bad(ErrorKind::Corrupt, at, e);
-        let rows = batch::open_table(header, bytes, &key).map_err(corrupt)?;
+        let rows = batch::open_table(header, bytes, key).map_err(corrupt)?;
         let payload_at = header.payload_at().expect("decoded");
         let payloads = &bytes[payload_at..];
         let place = Arc::new(BatchPlace {
@@ -112,7 +119,7 @@ impl<'a> Scan<'a> {
             }
             let from = row.payload_offset as usize;
             let mut sealed = payloads[from..from + row.sealed_bytes()].to_vec();
-            let length = match batch::open_payload(row, lsn, index, &key, &mut sealed) {
+            let length = match batch::open_payload(row, lsn, index, key, &mut sealed) {
                 Ok(plain) => plain.len(),
                 Err(_) if self.args.planted.torn_accepted => row.payload_bytes as usize,
                 Err(e) => return Err(corrupt(e)),

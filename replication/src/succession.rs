@@ -4,6 +4,7 @@
 //! Invariants:
 //! - A sequence number alone proves nothing: a life that was cut off may have left a batch with the next
 //!   number behind the batch that a later life wrote. Only the whole rule counts.
+//! - Behind a batch that is authenticated none stands that is not: the format's version never falls.
 
 use crate::format::batch::BatchHeader;
 
@@ -17,5 +18,72 @@ pub(crate) fn follows(before: &BatchHeader, checksum: u32, next: &BatchHeader) -
     } else {
         next.open == before.open && next.first_lsn == before.next_lsn()
     };
-    is_in_sequence && is_in_chain && next.epoch >= before.epoch
+    is_in_sequence && is_in_chain && next.epoch >= before.epoch && next.version >= before.version
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::batch;
+    use block::seal::Algorithm;
+    use block::{Epoch, Lsn};
+
+    fn before() -> BatchHeader {
+        BatchHeader {
+            version: batch::VERSION,
+            algorithm: Algorithm::Aes256Gcm,
+            is_opening: false,
+            is_clean: false,
+            is_loud: true,
+            is_settled: true,
+            has_snapshots: false,
+            pool: [1; 16],
+            ring: [2; 16],
+            open: [3; 16],
+            boot: [4; 16],
+            epoch: Epoch(5),
+            sequence: 6,
+            first_lsn: Lsn(10),
+            durable_lsn: Lsn(9),
+            trim_lsn: Lsn(0),
+            entry_count: 3,
+            batch_bytes: 4096,
+            payload_bytes: 0,
+            previous_checksum: 7,
+            salt: [8; 16],
+        }
+    }
+
+    #[test]
+    fn a_batch_follows_only_where_all_of_the_rule_holds() {
+        const CHECKSUM: u32 = 99;
+        let follows = |next: &BatchHeader| follows(&before(), CHECKSUM, next);
+        let plain = BatchHeader {
+            sequence: 7,
+            first_lsn: Lsn(13),
+            previous_checksum: CHECKSUM,
+            ..before()
+        };
+        let opening = BatchHeader { is_opening: true, open: [9; 16], epoch: Epoch(6), ..plain };
+        for right in [plain, opening, BatchHeader { first_lsn: Lsn(20), ..opening }] {
+            assert!(follows(&right), "{right:?}");
+            for wrong in [
+                BatchHeader { sequence: 8, ..right },
+                BatchHeader { sequence: 6, ..right },
+                BatchHeader { previous_checksum: 98, ..right },
+                BatchHeader { first_lsn: Lsn(12), ..right },
+                BatchHeader { epoch: Epoch(4), ..right },
+                BatchHeader { pool: [0; 16], ..right },
+                BatchHeader { ring: [0; 16], ..right },
+                BatchHeader { version: 1, ..right },
+            ] {
+                assert!(!follows(&wrong), "{wrong:?}");
+            }
+        }
+        assert!(!follows(&BatchHeader { first_lsn: Lsn(14), ..plain }), "a gap within one life");
+        assert!(!follows(&BatchHeader { open: [9; 16], ..plain }), "another life without an opening");
+        assert!(!follows(&BatchHeader { open: [3; 16], ..opening }), "an opening of the same life");
+        let old = BatchHeader { version: 1, ..before() };
+        assert!(super::follows(&old, CHECKSUM, &opening), "a later program goes on");
+    }
 }

@@ -3,8 +3,9 @@
 //! Invariants:
 //! - The batch's key comes from a fresh random salt, so no nonce repeats after a crash, a copied
 //!   directory or a restored machine image. The table's nonce is one that no entry can have.
-//! - The table's seal binds the first [`AT_HEADER_CRC`] bytes of the header, so a header cannot be
-//!   moved to another table.
+//! - Each batch has a tag that authenticates the first [`AT_HEADER_CRC`] bytes of its header, with or
+//!   without entries. The table's seal binds the same bytes, so a header cannot be moved to another table.
+//! - Version 1 had no such tag. It is read, and never written; see [`crate::succession`] for where it may stand.
 //! - The checksum covers ciphertext: who has no key can verify a batch.
 
 use super::entry::{ENTRY_BYTES, EntryKind, EntryRow};
@@ -19,9 +20,13 @@ pub(crate) const BATCH_ALIGN_BYTES: usize = 4096;
 /// Bytes of the header.
 pub(crate) const BATCH_HEADER_BYTES: usize = 192;
 /// Format version that this program writes.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
+/// Oldest version that it reads: a batch without a tag of its own.
+pub(crate) const VERSION_WITHOUT_TAG: u16 = 1;
 /// Nonce of the table; entries count from 0 and are fewer than 2^32.
 const TABLE_NONCE: u64 = u64::MAX;
+/// Nonce of the header's tag.
+const HEADER_NONCE: u64 = u64::MAX - 1;
 /// Purpose of the derived key; see [`block::seal::PoolKey::derive`].
 pub(crate) const KEY_PURPOSE: &str = "log batch";
 
@@ -48,8 +53,9 @@ const AT_PREVIOUS: usize = 140; //      u32, checksum of the batch before, 0 in 
 const AT_SALT: usize = 144; //          [u8; 16]
 const AT_HEADER_CRC: usize = 160; //    u32, CRC-32C of bytes 0..160
 const AT_CRC: usize = 164; //           u32, CRC-32C of bytes 0..164 and of all after 168
-const AT_ZERO: usize = 168; //          24 zero bytes
-const _: () = assert!(AT_ZERO + 24 == BATCH_HEADER_BYTES);
+const AT_TAG: usize = 168; //           [u8; 16] authenticates bytes 0..160; zero in version 1
+const AT_ZERO: usize = 184; //          8 zero bytes
+const _: () = assert!(AT_ZERO + 8 == BATCH_HEADER_BYTES && AT_TAG + TAG_BYTES == AT_ZERO);
 
 /// First batch after an open; its open id differs from the batch before.
 const FLAG_OPENING: u8 = 1;
@@ -66,6 +72,8 @@ const FLAGS_KNOWN: u8 = FLAG_OPENING | FLAG_CLEAN | FLAG_LOUD | FLAG_UNSETTLED;
 /// The header of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchHeader {
+    /// Format version: [`VERSION`] in all that is written.
+    pub(crate) version: u16,
     pub(crate) algorithm: Algorithm,
     /// First batch of an open log: starts a chain of its own open id.
     pub(crate) is_opening: bool,
@@ -127,6 +135,11 @@ impl BatchHeader {
         BATCH_HEADER_BYTES.checked_add(table_bytes(count)?)
     }
 
+    /// The header has a tag of its own.
+    pub(crate) fn has_tag(&self) -> bool {
+        self.version > VERSION_WITHOUT_TAG
+    }
+
     fn encode(&self) -> [u8; BATCH_HEADER_BYTES] {
         let mut bytes = [0; BATCH_HEADER_BYTES];
         let flag = |is_set, bit| if is_set { bit } else { 0 };
@@ -139,7 +152,7 @@ impl BatchHeader {
             Algorithm::Aes256Gcm => 2,
         };
         put(&mut bytes, 0, MAGIC);
-        put(&mut bytes, AT_VERSION, &VERSION.to_le_bytes());
+        put(&mut bytes, AT_VERSION, &self.version.to_le_bytes());
         put(&mut bytes, AT_ALGORITHM, &[algorithm]);
         put(&mut bytes, AT_FLAGS, &[flags]);
         let features = if self.has_snapshots { FEATURE_SNAPSHOTS } else { 0 };
@@ -176,7 +189,7 @@ impl BatchHeader {
         let u32_of = |at| u32_at(header, at).ok_or(FormatError::Short);
         let id_of = |at| array_at::<16>(header, at).ok_or(FormatError::Short);
         let version = u16_at(header, AT_VERSION).ok_or(FormatError::Short)?;
-        if version != VERSION {
+        if !(VERSION_WITHOUT_TAG..=VERSION).contains(&version) {
             return Err(FormatError::Version(version));
         }
         let incompatible = u32_of(AT_INCOMPATIBLE)?;
@@ -187,6 +200,7 @@ impl BatchHeader {
         }
         let [algorithm, flags] = array_at(header, AT_ALGORITHM).ok_or(FormatError::Short)?;
         let found = BatchHeader {
+            version,
             algorithm: Algorithm::from_u8(algorithm).ok_or(FormatError::Algorithm(algorithm))?,
             is_opening: flags & FLAG_OPENING != 0,
             is_clean: flags & FLAG_CLEAN != 0,
@@ -245,7 +259,11 @@ pub(crate) fn encode<'a>(
     header.payload_bytes = u32::try_from(payload_bytes).ok()?;
     header.batch_bytes = u32::try_from(total).ok()?;
     header.has_snapshots = rows.iter().any(|row| row.kind == EntryKind::Snapshot);
-    let head = header.encode();
+    let mut head = header.encode();
+    if header.has_tag() {
+        let tag = key.seal(HEADER_NONCE, head.get(..AT_HEADER_CRC)?, &mut []);
+        put(&mut head, AT_TAG, &tag);
+    }
     buffer.reset(total);
     buffer.push(&head);
     if !rows.is_empty() {
@@ -274,7 +292,7 @@ pub(crate) fn encode<'a>(
 }
 
 fn checksum(batch: &[u8]) -> Option<u32> {
-    Some(crc32c_parts(&[batch.get(..AT_CRC)?, batch.get(AT_ZERO..)?]))
+    Some(crc32c_parts(&[batch.get(..AT_CRC)?, batch.get(AT_TAG..)?]))
 }
 
 /// Verifies all of a batch whose header was decoded from the same bytes; returns its checksum,
@@ -284,6 +302,21 @@ pub(crate) fn verify(header: &BatchHeader, bytes: &[u8]) -> Result<u32, FormatEr
     let batch = part(bytes, 0, len)?;
     let stored = u32_at(batch, AT_CRC).ok_or(FormatError::Short)?;
     if checksum(batch) == Some(stored) { Ok(stored) } else { Err(FormatError::Checksum) }
+}
+
+/// Verifies that the holder of the key wrote the header that was decoded from the same bytes. One of version 1
+/// says nothing by itself; where it has entries, [`open_table`] does.
+pub(crate) fn authenticate(
+    header: &BatchHeader,
+    bytes: &[u8],
+    key: &SealKey,
+) -> Result<(), FormatError> {
+    if !header.has_tag() {
+        return Ok(());
+    }
+    let mut tag = array_at::<TAG_BYTES>(bytes, AT_TAG).ok_or(FormatError::Short)?;
+    let opened = key.open(HEADER_NONCE, part(bytes, 0, AT_HEADER_CRC)?, &mut tag);
+    opened.map(|_| ()).map_err(|_| FormatError::Seal)
 }
 
 /// Opens the entry table of a verified batch.

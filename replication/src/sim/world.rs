@@ -643,6 +643,29 @@ impl World {
         }
     }
 
+    /// Lives with a program that writes batches of version 1, then with the present one.
+    pub(crate) fn run_after_old_batches(&mut self) -> Result<(), String> {
+        self.plan.planted.old_batches = true;
+        self.run()?;
+        self.plan.planted.old_batches = false;
+        self.run()
+    }
+
+    /// Lives once, then forges the batch at the end of the log. `None` where that has entries; else whether the log
+    /// was refused.
+    pub(crate) fn run_with_forgery(&mut self) -> Result<Option<bool>, String> {
+        self.run()?;
+        if !self.platter.lock().forge_newest() {
+            return Ok(None);
+        }
+        let disk = self.disk();
+        match self.try_open(disk).0 {
+            Ok(_) => Ok(Some(false)),
+            Err(error) if error.chain().contains("authentication failed") => Ok(Some(true)),
+            Err(error) => Err(format!("an odd error: {error:?}")),
+        }
+    }
+
     /// Lives once, then damages one bit: the log is refused, or what it shows is a true past.
     pub(crate) fn run_with_damage(&mut self) -> Result<bool, String> {
         self.run()?;

@@ -274,3 +274,85 @@ async fn an_opening_that_is_cut_short_before_there_is_a_log_steps_nobody_back() 
     assert_eq!(&bytes, b"there");
     pool.close().await.unwrap();
 }
+
+/// Offset, length and entries of each batch in a log file, as docs/format-log.md lays them out.
+fn batches(path: &Path) -> Vec<(usize, usize, u32)> {
+    let bytes = std::fs::read(path).unwrap();
+    let number = |at: usize| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+    let starts = (4096..bytes.len()).step_by(4096);
+    let found = starts.filter(|at| bytes[*at..].starts_with(b"SPDLBTCH"));
+    found.map(|at| (at, usize::try_from(number(at + 132)).unwrap(), number(at + 128))).collect()
+}
+
+/// A power cut keeps a later batch and not the one before it. The next run writes its opening batch in
+/// front of the stale one, and ends at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_copy() {
+    let place = tempfile::tempdir().unwrap();
+    let config = config(place.path(), "a");
+    let pool = made(&config).await;
+    write_flushed(&pool, b"first").await;
+    let volume = pool.pool().volume("db").unwrap();
+    for sector in [8, 16] {
+        volume.write(sector * 512, b"later"[..].into(), WriteFlags { fua: false }).await.unwrap();
+    }
+    crash(pool).await;
+    let ring = place.path().join("a/log/ring-00000.log");
+    let with_entries: Vec<_> = batches(&ring).into_iter().filter(|(.., count)| *count > 0).collect();
+    let [.., (at, length, _), _] = with_entries[..] else { panic!("two writes, two batches") };
+    let mut bytes = std::fs::read(&ring).unwrap();
+    bytes[at..at + length].fill(0);
+    std::fs::write(&ring, bytes).unwrap();
+    for _ in 0..2 {
+        let pool = open(&config, Opening::OrNew).await.expect("the log is whole");
+        let mut bytes = [0; 5];
+        pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"first");
+        crash(pool).await;
+    }
+    assert!(!place.path().join("a/log.overtaken-1").exists());
+}
+
+/// Damage that hides the newer part of an own log does not make it another owner's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_log_of_the_present_owner_is_refused_and_not_set_aside() {
+    let place = tempfile::tempdir().unwrap();
+    let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
+    // The pool has been elsewhere, so that an epoch from before that would count as overtaken.
+    made(&there).await.close().await.unwrap();
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    write_flushed(&pool, b"first").await;
+    crash(pool).await;
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    write_flushed(&pool, b"third").await;
+    crash(pool).await;
+    let ring = place.path().join("a/log/ring-00000.log");
+    let mut bytes = std::fs::read(&ring).unwrap();
+    let (at, length, _) = batches(&ring)[0];
+    bytes[at..at + length].fill(0);
+    std::fs::write(&ring, bytes).unwrap();
+    let error = open(&here, Opening::OrNew).await.err().expect("its first batch is gone");
+    says(&error, &["is damaged at offset 4096", "Nothing was changed", "Keep this log", "bytes"]);
+    assert!(ring.exists());
+}
+
+/// A log that another owner has overtaken is removed only where it proves that the store has all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overtaken_log_is_kept_unless_all_of_it_is_in_the_store() {
+    let place = tempfile::tempdir().unwrap();
+    let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
+    let aside = |epoch: u64| place.path().join(format!("a/log.overtaken-{epoch}"));
+    let pool = made(&here).await;
+    write_flushed(&pool, b"first").await;
+    pool.close().await.unwrap();
+    open(&there, Opening::OrNew).await.unwrap().close().await.unwrap();
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    assert!(!aside(1).exists(), "it was closed in order");
+    write_flushed(&pool, b"third").await;
+    crash(pool).await;
+    let pool = open(&there, Opening::TakeOver).await.unwrap();
+    pool.close().await.unwrap();
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    assert!(aside(3).exists(), "a write is only there");
+    pool.close().await.unwrap();
+}
