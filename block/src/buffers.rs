@@ -15,7 +15,7 @@
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::mem::take;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -23,6 +23,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const CLASS_BYTES_MIN: usize = 4096;
 /// Sizes that are kept: 4 KiB, 8 KiB and so on up to 1 MiB, in which front ends hand over large writes.
 const CLASS_COUNT: usize = 9;
+
+/// A part of `whole`, which keeps at most twice its own length in memory: a part that is most of it shares its memory,
+/// another one is a copy. For what outlives the whole, and is counted by its length.
+///
+/// # Panics
+/// Where the range leaves `whole`.
+#[must_use]
+pub fn part_of(whole: &Bytes, range: Range<usize>) -> Bytes {
+    match range.len() > whole.len() / 2 {
+        true => whole.slice(range),
+        false => Bytes::copy_from_slice(&whole[range]),
+    }
+}
 
 /// Maps the memory of a buffer that was made just now, all its capacity, and perhaps what its thread will be given next,
 /// which the kernel would otherwise do page by page as they are first used. It does no harm where nothing comes of it.
@@ -129,6 +142,12 @@ impl PayloadBuffers {
             self.bytes.fetch_sub(length, Ordering::Relaxed);
         }
         is_room
+    }
+
+    /// Memory of all buffers that are out and may come back, and of all that wait, in bytes.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Gives back what was of no use since the last call. To be called every few seconds.
@@ -240,6 +259,16 @@ mod tests {
         assert_eq!((again.as_ptr(), again.len(), again.capacity()), (address, 0, 4 * KIB));
         let other = buffers.take(8 * KIB);
         assert!(other.capacity() == 8 * KIB && other.as_ptr() != address);
+    }
+
+    #[test]
+    fn a_small_part_does_not_keep_the_whole_in_memory() {
+        let whole = Bytes::from(vec![7; 64 * KIB]);
+        let most = part_of(&whole, 0..32 * KIB + 1);
+        assert_eq!(most.as_ptr(), whole.as_ptr(), "a part that is most of it is not copied");
+        drop(most);
+        let half = part_of(&whole, 32 * KIB..64 * KIB);
+        assert!(half == whole[32 * KIB..] && whole.is_unique());
     }
 
     #[test]

@@ -81,7 +81,8 @@ pub trait BlockDevice: Send + Sync + 'static {
     }
 
     /// Writes `payload` at `offset`. The device keeps a reference to `payload` until it is
-    /// destaged, unless it is longer than [`PAYLOAD_BYTES_KEPT`]. `Full` past the end of the volume.
+    /// destaged, unless it is longer than [`PAYLOAD_BYTES_KEPT`], and counts its length: it is to have its
+    /// memory for itself, and not to be a part of something longer. `Full` past the end of the volume.
     fn write(
         &self,
         offset: u64,

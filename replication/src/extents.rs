@@ -2,17 +2,21 @@
 //!
 //! Invariants:
 //! - Extents never overlap and are never empty; a newer one cuts what it covers.
-//! - A piece that is left of a cut payload pins at most twice its own length of memory: smaller
-//!   rests are copied out, and since each copy at least halves, all copies of one payload together
-//!   move no more than its length.
+//! - A payload counts as the whole buffer that it keeps in memory, however little of it is left. A rest that is at
+//!   most half of its buffer is copied out, so each buffer is kept by one extent at most, and since each copy at least
+//!   halves, all copies of one payload together move no more than its length.
+//! - A cut never makes a map keep more memory than it may: where a rest in the middle would be copied beside a buffer
+//!   that stays, and there is no room for both, both rests are copied.
 //! - Insert and lookup cost O(log n) and what they touch.
 
 use crate::resident::LogResident;
 use crate::side::SideResident;
 use block::Lsn;
+use block::buffers::PayloadBuffers;
 use block::units::SECTOR_BYTES;
 use bytes::Bytes;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Where the contents of a range are.
 #[derive(Clone, Debug)]
@@ -52,16 +56,6 @@ impl Source {
             Source::Beneath => Source::Beneath,
         }
     }
-
-    /// As [`Source::part`] of an extent of `whole` sectors that is being cut for good.
-    fn rest(&self, skip: u64, count: u64, whole: u64) -> Source {
-        match self.part(skip, count) {
-            Source::Payload(bytes) if count <= whole / 2 => {
-                Source::Payload(Bytes::copy_from_slice(&bytes))
-            }
-            part => part,
-        }
-    }
 }
 
 fn bytes_of(sectors: u64) -> usize {
@@ -82,14 +76,76 @@ pub struct Piece {
 #[derive(Clone, Debug)]
 struct Extent {
     sector_count: u64,
+    /// Length of the buffer that a payload keeps in memory; 0 where there is none.
+    buffer_sectors: u32,
     source: Source,
+}
+
+impl Extent {
+    /// A payload has its buffer for itself.
+    fn new(sector_count: u64, source: Source) -> Extent {
+        let buffer_sectors = match source {
+            Source::Payload(_) => u32::try_from(sector_count).expect("a payload fits memory"),
+            _ => 0,
+        };
+        Extent { sector_count, buffer_sectors, source }
+    }
+
+    /// The part of it that starts `skip` sectors in and is `count` long, with its buffer.
+    fn slice(&self, skip: u64, count: u64, cut: &Cut<'_>) -> Extent {
+        let source = self.source.part(skip, count);
+        match cut.is_buffer_forgotten {
+            true => Extent::new(count, source),
+            false => Extent { sector_count: count, buffer_sectors: self.buffer_sectors, source },
+        }
+    }
+
+    /// As [`Extent::slice`], with a buffer of its own.
+    fn copy(&self, skip: u64, count: u64, cut: &Cut<'_>) -> Extent {
+        match self.source.part(skip, count) {
+            Source::Payload(bytes) => Extent::new(count, Source::Payload(cut.copy_of(&bytes))),
+            source => Extent::new(count, source),
+        }
+    }
+}
+
+/// How an insert keeps what is left of the payloads that it cuts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cut<'a> {
+    /// Where copies get their memory; the allocator where there are none.
+    pub(crate) buffers: Option<&'a Arc<PayloadBuffers>>,
+    /// Bytes by which the buffers that the map keeps may grow.
+    pub(crate) room_bytes: u64,
+    /// Puts a bug there: see [`crate::planted::Planted`].
+    pub(crate) is_buffer_forgotten: bool,
+}
+
+impl Cut<'_> {
+    fn copy_of(&self, bytes: &[u8]) -> Bytes {
+        let Some(buffers) = self.buffers else { return Bytes::copy_from_slice(bytes) };
+        let mut copy = buffers.take(bytes.len());
+        copy.extend_from_slice(bytes);
+        copy.into_bytes()
+    }
+
+    /// The first `head` and the last `tail` sectors of an extent whose middle goes; either may be 0.
+    fn rests(&self, whole: &Extent, head: u64, tail: u64) -> (Extent, Extent) {
+        let is_kept = |rest: u64| rest > u64::from(whole.buffer_sectors) / 2;
+        let copied = if is_kept(head) { tail } else { head };
+        let fits = copied == 0 || copied * SECTOR_BYTES <= self.room_bytes;
+        let rest = |skip, count| match is_kept(count) && fits {
+            true => whole.slice(skip, count, self),
+            false => whole.copy(skip, count, self),
+        };
+        (rest(0, head), rest(whole.sector_count - tail, tail))
+    }
 }
 
 /// What an extent map holds, or how much more an insert made it hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Weight {
     pub(crate) extent_count: u64,
-    /// Bytes of payload in memory.
+    /// Bytes of the buffers that payloads keep in memory.
     pub(crate) memory_bytes: u64,
     /// Bytes of payload, wherever they are.
     pub(crate) payload_bytes: u64,
@@ -101,7 +157,7 @@ impl Weight {
         self.extent_count += 1;
         match extent.source {
             Source::Payload(_) => {
-                self.memory_bytes += bytes;
+                self.memory_bytes += u64::from(extent.buffer_sectors) * SECTOR_BYTES;
                 self.payload_bytes += bytes;
             }
             Source::LogResident(_) | Source::SideResident(_) => self.payload_bytes += bytes,
@@ -125,32 +181,40 @@ pub(crate) struct ExtentMap {
 }
 
 impl ExtentMap {
-    /// Puts `source` over the range; whatever was there is cut away. `weight` is kept up to date.
-    pub(crate) fn insert(&mut self, start: u64, count: u64, source: Source, weight: &mut Weight) {
+    /// Puts `source` over the range; whatever was there is cut away. `weight` is kept up to date. A payload must have its
+    /// buffer for itself.
+    pub(crate) fn insert(
+        &mut self,
+        (start, count): (u64, u64),
+        source: Source,
+        weight: &mut Weight,
+        cut: &Cut<'_>,
+    ) {
         let end = start + count;
         // The one extent that begins before the range may reach into it, or beyond it.
         if let Some((&left_start, left)) = self.by_start.range_mut(..start).next_back() {
             let left_end = left_start + left.sector_count;
             if left_end > start {
-                let whole = left.clone();
-                weight.remove(&whole);
-                left.sector_count = start - left_start;
-                left.source = whole.source.rest(0, left.sector_count, whole.sector_count);
-                weight.add(left);
+                weight.remove(left);
+                let (head, tail) =
+                    cut.rests(left, start - left_start, left_end.saturating_sub(end));
+                weight.add(&head);
+                *left = head;
                 if left_end > end {
-                    let skip = end - left_start;
-                    self.put(end, tail_of(&whole, skip), weight);
+                    self.put(end, tail, weight);
                 }
             }
         }
         while let Some((&at, _)) = self.by_start.range(start..end).next() {
             let covered = self.by_start.remove(&at).expect("just seen");
             weight.remove(&covered);
-            if at + covered.sector_count > end {
-                self.put(end, tail_of(&covered, end - at), weight);
+            let covered_end = at + covered.sector_count;
+            if covered_end > end {
+                let (_, tail) = cut.rests(&covered, 0, covered_end - end);
+                self.put(end, tail, weight);
             }
         }
-        self.put(start, Extent { sector_count: count, source }, weight);
+        self.put(start, Extent::new(count, source), weight);
     }
 
     fn put(&mut self, start: u64, extent: Extent, weight: &mut Weight) {
@@ -196,11 +260,6 @@ impl ExtentMap {
             source: extent.source.clone(),
         })
     }
-}
-
-fn tail_of(whole: &Extent, skip: u64) -> Extent {
-    let sector_count = whole.sector_count - skip;
-    Extent { sector_count, source: whole.source.rest(skip, sector_count, whole.sector_count) }
 }
 
 #[cfg(test)]
@@ -250,7 +309,8 @@ mod tests {
             let mut weight = Weight::default();
             let mut naive = vec![None; 2 * SECTORS as usize];
             for (start, count, tag) in inserts {
-                map.insert(start, count, source(tag, count), &mut weight);
+                let cut = Cut { room_bytes: u64::from(tag) * 64, ..Cut::default() };
+                map.insert((start, count), source(tag, count), &mut weight, &cut);
                 let seen = if tag % 5 == 0 { 0 } else { tag };
                 naive[start as usize..(start + count) as usize].fill(Some(seen));
                 let mut counted = Weight::default();
@@ -282,20 +342,38 @@ mod tests {
         let mut map = ExtentMap::default();
         let mut weight = Weight::default();
         let sectors = (100 << 40) / SECTOR_BYTES;
-        map.insert(0, sectors, Source::Zeroes { is_trim: true }, &mut weight);
+        map.insert((0, sectors), Source::Zeroes { is_trim: true }, &mut weight, &Cut::default());
         assert_eq!(weight.extent_count, 1);
-        map.insert(1 << 30, 8, source(7, 8), &mut weight);
+        map.insert((1 << 30, 8), source(7, 8), &mut weight, &Cut::default());
         assert_eq!((weight.extent_count, weight.memory_bytes), (3, 4096));
     }
 
     #[test]
-    fn what_is_left_of_a_large_payload_does_not_pin_it() {
+    fn a_payload_that_is_cut_again_and_again_lets_its_buffer_go() {
         let mut map = ExtentMap::default();
         let mut weight = Weight::default();
+        let cut = Cut { room_bytes: u64::MAX, ..Cut::default() };
+        let zeroes = || Source::Zeroes { is_trim: false };
         let large = Bytes::from(vec![1; 1 << 20]);
-        map.insert(0, 2048, Source::Payload(large.clone()), &mut weight);
-        map.insert(8, 2048, source(2, 2048), &mut weight);
-        assert_eq!(weight.memory_bytes, (1 << 20) + 8 * 512);
-        assert!(large.is_unique(), "a rest of 4 KiB keeps 1 MiB in memory");
+        map.insert((0, 2048), Source::Payload(large.clone()), &mut weight, &cut);
+        // Each cut leaves more than half of what the one before has left.
+        map.insert((1500, 548), zeroes(), &mut weight, &cut);
+        assert_eq!((weight.memory_bytes, weight.payload_bytes), (1 << 20, 1500 * 512));
+        assert!(!large.is_unique(), "most of it is left: it is not copied");
+        map.insert((1000, 500), zeroes(), &mut weight, &cut);
+        assert_eq!((weight.memory_bytes, weight.payload_bytes), (1000 * 512, 1000 * 512));
+        assert!(large.is_unique(), "a rest of less than half keeps the whole buffer");
+    }
+
+    #[test]
+    fn a_cut_in_the_middle_copies_both_rests_where_there_is_no_room_for_the_buffer() {
+        for (room_bytes, memory_bytes) in [(20 * 512, 120 * 512), (19 * 512, 95 * 512)] {
+            let mut map = ExtentMap::default();
+            let mut weight = Weight::default();
+            let cut = Cut { room_bytes, ..Cut::default() };
+            map.insert((0, 100), source(1, 100), &mut weight, &cut);
+            map.insert((75, 5), Source::Zeroes { is_trim: true }, &mut weight, &cut);
+            assert_eq!((weight.memory_bytes, weight.payload_bytes), (memory_bytes, 95 * 512));
+        }
     }
 }

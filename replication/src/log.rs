@@ -14,7 +14,6 @@ pub use self::sides::{ObsoleteSides, SideChange, SidePart};
 
 use crate::core::{self, Core, FileState, extents_to_freeze};
 use crate::disk_file::FileDisk;
-use crate::memory::map_ahead;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait, payload_bytes_max};
 use crate::overlay::{Generation, Overlay};
 use crate::planted::Planted;
@@ -25,7 +24,7 @@ use crate::side::SideReader;
 use crate::side_dir::{self, SidesWanted};
 use block::env::{Clock, Disk, DiskReader, SystemClock, SystemRandom};
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Lsn, PayloadBuffer, PayloadBuffers, Result, VolumeId};
+use block::{Error, ErrorKind, Lsn, PayloadBuffer, Result, VolumeId};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
@@ -41,10 +40,6 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(200);
 /// Steps of the core that one task does for others before it leaves the rest to the log thread.
 const ROUNDS_MAX: usize = 2;
-/// Memory of payloads that are on their way, beside what the overlay keeps: that of a full overlay would otherwise be
-/// fresh each time. It is the front ends' memory of requests until these are answered. Chosen by hand: 64 of the
-/// longest parts of writes.
-const IN_FLIGHT_BYTES: usize = 8 << 20;
 /// Log space that an entry takes beside its payload, for pacing.
 const ENTRY_OVERHEAD_BYTES: u64 = 64;
 
@@ -68,7 +63,6 @@ struct Inner {
     usable_bytes: u64,
     ring_bytes: u64,
     payload_bytes_max: usize,
-    payloads: Arc<PayloadBuffers>,
     is_stopping: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_handle: std::sync::OnceLock<Thread>,
@@ -250,12 +244,6 @@ impl Log {
             usable_bytes: ring_bytes - file_bytes,
             ring_bytes,
             payload_bytes_max: payload_bytes_max(file_bytes),
-            payloads: PayloadBuffers::new(
-                usize::try_from(options.payload_memory_bytes)
-                    .unwrap_or(usize::MAX)
-                    .saturating_add(IN_FLIGHT_BYTES),
-                map_ahead,
-            ),
             is_stopping: AtomicBool::new(false),
             thread: Mutex::new(None),
             thread_handle: std::sync::OnceLock::new(),
@@ -496,14 +484,14 @@ impl Log {
     /// them counts as that of payloads.
     #[must_use]
     pub fn payload(&self, length: usize) -> PayloadBuffer {
-        self.inner.payloads.take(length)
+        self.inner.shared.overlay.payloads().take(length)
     }
 
     /// Gives memory of payloads that was of no use since the last call back to the allocator. To be called every some
     /// seconds, longer than destage takes for what a busy volume writes, by a thread that nobody waits for: there may
     /// be many.
     pub fn trim_payloads(&self) {
-        self.inner.payloads.trim();
+        self.inner.shared.overlay.payloads().trim();
     }
 
     /// Ends the log in an orderly way: what is queued is written, everything is on stable storage,

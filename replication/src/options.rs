@@ -166,7 +166,8 @@ pub struct NewEntry {
     pub start_sector: u64,
     /// Sectors of the range, with a write as many as the payload has; 0 where the kind has none.
     pub sector_count: u64,
-    /// Data of a write, or a volume's record. Empty otherwise.
+    /// Data of a write, or a volume's record. Empty otherwise. Of a write the overlay keeps it and counts its length: it
+    /// has its memory for itself.
     pub payload: Bytes,
 }
 

@@ -11,10 +11,12 @@
 //!   above an older one. They change together with the generation that leaves, or on their own when
 //!   the data tier has taken them in.
 
-use crate::extents::{ExtentMap, Piece, Source, Weight};
+use crate::extents::{Cut, ExtentMap, Piece, Source, Weight};
 use crate::format::entry::EntryKind;
+use crate::memory::map_ahead;
 use crate::planted::Planted;
 use crate::side::SideLayer;
+use block::buffers::PayloadBuffers;
 use block::{Lsn, VolumeId};
 use bytes::Bytes;
 use parking_lot::RwLock;
@@ -30,6 +32,11 @@ const SIDE_FILES_MIN: usize = 4;
 /// Side files of all volumes, as long as each may have [`SIDE_FILES_MIN`]. Chosen by hand: an eighth
 /// of the open files that most systems allow a service.
 const SIDE_FILES_OF_ALL: usize = 1024;
+
+/// Memory of payloads that are on their way, beside what the overlay keeps: that of a full overlay would otherwise be
+/// fresh each time. It is the front ends' memory of requests until these are answered. Chosen by hand: 64 of the
+/// longest parts of writes.
+const IN_FLIGHT_BYTES: usize = 8 << 20;
 
 /// A run of LSNs, folded: per volume only the newest contents of each sector.
 #[derive(Debug)]
@@ -282,6 +289,8 @@ pub struct Overlay {
     /// Extents over all generations; written under the stack's lock.
     extent_count: AtomicU64,
     payload_memory_bytes: u64,
+    /// Memory of payloads, those that recovery finds and copies of rests too.
+    payloads: Arc<PayloadBuffers>,
     planted: Planted,
 }
 
@@ -296,7 +305,14 @@ impl Overlay {
             snapshots: BTreeMap::new(),
         };
         let (stack, extent_count) = (RwLock::new(stack), AtomicU64::new(0));
-        Overlay { stack, extent_count, payload_memory_bytes, planted }
+        let kept_bytes = usize::try_from(payload_memory_bytes).unwrap_or(usize::MAX);
+        let payloads = PayloadBuffers::new(kept_bytes.saturating_add(IN_FLIGHT_BYTES), map_ahead);
+        Overlay { stack, extent_count, payload_memory_bytes, payloads, planted }
+    }
+
+    /// Memory for payloads of entries.
+    pub(crate) fn payloads(&self) -> &Arc<PayloadBuffers> {
+        &self.payloads
     }
 
     /// Where each part of the range is found: pieces in order that cover all of it, newest contents
@@ -434,10 +450,10 @@ impl Overlay {
     ) -> (u64, u64, bool) {
         let mut stack = self.stack.write();
         let mut lsn = first_lsn;
-        let mut memory_left = self.payload_memory_bytes.saturating_sub(stack.memory_bytes());
         let stack = &mut *stack;
         let mut is_frozen = false;
         for entry in entries {
+            let mut memory_left = self.payload_memory_bytes.saturating_sub(stack.memory_bytes());
             let active = &mut stack.active;
             assert_eq!(active.last_lsn.next(), lsn, "entries enter the overlay in order");
             active.last_lsn = lsn;
@@ -471,7 +487,13 @@ impl Overlay {
                 }
             };
             let extents = active.volumes.entry(entry.volume).or_default();
-            extents.insert(entry.start_sector, entry.sector_count, source, &mut active.weight);
+            let cut = Cut {
+                buffers: Some(&self.payloads),
+                room_bytes: memory_left,
+                is_buffer_forgotten: self.planted.rest_buffer_forgotten,
+            };
+            let range = (entry.start_sector, entry.sector_count);
+            extents.insert(range, source, &mut active.weight, &cut);
         }
         let active = &mut stack.active;
         active.log_bytes += position - active.end_position;
@@ -534,3 +556,6 @@ impl Overlay {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,6 +30,8 @@ pub(crate) struct Planted {
     pub(crate) tag_ignored: bool,
     /// Whoever closes the gate of back-pressure is the one that opens it.
     pub(crate) gate_by_waiter: bool,
+    /// A rest of a payload is judged by what was left of it, not by the buffer that it keeps.
+    pub(crate) rest_buffer_forgotten: bool,
 }
 
 impl Planted {
@@ -55,6 +57,7 @@ impl Planted {
             old_batches: has("old-batches"),
             tag_ignored: has("tag-ignored"),
             gate_by_waiter: has("gate-by-waiter"),
+            rest_buffer_forgotten: has("rest-buffer-forgotten"),
         }
     }
 

@@ -6,6 +6,7 @@
 use crate::format::batch;
 use crate::format::entry::EntryRow;
 use crate::unreadable;
+use block::buffers::part_of;
 use block::env::DiskReader;
 use block::seal::{Algorithm, PoolKey, SALT_BYTES};
 use block::units::SECTOR_BYTES;
@@ -84,7 +85,7 @@ impl LogResident {
         sealed.truncate(length);
         let from = usize::try_from(u64::from(self.skip_sectors) * SECTOR_BYTES).expect("payload");
         let length = usize::try_from(self.payload_bytes()).expect("payload");
-        Ok(Bytes::from(sealed).slice(from..from + length))
+        Ok(part_of(&Bytes::from(sealed), from..from + length))
     }
 }
 

@@ -112,20 +112,24 @@ impl<'a> Scan<'a> {
             salt: header.salt,
         });
         let mut incoming = Vec::with_capacity(rows.len());
+        let mut sealed = Vec::new();
         for (row, index) in rows.iter().zip(0u32..) {
             let lsn = Lsn(header.first_lsn.0 + u64::from(index));
             if lsn <= self.args.destaged {
                 continue;
             }
             let from = row.payload_offset as usize;
-            let mut sealed = payloads[from..from + row.sealed_bytes()].to_vec();
+            sealed.clear();
+            sealed.extend_from_slice(&payloads[from..from + row.sealed_bytes()]);
             let length = match batch::open_payload(row, lsn, index, key, &mut sealed) {
                 Ok(plain) => plain.len(),
                 Err(_) if self.args.planted.torn_accepted => row.payload_bytes as usize,
                 Err(e) => return Err(corrupt(e)),
             };
-            sealed.truncate(length);
-            incoming.push(incoming_of(row, Bytes::from(sealed), &place, index));
+            // The overlay counts what a payload has, without room for the tag.
+            let mut payload = self.overlay.payloads().take(length);
+            payload.extend_from_slice(&sealed[..length]);
+            incoming.push(incoming_of(row, payload.into_bytes(), &place, index));
         }
         self.entry_count += incoming.len() as u64;
         let first = Lsn(header.next_lsn().0 - incoming.len() as u64);

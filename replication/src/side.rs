@@ -8,12 +8,13 @@
 //!   it is an error until it is written over, never zeroes and never older contents.
 //! - Only the index is in memory.
 
-use crate::extents::{ExtentMap, Piece, Source, Weight};
+use crate::extents::{Cut, ExtentMap, Piece, Source, Weight};
 use crate::format::FormatError;
 use crate::format::side::{
     self, SIDE_HEADER_BYTES, SIDE_KEY_PURPOSE, SideContent, SideHeader, SideRow,
 };
 use crate::unreadable;
+use block::buffers::part_of;
 use block::seal::{Algorithm, PoolKey, SALT_BYTES, SealKey};
 use block::units::SECTOR_BYTES;
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
@@ -123,7 +124,7 @@ impl SideResident {
             usize::try_from(u64::from(sectors) * SECTOR_BYTES).expect("within a payload")
         };
         let from = bytes_of(self.skip_sectors);
-        Ok(Bytes::from(sealed).slice(from..from + bytes_of(self.sector_count)))
+        Ok(part_of(&Bytes::from(sealed), from..from + bytes_of(self.sector_count)))
     }
 }
 
@@ -182,7 +183,7 @@ impl SideLayer {
         if let Source::Lost { .. } = source {
             self.lost_sector_count += count;
         }
-        self.extents.insert(start, count, source, &mut self.weight);
+        self.extents.insert((start, count), source, &mut self.weight, &Cut::default());
     }
 
     fn index(file: &Arc<SideFile>, rows: &[SideRow]) -> SideLayer {
@@ -390,7 +391,8 @@ pub(crate) fn merge<'a>(layers: impl IntoIterator<Item = &'a Arc<SideLayer>>) ->
     let mut weight = Weight::default();
     for layer in layers {
         for piece in layer.extents.iter() {
-            merged.insert(piece.start_sector, piece.sector_count, piece.source, &mut weight);
+            let range = (piece.start_sector, piece.sector_count);
+            merged.insert(range, piece.source, &mut weight, &Cut::default());
         }
     }
     merged.iter().collect()

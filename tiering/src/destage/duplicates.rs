@@ -17,6 +17,7 @@ use crate::keys::KeyId;
 use crate::map::records::SegmentRecord;
 use crate::map::{Change, LayerId, Placed};
 use crate::segment::{FrameAt, FrameRef};
+use block::buffers::part_of;
 use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
@@ -126,7 +127,7 @@ impl Job<'_> {
                     continue;
                 }
                 if start < index {
-                    let new = bytes.slice(start * BLOCK..index * BLOCK);
+                    let new = part_of(bytes, start * BLOCK..index * BLOCK);
                     let fingerprints = &fingerprints[at + start..at + index];
                     packer.add(first_block + start as u64, new, fingerprints, &mut pieces);
                 }

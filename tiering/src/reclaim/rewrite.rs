@@ -14,6 +14,7 @@ use crate::map::LayerId;
 use crate::map::records::SegmentRecord;
 use crate::segment::FrameRef;
 use crate::tier::Inner;
+use block::buffers::part_of;
 use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
@@ -262,5 +263,6 @@ fn blocks_of(record: &SegmentRecord, frame: &FrameRef, plain: &Bytes, one: &Live
             format!("{}, frame {index}: it holds fewer blocks than the map says", record.info);
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
-    Ok(plain.slice(start..end))
+    // A segment gathers many of these: one block must not keep a frame of sixteen.
+    Ok(part_of(plain, start..end))
 }
