@@ -480,7 +480,11 @@ impl Inner {
             if error.kind() != ErrorKind::Unavailable {
                 return Err(error);
             }
-            tracing::warn!(error = %error.chain(), "block not completed, trying again");
+            // Many blocks wait for one store: the 1st, 2nd, 4th, 8th… attempt is told.
+            let count = self.complete_retry_count.fetch_add(1, Ordering::Relaxed) + 1;
+            if count.is_power_of_two() {
+                tracing::warn!(error = %error.chain(), count, "blocks not completed, trying again");
+            }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);
         }

@@ -406,23 +406,17 @@ impl Inner {
     fn open_run(&self, run: StoreRun, bytes: &Bytes, access: Access) -> Vec<Bad> {
         let mut bad = Vec::new();
         let mut buffer = Vec::new();
-        let wanted_bytes: usize =
-            run.frames.iter().map(|(frame, _)| frame.at.sealed_bytes as usize).sum();
-        // A slice keeps all of `bytes` in memory while it waits for the cache: not for mere gaps.
-        let is_mostly_wanted = wanted_bytes >= bytes.len() / 2;
         for (frame, ticket) in run.frames {
             let start = (frame.at.offset - run.range.start) as usize;
-            let sealed = bytes.slice(start..start + frame.at.sealed_bytes as usize);
+            let sealed = &bytes[start..start + frame.at.sealed_bytes as usize];
             buffer.clear();
-            buffer.extend_from_slice(&sealed);
+            buffer.extend_from_slice(sealed);
             self.counters.store_frame_count.fetch_add(1, Ordering::Relaxed);
             match self.open_sealed(&frame, &mut buffer) {
                 Ok(plain) => {
                     if let Some(cache) = &self.cache
                         && access != Access::Once
                     {
-                        let sealed =
-                            if is_mostly_wanted { sealed } else { Bytes::copy_from_slice(&sealed) };
                         cache.insert(&frame.info.id, frame.at, sealed);
                     }
                     self.remember(ticket.key(), &plain, access);
@@ -511,16 +505,20 @@ impl Inner {
         Ok(report)
     }
 
-    /// Counts and reports a second read of what did not verify.
+    /// Counts and reports a second read of what did not verify: the 1st, 2nd, 4th, 8th… of them.
     fn note_refetch(
         &self,
         info: &SegmentInfo,
         frame_index: Option<u32>,
         error: &(dyn StdError + 'static),
     ) {
-        self.counters.store_refetch_count.fetch_add(1, Ordering::Relaxed);
+        let count = self.counters.store_refetch_count.fetch_add(1, Ordering::Relaxed) + 1;
+        if !count.is_power_of_two() {
+            return;
+        }
         tracing::warn!(
             error,
+            count,
             object = %info.object_path(),
             frame_index,
             "what the store sent does not verify, reading it once more"

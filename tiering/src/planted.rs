@@ -72,6 +72,8 @@ pub(crate) struct Planted {
     pub(crate) bad_reused: bool,
     /// A pack of the cache file names its frames before they are there.
     pub(crate) directory_first: bool,
+    /// A cache file that was not closed is taken for one that was.
+    pub(crate) unclosed_trusted: bool,
     /// Reclaim and destage do not know which segments the other one uses.
     pub(crate) unpinned: bool,
 }
@@ -116,6 +118,7 @@ impl Planted {
             swept_without_clones: has("swept-without-clones"),
             bad_reused: has("bad-reused"),
             directory_first: has("directory-first"),
+            unclosed_trusted: has("unclosed-trusted"),
             unpinned: has("dedup-unpinned"),
         }
     }

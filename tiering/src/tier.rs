@@ -248,6 +248,8 @@ pub(crate) struct Inner {
     opened_at_commit: u64,
     pub(crate) next_segment: AtomicU64,
     pub(crate) upload_retry_count: AtomicU64,
+    /// Reads of blocks that complete others, which the store did not answer.
+    pub(crate) complete_retry_count: AtomicU64,
     pub(crate) uploads: Outage,
     /// See [`Tier::set_urgent`].
     pub(crate) is_urgent: AtomicBool,

@@ -5,7 +5,7 @@
 //! - A file of another pool, version or region size is emptied; nothing in it is ever needed.
 //! - Writes are whole aligned blocks, so that they may go past the page cache.
 
-use super::format::{self, ALIGN};
+use super::format::{self, ALIGN, FileState};
 use super::{CacheIo, CacheOptions};
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -27,8 +27,10 @@ pub struct CacheFile {
     direct: Option<File>,
     /// Reads go past the page cache too.
     is_read_direct: bool,
-    /// The header was ours: what is in the regions may be used.
-    is_kept: bool,
+    /// The header was ours, and how the file was left: what is in the regions may be used.
+    kept: Option<FileState>,
+    pool: [u8; 16],
+    region_bytes: u32,
     /// Bytes that still arrive before the process is killed.
     #[cfg(test)]
     killed_after_bytes: std::sync::atomic::AtomicU64,
@@ -54,9 +56,11 @@ impl CacheFile {
         let mut header = vec![0; ALIGN];
         let is_kept = read_full(&buffered, &mut header, 0)? == ALIGN
             && format::is_file_header(&header, pool, region_bytes);
+        let kept = is_kept.then(|| format::file_state(&header));
         if !is_kept {
             buffered.set_len(0)?;
-            buffered.write_all_at(&format::encode_file_header(pool, region_bytes), 0)?;
+            let header = format::encode_file_header(pool, region_bytes, FileState::default());
+            buffered.write_all_at(&header, 0)?;
             buffered.sync_data()?;
         }
         let direct = open_direct(&path);
@@ -65,7 +69,9 @@ impl CacheFile {
             buffered,
             direct,
             is_read_direct,
-            is_kept,
+            kept,
+            pool: *pool,
+            region_bytes,
             #[cfg(test)]
             killed_after_bytes: u64::MAX.into(),
         })
@@ -88,10 +94,25 @@ impl CacheFile {
         &aligned[..count as usize]
     }
 
-    /// The file had regions of this cache when it was opened.
+    /// How the file was left, if it had regions of this cache when it was opened.
     #[must_use]
-    pub fn is_kept(&self) -> bool {
-        self.is_kept
+    pub fn kept(&self) -> Option<FileState> {
+        self.kept
+    }
+
+    /// Notes how the file is left if nothing more comes, once all that was written is on stable storage.
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn note_state(&self, state: FileState) -> io::Result<()> {
+        let header = format::encode_file_header(&self.pool, self.region_bytes, state);
+        #[cfg(test)]
+        if self.arrives(&header).is_empty() {
+            return Ok(());
+        }
+        self.buffered.sync_data()?;
+        self.buffered.write_all_at(&header, 0)?;
+        self.buffered.sync_data()
     }
 
     /// Bytes of the file.

@@ -28,11 +28,14 @@ pub const VERSION: u16 = 1;
 /// Bytes of the file header; the rest of its first [`ALIGN`] bytes is zero.
 const FILE_HEADER_BYTES: usize = 40;
 const FILE_MAGIC: [u8; 8] = *b"SPDLCACH"; // [u8; 8]
-const FILE_AT_VERSION: usize = 8; //         u16, then 2 zero bytes
+const FILE_AT_VERSION: usize = 8; //         u16
+const FILE_AT_CLOSED: usize = 10; //         u8, 1 after an orderly end, else 0; then a zero byte
 const FILE_AT_REGION_BYTES: usize = 12; //   u32
 const FILE_AT_POOL: usize = 16; //           [u8; 16]
-const FILE_AT_CRC: usize = 36; //            u32, CRC-32C of bytes 0..36; 32..36 are zero
-const _: () = assert!(FILE_AT_POOL + 16 <= FILE_AT_CRC && FILE_AT_CRC + 4 == FILE_HEADER_BYTES);
+const FILE_AT_PROVEN_FROM: usize = 32; //    u32, first lap whose frames are proven to be there
+const FILE_AT_CRC: usize = 36; //            u32, CRC-32C of bytes 0..36
+const _: () =
+    assert!(FILE_AT_PROVEN_FROM + 4 == FILE_AT_CRC && FILE_AT_CRC + 4 == FILE_HEADER_BYTES);
 
 /// Bytes of a pack's header; its entries follow, then its frames, then zeroes up to [`ALIGN`].
 pub const PACK_HEADER_BYTES: usize = 32;
@@ -50,16 +53,26 @@ pub const PACK_ENTRY_BYTES: usize = 16;
 /// Largest pack. Chosen by hand: writes this long reach the bandwidth of any drive.
 pub const PACK_BYTES_MAX: usize = 4 << 20;
 
+/// How the file was left. It decides nothing but how a frame that does not verify is spoken of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileState {
+    /// By an orderly end, with all that was written on stable storage.
+    pub is_closed: bool,
+    /// Frames of earlier laps may be named though they never reached the disk.
+    pub proven_from: u32,
+}
+
 /// The first block of the file.
 #[must_use]
-pub fn encode_file_header(pool: &[u8; 16], region_bytes: u32) -> Vec<u8> {
+pub fn encode_file_header(pool: &[u8; 16], region_bytes: u32, state: FileState) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(ALIGN);
     bytes.extend_from_slice(&FILE_MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.push(u8::from(state.is_closed));
     bytes.resize(FILE_AT_REGION_BYTES, 0);
     bytes.extend_from_slice(&region_bytes.to_le_bytes());
     bytes.extend_from_slice(pool);
-    bytes.resize(FILE_AT_CRC, 0);
+    bytes.extend_from_slice(&state.proven_from.to_le_bytes());
     let crc = crc32c_parts(&[&bytes]);
     bytes.extend_from_slice(&crc.to_le_bytes());
     bytes.resize(ALIGN, 0);
@@ -76,6 +89,16 @@ pub fn is_file_header(bytes: &[u8], pool: &[u8; 16], region_bytes: u32) -> bool 
         && array_at(bytes, FILE_AT_POOL) == Some(*pool)
         && bytes.get(..FILE_AT_CRC).map(|bytes| crc32c_parts(&[bytes]))
             == u32_at(bytes, FILE_AT_CRC)
+}
+
+/// What a file header for which [`is_file_header`] is true says of how the file was left. One of a program that did not
+/// note it reads as that of a file that was not closed.
+#[must_use]
+pub fn file_state(header: &[u8]) -> FileState {
+    FileState {
+        is_closed: header.get(FILE_AT_CLOSED) == Some(&1),
+        proven_from: u32_at(header, FILE_AT_PROVEN_FROM).unwrap_or(u32::MAX),
+    }
 }
 
 /// One frame in a pack.
@@ -259,10 +282,12 @@ mod tests {
     fn golden_cache_file_of_version_1() {
         let text = include_str!("../../testdata/cache-v1.hex");
         let mut golden = Golden::new("cache", text);
-        let header = encode_file_header(b"0123456789abcdef", 0x0040_0000);
+        let state = FileState::default();
+        let header = encode_file_header(b"0123456789abcdef", 0x0040_0000, state);
         assert!(header[FILE_HEADER_BYTES..].iter().all(|byte| *byte == 0));
         let header = golden.take("file header", &header[..FILE_HEADER_BYTES], FILE_FIELDS);
         assert!(is_file_header(&header, b"0123456789abcdef", 0x0040_0000));
+        assert_eq!(file_state(&header), state);
         let frames = [(0x0102_0304_0506_0708, 5000), (0x1112_1314_1516_1718, 600)];
         let (directory, entries) = encode_directory(0x0a0b_0c0d, 0x8000, &frames).unwrap();
         let directory = golden.take("pack", &directory, PACK_FIELDS);
@@ -276,7 +301,9 @@ mod tests {
 
     #[test]
     fn a_file_of_another_pool_version_or_shape_is_not_ours() {
-        let bytes = encode_file_header(&[7; 16], 1 << 20);
+        let state = FileState { is_closed: true, proven_from: 0x0102_0304 };
+        let bytes = encode_file_header(&[7; 16], 1 << 20, state);
+        assert_eq!(file_state(&bytes), state);
         assert_eq!(bytes.len(), ALIGN);
         assert!(is_file_header(&bytes, &[7; 16], 1 << 20));
         assert!(!is_file_header(&bytes, &[8; 16], 1 << 20));

@@ -16,6 +16,7 @@
 pub mod file;
 pub mod format;
 pub mod index;
+mod rejected;
 mod writer;
 
 #[cfg(test)]
@@ -25,20 +26,23 @@ pub use file::AlignedBuffer;
 pub use index::key_of;
 
 use crate::planted::Planted;
-use crate::segment::{FrameAt, SegmentId, SegmentInfo};
+use crate::segment::{FrameAt, FrameRef, SegmentError, SegmentId, SegmentInfo};
 use block::Conditions;
 use bytes::Bytes;
 use file::CacheFile;
 use format::ALIGN;
 use index::Index;
 use parking_lot::Mutex;
+use rejected::Rejected;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// How the cache reads its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,6 +155,9 @@ struct Shared {
     pending_bytes_max: u64,
     is_on: AtomicBool,
     counters: Counters,
+    /// Laps before this one are what a run has left that was not closed. Known once the file was looked through.
+    proven_from: AtomicU32,
+    rejected: Rejected,
 }
 
 /// What the writer is told.
@@ -186,7 +193,7 @@ impl Place {
 
 /// Where a frame was found.
 pub enum Found {
-    /// In memory: it waits to be written.
+    /// In memory: it waits to be written. To be read at once: a frame of a whole object keeps all of it in memory.
     Memory(Bytes),
     /// In the file.
     Disk(Place),
@@ -220,6 +227,8 @@ impl FrameCache {
             pending_bytes_max: options.pending_bytes_max,
             is_on: AtomicBool::new(true),
             counters: Counters::default(),
+            proven_from: AtomicU32::new(0),
+            rejected: Rejected::default(),
         });
         let (queue, work) = mpsc::sync_channel(QUEUE_COUNT_MAX);
         let writer = writer::Writer::new(shared.clone(), planted);
@@ -272,31 +281,45 @@ impl FrameCache {
         }
     }
 
-    /// What was read from `place` did not verify: forgets it. True when it is bad indeed, false
-    /// when the region was being filled anew at the same time.
-    pub fn reject(&self, id: &SegmentId, at: FrameAt, place: Place) -> bool {
-        self.shared.index.remove(key_of(id, at.offset), place.at);
-        let is_bad = self.shared.sequence_at(place.at) == place.sequence;
-        if is_bad {
-            self.shared.counters.bad_count.fetch_add(1, Ordering::Relaxed);
+    /// What was read from `place` did not verify: forgets it. It is counted and told, unless the region was being filled
+    /// anew at the same time.
+    pub fn reject(&self, frame: &FrameRef, place: Place, error: &SegmentError) {
+        let shared = &self.shared;
+        shared.index.remove(key_of(&frame.info.id, frame.at.offset), place.at);
+        if shared.sequence_at(place.at) != place.sequence {
+            return;
         }
-        is_bad
+        shared.counters.bad_count.fetch_add(1, Ordering::Relaxed);
+        let is_proven = place.sequence >= u64::from(shared.proven_from.load(Ordering::Relaxed));
+        let due = shared.rejected.note(is_proven, frame, place.at, error, Instant::now());
+        if let Some(wait) = due
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let shared = Arc::downgrade(shared);
+            runtime.spawn(async move {
+                tokio::time::sleep(wait).await;
+                if let Some(shared) = shared.upgrade() {
+                    shared.rejected.tell();
+                }
+            });
+        }
     }
 
-    /// Queues one frame, verified by the caller, as it is stored. Never waits.
-    pub fn insert(&self, id: &SegmentId, at: FrameAt, sealed: Bytes) {
+    /// Queues a copy of one frame, verified by the caller, as it is stored. Never waits. A copy, because the frame may be
+    /// a small part of what the store sent, all of which would stay in memory while it waits.
+    pub fn insert(&self, id: &SegmentId, at: FrameAt, sealed: &[u8]) {
         let key = key_of(id, at.offset);
         let shared = &*self.shared;
         if shared.index.contains(key) || !shared.reserve(sealed.len()) {
             return;
         }
-        let replaced = shared.pending.frames.lock().insert(key, sealed.clone());
-        if replaced.is_some() {
-            // It waits already; this copy takes its place and only one of them is written.
-            shared.release(sealed.len());
-            return;
-        }
         let bytes = sealed.len();
+        let sealed = Bytes::copy_from_slice(sealed);
+        match shared.pending.frames.lock().entry(key) {
+            Entry::Vacant(place) => drop(place.insert(sealed.clone())),
+            // It waits already.
+            Entry::Occupied(_) => return shared.release(bytes),
+        }
         if self.queue.try_send(Work::Frame { key, sealed }).is_err() {
             shared.pending.frames.lock().remove(&key);
             shared.release(bytes);
@@ -337,6 +360,7 @@ impl FrameCache {
     /// Writes what waits and ends the thread. Frames are still found afterwards.
     pub async fn close(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
+        self.shared.rejected.tell();
         let queue = self.queue.clone();
         let joined = tokio::task::spawn_blocking(move || {
             let _ = queue.send(Work::Stop);

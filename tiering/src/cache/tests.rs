@@ -17,7 +17,7 @@ const POOL: [u8; 16] = [9; 16];
 const MIB: u64 = 1 << 20;
 
 /// A segment of `frames` frames of up to four blocks, mostly incompressible.
-fn segment(rng: &mut Rng, frames: usize) -> (SegmentInfo, Bytes, Vec<FrameAt>) {
+pub(super) fn segment(rng: &mut Rng, frames: usize) -> (SegmentInfo, Bytes, Vec<FrameAt>) {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&rng.next_u64().to_le_bytes());
     let seed = SegmentSeed {
@@ -95,7 +95,7 @@ async fn frames_and_segments_are_found_while_they_wait_and_once_they_are_written
                     cache.insert_segment(&info, object.clone());
                 } else {
                     for &at in &frames {
-                        cache.insert(&info.id, at, Bytes::copy_from_slice(stored(&object, at)));
+                        cache.insert(&info.id, at, stored(&object, at));
                     }
                 }
                 assert_eq!(hit_count(&cache, &info, &object, &frames), count, "SEED={seed}");
@@ -163,7 +163,7 @@ async fn bad_count_after_a_kill(seed: u64, planted: Planted) -> usize {
             cache.insert_segment(&info, object.clone());
         } else {
             for &at in &frames {
-                cache.insert(&info.id, at, Bytes::copy_from_slice(stored(&object, at)));
+                cache.insert(&info.id, at, stored(&object, at));
             }
         }
         cache.flush().await;
@@ -298,7 +298,7 @@ async fn what_exceeds_the_waiting_room_is_dropped_and_counted() {
     cache.insert_segment(&info, object.clone());
     assert_eq!((cache.status().dropped_count, cache.status().pending_bytes), (1, 0));
     for &at in &frames {
-        cache.insert(&info.id, at, Bytes::copy_from_slice(stored(&object, at)));
+        cache.insert(&info.id, at, stored(&object, at));
         assert!(cache.status().pending_bytes <= 20_000);
     }
     assert!(cache.status().dropped_count > 1);
@@ -408,4 +408,92 @@ async fn damage_of_any_kind_never_panics_and_every_frame_can_be_told() {
         let found = hit_count(&cache, &info, &object, &frames);
         assert_eq!(found, 60, "SEED={seed} {:?}", cache.status());
     }
+}
+
+/// The cache file of a run that was not closed, as a loss of power leaves it: directories are there, frames are not.
+async fn lose_power(dir: &Path, object: &Bytes, info: &SegmentInfo, lost: &Path) {
+    let cache = open(dir, 8 * MIB);
+    cache.insert_segment(info, object.clone());
+    cache.flush().await;
+    std::fs::copy(dir.join(FILE_NAME), lost.join(FILE_NAME)).unwrap();
+    lose_frames(&lost.join(FILE_NAME));
+}
+
+/// All but the file header and the first block of the first pack, which has its directory.
+fn lose_frames(path: &Path) {
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    let length = file.metadata().unwrap().len();
+    file.write_all_at(&vec![0; length as usize - 8192], 8192).unwrap();
+}
+
+/// Reads frames as the tier does, and rejects those that do not verify. Returns how many were told to be expected,
+/// and how many to be damage of the disk.
+fn reject_bad(cache: &FrameCache, info: SegmentInfo, frames: &[FrameAt]) -> (u64, u64) {
+    for &at in frames {
+        let Some(Found::Disk(place)) = cache.find(&info.id, at) else { continue };
+        let mut buffer = AlignedBuffer::default();
+        let bytes = cache.read(place, &mut buffer, at.sealed_bytes as usize).unwrap();
+        if let Err(error) = verify_frame(&info.id, at, bytes) {
+            cache.reject(&FrameRef { info, at }, place, &error);
+        }
+    }
+    let told = cache.shared.rejected.take(std::time::Instant::now());
+    (told.unproven_count, told.proven_count)
+}
+
+#[tokio::test]
+async fn frames_that_a_loss_of_power_took_are_expected_until_they_are_written_over() {
+    let (dir, lost) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut rng = Rng::new(1);
+    let (info, object, frames) = segment(&mut rng, 60);
+    lose_power(dir.path(), &object, &info, lost.path()).await;
+    let cache = open(lost.path(), 8 * MIB);
+    cache.flush().await;
+    let (expected, damaged) = reject_bad(&cache, info, &frames[..30]);
+    assert!(expected > 20 && damaged == 0, "{expected} and {damaged}");
+    cache.close().await;
+    drop(cache);
+    // A later run that ends in order proves nothing about what lay there before.
+    let cache = open(lost.path(), 8 * MIB);
+    cache.flush().await;
+    let (expected, damaged) = reject_bad(&cache, info, &frames);
+    assert!(expected > 50 && damaged == 0, "{expected} and {damaged}");
+    let (own, own_object, own_frames) = segment(&mut rng, 60);
+    cache.insert_segment(&own, own_object.clone());
+    cache.close().await;
+    let Some(Found::Disk(place)) = cache.find(&own.id, own_frames[59]) else { panic!("its own") };
+    drop(cache);
+    // But it does about its own frames.
+    let file = std::fs::OpenOptions::new().write(true).open(lost.path().join(FILE_NAME)).unwrap();
+    file.write_all_at(&[0; 64], place.at).unwrap();
+    let cache = open(lost.path(), 8 * MIB);
+    cache.flush().await;
+    assert_eq!(reject_bad(&cache, own, &own_frames), (0, 1));
+}
+
+#[tokio::test]
+async fn frames_of_a_closed_cache_that_do_not_verify_are_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let (info, object, frames) = segment(&mut Rng::new(1), 60);
+    let cache = open(dir.path(), 8 * MIB);
+    cache.insert_segment(&info, object.clone());
+    cache.close().await;
+    drop(cache);
+    lose_frames(&dir.path().join(FILE_NAME));
+    let cache = open(dir.path(), 8 * MIB);
+    cache.flush().await;
+    let (expected, damaged) = reject_bad(&cache, info, &frames);
+    assert!(expected == 0 && damaged > 50, "{expected} and {damaged}");
+}
+
+#[tokio::test]
+async fn a_file_that_was_not_closed_and_is_trusted_all_the_same_is_found() {
+    let (dir, lost) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (info, object, frames) = segment(&mut Rng::new(1), 60);
+    lose_power(dir.path(), &object, &info, lost.path()).await;
+    let planted = Planted { unclosed_trusted: true, ..Planted::default() };
+    let cache = FrameCache::open_planted(&options(lost.path(), 8 * MIB), POOL, planted).unwrap();
+    cache.flush().await;
+    let (_, damaged) = reject_bad(&cache, info, &frames);
+    assert!(damaged > 0, "the planted bug goes unnoticed");
 }

@@ -10,7 +10,9 @@
 //! - A frame leaves the waiting room only after it is in the index, so a reader misses neither.
 
 use super::file::AlignedBuffer;
-use super::format::{self, ALIGN, PACK_BYTES_MAX, PACK_HEADER_BYTES, PackEntry, PackHeader};
+use super::format::{
+    self, ALIGN, FileState, PACK_BYTES_MAX, PACK_HEADER_BYTES, PackEntry, PackHeader,
+};
 use super::{Shared, Work};
 use crate::planted::Planted;
 use crate::segment::SegmentId;
@@ -33,6 +35,13 @@ const SURVIVOR_PART: u64 = 4;
 
 /// A frame that is to be written: its key, and its bytes.
 type Item = (u64, Bytes);
+
+/// Regions that could not be read.
+#[derive(Default)]
+struct Unreadable {
+    count: usize,
+    first: Option<io::Error>,
+}
 
 struct OpenRegion {
     region: usize,
@@ -111,6 +120,14 @@ impl Writer {
         }
         while let Ok(left) = work.try_recv() {
             self.abandon(left);
+        }
+        // Of a cache that is off not all has arrived.
+        if self.is_on() {
+            let proven_from = self.shared.proven_from.load(Ordering::Relaxed);
+            let closed = FileState { is_closed: true, proven_from };
+            if let Err(error) = self.shared.file.note_state(closed) {
+                self.fail("close the cache file", &error);
+            }
         }
     }
 
@@ -351,11 +368,10 @@ impl Writer {
 
     /// Finds the frames of the last run, newest regions first, as many as the index takes.
     fn load(&mut self) -> io::Result<()> {
-        if !self.shared.file.is_kept() {
-            return Ok(());
-        }
+        let Some(kept) = self.shared.file.kept() else { return Ok(()) };
         let file_bytes = self.shared.file.size_bytes()?;
         let mut found = Vec::new();
+        let mut unreadable = Unreadable::default();
         for region in 0..self.filled_bytes.len() {
             if self.start_of(region) >= file_bytes {
                 break;
@@ -365,11 +381,12 @@ impl Writer {
             match self.pack_at(region, 0) {
                 Ok(Some(pack)) => found.push((pack.sequence, region)),
                 Ok(None) => {}
-                Err(error) => self.note_unreadable(region, &error),
+                Err(error) => self.note_unreadable(region, error, &mut unreadable),
             }
         }
         found.sort_unstable_by(|a, b| b.cmp(a));
         self.sequence_next = found.first().map_or(1, |(sequence, _)| sequence.saturating_add(1));
+        self.begin_state(kept)?;
         let shared = self.shared.clone();
         for (sequence, region) in found {
             if shared.index.entry_count() >= shared.index.entry_count_max() {
@@ -389,7 +406,7 @@ impl Writer {
             let filled_bytes = match walked {
                 Ok(filled_bytes) => filled_bytes,
                 Err(error) => {
-                    self.note_unreadable(region, &error);
+                    self.note_unreadable(region, error, &mut unreadable);
                     continue;
                 }
             };
@@ -399,16 +416,33 @@ impl Writer {
             self.full.push_front(region);
             tracing::debug!(region, sequence, filled_bytes, lost_count, "cache region found");
         }
+        if let Some(error) = unreadable.first {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                count = unreadable.count,
+                "could not read regions of the cache file: their frames are read from the store; check its disk"
+            );
+        }
         Ok(())
     }
 
+    /// Before anything is written: from here on the file is one that was not closed, and what such a run has left is
+    /// not proven, now and after later runs.
+    fn begin_state(&self, kept: FileState) -> io::Result<()> {
+        let next = u32::try_from(self.sequence_next).unwrap_or(u32::MAX);
+        let is_proven = kept.is_closed || self.planted.unclosed_trusted;
+        let proven_from = if is_proven { kept.proven_from } else { next };
+        self.shared.proven_from.store(proven_from, Ordering::Relaxed);
+        self.shared.file.note_state(FileState { is_closed: false, proven_from })
+    }
+
     /// Leaves a region that cannot be read as if it were empty.
-    fn note_unreadable(&self, region: usize, error: &io::Error) {
+    fn note_unreadable(&self, region: usize, error: io::Error, unreadable: &mut Unreadable) {
         self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
         let start = self.start_of(region);
         self.shared.index.remove_range(start..start + self.shared.region_bytes);
-        let error = error as &dyn std::error::Error;
-        tracing::warn!(error, region, "read a region of the cache file: its frames are lost");
+        unreadable.count += 1;
+        unreadable.first.get_or_insert(error);
     }
 
     /// Calls `each` for every entry of every pack of a region's lap, with the file offset of its

@@ -118,26 +118,15 @@ impl Inner {
                     self.remember(key_of(frame), &plain, access);
                     opened.push((*n, plain));
                 }
-                Err(error) => self.reject(frame, *place, error),
+                Err(error) => {
+                    if let Some(cache) = &self.cache {
+                        cache.reject(frame, *place, &error);
+                    }
+                }
             }
         }
         self.counters.cache_hit_count.fetch_add(opened.len() as u64, Ordering::Relaxed);
         opened
-    }
-
-    fn reject(&self, frame: &FrameRef, place: Place, error: crate::segment::SegmentError) {
-        let Some(cache) = &self.cache else { return };
-        if cache.reject(&frame.info.id, frame.at, place) {
-            let (segment, frame_index) = (frame.info.number.0, frame.at.frame_index);
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(
-                error,
-                segment,
-                frame_index,
-                at = place.at,
-                "read frame from the cache file: dropped, reading it from the store"
-            );
-        }
     }
 }
 

@@ -94,6 +94,7 @@ impl Tier {
                 opened_at_commit,
                 next_segment,
                 upload_retry_count: AtomicU64::new(0),
+                complete_retry_count: AtomicU64::new(0),
                 uploads: Outage::default(),
                 is_urgent: AtomicBool::new(false),
                 reopen_count: AtomicU64::new(0),

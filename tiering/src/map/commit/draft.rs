@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use slatedb::WriteBatch;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A batch that is being built.
 pub(in crate::map) struct Draft<'a> {
@@ -131,6 +132,8 @@ impl Map {
     ) -> Result<Vec<(u64, u32)>> {
         let deltas = std::mem::take(&mut draft.live);
         draft.live_delta = deltas.values().sum();
+        let below_zero = AtomicU64::new(0);
+        let below_zero = &below_zero;
         let mut counts: Vec<(u64, u32)> = futures::stream::iter(deltas)
             .filter(|(_, delta)| std::future::ready(*delta != 0))
             .map(|(number, delta)| async move {
@@ -148,7 +151,8 @@ impl Map {
                 }
                 let blocks = i64::from(before) + delta;
                 if blocks < 0 {
-                    tracing::warn!(segment = number, blocks, "live blocks fall below zero");
+                    below_zero.fetch_add(1, Ordering::Relaxed);
+                    tracing::debug!(segment = number, blocks, "live blocks fall below zero");
                 }
                 Ok::<_, Error>(Some((number, u32::try_from(blocks.max(0)).unwrap_or(u32::MAX))))
             })
@@ -156,6 +160,10 @@ impl Map {
             .try_filter_map(async |count| Ok(count))
             .try_collect()
             .await?;
+        let below_zero = below_zero.load(Ordering::Relaxed);
+        if below_zero > 0 {
+            tracing::warn!(count = below_zero, "live blocks of segments fall below zero");
+        }
         counts.sort_unstable();
         Ok(counts)
     }

@@ -1,0 +1,128 @@
+//! Frames of the cache file that do not verify: counted, and told in one line for many.
+//!
+//! A machine that loses power may leave a directory on the disk and not the frames that it names. That is expected of
+//! a cache that was not closed, costs a read from the store for each such frame, and is no reason to warn. Of frames
+//! that were proven to be on the disk it means that the disk loses data, which is one.
+//!
+//! Invariants:
+//! - A line says how many frames there were since the last one; lines are [`AFTER_FIRST`] behind the first frame and
+//!   [`BETWEEN`] apart, however many frames come.
+
+use crate::segment::{FrameRef, SegmentError};
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+
+/// Time that is waited for more frames before the first line. Chosen by hand: a volume that is read after a loss of
+/// power meets most of them within seconds.
+const AFTER_FIRST: Duration = Duration::from_secs(10);
+/// Least time between two lines. Chosen by hand: a day of them is still read.
+const BETWEEN: Duration = Duration::from_secs(600);
+
+/// The frames since the last line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rejects {
+    /// Of laps that a run left which was not closed.
+    pub unproven_count: u64,
+    /// Of others.
+    pub proven_count: u64,
+    /// Names the first of the latter, and says why it was rejected.
+    pub example: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rejects: Rejects,
+    is_due: bool,
+    told_at: Option<Instant>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Rejected(Mutex<State>);
+
+impl Rejected {
+    /// Counts a frame. Returns the time after which [`Rejected::tell`] is to be called, where that is not under way.
+    pub fn note(
+        &self,
+        is_proven: bool,
+        frame: &FrameRef,
+        at: u64,
+        error: &SegmentError,
+        now: Instant,
+    ) -> Option<Duration> {
+        let mut state = self.0.lock();
+        let rejects = &mut state.rejects;
+        if is_proven {
+            rejects.proven_count += 1;
+            let (segment, index) = (frame.info.number.0, frame.at.frame_index);
+            let name = || format!("segment {segment}, frame {index}, at byte {at}: {error}");
+            rejects.example.get_or_insert_with(name);
+        } else {
+            rejects.unproven_count += 1;
+        }
+        if std::mem::replace(&mut state.is_due, true) {
+            return None;
+        }
+        let next = state
+            .told_at
+            .map_or(Duration::ZERO, |told_at| (told_at + BETWEEN).saturating_duration_since(now));
+        Some(next.max(AFTER_FIRST))
+    }
+
+    /// The frames since the last call.
+    pub fn take(&self, now: Instant) -> Rejects {
+        let mut state = self.0.lock();
+        (state.is_due, state.told_at) = (false, Some(now));
+        std::mem::take(&mut state.rejects)
+    }
+
+    /// Logs what [`Rejected::take`] gives, if that is anything.
+    pub fn tell(&self) {
+        let Rejects { unproven_count, proven_count, example } = self.take(Instant::now());
+        if unproven_count > 0 {
+            tracing::info!(
+                count = unproven_count,
+                "the read cache was not closed before it was opened: frames that had not reached its disk were \
+                 dropped and read from the store"
+            );
+        }
+        if proven_count > 0 {
+            tracing::warn!(
+                count = proven_count,
+                example,
+                "frames of the read cache do not verify: they were dropped and read from the store; check the disk \
+                 of the cache's directory"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::tests::segment;
+    use crate::testing::Rng;
+
+    #[test]
+    fn many_rejected_frames_are_told_in_one_line_each_period() {
+        let (info, _, frames) = segment(&mut Rng::new(1), 3);
+        let frame = FrameRef { info, at: frames[2] };
+        let rejected = Rejected::default();
+        let start = Instant::now();
+        let note = |is_proven, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            rejected.note(is_proven, &frame, 4096, &SegmentError::Decompress, now)
+        };
+        assert_eq!(note(false, 0), Some(AFTER_FIRST));
+        assert!((0..1000).all(|_| note(false, 1).is_none()), "one call is under way");
+        let told = rejected.take(start + AFTER_FIRST);
+        assert_eq!(told, Rejects { unproven_count: 1001, ..Rejects::default() });
+        assert_eq!(note(true, 20), Some(BETWEEN - Duration::from_secs(10)));
+        assert_eq!(note(true, 21), None);
+        let told = rejected.take(start + BETWEEN);
+        assert_eq!((told.unproven_count, told.proven_count), (0, 2));
+        let example = told.example.expect("the first one is named");
+        assert!(example.contains("frame 2, at byte 4096"), "{example}");
+        assert_eq!(note(true, 100_000), Some(AFTER_FIRST));
+    }
+}
