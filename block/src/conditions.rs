@@ -48,9 +48,10 @@ macro_rules! kinds {
 kinds! {
     /// The pool has stopped; subject: the pool.
     PoolStopped = "pool-stopped",
-    /// The object store does not answer, or refuses; subject: the way to it (`contact`, `upload`, `read`).
+    /// The object store does not answer, or refuses; subject: the way to it (`contact`, `upload`,
+    /// `read`, `metadata`).
     StoreUnavailable = "store-unavailable",
-    /// The object store has no space left; subject: the store.
+    /// The object store has no space left; subject: the way to it (`upload`, `metadata`, `restore`).
     StoreFull = "store-full",
     /// One object cannot be read while others can; subject: the object.
     ObjectUnreadable = "object-unreadable",
@@ -110,6 +111,8 @@ kinds! {
     ClientSilent = "client-silent",
     /// The wall clock jumped; subject: the machine.
     ClockJumped = "clock-jumped",
+    /// The own key of a volume is gone; subject: the volume.
+    KeyMissing = "key-missing",
 }
 
 impl fmt::Display for ConditionKind {

@@ -163,8 +163,8 @@ pub(crate) struct Core {
     tick_sequence: u64,
     ticks_unsynced: u32,
     ticks_idle: u32,
-    /// A file could not be made, and that was logged.
-    is_refusal_told: bool,
+    /// A file could not be made when it was asked for last.
+    is_refused: bool,
     next_token: u64,
     completions: Vec<DiskCompletion>,
     buffers: Vec<IoBuffer>,
@@ -210,7 +210,7 @@ impl Core {
             tick_sequence: retired_sequence,
             ticks_unsynced: 0,
             ticks_idle: 0,
-            is_refusal_told: false,
+            is_refused: false,
             next_token: 1 << 32,
             completions: Vec::new(),
             buffers: Vec::new(),
@@ -262,7 +262,7 @@ impl Core {
         self.ticks_unsynced += 1;
         self.ticks_idle = if is_idle { self.ticks_idle.saturating_add(1) } else { 0 };
         // Not once one was refused: what is left of the disk is for others until a write needs it.
-        if is_idle && self.ticks_idle.is_multiple_of(TICKS_TO_MAKE) && !self.is_refusal_told {
+        if is_idle && self.ticks_idle.is_multiple_of(TICKS_TO_MAKE) && !self.is_refused {
             self.make_next_file(disk);
         }
         let is_quieting = self.is_loud() && self.ticks_idle >= TICKS_QUIET;
@@ -349,19 +349,18 @@ impl Core {
             match result {
                 Ok(()) => {
                     self.files[slot] = FileState::Ready;
-                    self.is_refusal_told = false;
+                    self.is_refused = false;
+                    *shared.counters.refusal.lock() = None;
+                    shared.counters.made_count.fetch_add(1, Ordering::Relaxed);
                 }
-                Err(e) => self.on_not_created(slot, e),
+                // The log lives on with the files that it has.
+                Err(e) => {
+                    self.files[slot] = FileState::Refused;
+                    self.is_refused = true;
+                    *shared.counters.refusal.lock() = Some(e.to_string());
+                }
             }
         }
-    }
-
-    /// The log lives on with the files that it has.
-    fn on_not_created(&mut self, slot: usize, error: io::Error) {
-        if !std::mem::replace(&mut self.is_refusal_told, true) {
-            tracing::warn!(slot, %error, "a log file could not be made; it is tried again");
-        }
-        self.files[slot] = FileState::Refused;
     }
 
     fn on_synced(&mut self, shared: &Shared) {

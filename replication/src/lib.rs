@@ -40,7 +40,7 @@ pub use format::VERSION as LOG_FORMAT_VERSION;
 pub use format::entry::{EntryKind, RECORD_BYTES_MAX};
 pub use incomplete::is_incomplete;
 pub use inspect::{LogSummary, find_overtaken};
-pub use log::{Log, LogStatus, ObsoleteSides, SideChange, SidePart};
+pub use log::{Log, LogStatus, ObsoleteSides, RingSpace, SideChange, SidePart};
 pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
 pub use overlay::{Generation, Overlay, VolumeWeight};
 pub use recovery::Recovery;

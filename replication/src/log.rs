@@ -120,6 +120,15 @@ pub struct LogStatus {
     pub is_failed: bool,
 }
 
+/// The ring on its disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingSpace {
+    /// Bytes of the ring that are still to be made.
+    pub missing_bytes: u64,
+    /// Why the disk refused another file when it was asked last.
+    pub refusal: Option<String>,
+}
+
 impl LogStatus {
     /// Age of the oldest entry that only this machine has, in the ring or in a side file.
     #[must_use]
@@ -225,6 +234,10 @@ impl Log {
             opened.head.position,
         );
         shared.set_destaged(destaged, opened.released_position);
+        shared
+            .counters
+            .made_count
+            .store(u32::try_from(ready).expect("file count"), Ordering::Relaxed);
         let is_settled = recovery.is_tail_proven;
         let random = Arc::new(SystemRandom);
         let (head, live, files) = (opened.head, opened.live, opened.files);
@@ -452,6 +465,18 @@ impl Log {
         self.inner.status()
     }
 
+    /// How far the ring is made.
+    #[must_use]
+    pub fn ring_space(&self) -> RingSpace {
+        let counters = &self.inner.shared.counters;
+        let made_bytes =
+            u64::from(counters.made_count.load(Ordering::Relaxed)) * self.inner.file_bytes();
+        RingSpace {
+            missing_bytes: self.inner.ring_bytes.saturating_sub(made_bytes),
+            refusal: counters.refusal.lock().clone(),
+        }
+    }
+
     /// A number that changes when a generation was frozen or released, when the log became full,
     /// failed or closed. Look at the state after each change: changes are not counted.
     #[must_use]
@@ -607,6 +632,10 @@ impl Inner {
             core.tick(disk, &self.shared);
         }
         self.drive();
+    }
+
+    fn file_bytes(&self) -> u64 {
+        self.ring_bytes - self.usable_bytes
     }
 
     /// Part of the log in use; the overlay's extents count like space.

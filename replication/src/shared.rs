@@ -15,7 +15,7 @@ use block::{Error, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
 /// An entry that waits for a batch.
@@ -110,6 +110,10 @@ pub(crate) struct Counters {
     pub(crate) sync_count: AtomicU64,
     /// The core could not place a batch when it last tried.
     pub(crate) is_full: AtomicBool,
+    /// Files of the ring that are there.
+    pub(crate) made_count: AtomicU32,
+    /// Why the disk refused another one when it was asked last.
+    pub(crate) refusal: Mutex<Option<String>>,
 }
 
 impl Shared {

@@ -18,7 +18,8 @@ use crate::planted::planted;
 use crate::pool::Pool;
 use crate::record::Durability;
 use crate::volume::Volume;
-use block::{Epoch, Error, ErrorKind, Result, VolumeId};
+use block::conditions::Report;
+use block::{ConditionKind, Epoch, Error, ErrorKind, Result, VolumeId};
 use kernel::{Device, IO_BYTES_MAX, Parts};
 use nbd::Server;
 use parking_lot::Mutex as SyncMutex;
@@ -177,6 +178,50 @@ impl Attachments {
         })
     }
 
+    /// Raises a condition for each attached volume that is not served, and ends those of the others.
+    pub(crate) async fn show(&self) {
+        // Whoever has it is attaching or detaching, and says how it went.
+        let Ok(live) = self.live.try_lock() else { return };
+        if let Some(live) = live.as_ref() {
+            self.show_live(live);
+        }
+    }
+
+    fn show_live(&self, live: &BTreeMap<u32, Live>) {
+        let conditions = self.pool.tier().conditions();
+        let mut failing = Vec::new();
+        for (id, attached) in live {
+            let name = self.name_of(*id);
+            let failure = match &attached.state {
+                State::Failed { error, .. } => Some(error.clone()),
+                State::Served(served) => match served.device.try_lock() {
+                    Some(mut slot) => slot.as_mut().and_then(Device::failure),
+                    None => {
+                        failing.push(name); // as it was
+                        continue;
+                    }
+                },
+            };
+            let Some(failure) = failure else { continue };
+            let report = Report::new(
+                format!(
+                    "an attached volume is not served; its device waits: volume {name}: {}",
+                    failure.chain()
+                ),
+                "programs that use the device wait, or get errors",
+                format!(
+                    "remove the cause and attach the volume again, as it was attached, or give the device up with \
+                     `spindle detach --force {name}`"
+                ),
+            );
+            conditions.raise(ConditionKind::DeviceNotServed, &name, report);
+            failing.push(name);
+        }
+        conditions.retain(ConditionKind::DeviceNotServed, |name| {
+            failing.iter().any(|failing| failing == name)
+        });
+    }
+
     /// Attaches a volume.
     ///
     /// # Errors
@@ -185,6 +230,12 @@ impl Attachments {
     /// `Unsupported`, `Denied`: this machine lacks something. `Invalid`: the options. `Unavailable`: the
     /// daemon is stopping.
     pub async fn attach(&self, name: &str, options: AttachOptions) -> Result<AttachmentInfo> {
+        let attached = self.attach_unseen(name, options).await;
+        self.show().await;
+        attached
+    }
+
+    async fn attach_unseen(&self, name: &str, options: AttachOptions) -> Result<AttachmentInfo> {
         let mut live = self.live.lock().await;
         let live = changeable(&mut live)
             .map_err(|error| error.context(format!("attach volume {name}")))?;
@@ -347,6 +398,12 @@ impl Attachments {
     /// `NotFound`: it is not attached. `Busy`: a file system or the like has it, or a program has it
     /// open. `Unavailable`: the daemon is stopping.
     pub async fn detach(&self, target: &str, is_forced: bool) -> Result<String> {
+        let detached = self.detach_unseen(target, is_forced).await;
+        self.show().await;
+        detached
+    }
+
+    async fn detach_unseen(&self, target: &str, is_forced: bool) -> Result<String> {
         let mut live = self.live.lock().await;
         let live =
             changeable(&mut live).map_err(|error| error.context(format!("detach {target}")))?;

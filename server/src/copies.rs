@@ -18,8 +18,9 @@ use crate::keys::{DataKey, KeyRing};
 use crate::pool::Pool;
 use crate::store::{Store, check_url, is_within};
 use crate::units::unix_seconds_now;
+use block::conditions::Report;
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use block::{ConditionKind, Error, ErrorKind, Lsn, Result, VolumeId};
 use list::Published;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,9 @@ const REMOVE_GRACE: Duration = Duration::from_secs(60);
 const OFFER_TIME_MAX: Duration = Duration::from_secs(2);
 /// Longest that whoever erases a volume waits for copies. Chosen by hand.
 const KEYS_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Subject of the condition that the list of copies cannot be read.
+const LIST: &str = "the list of copies";
 
 /// How a copy stands.
 #[derive(Clone, Debug, Default)]
@@ -223,10 +227,7 @@ impl Copies {
                 *self.jobs.get_mut() = jobs;
             }
             Err(error) => {
-                tracing::error!(
-                    error = %error.chain(),
-                    "the list of the pool's copies cannot be read: none is brought up to date until the next start"
-                );
+                self.source.show_unreadable(&error);
                 self.failure = Some(error);
             }
         }
@@ -343,8 +344,12 @@ impl Copies {
         let ended = at.map(|at| jobs.remove(at));
         drop((jobs, list_turn));
         if let Some(job) = ended {
+            let url = job.spec.url.clone();
             job.end(REMOVE_GRACE).await;
-            self.source.withdraw(url);
+            self.source.withdraw(&url);
+            let conditions = self.source.pool.tier().conditions();
+            conditions.clear(ConditionKind::CopyFailing, &url);
+            conditions.clear(ConditionKind::CopyHoldsErasedKeys, &url);
         }
         Ok(())
     }
@@ -363,7 +368,13 @@ impl Copies {
                 lag_bytes: 0,
                 has_destroyed_keys: self.source.pool.keys_destroyed_in() > 0,
             };
-            return Ok(self.specs().await?.into_iter().map(none).collect());
+            let specs = self.specs().await;
+            let specs = specs.inspect_err(|error| self.source.show_unreadable(error))?;
+            let copies: Vec<CopyStatus> = specs.into_iter().map(none).collect();
+            for copy in &copies {
+                self.source.show_erased_keys(&copy.spec.url, copy.has_destroyed_keys);
+            }
+            return Ok(copies);
         }
         let jobs = self.jobs.lock().await;
         Ok(jobs.iter().map(|job| self.source.status(job)).collect())
@@ -376,7 +387,11 @@ impl Copies {
     pub(crate) async fn wait_without_destroyed_keys(&self) -> Result<Vec<String>> {
         let states: Vec<_> = {
             let jobs = self.jobs.lock().await;
-            jobs.iter().for_each(|job| job.wake.notify_one());
+            for job in jobs.iter() {
+                let has_keys = job.state.borrow().has_destroyed_keys(&self.source.pool);
+                self.source.show_erased_keys(&job.spec.url, has_keys);
+                job.wake.notify_one();
+            }
             jobs.iter().map(|job| job.state.clone()).collect()
         };
         let done = states.into_iter().map(async |mut state| {
@@ -487,6 +502,43 @@ impl Source {
             true => target.check_apart(&self.key).await,
             false => target.copy_keys(&self.store, &self.key).await,
         }
+    }
+
+    /// The copy is not brought up to date, for this reason, or it is.
+    fn show_failure(&self, url: &str, error: Option<&Error>) {
+        let report = error.map(|error| {
+            Report::new(
+                format!("the copy {url} is not brought up to date: {}", error.chain()),
+                "the copy falls behind the pool, and segments that it still needs stay in the pool's store",
+                "remove the cause: its store, its credentials, the network; it is tried again by itself, and `spindle copy \
+                 list` shows how it goes",
+            )
+        });
+        self.pool.tier().conditions().set(ConditionKind::CopyFailing, url, report);
+    }
+
+    /// The copy may still have keys of volumes that were erased, or has none.
+    fn show_erased_keys(&self, url: &str, has_keys: bool) {
+        let report = has_keys.then(|| {
+            Report::new(
+                format!(
+                    "the copy {url} may still have keys of volumes that were erased: it was not reached since"
+                ),
+                "what these volumes held can be read with them",
+                "let the pool reach the copy, or end it with `spindle copy rm` and see to its keys there",
+            )
+        });
+        self.pool.tier().conditions().set(ConditionKind::CopyHoldsErasedKeys, url, report);
+    }
+
+    /// The list of copies cannot be read.
+    fn show_unreadable(&self, error: &Error) {
+        let report = Report::new(
+            format!("the list of the pool's copies cannot be read: {}", error.chain()),
+            "no copy is brought up to date until the next start",
+            "bring the object below copies/ that it names back from a version of the bucket, and restart spindle",
+        );
+        self.pool.tier().conditions().raise(ConditionKind::CopyFailing, LIST, report);
     }
 
     /// What is bad in the pool's store is looked for in this copy, too, from now on.
@@ -652,11 +704,10 @@ impl Running {
             let has_failed_before = state.borrow().failure.is_some();
             if !has_failed_before {
                 pause = PAUSE;
-                tracing::warn!(
-                    copy = %self.spec.url, error = %error.chain(),
-                    "a copy is not brought up to date for now; it is tried again"
-                );
             }
+            self.source.show_failure(&self.spec.url, Some(&error));
+            let has_keys = state.borrow().has_destroyed_keys(&self.source.pool);
+            self.source.show_erased_keys(&self.spec.url, has_keys);
             // Its list of what is there may be wrong, or it is not the same one any more. What is refused for good is not
             // listed again each time.
             use ErrorKind::{Busy, Corrupt, NotFound};
@@ -705,10 +756,9 @@ impl Running {
             if is_due {
                 self.make_state(target, copier, state).await?;
                 snapshots_there = Some(snapshots);
+                self.source.show_failure(&self.spec.url, None);
                 state.send_modify(|state| {
-                    if state.failure.take().is_some() {
-                        tracing::info!(copy = %self.spec.url, "a copy is brought up to date again");
-                    }
+                    state.failure = None;
                     state.attempt_count = state.begun_count;
                 });
             }
@@ -790,6 +840,8 @@ impl Running {
     ) -> Result<()> {
         let number = target.copy_volume_keys(&self.source.store).await?;
         state.send_modify(|state| state.volume_keys = Some(number.unwrap_or(0)));
+        let has_keys = state.borrow().has_destroyed_keys(&self.source.pool);
+        self.source.show_erased_keys(&self.spec.url, has_keys);
         Ok(())
     }
 

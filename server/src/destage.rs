@@ -23,11 +23,13 @@ mod upkeep;
 
 use self::burst::{BURST_LOOK, Burst, is_urgent};
 pub(crate) use self::upkeep::{load_fingerprints, maintain, reclaim};
+use crate::conditions::POOL;
 use crate::planted::planted;
 use crate::pool::Shared;
 use crate::snapshot::SnapshotEntry;
+use block::conditions::Report;
 use block::units::BLOCK_BYTES;
-use block::{Error, ErrorKind, Result, VolumeId};
+use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use replication::{
@@ -346,8 +348,13 @@ pub(crate) async fn run(
 
 fn report(shared: &Shared, error: &Error, pause: Duration) {
     let retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-    tracing::warn!(error = %error.chain(), retry_ms,
-        "destage failed; writes go on until the log is full");
+    tracing::debug!(error = %error.chain(), retry_ms, "destage failed");
+    let report = Report::new(
+        format!("data does not reach the store: {}", error.chain()),
+        "writes go on until the log is full",
+        "check the store, its credentials and the network; destage is tried again by itself",
+    );
+    shared.tier.conditions().raise(ConditionKind::DestageFailing, POOL, report);
     let mut progress = shared.progress.lock();
     progress.failure = Some(error.chain());
     progress.failure_count += 1;
@@ -469,6 +476,7 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
     progress.stored_bytes += report.object_bytes;
     progress.busy_ms += u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     progress.failure = None;
+    shared.tier.conditions().clear(ConditionKind::DestageFailing, POOL);
     tracing::debug!(last_lsn = %generation.last_lsn(), ?report, "destaged a window");
     Ok(())
 }

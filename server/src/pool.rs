@@ -208,13 +208,7 @@ impl Pool {
             if !is_concerned(&record) {
                 continue;
             }
-            tracing::warn!(
-                volume = %record.name,
-                why = cause.why(),
-                "clients on other machines are refused: unmount or restart what used this volume \
-                 until now, then run `spindle volume accept {}`",
-                record.name
-            );
+            tracing::info!(volume = %record.name, why = cause.why(), "the volume steps back");
             self.update_stepped_back(&volume, Some(epoch)).await?;
         }
         self.shared.log.settle_tail();
@@ -614,6 +608,12 @@ impl Pool {
     #[must_use]
     pub fn log_status(&self) -> replication::LogStatus {
         self.shared.log.status()
+    }
+
+    /// How far the ring of the write log is made.
+    #[must_use]
+    pub fn ring_space(&self) -> replication::RingSpace {
+        self.shared.log.ring_space()
     }
 
     pub(crate) fn tier(&self) -> &Tier {

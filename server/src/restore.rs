@@ -28,8 +28,9 @@ use crate::pool::Pool;
 use crate::record::check_name;
 use crate::store::{Store, StoreOptions};
 use crate::units::unix_seconds_now;
+use block::conditions::Report;
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Result, VolumeId};
+use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
 use choice::choose;
 use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
@@ -40,7 +41,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tiering::fail_point;
 use tiering::map::database::{manifest_folder, manifest_path};
-use tiering::{HydrateCounts, HydrateOptions, HydrateProgress, LeftOut, RestoredStore, Tier};
+use tiering::{
+    HydrateCounts, HydrateOptions, HydrateProgress, LeftOut, RestoredStore, Tier, is_store_full,
+};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -58,6 +61,10 @@ const COUNTING_PATIENCE: Duration = Duration::from_secs(3600);
 /// The same, for reclaim to drop another segment of which nothing is live.
 const DEAD_PATIENCE: Duration = Duration::from_secs(120);
 const DROPPED_LOOK: Duration = Duration::from_millis(200);
+/// How often is looked whether fetching gets on.
+const PROGRESS_LOOK: Duration = Duration::from_secs(1);
+/// Subject of the condition that the pool's own store takes nothing more.
+const STORE_FULL: &str = "restore";
 
 /// What a pool was restored from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -207,7 +214,7 @@ impl Restored {
         loop {
             let done = match &self.objects {
                 Some(objects) if !origin.is_whole => {
-                    match tier.hydrate(objects, options, &self.progress).await {
+                    match self.fetch(tier, objects, options).await {
                         Ok(lost_count) => {
                             fail_point!("restore-fetched");
                             let ended = match tier.check_owner().await {
@@ -234,7 +241,10 @@ impl Restored {
                 _ => return,
             };
             match done {
-                Ok(()) => return,
+                Ok(()) => {
+                    tier.conditions().clear(ConditionKind::RestoreFailing, &origin.url);
+                    return;
+                }
                 Err(error) if error.kind() == ErrorKind::Fenced => {
                     // The owner before may have changed the link last.
                     let is_fenced = |error: &Error| error.kind() == ErrorKind::Fenced;
@@ -250,22 +260,82 @@ impl Restored {
                     }
                 }
                 Err(error) if origin.is_whole => {
-                    if pause == PAUSE {
-                        tracing::warn!(
-                            copy = %origin.url, pin = %origin.pin, error = %error.chain(),
-                            "a pin stays at the copy for now, which keeps the state that was restored"
-                        );
-                    }
+                    let report = pin_stays(&origin, &error);
+                    tier.conditions().raise(ConditionKind::RestoreFailing, &origin.url, report);
                 }
-                Err(error) => tracing::warn!(
-                    copy = %self.origin.url, error = %error.chain(),
-                    "the restored pool still needs the copy; fetching goes on in a while"
-                ),
+                Err(error) => self.show_failure(tier, &error),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
+}
+
+impl Restored {
+    /// One attempt to fetch what is missing. A failure of the one before is over once something has come.
+    async fn fetch(
+        &self,
+        tier: &Tier,
+        objects: &Arc<RestoredStore>,
+        options: HydrateOptions,
+    ) -> Result<u64> {
+        let before = self.progress.counts().done_bytes;
+        let mut fetching = std::pin::pin!(tier.hydrate(objects, options, &self.progress));
+        loop {
+            match tokio::time::timeout(PROGRESS_LOOK, &mut fetching).await {
+                Ok(Err(error)) => return Err(error),
+                Ok(Ok(lost_count)) => {
+                    self.show_progress(tier);
+                    return Ok(lost_count);
+                }
+                Err(_) if self.progress.counts().done_bytes > before => self.show_progress(tier),
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn show_progress(&self, tier: &Tier) {
+        tier.conditions().clear(ConditionKind::RestoreFailing, &self.origin.url);
+        tier.conditions().clear(ConditionKind::StoreFull, STORE_FULL);
+    }
+
+    /// Fetching has failed: because the pool's own store is full, or for a reason that the error tells.
+    fn show_failure(&self, tier: &Tier, error: &Error) {
+        let (url, why) = (&self.origin.url, error.chain());
+        if is_store_full(error) {
+            let report = Report::new(
+                format!(
+                    "the pool's own store is full, and takes no more of what the copy {url} holds: {why}"
+                ),
+                "the pool goes on needing the copy: what is not here is read from there",
+                "make room in the pool's own store or enlarge it; fetching goes on by itself",
+            );
+            tier.conditions().raise(ConditionKind::StoreFull, STORE_FULL, report);
+            tier.conditions().clear(ConditionKind::RestoreFailing, url);
+            return;
+        }
+        let report = Report::new(
+            format!(
+                "the restored pool still needs the copy {url}, and fetching from it does not get on: {why}"
+            ),
+            "reads of what is not here fail; what is here is served",
+            "bring the copy back where it was, and keep it until the pool has everything; fetching goes on by itself",
+        );
+        tier.conditions().raise(ConditionKind::RestoreFailing, url, report);
+    }
+}
+
+fn pin_stays(origin: &Origin, error: &Error) -> Report {
+    Report::new(
+        format!(
+            "the pin {} stays at the copy {}, which keeps the state that was restored: {}",
+            origin.pin,
+            origin.url,
+            error.chain()
+        ),
+        "the copy keeps objects that nobody needs; the pool has everything",
+        "let the pool reach the copy; it is tried again, also after a restart",
+    )
 }
 
 /// Returns once nothing in the store's metadata names what purged volumes held, but for clones.

@@ -10,11 +10,13 @@
 mod tests;
 
 use crate::chain::{Chain, Created, Format, corrupt, random_bytes, seal_document, to_hex};
+use crate::conditions::POOL;
 use crate::pool::Pool;
 use crate::store::Store;
 use crate::units::unix_seconds_now;
+use block::conditions::Report;
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Result};
+use block::{ConditionKind, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -33,6 +35,8 @@ const KEEP_COUNT: usize = 3;
 pub const BYTES_PER_SECOND: u64 = 32 << 20;
 /// How often the document is written while a scrub runs.
 const SAVE: Duration = Duration::from_secs(60);
+/// Bad segments that the condition names. Chosen by hand: a few lines.
+const SHOWN_MAX: usize = 4;
 /// Bad segments that are named; the others are counted.
 const NAMED_MAX: usize = 100;
 /// Bytes of what is said about one. Chosen by hand: all of them fit a document twice.
@@ -284,13 +288,11 @@ impl Scrub {
             Ok(record) => {
                 // It may not have been readable when the pool was opened.
                 note_bad(self.inner.pool.tier(), record.as_ref());
+                self.inner.show_bad(record.as_ref());
                 self.inner.state.lock().record = record;
             }
             Err(error) => {
-                tracing::error!(
-                    error = %error.chain(),
-                    "how far the scrub is cannot be read: nothing is verified until the next start"
-                );
+                self.inner.show_unreadable(&error);
                 self.failure = Some(error);
                 return self;
             }
@@ -390,7 +392,9 @@ impl Scrub {
 
     async fn load(&self) -> Result<()> {
         if !self.is_serving {
-            let record = self.inner.read().await?;
+            let record = self.inner.read().await;
+            let record = record.inspect_err(|error| self.inner.show_unreadable(error))?;
+            self.inner.show_bad(record.as_ref());
             self.inner.state.lock().record = record;
         }
         Ok(())
@@ -441,6 +445,7 @@ impl Inner {
             let mut now = state.record.take().unwrap_or_else(|| ScrubRecord::new(self.id));
             change(&mut now, Some(&mut state));
             now.number = number;
+            self.show_bad(Some(&now));
             state.record = Some(now);
         }
         if let Err(error) = chain.prune(KEEP_COUNT).await {
@@ -465,22 +470,11 @@ impl Inner {
             let wait = match self.step(&mut saved_at).await {
                 Ok(wait) => {
                     pause = PAUSE;
-                    self.state.lock().failure = None;
+                    self.show_failure(None);
                     wait
                 }
                 Err(error) => {
-                    let is_new = {
-                        let mut state = self.state.lock();
-                        let since = state.failure.as_ref().map(|(_, since)| *since);
-                        state.failure = Some((error.chain(), since.unwrap_or_else(Instant::now)));
-                        since.is_none()
-                    };
-                    if is_new {
-                        tracing::warn!(
-                            error = %error.chain(),
-                            "the scrub waits; it goes on when that is over"
-                        );
-                    }
+                    self.show_failure(Some(&error));
                     let wait = pause;
                     pause = (pause * 2).min(PAUSE_MAX);
                     wait
@@ -488,6 +482,57 @@ impl Inner {
             };
             let _ = tokio::time::timeout(wait, self.wake.notified()).await;
         }
+    }
+
+    /// Why it waits, or that it does not.
+    fn show_failure(&self, error: Option<&Error>) {
+        let mut state = self.state.lock();
+        state.failure = error.map(|error| {
+            let since = state.failure.as_ref().map_or_else(Instant::now, |(_, since)| *since);
+            (error.chain(), since)
+        });
+        let report = state.failure.as_ref().map(|(why, _)| {
+            Report::new(
+                format!("the scrub waits: {why}"),
+                "segments are not verified meanwhile",
+                "remove the cause, mostly a store that does not answer; it goes on by itself",
+            )
+        });
+        self.pool.tier().conditions().set(ConditionKind::ScrubFailing, POOL, report);
+    }
+
+    /// Its record cannot be read.
+    fn show_unreadable(&self, error: &Error) {
+        let report = Report::new(
+            format!("how far the scrub is cannot be read: {}", error.chain()),
+            "segments are not verified until the next start",
+            "bring the object below scrub/ that it names back from a version of the bucket, or delete it, which makes the \
+             next scrub begin again; then restart spindle",
+        );
+        self.pool.tier().conditions().raise(ConditionKind::ScrubFailing, POOL, report);
+    }
+
+    /// The condition follows the record: what it has found stays until it is looked at again.
+    fn show_bad(&self, record: Option<&ScrubRecord>) {
+        let count = record.map_or(0, |record| record.bad_count.max(record.bad.len() as u64));
+        let named: Vec<&str> = record
+            .into_iter()
+            .flat_map(|record| &record.bad)
+            .map(|bad| bad.object.as_str())
+            .take(SHOWN_MAX)
+            .collect();
+        let report = (count > 0).then(|| {
+            Report::new(
+                format!(
+                    "the scrub has found {count} segments that are damaged or missing, and that no copy has whole: {}",
+                    named.join(", ")
+                ),
+                "reads of what they held are errors",
+                "`spindle scrub status` names them; put the objects back from a version of the bucket or from another \
+                 copy, then run `spindle scrub start`",
+            )
+        });
+        self.pool.tier().conditions().set(ConditionKind::SegmentsDamaged, POOL, report);
     }
 
     /// Looks at one segment at most. Returns how long there is nothing to do.
@@ -537,10 +582,7 @@ impl Inner {
             return Ok(Duration::ZERO);
         };
         if let Finding::Bad { why } = &looked.finding {
-            tracing::error!(
-                object = %looked.info.object_path(), why,
-                "a segment is damaged or missing, and no copy of the pool has it whole"
-            );
+            tracing::info!(object = %looked.info.object_path(), why, "a segment is bad");
         }
         {
             let mut state = self.state.lock();
@@ -549,6 +591,7 @@ impl Inner {
             {
                 record.note(&looked);
             }
+            self.show_bad(state.record.as_ref());
         }
         if saved_at.elapsed() >= SAVE {
             self.save(|_, _| {}).await?;

@@ -12,6 +12,7 @@ pub use opening::{Opening, open};
 use crate::admin::{AdminHandler, AdminServer, FsckInfo};
 use crate::attach::{self, Attachments};
 use crate::claims::Claims;
+use crate::conditions::{self, lookout};
 use crate::config::{Config, budget};
 use crate::copies::{Copies, target::Target};
 use crate::glue::admin::AdminPool;
@@ -30,7 +31,7 @@ use opening::tier_options;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tiering::{FsckOptions, FsckReport, Tier, TierOptions, VolumeKeys};
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::watch;
@@ -59,8 +60,6 @@ pub struct OpenPool {
     pub(crate) recovery: replication::Recovery,
     /// Why writes that were answered may be gone, if they may.
     pub(crate) step_back: Option<StepBack>,
-    /// Since when the store does not say who owns the pool, and what it said last.
-    pub(crate) no_contact: parking_lot::Mutex<Option<(Instant, String)>>,
     pub(crate) node: NodeDir,
     pub(crate) store: Store,
     /// Of a pool that was restored from a copy.
@@ -218,6 +217,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let purge = tokio::spawn(purge_removed(open.clone(), handler.clone(), stop.subscribe()));
     let schedules = tokio::spawn(run_schedules(open.clone(), stop.subscribe()));
     let hydrate = tokio::spawn(hydrate(open.clone(), stop.subscribe()));
+    let lookout = tokio::spawn(lookout::run(open.clone(), attachments.clone(), stop.subscribe()));
     let reload = tokio::spawn(reload_certificates(server.clone(), hangups, stop.subscribe()));
     announce(&endpoints);
     let mut stopped = asked.subscribe();
@@ -245,7 +245,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     while let Some(ended) = serving.join_next().await {
         ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
     }
-    for task in [admin, watch, purge, schedules, hydrate, reload] {
+    for task in [admin, watch, purge, schedules, hydrate, lookout, reload] {
         task.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     }
     handler.close().await?;
@@ -495,8 +495,7 @@ fn nbd_server(
     open: &OpenPool,
     claims: Arc<Claims>,
 ) -> Result<Server<PoolExports>> {
-    let options =
-        ServerOptions { conditions: open.conditions.clone(), ..server_options(config) };
+    let options = ServerOptions { conditions: open.conditions.clone(), ..server_options(config) };
     Server::new(Arc::new(PoolExports::new(open.pool.clone(), claims)), options)
 }
 
@@ -624,17 +623,14 @@ async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
             _ = stop.wait_for(|stop| *stop) => return,
         };
         match checked {
-            Ok(()) => *open.no_contact.lock() = None,
+            Ok(()) => conditions::show_contact(&open.conditions, None),
             Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Corrupt) => {
                 open.pool.fence(error);
                 return;
             }
             // Nothing is known; the store being away must not stop the writers.
             Err(error) => {
-                tracing::debug!(error = %error.chain(), "ownership could not be checked");
-                let mut no_contact = open.no_contact.lock();
-                let since = no_contact.as_ref().map_or_else(Instant::now, |(since, _)| *since);
-                *no_contact = Some((since, error.chain()));
+                conditions::show_contact(&open.conditions, Some(&error.chain()));
             }
         }
     }

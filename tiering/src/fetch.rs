@@ -112,12 +112,7 @@ impl Frames {
         }
         let cache = options.cache.as_ref().filter(|cache| cache.bytes > 0).and_then(|cache| {
             let opened = FrameCache::open(cache, pool);
-            let warn = |error: &std::io::Error| {
-                let error = error as &dyn std::error::Error;
-                let dir = cache.dir.display();
-                tracing::warn!(error, %dir, "open the read cache: going on without it");
-            };
-            opened.inspect_err(warn).ok()
+            opened.inspect_err(|error| crate::cache::report_not_opened(cache, error)).ok()
         });
         Frames(Arc::new(Inner {
             pool,

@@ -47,7 +47,7 @@ pub use map::space::Space;
 pub use map::view::state_view;
 pub use mend::{Finding, MendSource};
 pub use orphans::SweepReport;
-pub use outage::StoreFailure;
+pub use outage::{StoreFailure, is_store_full};
 pub use reclaim::{ReclaimOptions, ReclaimReport, ReclaimStatus};
 pub use scrub::Scrubbed;
 pub use tier::{ChangedExtent, Origin, OwnerCheck, Tier, TierOptions, TierStatus};

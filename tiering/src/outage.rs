@@ -1,10 +1,12 @@
-//! The latest failure of one way to the object store, for people who ask how it stands.
+//! The latest failure of one way to the object store, as a condition and for people who ask how it stands.
 //!
 //! Invariants:
-//! - It is there from the first attempt that fails to the first that succeeds.
+//! - It is there from the first attempt that fails to the first that succeeds, and so is its condition.
 //! - Its text holds no secret: some stores are asked with signatures in the URL's query, so queries
 //!   are cut off.
 
+use block::conditions::Report;
+use block::{ConditionKind, Conditions};
 use parking_lot::Mutex;
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -30,28 +32,113 @@ struct Failing {
     last: Instant,
 }
 
-/// See the module.
-#[derive(Debug, Default)]
-pub(crate) struct Outage(Mutex<Option<Failing>>);
+/// A way to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Segments go there.
+    Upload,
+    /// Frames come from there.
+    Read,
+    /// The metadata database writes there.
+    Metadata,
+}
 
-impl Outage {
-    /// An attempt failed. True when the one before had not.
-    pub(crate) fn note(&self, error: &dyn Error) -> bool {
-        let now = Instant::now();
-        let error = public_text(error);
-        let mut failing = self.0.lock();
-        let began = failing.as_ref().map_or(now, |failing| failing.began);
-        failing.replace(Failing { error, began, last: now }).is_none()
+impl Way {
+    /// The subject of its conditions.
+    const fn subject(self) -> &'static str {
+        match self {
+            Way::Upload => "upload",
+            Way::Read => "read",
+            Way::Metadata => "metadata",
+        }
     }
 
-    /// An attempt succeeded. True when the one before had not.
-    pub(crate) fn clear(&self) -> bool {
-        self.0.lock().take().is_some()
+    fn report(self, error: &str) -> Report {
+        let remedy = "check the store, the network and the credentials";
+        match self {
+            Way::Upload => Report::new(
+                format!("uploads to the store have failed and are tried again: {error}"),
+                "writes go on until the log is full",
+                remedy,
+            ),
+            Way::Read => Report::new(
+                format!("the object store does not answer; reads from it wait: {error}"),
+                "a read of what is in no cache fails after two minutes",
+                remedy,
+            ),
+            Way::Metadata => Report::new(
+                format!(
+                    "writes of the metadata to the store have failed and are tried again: {error}"
+                ),
+                "nothing is destaged, and writes go on until the log is full",
+                remedy,
+            ),
+        }
+    }
+
+    fn full_report(self, error: &str) -> Report {
+        let what = match self {
+            Way::Metadata => "the metadata",
+            Way::Upload | Way::Read => "segments",
+        };
+        Report::new(
+            format!("the store is full, and takes no more of {what}: {error}"),
+            "writes go on until the log is full, and then wait",
+            "make room in the store or enlarge it; spindle goes on by itself",
+        )
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Outage {
+    way: Way,
+    conditions: Conditions,
+    failing: Mutex<Option<Failing>>,
+}
+
+impl Outage {
+    pub(crate) fn new(way: Way, conditions: Conditions) -> Outage {
+        Outage { way, conditions, failing: Mutex::default() }
+    }
+
+    /// An attempt failed.
+    pub(crate) fn note(&self, error: &(dyn Error + 'static)) {
+        let now = Instant::now();
+        let (text, is_full) = (public_text(error), is_store_full(error));
+        // Held, so that a success beside it does not come between the failure and its condition.
+        let mut failing = self.failing.lock();
+        let began = failing.as_ref().map_or(now, |failing| failing.began);
+        let (full, away) = match is_full {
+            true => (Some(self.way.full_report(&text)), None),
+            false => (None, Some(self.way.report(&text))),
+        };
+        *failing = Some(Failing { error: text, began, last: now });
+        let subject = self.way.subject();
+        self.conditions.set(ConditionKind::StoreFull, subject, full);
+        self.conditions.set(ConditionKind::StoreUnavailable, subject, away);
+    }
+
+    /// An attempt has ended either way; an answer that refuses what was asked for is no failure.
+    pub(crate) fn note_outcome<T>(&self, outcome: &object_store::Result<T>) {
+        match outcome {
+            Err(error) if !crate::watched::is_answer(error) => self.note(error),
+            _ => self.clear(),
+        }
+    }
+
+    /// An attempt succeeded.
+    pub(crate) fn clear(&self) {
+        let mut failing = self.failing.lock();
+        if failing.take().is_some() {
+            self.conditions.clear(ConditionKind::StoreFull, self.way.subject());
+            self.conditions.clear(ConditionKind::StoreUnavailable, self.way.subject());
+        }
     }
 
     /// How it fails, while it does.
     pub(crate) fn status(&self) -> Option<StoreFailure> {
-        let (failing, now) = (self.0.lock(), Instant::now());
+        let (failing, now) = (self.failing.lock(), Instant::now());
         failing.as_ref().map(|failing| StoreFailure {
             error: failing.error.clone(),
             lasts: now.duration_since(failing.began),
@@ -77,6 +164,37 @@ pub(crate) fn public_text(error: &dyn Error) -> String {
     words.join(" ").chars().take(TEXT_CHARS_MAX).collect()
 }
 
+/// What stores say when they have no space left. Sources: `errno(3)` as the standard library words it; the codes of
+/// MinIO, Ceph and SeaweedFS; HTTP status 507 (RFC 4918).
+const FULL_WORDS: [&str; 7] = [
+    "No space left on device",
+    "Disk quota exceeded",
+    "XMinioStorageFull",
+    "QuotaExceeded",
+    "InsufficientStorage",
+    "Insufficient Storage",
+    "InsufficientCapacity",
+];
+
+/// Whether the store refused because it has no space left.
+#[must_use]
+pub fn is_store_full(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        if matches!(kind, Some(StorageFull | QuotaExceeded)) {
+            return true;
+        }
+        next = error.source();
+        if next.is_none() {
+            let text = error.to_string();
+            return FULL_WORDS.iter().any(|word| text.contains(word));
+        }
+    }
+    false
+}
+
 /// A word up to the query of the URL or path in it. A question mark that ends a word is none.
 fn without_query(word: &str) -> &str {
     match word.split_once('?') {
@@ -95,16 +213,43 @@ mod tests {
 
     #[test]
     fn a_failure_is_shown_from_the_first_attempt_that_fails_to_one_that_succeeds() {
-        let outage = Outage::default();
+        let conditions = Conditions::default();
+        let outage = Outage::new(Way::Read, conditions.clone());
         assert_eq!(outage.status(), None);
-        assert!(outage.note(&failed("connection refused")));
-        assert!(!outage.note(&failed("access denied")));
+        outage.note(&failed("connection refused"));
+        outage.note(&failed("access denied"));
         let failure = outage.status().expect("it fails");
         assert!(failure.error.contains("access denied"), "{}", failure.error);
         assert!(!failure.error.contains("refused") && failure.age <= failure.lasts);
-        assert!(outage.clear());
-        assert!(!outage.clear());
-        assert_eq!(outage.status(), None);
+        let listed = conditions.list();
+        assert_eq!((listed.len(), listed[0].kind), (1, ConditionKind::StoreUnavailable));
+        assert_eq!(listed[0].subject, "read");
+        assert!(listed[0].report.what.contains("access denied"), "{listed:?}");
+        outage.clear();
+        outage.clear();
+        assert_eq!((outage.status(), conditions.list()), (None, Vec::new()));
+    }
+
+    #[test]
+    fn a_store_without_space_is_told_from_one_that_is_away() {
+        let conditions = Conditions::default();
+        let outage = Outage::new(Way::Upload, conditions.clone());
+        let kinds = || conditions.list().iter().map(|one| one.kind).collect::<Vec<_>>();
+        outage.note(&failed("connection refused"));
+        assert_eq!(kinds(), [ConditionKind::StoreUnavailable]);
+        let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let full = object_store::Error::Generic { store: "local", source: Box::new(full) };
+        outage.note(&full);
+        assert_eq!(kinds(), [ConditionKind::StoreFull]);
+        for text in [
+            "507: <Code>XMinioStorageFull</Code>",
+            "Unable to copy: No space left on device (os error 28)",
+        ] {
+            assert!(is_store_full(&failed(text)), "{text}");
+        }
+        assert!(!is_store_full(&failed("503: SlowDown")));
+        outage.clear();
+        assert_eq!(kinds(), []);
     }
 
     #[test]

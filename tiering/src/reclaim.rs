@@ -25,8 +25,9 @@ use crate::map::space::{self, Space};
 use crate::map::{LayerId, Placed};
 use crate::segment::BLOCK_COUNT_MAX;
 use crate::tier::Inner;
+use block::conditions::Report;
 use block::units::BLOCK_BYTES;
-use block::{Error, ErrorKind, Result};
+use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -148,6 +149,8 @@ struct State {
     /// The best one last.
     victims: Vec<Victim>,
     stuck: HashSet<u64>,
+    /// The newest of them, and what is wrong with it.
+    stuck_why: String,
     /// The segment that is being looked into.
     looking: Option<u64>,
     /// Segments that took too long to look into, and when.
@@ -160,9 +163,14 @@ pub(crate) struct Reclaim {
     turn: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     counters: Counters,
+    conditions: Conditions,
 }
 
 impl Reclaim {
+    pub(crate) fn new(conditions: Conditions) -> Reclaim {
+        Reclaim { conditions, ..Reclaim::default() }
+    }
+
     /// `may_be_well`: of a stuck one that counts as dead by now, what was wrong with it may be over.
     fn next_victim(&self, may_be_well: impl Fn(&SegmentRecord) -> bool) -> Option<Victim> {
         let mut state = self.state.lock();
@@ -181,7 +189,27 @@ impl Reclaim {
 
     /// Nothing is wrong with this segment any more: the next pass may take it.
     pub(crate) fn note_well(&self, number: u64) {
-        self.state.lock().stuck.remove(&number);
+        let mut state = self.state.lock();
+        if state.stuck.remove(&number) {
+            self.show_stuck(&state);
+        }
+    }
+
+    /// The condition follows the list. Its lock is held, so that an earlier list is never shown after a later one.
+    fn show_stuck(&self, state: &State) {
+        let report = (!state.stuck.is_empty()).then(|| {
+            let count = state.stuck.len();
+            let (noun, them) = if count == 1 { ("segment", "it") } else { ("segments", "them") };
+            Report::new(
+                format!(
+                    "{count} {noun} cannot be reclaimed, because something in {them} is damaged; the latest: {}",
+                    state.stuck_why
+                ),
+                "their space in the store does not come back; what of them can be read is served",
+                "`spindle fsck` says what is wrong",
+            )
+        });
+        self.conditions.set(ConditionKind::ReclaimBlocked, "pool", report);
     }
 
     /// As after a while: a pass is due at once.
@@ -436,14 +464,15 @@ impl Inner {
         }
         let mut state = self.reclaim.state.lock();
         let is_known = state.stuck.contains(&record.info.number.0);
-        if state.stuck.len() < STUCK_MAX {
-            state.stuck.insert(record.info.number.0);
+        if state.stuck.len() < STUCK_MAX && state.stuck.insert(record.info.number.0) {
+            state.stuck_why = format!("segment {}: {}", record.info.number.0, error.chain());
+            self.reclaim.show_stuck(&state);
         }
         drop(state);
         if !is_known {
-            tracing::error!(
+            tracing::info!(
                 segment = record.info.number.0, error = %error.chain(),
-                "a segment is not reclaimed: something is wrong with it; `spindle fsck` says what"
+                "a segment is left alone by reclaim"
             );
         }
         Ok(())

@@ -8,7 +8,8 @@
 //! - What is asked and answered is not changed, but for a range that begins past an object's end.
 //! - A failure that is part of asking (no such object, created by somebody else) is none.
 
-use crate::outage::public_text;
+use crate::outage::{Outage, Way, public_text};
+use block::Conditions;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -39,22 +40,28 @@ pub(crate) struct Watched {
     inner: Arc<dyn ObjectStore>,
     newest: Arc<Newest>,
     written_bytes: Arc<AtomicU64>,
+    /// Of whole objects: the database waits for these, and tries for as long as they fail.
+    puts: Arc<Outage>,
 }
 
 /// The newest failure: of which object, why, and when.
 #[derive(Debug, Default)]
 struct Newest(Mutex<Option<(Path, String, Instant)>>);
 
+/// It says how things are there, and is no failure.
+pub(crate) fn is_answer(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NotFound { .. }
+            | Error::AlreadyExists { .. }
+            | Error::Precondition { .. }
+            | Error::NotModified { .. }
+    )
+}
+
 impl Newest {
     fn note(&self, path: &Path, error: &Error) {
-        let is_answer = matches!(
-            error,
-            Error::NotFound { .. }
-                | Error::AlreadyExists { .. }
-                | Error::Precondition { .. }
-                | Error::NotModified { .. }
-        );
-        if !is_answer {
+        if !is_answer(error) {
             // What is found out here is said without the kind that the database needs.
             let shorter = std::error::Error::source(error).filter(|source| source.is::<Shorter>());
             let text = public_text(shorter.unwrap_or(error));
@@ -64,8 +71,9 @@ impl Newest {
 }
 
 impl Watched {
-    pub(crate) fn new(inner: Arc<dyn ObjectStore>) -> Watched {
-        Watched { inner, newest: Arc::default(), written_bytes: Arc::default() }
+    pub(crate) fn new(inner: Arc<dyn ObjectStore>, conditions: Conditions) -> Watched {
+        let puts = Arc::new(Outage::new(Way::Metadata, conditions));
+        Watched { inner, newest: Arc::default(), written_bytes: Arc::default(), puts }
     }
 
     /// The newest failure, with the object that was asked for, for people. It stays when other calls
@@ -108,6 +116,7 @@ impl Watched {
 struct Counted {
     inner: Box<dyn MultipartUpload>,
     written_bytes: Arc<AtomicU64>,
+    puts: Arc<Outage>,
 }
 
 #[async_trait::async_trait]
@@ -118,7 +127,9 @@ impl MultipartUpload for Counted {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        self.inner.complete().await
+        let outcome = self.inner.complete().await;
+        self.puts.note_outcome(&outcome);
+        outcome
     }
 
     async fn abort(&mut self) -> Result<()> {
@@ -145,7 +156,10 @@ impl ObjectStore for Watched {
         match self.inner.put_opts(location, payload, options).await {
             // The database asks for them where a store has them, and goes on without.
             Err(error @ Error::NotImplemented { .. }) if has_attributes => Err(error),
-            outcome => self.noted(location, outcome),
+            outcome => {
+                self.puts.note_outcome(&outcome);
+                self.noted(location, outcome)
+            }
         }
     }
 
@@ -154,9 +168,13 @@ impl ObjectStore for Watched {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        let upload =
-            self.noted(location, self.inner.put_multipart_opts(location, options).await)?;
-        Ok(Box::new(Counted { inner: upload, written_bytes: self.written_bytes.clone() }))
+        let begun = self.inner.put_multipart_opts(location, options).await;
+        if let Err(error) = &begun {
+            self.puts.note(error);
+        }
+        let inner = self.noted(location, begun)?;
+        let (written_bytes, puts) = (self.written_bytes.clone(), self.puts.clone());
+        Ok(Box::new(Counted { inner, written_bytes, puts }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {

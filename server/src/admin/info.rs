@@ -4,6 +4,7 @@ use crate::keys::SlotKind;
 use crate::record::Durability;
 use crate::schedule::Keep;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// A volume, as the admin sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -277,11 +278,26 @@ pub struct StatusInfo {
     pub key_slots: Vec<KeySlotInfo>,
     /// A recovery key was made.
     pub has_recovery_key: bool,
-    /// What a person should know or do.
+    /// What a person should know or do: the conditions, one line each.
     pub warnings: Vec<String>,
-    /// The conditions that last, the oldest first; `warnings` has each as one line.
+    /// The conditions that last, the oldest first.
     #[serde(default)]
     pub conditions: Vec<ConditionInfo>,
+    /// Each kind of condition, by the name that the manual lists.
+    #[serde(default)]
+    pub condition_counts: BTreeMap<String, ConditionCount>,
+    /// Conditions that were raised and are not listed, because there were too many.
+    #[serde(default)]
+    pub condition_excluded_count: u64,
+}
+
+/// Conditions of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConditionCount {
+    /// Raised since the start.
+    pub raised_count: u64,
+    /// Those that last.
+    pub lasting_count: u64,
 }
 
 /// A condition that lasts.

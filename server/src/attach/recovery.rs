@@ -67,14 +67,10 @@ impl Attachments {
         let begun: Vec<_> = begun.collect();
         let recovered: Vec<_> = stream::iter(begun).buffer_unordered(AT_ONCE_MAX).collect().await;
         for (id, outcome) in recovered {
-            if let Err(error) = settle(live, id, outcome) {
-                tracing::error!(
-                    volume = id, error = %error.chain(),
-                    "an attached volume is not served; its device waits. Remove the cause and attach the \
-                     volume again, or give it up with `spindle detach --force`"
-                );
-            }
+            // What failed is in the list, with its error.
+            let _ = settle(live, id, outcome);
         }
+        self.show_live(live);
         self.write(live)
     }
 

@@ -1,8 +1,8 @@
 //! Owns the text that people read: tables and sentences made of the admin replies.
 
 use crate::admin::{
-    CacheInfo, CopyInfo, DiffInfo, FsckInfo, NbdInfo, Reply, RestoreInfo, ScheduleInfo, ScrubInfo,
-    SnapshotInfo, SpaceInfo, StatusInfo, VolumeInfo,
+    CacheInfo, ConditionInfo, CopyInfo, DiffInfo, FsckInfo, NbdInfo, Reply, RestoreInfo,
+    ScheduleInfo, ScrubInfo, SnapshotInfo, SpaceInfo, StatusInfo, VolumeInfo,
 };
 use crate::config::Config;
 use crate::config::options::{self, OptionDoc};
@@ -440,14 +440,40 @@ fn status(info: &StatusInfo) -> String {
     for endpoint in &info.endpoints {
         let _ = writeln!(text, "{endpoint}");
     }
-    let failures = [&log.failure, &info.destage.failure];
-    for failure in failures.into_iter().flatten() {
-        let _ = writeln!(text, "FAILED: {failure}");
+    text.push_str(&conditions(&info.conditions, info.condition_excluded_count));
+    text
+}
+
+/// Each with since when it lasts, what it costs, and what to do.
+fn conditions(conditions: &[ConditionInfo], excluded_count: u64) -> String {
+    let mut text = String::new();
+    for condition in conditions {
+        let ConditionInfo { kind, what, since, seconds, cost, remedy, .. } = condition;
+        let _ = writeln!(text, "warning: {what} ({kind})");
+        let _ = writeln!(text, "  since: {}, for {}", utc(*since), lasting(*seconds));
+        for (name, words) in [("cost", cost), ("to do", remedy)] {
+            if !words.is_empty() {
+                let _ = writeln!(text, "  {name}: {words}");
+            }
+        }
     }
-    for warning in &info.warnings {
-        let _ = writeln!(text, "warning: {warning}");
+    if excluded_count > 0 {
+        let _ = writeln!(
+            text,
+            "warning: {excluded_count} more were raised than can be listed; see the log"
+        );
     }
     text
+}
+
+fn lasting(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min {} s", seconds % 60),
+        (0, ..) => format!("{hours} h {} min", minutes % 60),
+        _ => format!("{days} d {} h", hours % 24),
+    }
 }
 
 fn restored_from(info: &RestoreInfo) -> String {
@@ -753,11 +779,20 @@ mod tests {
         let mut info = StatusInfo { name: "main".to_owned(), ..StatusInfo::default() };
         info.at_risk.bytes = 3 << 20;
         info.at_risk.oldest_seconds = 12.34;
-        info.warnings.push("no recovery key was made".to_owned());
-        info.log.failure = Some("disk on fire".to_owned());
+        info.conditions.push(ConditionInfo {
+            kind: "pool-stopped".to_owned(),
+            what: "disk on fire".to_owned(),
+            since: 1_700_000_000,
+            seconds: 7265,
+            cost: "nothing is served".to_owned(),
+            remedy: "call the fire brigade".to_owned(),
+            ..ConditionInfo::default()
+        });
+        info.condition_excluded_count = 3;
         let text = status(&info);
         assert!(text.contains("12.3 s, 3.00 MiB"), "{text}");
-        assert!(text.contains("warning: no recovery key was made"), "{text}");
-        assert!(text.contains("FAILED: disk on fire"), "{text}");
+        let shown = "warning: disk on fire (pool-stopped)\n  since: 2023-11-14T22:13:20Z, for 2 h 1 min\n  \
+                     cost: nothing is served\n  to do: call the fire brigade\nwarning: 3 more were raised";
+        assert!(text.contains(shown), "{text}");
     }
 }

@@ -11,6 +11,7 @@ mod status;
 use crate::admin::{AdminHandler, DiffExtent, DiffInfo, Reply, Request, VolumeInfo};
 use crate::attach::{self, Attachments};
 use crate::claims::Unattached;
+use crate::conditions;
 use crate::copies::Copies;
 use crate::glue::exports::PoolExports;
 use crate::keys::NewKey;
@@ -327,7 +328,12 @@ impl AdminHandler for AdminPool {
                 Ok(Reply::Fsck(crate::serve::fsck_of(&open.config, pool, &key).await?))
             }
             Request::KeyBackup { replace } => {
-                let key = open.keys.lock().await.add_recovery(replace).await?;
+                let key = {
+                    let mut keys = open.keys.lock().await;
+                    let added = keys.add_recovery(replace).await;
+                    conditions::show_recovery_key(&open.conditions, keys.has_recovery());
+                    added?
+                };
                 Ok(Reply::RecoveryKey { key })
             }
             Request::KeyRotate { new } => {
@@ -335,7 +341,12 @@ impl AdminHandler for AdminPool {
                     Some(new) => new,
                     None => NewKey::File { path: key_file(&open)? },
                 };
-                let rotated = open.keys.lock().await.rotate(&new).await?;
+                let rotated = {
+                    let mut keys = open.keys.lock().await;
+                    let rotated = keys.rotate(&new).await;
+                    conditions::show_recovery_key(&open.conditions, keys.has_recovery());
+                    rotated?
+                };
                 Ok(Reply::KeyRotated { kind: rotated.kind, message: rotated.message })
             }
             Request::Attach { name, options } => {

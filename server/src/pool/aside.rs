@@ -12,7 +12,8 @@
 use super::{Pool, Shared};
 use crate::destage::Aside;
 use crate::volume::Volume;
-use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use block::conditions::Report;
+use block::{ConditionKind, Error, ErrorKind, Lsn, Result, VolumeId};
 use replication::MissingSide;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -57,13 +58,6 @@ impl Shared {
     /// A volume was found not to go into the store, from `since` on.
     pub(crate) fn note_aside(&self, volume: VolumeId, since: Lsn, cause: &Error) {
         let reason = cause.chain();
-        tracing::error!(
-            volume = volume.0,
-            since_lsn = since.0,
-            error = reason,
-            "a volume cannot be destaged; its newest writes stay on this machine, in side files \
-             beside the log, and are tried again; the other volumes go on"
-        );
         self.aside.lock().volumes.insert(volume, (reason, since));
         self.is_any_aside.store(true, Ordering::Release);
     }
@@ -92,9 +86,9 @@ impl Shared {
 
     /// The store has all of the volume that it has of the others.
     pub(crate) fn note_back(&self, volume: VolumeId) {
-        tracing::info!(volume = volume.0, "the volume can be destaged again");
         let mut aside = self.aside.lock();
         self.progress.lock().aside.remove(&volume.0);
+        self.tier.conditions().clear(ConditionKind::VolumeStalled, &self.name_of(volume));
         aside.volumes.remove(&volume);
         aside.closed.remove(&volume);
         aside.given_up.remove(&volume);
@@ -154,6 +148,9 @@ impl Shared {
                 is_closed: aside.closed.contains_key(&volume),
                 reason,
             };
+            let (conditions, name) = (self.tier.conditions(), self.name_of(volume));
+            let report = stalled(&name, &entry);
+            conditions.raise(ConditionKind::VolumeStalled, &name, report);
             listed.insert(volume.0, entry);
         }
         self.progress.lock().aside = listed;
@@ -273,6 +270,30 @@ impl Pool {
     }
 }
 
+/// The condition of a volume that is aside.
+fn stalled(name: &str, aside: &Aside) -> Report {
+    if aside.is_closed {
+        return Report::new(
+            format!("volume {name} is not served: {}", aside.reason),
+            "its clients get errors; the other volumes go on",
+            "bring the side file back from the machine that wrote it, and restart spindle",
+        );
+    }
+    let refusing = if aside.is_refusing_writes { ", and it refuses further writes" } else { "" };
+    Report::new(
+        format!(
+            "volume {name} cannot be destaged: its writes since LSN {} are on this machine only: {}",
+            aside.since_lsn, aside.reason
+        ),
+        format!(
+            "{} bytes in {} side files and {} bytes in the log would be lost with this machine{refusing}; the other \
+             volumes go on",
+            aside.side_bytes, aside.side_file_count, aside.log_bytes
+        ),
+        "bring the damaged object of the store back, or write over what is damaged; it is tried again by itself",
+    )
+}
+
 fn refusal(volume: VolumeId, reason: &str) -> Error {
     let what = format!(
         "change volume {volume}: it cannot be destaged, and this machine holds as much of it as it \
@@ -299,9 +320,7 @@ pub(super) fn asides_at_start(tier: &Tier, missing: &[MissingSide]) -> AsideVolu
             side.path.display(),
             side.why
         );
-        let error = Error::new(ErrorKind::Corrupt, what);
-        tracing::error!(volume = volume.0, error = %error.chain(), "a volume is not served");
-        aside.closed.insert(volume, error);
+        aside.closed.insert(volume, Error::new(ErrorKind::Corrupt, what));
     }
     aside
 }

@@ -34,11 +34,8 @@ impl Shared {
             self.tier.volume_keys().assign(VolumeId(record.id), record.key());
             if record.state == VolumeState::Present && !self.tier.volume_keys().has(record.key()) {
                 self.is_any_keyless.store(true, Ordering::Release);
-                tracing::error!(
-                    volume = %record.name,
-                    "the volume's own key is not in the store: nothing of the volume can be read, and it is not served"
-                );
             }
+            self.show_record(record);
         }
     }
 

@@ -8,8 +8,9 @@
 //! - There is one change lock a volume, the same one for every holder.
 
 use super::aside::{AsideVolumes, asides_at_start};
+use crate::conditions;
 use crate::destage::DestageProgress;
-use crate::record::{RECORD_BYTES_MAX, VolumeRecord};
+use crate::record::{RECORD_BYTES_MAX, VolumeRecord, VolumeState};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
@@ -32,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) wanted: Notify,
     pub(crate) destaged: watch::Sender<Lsn>,
     pub(crate) progress: Mutex<DestageProgress>,
+    /// Names of volumes, also of those that are gone.
+    names: Mutex<HashMap<VolumeId, String>>,
     /// One lock a volume, shared by its changes, alone for what must not be interleaved with any.
     change_locks: Mutex<HashMap<VolumeId, Arc<RwLock<()>>>>,
     pub(super) aside: Mutex<AsideVolumes>,
@@ -58,6 +61,7 @@ impl Shared {
         let aside = asides_at_start(&tier, missing);
         Shared {
             change_locks: Mutex::default(),
+            names: Mutex::default(),
             is_any_aside: AtomicBool::new(!aside.volumes.is_empty()),
             aside: Mutex::new(aside),
             is_late_wanted: AtomicBool::new(false),
@@ -91,7 +95,34 @@ impl Shared {
             let what = format!("change volume {}: its record becomes too long", record.name);
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        self.log.append(record_entry(record), Wait::Durable).await
+        let lsn = self.log.append(record_entry(record), Wait::Durable).await?;
+        self.show_record(record);
+        Ok(lsn)
+    }
+
+    /// A volume's newest record is this one: its conditions follow, and it is known by this name from now on.
+    pub(super) fn show_record(&self, record: &VolumeRecord) {
+        let (id, conditions) = (VolumeId(record.id), self.tier.conditions());
+        let (before, is_another) = {
+            let mut names = self.names.lock();
+            let before = names.insert(id, record.name.clone());
+            let mut others = names.iter().filter(|(other, _)| **other != id);
+            (before, others.any(|(_, name)| *name == record.name))
+        };
+        if let Some(before) = before.filter(|before| *before != record.name) {
+            conditions::forget_volume(conditions, &before);
+        }
+        if record.state != VolumeState::Present && is_another {
+            return; // they are the other's
+        }
+        let has_key = self.tier.volume_keys().has(record.key());
+        conditions::show_record(conditions, record, has_key);
+    }
+
+    /// The name of a volume that people know; its number where it has none.
+    pub(crate) fn name_of(&self, volume: VolumeId) -> String {
+        let name = self.names.lock().get(&volume).cloned();
+        name.unwrap_or_else(|| format!("number {volume}"))
     }
 
     /// The volume's lock; the same one for every holder.
@@ -185,7 +216,7 @@ impl Shared {
 
     /// Stops acknowledging: another epoch owns the pool, or the log cannot be trusted.
     pub(crate) fn fail(&self, error: Error) {
-        tracing::error!(error = %error.chain(), "pool stopped; restart spindle once the cause is gone");
+        conditions::show_stopped(self.tier.conditions(), &error.chain());
         // First, so that no read starts any more; a second reason changes nothing.
         let _ = self.fatal.set(error.clone());
         self.log.fail(error);

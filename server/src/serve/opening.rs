@@ -10,6 +10,7 @@
 //!   every volume steps back.
 
 use super::OpenPool;
+use crate::conditions::lookout::Lookout;
 use crate::config::{Config, LogIo};
 use crate::destage::{DestageOptions, ReclaimPace};
 use crate::keys::KeyRing;
@@ -18,9 +19,9 @@ use crate::pool::{Pool, StepBack};
 use crate::restore;
 use crate::store::{Store, StoreOptions};
 use crate::volume_keys::VolumeKeyRing;
-use block::conditions::Change;
+use block::conditions::Report;
 use block::seal::PoolKey;
-use block::{Conditions, Epoch, Error, ErrorKind, Lsn, Result};
+use block::{ConditionKind, Conditions, Epoch, Error, ErrorKind, Lsn, Result};
 use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -113,9 +114,9 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let mut options = tier_options(config, &store, keys.pool(), &key, ownership.epoch());
     options.background = Some(crate::background::lane()?);
     let conditions = Conditions::default();
-    conditions.observe(log_condition);
+    conditions.observe(crate::conditions::log);
     options.conditions = conditions.clone();
-    warn_of_small_index(config);
+    show_small_index(config, &conditions);
     let owner = ownership.clone();
     options.owner_check = Some(OwnerCheck::new(move || {
         let owner = owner.clone();
@@ -161,6 +162,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     store.clean_unfinished(tiering::segment::FOLDER);
     make_mark(dir, LOG_MADE)?;
     report_recovery(&recovery);
+    crate::conditions::show_recovery(&conditions, &recovery);
     let reclaim = &config.settings().reclaim;
     let destage = DestageOptions {
         max_age: config.settings().destage.max_age.duration(),
@@ -193,46 +195,45 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         config: config.clone(),
         conditions,
         recovery,
-        no_contact: parking_lot::Mutex::default(),
         node,
         store: own_store,
         is_whole: watch::Sender::new(restored.as_ref().is_none_or(|one| one.origin.is_whole)),
         restored,
     };
+    crate::conditions::show_recovery_key(&open.conditions, open.keys.lock().await.has_recovery());
+    show_descriptors(&open);
+    Lookout::new(&open).look(&open);
     Ok(open)
 }
 
-/// Writes the log line of a condition that was raised or has ended.
-fn log_condition(change: Change<'_>) {
-    match change {
-        Change::Raised(condition) => tracing::warn!(
-            condition = condition.kind.id(),
-            subject = condition.subject,
-            cost = condition.report.cost,
-            remedy = condition.report.remedy,
-            "{}",
-            condition.report.what
-        ),
-        Change::Cleared(condition) => tracing::info!(
-            condition = condition.kind.id(),
-            subject = condition.subject,
-            seconds = condition.lasts.as_secs(),
-            "the condition has ended"
-        ),
-    }
+/// Its subject is not the cache's directory, which the cache itself has.
+fn show_small_index(config: &Config, conditions: &Conditions) {
+    let (budget, size) = (config.budget(), &config.settings().cache.size);
+    let Some(dir) = config.cache_dir() else { return };
+    let is_small = budget.cache_index_bytes < budget.cache_index_wanted_bytes;
+    let report = is_small.then(|| {
+        Report::new(
+            format!(
+                "memory is too small to index all of the read cache of {size}: its index has {} MiB and would take \
+                 {}",
+                budget.cache_index_bytes >> 20,
+                budget.cache_index_wanted_bytes >> 20
+            ),
+            "small blocks may leave parts of the cache unused",
+            "raise `memory`, or lower `cache.size`",
+        )
+    });
+    let subject = format!("index of {}", dir.display());
+    conditions.set(ConditionKind::CacheShrunk, &subject, report);
 }
 
-fn warn_of_small_index(config: &Config) {
-    let budget = config.budget();
-    if config.cache_dir().is_some() && budget.cache_index_bytes < budget.cache_index_wanted_bytes {
-        tracing::warn!(
-            cache = %config.settings().cache.size,
-            index_bytes = budget.cache_index_bytes,
-            wanted_bytes = budget.cache_index_wanted_bytes,
-            "memory is too small to index all of the read cache: small blocks may leave parts of it \
-             unused"
-        );
-    }
+fn show_descriptors(open: &OpenPool) {
+    use rustix::process::{Resource, getrlimit};
+    let settings = open.config.settings();
+    let ring_file_count = settings.log.size.0 / settings.log.file_size.0.max(1);
+    let limit = getrlimit(Resource::Nofile).current;
+    let connections = u64::from(settings.nbd.connection_count_max);
+    crate::conditions::show_descriptors(&open.conditions, limit, connections, ring_file_count);
 }
 
 /// Memory in use is to be memory that is needed: buffers come and go, and with huge pages each that is
@@ -358,7 +359,7 @@ pub(super) fn tier_options(
     options
 }
 
-/// Reports what the log had for us; the numbers are also in the status.
+/// Logs what the log had for us.
 fn report_recovery(recovery: &replication::Recovery) {
     tracing::info!(
         entry_count = recovery.entry_count,
@@ -366,13 +367,6 @@ fn report_recovery(recovery: &replication::Recovery) {
         was_clean = recovery.was_clean,
         "write log opened"
     );
-    if !recovery.is_tail_proven {
-        tracing::warn!(
-            reason = recovery.lost_reason.as_deref().unwrap_or("unknown"),
-            "the machine stopped while writes were answered ahead of stable storage: some that \
-             were answered but never flushed may be gone"
-        );
-    }
 }
 
 /// Moves a log that this directory may not replay out of the way. Never one that was written since the

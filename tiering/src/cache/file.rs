@@ -34,6 +34,9 @@ pub struct CacheFile {
     /// Bytes that still arrive before the process is killed.
     #[cfg(test)]
     killed_after_bytes: std::sync::atomic::AtomicU64,
+    /// What the disk is to have left.
+    #[cfg(test)]
+    free_bytes: std::sync::atomic::AtomicU64,
 }
 
 impl CacheFile {
@@ -74,6 +77,8 @@ impl CacheFile {
             region_bytes,
             #[cfg(test)]
             killed_after_bytes: u64::MAX.into(),
+            #[cfg(test)]
+            free_bytes: u64::MAX.into(),
         })
     }
 
@@ -137,6 +142,12 @@ impl CacheFile {
     /// # Errors
     /// `StorageFull` and others of the file system.
     pub fn reserve(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        #[cfg(test)]
+        match self.free_bytes.load(std::sync::atomic::Ordering::Relaxed) {
+            u64::MAX => {}
+            free if free < bytes => return Err(io::ErrorKind::StorageFull.into()),
+            free => self.set_free_bytes(free - bytes),
+        }
         match rustix::fs::fallocate(&self.buffered, FallocateFlags::empty(), offset, bytes) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
                 let end = offset + bytes;
@@ -144,6 +155,24 @@ impl CacheFile {
             }
             result => Ok(result?),
         }
+    }
+
+    /// Bytes that the file's disk still has for us; `None` where it does not say.
+    #[must_use]
+    pub fn free_bytes(&self) -> Option<u64> {
+        #[cfg(test)]
+        match self.free_bytes.load(std::sync::atomic::Ordering::Relaxed) {
+            u64::MAX => {}
+            free => return Some(free),
+        }
+        let found = rustix::fs::fstatvfs(&self.buffered).ok()?;
+        Some(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+
+    /// From here on the disk has so much space left; `u64::MAX`: what it has.
+    #[cfg(test)]
+    pub fn set_free_bytes(&self, bytes: u64) {
+        self.free_bytes.store(bytes, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Writes whole blocks of an aligned buffer. Past the page cache where that is possible: a

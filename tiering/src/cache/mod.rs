@@ -10,7 +10,8 @@
 //!   one writer thread, and what does not fit is dropped and counted.
 //! - Memory is bounded: index, waiting frames, and one pack.
 //! - Whatever happens to the file or the disk, the worst is that frames come from the store again.
-//!   The first failing write turns the cache off and warns; nothing tries again until a restart.
+//!   The first failing write turns the cache off; nothing tries again until a restart.
+//! - A disk without space keeps the cache at the size that it has; it grows again by itself when there is space.
 //! - Nothing is ever invalidated: a key names bytes that never change.
 
 pub mod file;
@@ -27,7 +28,8 @@ pub use index::key_of;
 
 use crate::planted::Planted;
 use crate::segment::{FrameAt, FrameRef, SegmentError, SegmentId, SegmentInfo};
-use block::Conditions;
+use block::conditions::Report;
+use block::{ConditionKind, Conditions};
 use bytes::Bytes;
 use file::CacheFile;
 use format::ALIGN;
@@ -42,7 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How the cache reads its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,6 +98,9 @@ const REGION_COUNT_MIN: u64 = 8;
 const QUEUE_COUNT_MAX: usize = 4096;
 /// Failing reads after which the cache is turned off. Chosen by hand.
 const READ_ERROR_COUNT_MAX: u64 = 16;
+/// Frames that do not verify are a condition until none was found for so long. Chosen by hand: a disk that goes bad
+/// shows it again.
+const BAD_LASTS: Duration = Duration::from_secs(3600);
 
 /// Counters since the start, and gauges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -122,10 +127,13 @@ pub struct CacheStatus {
     pub bad_count: u64,
     /// Reads and writes that failed.
     pub error_count: u64,
+    /// Bytes of its size for which the disk has not given space yet.
+    pub unreserved_bytes: u64,
 }
 
 #[derive(Debug, Default)]
 struct Counters {
+    unreserved_bytes: AtomicU64,
     insert_count: AtomicU64,
     written_bytes: AtomicU64,
     dropped_count: AtomicU64,
@@ -158,6 +166,10 @@ struct Shared {
     /// Laps before this one are what a run has left that was not closed. Known once the file was looked through.
     proven_from: AtomicU32,
     rejected: Rejected,
+    dir: PathBuf,
+    conditions: Conditions,
+    /// When a frame here did not verify last.
+    bad_at: Mutex<Option<Instant>>,
 }
 
 /// What the writer is told.
@@ -229,6 +241,9 @@ impl FrameCache {
             counters: Counters::default(),
             proven_from: AtomicU32::new(0),
             rejected: Rejected::default(),
+            dir: options.dir.clone(),
+            conditions: options.conditions.clone(),
+            bad_at: Mutex::default(),
         });
         let (queue, work) = mpsc::sync_channel(QUEUE_COUNT_MAX);
         let writer = writer::Writer::new(shared.clone(), planted);
@@ -289,8 +304,11 @@ impl FrameCache {
         if shared.sequence_at(place.at) != place.sequence {
             return;
         }
-        shared.counters.bad_count.fetch_add(1, Ordering::Relaxed);
+        let count = shared.counters.bad_count.fetch_add(1, Ordering::Relaxed) + 1;
         let is_proven = place.sequence >= u64::from(shared.proven_from.load(Ordering::Relaxed));
+        if is_proven {
+            shared.note_bad(count);
+        }
         let due = shared.rejected.note(is_proven, frame, place.at, error, Instant::now());
         if let Some(wait) = due
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
@@ -390,6 +408,7 @@ impl FrameCache {
             reinserted_count: load(&counters.reinserted_count),
             bad_count: load(&counters.bad_count),
             error_count: load(&counters.error_count),
+            unreserved_bytes: load(&counters.unreserved_bytes),
         }
     }
 }
@@ -439,10 +458,60 @@ impl Shared {
     /// Degrades to no cache at all, once.
     fn turn_off(&self, action: &str, error: &io::Error) {
         if self.is_on.swap(false, Ordering::AcqRel) {
-            tracing::warn!(
-                error = error as &dyn std::error::Error,
-                "{action}: the read cache is off until the next start; reads take longer"
+            let report = Report::new(
+                format!(
+                    "the read cache in {} is off until the next start: {action}: {error}",
+                    self.dir.display()
+                ),
+                "reads come from the store and take longer; nothing is lost",
+                "check the disk of the cache, then restart spindle",
             );
+            self.conditions.raise(ConditionKind::CacheFailing, &self.subject(), report);
         }
     }
+
+    fn note_bad(&self, count: u64) {
+        let mut bad_at = self.bad_at.lock();
+        *bad_at = Some(Instant::now());
+        if self.is_on.load(Ordering::Acquire) {
+            let report = Report::new(
+                format!(
+                    "the read cache in {} gave {count} frames since the start that do not verify",
+                    self.dir.display()
+                ),
+                "each was read from the store instead; nothing is lost",
+                "after a loss of power, nothing; otherwise check the disk of the cache",
+            );
+            self.conditions.raise(ConditionKind::CacheFailing, &self.subject(), report);
+        }
+    }
+
+    /// Ends the condition of frames that do not verify when none was found for a while.
+    fn look_at_bad(&self) {
+        let mut bad_at = self.bad_at.lock();
+        if bad_at.is_some_and(|at| at.elapsed() >= BAD_LASTS) {
+            *bad_at = None;
+            if self.is_on.load(Ordering::Acquire) {
+                self.conditions.clear(ConditionKind::CacheFailing, &self.subject());
+            }
+        }
+    }
+
+    /// Of its conditions.
+    fn subject(&self) -> String {
+        self.dir.display().to_string()
+    }
+}
+
+/// The cache could not be opened: reads go to the store until the next start.
+pub(crate) fn report_not_opened(options: &CacheOptions, error: &io::Error) {
+    let dir = options.dir.display();
+    let report = Report::new(
+        format!(
+            "the read cache in {dir} could not be opened, and is off until the next start: {error}"
+        ),
+        "reads come from the store and take longer; nothing is lost",
+        "remove the cause, then restart spindle",
+    );
+    options.conditions.raise(ConditionKind::CacheFailing, &dir.to_string(), report);
 }

@@ -17,6 +17,8 @@ use super::{Shared, Work};
 use crate::planted::Planted;
 use crate::segment::SegmentId;
 use crate::segment::read::walk_frames;
+use block::ConditionKind;
+use block::conditions::Report;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io;
@@ -32,6 +34,15 @@ const GATHER_TIME: Duration = Duration::from_millis(100);
 /// Of a region that is emptied, at most one part in this many moves on. Chosen by hand: it bounds
 /// write amplification to 4/3.
 const SURVIVOR_PART: u64 = 4;
+
+/// How often the disk's space is looked at, and the growth that it refused is tried again. Chosen by hand: one call.
+const SPACE_LOOK: Duration =
+    if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(30) };
+/// Growth that was refused is tried again once the disk has space for this many regions: the last of a disk is left to
+/// others, like the log. Chosen by hand.
+const GROWTH_REGIONS: u64 = 4;
+/// A disk that was too small has enough when there is this part more than the cache needs. Chosen by hand.
+const MARGIN_PART: u64 = 16;
 
 /// A frame that is to be written: its key, and its bytes.
 type Item = (u64, Bytes);
@@ -60,6 +71,12 @@ pub(super) struct Writer {
     filled_bytes: Vec<u64>,
     /// Space of the region is reserved on the disk.
     is_reserved: Vec<bool>,
+    /// Regions for which the disk had no space, and what it said last.
+    refused: Vec<usize>,
+    refusal: String,
+    /// The disk has less than the cache is to have.
+    is_short: bool,
+    looked_at: Instant,
     sequence_next: u64,
     buffer: AlignedBuffer,
     planted: Planted,
@@ -75,6 +92,10 @@ impl Writer {
             open: None,
             filled_bytes: vec![0; region_count],
             is_reserved: vec![false; region_count],
+            refused: Vec::new(),
+            refusal: String::new(),
+            is_short: false,
+            looked_at: Instant::now(),
             sequence_next: 1,
             buffer: AlignedBuffer::default(),
             planted,
@@ -86,15 +107,20 @@ impl Writer {
         if let Err(error) = self.load() {
             self.fail("load the cache file", &error);
         }
+        self.look_at_space();
         let mut gathered: Vec<Item> = Vec::new();
         let mut gathered_bytes = 0;
         let mut deadline = Instant::now();
         loop {
-            let next = if gathered.is_empty() {
-                work.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else {
-                work.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+            if self.looked_at.elapsed() >= SPACE_LOOK {
+                self.look_at_space();
+                self.shared.look_at_bad();
+            }
+            let patience = match gathered.is_empty() {
+                true => SPACE_LOOK,
+                false => deadline.saturating_duration_since(Instant::now()),
             };
+            let next = work.recv_timeout(patience);
             if let Ok(Work::Frame { key, sealed }) = next {
                 if gathered.is_empty() {
                     deadline = Instant::now() + GATHER_TIME;
@@ -173,14 +199,32 @@ impl Writer {
         self.shared.turn_off(action, error);
     }
 
-    /// Writes all of them in as few packs as possible; on a failure turns the cache off.
+    /// Writes all of them in as few packs as possible; on a failure turns the cache off. Where the disk has no space,
+    /// they are not kept.
     fn write_items(&mut self, mut items: &[Item]) {
         while !items.is_empty() && self.is_on() {
             match self.write_some(items) {
                 Ok(count) => items = &items[count..],
+                Err(error) if is_full(&error) => {
+                    let count = items.len() as u64;
+                    self.shared.counters.dropped_count.fetch_add(count, Ordering::Relaxed);
+                    return self.give_up_open(&error);
+                }
                 Err(error) => self.fail("write the cache file", &error),
             }
         }
+    }
+
+    /// The disk had no space for what was to be written to the open region, if one is open: a file system that
+    /// reserves none.
+    fn give_up_open(&mut self, error: &io::Error) {
+        let Some(open) = self.open.take() else { return };
+        let start = self.start_of(open.region);
+        self.shared.sequences[open.region].store(0, Ordering::Release);
+        self.shared.index.remove_range(start..start + self.shared.region_bytes);
+        self.filled_bytes[open.region] = 0;
+        self.is_reserved[open.region] = false;
+        self.note_refused(open.region, error);
     }
 
     /// Writes what fits one pack and returns how many that were, at least one.
@@ -216,18 +260,8 @@ impl Writer {
             if let Some(region) = self.free.pop() {
                 match self.reserve(region) {
                     Ok(()) => break region,
-                    Err(error) if self.full.is_empty() => return Err(error),
-                    Err(error) => {
-                        let used_bytes = self.full.len() as u64 * self.shared.region_bytes;
-                        tracing::warn!(
-                            error = &error as &dyn std::error::Error,
-                            used_bytes,
-                            "reserve space for the read cache: it stays at this size until the next start"
-                        );
-                        self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
-                        let is_reserved = &self.is_reserved;
-                        self.free.retain(|&region| is_reserved[region]);
-                    }
+                    Err(error) if is_full(&error) => self.note_refused(region, &error),
+                    Err(error) => return Err(error),
                 }
                 continue;
             }
@@ -261,8 +295,72 @@ impl Writer {
         if !self.is_reserved[region] {
             self.shared.file.reserve(self.start_of(region), self.shared.region_bytes)?;
             self.is_reserved[region] = true;
+            self.count_unreserved();
         }
         Ok(())
+    }
+
+    /// The disk has no space for a region: the cache goes on with those that it has.
+    fn note_refused(&mut self, region: usize, error: &io::Error) {
+        self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
+        self.refusal = format!(": {error}");
+        let is_reserved = &self.is_reserved;
+        self.refused.push(region);
+        self.refused.extend(self.free.extract_if(.., |region| !is_reserved[*region]));
+        self.show_space();
+    }
+
+    /// Lets the cache grow again where the disk has space by now.
+    fn look_at_space(&mut self) {
+        self.looked_at = Instant::now();
+        let free_bytes = self.shared.file.free_bytes();
+        let wanted_bytes = self.shared.region_bytes * GROWTH_REGIONS.min(self.refused.len() as u64);
+        if free_bytes.is_none_or(|free| free >= wanted_bytes) {
+            // In front, so that what is reserved is filled first.
+            self.free.splice(..0, self.refused.drain(..));
+        }
+        self.count_unreserved();
+        self.show_space();
+    }
+
+    fn count_unreserved(&self) -> u64 {
+        let count = self.is_reserved.iter().filter(|is_reserved| !**is_reserved).count();
+        let bytes = count as u64 * self.shared.region_bytes;
+        self.shared.counters.unreserved_bytes.store(bytes, Ordering::Relaxed);
+        bytes
+    }
+
+    /// The condition follows what the disk has, and has refused.
+    fn show_space(&mut self) {
+        let missing_bytes = self.count_unreserved();
+        let free_bytes = self.shared.file.free_bytes().unwrap_or(u64::MAX);
+        // Others use the disk, too: at the edge, the condition does not come and go.
+        let margin_bytes = if self.is_short { missing_bytes / MARGIN_PART } else { 0 };
+        let is_short =
+            self.is_on() && (free_bytes < missing_bytes + margin_bytes || !self.refused.is_empty());
+        self.is_short = is_short;
+        if !is_short {
+            self.refusal.clear();
+        }
+        let report = is_short.then(|| {
+            let size_bytes = self.is_reserved.len() as u64 * self.shared.region_bytes;
+            let (mib, dir) = (|bytes: u64| bytes >> 20, self.shared.dir.display());
+            let left = match free_bytes {
+                u64::MAX => String::new(),
+                free => format!(", and its disk has {} MiB left", mib(free)),
+            };
+            Report::new(
+                format!(
+                    "the read cache in {dir} is to have {} MiB and has {} MiB{left}{}",
+                    mib(size_bytes),
+                    mib(size_bytes - missing_bytes),
+                    self.refusal
+                ),
+                "more reads come from the store and take longer; nothing is lost",
+                "free space on its disk, whereupon it grows by itself, or lower `cache.size`",
+            )
+        });
+        self.shared.conditions.set(ConditionKind::CacheShrunk, &self.shared.subject(), report);
     }
 
     /// Writes frames that survived into the region just opened, of which they take a fraction.
@@ -496,6 +594,10 @@ impl Writer {
     fn start_of(&self, region: usize) -> u64 {
         ALIGN as u64 + region as u64 * self.shared.region_bytes
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// How many of the first items fit a pack of `room_bytes`.

@@ -269,7 +269,7 @@ impl Inner {
             };
             self.upload_retry_count.fetch_add(1, Ordering::Relaxed);
             self.uploads.note(&failed);
-            tracing::warn!(object = %path, error = %failed, "segment not written, trying again");
+            tracing::debug!(object = %path, error = %failed, "segment not written, trying again");
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);
         }

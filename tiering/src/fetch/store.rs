@@ -7,7 +7,7 @@
 //!   transfer. Whether they are the right ones, the caller finds out.
 
 use super::FramesOptions;
-use crate::outage::{Outage, StoreFailure};
+use crate::outage::{Outage, StoreFailure, Way};
 use crate::segment::SegmentInfo;
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -48,7 +48,7 @@ impl StoreReader {
             places: Semaphore::new(options.store_read_count_max.max(1)),
             attempt_timeout: options.attempt_timeout,
             retry_duration_max: options.retry_duration_max,
-            outage: Outage::default(),
+            outage: Outage::new(Way::Read, options.conditions.clone()),
             request_count: AtomicU64::new(0),
             retry_count: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
@@ -73,7 +73,7 @@ impl StoreReader {
             if backoff == BACKOFF_FIRST {
                 self.check_size(info).await?;
             }
-            self.note_failing(&source);
+            self.outage.note(&source);
             if started.elapsed() + backoff > self.retry_duration_max {
                 let what = format!("read {info}: the object store does not answer");
                 return Err(Error::with_source(ErrorKind::Unavailable, what, source));
@@ -111,9 +111,7 @@ impl StoreReader {
     }
 
     fn accept(&self, bytes: Bytes) -> Bytes {
-        if self.outage.clear() {
-            tracing::info!("the object store answers again");
-        }
+        self.outage.clear();
         self.read_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         bytes
     }
@@ -134,13 +132,6 @@ impl StoreReader {
             }
             Err(error) if is_final(&error) => Err(final_error(info, error)),
             Ok(_) | Err(_) => Ok(()),
-        }
-    }
-
-    fn note_failing(&self, source: &object_store::Error) {
-        if self.outage.note(source) {
-            let error = source as &dyn std::error::Error;
-            tracing::warn!(error, "the object store does not answer; reads from it wait");
         }
     }
 }

@@ -9,7 +9,8 @@
 
 use super::opening::{close_quietly, open_database};
 use super::{CLOSE_TIMEOUT, Inner};
-use block::{Error, ErrorKind, Result};
+use block::conditions::Report;
+use block::{ConditionKind, Error, ErrorKind, Result};
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,6 +19,12 @@ use std::time::Duration;
 /// late the end of an outage is noticed.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// An attempt that takes longer than this is a condition. Chosen by hand: an opening takes a second, on a busy machine
+/// a few.
+const NOTICE: Duration = Duration::from_secs(5);
+/// The subject of the condition.
+const SUBJECT: &str = "pool";
 
 /// Runs as long as the tier.
 pub(super) async fn keep(tier: Weak<Inner>) {
@@ -30,7 +37,7 @@ pub(super) async fn keep(tier: Weak<Inner>) {
         loop {
             let Some(inner) = tier.upgrade() else { return };
             let reopened = tokio::select! {
-                reopened = inner.reopen() => reopened,
+                reopened = inner.reopen_or_say() => reopened,
                 () = vigil.finished() => return,
             };
             match reopened {
@@ -38,12 +45,7 @@ pub(super) async fn keep(tier: Weak<Inner>) {
                 Err(error) if error.kind() == ErrorKind::Fenced => {
                     return inner.map.set_final(error);
                 }
-                Err(error) => {
-                    let retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-                    tracing::warn!(error = %error.chain(), retry_ms,
-                        "the metadata database has ended and could not be opened anew");
-                    inner.map.set_ended(error);
-                }
+                Err(error) => inner.map.set_ended(error),
             }
             drop(inner);
             tokio::select! {
@@ -56,6 +58,35 @@ pub(super) async fn keep(tier: Weak<Inner>) {
 }
 
 impl Inner {
+    /// As [`Inner::reopen`], with the condition that lasts until one succeeds.
+    async fn reopen_or_say(&self) -> Result<()> {
+        let conditions = &self.options.conditions;
+        let say = |why: &str| {
+            let report = Report::new(
+                format!("the metadata database has ended and is being opened again: {why}"),
+                "reads and writes go on from memory and the log; nothing is destaged, and other reads wait for up to \
+                 two minutes",
+                "check the store; where it answers and this stays, run `spindle fsck`",
+            );
+            conditions.raise(ConditionKind::MetadataReopening, SUBJECT, report);
+        };
+        let mut reopening = std::pin::pin!(self.reopen());
+        let reopened = match tokio::time::timeout(NOTICE, &mut reopening).await {
+            Ok(reopened) => reopened,
+            Err(_) => {
+                let said = self.watched.last_failure();
+                say(said.as_deref().unwrap_or("the store has not answered"));
+                reopening.await
+            }
+        };
+        match &reopened {
+            Ok(()) => drop(conditions.clear(ConditionKind::MetadataReopening, SUBJECT)),
+            Err(error) if error.kind() == ErrorKind::Fenced => {}
+            Err(error) => say(&error.chain()),
+        }
+        reopened
+    }
+
     /// One attempt to go on with another handle of the metadata database.
     async fn reopen(&self) -> Result<()> {
         // No commit is under way, and none begins.

@@ -10,7 +10,7 @@ use crate::map::database::{self, Database};
 use crate::map::{Map, Writer};
 use crate::mend::Mending;
 use crate::orphans::Orphans;
-use crate::outage::Outage;
+use crate::outage::{Outage, Way};
 use crate::reclaim::Reclaim;
 use crate::segment::BLOCK_COUNT_MAX;
 use crate::watched::Watched;
@@ -32,7 +32,8 @@ impl Tier {
     pub(super) async fn open_as(options: TierOptions, is_read_only: bool) -> Result<Tier> {
         check(&options)?;
         let background = options.background.clone().unwrap_or_else(Handle::current);
-        let watched = Arc::new(Watched::new(options.store.clone()));
+        let conditions = options.conditions.clone();
+        let watched = Arc::new(Watched::new(options.store.clone(), conditions.clone()));
         let (opening, store) = (options.clone(), watched.clone());
         let open = async move {
             if is_read_only {
@@ -62,7 +63,7 @@ impl Tier {
         map.planted = options.planted;
         let (store, key) = (options.store.clone(), options.pool_key.clone());
         let (pool, mut frames) = (options.pool, options.frames.clone());
-        frames.conditions = options.conditions.clone();
+        frames.conditions = conditions.clone();
         let frames = {
             let (store, keys) = (store.clone(), (key.clone(), options.volume_keys.clone()));
             tokio::task::spawn_blocking(move || Frames::open(store, pool, keys, frames))
@@ -83,7 +84,7 @@ impl Tier {
                 map,
                 frames,
                 orphans: Orphans::default(),
-                reclaim: Reclaim::default(),
+                reclaim: Reclaim::new(conditions.clone()),
                 dedup,
                 mending: Mending::default(),
                 background,
@@ -95,7 +96,7 @@ impl Tier {
                 next_segment,
                 upload_retry_count: AtomicU64::new(0),
                 complete_retry_count: AtomicU64::new(0),
-                uploads: Outage::default(),
+                uploads: Outage::new(Way::Upload, conditions),
                 is_urgent: AtomicBool::new(false),
                 reopen_count: AtomicU64::new(0),
                 copy_places: Semaphore::new(crate::copier::OBJECTS_AT_ONCE),

@@ -1,0 +1,226 @@
+//! Conditions that no event shows, only time and the disk: a log that stays full, data that grows old, a disk that is
+//! too small for the ring.
+//!
+//! Invariants:
+//! - A look takes no lock that a client waits for, and asks the disk of the log one thing.
+//! - What comes and goes within moments is no condition.
+
+use super::{LOG, POOL};
+use crate::attach::Attachments;
+use crate::serve::OpenPool;
+use block::conditions::Report;
+use block::{ConditionKind, Conditions};
+use replication::{LogStatus, RingSpace};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// Pause between two looks. Chosen by hand: they cost microseconds.
+const LOOK: Duration = Duration::from_secs(1);
+/// Devices are looked at with every so many looks: each has a lock of its own.
+const DEVICES_EVERY: u32 = 5;
+/// A log that was full at every look for so long is a condition, and one that was not for as long is none any more.
+/// Chosen by hand: a store that only just keeps up fills it for moments.
+const FULL_LASTS: Duration = Duration::from_secs(3);
+/// Age of data that is only in the log, as a multiple of the configured one, from which it is a condition. Chosen by
+/// hand: a window that is just being written is not worth one.
+const LATE_FACTOR: f64 = 2.0;
+/// A disk that was too small for the ring is large enough with this part more, in percent. Chosen by hand: others use it,
+/// too, and the condition is not to come and go.
+const SPACE_MARGIN_PERCENT: u64 = 5;
+
+/// A state that has to last before it counts, and to be over for as long before it does not.
+#[derive(Debug, Default)]
+struct Steady {
+    is_on: bool,
+    /// Since when it is the other way.
+    since: Option<Instant>,
+}
+
+impl Steady {
+    /// What counts, after a look at `now` that found `is_seen`.
+    fn note(&mut self, is_seen: bool, now: Instant) -> bool {
+        if is_seen == self.is_on {
+            self.since = None;
+        } else {
+            let since = *self.since.get_or_insert(now);
+            if now.duration_since(since) >= FULL_LASTS {
+                (self.is_on, self.since) = (is_seen, None);
+            }
+        }
+        self.is_on
+    }
+}
+
+/// See the module.
+pub(crate) struct Lookout {
+    conditions: Conditions,
+    log_dir: PathBuf,
+    max_age: Duration,
+    full: Steady,
+}
+
+impl Lookout {
+    pub(crate) fn new(open: &OpenPool) -> Lookout {
+        Lookout {
+            conditions: open.conditions.clone(),
+            log_dir: open.config.dir().join("log"),
+            max_age: open.config.settings().destage.max_age.duration(),
+            full: Steady::default(),
+        }
+    }
+
+    /// One look, at an open pool.
+    pub(crate) fn look(&mut self, open: &OpenPool) {
+        let log = open.pool.log_status();
+        let is_full = self.full.note(log.is_full, Instant::now());
+        self.conditions.set(ConditionKind::LogFull, LOG, is_full.then(|| full(&log)));
+        let late = late(log.oldest_age().unwrap_or_default(), self.max_age);
+        self.conditions.set(ConditionKind::DataAtRisk, POOL, late);
+        let was_short = self.conditions.is_raised(ConditionKind::LogSpace, LOG);
+        let space = open.pool.ring_space();
+        let free_bytes = free_bytes(&self.log_dir);
+        let short = short(&self.log_dir, &space, free_bytes, was_short);
+        self.conditions.set(ConditionKind::LogSpace, LOG, short);
+        // The log fails by itself; what stops the pool otherwise says so.
+        if log.is_failed && !self.conditions.is_raised(ConditionKind::PoolStopped, POOL) {
+            super::show_stopped(&self.conditions, "its write log has failed");
+        }
+    }
+}
+
+/// Looks until `stop` says so.
+pub(crate) async fn run(
+    open: Arc<OpenPool>,
+    attachments: Arc<Attachments>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let mut lookout = Lookout::new(&open);
+    for count in 1u32.. {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        let watched = open.clone();
+        // The disk may be slow to answer.
+        let looked = tokio::task::spawn_blocking(move || {
+            lookout.look(&watched);
+            lookout
+        });
+        let Ok(back) = looked.await else { return };
+        lookout = back;
+        if count.is_multiple_of(DEVICES_EVERY) {
+            attachments.show().await;
+        }
+    }
+}
+
+fn full(log: &LogStatus) -> Report {
+    Report::new(
+        format!(
+            "the write log is full: {} of {} MiB wait for the store",
+            log.used_bytes >> 20,
+            log.ring_bytes >> 20
+        ),
+        "writers wait until the store has taken some of it",
+        "see why data does not reach the store, or reaches it too slowly",
+    )
+}
+
+fn late(oldest: Duration, max_age: Duration) -> Option<Report> {
+    let (seconds, max_seconds) = (oldest.as_secs_f64(), max_age.as_secs_f64());
+    (seconds > max_seconds * LATE_FACTOR).then(|| {
+        Report::new(
+            format!(
+                "the oldest write that only this machine has is {seconds:.0} s old; destage.max_age is {max_seconds:.0} s"
+            ),
+            "it and all later writes would be lost with this machine",
+            "see why data does not reach the store, or reaches it too slowly",
+        )
+    })
+}
+
+fn short(
+    log_dir: &Path,
+    space: &RingSpace,
+    free_bytes: Option<u64>,
+    was_short: bool,
+) -> Option<Report> {
+    let margin_bytes = if was_short { space.missing_bytes / 100 * SPACE_MARGIN_PERCENT } else { 0 };
+    let has_room = free_bytes.is_none_or(|free| free >= space.missing_bytes + margin_bytes);
+    if space.missing_bytes == 0 || (has_room && space.refusal.is_none()) {
+        return None;
+    }
+    let left = free_bytes
+        .map_or_else(String::new, |free| format!(" and its disk has {} MiB left", free >> 20));
+    let refusal = match &space.refusal {
+        Some(why) => format!("; a log file could not be made: {why}"),
+        None => String::new(),
+    };
+    Some(Report::new(
+        format!(
+            "the write log in {} lacks {} MiB of its size{left}{refusal}",
+            log_dir.display(),
+            space.missing_bytes >> 20
+        ),
+        "the log is smaller than configured: writers wait for the store sooner",
+        "free space on that disk, or enlarge it; spindle tries again by itself",
+    ))
+}
+
+/// Bytes that the disk of a directory still has for us; `None` where it does not say.
+fn free_bytes(dir: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(dir).ok()?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_counts_once_it_lasts_and_until_it_is_over_for_as_long() {
+        let (mut steady, begun) = (Steady::default(), Instant::now());
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        for (second, is_seen, counts) in [
+            (0, true, false),
+            (2, true, false),
+            (2, false, false),
+            (3, true, false),
+            (5, true, false),
+            (6, true, true),
+            (7, false, true),
+            (8, true, true),
+            (9, false, true),
+            (11, false, true),
+            (12, false, false),
+        ] {
+            assert_eq!(steady.note(is_seen, at(second)), counts, "second {second}");
+        }
+    }
+
+    #[test]
+    fn old_data_is_a_condition_from_twice_the_configured_age_on() {
+        let age = Duration::from_secs;
+        assert_eq!(late(age(60), age(30)), None);
+        let report = late(age(61), age(30)).expect("it is late");
+        assert!(report.what.contains("61 s old; destage.max_age is 30 s"), "{report:?}");
+    }
+
+    #[test]
+    fn a_ring_that_its_disk_cannot_hold_is_short_until_there_is_room_to_spare() {
+        let dir = Path::new("log");
+        let space = RingSpace { missing_bytes: 100 << 20, refusal: None };
+        assert_eq!(short(dir, &space, Some(100 << 20), false), None);
+        let report = short(dir, &space, Some(99 << 20), false).expect("it does not fit");
+        assert!(report.what.contains("lacks 100 MiB"), "{report:?}");
+        assert!(short(dir, &space, Some(101 << 20), true).is_some(), "the edge");
+        assert_eq!(short(dir, &space, Some(110 << 20), true), None);
+        let refused = RingSpace { refusal: Some("No space left".to_owned()), ..space };
+        let report = short(dir, &refused, None, false).expect("it was refused");
+        assert!(report.what.contains("a log file could not be made: No space left"), "{report:?}");
+        let whole = RingSpace { missing_bytes: 0, refusal: None };
+        assert_eq!(short(dir, &whole, Some(0), true), None);
+    }
+}
