@@ -17,6 +17,7 @@ mod devices_remote;
 mod devices_units;
 mod filesystem;
 mod guest;
+mod ill_store;
 mod mounted;
 mod neighbour;
 mod operator;

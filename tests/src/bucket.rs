@@ -5,13 +5,22 @@
 //! - It knows one bucket and one access key. It checks no signature, and answers one request after the
 //!   other on each connection.
 
+pub mod faults;
+
 use crate::http::{Reply, Request, refusal, xml};
 use crate::store::{BUCKET, USER};
+use faults::{Fault, Faults, Injection};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, BufReader};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Objects and folders of a page of a listing, as S3 has it; fewer where faults are injected, so that
+/// listings have several pages.
+const PAGE_OBJECTS: usize = 1000;
+const PAGE_OBJECTS_SMALL: usize = 7;
 
 /// How it handles what a pool's ownership depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +46,8 @@ struct State {
     /// By key, with the number of the PUT that made it.
     objects: BTreeMap<String, (u64, Vec<u8>)>,
     put_count: u64,
+    page_objects: usize,
+    injection: Injection,
 }
 
 /// A running server.
@@ -52,7 +63,15 @@ impl Bucket {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound").to_string();
         let (objects, sockets) = (BTreeMap::new(), Vec::new());
-        let state = State { care, is_down: false, sockets, objects, put_count: 0 };
+        let state = State {
+            care,
+            is_down: false,
+            sockets,
+            objects,
+            put_count: 0,
+            page_objects: PAGE_OBJECTS,
+            injection: Injection::default(),
+        };
         let state = Arc::new(Mutex::new(state));
         let shared = Arc::clone(&state);
         std::thread::spawn(move || {
@@ -90,6 +109,19 @@ impl Bucket {
         self.state.lock().expect("no panic holds it").is_down = false;
     }
 
+    /// Answers requests wrongly from here on, or rightly again with [`Faults::None`].
+    pub fn inject(&self, faults: Faults) {
+        let mut state = self.state.lock().expect("no panic holds it");
+        state.page_objects = PAGE_OBJECTS_SMALL;
+        state.injection.set(faults);
+    }
+
+    /// How often each fault was injected.
+    #[must_use]
+    pub fn injected(&self) -> BTreeMap<Fault, u64> {
+        self.state.lock().expect("no panic holds it").injection.counts()
+    }
+
     /// Keys of its objects.
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
@@ -109,14 +141,34 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
     }
     let mut reader = BufReader::new(stream);
     while let Some(request) = Request::receive(&mut reader)? {
-        let reply = {
+        let (fault, reply, hang) = {
             let mut state = state.lock().expect("no panic holds it");
             if state.is_down {
                 return Ok(());
             }
-            state.answer(&request)
+            let fault = state.injection.choose(&request);
+            let hang = (state.injection.generation, state.injection.hang_time());
+            (fault, state.answer_with(fault, &request), hang)
         };
-        reply.send(stream, &request.method)?;
+        match fault {
+            Some(Fault::Hang) => return hang_until_healed(state, hang),
+            Some(Fault::Truncated) => return reply.send_half(stream),
+            _ => reply.send(stream, &request.method)?,
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the faults change or the time is over, and ends the connection.
+fn hang_until_healed(
+    state: &Mutex<State>,
+    (generation, longest): (u64, Duration),
+) -> io::Result<()> {
+    let end = Instant::now() + longest;
+    while Instant::now() < end
+        && state.lock().expect("no panic holds it").injection.generation == generation
+    {
+        std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
 }
@@ -125,6 +177,23 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
 const MODIFIED: (&str, &str) = ("Sat, 01 Jan 2000 00:00:00 GMT", "2000-01-01T00:00:00.000Z");
 
 impl State {
+    /// The answer to a request that meets this fault.
+    fn answer_with(&mut self, fault: Option<Fault>, request: &Request) -> Reply {
+        match fault {
+            None | Some(Fault::Truncated) => self.answer(request),
+            Some(Fault::Hang) => Reply::empty(500),
+            Some(Fault::DoneButFailed) => {
+                let _ = self.answer(request);
+                refusal(500, "InternalError")
+            }
+            Some(Fault::EmptyList) => {
+                xml("<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>".into())
+            }
+            Some(Fault::RepeatedPage) => self.list(request, ""),
+            Some(other) => other.refusal().expect("it needs nothing of the store"),
+        }
+    }
+
     fn answer(&mut self, request: &Request) -> Reply {
         let signed = request.headers.get("authorization").map(String::as_str);
         let signer = signed.and_then(|text| text.split("Credential=").nth(1)?.split('/').next());
@@ -136,7 +205,10 @@ impl State {
         }
         match request.method.as_str() {
             "PUT" => self.put(request),
-            "GET" if request.key.is_empty() => self.list(request),
+            "GET" if request.key.is_empty() => {
+                let token = request.query.get("continuation-token").map_or("", String::as_str);
+                self.list(request, token)
+            }
             "GET" | "HEAD" => self.get(request),
             "DELETE" => {
                 self.objects.remove(&request.key);
@@ -201,11 +273,12 @@ impl State {
         }
     }
 
-    fn list(&self, request: &Request) -> Reply {
+    /// A page of a listing: what comes behind `token`, the last name of the page before.
+    fn list(&self, request: &Request, token: &str) -> Reply {
         let of = |name: &str| request.query.get(name).map_or("", String::as_str);
         let (prefix, delimiter, after) = (of("prefix"), of("delimiter"), of("start-after"));
-        let mut folders = std::collections::BTreeSet::new();
-        let mut text = "<ListBucketResult><IsTruncated>false</IsTruncated>".to_owned();
+        // By name, objects with their entry and folders without one.
+        let mut found: BTreeMap<String, Option<String>> = BTreeMap::new();
         for (key, (number, bytes)) in &self.objects {
             let Some(rest) = key.strip_prefix(prefix) else { continue };
             if self.care == Care::ListsNothing || key.as_str() <= after {
@@ -213,24 +286,36 @@ impl State {
             }
             match rest.find(delimiter).filter(|_| !delimiter.is_empty()) {
                 Some(at) => {
-                    folders.insert(format!("{prefix}{}", &rest[..at + delimiter.len()]));
+                    found.insert(format!("{prefix}{}", &rest[..at + delimiter.len()]), None);
                 }
                 None => {
-                    let _ = write!(
-                        text,
+                    let entry = format!(
                         "<Contents><Key>{key}</Key><Size>{}</Size><ETag>{}</ETag>\
                          <LastModified>{}</LastModified></Contents>",
                         bytes.len(),
                         tag(*number).replace('"', "&quot;"),
                         MODIFIED.1
                     );
+                    found.insert(key.clone(), Some(entry));
                 }
             }
         }
-        for folder in folders {
-            let _ = write!(text, "<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>");
+        let mut rest = found.into_iter().filter(|(name, _)| name.as_str() > token).peekable();
+        let (mut text, mut last) = (String::new(), String::new());
+        for (name, entry) in rest.by_ref().take(self.page_objects) {
+            text.push_str(&entry.unwrap_or_else(|| {
+                format!("<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>")
+            }));
+            last = name;
         }
-        xml(text + "</ListBucketResult>")
+        let more = match rest.peek() {
+            Some(_) => format!(
+                "<IsTruncated>true</IsTruncated><NextContinuationToken>{last}\
+                 </NextContinuationToken>"
+            ),
+            None => "<IsTruncated>false</IsTruncated>".to_owned(),
+        };
+        xml(format!("<ListBucketResult>{more}{text}</ListBucketResult>"))
     }
 }
 

@@ -63,19 +63,30 @@ impl Reply {
         Reply { status, headers: Vec::new(), body: Vec::new() }
     }
 
+    /// Sends the head and half of the body, after which the connection is to end.
+    pub(crate) fn send_half(&self, mut stream: &TcpStream) -> io::Result<()> {
+        let mut bytes = self.head();
+        bytes.extend_from_slice(&self.body[..self.body.len() / 2]);
+        stream.write_all(&bytes)
+    }
+
     /// Sends it as the answer to a request of this method.
     pub(crate) fn send(&self, mut stream: &TcpStream, method: &str) -> io::Result<()> {
+        let mut bytes = self.head();
+        if method != "HEAD" {
+            bytes.extend_from_slice(&self.body);
+        }
+        stream.write_all(&bytes)
+    }
+
+    fn head(&self) -> Vec<u8> {
         let mut head = format!("HTTP/1.1 {} -\r\nContent-Length: ", self.status);
         // Of an object that was asked for by HEAD only the size is told.
         let _ = write!(head, "{}\r\n", self.body.len());
         for (name, value) in &self.headers {
             let _ = write!(head, "{name}: {value}\r\n");
         }
-        let mut bytes = (head + "\r\n").into_bytes();
-        if method != "HEAD" {
-            bytes.extend_from_slice(&self.body);
-        }
-        stream.write_all(&bytes)
+        (head + "\r\n").into_bytes()
     }
 }
 

@@ -1,0 +1,213 @@
+//! A store that answers wrongly, for a moment or for long, at any request of a pool's whole run: no
+//! acknowledged write is lost, no pool ends, no other owner is claimed, and a lasting fault is in `status`.
+//!
+//! Invariants:
+//! - The store's objects stay right throughout, so everything must work again once it is healed.
+//! - Each test prints how many faults it injected, by kind.
+
+use crate::copies::wait_for;
+use crate::stores::{History, VOLUMES, on_s3, open};
+use std::collections::BTreeMap;
+use std::process::Output;
+use std::time::{Duration, Instant};
+use tests::bucket::faults::{Fault, Faults};
+use tests::bucket::{Bucket, Care};
+use tests::daemon::{Daemon, SMALL};
+use tests::seed::{Random, seeds};
+use tests::store::{BUCKET, environment};
+
+/// How many of a hundred requests meet a passing fault.
+const PASSING_PERCENT: u64 = 3;
+/// Attempts of a command while faults pass. Chosen by hand: a command makes some dozens of requests, and
+/// one that is refused for good reason (403) ends it.
+const ATTEMPTS_MAX: usize = 8;
+/// Within this time a lasting fault is in `status`, or has cost nothing.
+const SHOWN_WITHIN: Duration = Duration::from_secs(45);
+/// None of these is true of a store that answers wrongly, so no message may say so.
+const WRONG_REASONS: &[&str] = &[
+    "another node",
+    "taken over",
+    "take-over",
+    "overtaken",
+    "an older copy",
+    "holds no pool",
+    "later key ring",
+    "rolled back or emptied",
+    "be created twice",
+    "does not show",
+    "panicked",
+];
+
+/// A daemon whose reads and commits reach the store: no caches, a log with room for the time of a fault.
+fn on_ill_store(bucket: &Bucket) -> Daemon {
+    let settings =
+        SMALL.replace("size = \"16MiB\"\nfile_size", "size = \"128MiB\"\nfile_size").replace(
+            "[cache]\nsize = \"64MiB\"",
+            "[cache]\nsize = \"0\"\n[memory_cache]\nsize = \"0\"",
+        );
+    let mut daemon = on_s3(&settings, VOLUMES, bucket.address());
+    // Faults are complained about, rightly; wrong reasons are looked for below.
+    daemon.announce("");
+    daemon
+}
+
+fn check_words(what: &str, said: &str) {
+    for reason in WRONG_REASONS {
+        assert!(!said.contains(reason), "{what}: {reason:?} is no reason here:\n{said}");
+    }
+}
+
+/// Runs a command until it succeeds; each failure must have a right reason.
+fn insist(daemon: &Daemon, arguments: &[&str]) -> Output {
+    for _ in 0..ATTEMPTS_MAX {
+        let output = daemon.command(arguments);
+        if output.status.success() {
+            return output;
+        }
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        println!("{arguments:?}: {}", said.trim());
+        check_words(&format!("{arguments:?}"), &said);
+    }
+    panic!("{arguments:?} fails again and again");
+}
+
+/// Starts the daemon; an attempt may fail, for a right reason.
+fn start(daemon: &mut Daemon) {
+    for _ in 0..ATTEMPTS_MAX {
+        match daemon.try_start() {
+            Ok(()) => return,
+            Err(error) => {
+                println!("a start failed: {error}");
+                check_words("start", &error);
+            }
+        }
+    }
+    panic!("the daemon does not come up");
+}
+
+fn print_counts(counts: &BTreeMap<Fault, u64>) {
+    println!("faults injected: {} ({counts:?})", counts.values().sum::<u64>());
+}
+
+#[test]
+fn passing_faults_at_any_request_of_a_run_lose_nothing() {
+    for seed in seeds(2) {
+        let bucket = Bucket::start(Care::Honest);
+        let passing =
+            || Faults::Passing { random: Random::new(seed, 21), percent: PASSING_PERCENT };
+        let mut daemon = on_ill_store(&bucket);
+        bucket.inject(passing());
+        let mut history = History::new(seed);
+        start(&mut daemon);
+        history.run_for(&mut open(&daemon), Duration::from_secs(2));
+        insist(&daemon, &["snapshot", "create", "db,log@one"]);
+        let url = format!("s3://{BUCKET}/copies/one");
+        insist(&daemon, &["copy", "add", &url, "--interval", "1h"]);
+        history.run_for(&mut open(&daemon), Duration::from_secs(1));
+        insist(&daemon, &["flush"]);
+        insist(&daemon, &["copy", "sync", &url]);
+        let copied = history.count();
+        insist(&daemon, &["scrub", "start"]);
+        history.run_for(&mut open(&daemon), Duration::from_secs(1));
+        insist(&daemon, &["clone", "db@one", "test"]);
+        insist(&daemon, &["volume", "rm", "test"]);
+        insist(&daemon, &["snapshot", "rm", "log@one"]);
+        daemon.stop();
+        start(&mut daemon);
+        assert_eq!(history.prefix(&mut open(&daemon)), history.count(), "after an orderly stop");
+        history.run_for(&mut open(&daemon), Duration::from_secs(1));
+        daemon.kill();
+        start(&mut daemon);
+        assert_eq!(history.prefix(&mut open(&daemon)), history.count(), "after a kill");
+        let mut other = restored(&bucket, &daemon, &url);
+        assert!(history.prefix(&mut open(&other)) >= copied, "the copy has less than was copied");
+        other.stop();
+        check_words("log of the restored pool", &other.log());
+        bucket.inject(Faults::None);
+        daemon.stop();
+        daemon.fsck();
+        check_words("log", &daemon.log());
+        print_counts(&bucket.injected());
+    }
+}
+
+/// A pool that was restored from the copy, served, while faults pass.
+fn restored(bucket: &Bucket, source: &Daemon, url: &str) -> Daemon {
+    let key = source.dir().join("spindle.key").display().to_string();
+    let mut daemon = Daemon::new(SMALL, &[]);
+    daemon.argue(&["--key-file", &key]);
+    daemon.announce("");
+    let variables = environment(bucket.address());
+    let pairs: Vec<(&str, &str)> =
+        variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    daemon.environ(&pairs);
+    insist(&daemon, &["restore", url, "--key-file", &key]);
+    start(&mut daemon);
+    daemon
+}
+
+/// Parts of the store that a lasting fault may hit: everything, or what one folder holds.
+const PARTS: &[&str] = &["", "segments/", "metadata/", "manifest/"];
+
+#[test]
+fn lasting_faults_are_shown_and_everything_goes_on_once_the_store_is_healed() {
+    let count = crate::mounted::number_of("SPINDLE_TEST_LASTING_FAULTS", 4);
+    for seed in seeds(1) {
+        let mut random = Random::new(seed, 22);
+        let bucket = Bucket::start(Care::Honest);
+        let mut daemon = on_ill_store(&bucket);
+        // Paged listings from the start.
+        bucket.inject(Faults::None);
+        daemon.restart();
+        let mut history = History::new(seed);
+        history.run_for(&mut open(&daemon), Duration::from_secs(1));
+        let mut pairs: Vec<(Fault, &str)> =
+            Fault::ALL.iter().flat_map(|fault| PARTS.iter().map(|part| (*fault, *part))).collect();
+        for _ in 0..count {
+            let at = usize::try_from(random.below(pairs.len() as u64)).expect("small");
+            let (fault, part) = pairs.swap_remove(at);
+            println!("{fault:?} on every key with {part:?}");
+            meet(&bucket, &daemon, &mut history, fault, part);
+        }
+        daemon.stop();
+        daemon.restart();
+        assert_eq!(history.prefix(&mut open(&daemon)), history.count());
+        daemon.stop();
+        daemon.fsck();
+        check_words("log", &daemon.log());
+        print_counts(&bucket.injected());
+    }
+}
+
+/// One lasting fault, from its beginning until the pool is as before.
+fn meet(bucket: &Bucket, daemon: &Daemon, history: &mut History, fault: Fault, part: &str) {
+    bucket.inject(Faults::Lasting { fault, part: part.to_owned() });
+    let before = bucket.injected();
+    // What was written stays acknowledged: the log has room.
+    history.run_for(&mut open(daemon), Duration::from_secs(1));
+    let destaged = |daemon: &Daemon| daemon.json(&["status"])["log"]["destaged_lsn"].clone();
+    let (mark, begun) = (daemon.json(&["status"])["log"]["last_lsn"].clone(), Instant::now());
+    let is_shown = || {
+        let status = daemon.json(&["status"]);
+        let conditions = status["conditions"].as_array().expect("a list");
+        conditions.iter().any(|one| one["kind"] != "no-recovery-key")
+    };
+    let has_passed = || destaged(daemon).as_u64() >= mark.as_u64();
+    while !is_shown() && !has_passed() {
+        assert!(begun.elapsed() < SHOWN_WITHIN, "{fault:?} {part:?} is in no status, nor destaged");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    println!("after {:?}: shown {}, destaged {}", begun.elapsed(), is_shown(), has_passed());
+    history.run_for(&mut open(daemon), Duration::from_millis(500));
+    bucket.inject(Faults::None);
+    let count = bucket.injected().get(&fault).copied().unwrap_or(0);
+    println!("injected: {}", count - before.get(&fault).copied().unwrap_or(0));
+    wait_for("the healed store takes everything", || {
+        let _ = daemon.command(&["flush"]);
+        let status = daemon.json(&["status"]);
+        let conditions = status["conditions"].as_array().expect("a list");
+        let left: Vec<_> =
+            conditions.iter().filter(|one| one["kind"] != "no-recovery-key").collect();
+        left.is_empty() && status["at_risk"]["bytes"] == 0
+    });
+}
