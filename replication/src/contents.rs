@@ -43,7 +43,10 @@ impl fmt::Display for LogContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LogContents { stored_lsn, last_lsn, entry_count, payload_bytes } = self;
         match entry_count {
-            0 => write!(f, "it holds no entries after LSN {stored_lsn}, up to which the store has all"),
+            0 => write!(
+                f,
+                "it holds no entries after LSN {stored_lsn}, up to which the store has all"
+            ),
             _ => write!(
                 f,
                 "it holds up to {entry_count} entries after LSN {stored_lsn} (to LSN {last_lsn}, at most \

@@ -60,9 +60,8 @@ pub(crate) fn overtaken(
     since: Epoch,
     planted: Planted,
 ) -> Result<Option<LogSummary>> {
-    let files = reader
-        .files()
-        .map_err(|e| Error::with_source(ErrorKind::Io, "list the log's files", e))?;
+    let files =
+        reader.files().map_err(|e| Error::with_source(ErrorKind::Io, "list the log's files", e))?;
     if files.is_empty() {
         return Ok(None);
     }

@@ -16,8 +16,8 @@ use crate::options::{LogIdentity, LogOptions, RESERVE_BYTES};
 use crate::overlay::Overlay;
 use crate::planted::Planted;
 use crate::scan::Scan;
-use crate::walk::{FIRST_AT, Ring, Walk, read};
 use crate::side_dir::MissingSide;
+use crate::walk::{FIRST_AT, Ring, Walk, read};
 use block::env::{Disk, DiskReader, DiskRequest, IO_ALIGN_BYTES, IoBuffer, Random};
 use block::seal::{PoolKey, SALT_BYTES};
 use block::{Error, ErrorKind, Lsn, Result};
@@ -357,7 +357,9 @@ impl Scan<'_> {
         if head.offset + batch::BATCH_ALIGN_BYTES as u64 > self.walk.ring.file_bytes {
             let next = (head.slot + 1) % self.walk.ring.file_count;
             let is_free = self.walk.ring.is_there[next as usize]
-                && !self.walk.live
+                && !self
+                    .walk
+                    .live
                     .iter()
                     .any(|file| file.slot == next && file.last_lsn > self.args.destaged);
             if !is_free {

@@ -222,7 +222,8 @@ impl<'a> Scan<'a> {
         if found >= served || self.is_fresh() {
             return Ok(());
         }
-        let why = format!("this directory has served epoch {served}, and this log ends in epoch {found}");
+        let why =
+            format!("this directory has served epoch {served}, and this log ends in epoch {found}");
         if walk.seen.epoch >= served && self.has_more() {
             return Err(self.damaged_at_end(&why));
         }

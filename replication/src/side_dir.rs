@@ -93,7 +93,9 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>> {
 /// `Io` when the directory or a file cannot be read.
 pub fn weigh(dir: &Path) -> Result<(u64, u64)> {
     let (mut count, mut bytes) = (0, 0);
-    for path in list(dir)?.iter().filter(|path| path.extension().is_some_and(|e| e == SIDE_EXTENSION)) {
+    for path in
+        list(dir)?.iter().filter(|path| path.extension().is_some_and(|e| e == SIDE_EXTENSION))
+    {
         let metadata = std::fs::metadata(path).map_err(|e| {
             Error::with_source(ErrorKind::Io, format!("look at {}", path.display()), e)
         })?;

@@ -81,7 +81,10 @@ mod tests {
             }
         }
         assert!(!follows(&BatchHeader { first_lsn: Lsn(14), ..plain }), "a gap within one life");
-        assert!(!follows(&BatchHeader { open: [9; 16], ..plain }), "another life without an opening");
+        assert!(
+            !follows(&BatchHeader { open: [9; 16], ..plain }),
+            "another life without an opening"
+        );
         assert!(!follows(&BatchHeader { open: [3; 16], ..opening }), "an opening of the same life");
         let old = BatchHeader { version: 1, ..before() };
         assert!(super::follows(&old, CHECKSUM, &opening), "a later program goes on");

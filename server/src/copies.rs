@@ -770,7 +770,8 @@ impl Running {
                     self.source.follow_keys(target, &self.spec).await?;
                     self.copy_volume_keys(target, state).await?;
                 }
-                while copier.collect(target.oldest_pin(key).await?).await? > 0 {}
+                let oldest = target.oldest_pin(key, self.source.pool.clock().is_even()).await?;
+                while copier.collect(oldest).await? > 0 {}
                 if heat.looked_at.is_none_or(|at| at.elapsed() >= TARGET_LOOK) {
                     self.tell_heat(target, copier, &mut heat).await;
                 }

@@ -7,6 +7,7 @@ pub mod background;
 pub(crate) mod chain;
 pub(crate) mod claims;
 pub mod cli;
+pub(crate) mod clock;
 pub(crate) mod conditions;
 pub mod config;
 pub mod copies;

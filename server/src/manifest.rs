@@ -239,13 +239,12 @@ impl Ownership {
         self.end_with(&released).await
     }
 
-    /// Says that the pool is removed, in place of a release. Returns when, in seconds since 1970.
+    /// Says that the pool is removed since `now`, in seconds since 1970, in place of a release. Returns when.
     ///
     /// # Errors
     /// `Fenced` when another owner took over meanwhile.
-    pub async fn remove(&self) -> Result<u64> {
+    pub async fn remove(&self, now: u64) -> Result<u64> {
         let mut removed = successor(&self.manifest);
-        let now = units::unix_seconds_now();
         removed.is_released = true;
         removed.removed_at = Some(now);
         self.end_with(&removed).await?;

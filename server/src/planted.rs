@@ -22,6 +22,8 @@ pub(crate) struct Planted {
     pub(crate) cache_noted_late: bool,
     /// The daemon looks itself whether somebody has its device.
     pub(crate) opens_own_device: bool,
+    /// A wall clock that jumps is believed at once.
+    pub(crate) clock_trusted: bool,
 }
 
 /// As the environment variable SPINDLE_PLANTED named them, separated by commas, when it was first
@@ -40,6 +42,7 @@ pub(crate) fn planted() -> Planted {
             ends_in_attach: has("ends-in-attach"),
             cache_noted_late: has("cache-noted-late"),
             opens_own_device: has("opens-own-device"),
+            clock_trusted: has("clock-trusted"),
         }
     })
 }
@@ -55,5 +58,6 @@ pub(crate) const fn planted() -> Planted {
         ends_in_attach: false,
         cache_noted_late: false,
         opens_own_device: false,
+        clock_trusted: false,
     }
 }

@@ -22,6 +22,7 @@ pub(crate) use shared::Shared;
 pub use snapshots::NamedSnapshot;
 pub(crate) use snapshots::some_of;
 
+use crate::clock::{AGREES_WITHIN, ProvenClock, SystemTimes};
 use crate::destage::{self, DestageOptions, DestageProgress};
 use crate::record::{Durability, VolumeRecord, VolumeState};
 use crate::volume::{Volume, check_size};
@@ -31,8 +32,8 @@ use parking_lot::Mutex;
 use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
 use snapshots::Snapshots;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tiering::Tier;
 use tokio::sync::watch;
 
@@ -88,6 +89,7 @@ pub struct Pool {
     stop: watch::Sender<bool>,
     jobs: Mutex<Vec<tokio::task::JoinHandle<()>>>,
     retention: Duration,
+    clock: OnceLock<ProvenClock>,
 }
 
 #[derive(Default)]
@@ -101,12 +103,6 @@ struct Volumes {
     slots_done: BTreeMap<u32, u64>,
     /// The time for which it was said that no snapshot was made.
     slots_warned: BTreeMap<u32, u64>,
-}
-
-/// Seconds since the Unix epoch. Only for what people read: no safety depends on it.
-#[must_use]
-pub fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 impl Volumes {
@@ -174,7 +170,36 @@ impl Pool {
             stop,
             jobs: Mutex::new(jobs),
             retention,
+            clock: OnceLock::new(),
         }))
+    }
+
+    /// To be called before anything is served: what tells the time from here on. Of a pool without, the machine does.
+    pub(crate) fn set_clock(&self, clock: ProvenClock) {
+        let is_first = self.clock.set(clock).is_ok();
+        debug_assert!(is_first, "it has told the time before");
+    }
+
+    /// Tells the time.
+    pub(crate) fn clock(&self) -> &ProvenClock {
+        self.clock
+            .get_or_init(|| ProvenClock::new(Arc::new(SystemTimes), uuid::Uuid::nil(), 0, None))
+    }
+
+    /// The newest time that a record names, in seconds since the Unix epoch, but for those that are yet to come at
+    /// `now`; 0 where there is none.
+    pub(crate) fn newest_stamp(&self, now: u64) -> u64 {
+        let volumes = self.volumes.lock();
+        let of_volumes = volumes.records.values().flat_map(|record| {
+            let removed_at = match record.state {
+                VolumeState::Removed { removed_at } => removed_at,
+                VolumeState::Present | VolumeState::Purged => 0,
+            };
+            [record.created_at, removed_at]
+        });
+        let of_snapshots = volumes.snapshots.records.values().map(|record| record.created_at);
+        let latest = now.saturating_add(AGREES_WITHIN);
+        of_volumes.chain(of_snapshots).filter(|at| *at <= latest).max().unwrap_or(0).min(now)
     }
 
     /// To be called before anything is served, when writes that were answered may be gone. A client
@@ -297,7 +322,7 @@ impl Pool {
         let _one_at_a_time = self.changes.lock().await;
         let id = self.volumes.lock().new_id("create", name)?;
         let own_key = if traits.own_key { self.volume_keys.make(id).await?.0 } else { 0 };
-        let mut record = VolumeRecord::new(id, name, size_bytes, durability, unix_seconds())
+        let mut record = VolumeRecord::new(id, name, size_bytes, durability, self.clock().wall())
             .with_own_key(own_key);
         record.is_dedup = traits.dedup;
         self.shared.introduce([&record].into_iter());
@@ -414,7 +439,7 @@ impl Pool {
             // No write or resize is under way, and none that waits gets past `retire`.
             let _alone = lock.write().await;
             let mut record = volume.record();
-            record.state = VolumeState::Removed { removed_at: unix_seconds() };
+            record.state = VolumeState::Removed { removed_at: self.clock().stamp() };
             volume.retire();
             // If this fails nothing says that it is gone, so a restart serves it again; this
             // process does not.
@@ -467,10 +492,14 @@ impl Pool {
 
     async fn purge_old(&self) -> Result<usize> {
         let _one_at_a_time = self.changes.lock().await;
-        let oldest = unix_seconds().saturating_sub(self.retention.as_secs());
         let expired: Vec<VolumeRecord> = {
             let volumes = self.volumes.lock();
-            let is_expired = |record: &&VolumeRecord| matches!(record.state, VolumeState::Removed { removed_at } if removed_at < oldest);
+            let is_expired = |record: &&VolumeRecord| match record.state {
+                VolumeState::Removed { removed_at } => {
+                    self.clock().is_past(removed_at.saturating_add(self.retention.as_secs()))
+                }
+                VolumeState::Present | VolumeState::Purged => false,
+            };
             volumes.records.values().filter(is_expired).cloned().collect()
         };
         let count = expired.len();

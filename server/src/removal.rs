@@ -10,6 +10,7 @@
 //! - Only below the folders that spindle itself makes in the pool's prefix is anything deleted.
 
 use crate::attach;
+use crate::clock;
 use crate::config::Config;
 use crate::keys::{KeyRing, KeySource};
 use crate::manifest::{self, Manifest};
@@ -118,17 +119,31 @@ pub async fn restore(config: &Config) -> Result<PoolRestored> {
 pub async fn purge(config: &Config, now: bool) -> Result<PoolPurged> {
     serve::check_store_dir_exists(config)?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
-    let retention = config.settings().deleted_retention.duration();
-    purge_store(&store, &config.key_source(), retention, now).await
+    let kept = Kept {
+        retention: config.settings().deleted_retention.duration(),
+        wall_seconds: units::unix_seconds_now(),
+        proven_seconds: clock::proven_in(config.dir()),
+    };
+    purge_store(&store, &config.key_source(), kept, now).await
+}
+
+/// What decides whether a removed pool is kept yet.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    retention: Duration,
+    /// What the clock shows, in seconds since the Unix epoch.
+    wall_seconds: u64,
+    /// The time that has passed, where that is known: a clock that has jumped purges nothing early.
+    proven_seconds: Option<u64>,
 }
 
 async fn purge_store(
     store: &Store,
     source: &KeySource,
-    retention: Duration,
+    kept: Kept,
     now: bool,
 ) -> Result<PoolPurged> {
-    let manifest = begin(store, source, retention, now).await?;
+    let manifest = begin(store, source, kept, now).await?;
     let mut purged =
         PoolPurged { name: manifest.name, pool: manifest.pool, object_count: 0, object_bytes: 0 };
     if let Err(error) = delete_all(store, manifest.number, &mut purged).await {
@@ -143,12 +158,7 @@ async fn purge_store(
 }
 
 /// Makes sure that the pool may be purged and that nothing restores it. Returns its newest manifest.
-async fn begin(
-    store: &Store,
-    source: &KeySource,
-    retention: Duration,
-    now: bool,
-) -> Result<Manifest> {
+async fn begin(store: &Store, source: &KeySource, kept: Kept, now: bool) -> Result<Manifest> {
     if !KeyRing::exists(store).await? {
         // Of a purge that was cut short among the manifests. Nothing else is believed without a key.
         return match manifest::read_unverified(store).await? {
@@ -176,8 +186,20 @@ async fn begin(
         leave_origin(store, key, newest.pool).await?;
         return Ok(newest);
     }
-    let purge_at = purge_at(removed_at, retention);
-    if !now && units::unix_seconds_now() < purge_at {
+    let purge_at = purge_at(removed_at, kept.retention);
+    let passed = kept.proven_seconds.map_or(kept.wall_seconds, |at| at.min(kept.wall_seconds));
+    if !now && passed < purge_at && kept.wall_seconds >= purge_at {
+        let what = format!(
+            "purge pool {}: it is kept until {}, which the clock of this machine says has passed; by the time that \
+             has passed it would be {}, so the clock has jumped; nothing was deleted. Check the clock. To delete the \
+             pool all the same, beyond recovery, use --now",
+            newest.name,
+            units::utc(purge_at),
+            units::utc(passed)
+        );
+        return Err(Error::new(ErrorKind::Busy, what));
+    }
+    if !now && passed < purge_at {
         let what = format!(
             "purge pool {}: it was removed at {} and is kept until {}; nothing was deleted. To delete \
              it all the same, beyond recovery, use --now",

@@ -3,7 +3,8 @@
 //! Invariants:
 //! - All times are UTC, in seconds since the Unix epoch: there is no hour that is missing or comes twice.
 //! - Of each hour, day, week and month the newest snapshot counts, as many back as the schedule keeps; the newest one
-//!   of all is always kept.
+//!   of all is always kept. The newest one is the one that was made last: where the clock was put back, an hour that
+//!   comes again is another hour.
 
 use crate::units::utc;
 use block::{Error, ErrorKind, Result};
@@ -122,14 +123,13 @@ pub fn name_at(due: u64) -> String {
     format!("auto-{day}-{}", rest.get(..4).unwrap_or(rest))
 }
 
-/// Why each of these snapshots, made at times in any order, is kept; `None`: it goes.
+/// Why each of these snapshots is kept; `None`: it goes. They are in the order in which they were made, with what the
+/// clock showed then.
 #[must_use]
 pub fn kept(times: &[u64], keep: Keep) -> Vec<Option<&'static str>> {
-    let mut newest_first: Vec<usize> = (0..times.len()).collect();
-    newest_first.sort_by_key(|index| std::cmp::Reverse((times[*index], *index)));
     let mut why: Vec<Option<&'static str>> = vec![None; times.len()];
-    if let Some(newest) = newest_first.first() {
-        why[*newest] = Some("newest");
+    if let Some(newest) = why.last_mut() {
+        *newest = Some("newest");
     }
     let month = |seconds: u64| {
         time(seconds)
@@ -145,10 +145,10 @@ pub fn kept(times: &[u64], keep: Keep) -> Vec<Option<&'static str>> {
     ];
     for (name, count, bucket) in buckets {
         let (mut left, mut last) = (count, None);
-        for index in &newest_first {
-            let its = Some(bucket(times[*index]));
+        for (time, why) in times.iter().zip(&mut why).rev() {
+            let its = Some(bucket(*time));
             if left > 0 && its != last {
-                why[*index].get_or_insert(name);
+                why.get_or_insert(name);
                 (left, last) = (left - 1, its);
             }
         }
@@ -242,7 +242,22 @@ mod tests {
         assert!(kept(&left, keep).iter().all(Option::is_some));
         assert_eq!(kept(&[], keep), []);
         let nothing = Keep { hourly: 0, daily: 0, weekly: 0, monthly: 0 };
-        assert_eq!(kept(&[NOW, NOW - 1], nothing), [Some("newest"), None]);
+        assert_eq!(kept(&[NOW - 1, NOW], nothing), [None, Some("newest")]);
+    }
+
+    #[test]
+    fn after_a_jump_of_the_clock_the_last_ones_made_are_the_newest() {
+        let keep = Keep { hourly: 3, daily: 0, weekly: 0, monthly: 0 };
+        let hours = |from: u64| (0..5).map(move |hour| from + hour * 3600);
+        for after in [NOW - 40 * 86_400, NOW + 40 * 86_400, NOW] {
+            let times: Vec<u64> = hours(NOW).chain(hours(after)).collect();
+            let kept: Vec<bool> = kept(&times, keep).iter().map(Option::is_some).collect();
+            let want: Vec<bool> = (0..10).map(|index| index >= 7).collect();
+            assert_eq!(kept, want);
+        }
+        // An hour that comes twice takes the place of no other one.
+        let times = [NOW, NOW + 3600, NOW, NOW + 60];
+        assert_eq!(kept(&times, keep), [Some("hourly"), Some("hourly"), None, Some("newest")]);
     }
 
     #[test]

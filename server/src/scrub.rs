@@ -10,6 +10,7 @@
 mod tests;
 
 use crate::chain::{Chain, Created, Format, corrupt, random_bytes, seal_document, to_hex};
+use crate::clock::AGREES_WITHIN;
 use crate::conditions::POOL;
 use crate::pool::Pool;
 use crate::store::Store;
@@ -545,7 +546,11 @@ impl Inner {
         let tier = self.pool.tier();
         if !record.is_running() {
             let Some(at) = record.next_at() else { return Ok(LOOK) };
-            let left = Duration::from_secs(at.saturating_sub(unix_seconds_now()));
+            let now = unix_seconds_now();
+            // After a clock was put back the last one lies ahead: there is no waiting for that.
+            let is_ahead = record.started_at > now.saturating_add(AGREES_WITHIN);
+            let at = if is_ahead { now } else { at };
+            let left = Duration::from_secs(at.saturating_sub(now));
             if left.is_zero() {
                 let (now, until) = (unix_seconds_now(), tier.next_segment());
                 self.save(|record, _| {

@@ -681,6 +681,7 @@ async fn purge_removed(
             () = tokio::time::sleep(PURGE_CHECK) => {}
             _ = stop.wait_for(|stop| *stop) => return,
         }
+        open.pool.clock().keep();
         for id in open.pool.expired() {
             let removed = tokio::select! {
                 removed = admin.remove_expired(id) => removed,

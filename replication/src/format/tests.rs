@@ -258,11 +258,10 @@ fn batches_of_version_1_are_read() {
         let (header, found, found_payloads) = read_all(&bytes).unwrap();
         assert_eq!((header.version, header.algorithm), (1, algorithm));
         assert_eq!((header.epoch, header.last_lsn()), (Epoch(3), Lsn(1002)));
-        assert_eq!(found.iter().map(|row| row.kind).collect::<Vec<_>>(), [
-            EntryKind::Write,
-            EntryKind::Trim,
-            EntryKind::VolumeRecord
-        ]);
+        assert_eq!(
+            found.iter().map(|row| row.kind).collect::<Vec<_>>(),
+            [EntryKind::Write, EntryKind::Trim, EntryKind::VolumeRecord]
+        );
         assert_eq!(found_payloads, payloads());
         // What the tests of recovery take for an earlier program writes the same.
         let (_, written, _) = encoded_as(1, algorithm);
@@ -621,6 +620,9 @@ fn tag_costs() {
             times.sort_unstable();
             *median = times[ROUNDS / 2];
         }
-        println!("{algorithm:?}, one entry of 4 KiB: {} ns without, {} ns with", median[0], median[1]);
+        println!(
+            "{algorithm:?}, one entry of 4 KiB: {} ns without, {} ns with",
+            median[0], median[1]
+        );
     }
 }

@@ -12,7 +12,8 @@ use std::task::Poll;
 const HELD_BYTES: usize = 3 << 20;
 
 fn open(dir: &Path, planted: Planted) -> Log {
-    let identity = LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
+    let identity =
+        LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
     let options = LogOptions {
         ring_bytes: 64 << 20,
         file_bytes: 8 << 20,

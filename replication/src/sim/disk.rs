@@ -73,7 +73,8 @@ impl Platter {
         let headers = blocks.filter_map(|(number, index, block)| {
             Some((BatchHeader::decode(block).ok()?, number, index))
         });
-        let Some((header, number, index)) = headers.max_by_key(|(header, ..)| header.sequence) else {
+        let Some((header, number, index)) = headers.max_by_key(|(header, ..)| header.sequence)
+        else {
             return false;
         };
         if header.entry_count > 0 || (header.is_clean && header.is_settled) {

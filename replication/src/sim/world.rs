@@ -140,7 +140,12 @@ impl World {
             options,
             plan,
             platter: Arc::default(),
-            identity: LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [0; 16], served_epoch: Epoch(0) },
+            identity: LogIdentity {
+                pool: [1; 16],
+                epoch: Epoch(1),
+                boot_id: [0; 16],
+                served_epoch: Epoch(0),
+            },
             history: Vec::new(),
             next_tag: 1,
             tier: Contents::new(),
@@ -212,7 +217,9 @@ impl World {
         }
         let least = self.durable.0.saturating_sub(self.destaged.0);
         if summary.contents.entry_count < least {
-            return Err(format!("it holds {least} entries that are flushed, and more: {summary:?}"));
+            return Err(format!(
+                "it holds {least} entries that are flushed, and more: {summary:?}"
+            ));
         }
         self.stats.summaries += 1;
         self.stats.in_store += u64::from(summary.is_in_store);

@@ -660,8 +660,9 @@ impl Target {
         }
     }
 
-    /// The oldest state that somebody reads. A pin that cannot be read keeps everything.
-    pub(crate) async fn oldest_pin(&self, key: &PoolKey) -> Result<Option<u64>> {
+    /// The oldest state that somebody reads. A pin that cannot be read keeps everything. Short pins end by their age where
+    /// `may_end`: not after a jump of the clock, which a copy in a directory has its times from.
+    pub(crate) async fn oldest_pin(&self, key: &PoolKey, may_end: bool) -> Result<Option<u64>> {
         let objects = self.store.control();
         let failed = |error| self.store.explain("list the pins", error);
         let pins: Vec<_> =
@@ -686,7 +687,7 @@ impl Target {
             };
             let age = now - found.last_modified.timestamp();
             let state = match read() {
-                Ok(pin) if pin.is_short && age > SHORT_PIN_SECONDS => {
+                Ok(pin) if may_end && pin.is_short && age > SHORT_PIN_SECONDS => {
                     self.unpin(Pin(found.location)).await;
                     continue;
                 }

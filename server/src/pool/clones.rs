@@ -7,7 +7,7 @@
 //! - A snapshot that a clone depends on is not removed, and neither is its volume.
 
 use super::snapshots::some_of;
-use super::{Pool, Volumes, unix_seconds};
+use super::{Pool, Volumes};
 use crate::record::{VolumeRecord, VolumeState, check_name};
 use crate::volume::Volume;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -69,14 +69,15 @@ impl Pool {
         }
         let parent = self.find(source)?.record();
         let id = self.volumes.lock().new_id("clone", name)?;
-        let now = unix_seconds();
+        let now = self.clock().wall();
         let mut record =
             VolumeRecord::new(id, name, found.record.size_bytes, parent.durability, now)
                 .with_own_key(parent.own_key);
         record.is_dedup = parent.is_dedup;
         self.shared.check_key(of)?;
         self.shared.introduce([&record].into_iter());
-        record.expires_at = ttl.map_or(0, |ttl| now.saturating_add(ttl.as_secs().max(1)));
+        let until = |ttl: Duration| self.clock().stamp().saturating_add(ttl.as_secs().max(1));
+        record.expires_at = ttl.map_or(0, until);
         let made = self.shared.tier.clone_volume((of, found.lsn), VolumeId(id), record.encode());
         made.await.map_err(|error| {
             error.context(format!("clone {source}@{snapshot} as volume {name}"))
@@ -274,7 +275,7 @@ impl Pool {
         volumes
             .present
             .values()
-            .filter(|volume| is_over(volume))
+            .filter(|volume| self.is_over(volume))
             .map(|volume| volume.id())
             .collect()
     }
@@ -287,13 +288,19 @@ impl Pool {
         let _one_at_a_time = self.changes.lock().await;
         let name = {
             let volumes = self.volumes.lock();
-            let is_it = |volume: &&Arc<Volume>| volume.id() == id && is_over(volume);
+            let is_it = |volume: &&Arc<Volume>| volume.id() == id && self.is_over(volume);
             volumes.present.values().find(is_it).map(|volume| volume.record().name)
         };
         match name {
             Some(name) => self.remove_alone(&name, false).await.map(|record| Some(record.name)),
             None => Ok(None),
         }
+    }
+
+    /// Its time is over, and only the list has it.
+    fn is_over(&self, volume: &Arc<Volume>) -> bool {
+        let expires_at = volume.record().expires_at;
+        expires_at != 0 && Arc::strong_count(volume) == 1 && self.clock().is_past(expires_at)
     }
 
     /// The store answers, as far as is known: nobody is to wait for one that does not.
@@ -333,10 +340,4 @@ impl Pool {
             }
         }
     }
-}
-
-/// Its time is over, and only the list has it.
-fn is_over(volume: &Arc<Volume>) -> bool {
-    let expires_at = volume.record().expires_at;
-    expires_at != 0 && expires_at <= unix_seconds() && Arc::strong_count(volume) == 1
 }

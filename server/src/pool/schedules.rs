@@ -4,12 +4,17 @@
 //! - Only what a schedule has made is removed by it, and only after it has made another one.
 //! - Volumes that are due at the same minute get snapshots of one instant.
 //! - A time that came while no daemon ran is made up for once, by one snapshot.
+//! - Snapshots are in the order in which they were made: what the clock showed then only names them. One that was just
+//!   made is the newest, wherever the clock has jumped.
 
-use super::{NamedSnapshot, Pool, unix_seconds};
+use super::{NamedSnapshot, Pool};
 use crate::schedule::{AHEAD_MAX, Keep, Schedule, kept, name_at};
 use crate::snapshot::{SnapshotName, VOLUMES_MAX};
 use block::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
+
+/// Names for one time that are tried: a clock that was put back comes to the same hour again. Chosen by hand.
+const NAMES_OF_SLOT_MAX: u32 = 100;
 
 /// What becomes of the snapshots that a schedule has made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,7 +34,7 @@ impl Pool {
     /// `NotFound`; `Invalid` for what is no schedule; those of writing the log.
     pub async fn set_schedule(&self, name: &str, new: Option<(&str, Keep)>) -> Result<()> {
         let schedule =
-            new.map(|(cron, keep)| Schedule::new(cron, keep, unix_seconds())).transpose()?;
+            new.map(|(cron, keep)| Schedule::new(cron, keep, self.clock().wall())).transpose()?;
         let _one_at_a_time = self.changes.lock().await;
         let volume = self.find(name)?;
         let change = |record: &mut crate::record::VolumeRecord| record.schedule = schedule;
@@ -46,7 +51,7 @@ impl Pool {
         let schedule = self.find(name)?.record().schedule;
         let mut made = self.snapshots(Some(name))?;
         made.retain(|one| one.record.is_scheduled);
-        let now = unix_seconds();
+        let now = self.clock().wall();
         let next_at = match &schedule {
             Some(schedule) => schedule.next_after(now)?,
             None => None,
@@ -86,13 +91,14 @@ impl Pool {
     /// The time that came last, if no snapshot was made for it.
     fn due_slot(&self, record: &crate::record::VolumeRecord) -> Option<u64> {
         let schedule = record.schedule.as_ref()?;
-        let slot = schedule.last_before(unix_seconds()).ok()??;
+        let now = self.clock().wall();
+        let slot = schedule.last_before(now).ok()??;
         let mut volumes = self.volumes.lock();
-        // What a clock that was ahead has left does not count.
-        let latest = unix_seconds().saturating_add(AHEAD_MAX);
+        // What a clock that was ahead has left does not count, and neither what was made before it.
+        let latest = now.saturating_add(AHEAD_MAX);
         let its = volumes.snapshots.of(record.id).filter(|(_, one)| one.is_scheduled);
-        let its = its.map(|(_, one)| one.created_at).filter(|at| *at <= latest);
-        let newest = its.max().unwrap_or(0);
+        let newest = its.last().map_or(0, |(_, one)| one.created_at);
+        let newest = if newest > latest { 0 } else { newest };
         let done = volumes.slots_done.entry(record.id).or_default();
         *done = newest.max(if *done > latest { 0 } else { *done });
         (*done < slot).then_some(slot)
@@ -100,7 +106,7 @@ impl Pool {
 
     /// Returns the volumes that have got one.
     async fn make_scheduled(&self, slot: u64, volumes: &[String]) -> Vec<String> {
-        let name = name_at(slot);
+        let name = self.free_name(slot, volumes);
         let mut done = Vec::new();
         for volume in volumes {
             match self.check_snapshot(volume, &name) {
@@ -124,6 +130,15 @@ impl Pool {
             }
         }
         done
+    }
+
+    /// A name for the snapshots of a time that none of the volumes has a snapshot of.
+    fn free_name(&self, slot: u64, volumes: &[String]) -> String {
+        let name = name_at(slot);
+        let others = (2..=NAMES_OF_SLOT_MAX).map(|number| format!("{name}-{number}"));
+        let is_free =
+            |name: &String| volumes.iter().all(|volume| self.snapshot(volume, name).is_err());
+        std::iter::once(name.clone()).chain(others).find(is_free).unwrap_or(name)
     }
 
     /// Once for each time that comes.

@@ -6,7 +6,7 @@
 //! - One that is served is not removed.
 //! - A volume with snapshots is not removed.
 
-use super::{Pool, Volumes, unix_seconds};
+use super::{Pool, Volumes};
 use crate::record::VolumeState;
 use crate::snapshot::{Removed, SnapshotEntry, SnapshotName, SnapshotRecord};
 use crate::volume::Volume;
@@ -150,7 +150,7 @@ impl Pool {
     ) -> Result<Vec<NamedSnapshot>> {
         let _one_at_a_time = self.changes.lock().await;
         self.check_not_too_many("make")?;
-        let now = unix_seconds();
+        let now = self.clock().wall();
         let mut made = Vec::new();
         // A client may make its volume larger: what it writes there before the instant is in the snapshot.
         let mut unchanged = Vec::new();

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tiering::TierOptions;
 
 mod aside;
+mod clock;
 mod exports;
 mod own_keys;
 mod schedules;
@@ -78,7 +79,12 @@ async fn open_as(
     let keys = VolumeKeyRing::open(&keys_in, &key, pool_id, Epoch(epoch)).await.unwrap();
     options.volume_keys = keys.table().clone();
     let tier = Tier::open(options).await.unwrap();
-    let identity = LogIdentity { pool: [7; 16], epoch: Epoch(epoch), boot_id: [boot; 16], served_epoch: Epoch(0) };
+    let identity = LogIdentity {
+        pool: [7; 16],
+        epoch: Epoch(epoch),
+        boot_id: [boot; 16],
+        served_epoch: Epoch(0),
+    };
     let (log_dir, destaged) = (dir.join("log"), tier.destaged_lsn());
     let sides = crate::serve::sides_wanted(&tier);
     let opened = tokio::task::spawn_blocking(move || {

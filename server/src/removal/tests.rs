@@ -44,6 +44,11 @@ async fn read(config: &Config, volume: &str, byte_count: usize) -> Vec<u8> {
     bytes
 }
 
+/// As the clock of this machine has it.
+fn kept(retention: Duration) -> Kept {
+    Kept { retention, wall_seconds: units::unix_seconds_now(), proven_seconds: None }
+}
+
 #[track_caller]
 fn says(error: &Error, kind: ErrorKind, words: &[&str]) {
     let said = error.chain();
@@ -158,7 +163,7 @@ async fn removed_in_memory(fault: Fault) -> (Arc<FaultyStore>, TempDir, KeySourc
         memory.set(name, name.to_owned()).await;
     }
     let ownership = acquire(&memory.store(), dir.path(), &keys, Terms::default()).await.unwrap();
-    ownership.remove().await.unwrap();
+    ownership.remove(units::unix_seconds_now()).await.unwrap();
     (memory, dir, source)
 }
 
@@ -175,7 +180,7 @@ async fn a_purge_that_is_cut_short_anywhere_can_be_repeated_and_not_undone() {
         let (memory, dir, source) = removed_in_memory(Fault::RefusesDelete(cut)).await;
         let store = memory.store();
         let keys = KeyRing::open(&store, &source).await.unwrap();
-        let error = purge_store(&store, &source, WEEK, true).await.unwrap_err();
+        let error = purge_store(&store, &source, kept(WEEK), true).await.unwrap_err();
         says(&error, ErrorKind::Unavailable, &["cut short", "spindle pool purge` again"]);
         let left = memory.names().await;
         assert!(left.iter().any(|name| name.starts_with("manifest/")), "cut at {cut}: {left:?}");
@@ -188,12 +193,12 @@ async fn a_purge_that_is_cut_short_anywhere_can_be_repeated_and_not_undone() {
             says(&refused, ErrorKind::NotFound, &["its purge has begun"]);
         }
         // It was allowed once; there is nothing left to wait for.
-        let again = purge_store(&store, &source, WEEK, false).await.unwrap();
+        let again = purge_store(&store, &source, kept(WEEK), false).await.unwrap();
         assert_eq!(again.object_count, left.len() as u64, "cut at {cut}");
         assert_eq!(memory.names().await, Vec::<String>::new(), "cut at {cut}");
     }
     let (memory, _dir, source) = removed_in_memory(Fault::None).await;
-    let purged = purge_store(&memory.store(), &source, WEEK, true).await.unwrap();
+    let purged = purge_store(&memory.store(), &source, kept(WEEK), true).await.unwrap();
     assert_eq!(purged.object_count, OBJECT_COUNT);
 }
 
@@ -201,10 +206,17 @@ async fn a_purge_that_is_cut_short_anywhere_can_be_repeated_and_not_undone() {
 async fn a_pool_is_purged_when_its_time_has_passed() {
     let (memory, _dir, source) = removed_in_memory(Fault::None).await;
     let before = memory.names().await;
-    let early = purge_store(&memory.store(), &source, Duration::from_secs(60), false).await;
+    let early = purge_store(&memory.store(), &source, kept(Duration::from_secs(60)), false).await;
     says(&early.unwrap_err(), ErrorKind::Busy, &["is kept until"]);
     assert_eq!(memory.names().await, before);
-    purge_store(&memory.store(), &source, Duration::ZERO, false).await.unwrap();
+    // A clock that has jumped says that the time has passed.
+    let now = units::unix_seconds_now();
+    let jumped = Kept { wall_seconds: now + 3600, ..kept(Duration::from_secs(1800)) };
+    let jumped = Kept { proven_seconds: Some(now), ..jumped };
+    let early = purge_store(&memory.store(), &source, jumped, false).await;
+    says(&early.unwrap_err(), ErrorKind::Busy, &["the clock has jumped", "nothing was deleted"]);
+    assert_eq!(memory.names().await, before);
+    purge_store(&memory.store(), &source, kept(Duration::ZERO), false).await.unwrap();
     assert_eq!(memory.names().await, Vec::<String>::new());
 }
 

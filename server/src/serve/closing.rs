@@ -41,7 +41,7 @@ impl OpenPool {
     /// Also where the store does not hold everything: the pool is then not removed.
     pub(crate) async fn remove(self) -> Result<u64> {
         let lacks = match self.close_pool(false).await? {
-            Closed::AllInStore => return self.ownership.remove().await,
+            Closed::AllInStore => return self.ownership.remove(self.pool.clock().stamp()).await,
             Closed::LacksLost(lacks) => {
                 // It stays released, as a stop leaves it.
                 self.ownership.release().await?;
@@ -70,6 +70,8 @@ impl OpenPool {
         {
             tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
         }
+        self.pool.clock().keep();
+        self.pool.clock().save();
         let (last_lsn, destaged_lsn) = self.pool.close().await?;
         let lacks = |lacking: Option<Error>| {
             let unknown = || Error::new(ErrorKind::Unavailable, "the newest writes are not there");

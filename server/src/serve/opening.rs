@@ -10,6 +10,7 @@
 //!   every volume steps back.
 
 use super::OpenPool;
+use crate::clock::ProvenClock;
 use crate::conditions::lookout::Lookout;
 use crate::config::{Config, LogIo};
 use crate::destage::{DestageOptions, ReclaimPace};
@@ -173,6 +174,8 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
         ..DestageOptions::default()
     };
     let pool = Pool::start(log, (tier, volume_keys), destage, retention, &recovery.missing_sides)?;
+    let newest_stamp = pool.newest_stamp(crate::units::unix_seconds_now());
+    pool.set_clock(ProvenClock::open(dir, newest_stamp, conditions.clone()));
     let step_back = match () {
         () if is_taken_over => Some(StepBack::TakeOver),
         () if is_log_lost => Some(StepBack::LostLog),

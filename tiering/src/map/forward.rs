@@ -3,6 +3,9 @@
 //! The database takes no write that is older than the newest one. A machine whose clock was ahead for a
 //! while, or that follows one whose clock is, could write nothing until its own has caught up.
 //!
+//! A clock that jumps forward would make all garbage old enough at once, and with it what is only about to be named: it is
+//! followed no faster than time passes. One that is put back is followed: the database ends, and is opened again.
+//!
 //! Invariants:
 //! - Nothing of ours depends on the time that is shown. The database finds out by it how old its garbage
 //!   is: of tables, which are named by it; of manifests, whose age the store tells, so that theirs has to
@@ -12,7 +15,7 @@ use chrono::{DateTime, Utc};
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The database waits for a clock that is behind by less. Source: slatedb 0.18 `clock.rs`, which waits for
 /// twice as long, and at most 10 s.
@@ -20,11 +23,21 @@ const BEHIND_MAX: Duration = Duration::from_secs(2);
 /// On top of the time of the newest write: its table may have been named later. Chosen by hand.
 const MARGIN: Duration = Duration::from_secs(60);
 
+/// What a clock is corrected by while it goes. Chosen by hand: above what a time service does in steps, far below the
+/// age of garbage.
+const CORRECTED_MAX: Duration = Duration::from_secs(60);
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct ForwardClock {
     inner: DefaultSystemClock,
+    begun: (DateTime<Utc>, Instant),
     ahead: Duration,
+}
+
+/// What is shown of a clock that showed `begun` when this began, that long ago.
+fn shown(wall: DateTime<Utc>, begun: DateTime<Utc>, passed: Duration) -> DateTime<Utc> {
+    wall.min(begun + passed + CORRECTED_MAX)
 }
 
 impl ForwardClock {
@@ -41,7 +54,8 @@ impl ForwardClock {
             );
             ahead += behind + MARGIN;
         }
-        ForwardClock { inner, ahead }
+        let begun = (inner.now(), Instant::now());
+        ForwardClock { inner, begun, ahead }
     }
 
     /// How far it is ahead of this machine's.
@@ -52,7 +66,8 @@ impl ForwardClock {
 
 impl SystemClock for ForwardClock {
     fn now(&self) -> DateTime<Utc> {
-        self.inner.now() + self.ahead
+        let (begun, since) = self.begun;
+        shown(self.inner.now(), begun, since.elapsed()) + self.ahead
     }
 
     fn sleep<'a>(&'a self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
@@ -61,5 +76,19 @@ impl SystemClock for ForwardClock {
 
     fn ticker<'a>(&'a self, duration: Duration) -> SystemClockTicker<'a> {
         SystemClockTicker::new(self, duration)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_jumps_forward_is_followed_no_faster_than_time_passes() {
+        let begun = DateTime::from_timestamp(1_795_378_530, 0).expect("a time");
+        let hour = Duration::from_secs(3600);
+        assert_eq!(shown(begun + hour, begun, hour), begun + hour);
+        assert_eq!(shown(begun + hour * 9000, begun, hour), begun + hour + CORRECTED_MAX);
+        assert_eq!(shown(begun - hour, begun, hour), begun - hour, "the database ends then");
     }
 }

@@ -37,7 +37,7 @@ async fn a_schedule_removes_what_it_made_and_does_not_keep_and_nothing_else() {
     }
     let mine: SnapshotName = "db@mine".parse().unwrap();
     pool.create_snapshots(&mine).await.unwrap();
-    let now = unix_seconds();
+    let now = pool.clock().wall();
     let keep = Keep { hourly: 2, daily: 0, weekly: 0, monthly: 0 };
     let times: Vec<u64> = (1..=5).rev().map(|hours| now - hours * 3600).collect();
     make_earlier(&pool, "db", keep, &times).await;

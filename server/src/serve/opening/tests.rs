@@ -298,7 +298,8 @@ async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_c
     }
     crash(pool).await;
     let ring = place.path().join("a/log/ring-00000.log");
-    let with_entries: Vec<_> = batches(&ring).into_iter().filter(|(.., count)| *count > 0).collect();
+    let with_entries: Vec<_> =
+        batches(&ring).into_iter().filter(|(.., count)| *count > 0).collect();
     let [.., (at, length, _), _] = with_entries[..] else { panic!("two writes, two batches") };
     let mut bytes = std::fs::read(&ring).unwrap();
     bytes[at..at + length].fill(0);
