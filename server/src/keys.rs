@@ -547,7 +547,17 @@ fn check_strength(material: &Material) -> Result<()> {
                 format!("the {kind} gives fewer than {PASSPHRASE_BYTES_MIN} characters"),
             ))
         }
-        _ => Ok(()),
+        Material::Phrase(kind, secret) => match source::oddity(secret.expose()) {
+            Some(oddity) => Err(Error::new(
+                ErrorKind::Invalid,
+                format!(
+                    "the {kind} {oddity}: whoever types it later will not; take that out, and try again (nothing was \
+                     changed)"
+                ),
+            )),
+            None => Ok(()),
+        },
+        Material::Key(..) => Ok(()),
     }
 }
 

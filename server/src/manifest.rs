@@ -12,6 +12,9 @@
 //! - No clock decides who owns a pool; times in a manifest are shown to people, and say how long a
 //!   removed pool is kept.
 
+mod found;
+
+use self::found::Found;
 use crate::chain::{
     Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
 };
@@ -489,6 +492,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
+const LOCK: &str = "lock";
 const NODE: &str = "node.json";
 const NODE_COPY: &str = "node.copy.json";
 
@@ -502,6 +506,7 @@ pub struct NodeDir {
     _lock: File,
     file: parking_lot::Mutex<NodeFile>,
     is_copy: bool,
+    found: Found,
 }
 
 impl NodeDir {
@@ -514,6 +519,7 @@ impl NodeDir {
         let failed = |error| {
             Error::with_source(ErrorKind::Io, format!("open directory {}", path.display()), error)
         };
+        let found = Found::look(path);
         make_private_dir(path).map_err(failed)?;
         let lock = lock(path)?;
         let (inode, made_at) = identity(path).map_err(failed)?;
@@ -543,7 +549,8 @@ impl NodeDir {
             || [NODE, NODE_COPY]
                 .iter()
                 .any(|name| !matches!(read_node_file_at(&path.join(name)), Ok(Some(found)) if found == file));
-        let node = NodeDir { path: path.to_owned(), _lock: lock, file: file.into(), is_copy };
+        let node =
+            NodeDir { path: path.to_owned(), _lock: lock, file: file.into(), is_copy, found };
         if is_new {
             node.save()?;
         }
@@ -719,7 +726,20 @@ fn make_private_dir(path: &Path) -> std::io::Result<()> {
 
 /// Takes `DIR/lock`, which the kernel frees when the process ends however it ends.
 fn lock(dir: &Path) -> Result<File> {
-    let path = dir.join("lock");
+    loop {
+        let file = lock_once(dir)?;
+        // One that was removed meanwhile, by a command that was refused, keeps nobody out.
+        if file.metadata().is_ok_and(|metadata| metadata.nlink() > 0) {
+            return Ok(file);
+        }
+        make_private_dir(dir).map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("open directory {}", dir.display()), error)
+        })?;
+    }
+}
+
+fn lock_once(dir: &Path) -> Result<File> {
+    let path = dir.join(LOCK);
     let failed = |error: std::io::Error| {
         Error::with_source(ErrorKind::Io, format!("lock {}", path.display()), error)
     };

@@ -403,8 +403,12 @@ impl Tier {
     /// As [`Tier::read`].
     pub async fn held_bytes(&self, volume: VolumeId) -> Result<BTreeMap<Lsn, u64>> {
         let layers = self.inner.map.layers();
+        // The list has no first layer of a volume that was first written since the start.
+        let first = LayerId::of_volume(volume);
+        let later = layers.iter().map(|(layer, _)| layer);
+        let later = later.filter(|layer| layer.volume() == volume && *layer != first);
         let mut held = BTreeMap::new();
-        for (layer, _) in layers.iter().filter(|(layer, _)| layer.volume() == volume) {
+        for layer in std::iter::once(first).chain(later) {
             held.extend(self.inner.map.held_bytes(layer).await?);
         }
         Ok(held)

@@ -138,3 +138,20 @@ fn the_operators_manual_names_every_command_and_flag() {
         }
     }
 }
+
+#[test]
+fn the_exit_codes_of_the_help_are_those_of_the_manual() {
+    let help = Cli::command().render_long_help().to_string();
+    let codes = help.split("Exit codes: ").nth(1).expect("the help names them");
+    let codes = codes.split("Environment").next().unwrap_or_default().replace('\n', " ");
+    let manual = include_str!("../../../docs/operations.md");
+    for code in 0..=4 {
+        let row = manual.lines().find(|line| line.starts_with(&format!("| {code} | ")));
+        let row = row.unwrap_or_else(|| panic!("the manual has no exit code {code}"));
+        assert!(codes.contains(&format!("{code} ")), "the help has no exit code {code}");
+        // What only some commands end with names them in both.
+        if code == 4 {
+            assert!(row.contains("attach") && codes.contains("4 attach of a URI"), "{codes}");
+        }
+    }
+}

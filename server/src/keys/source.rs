@@ -251,6 +251,24 @@ fn first_line(what: &str, text: &str) -> Result<Secret> {
     }
 }
 
+/// What a passphrase has that nobody sees or types: an editor, a copy or a shell put it there. Only what a slot is made
+/// with is asked: what opens a slot is taken as it is. The words name no part of the secret.
+pub(super) fn oddity(secret: &str) -> Option<&'static str> {
+    if secret.contains('\u{feff}') {
+        return Some("has a byte order mark");
+    }
+    if secret.contains('\r') {
+        return Some("has a carriage return");
+    }
+    if secret.contains('\0') {
+        return Some("has a NUL character");
+    }
+    if secret.starts_with(char::is_whitespace) || secret.ends_with(char::is_whitespace) {
+        return Some("begins or ends with a blank");
+    }
+    secret.contains(char::is_control).then_some("has a control character")
+}
+
 /// The key in a file: the line that is neither empty nor a comment.
 fn decode_file(
     what: &str,

@@ -501,3 +501,36 @@ async fn golden_key_ring_of_version_1() {
         assert_eq!(keys(ring.data_keys()), keys(&data_keys), "{source:?}");
     }
 }
+
+#[tokio::test]
+async fn a_passphrase_with_what_nobody_types_makes_no_pool_and_opens_one_that_has_it() {
+    let odd = [
+        ("\u{feff}correct horse", "a byte order mark"),
+        ("correct horse\r", "a carriage return"),
+        ("correct\0horse", "a NUL character"),
+        (" correct horse", "begins or ends with a blank"),
+        ("correct horse\t", "begins or ends with a blank"),
+        ("correct \u{1b}horse", "a control character"),
+    ];
+    for (secret, why) in odd {
+        let world = World::new();
+        let error = KeyRing::open_or_create(&world.store, &passphrase(secret)).await.unwrap_err();
+        assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains(why), "{error}");
+        assert!(!error.to_string().contains("horse"), "{error}");
+        assert_eq!(world.memory.names().await, Vec::<String>::new());
+        let mut ring = world.create(&passphrase("correct horse staple")).await;
+        let new = NewKey::Passphrase { secret: Secret::new(secret.to_owned()) };
+        assert_eq!(ring.rotate(&new).await.unwrap_err().kind(), ErrorKind::Invalid);
+        // As an earlier program has made it.
+        let material = Material::Phrase(SlotKind::Passphrase, Secret::new(secret.to_owned()));
+        let slot = make_slot(&ring.body, &material, &ring.data_keys).await.unwrap();
+        ring.body.slots.push(slot);
+        ring.body.number += 1;
+        let number = ring.body.number;
+        let made = ring.chain.create(number, &ring.sealed().unwrap()).await.unwrap();
+        assert!(matches!(made, Created::Ours));
+        assert!(same_keys(&ring, &world.open(&passphrase(secret)).await.unwrap()), "{why}");
+    }
+    let fine = World::new();
+    fine.create(&passphrase("größer, mit Blank in der Mitte")).await;
+}

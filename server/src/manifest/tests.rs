@@ -259,6 +259,7 @@ fn a_second_process_in_a_directory_is_refused_with_the_first_ones_id() {
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
     let (path, id) = (a.path().to_owned(), a.node_id());
+    a.record(POOL, 1).unwrap();
     drop(a);
     let again = NodeDir::open(&path).unwrap();
     assert_eq!(again.node_id(), id);
@@ -278,6 +279,41 @@ fn a_second_process_in_a_directory_is_refused_with_the_first_ones_id() {
         std::fs::write(path.join(name), "{").unwrap();
     }
     assert_eq!(NodeDir::open(&path).unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[tokio::test]
+async fn a_directory_from_which_no_pool_was_opened_is_left_as_it_was_found() {
+    let place = tempfile::tempdir().unwrap();
+    let (missing, empty) = (place.path().join("a/missing"), place.path().join("empty"));
+    let other = place.path().join("other");
+    for dir in [&empty, &other] {
+        std::fs::create_dir(dir).unwrap();
+    }
+    std::fs::write(other.join("notes"), "mine").unwrap();
+    for (dir, names) in [(&missing, None), (&empty, Some(0)), (&other, Some(1))] {
+        let node = NodeDir::open(dir).unwrap();
+        assert!(dir.join("node.json").exists() && dir.join("lock").exists());
+        drop(node);
+        let left = std::fs::read_dir(dir).ok().map(Iterator::count);
+        assert_eq!(left, names, "{}", dir.display());
+    }
+    // One that a pool may name as its owner stays.
+    let store = FaultyStore::new(Fault::None).store();
+    let node = NodeDir::open(&empty).unwrap();
+    let id = node.node_id();
+    acquire(&store, &node, false).await.unwrap();
+    drop(node);
+    assert_eq!(NodeDir::open(&empty).unwrap().node_id(), id);
+}
+
+#[test]
+fn a_lock_that_was_removed_while_somebody_waited_for_it_keeps_nobody_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let held = lock(dir.path()).unwrap();
+    std::fs::remove_file(dir.path().join("lock")).unwrap();
+    let next = lock(dir.path()).unwrap();
+    assert!(lock(dir.path()).is_err(), "the next one has the lock that is there");
+    drop((held, next));
 }
 
 #[tokio::test]

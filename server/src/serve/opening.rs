@@ -68,6 +68,28 @@ impl Opening {
 /// # Errors
 /// Those of each step, saying what to do.
 pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
+    let (had_dir, had_store) = (config.dir().exists(), store_dir_exists(config)?);
+    let opened = open_pool(config, opening).await;
+    if opened.is_err() {
+        leave(config, had_dir, had_store);
+    }
+    opened
+}
+
+/// Removes the directories that were made for a pool that was refused, as far as they are empty.
+fn leave(config: &Config, had_dir: bool, had_store: bool) {
+    if !had_store && let Ok(Some(store)) = Store::dir_of(config.store_url()) {
+        for folder in ["probe", "keyring"] {
+            let _ = std::fs::remove_dir(store.join(folder));
+        }
+        let _ = std::fs::remove_dir(store);
+    }
+    if !had_dir {
+        let _ = std::fs::remove_dir(config.dir());
+    }
+}
+
+async fn open_pool(config: &Config, opening: Opening) -> Result<OpenPool> {
     super::prepare_process();
     let dir = config.dir();
     if opening.makes_none() {

@@ -118,3 +118,23 @@ async fn a_clone_whose_time_is_over_goes_and_can_be_restored() {
     assert_eq!(read(&next, 0, 8192).await.unwrap(), vec![0; 8192]);
     pool.close().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_snapshot_alone_holds_is_known_of_a_volume_first_written_since_the_start() {
+    let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
+    let pool = open(dir.path(), &store, 1).await;
+    let db = pool.create_volume("db", MIB, Durability::Flush).await.unwrap();
+    db.write(0, pattern(1, 64 << 10), WriteFlags::default()).await.unwrap();
+    pool.create_snapshots(&"db@a".parse::<SnapshotName>().unwrap()).await.unwrap();
+    db.write(0, pattern(2, 64 << 10), WriteFlags::default()).await.unwrap();
+    pool.destage_all().await.unwrap();
+    let found = pool.snapshots(None).unwrap();
+    let held = pool.held_by(&found).await.unwrap();
+    let bytes = held[&(db.id().0, found[0].lsn.0)];
+    assert!((32 << 10..128 << 10).contains(&bytes), "{bytes} bytes");
+    drop(db);
+    // The name is a word of the command line.
+    let refused = pool.create_volume("list", MIB, Durability::Flush).await.err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    pool.close().await.unwrap();
+}
