@@ -179,3 +179,6 @@ pub(crate) fn show_descriptors(
     });
     conditions.set(ConditionKind::DescriptorLimit, PROCESS, report);
 }
+
+#[cfg(test)]
+mod tests;

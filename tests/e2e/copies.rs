@@ -1,6 +1,7 @@
 //! Copies in other stores and restores from them: what is there opens at once, is a state that the pool had, and stays,
 //! whoever is killed and whichever store is away.
 
+use crate::conditions::conditions;
 use crate::mounted::number_of;
 use crate::stores::{History, VOLUMES, open};
 use serde_json::Value;
@@ -169,9 +170,8 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
     assert!(connect(&other, "db@monday").read(0, 16 << 20) == before);
 
     // The copy's store goes away: the source says so and goes on, and so does what is here already.
-    source.announce("a copy is not brought up to date");
+    source.announce("is not brought up to date");
     other.announce("still needs the copy");
-    other.announce("tried again");
     bucket.down();
     db.write(0, &[3; 4096], 0);
     wait_for("the failure is shown", || copy_of(&source).get("failure").is_some());
@@ -203,9 +203,40 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
 }
 
 #[test]
+fn a_restored_pool_whose_copy_is_gone_says_so_until_it_is_back() {
+    let mut source = Daemon::started(SMALL, &[("db", "32MiB")]);
+    let copy = source.place().join("copy");
+    let url = copy.display().to_string();
+    let mut db = connect(&source, "db");
+    for block in 0..128u64 {
+        let payload: Vec<u8> =
+            (0..256 << 10u32).map(|at: u32| (at / 7 + block as u32) as u8).collect();
+        db.write(block * (256 << 10), &payload, 0);
+    }
+    drop(db);
+    let _ = source.json(&["copy", "add", &url]);
+    let _ = source.json(&["copy", "sync", &url]);
+    source.stop();
+    // So slow that it has most of it yet to fetch.
+    let mut other = restored(&source, &url, &["--rate", "64k"], &[]);
+    assert_eq!(conditions(&other, "restore-failing"), Vec::<Value>::new());
+    other.announce("still needs the copy");
+    let away = source.place().join("away");
+    std::fs::rename(&copy, &away).unwrap();
+    wait_for("it is told", || !conditions(&other, "restore-failing").is_empty());
+    let told = conditions(&other, "restore-failing").remove(0);
+    assert_eq!(told["subject"], *url, "{told}");
+    assert!(told["what"].as_str().unwrap().contains("still needs the copy"), "{told}");
+    assert_eq!(conditions(&other, "store-full"), Vec::<Value>::new());
+    std::fs::rename(&away, &copy).unwrap();
+    wait_for("it has ended", || conditions(&other, "restore-failing").is_empty());
+    other.stop();
+}
+
+#[test]
 fn a_destination_that_is_not_mounted_is_not_taken_for_an_empty_copy() {
     let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);
-    source.announce("a copy is not brought up to date");
+    source.announce("is not brought up to date");
     let place = source.place().path().to_owned();
     let (mount, disk) = (place.join("mount"), place.join("disk"));
     let url = mount.join("dr").display().to_string();
@@ -510,7 +541,7 @@ fn a_pool_that_was_put_back_never_replaces_its_copy() {
 
     let mut later = Daemon::new(SMALL, &[]);
     later.argue(&["--key-file", &key, "--store", &earlier.display().to_string(), "--take-over"]);
-    later.announce("a copy is not brought up to date");
+    later.announce("is not brought up to date");
     later.restart();
     assert!(connect(&later, "db").read(4096, 4096) == [0; 4096], "it was put back");
     // Past everything that the later life had.

@@ -5,6 +5,7 @@
 
 mod clients;
 mod clones;
+mod conditions;
 mod conformance;
 mod copies;
 mod copies_parts;

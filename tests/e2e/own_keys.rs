@@ -1,6 +1,7 @@
 //! Volumes with a key of their own: erased here and in copies, whatever somebody has kept of the objects.
 
-use crate::copies::{connect, copy_tree, refused};
+use crate::conditions::conditions;
+use crate::copies::{connect, copy_tree, refused, wait_for};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tests::daemon::{Daemon, SMALL};
@@ -84,7 +85,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     thief.argue(&["--key-file", &key, "--store", &kept, "--take-over"]);
     thief.announce("the volume's own key is not in the store");
     // It is an earlier state of the pool.
-    thief.announce("a copy is not brought up to date");
+    thief.announce("is not brought up to date");
     thief.restart();
     let listed = thief.json(&["volume", "show", "own"]);
     assert_eq!(listed["is_closed"], true, "{listed}");
@@ -106,7 +107,8 @@ fn a_copy_that_is_away_keeps_the_key_and_status_says_so() {
     let url = copy.display().to_string();
     let _ = daemon.json(&["copy", "add", &url]);
     let _ = daemon.json(&["copy", "sync", &url]);
-    daemon.announce("a copy is not brought up to date");
+    daemon.announce("is not brought up to date");
+    daemon.announce("may still have keys of volumes that were erased");
     let away = daemon.place().join("away");
     std::fs::rename(&copy, &away).unwrap();
     let done = daemon.json(&["volume", "rm", "own", "--erase"]);
@@ -114,10 +116,12 @@ fn a_copy_that_is_away_keeps_the_key_and_status_says_so() {
     let warns =
         |daemon: &Daemon| daemon.json(&["status"])["warnings"].to_string().contains("erased");
     assert!(warns(&daemon));
+    assert_eq!(conditions(&daemon, "copy-holds-erased-keys")[0]["subject"], *url);
     // Also after a restart.
     daemon.kill();
     daemon.restart();
-    assert!(warns(&daemon));
+    wait_for("it is told again", || warns(&daemon));
+    wait_for("why", || !conditions(&daemon, "copy-failing").is_empty());
     std::fs::rename(&away, &copy).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     let _ = daemon.json(&["copy", "sync", &url]);

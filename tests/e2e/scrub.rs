@@ -1,5 +1,6 @@
 //! Scrub: what rots in the store is found, put back from a copy where one has it, and named where none has, whoever dies.
 
+use crate::conditions::conditions;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -178,6 +179,7 @@ fn a_reader_is_answered_from_a_copy_and_what_none_has_is_named_until_it_is_back(
         let _ = daemon.json(&["scrub", "start", "--every", "1s", "--rate", "10G"]);
         wait_for("all three are named", || status(&daemon)["bad"].as_array().unwrap().len() == 3);
         assert!(warnings(&daemon).contains("3 segments that are damaged or missing"));
+        assert_eq!(conditions(&daemon, "segments-damaged").len(), 1);
         let named = status(&daemon)["bad"].to_string();
         for victim in victims {
             assert!(named.contains(victim.file_name().unwrap().to_str().unwrap()), "{named}");

@@ -3,6 +3,8 @@
 //! Invariants:
 //! - Small file systems in memory stand for the disks; they go with the test.
 
+use crate::conditions::conditions;
+use crate::copies::wait_for;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -82,13 +84,12 @@ fn a_full_log_disk_loses_nothing_that_was_acknowledged() {
         });
         let deadline = Instant::now() + Duration::from_secs(60);
         let is_full = || {
-            let log = daemon.log();
-            let mut lines =
-                log.lines().filter(|line| line.contains("a log file could not be made"));
-            lines.any(|line| line.contains("No space left on device"))
+            let told = conditions(&daemon, "log-space");
+            let mut told = told.iter().filter_map(|condition| condition["what"].as_str());
+            told.any(|what| what.contains("No space left on device"))
         };
         while !is_full() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(50));
         }
         assert!(is_full(), "the log's disk never was full: {}", daemon.tail());
         // Long enough for all that fits, and for some tries of what does not.
@@ -101,6 +102,7 @@ fn a_full_log_disk_loses_nothing_that_was_acknowledged() {
     });
     let acknowledged = acknowledged.into_inner().expect("no panic held it");
     println!("{} of 200 writes were acknowledged", acknowledged.len());
+    wait_for("the log has all its space", || conditions(&daemon, "log-space").is_empty());
     daemon.kill();
     daemon.restart();
     let mut connection = connect(&daemon);
@@ -133,6 +135,8 @@ fn a_full_cache_disk_degrades_speed_only() {
     for index in 0..320u64 {
         assert!(connection.read(index * (256 << 10), 256 << 10) == pattern(index), "{index}");
     }
+    let told = conditions(&daemon, "cache-shrunk");
+    assert!(told.len() == 1 && told[0]["what"].to_string().contains("is to have"), "{told:?}");
     drop(connection);
     daemon.stop();
     daemon.fsck();
@@ -152,7 +156,8 @@ fn a_full_store_makes_writers_wait_and_loses_nothing() {
     let begun = Instant::now();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(Duration::from_secs(8));
+            wait_for("the store is full", || !conditions(&daemon, "store-full").is_empty());
+            std::thread::sleep(Duration::from_secs(5));
             disk.resize(400);
         });
         for index in 0..240u64 {
@@ -166,6 +171,8 @@ fn a_full_store_makes_writers_wait_and_loses_nothing() {
     for index in 0..240u64 {
         assert!(connection.read(index * (256 << 10), 256 << 10) == pattern(index), "{index}");
     }
+    let _ = daemon.json(&["flush"]);
+    assert_eq!(conditions(&daemon, "store-full"), Vec::<serde_json::Value>::new());
     drop(connection);
     daemon.stop();
     daemon.fsck();

@@ -29,7 +29,7 @@ pub fn on_s3(settings: &str, volumes: &[(&str, &str)], address: &str) -> Daemon 
     daemon
 }
 
-fn on(address: &str) -> Daemon {
+pub fn on(address: &str) -> Daemon {
     on_s3(SMALL, VOLUMES, address)
 }
 

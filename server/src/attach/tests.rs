@@ -228,3 +228,32 @@ async fn the_link_of_another_pool_of_the_same_name_is_left() {
     drop(attachments);
     open.close().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attached_volume_that_is_not_served_is_a_condition() {
+    let place = tempfile::tempdir().unwrap();
+    let (config, open) = made(place.path()).await;
+    let volume = open.pool().volume("db").unwrap();
+    note_attached(&config, &volume);
+    let attachments = attachments(&config, &open);
+    let failed = |error: &str| {
+        let error = Error::new(ErrorKind::Unsupported, error.to_owned());
+        State::Failed { error, claim: None, is_ours: true }
+    };
+    {
+        // As it is when the kernel does not give the device back.
+        let mut live = attachments.live.lock().await;
+        live.as_mut().unwrap().get_mut(&volume.id().0).unwrap().state = failed("no driver");
+    }
+    attachments.show().await;
+    let list = open.conditions.list().into_iter();
+    let told: Vec<_> =
+        list.filter(|condition| condition.kind == ConditionKind::DeviceNotServed).collect();
+    assert_eq!((told.len(), &*told[0].subject), (1, "db"));
+    assert!(told[0].report.what.contains("no driver"), "{told:?}");
+    attachments.live.lock().await.as_mut().unwrap().clear();
+    attachments.show().await;
+    assert!(!open.conditions.is_raised(ConditionKind::DeviceNotServed, "db"));
+    drop((volume, attachments));
+    open.close().await.unwrap();
+}

@@ -22,10 +22,10 @@ const LOOK: Duration = Duration::from_secs(1);
 const DEVICES_EVERY: u32 = 5;
 /// A log that was full at every look for so long is a condition, and one that was not for as long is none any more.
 /// Chosen by hand: a store that only just keeps up fills it for moments.
-const FULL_LASTS: Duration = Duration::from_secs(3);
-/// Age of data that is only in the log, as a multiple of the configured one, from which it is a condition. Chosen by
-/// hand: a window that is just being written is not worth one.
-const LATE_FACTOR: f64 = 2.0;
+const FULL_LASTS: Duration = Duration::from_secs(10);
+/// Data that is only in the log is a condition when it is older than the configured age by that age again, and by this time
+/// at least. Chosen by hand: a window that is just being written, or a store that is slow for a moment, is none.
+const LATE_MIN: Duration = Duration::from_secs(30);
 /// A disk that was too small for the ring is large enough with this part more, in percent. Chosen by hand: others use it,
 /// too, and the condition is not to come and go.
 const SPACE_MARGIN_PERCENT: u64 = 5;
@@ -130,7 +130,7 @@ fn full(log: &LogStatus) -> Report {
 
 fn late(oldest: Duration, max_age: Duration) -> Option<Report> {
     let (seconds, max_seconds) = (oldest.as_secs_f64(), max_age.as_secs_f64());
-    (seconds > max_seconds * LATE_FACTOR).then(|| {
+    (oldest > max_age + max_age.max(LATE_MIN)).then(|| {
         Report::new(
             format!(
                 "the oldest write that only this machine has is {seconds:.0} s old; destage.max_age is {max_seconds:.0} s"
@@ -172,6 +172,8 @@ fn short(
 /// Bytes that the disk of a directory still has for us; `None` where it does not say.
 fn free_bytes(dir: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(dir).ok()?;
+    // Some file systems have no size.
+    (found.f_blocks > 0).then_some(())?;
     Some(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
@@ -185,27 +187,29 @@ mod tests {
         let at = |seconds| begun + Duration::from_secs(seconds);
         for (second, is_seen, counts) in [
             (0, true, false),
-            (2, true, false),
-            (2, false, false),
-            (3, true, false),
-            (5, true, false),
-            (6, true, true),
-            (7, false, true),
-            (8, true, true),
-            (9, false, true),
-            (11, false, true),
-            (12, false, false),
+            (9, true, false),
+            (9, false, false),
+            (10, true, false),
+            (19, true, false),
+            (20, true, true),
+            (21, false, true),
+            (29, true, true),
+            (30, false, true),
+            (39, false, true),
+            (40, false, false),
         ] {
             assert_eq!(steady.note(is_seen, at(second)), counts, "second {second}");
         }
     }
 
     #[test]
-    fn old_data_is_a_condition_from_twice_the_configured_age_on() {
+    fn old_data_is_a_condition_from_twice_the_configured_age_on_and_half_a_minute_later_at_least() {
         let age = Duration::from_secs;
         assert_eq!(late(age(60), age(30)), None);
         let report = late(age(61), age(30)).expect("it is late");
         assert!(report.what.contains("61 s old; destage.max_age is 30 s"), "{report:?}");
+        assert_eq!(late(age(31), age(1)), None);
+        assert!(late(age(32), age(1)).is_some());
     }
 
     #[test]

@@ -2,11 +2,12 @@
 //! back, and what deduplication looks in.
 //!
 //! Invariants:
-//! - Each job is tried again for ever when it fails; a fence stops the pool.
+//! - Each job is tried again for ever when it fails; a fence stops the pool. One that fails for long is a condition.
 
 use super::{ReclaimPace, stopped};
 use crate::pool::Shared;
-use block::ErrorKind;
+use block::conditions::Report;
+use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -24,40 +25,86 @@ const MAINTENANCE: Duration = Duration::from_secs(5);
 /// busy volume writes and a client's pause, and short enough that all is back a minute after a load (`benches/soak`).
 const PAYLOADS_KEPT: Duration = Duration::from_secs(15);
 
+/// A job that has failed for so long is a condition. Chosen by hand: longer than most outages of a store, which is a
+/// condition of its own; nothing is lost by a job that comes late.
+const FAILING_MAX: Duration = Duration::from_secs(600);
+
+/// A job, and since when each attempt at it has failed.
+struct Job {
+    name: &'static str,
+    conditions: Conditions,
+    failing_since: Option<Instant>,
+}
+
+impl Job {
+    fn new(name: &'static str, conditions: &Conditions) -> Job {
+        Job { name, conditions: conditions.clone(), failing_since: None }
+    }
+
+    /// An attempt has ended at `now`.
+    fn note<T>(&mut self, done: &Result<T>, now: Instant) {
+        let Err(error) = done else {
+            if self.failing_since.take().is_some() {
+                self.conditions.clear(ConditionKind::MaintenanceFailing, self.name);
+            }
+            return;
+        };
+        tracing::debug!(job = self.name, error = %error.chain(), "tried again later");
+        let since = *self.failing_since.get_or_insert(now);
+        if now.duration_since(since) >= FAILING_MAX {
+            self.conditions.raise(
+                ConditionKind::MaintenanceFailing,
+                self.name,
+                failing(self.name, error),
+            );
+        }
+    }
+}
+
+fn failing(name: &str, error: &Error) -> Report {
+    Report::new(
+        format!("a job in the background fails again and again: {name}: {}", error.chain()),
+        "space in the store comes back late, or reads of the metadata take longer; nothing is lost",
+        "check the store and the credentials, which must be allowed to delete; it is tried again by itself",
+    )
+}
+
 /// Work on the data tier that no write waits for: segments that a crash left, pages that a large
 /// trim hides. Runs until `stop` says so; failures are tried again.
 pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut is_swept = false;
     let mut trimmed_at = Instant::now();
+    let job = |name| Job::new(name, shared.tier.conditions());
+    let mut orphans = job("delete segments that a crash left");
+    let mut abandoned = job("delete segments that nothing names");
+    let mut folding = job("fold trims and drop what snapshots showed");
+    let mut references = job("drop back-references");
     while !*stop.borrow() && !shared.is_stopped() {
         if trimmed_at.elapsed() >= PAYLOADS_KEPT {
             trimmed_at = Instant::now();
             shared.log.trim_payloads();
         }
         if !is_swept {
-            match shared.tier.sweep_orphans().await {
-                Ok(swept) => {
-                    is_swept = true;
-                    if swept.deleted_count > 0 {
-                        tracing::info!(?swept, "deleted segments that a crash had left");
-                    }
-                }
-                Err(error) => {
-                    tracing::debug!(error = %error.chain(), "orphan segments stay for now");
+            let swept = shared.tier.sweep_orphans().await;
+            orphans.note(&swept, Instant::now());
+            if let Ok(swept) = swept {
+                is_swept = true;
+                if swept.deleted_count > 0 {
+                    tracing::info!(?swept, "deleted segments that a crash had left");
                 }
             }
         }
-        match shared.tier.sweep_abandoned().await {
+        let swept = shared.tier.sweep_abandoned().await;
+        abandoned.note(&swept, Instant::now());
+        match swept {
             Ok(swept) if swept.deleted_count > 0 => {
                 tracing::info!(?swept, "deleted segments of destages that had failed");
             }
-            Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
-            Err(error) => {
-                tracing::debug!(error = %error.chain(), "abandoned segments stay for now");
-            }
+            Ok(_) | Err(_) => {}
         }
         let folded = shared.tier.step(FOLD_PAGES).await;
+        folding.note(&folded, Instant::now());
         match folded {
             Ok(report)
                 if report.ranges_left + report.prunes_left + report.promotes_left > 0
@@ -67,15 +114,16 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
                 continue;
             }
             // Nothing else is left to do.
-            Ok(_) => match shared.tier.sweep_back_references(SWEPT_AT_ONCE).await {
-                Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
-                Err(error) => {
-                    tracing::debug!(error = %error.chain(), "back-references stay for now");
+            Ok(_) => {
+                let swept = shared.tier.sweep_back_references(SWEPT_AT_ONCE).await;
+                references.note(&swept, Instant::now());
+                match swept {
+                    Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
+                    Ok(_) | Err(_) => {}
                 }
-                Ok(_) => {}
-            },
+            }
             Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
-            Err(error) => tracing::debug!(error = %error.chain(), "trims are not folded for now"),
+            Err(_) => {}
         }
         let _ = tokio::time::timeout(MAINTENANCE, stopped(&mut stop)).await;
     }
@@ -87,6 +135,7 @@ pub(crate) async fn reclaim(
     options: ReclaimPace,
     mut stop: watch::Receiver<bool>,
 ) {
+    let mut job = Job::new("reclaim space", shared.tier.conditions());
     while !*stop.borrow() && !shared.is_stopped() {
         let begun = Instant::now();
         let mut pause = MAINTENANCE;
@@ -95,6 +144,7 @@ pub(crate) async fn reclaim(
             // It may be waiting for the store.
             _ = stopped(&mut stop) => return,
         };
+        job.note(&done, Instant::now());
         match done {
             Ok(done) => {
                 if !done.is_idle {
@@ -111,7 +161,7 @@ pub(crate) async fn reclaim(
                 }
             }
             Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
-            Err(error) => tracing::debug!(error = %error.chain(), "nothing is reclaimed for now"),
+            Err(_) => {}
         }
         let _ = tokio::time::timeout(pause, stopped(&mut stop)).await;
     }
@@ -119,16 +169,41 @@ pub(crate) async fn reclaim(
 
 /// Brings what deduplication is to find into memory. What is destaged meanwhile is looked for among what is there.
 pub(crate) async fn load_fingerprints(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
+    let mut job = Job::new("read the fingerprints of deduplication", shared.tier.conditions());
     while !*stop.borrow() && !shared.is_stopped() {
         let loaded = tokio::select! {
             loaded = shared.tier.load_fingerprints() => loaded,
             // It may be waiting for the store.
             _ = stopped(&mut stop) => return,
         };
-        match loaded {
-            Ok(()) => return,
-            Err(error) => tracing::debug!(error = %error.chain(), "fingerprints are not read yet"),
+        job.note(&loaded, Instant::now());
+        if loaded.is_ok() {
+            return;
         }
         let _ = tokio::time::timeout(FINGERPRINTS_RETRY, stopped(&mut stop)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_fails_for_long_is_a_condition_until_it_succeeds() {
+        let conditions = Conditions::default();
+        let mut job = Job::new("reclaim space", &conditions);
+        let failed: Result<()> = Err(Error::new(ErrorKind::Denied, "delete: forbidden"));
+        let (begun, is_raised) = (Instant::now(), || {
+            conditions.is_raised(ConditionKind::MaintenanceFailing, "reclaim space")
+        });
+        job.note(&failed, begun);
+        job.note(&failed, begun + FAILING_MAX - Duration::from_secs(1));
+        assert!(!is_raised(), "it may pass");
+        job.note(&failed, begun + FAILING_MAX);
+        assert!(is_raised());
+        job.note(&Ok(()), begun + FAILING_MAX);
+        assert!(!is_raised());
+        job.note(&failed, begun + FAILING_MAX);
+        assert!(!is_raised(), "it has begun again");
     }
 }

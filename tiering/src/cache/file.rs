@@ -166,6 +166,8 @@ impl CacheFile {
             free => return Some(free),
         }
         let found = rustix::fs::fstatvfs(&self.buffered).ok()?;
+        // Some file systems have no size.
+        (found.f_blocks > 0).then_some(())?;
         Some(found.f_bavail.saturating_mul(found.f_frsize))
     }
 

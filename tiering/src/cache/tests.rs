@@ -327,6 +327,7 @@ async fn a_disk_that_fails_to_write_turns_it_off_and_nothing_else() {
     cache.flush().await;
     let status = cache.status();
     assert!(!status.is_on && status.error_count == 1, "{status:?}");
+    assert_eq!(conditions_of(&cache), [ConditionKind::CacheFailing]);
     assert_eq!(hit_count(&cache, &info, &object, &frames), 0);
     cache.insert_segment(&info, object);
     cache.flush().await;
@@ -351,6 +352,92 @@ async fn a_disk_that_fills_up_later_stops_its_growth_only() {
     let status = cache.status();
     assert!(status.is_on && status.error_count == 1, "{status:?}");
     assert!(status.used_bytes < 8 * MIB && status.evicted_region_count > 0, "{status:?}");
+}
+
+fn conditions_of(cache: &FrameCache) -> Vec<ConditionKind> {
+    cache.shared.conditions.list().into_iter().map(|condition| condition.kind).collect()
+}
+
+async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what} does not come");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_cache_whose_disk_was_full_says_so_and_grows_again_by_itself() {
+    let mut rng = Rng::new(1);
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path(), 8 * MIB);
+    let region_bytes = cache.shared.region_bytes;
+    let size_bytes = cache.shared.sequences.len() as u64 * region_bytes;
+    wait_until("the first look", || cache.status().unreserved_bytes == size_bytes).await;
+    assert_eq!(conditions_of(&cache), []);
+    // The disk is smaller than the cache is to be: that is said before it is full.
+    cache.shared.file.set_free_bytes(2 * region_bytes);
+    wait_until("the condition", || conditions_of(&cache) == [ConditionKind::CacheShrunk]).await;
+    async fn fill(cache: &FrameCache, rng: &mut Rng) {
+        for _ in 0..150 {
+            // Two regions hold several of these.
+            let (info, object, frames) = segment(rng, 20);
+            cache.insert_segment(&info, object.clone());
+            cache.flush().await;
+            assert_eq!(hit_count(cache, &info, &object, &frames), 20);
+        }
+    }
+    fill(&cache, &mut rng).await;
+    let status = cache.status();
+    assert!(status.is_on && status.used_bytes == 2 * region_bytes, "{status:?}");
+    assert_eq!(status.unreserved_bytes, size_bytes - 2 * region_bytes);
+    let what = cache.shared.conditions.list()[0].report.what.clone();
+    assert!(what.contains("is to have 7 MiB and has 2 MiB"), "{what}");
+    // One region's worth is left to others; when there is more, nobody has to restart anything.
+    cache.shared.file.set_free_bytes(region_bytes);
+    fill(&cache, &mut rng).await;
+    assert_eq!(cache.status().used_bytes, 2 * region_bytes);
+    cache.shared.file.set_free_bytes(size_bytes * 2);
+    wait_until("the end of the condition", || conditions_of(&cache).is_empty()).await;
+    fill(&cache, &mut rng).await;
+    let status = cache.status();
+    assert_eq!((status.used_bytes, status.unreserved_bytes), (size_bytes, 0), "{status:?}");
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn a_cache_on_a_disk_that_is_full_from_the_start_comes_to_life_when_there_is_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path(), 8 * MIB);
+    cache.shared.file.set_free_bytes(0);
+    let (info, object, frames) = segment(&mut Rng::new(1), 50);
+    cache.insert_segment(&info, object.clone());
+    cache.flush().await;
+    assert_eq!(hit_count(&cache, &info, &object, &frames), 0);
+    assert_eq!(conditions_of(&cache), [ConditionKind::CacheShrunk]);
+    assert!(cache.status().is_on);
+    cache.shared.file.set_free_bytes(64 * MIB);
+    wait_until("the end of the condition", || conditions_of(&cache).is_empty()).await;
+    cache.insert_segment(&info, object.clone());
+    cache.flush().await;
+    assert_eq!(hit_count(&cache, &info, &object, &frames), 50);
+}
+
+#[tokio::test]
+async fn frames_that_do_not_verify_are_a_condition() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path(), 8 * MIB);
+    let (info, object, frames) = segment(&mut Rng::new(1), 50);
+    cache.insert_segment(&info, object);
+    cache.flush().await;
+    for at in &frames[..2] {
+        let Some(Found::Disk(place)) = cache.find(&info.id, *at) else { panic!("it is there") };
+        assert!(cache.reject(&info.id, *at, place));
+    }
+    let list = cache.shared.conditions.list();
+    assert_eq!((list.len(), list[0].kind), (1, ConditionKind::CacheFailing));
+    assert!(list[0].report.what.contains("gave 2 frames"), "{list:?}");
+    assert_eq!(list[0].subject, dir.path().display().to_string());
 }
 
 #[tokio::test]

@@ -260,8 +260,8 @@ impl Writer {
             if let Some(region) = self.free.pop() {
                 match self.reserve(region) {
                     Ok(()) => break region,
-                    Err(error) if is_full(&error) => self.note_refused(region, &error),
-                    Err(error) => return Err(error),
+                    Err(error) if self.full.is_empty() && !is_full(&error) => return Err(error),
+                    Err(error) => self.note_refused(region, &error),
                 }
                 continue;
             }
@@ -295,14 +295,17 @@ impl Writer {
         if !self.is_reserved[region] {
             self.shared.file.reserve(self.start_of(region), self.shared.region_bytes)?;
             self.is_reserved[region] = true;
-            self.count_unreserved();
+            self.refusal.clear();
+            self.show_space();
         }
         Ok(())
     }
 
     /// The disk has no space for a region: the cache goes on with those that it has.
     fn note_refused(&mut self, region: usize, error: &io::Error) {
-        self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
+        if self.refusal.is_empty() {
+            self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
+        }
         self.refusal = format!(": {error}");
         let is_reserved = &self.is_reserved;
         self.refused.push(region);
@@ -313,42 +316,34 @@ impl Writer {
     /// Lets the cache grow again where the disk has space by now.
     fn look_at_space(&mut self) {
         self.looked_at = Instant::now();
-        let free_bytes = self.shared.file.free_bytes();
         let wanted_bytes = self.shared.region_bytes * GROWTH_REGIONS.min(self.refused.len() as u64);
+        let free_bytes = self.shared.file.free_bytes();
         if free_bytes.is_none_or(|free| free >= wanted_bytes) {
             // In front, so that what is reserved is filled first.
             self.free.splice(..0, self.refused.drain(..));
         }
-        self.count_unreserved();
         self.show_space();
-    }
-
-    fn count_unreserved(&self) -> u64 {
-        let count = self.is_reserved.iter().filter(|is_reserved| !**is_reserved).count();
-        let bytes = count as u64 * self.shared.region_bytes;
-        self.shared.counters.unreserved_bytes.store(bytes, Ordering::Relaxed);
-        bytes
     }
 
     /// The condition follows what the disk has, and has refused.
     fn show_space(&mut self) {
-        let missing_bytes = self.count_unreserved();
-        let free_bytes = self.shared.file.free_bytes().unwrap_or(u64::MAX);
+        let count = self.is_reserved.iter().filter(|is_reserved| !**is_reserved).count();
+        let missing_bytes = count as u64 * self.shared.region_bytes;
+        self.shared.counters.unreserved_bytes.store(missing_bytes, Ordering::Relaxed);
+        let free_bytes = self.shared.file.free_bytes();
         // Others use the disk, too: at the edge, the condition does not come and go.
         let margin_bytes = if self.is_short { missing_bytes / MARGIN_PART } else { 0 };
-        let is_short =
-            self.is_on() && (free_bytes < missing_bytes + margin_bytes || !self.refused.is_empty());
-        self.is_short = is_short;
-        if !is_short {
+        if free_bytes.is_some_and(|free| free >= missing_bytes + margin_bytes) {
             self.refusal.clear();
         }
-        let report = is_short.then(|| {
+        let is_too_small = free_bytes.is_some_and(|free| free < missing_bytes + margin_bytes);
+        self.is_short = self.is_on() && (is_too_small || !self.refusal.is_empty());
+        let report = self.is_short.then(|| {
             let size_bytes = self.is_reserved.len() as u64 * self.shared.region_bytes;
             let (mib, dir) = (|bytes: u64| bytes >> 20, self.shared.dir.display());
-            let left = match free_bytes {
-                u64::MAX => String::new(),
-                free => format!(", and its disk has {} MiB left", mib(free)),
-            };
+            let left = free_bytes.map_or_else(String::new, |free| {
+                format!(", and its disk has {} MiB left", mib(free))
+            });
             Report::new(
                 format!(
                     "the read cache in {dir} is to have {} MiB and has {} MiB{left}{}",

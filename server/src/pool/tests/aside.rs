@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::destage::Aside;
+use block::ConditionKind;
 use object_store::{ObjectStoreExt, PutPayload};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -615,6 +616,25 @@ async fn what_a_missing_side_file_held_can_be_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_that_is_aside_is_a_condition() {
+    let world = World::set_aside().await;
+    let conditions = world.pool.tier().conditions();
+    let stalled = || {
+        let list = conditions.list().into_iter();
+        list.filter(|condition| condition.kind == ConditionKind::VolumeStalled).collect::<Vec<_>>()
+    };
+    assert_eq!(stalled().len(), 1, "{:?}", conditions.list());
+    assert_eq!(stalled()[0].subject, "bad");
+    let report = stalled()[0].report.clone();
+    assert!(report.what.contains("volume bad cannot be destaged"), "{report:?}");
+    assert!(report.cost.contains("in 1 side files"), "{report:?}");
+    heal(&world.store, &world.rotten).await;
+    world.pool.destage_all().await.unwrap();
+    assert_eq!(stalled(), []);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_side_file_that_cannot_be_written_leaves_nothing_behind() {
     let world = World::set_aside().await;
     let other = world.pool.create_volume("other", 64 * MIB, Durability::Flush).await.unwrap();
@@ -630,9 +650,13 @@ async fn a_side_file_that_cannot_be_written_leaves_nothing_behind() {
     let failure = || world.pool.destage_progress().failure.unwrap_or_default();
     let wanted = format!("set volume {} aside", other.id());
     until("said", || failure().contains(&wanted)).await;
+    let is_failing =
+        || world.pool.tier().conditions().is_raised(ConditionKind::DestageFailing, "pool");
+    assert!(is_failing());
     until("nothing is left", || side_files(world.dir.path()).is_empty()).await;
     *world.pool.shared.side_fails_of.lock() = None;
     until("both are aside", || world.pool.destage_progress().aside.len() == 2).await;
+    until("no failure is told", || !is_failing()).await;
     assert_eq!(read(&other, 4096, SECTOR).await.unwrap(), pattern(5, SECTOR));
     heal(&world.store, &rotten).await;
     world.pool.destage_all().await.unwrap();

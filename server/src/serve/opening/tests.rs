@@ -1,7 +1,9 @@
 //! Promises of opening a pool: what is missed, what is refused, who steps back.
 
 use super::*;
+use crate::admin::{AdminHandler, Request};
 use crate::config::Override;
+use crate::glue::admin::AdminPool;
 use crate::record::Durability;
 use block::{BlockDevice, WriteFlags};
 
@@ -16,13 +18,18 @@ fn huge_pages_are_off_in_a_process_that_opens_pools() {
 
 /// A small pool below `place`, served from its directory `dir`; nothing is destaged unasked.
 fn config(place: &Path, dir: &str) -> Config {
+    config_with(place, dir, &[])
+}
+
+/// The same with other settings.
+fn config_with(place: &Path, dir: &str, other: &[(&'static str, &str)]) -> Config {
     let set = |key, value: &str| Override {
         key,
         flag: "--test",
         value: toml::Value::String(value.to_owned()),
     };
     let path = |name: &str| place.join(name).display().to_string();
-    let set = [
+    let mut all = vec![
         set("dir", &path(dir)),
         set("store", &path("store")),
         set("keys.file", &path("key")),
@@ -31,7 +38,11 @@ fn config(place: &Path, dir: &str) -> Config {
         set("cache.size", "0"),
         set("destage.max_age", "1h"),
     ];
-    Config::load(None, &set).unwrap()
+    for (key, value) in other {
+        all.retain(|one| one.key != *key);
+        all.push(set(key, value));
+    }
+    Config::load(None, &all).unwrap()
 }
 
 async fn write_flushed(open: &OpenPool, text: &'static [u8]) {
@@ -122,12 +133,16 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     give_up();
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(is_stepped_back(&pool), "nobody hears that writes are gone");
+    let is_told = |pool: &OpenPool| pool.conditions.is_raised(ConditionKind::WritesLost, "db");
+    assert!(is_told(&pool));
     // Said durably, and only once.
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(is_stepped_back(&pool));
     settle_step_back(config.dir()).unwrap();
+    assert!(is_told(&pool), "a restart does not end it");
     pool.pool().accept_step_back("db", false).await.unwrap();
+    assert!(!is_told(&pool));
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(!is_stepped_back(&pool));
@@ -355,5 +370,65 @@ async fn an_overtaken_log_is_kept_unless_all_of_it_is_in_the_store() {
     pool.close().await.unwrap();
     let pool = open(&here, Opening::OrNew).await.unwrap();
     assert!(aside(3).exists(), "a write is only there");
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_that_stops_is_a_condition() {
+    let place = tempfile::tempdir().unwrap();
+    let pool = made(&config(place.path(), "a")).await;
+    assert!(!pool.conditions.is_raised(ConditionKind::PoolStopped, "pool"));
+    pool.pool().fence(Error::new(ErrorKind::Fenced, "another has it"));
+    assert!(pool.conditions.is_raised(ConditionKind::PoolStopped, "pool"));
+    let told = pool.conditions.list().into_iter().map(|condition| condition.report.what);
+    assert!(told.collect::<String>().contains("another has it"));
+    pool.close().await.unwrap_err();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recovery_key_that_was_not_made_is_a_condition_until_it_is() {
+    let place = tempfile::tempdir().unwrap();
+    let pool = made(&config(place.path(), "a")).await;
+    let conditions = pool.conditions.clone();
+    let is_told = || conditions.is_raised(ConditionKind::NoRecoveryKey, "pool");
+    assert!(is_told());
+    let jobs = (pool.copies().await, pool.scrub().await);
+    let admin = AdminPool::offline(pool, jobs);
+    admin.handle(Request::KeyBackup { replace: false }).await.unwrap();
+    assert!(!is_told());
+    admin.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ring_that_is_larger_than_its_disk_is_a_condition() {
+    let place = tempfile::tempdir().unwrap();
+    let stat = rustix::fs::statvfs(place.path()).unwrap();
+    if stat.f_bavail.saturating_mul(stat.f_frsize) >= 1 << 40 {
+        println!("skipped: this disk holds the largest ring");
+        return;
+    }
+    let large = [("log.size", "1TiB"), ("log.file_size", "16MiB")];
+    let pool = made(&config_with(place.path(), "a", &large)).await;
+    let list = pool.conditions.list().into_iter();
+    let short: Vec<_> = list.filter(|one| one.kind == ConditionKind::LogSpace).collect();
+    assert_eq!((short.len(), &*short[0].subject), (1, "log"));
+    assert!(short[0].report.what.contains("of its size"), "{short:?}");
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scrub_whose_record_cannot_be_read_is_a_condition() {
+    let place = tempfile::tempdir().unwrap();
+    let pool = made(&config(place.path(), "a")).await;
+    let record = place.path().join("store/scrub/00000000000000000001");
+    std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+    std::fs::write(&record, b"rotten").unwrap();
+    let scrub = pool.scrub().await.start().await;
+    let list = pool.conditions.list().into_iter();
+    let told: Vec<_> = list.filter(|one| one.kind == ConditionKind::ScrubFailing).collect();
+    assert_eq!(told.len(), 1, "{:?}", pool.conditions.list());
+    assert!(told[0].report.what.contains("how far the scrub is"), "{told:?}");
+    scrub.stop(false).await;
+    drop(scrub);
     pool.close().await.unwrap();
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::testing::Fault;
+use block::ConditionKind;
 use std::sync::atomic::AtomicUsize;
 
 /// One thread and a clock that jumps to the next timer when nothing is left to do: hours pass in a
@@ -66,6 +67,37 @@ fn an_outage_of_the_store_of_any_length_does_not_end_the_database() {
         assert_eq!((status.reopen_count, status.metadata_failure), (0, None));
         check_all(&tier, &world.model).await;
         check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_database_that_cannot_be_opened_again_is_a_condition_until_it_can() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let mut world = World::new(1);
+        let made = world.window(6);
+        let (op, folder, fault) = FATAL[0];
+        store.inject(op, folder, 1, fault);
+        store.inject(Op::List, "metadata", u64::MAX, Fault::Denied);
+        let destage = {
+            let (tier, window) = (tier.clone(), made.window.clone());
+            tokio::spawn(async move { destage_at_last(&tier, &window).await })
+        };
+        let until_raised = async |is_wanted| {
+            let begun = std::time::Instant::now();
+            while tier.conditions().is_raised(ConditionKind::MetadataReopening, "pool") != is_wanted
+            {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", tier.status());
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        until_raised(true).await;
+        store.clear_injected();
+        destage.await.unwrap();
+        until_raised(false).await;
+        assert!(tier.status().reopen_count > 0);
         tier.close().await.unwrap();
     });
 }

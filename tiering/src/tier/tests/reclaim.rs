@@ -240,6 +240,9 @@ fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
         reclaim_all(&tier).await;
         let status = tier.reclaim_status();
         assert_eq!((status.stuck_count, status.forgotten_count), (1, 1), "{status:?}");
+        let is_raised =
+            |tier: &Tier| tier.conditions().is_raised(block::ConditionKind::ReclaimBlocked, "pool");
+        assert!(is_raised(&tier));
         let mut block = vec![0; BLOCK_BYTES as usize];
         tier.read(VolumeId(1), 20 * BLOCK_BYTES, &mut block).await.unwrap();
         assert!(block.iter().all(|byte| *byte == 2));
@@ -251,6 +254,7 @@ fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
         let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
         reclaim_all(&tier).await;
         assert!(tier.inner.map.find_segment(1).await.unwrap().is_none());
+        assert!(!is_raised(&tier));
         check_fsck(&tier).await;
         tier.close().await.unwrap();
     });

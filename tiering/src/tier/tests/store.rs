@@ -54,9 +54,13 @@ fn an_upload_that_fails_shows_why_until_one_succeeds() {
         };
         let failure = tokio::time::timeout(Duration::from_secs(30), failing).await.unwrap();
         assert!(!failure.error.is_empty() && failure.age <= failure.lasts, "{failure:?}");
+        let is_raised =
+            || tier.conditions().is_raised(block::ConditionKind::StoreUnavailable, "upload");
+        assert!(is_raised());
         store.set_away(false);
         destage.await.unwrap().unwrap();
         assert_eq!(tier.status().upload_failure, None);
+        assert!(!is_raised());
         tier.close().await.unwrap();
     });
 }

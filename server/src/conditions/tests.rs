@@ -1,0 +1,87 @@
+//! What the words of conditions are made of.
+
+use super::*;
+use crate::record::Durability;
+
+fn one(conditions: &Conditions) -> block::Condition {
+    let list = conditions.list();
+    assert_eq!(list.len(), 1, "{list:?}");
+    list.into_iter().next().expect("one")
+}
+
+#[test]
+fn a_limit_of_descriptors_below_what_is_configured_is_a_condition() {
+    let conditions = Conditions::default();
+    show_descriptors(&conditions, Some(1024), 1000, 32);
+    assert_eq!(one(&conditions).kind, ConditionKind::DescriptorLimit);
+    let report = one(&conditions).report;
+    assert!(report.what.contains("1024") && report.remedy.contains("1320"), "{report:?}");
+    for enough in [Some(1320), None] {
+        show_descriptors(&conditions, Some(1024), 1000, 32);
+        show_descriptors(&conditions, enough, 1000, 32);
+        assert_eq!(conditions.list(), []);
+    }
+}
+
+#[test]
+fn a_tail_that_is_not_proven_is_a_condition_until_the_next_opening() {
+    let conditions = Conditions::default();
+    let lost = replication::Recovery {
+        lost_reason: Some("the kernel was started since".to_owned()),
+        ..replication::Recovery::default()
+    };
+    show_recovery(&conditions, &lost);
+    assert_eq!(one(&conditions).kind, ConditionKind::LogTailUnproven);
+    let what = one(&conditions).report.what;
+    assert!(what.contains("the kernel was started since"), "{what}");
+    show_recovery(&conditions, &replication::Recovery { is_tail_proven: true, ..lost });
+    assert_eq!(conditions.list(), []);
+}
+
+#[test]
+fn a_volume_without_its_own_key_is_a_condition_under_its_present_name() {
+    let conditions = Conditions::default();
+    let mut record = VolumeRecord::new(1, "own", 1 << 20, Durability::Flush, 0);
+    show_record(&conditions, &record, true);
+    assert_eq!(conditions.list(), []);
+    show_record(&conditions, &record, false);
+    assert_eq!(
+        (one(&conditions).kind, &*one(&conditions).subject),
+        (ConditionKind::KeyMissing, "own")
+    );
+    forget_volume(&conditions, "own");
+    record.name = "other".to_owned();
+    show_record(&conditions, &record, false);
+    assert_eq!(one(&conditions).subject, "other");
+    record.state = VolumeState::Purged;
+    show_record(&conditions, &record, false);
+    assert_eq!(conditions.list(), []);
+}
+
+#[test]
+fn a_volume_that_stepped_back_says_what_to_do() {
+    let conditions = Conditions::default();
+    let mut record = VolumeRecord::new(1, "db", 1 << 20, Durability::Flush, 0);
+    record.is_stepped_back = true;
+    show_record(&conditions, &record, true);
+    assert_eq!(one(&conditions).kind, ConditionKind::WritesLost);
+    assert!(one(&conditions).report.remedy.contains("spindle volume accept db"));
+}
+
+#[test]
+fn the_words_of_every_condition_have_no_full_stop_at_their_end() {
+    let conditions = Conditions::default();
+    show_descriptors(&conditions, Some(1), 256, 32);
+    show_recovery(&conditions, &replication::Recovery::default());
+    show_recovery_key(&conditions, false);
+    show_stopped(&conditions, "another owner has it");
+    show_contact(&conditions, Some("no route"));
+    let list = conditions.list();
+    assert_eq!(list.len(), 5);
+    for condition in list {
+        let block::conditions::Report { what, cost, remedy } = &condition.report;
+        for text in [what, cost, remedy] {
+            assert!(!text.is_empty() && !text.ends_with('.'), "{condition:?}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The conditions that last: the operator's guide lists every kind, and a test raises every kind.
+//!
+//! Invariants:
+//! - The guide's table and the list in `block/src/conditions.rs` name the same kinds, in both directions.
+//! - Each kind has a test that raises it by the mechanism that raises it in a daemon; that test names the kind.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Which test raises a kind: the file, from the workspace's root, and the name of the test in it. A kind that only its
+/// words decide (a limit, an age) may be raised by a test of those words.
+const RAISED_BY: &[(&str, &str, &str)] = &[
+    ("PoolStopped", "server/src/serve/opening/tests.rs", "a_pool_that_stops_is_a_condition"),
+    (
+        "StoreUnavailable",
+        "tests/e2e/conditions.rs",
+        "a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs",
+    ),
+    ("StoreFull", "tests/e2e/space.rs", "a_full_store_makes_writers_wait_and_loses_nothing"),
+    (
+        "DestageFailing",
+        "server/src/pool/tests/aside.rs",
+        "a_side_file_that_cannot_be_written_leaves_nothing_behind",
+    ),
+    ("VolumeStalled", "server/src/pool/tests/aside.rs", "a_volume_that_is_aside_is_a_condition"),
+    (
+        "WritesLost",
+        "server/src/serve/opening/tests.rs",
+        "a_log_that_was_given_up_makes_every_volume_step_back",
+    ),
+    (
+        "LogTailUnproven",
+        "server/src/conditions/tests.rs",
+        "a_tail_that_is_not_proven_is_a_condition_until_the_next_opening",
+    ),
+    (
+        "LogFull",
+        "tests/e2e/conditions.rs",
+        "a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs",
+    ),
+    (
+        "LogSpace",
+        "server/src/serve/opening/tests.rs",
+        "a_ring_that_is_larger_than_its_disk_is_a_condition",
+    ),
+    (
+        "DataAtRisk",
+        "tests/e2e/conditions.rs",
+        "a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs",
+    ),
+    (
+        "MetadataReopening",
+        "tiering/src/tier/tests/keep.rs",
+        "a_database_that_cannot_be_opened_again_is_a_condition_until_it_can",
+    ),
+    (
+        "CacheShrunk",
+        "tiering/src/cache/tests.rs",
+        "a_cache_whose_disk_was_full_says_so_and_grows_again_by_itself",
+    ),
+    ("CacheFailing", "tiering/src/cache/tests.rs", "frames_that_do_not_verify_are_a_condition"),
+    (
+        "NoRecoveryKey",
+        "server/src/serve/opening/tests.rs",
+        "a_recovery_key_that_was_not_made_is_a_condition_until_it_is",
+    ),
+    (
+        "CopyFailing",
+        "tests/e2e/own_keys.rs",
+        "a_copy_that_is_away_keeps_the_key_and_status_says_so",
+    ),
+    (
+        "CopyHoldsErasedKeys",
+        "tests/e2e/own_keys.rs",
+        "a_copy_that_is_away_keeps_the_key_and_status_says_so",
+    ),
+    (
+        "RestoreFailing",
+        "tests/e2e/copies.rs",
+        "a_restored_pool_whose_copy_is_gone_says_so_until_it_is_back",
+    ),
+    (
+        "ScrubFailing",
+        "server/src/serve/opening/tests.rs",
+        "a_scrub_whose_record_cannot_be_read_is_a_condition",
+    ),
+    (
+        "SegmentsDamaged",
+        "tests/e2e/scrub.rs",
+        "a_reader_is_answered_from_a_copy_and_what_none_has_is_named_until_it_is_back",
+    ),
+    (
+        "ReclaimBlocked",
+        "tiering/src/tier/tests/reclaim.rs",
+        "a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not",
+    ),
+    (
+        "MaintenanceFailing",
+        "server/src/destage/upkeep.rs",
+        "a_job_that_fails_for_long_is_a_condition_until_it_succeeds",
+    ),
+    (
+        "DeviceNotServed",
+        "server/src/attach/tests.rs",
+        "an_attached_volume_that_is_not_served_is_a_condition",
+    ),
+    (
+        "DescriptorLimit",
+        "server/src/conditions/tests.rs",
+        "a_limit_of_descriptors_below_what_is_configured_is_a_condition",
+    ),
+    (
+        "KeyMissing",
+        "server/src/conditions/tests.rs",
+        "a_volume_without_its_own_key_is_a_condition_under_its_present_name",
+    ),
+];
+
+fn read(path: &str) -> String {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in it");
+    std::fs::read_to_string(workspace.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Names of the kinds, with their ids.
+fn kinds() -> BTreeMap<String, String> {
+    let source = read("block/src/conditions.rs");
+    let list = source.split("\nkinds! {\n").nth(1).expect("the list is there");
+    let list = list.split("\n}\n").next().expect("it has an end");
+    let rows = list.lines().filter_map(|line| line.trim().split_once(" = "));
+    let kinds: BTreeMap<String, String> =
+        rows.map(|(name, id)| (name.to_owned(), id.trim_matches(['"', ',']).to_owned())).collect();
+    assert!(kinds.len() > 30, "{kinds:?}");
+    kinds
+}
+
+#[test]
+fn the_guide_lists_every_kind_of_condition_and_no_other() {
+    let guide = read("docs/operations.md");
+    let section = guide.split("\n## ").find(|part| part.starts_with("Conditions that last"));
+    let mut listed = BTreeSet::new();
+    for row in section.expect("the section is there").lines().filter(|row| row.starts_with("| `")) {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [id, meaning, cost, remedy] = cells[..] else { panic!("not four cells: {row}") };
+        let is_filled = [meaning, cost, remedy].iter().all(|cell| !cell.is_empty());
+        assert!(is_filled, "an empty cell: {row}");
+        assert!(listed.insert(id.trim_matches('`').to_owned()), "listed twice: {id}");
+    }
+    let ids: BTreeSet<String> = kinds().into_values().collect();
+    let unlisted: Vec<_> = ids.difference(&listed).collect();
+    assert!(unlisted.is_empty(), "the guide does not list {unlisted:?}");
+    let unknown: Vec<_> = listed.difference(&ids).collect();
+    assert!(unknown.is_empty(), "the guide lists what there is not: {unknown:?}");
+}
+
+#[test]
+fn a_test_raises_every_kind_of_condition() {
+    let kinds = kinds();
+    for (name, path, test) in RAISED_BY {
+        let id = kinds.get(*name).unwrap_or_else(|| panic!("there is no kind {name}"));
+        let source = read(path);
+        let body = source.split(&format!("fn {test}(")).nth(1);
+        let body = body.unwrap_or_else(|| panic!("{path} has no {test}"));
+        let body = body.split("\n}\n").next().expect("it has an end");
+        let is_named = body.contains(&format!("\"{id}\"")) || body.contains(name);
+        assert!(is_named, "{path}: {test} does not name {name} or {id}");
+    }
+    let raised: BTreeSet<&str> = RAISED_BY.iter().map(|(name, ..)| *name).collect();
+    assert_eq!(raised.len(), RAISED_BY.len(), "a kind has two rows");
+    let silent: Vec<_> = kinds.keys().filter(|name| !raised.contains(name.as_str())).collect();
+    assert!(silent.is_empty(), "no test raises {silent:?}: add one, and a row");
+}
