@@ -432,7 +432,7 @@ async fn frames_that_do_not_verify_are_a_condition() {
     cache.flush().await;
     for at in &frames[..2] {
         let Some(Found::Disk(place)) = cache.find(&info.id, *at) else { panic!("it is there") };
-        assert!(cache.reject(&info.id, *at, place));
+        cache.reject(&FrameRef { info, at: *at }, place, &SegmentError::Authentication);
     }
     let list = cache.shared.conditions.list();
     assert_eq!((list.len(), list[0].kind), (1, ConditionKind::CacheFailing));
