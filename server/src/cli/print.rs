@@ -791,7 +791,7 @@ mod tests {
         info.condition_excluded_count = 3;
         let text = status(&info);
         assert!(text.contains("12.3 s, 3.00 MiB"), "{text}");
-        let shown = "warning: disk on fire (pool-stopped)\n  since: 2023-11-14T22:13:20Z, for 2 h 1 min\n  \
+        let shown = "warning: disk on fire (pool-stopped)\n  since: 2023-11-14 22:13:20 UTC, for 2 h 1 min\n  \
                      cost: nothing is served\n  to do: call the fire brigade\nwarning: 3 more were raised";
         assert!(text.contains(shown), "{text}");
     }
