@@ -221,6 +221,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Clone { pool, snapshot, name, ttl } => {
             let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
             crate::units::check_name("volume", name).map_err(usage)?;
+            crate::record::check_free_name(name).map_err(Failure::Usage)?;
             let of: SnapshotName = snapshot.parse().map_err(Failure::Usage)?;
             of.single().map_err(Failure::Usage)?;
             let (snapshot, name) = (snapshot.clone(), name.clone());
@@ -307,6 +308,7 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
     let (pool, name, request) = match command {
         VolumeCommand::List { pool } => return Ok((pool, Request::VolumeList)),
         VolumeCommand::Create { pool, name, size, durability, own_key, dedup } => {
+            crate::record::check_free_name(name).map_err(Failure::Usage)?;
             config::check_volume_size(name, size.0).map_err(Failure::Usage)?;
             let durability = (*durability).into();
             (
@@ -377,7 +379,7 @@ fn name_in_pool<'a>(config: &Config, text: &'a str) -> Result<&'a str, Failure> 
         None => text,
     };
     crate::units::check_name("volume", name).map_err(usage)?;
-    crate::record::check_name(name).map_err(Failure::Usage)?;
+    crate::record::check_free_name(name).map_err(Failure::Usage)?;
     Ok(name)
 }
 

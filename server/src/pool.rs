@@ -70,9 +70,6 @@ impl StepBack {
     }
 }
 
-/// A word of `spindle attach`, which no volume is called. One that an earlier program has made is attached as `POOL/list`.
-const LIST: &str = "list";
-
 /// What a volume has only where it is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeTraits {
@@ -111,12 +108,8 @@ struct Volumes {
 impl Volumes {
     /// The id of the next volume, whose name is free.
     fn new_id(&self, what: &str, name: &str) -> Result<u32> {
-        if name == LIST {
-            let what = format!(
-                "{what} volume {name}: `spindle attach {name}` shows what is attached; choose another name"
-            );
-            return Err(Error::new(ErrorKind::Invalid, what));
-        }
+        crate::record::check_free_name(name)
+            .map_err(|error| error.context(format!("{what} volume {name}")))?;
         if self.present.contains_key(name) || self.held.as_deref() == Some(name) {
             let what = format!("{what} volume {name}: it exists; choose another name");
             return Err(Error::new(ErrorKind::Busy, what));

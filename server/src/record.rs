@@ -194,6 +194,22 @@ pub(crate) fn is_false(value: &bool) -> bool {
     !value
 }
 
+/// A word of `spindle attach`, which no new volume is called. One that an earlier program has made is attached as
+/// `POOL/list`.
+const LIST: &str = "list";
+
+/// Whether a new volume may be called so.
+///
+/// # Errors
+/// As [`check_name`]; `Invalid` for a word of the command line.
+pub fn check_free_name(name: &str) -> Result<()> {
+    if name == LIST {
+        let what = "`spindle attach list` shows what is attached, so no volume is called list; choose another name";
+        return Err(Error::new(ErrorKind::Invalid, what));
+    }
+    check_name(name)
+}
+
 /// Names of volumes, pools and exports: 1 to 63 of letters, digits, `.`, `_` and `-`, not starting
 /// with `.` or `-`, so that they are safe in URIs, paths and command lines.
 ///
