@@ -22,7 +22,7 @@ use crate::resident::{BatchPlace, LogResident};
 use crate::shared::{Pending, Shared};
 use block::env::{Disk, DiskCompletion, DiskRequest, IoBuffer, Random};
 use block::seal::{PoolKey, SALT_BYTES};
-use block::{Error, ErrorKind, Lsn};
+use block::{Error, Lsn};
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -334,14 +334,14 @@ impl Core {
                 Ok(()) => batch.is_written = true,
                 Err(e) => {
                     let at = (batch.slot, batch.offset);
-                    shared
-                        .fail(io_error(&format!("write log batch at file {}, {}", at.0, at.1), e));
+                    let what = format!("write log batch at file {}, {}", at.0, at.1);
+                    shared.fail_of_disk(io_error(&what, e));
                 }
             }
         } else if self.syncing.as_ref().is_some_and(|syncing| syncing.token == token) {
             match result {
                 Ok(()) => self.on_synced(shared),
-                Err(e) => shared.fail(io_error("sync the write log", e)),
+                Err(e) => shared.fail_of_disk(io_error("sync the write log", e)),
             }
         } else if let Some(slot) =
             self.files.iter().position(|state| *state == FileState::Creating(token))
@@ -764,5 +764,5 @@ fn on_full(shared: &Shared) {
 }
 
 fn io_error(what: &str, error: io::Error) -> Error {
-    Error::with_source(ErrorKind::Io, what.to_owned(), error)
+    crate::failure::error_of(what.to_owned(), error)
 }

@@ -153,6 +153,13 @@ impl FileDisk {
         is_waited_for
     }
 
+    /// From here on the disk has no room for what is written to the file.
+    #[cfg(test)]
+    pub(crate) fn fill_up(&self, file: u32) {
+        let full = OpenOptions::new().write(true).open("/dev/full").expect("it is there");
+        put_at(&mut self.files.writers.write(), file, full);
+    }
+
     /// Files of the ring that were made, here or elsewhere; `None` where nothing says so.
     pub(crate) fn made_count(&self) -> Option<u32> {
         *self.files.made_count.lock()

@@ -4,16 +4,22 @@
 //! - Whoever needs the core stepped steps it: the task that appends, a disk thread with a
 //!   completion, or the log thread. Nobody waits for the core's lock; who finds it taken leaves a
 //!   mark that its holder looks at after letting go.
-//! - The log thread ticks a few times a second and does what no task stayed for.
+//! - The log thread ticks a few times a second and does what no task stayed for. It notes a failure of the log's disk.
 
+mod noting;
 mod pressure;
 mod sides;
+mod waiting;
 
+pub use self::noting::LogNotes;
+use self::noting::Noted;
 use self::pressure::{Pressure, hold_back};
 pub use self::sides::{ObsoleteSides, SideChange, SidePart};
+use self::waiting::{Nudge, Reached};
 
 use crate::core::{self, Core, FileState, extents_to_freeze};
 use crate::disk_file::FileDisk;
+use crate::mounted::mounted;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait, payload_bytes_max};
 use crate::overlay::{Generation, Overlay};
 use crate::planted::Planted;
@@ -22,16 +28,15 @@ use crate::resident::LogResident;
 use crate::shared::{Pending, Shared, closed};
 use crate::side::SideReader;
 use crate::side_dir::{self, SidesWanted};
+use crate::state_files::StateFiles;
 use block::env::{Clock, Disk, DiskReader, SystemClock, SystemRandom};
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Lsn, PayloadBuffer, Result, VolumeId};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -66,6 +71,7 @@ struct Inner {
     is_stopping: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
     thread_handle: std::sync::OnceLock<Thread>,
+    noted: Noted,
 }
 
 /// The write log of a pool. Clones are handles to the same log.
@@ -172,14 +178,24 @@ impl Log {
         destaged: Lsn,
         wanted: &SidesWanted,
     ) -> Result<(Log, Recovery)> {
-        Self::open_planted(
-            dir,
-            (identity, key),
-            options,
-            destaged,
-            wanted,
-            Planted::from_environment(),
-        )
+        Self::open_noted(dir, identity, key, options, destaged, wanted, &LogNotes::default())
+    }
+
+    /// As [`Log::open_with_sides`], with what is noted of the log beside its own directory.
+    ///
+    /// # Errors
+    /// As [`Log::open`].
+    pub fn open_noted(
+        dir: &Path,
+        identity: LogIdentity,
+        key: PoolKey,
+        options: LogOptions,
+        destaged: Lsn,
+        wanted: &SidesWanted,
+        notes: &LogNotes,
+    ) -> Result<(Log, Recovery)> {
+        let planted = Planted::from_environment();
+        Self::open_planted(dir, (identity, key), options, destaged, (wanted, notes), planted)
     }
 
     fn open_planted(
@@ -187,13 +203,14 @@ impl Log {
         (identity, key): (LogIdentity, PoolKey),
         options: LogOptions,
         destaged: Lsn,
-        wanted: &SidesWanted,
+        (wanted, notes): (&SidesWanted, &LogNotes),
         planted: Planted,
     ) -> Result<(Log, Recovery)> {
         options.check()?;
         let mut disk = FileDisk::open(dir, options.io_mode)?;
         let reader = SideReader { pool: identity.pool, epoch: identity.epoch, key: &key };
         let mut sides = side_dir::find(dir, wanted, &reader)?;
+        let keeper = StateFiles::new(dir, &notes.beside, &notes.heard);
         let args = OpenArgs {
             identity,
             key: key.clone(),
@@ -204,6 +221,8 @@ impl Log {
             // Before recovery writes the tail of the log anew.
             written_at: disk.written_at(),
             made_count: disk.made_count(),
+            keeper: &keeper,
+            mount: mounted(dir),
         };
         let mut opened = recovery::open(&mut disk, &args)?;
         // Where an earlier program or a crash has left them unsaid, before anything is put there.
@@ -260,6 +279,7 @@ impl Log {
             is_stopping: AtomicBool::new(false),
             thread: Mutex::new(None),
             thread_handle: std::sync::OnceLock::new(),
+            noted: Noted::new(keeper, opened.state),
         });
         start_thread(&inner)?;
         Ok((Log { inner }, recovery))
@@ -610,6 +630,9 @@ impl Inner {
             patience = disk.wait_for(0);
             drop(guard);
             drop(driver);
+            if self.shared.disk_failed_at().is_some() {
+                return self.nudge(); // the log thread notes it
+            }
             // Orders letting go of the lock before the look at the mark.
             fence(Ordering::SeqCst);
             if !self.shared.is_dirty.load(Ordering::Relaxed) {
@@ -690,6 +713,7 @@ impl Inner {
             slot.take()
         };
         drop(driver); // joins the disk's threads, which may be waiting for the lock
+        self.wait_noted();
         let outcome = self.shared.check();
         self.shared.finish(closed());
         self.stop_thread();
@@ -702,7 +726,8 @@ impl Inner {
         let thread = self.thread.lock().take();
         let Some(thread) = thread else { return };
         let is_own = thread.thread().id() == std::thread::current().id();
-        if !is_own && thread.join().is_err() {
+        // One that notes a failure may wait for the disk that has failed.
+        if !is_own && self.is_noted() && thread.join().is_err() {
             tracing::error!("the log thread has panicked");
         }
     }
@@ -732,6 +757,7 @@ fn start_thread(inner: &Arc<Inner>) -> Result<()> {
                 let started = Instant::now();
                 std::thread::park_timeout(TICK);
                 let Some(inner) = weak.upgrade() else { return };
+                inner.note_failure();
                 if inner.is_stopping.load(Ordering::Acquire) {
                     return;
                 }
@@ -753,56 +779,6 @@ impl Drop for FailOnPanic<'_> {
         if std::thread::panicking() {
             let what = "step the write log: a check of its own state failed";
             self.0.fail(Error::new(ErrorKind::Io, what));
-        }
-    }
-}
-
-/// Makes sure that an entry is written though nobody waits for it.
-struct Nudge {
-    inner: Arc<Inner>,
-    is_due: bool,
-    /// Of the entry, once it has one.
-    lsn: Option<Lsn>,
-    is_answered: bool,
-}
-
-impl Drop for Nudge {
-    fn drop(&mut self) {
-        match self.lsn {
-            Some(lsn) if self.is_answered => self.inner.shared.forget_refusal(lsn),
-            Some(lsn) => self.inner.shared.abandon(lsn),
-            None => {}
-        }
-        if self.is_due {
-            self.inner.nudge();
-        }
-    }
-}
-
-/// Ready when the log has come to `lsn`.
-struct Reached<'a> {
-    inner: &'a Inner,
-    lsn: Lsn,
-    wait: Wait,
-    /// See [`Shared::poll_reached`].
-    is_entry: bool,
-    id: Option<u64>,
-}
-
-impl Future for Reached<'_> {
-    type Output = Result<()>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = self.get_mut();
-        let place = (this.lsn, this.wait, this.is_entry);
-        this.inner.shared.poll_reached(place, &mut this.id, context)
-    }
-}
-
-impl Drop for Reached<'_> {
-    fn drop(&mut self) {
-        if let Some(id) = self.id {
-            self.inner.shared.forget(self.lsn, self.wait, id);
         }
     }
 }

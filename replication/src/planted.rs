@@ -32,6 +32,12 @@ pub(crate) struct Planted {
     pub(crate) gate_by_waiter: bool,
     /// A rest of a payload is judged by what was left of it, not by the buffer that it keeps.
     pub(crate) rest_buffer_forgotten: bool,
+    /// That the log has failed is not noted.
+    pub(crate) failure_not_noted: bool,
+    /// Recovery takes a file system that was unmounted since for the same one.
+    pub(crate) remount_not_seen: bool,
+    /// Recovery does not ask whether writing back has failed since.
+    pub(crate) writeback_not_asked: bool,
 }
 
 impl Planted {
@@ -58,6 +64,9 @@ impl Planted {
             tag_ignored: has("tag-ignored"),
             gate_by_waiter: has("gate-by-waiter"),
             rest_buffer_forgotten: has("rest-buffer-forgotten"),
+            failure_not_noted: has("failure-not-noted"),
+            remount_not_seen: has("remount-not-seen"),
+            writeback_not_asked: has("writeback-not-asked"),
         }
     }
 

@@ -12,11 +12,14 @@ use crate::contents::LogContents;
 use crate::core::{Config, FileState, Head, LiveFile};
 use crate::format::batch::{self, BatchHeader};
 use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
+use crate::format::state::{LogState, Standing, TailLoss};
 use crate::options::{LogIdentity, LogOptions, RESERVE_BYTES};
 use crate::overlay::Overlay;
 use crate::planted::Planted;
 use crate::scan::Scan;
 use crate::side_dir::MissingSide;
+use crate::state_files::StateKeeper;
+use crate::tail::{Evidence, Lost};
 use crate::walk::{FIRST_AT, Ring, Walk, read};
 use block::env::{Disk, DiskReader, DiskRequest, IO_ALIGN_BYTES, IoBuffer, Random};
 use block::seal::{PoolKey, SALT_BYTES};
@@ -33,9 +36,11 @@ pub struct Recovery {
     pub last_lsn: Lsn,
     /// The log was closed in an orderly way, or is new.
     pub was_clean: bool,
-    /// Everything that was ever acknowledged is there. False after an unclean stop of the machine
-    /// while acknowledgements ran ahead of stable storage.
+    /// Everything that was ever acknowledged is there. False after an unclean stop of the machine, an unmounting or a
+    /// failure of the log's file system while acknowledgements ran ahead of stable storage.
     pub is_tail_proven: bool,
+    /// What keeps [`Recovery::is_tail_proven`] from being true.
+    pub tail_loss: Option<TailLoss>,
     /// For people: why [`Recovery::is_tail_proven`] is false.
     pub lost_reason: Option<String>,
     /// The directory held no log.
@@ -55,6 +60,8 @@ pub(crate) struct Opened {
     pub(crate) files: Vec<FileState>,
     pub(crate) overlay: Overlay,
     pub(crate) recovery: Recovery,
+    /// What is noted of this life.
+    pub(crate) state: LogState,
     /// Log position of the first entry that is not destaged.
     pub(crate) released_position: u64,
 }
@@ -72,6 +79,10 @@ pub(crate) struct OpenArgs<'a> {
     pub(crate) written_at: HashMap<u32, Instant>,
     /// Files of the ring that were made, where the directory remembers that.
     pub(crate) made_count: Option<u32>,
+    /// Where it is noted how the log stands.
+    pub(crate) keeper: &'a dyn StateKeeper,
+    /// The mounted file system that the log lies on; `None` where that is not known.
+    pub(crate) mount: Option<u64>,
 }
 
 /// Opens the log on `disk`, which must do nothing else meanwhile. Blocks.
@@ -88,9 +99,24 @@ pub(crate) fn open(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Opened> {
         check_none_missing(&*reader, Some(&ring), args)?;
         ring
     };
+    let evidence = Evidence {
+        states: args.keeper.found()?,
+        has_writeback_failed: !args.planted.writeback_not_asked && !is_written_back(disk, &files),
+    };
     let mut scan = Scan::new(&*reader, args, ring);
     scan.run()?;
-    scan.finish(disk, files.is_empty())
+    scan.finish(disk, files.is_empty(), &evidence)
+}
+
+/// Whether the kernel has written everything that processes before this one have written to the files. It tells the first
+/// that asks of a failure, and may have dropped what it could not write.
+fn is_written_back(disk: &mut dyn Disk, files: &[(u32, u64)]) -> bool {
+    let files: Vec<u32> = files.iter().map(|(file, _)| *file).collect();
+    let synced = run(disk, DiskRequest::Sync { token: 8, files }, "sync the log as it was found");
+    if let Err(error) = &synced {
+        tracing::warn!(error = %error.chain(), "not all that was written to the log has reached its disk");
+    }
+    synced.is_ok()
 }
 
 fn make_first_file(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Ring> {
@@ -194,7 +220,7 @@ fn check_none_missing(
 
 /// Making the log ready, once the scan has found its end.
 impl Scan<'_> {
-    fn finish(self, disk: &mut dyn Disk, is_new: bool) -> Result<Opened> {
+    fn finish(self, disk: &mut dyn Disk, is_new: bool, evidence: &Evidence) -> Result<Opened> {
         let was_clean = match &self.walk.newest {
             Some(newest) => newest.header.is_clean,
             None => self.walk.seen.sequence == 0,
@@ -202,22 +228,27 @@ impl Scan<'_> {
         if self.released_position.is_none() {
             self.overlay.start_at(self.walk.position);
         }
+        let lost = self.judge_tail(evidence);
+        self.note_writeback_failure(evidence, lost.as_ref())?;
         // After an orderly close too: the sync of its clean mark may have failed.
         if !self.args.planted.tail_not_rewritten {
+            self.note_before_rewriting(evidence, lost.as_ref())?;
             self.rewrite_tail(disk)?;
         }
         self.drop_stale_firsts(disk)?;
-        let (is_tail_proven, lost_reason) = self.judge_tail();
         let last_lsn = self.walk.last_lsn().max(self.args.destaged);
         let mut open = [0; 16];
         self.args.random.fill(&mut open);
         let mut head = self.next_head(last_lsn)?;
-        let header = self.opening_header(&head, open, is_tail_proven);
+        let header = self.opening_header(&head, open, lost.is_none());
         let mut live = self.walk.live.clone();
         if live.back().is_none_or(|file| file.slot != head.slot) {
             live.push_back(LiveFile { slot: head.slot, last_lsn });
         }
         write_opening(disk, header, &mut head, &self.args.key)?;
+        // Not before: what the last life has noted counts until this one has its opening batch.
+        let state = self.state_of(open, lost.as_ref());
+        self.args.keeper.replace(&state)?;
         let is_there = self.walk.ring.is_there.iter();
         let files = is_there
             .map(|is_there| if *is_there { FileState::Ready } else { FileState::Absent })
@@ -226,8 +257,9 @@ impl Scan<'_> {
             entry_count: self.entry_count,
             last_lsn,
             was_clean,
-            is_tail_proven,
-            lost_reason,
+            is_tail_proven: lost.is_none(),
+            tail_loss: lost.as_ref().map(|lost| lost.loss),
+            lost_reason: lost.map(|lost| lost.reason),
             is_new,
             durable_lsn: self.walk.seen.durable_lsn,
             missing_sides: Vec::new(),
@@ -249,7 +281,13 @@ impl Scan<'_> {
             files,
             overlay: self.overlay,
             recovery,
+            state,
         })
+    }
+
+    fn state_of(&self, open: [u8; 16], lost: Option<&Lost>) -> LogState {
+        let (boot, mount) = (self.args.identity.boot_id, self.args.mount);
+        LogState { standing: Standing::Open, owed: lost.map(|lost| lost.loss), open, boot, mount }
     }
 
     /// The page cache may hold what a failed sync lost, so what no batch says is durable is written
@@ -301,24 +339,6 @@ impl Scan<'_> {
             return Ok(());
         }
         run(disk, DiskRequest::Sync { token: 5, files }, "sync a stale log file")
-    }
-
-    fn judge_tail(&self) -> (bool, Option<String>) {
-        let is_proven = match self.walk.newest.map(|newest| newest.header) {
-            Some(header) => {
-                let is_same_boot = header.boot == self.args.identity.boot_id;
-                header.is_settled && (header.is_clean || !header.is_loud || is_same_boot)
-            }
-            // Only the opening batch of a new ring may be torn without loss.
-            None => self.walk.seen.sequence <= 1,
-        };
-        let reason = format!(
-            "the machine stopped while writes were acknowledged before they were on stable \
-             storage: entries after {} may be lost, those after {} are",
-            self.walk.seen.durable_lsn,
-            self.walk.last_lsn()
-        );
-        (is_proven, (!is_proven).then_some(reason))
     }
 
     /// Where the opening batch goes. It takes the place of an opening batch that nothing follows,

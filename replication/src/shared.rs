@@ -87,6 +87,8 @@ pub(crate) struct Shared {
     /// Somebody changed something that the core has not seen.
     pub(crate) is_dirty: AtomicBool,
     failure: OnceLock<Error>,
+    /// Newest entry that was acknowledged before a write or sync of the log's files failed.
+    disk_failed_at: OnceLock<Lsn>,
     /// The failure is an orderly end.
     is_finished: AtomicBool,
     /// Log position: bytes written over all laps, with what was skipped at the ends of files.
@@ -147,6 +149,7 @@ impl Shared {
             is_flush_expected: AtomicBool::new(false),
             is_dirty: AtomicBool::new(true),
             failure: OnceLock::new(),
+            disk_failed_at: OnceLock::new(),
             is_finished: AtomicBool::new(false),
             position: AtomicU64::new(position),
             released_position: AtomicU64::new(0),
@@ -342,6 +345,23 @@ impl Shared {
         self.wake_all();
     }
 
+    /// As [`Shared::fail`], because a write or sync of the log's files failed. To be called by who raises the marks, who
+    /// raises none from here on.
+    pub(crate) fn fail_of_disk(&self, error: Error) {
+        let _ = self.disk_failed_at.set(self.acked());
+        self.fail(error);
+    }
+
+    /// Newest entry that was acknowledged before a write or sync of the log's files failed, if one has.
+    pub(crate) fn disk_failed_at(&self) -> Option<Lsn> {
+        self.disk_failed_at.get().copied()
+    }
+
+    /// Why the log takes nothing more, where that is no orderly end.
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.failure.get().filter(|_| !self.is_finished.load(Ordering::Acquire))
+    }
+
     pub(crate) fn wake_all(&self) {
         let mut waiters = self.waiters.lock();
         let acked = std::mem::take(&mut waiters.acked);
@@ -365,8 +385,11 @@ impl Shared {
         }
     }
 
-    /// Raises the marks and wakes whom that answers.
+    /// Raises the marks and wakes whom that answers. Not once the disk has failed.
     pub(crate) fn advance(&self, acked: Lsn, durable: Lsn) {
+        if self.disk_failed_at().is_some() {
+            return;
+        }
         let acked_before = self.acked.fetch_max(acked.0, Ordering::AcqRel);
         let durable_before = self.durable.fetch_max(durable.0, Ordering::AcqRel);
         if acked_before >= acked.0 && durable_before >= durable.0 {

@@ -21,6 +21,7 @@ use crate::copies::NewCopy;
 use crate::keys::{KeySource, NewKey};
 use crate::restore::Asked;
 use crate::schedule::{Keep, Schedule};
+use crate::serve::EXIT_LOG_FAILED;
 use crate::snapshot::SnapshotName;
 use args::{
     Cli, Command, ConfigCommand, CopyCommand, KeyCommand, NewKeyArgs, Output, PoolCommand,
@@ -133,6 +134,9 @@ fn fail(cli: &Cli, failure: &Failure) -> ExitCode {
             if error.kind() == ErrorKind::Fenced && is_remote_attach(&cli.command) =>
         {
             (error, 4)
+        }
+        Failure::Failed(error) if replication::is_log_failure(error) && is_daemon(&cli.command) => {
+            (error, EXIT_LOG_FAILED)
         }
         Failure::Failed(error) => (error, 1),
     };

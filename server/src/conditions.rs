@@ -121,11 +121,8 @@ pub(crate) fn show_recovery(conditions: &Conditions, recovery: &replication::Rec
     let report = (!recovery.is_tail_proven).then(|| {
         let reason = recovery.lost_reason.as_deref().unwrap_or("it is not known why");
         Report::new(
-            format!(
-                "the machine stopped while writes were answered ahead of stable storage: some that were answered but \
-                 never flushed may be gone: {reason}"
-            ),
-            "what runs on volumes with `durability = \"flush\"` sees the disk as it was a moment before",
+            format!("writes that were answered but never flushed may be gone: {reason}"),
+            "what runs on volumes that stepped back sees the disk as it was a moment before",
             "check what runs there; this is said until the next start",
         )
     });
@@ -136,7 +133,7 @@ pub(crate) fn show_recovery(conditions: &Conditions, recovery: &replication::Rec
 pub(crate) fn show_stopped(conditions: &Conditions, why: &str) {
     let report = Report::new(
         format!("the pool has stopped: {why}"),
-        "nothing is served any more; what was answered is in the log and the store",
+        "nothing is served any more",
         "remove the cause, then restart spindle; where another owner has the pool, leave it stopped here",
     );
     conditions.raise(ConditionKind::PoolStopped, POOL, report);

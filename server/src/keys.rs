@@ -171,7 +171,7 @@ impl KeyRing {
                 );
                 Material::Key(SlotKind::KeyFile, key)
             }
-            other => other.load().await?,
+            other => load_durable(other).await?,
         };
         check_strength(&material)?;
         let key = PoolKey::new(random_bytes());
@@ -395,7 +395,7 @@ impl KeyRing {
 
     /// Writes a ring with `source` and the recovery keys. The old rings are still there.
     async fn rotate_to(&mut self, source: &KeySource) -> Result<()> {
-        let material = source.load().await?;
+        let material = load_durable(source).await?;
         check_strength(&material)?;
         self.refresh().await?;
         let mut slots = self.body.slots.clone();
@@ -537,6 +537,15 @@ async fn check_empty(store: &Store) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The secret that a ring is about to be sealed with.
+async fn load_durable(source: &KeySource) -> Result<Material> {
+    let material = source.load().await?;
+    if let KeySource::File(path) = source {
+        source::make_durable(path)?;
+    }
+    Ok(material)
 }
 
 fn check_strength(material: &Material) -> Result<()> {

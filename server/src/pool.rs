@@ -29,7 +29,7 @@ use crate::volume::{Volume, check_size};
 use crate::volume_keys::VolumeKeyRing;
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
-use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
+use replication::{EntryKind, Log, MissingSide, NewEntry, TailLoss, Wait};
 use snapshots::Snapshots;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -51,6 +51,20 @@ pub enum StepBack {
     TakeOver,
     /// The write log of this directory was given up, with what the store did not hold yet.
     LostLog,
+    /// A write or sync of the log failed, and the kernel has dropped what it could not write.
+    FailedLog,
+    /// The file system of the log was unmounted after the daemon had died, and may not have been written whole.
+    Remount,
+}
+
+impl From<TailLoss> for StepBack {
+    fn from(loss: TailLoss) -> StepBack {
+        match loss {
+            TailLoss::Reboot => StepBack::Reboot,
+            TailLoss::Remount => StepBack::Remount,
+            TailLoss::Failure => StepBack::FailedLog,
+        }
+    }
 }
 
 impl StepBack {
@@ -65,6 +79,11 @@ impl StepBack {
             }
             StepBack::LostLog => {
                 "the write log of this directory is gone, with what the store did not hold yet"
+            }
+            StepBack::FailedLog => "the disk of the write log failed",
+            StepBack::Remount => {
+                "the file system of the write log was unmounted while writes were answered ahead of \
+                 stable storage"
             }
         }
     }
@@ -218,6 +237,8 @@ impl Pool {
                 StepBack::Reboot => {
                     matches!(record.durability, Durability::Flush | Durability::Store)
                 }
+                // This machine, and so clients on it, went on.
+                StepBack::FailedLog | StepBack::Remount => record.durability != Durability::Write,
                 StepBack::TakeOver | StepBack::LostLog => true,
             };
             may_lack_writes && record.stepped_back_in != epoch.0
@@ -680,23 +701,42 @@ impl Pool {
         self.shared.fail(error);
     }
 
-    /// Resolves when the pool has stopped for good (another owner has it, or the store lost it), with
-    /// the reason.
+    /// Resolves when the pool has stopped for good (another owner has it, the store lost it, or the disk of its write log
+    /// failed), with the reason.
     pub async fn ended(&self) -> Error {
         let mut destaged = self.shared.destaged.subscribe();
         // The sender lives as long as the pool does.
-        let _ = destaged.wait_for(|_| self.shared.is_stopped()).await;
+        tokio::select! {
+            biased;
+            _ = destaged.wait_for(|_| self.shared.is_stopped()) => {}
+            error = self.log_failed() => self.shared.fail(error),
+        }
         let closed = || Error::new(ErrorKind::Unavailable, "serve the pool: it was closed");
         self.shared.fatal.get().cloned().unwrap_or_else(closed)
+    }
+
+    /// Resolves when the write log has failed. What it answered before is no longer served: the kernel may drop it.
+    async fn log_failed(&self) -> Error {
+        let mut changes = self.shared.log.changes();
+        loop {
+            if let Some(error) = self.shared.log.failure() {
+                return error.context("serve the pool: its write log failed");
+            }
+            if changes.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Once the disk of the write log has failed: what the next opening should hear.
+    pub(crate) fn log_failure_note(&self) -> Option<Vec<u8>> {
+        self.shared.log.failure_note()
     }
 
     /// True once nothing is served any more.
     #[must_use]
     pub fn fatal(&self) -> Option<Error> {
-        self.shared.check_serving().err().or_else(|| {
-            let is_failed = self.shared.log.status().is_failed;
-            is_failed.then(|| Error::new(ErrorKind::Io, "serve the pool: its write log has failed"))
-        })
+        self.shared.check_serving().err()
     }
 
     /// Orderly stop. Front ends must have finished their requests. What the store does not hold

@@ -237,6 +237,7 @@ async fn delete_all(store: &Store, newest: u64, purged: &mut PoolPurged) -> Resu
     delete_folder(store, &control, crate::restore::FOLDER, None, purged).await?;
     delete_folder(store, &control, crate::copies::list::FOLDER, None, purged).await?;
     delete_folder(store, &control, crate::scrub::FOLDER, None, purged).await?;
+    delete_folder(store, &control, crate::serve::failed_log::FOLDER, None, purged).await?;
     delete_folder(store, &control, crate::volume_keys::FOLDER, None, purged).await?;
     delete_folder(store, &control, "keyring", None, purged).await?;
     let last = ObjectPath::from(manifest::object_name(newest));

@@ -1,9 +1,10 @@
 //! Serving a pool until told to stop. How it is opened is in `opening`, how it is closed in `closing`.
 
 mod closing;
+pub(crate) mod failed_log;
 mod opening;
 
-pub(crate) use closing::EXIT_AT_ONCE;
+pub(crate) use closing::{EXIT_AT_ONCE, EXIT_LOG_FAILED};
 pub(crate) use opening::check_store_dir_exists;
 #[cfg(test)]
 pub(crate) use opening::sides_wanted;
@@ -42,6 +43,10 @@ use uuid::Uuid;
 const CLOSE_DESTAGE_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
 /// Time that requests in flight have to finish at an orderly stop.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+/// How long requests get errors once the write log has failed, before connections end with the daemon: a client that only loses
+/// its connection may come back and go on as if nothing had happened, one that gets an error does not. Chosen by hand: most
+/// clients ask for something in that time.
+const LOG_FAILURE_TOLD: Duration = Duration::from_secs(3);
 /// How often the owner looks whether it still is. Chosen by hand: one listing.
 const OWNERSHIP_CHECK: Duration = Duration::from_secs(5);
 /// Pause between two looks for snapshots that are due.
@@ -234,10 +239,18 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         lost => lost,
     };
     let has_devices = lost.is_none() && attachments.has_users();
+    if lost.as_ref().is_some_and(replication::is_log_failure) {
+        // The pool is still this directory's, and the next daemon finds out whether anything was lost. Devices wait for it.
+        let begun = Instant::now();
+        open.note_failed_log().await;
+        attachments.leave().await;
+        tokio::time::sleep(LOG_FAILURE_TOLD.saturating_sub(begun.elapsed())).await;
+    }
     stop.send_replace(true);
     server.stop(STOP_GRACE);
-    match lost {
+    match &lost {
         None => attachments.leave().await,
+        Some(error) if replication::is_log_failure(error) => {}
         Some(_) => attachments.abandon().await,
     }
     scrub.stop(lost.is_some()).await;
@@ -254,9 +267,16 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         return Err(Error::new(ErrorKind::Io, "close the pool: it is still in use"));
     };
     let Some(lost) = lost else { return open.close_with(has_devices).await };
-    // Not ours any more: nothing of it is moved to the store or released.
+    // Not ours any more, or without a log: nothing of it is moved to the store or released.
     if let Err(error) = open.pool.close().await {
         tracing::debug!(error = %error.chain(), "a pool that was lost did not close in order");
+    }
+    if replication::is_log_failure(&lost) {
+        return Err(lost.context(format!(
+            "the disk of {} is to be looked at (space, cables, the kernel's log); then start spindle again, which finds \
+             out whether anything that was answered is gone, and tells which volumes it concerns",
+            open.config.dir().join("log").display()
+        )));
     }
     Err(open.reason_of_loss(lost).await)
 }

@@ -16,6 +16,7 @@ mod devices_many;
 mod devices_moments;
 mod devices_remote;
 mod devices_units;
+mod failed_log;
 mod filesystem;
 mod guest;
 mod ill_store;

@@ -1,4 +1,4 @@
-//! The bytes of the write log: ring file header, batch header, entry table, count of files, side files. Pure: no
+//! The bytes of the write log: ring file header, batch header, entry table, count of files, state, side files. Pure: no
 //! I/O, no cipher state beyond a derived key, no clock.
 //!
 //! Invariants:
@@ -19,6 +19,7 @@ pub(crate) mod entry;
 pub(crate) mod file;
 pub(crate) mod made;
 pub(crate) mod side;
+pub(crate) mod state;
 #[cfg(test)]
 mod tests;
 

@@ -1,10 +1,12 @@
 //! The log's handle where its insides have to be seen. What survives what is in `tests/real_files.rs`.
 
 use super::*;
+use crate::TailLoss;
 use crate::format::entry::EntryKind;
 use block::Epoch;
 use block::seal::KEY_BYTES;
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::task::Poll;
 
 /// At the rate that is assumed first, with nine tenths of the log in use, that is some 90 ms: far more than what a busy
@@ -21,7 +23,8 @@ fn open(dir: &Path, planted: Planted) -> Log {
         ..LogOptions::default()
     };
     let with = (identity, PoolKey::new([3; KEY_BYTES]));
-    let opened = Log::open_planted(dir, with, options, Lsn::NONE, &SidesWanted::default(), planted);
+    let wanted = (&SidesWanted::default(), &LogNotes::default());
+    let opened = Log::open_planted(dir, with, options, Lsn::NONE, wanted, planted);
     opened.expect("it opens").0
 }
 
@@ -124,4 +127,83 @@ async fn what_is_held_back_is_answered_though_the_log_ends_in_order() {
     tokio::task::spawn_blocking(move || closed.close()).await.unwrap().unwrap();
     let lsn = held.await.unwrap();
     assert!(lsn > Lsn::NONE && log.status().durable_lsn >= lsn);
+}
+
+/// Takes the newest batch out of a ring file, as the kernel does with pages that it could not write.
+fn drop_newest_batch(dir: &Path) {
+    let path = dir.join("ring-00000.log");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let is_batch = |at: &usize| bytes[*at..].starts_with(b"SPDLBTCH");
+    let newest = (0..bytes.len()).step_by(4096).filter(is_batch).next_back().expect("a batch");
+    bytes[newest..newest + 4096].fill(0);
+    std::fs::write(&path, bytes).unwrap();
+}
+
+fn reopened(dir: &Path, notes: &LogNotes) -> Recovery {
+    let identity = LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16] };
+    let options = LogOptions { ring_bytes: 64 << 20, file_bytes: 8 << 20, ..LogOptions::default() };
+    let (key, wanted) = (PoolKey::new([3; KEY_BYTES]), SidesWanted::default());
+    let opened = Log::open_noted(dir, identity, key, options, Lsn::NONE, &wanted, notes);
+    let (log, recovery) = opened.expect("it opens");
+    log.close().unwrap();
+    recovery
+}
+
+/// A log whose disk has failed after it had answered two entries, with what it gave for others to keep.
+async fn failed(dir: &Path) -> Vec<u8> {
+    let log = open(dir, Planted::default());
+    for _ in 0..2 {
+        append(&log, 512).await.unwrap();
+    }
+    assert!(log.failure().is_none() && log.failure_note().is_none());
+    log.inner.driver.lock().as_ref().expect("it is open").disk.fill_up(0);
+    let error = append(&log, 512).await.unwrap_err();
+    assert!(crate::is_log_failure(&error), "{}", error.chain());
+    assert!(log.failure().is_some_and(|error| crate::is_log_failure(&error)));
+    let note = log.failure_note().expect("its disk has failed");
+    let closed = log.clone();
+    let error = tokio::task::spawn_blocking(move || closed.close()).await.unwrap().unwrap_err();
+    assert!(crate::is_log_failure(&error), "{}", error.chain());
+    note
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_failed_and_holds_what_it_had_answered_has_lost_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    failed(dir.path()).await;
+    let recovery = reopened(dir.path(), &LogNotes::default());
+    assert_eq!((recovery.last_lsn, recovery.tail_loss), (Lsn(2), None));
+    assert!(recovery.is_tail_proven && !recovery.was_clean);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_failed_log_had_answered_and_does_not_hold_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    failed(dir.path()).await;
+    drop_newest_batch(dir.path());
+    let recovery = reopened(dir.path(), &LogNotes::default());
+    assert_eq!((recovery.last_lsn, recovery.tail_loss), (Lsn(1), Some(TailLoss::Failure)));
+    let reason = recovery.lost_reason.expect("it says why");
+    assert!(reason.ends_with("entries after 1 up to 2 were answered and are lost"), "{reason}");
+    let again = reopened(dir.path(), &LogNotes::default());
+    assert_eq!(again.tail_loss, Some(TailLoss::Failure), "nobody has settled it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_note_that_only_others_have_reports_a_loss_and_rules_none_out() {
+    for has_lost in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let heard = vec![failed(dir.path()).await];
+        // As where nothing could be written here: the state says that the log is open.
+        let path = dir.path().join("ring.state");
+        let mut state = crate::format::state::decode(&std::fs::read(&path).unwrap()).unwrap();
+        state.standing = crate::format::state::Standing::Open;
+        std::fs::write(&path, crate::format::state::encode(&state)).unwrap();
+        if has_lost {
+            drop_newest_batch(dir.path());
+        }
+        let notes = LogNotes { heard, ..LogNotes::default() };
+        let expected = has_lost.then_some(TailLoss::Failure);
+        assert_eq!(reopened(dir.path(), &notes).tail_loss, expected);
+    }
 }

@@ -4,18 +4,26 @@
 //! - A write changes the page cache; only a sync that was submitted after the write completed
 //!   promises that it reaches the platter. At a power cut each sector of 512 bytes that no sync
 //!   covers is there or not, for itself.
-//! - A sync that fails leaves its pages clean and unwritten: later syncs do not write them.
+//! - A sync or a writing back that fails leaves its pages clean and unwritten: later syncs do not write them, and the
+//!   kernel drops them when it likes, so that reads see what the platter has.
+//! - The first sync that is asked for after a writing back has failed says so, whoever asks. No later one does, unless
+//!   the process was killed before it heard of that: the moment in between is not simulated.
+//! - A file system that is shut down writes nothing more; unmounting it drops what it has not written.
 
 use super::Rng;
 use crate::format::batch::BatchHeader;
+use crate::format::state::{LogState, Standing};
+use crate::state_files::{FoundState, StateKeeper};
 use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest};
 use block::units::{crc32c, crc32c_parts};
+use block::{Error, ErrorKind};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
 const SECTOR: usize = 512;
+const PAGE: usize = 4096;
 
 #[derive(Clone, Debug, Default)]
 struct SimFile {
@@ -25,27 +33,103 @@ struct SimFile {
     cache: Vec<u8>,
     /// Sectors written and not covered by a sync.
     dirty: BTreeSet<usize>,
+    /// Sectors that could not be written: clean in the cache, and not on the platter.
+    unwritten: BTreeSet<usize>,
+    /// Writing back has failed, and nobody has heard of it.
+    is_error_unseen: bool,
+}
+
+impl SimFile {
+    fn keep(&mut self, sector: usize) {
+        let range = sector * SECTOR..(sector + 1) * SECTOR;
+        self.stable[range.clone()].copy_from_slice(&self.cache[range]);
+    }
+
+    fn drop_page(&mut self, page: usize) {
+        let range = page * PAGE..(page + 1) * PAGE;
+        self.cache[range.clone()].copy_from_slice(&self.stable[range]);
+    }
 }
 
 /// What outlives a process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Platter {
     files: BTreeMap<u32, SimFile>,
+    /// Counts up each time that the file system is mounted.
+    pub(crate) mount: u64,
+    /// The file system has shut down: nothing is written until it is mounted again.
+    pub(crate) is_shut: bool,
+    /// State of the log in its own directory, and beside it on another file system.
+    state: Option<LogState>,
+    state_beside: Option<LogState>,
 }
 
 impl Platter {
+    /// The kernel writes some pages back by itself, or fails to.
+    pub(crate) fn write_back(&mut self, rng: &mut Rng, fails_percent: u64) {
+        let is_failing = self.is_shut || rng.chance(fails_percent);
+        for file in self.files.values_mut() {
+            let dirty = std::mem::take(&mut file.dirty);
+            let pages: BTreeSet<usize> =
+                dirty.iter().map(|sector| sector * SECTOR / PAGE).collect();
+            let chosen: BTreeSet<usize> = pages.into_iter().filter(|_| rng.chance(50)).collect();
+            for sector in dirty {
+                if !chosen.contains(&(sector * SECTOR / PAGE)) {
+                    file.dirty.insert(sector);
+                } else if is_failing {
+                    file.unwritten.insert(sector);
+                    file.is_error_unseen = true;
+                } else {
+                    file.keep(sector);
+                }
+            }
+        }
+    }
+
+    /// The kernel needs memory: some clean pages go. True where one of them was never written.
+    pub(crate) fn drop_clean(&mut self, rng: &mut Rng) -> bool {
+        let mut is_any = false;
+        for file in self.files.values_mut() {
+            let pages: BTreeSet<usize> =
+                file.unwritten.iter().map(|sector| sector * SECTOR / PAGE).collect();
+            for page in pages.into_iter().filter(|_| rng.chance(50)) {
+                file.drop_page(page);
+                file.unwritten.retain(|sector| sector * SECTOR / PAGE != page);
+                is_any = true;
+            }
+        }
+        is_any
+    }
+
+    /// The file system is unmounted, which writes what it can, and mounted again.
+    pub(crate) fn remount(&mut self) {
+        for file in self.files.values_mut() {
+            for sector in std::mem::take(&mut file.dirty) {
+                if !self.is_shut {
+                    file.keep(sector);
+                }
+            }
+            file.cache.clone_from(&file.stable);
+            (file.unwritten, file.is_error_unseen) = (BTreeSet::new(), false);
+        }
+        self.mount += 1;
+        self.is_shut = false;
+    }
+
     /// The machine loses power: only the platter counts, and chance where nothing was promised.
     pub(crate) fn cut_power(&mut self, rng: &mut Rng) {
         let kept_percent = [0, 10, 50, 90, 100][rng.index(5)];
         for file in self.files.values_mut() {
             for sector in std::mem::take(&mut file.dirty) {
-                let range = sector * SECTOR..(sector + 1) * SECTOR;
-                if rng.chance(kept_percent) {
-                    file.stable[range.clone()].copy_from_slice(&file.cache[range]);
+                if rng.chance(kept_percent) && !self.is_shut {
+                    file.keep(sector);
                 }
             }
             file.cache.clone_from(&file.stable);
+            (file.unwritten, file.is_error_unseen) = (BTreeSet::new(), false);
         }
+        self.mount += 1;
+        self.is_shut = false;
     }
 
     /// Flips one bit of one file, on the platter and in the cache.
@@ -102,7 +186,9 @@ impl Platter {
         let file = self.files.get_mut(&number).expect("the log writes to files that exist");
         assert!(offset.is_multiple_of(4096) && bytes.len().is_multiple_of(4096), "unaligned write");
         file.cache[offset..offset + bytes.len()].copy_from_slice(bytes);
-        file.dirty.extend(offset / SECTOR..(offset + bytes.len()) / SECTOR);
+        let sectors = offset / SECTOR..(offset + bytes.len()) / SECTOR;
+        file.unwritten.retain(|sector| !sectors.contains(sector));
+        file.dirty.extend(sectors);
     }
 }
 
@@ -112,6 +198,12 @@ pub(crate) struct Faults {
     pub(crate) write: u64,
     pub(crate) sync: u64,
     pub(crate) create: u64,
+    /// Of the writing back that the kernel does by itself.
+    pub(crate) write_back: u64,
+    /// The file system shuts down, in percent of lives.
+    pub(crate) shutdown: u64,
+    /// It is unmounted and mounted between two lives, in percent.
+    pub(crate) remount: u64,
 }
 
 struct Pending {
@@ -126,11 +218,12 @@ pub(crate) struct SimDisk {
     rng: Rng,
     pending: Vec<Pending>,
     done: Vec<DiskCompletion>,
+    /// Files of syncs that have failed and of which the process has not heard yet.
+    unheard: Vec<u32>,
     pub(crate) faults: Faults,
     /// Writes complete at once, as buffered ones do.
     is_immediate: bool,
-    /// After as many requests the machine stops: nothing has an effect any more.
-    pub(crate) stops_after: Option<u64>,
+    stop: Arc<Mutex<Stop>>,
 }
 
 impl SimDisk {
@@ -140,10 +233,22 @@ impl SimDisk {
             rng: Rng::new(seed),
             pending: Vec::new(),
             done: Vec::new(),
+            unheard: Vec::new(),
             faults: Faults::default(),
             is_immediate,
-            stops_after: None,
+            stop: Arc::default(),
         }
+    }
+
+    /// After as many requests the machine stops: nothing has an effect any more.
+    pub(crate) fn stop_after(&mut self, count: u64) {
+        self.stop.lock().left = Some(count);
+    }
+
+    /// Where the state of the log is kept, with or without a place on another file system.
+    pub(crate) fn keeper(&self, is_beside: bool) -> SimKeeper {
+        let (platter, stop) = (Arc::clone(&self.platter), Arc::clone(&self.stop));
+        SimKeeper { platter, stop, is_beside }
     }
 
     /// Ends one request, any one. False when there was none.
@@ -157,10 +262,21 @@ impl SimDisk {
         true
     }
 
+    /// A sync has failed, and the process has not heard of it.
+    pub(crate) fn has_unheard_failure(&self) -> bool {
+        !self.unheard.is_empty()
+    }
+
     /// The process dies: what was under way may have happened, in part.
     pub(crate) fn kill(mut self) {
         let mut platter = self.platter.lock();
+        for number in &self.unheard {
+            platter.files.get_mut(number).expect("exists").is_error_unseen = true;
+        }
         for pending in self.pending.drain(..) {
+            if platter.is_shut {
+                continue;
+            }
             if let DiskRequest::Write { file, offset, buffer, .. } = pending.request {
                 let pages = buffer.len() / 4096;
                 let kept = self.rng.index(pages + 1) * 4096;
@@ -169,19 +285,8 @@ impl SimDisk {
         }
     }
 
-    fn is_stopped(&mut self) -> bool {
-        match &mut self.stops_after {
-            None => false,
-            Some(0) => true,
-            Some(left) => {
-                *left -= 1;
-                false
-            }
-        }
-    }
-
     fn execute(&mut self, pending: Pending) {
-        let is_stopped = self.is_stopped();
+        let is_stopped = self.stop.lock().is_next_stopped() || self.platter.lock().is_shut;
         let failed = || io::Error::other("simulated fault");
         let completion = match pending.request {
             DiskRequest::Write { token, file, offset, buffer, .. } => {
@@ -196,10 +301,14 @@ impl SimDisk {
                 let result = if is_stopped || is_failing { Err(failed()) } else { Ok(()) };
                 DiskCompletion { token, result, buffer: Some(buffer) }
             }
-            DiskRequest::Sync { token, .. } => {
-                let is_failing = self.rng.chance(self.faults.sync);
+            DiskRequest::Sync { token, files } => {
+                let mut is_failing = self.rng.chance(self.faults.sync);
                 if !is_stopped {
+                    is_failing |= self.is_error_seen(&files);
                     self.sync(&pending.covers, is_failing);
+                }
+                if is_failing && !is_stopped {
+                    self.unheard.extend(files);
                 }
                 let result = if is_stopped || is_failing { Err(failed()) } else { Ok(()) };
                 DiskCompletion { token, result, buffer: None }
@@ -210,7 +319,7 @@ impl SimDisk {
                     let mut bytes = header;
                     bytes.resize(len as usize, 0);
                     let made =
-                        SimFile { stable: bytes.clone(), cache: bytes, dirty: BTreeSet::new() };
+                        SimFile { stable: bytes.clone(), cache: bytes, ..SimFile::default() };
                     let before = self.platter.lock().files.insert(file, made);
                     assert!(before.is_none(), "file {file} was made twice");
                 }
@@ -221,16 +330,90 @@ impl SimDisk {
         self.done.push(completion);
     }
 
+    fn is_error_seen(&self, files: &[u32]) -> bool {
+        let mut platter = self.platter.lock();
+        let mut is_any = false;
+        for number in files {
+            let file = platter.files.get_mut(number).expect("exists");
+            is_any |= std::mem::take(&mut file.is_error_unseen);
+        }
+        is_any
+    }
+
     fn sync(&mut self, covers: &[(u32, usize)], is_failing: bool) {
         let mut platter = self.platter.lock();
         for &(number, sector) in covers {
             let file = platter.files.get_mut(&number).expect("exists");
-            if !is_failing {
-                let range = sector * SECTOR..(sector + 1) * SECTOR;
-                file.stable[range.clone()].copy_from_slice(&file.cache[range]);
+            // Otherwise it was written back meanwhile, or that has failed.
+            if file.dirty.remove(&sector) {
+                if is_failing {
+                    file.unwritten.insert(sector);
+                } else {
+                    file.keep(sector);
+                }
             }
-            file.dirty.remove(&sector);
         }
+    }
+}
+
+/// When the machine stops.
+#[derive(Debug, Default)]
+struct Stop {
+    /// Requests that still have an effect; `None`: all.
+    left: Option<u64>,
+    has_stopped: bool,
+}
+
+impl Stop {
+    fn is_next_stopped(&mut self) -> bool {
+        match &mut self.left {
+            None => {}
+            Some(0) => self.has_stopped = true,
+            Some(left) => *left -= 1,
+        }
+        self.has_stopped
+    }
+}
+
+/// Keeps the state of the log on the platter, at once and whole.
+pub(crate) struct SimKeeper {
+    platter: Arc<Mutex<Platter>>,
+    stop: Arc<Mutex<Stop>>,
+    is_beside: bool,
+}
+
+impl StateKeeper for SimKeeper {
+    fn found(&self) -> block::Result<Vec<FoundState>> {
+        let platter = self.platter.lock();
+        let beside = platter.state_beside.filter(|_| self.is_beside);
+        let found = platter.state.into_iter().chain(beside);
+        Ok(found.map(|state| FoundState { state: Some(state), is_own: true }).collect())
+    }
+
+    fn replace(&self, state: &LogState) -> block::Result<()> {
+        // Nothing comes between a failure that a process has seen and its note: nobody could tell.
+        let is_stopped = match state.standing {
+            Standing::Open => self.stop.lock().is_next_stopped(),
+            Standing::Failed { .. } => self.stop.lock().has_stopped,
+        };
+        let mut platter = self.platter.lock();
+        if is_stopped {
+            return Err(Error::new(ErrorKind::Io, "the machine has stopped"));
+        }
+        if self.is_beside {
+            platter.state_beside = Some(*state);
+        }
+        if platter.is_shut {
+            return Err(Error::new(ErrorKind::Io, "the file system has shut down"));
+        }
+        platter.state = Some(*state);
+        Ok(())
+    }
+
+    fn write_over(&self, state: &LogState) -> block::Result<()> {
+        let is_shut = self.platter.lock().is_shut;
+        self.replace(state)
+            .or_else(|error| if self.is_beside && is_shut { Ok(()) } else { Err(error) })
     }
 }
 
@@ -249,6 +432,7 @@ impl Disk for SimDisk {
     }
 
     fn reap(&mut self, completions: &mut Vec<DiskCompletion>) {
+        self.unheard.clear();
         completions.append(&mut self.done);
     }
 

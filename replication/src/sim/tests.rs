@@ -41,6 +41,10 @@ fn run_all(plan: Plan, seeds: u64) -> Stats {
         sum.summaries += stats.summaries;
         sum.in_store += stats.in_store;
         sum.snapshots += stats.snapshots;
+        sum.shutdowns += stats.shutdowns;
+        sum.remounts += stats.remounts;
+        sum.drops += stats.drops;
+        sum.noted_whole += stats.noted_whole;
     }
     println!("{sum:?}");
     sum
@@ -61,9 +65,19 @@ fn a_crash_at_any_moment_keeps_what_was_promised() {
 
 #[test]
 fn failing_writes_and_syncs_lose_nothing_that_was_promised() {
-    let faults = Faults { write: 2, sync: 10, create: 20 };
+    let faults = Faults { write: 2, sync: 10, create: 20, ..Faults::default() };
     let met = run_all(Plan { lives: 12, faults, ..Plan::default() }, 800);
-    assert!(number("SEED").is_some() || met.failures > 1_000);
+    assert!(number("SEED").is_some() || (met.failures > 1_000 && met.drops > 500));
+}
+
+#[test]
+fn what_the_kernel_could_not_write_vanishes_and_is_reported() {
+    let faults = Faults { sync: 4, write_back: 30, shutdown: 15, remount: 10, ..Faults::default() };
+    let met = run_all(Plan { lives: 12, faults, ..Plan::default() }, 1500);
+    if number("SEED").is_none() {
+        assert!(met.shutdowns > 1_000 && met.remounts > 1_500 && met.drops > 1_000);
+        assert!(met.unproven > 1_000 && met.noted_whole > 200);
+    }
 }
 
 #[test]
@@ -139,6 +153,11 @@ fn planted_bugs_are_found() {
     finds("sides joined", Planted { sides_joined: true, ..off }, none);
     let failing = Faults { sync: 20, ..none };
     finds("tail not rewritten", Planted { tail_not_rewritten: true, ..off }, failing);
+    finds("failure not noted", Planted { failure_not_noted: true, ..off }, failing);
+    let shutting = Faults { shutdown: 30, ..none };
+    finds("remount not seen", Planted { remount_not_seen: true, ..off }, shutting);
+    let unheard = Faults { write_back: 50, ..none };
+    finds("writeback not asked", Planted { writeback_not_asked: true, ..off }, unheard);
 }
 
 #[test]

@@ -3,7 +3,9 @@
 //! Invariants of the product that a run checks after each crash:
 //! - Everything answered as durable is there after a power cut; everything answered as written is
 //!   there after the death of the process; and after a power cut too when recovery says that the
-//!   tail is proven.
+//!   tail is proven. So too after a failed write or sync, after which the kernel drops what it could not write, and after
+//!   the file system was unmounted.
+//! - Recovery reports no loss where nothing has happened that could cause one.
 //! - What is there is the history up to one LSN: nothing missing before it, nothing after it,
 //!   nothing invented.
 
@@ -12,6 +14,7 @@ use super::{Rng, SimRandom, SimSide};
 use crate::core::{self, Core};
 use crate::extents::{Piece, Source};
 use crate::format::entry::EntryKind;
+use crate::format::state::LogState;
 use crate::inspect;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
 use crate::overlay::{Generation, LayersOf, Sides};
@@ -20,6 +23,7 @@ use crate::recovery::{self, OpenArgs};
 use crate::resident::LogResident;
 use crate::shared::{Pending, Shared};
 use crate::side::{self, SideFileId, SideLayer, SideReader, SideSeed};
+use crate::tail;
 use block::env::{Disk, DiskReader, Random};
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, VolumeId};
@@ -69,6 +73,7 @@ struct Process {
     core: Core,
     shared: Shared,
     reader: Arc<dyn DiskReader>,
+    state: LogState,
 }
 
 pub(crate) struct World {
@@ -93,6 +98,14 @@ pub(crate) struct World {
     durable: Lsn,
     /// The owner was told that acknowledged entries may be gone and has not dealt with it.
     is_settled: bool,
+    /// The state of the log is kept on another file system, too.
+    is_beside: bool,
+    /// Something has happened that may lose what was acknowledged.
+    may_be_lost: bool,
+    /// What was lost is settled, and said again where no batch has that yet.
+    may_be_repeated: bool,
+    /// The life before has failed, and it is noted how far it had acknowledged.
+    is_failure_noted: bool,
     pub(crate) stats: Stats,
 }
 
@@ -117,6 +130,12 @@ pub(crate) struct Stats {
     pub(crate) in_store: u64,
     /// Batches after which a flush was expected.
     pub(crate) expected: u64,
+    pub(crate) shutdowns: u64,
+    pub(crate) remounts: u64,
+    /// Times that the kernel dropped what it could not write.
+    pub(crate) drops: u64,
+    /// Failures that were noted, after which all that was acknowledged was found.
+    pub(crate) noted_whole: u64,
 }
 
 const KEY: [u8; KEY_BYTES] = [5; KEY_BYTES];
@@ -155,6 +174,10 @@ impl World {
             acked: Lsn::NONE,
             durable: Lsn::NONE,
             is_settled: true,
+            is_beside: rng.chance(50),
+            may_be_lost: false,
+            may_be_repeated: false,
+            is_failure_noted: false,
             stats: Stats::default(),
             rng,
         }
@@ -164,7 +187,7 @@ impl World {
         for _ in 0..self.plan.lives {
             let mut process = self.open_after_crashes()?;
             self.live(&mut process)?;
-            self.crash(process);
+            self.crash(process)?;
         }
         let process = self.open_after_crashes()?;
         process.disk.kill();
@@ -187,6 +210,8 @@ impl World {
     }
 
     fn try_open(&mut self, mut disk: SimDisk) -> (Result<recovery::Opened, block::Error>, SimDisk) {
+        let keeper = disk.keeper(self.is_beside);
+        let mount = Some(self.platter.lock().mount);
         let args = OpenArgs {
             identity: self.identity,
             key: PoolKey::new(KEY),
@@ -196,6 +221,8 @@ impl World {
             planted: self.plan.planted,
             written_at: std::collections::HashMap::new(),
             made_count: self.platter.lock().made_count(),
+            keeper: &keeper,
+            mount,
         };
         (recovery::open(&mut disk, &args), disk)
     }
@@ -230,14 +257,17 @@ impl World {
     fn open_after_crashes(&mut self) -> Result<Process, String> {
         while self.rng.chance(30) {
             let mut disk = self.disk();
-            disk.stops_after = Some(self.rng.below(6));
+            disk.stop_after(self.rng.below(8));
+            disk.faults = self.plan.faults;
             let (opened, disk) = self.try_open(disk);
-            if opened.is_ok() {
-                self.note_open(&opened)?;
+            match &opened {
+                Ok(_) => self.note_open(&opened)?,
+                Err(_) => self.may_be_lost |= self.plan.faults.sync + self.plan.faults.write > 0,
             }
             self.stats.recovery_crashes += 1;
+            self.may_be_lost |= disk.has_unheard_failure();
             disk.kill();
-            self.maybe_cut_power();
+            self.pass_time()?;
         }
         self.check_not_overtaken()?;
         let disk = self.disk();
@@ -255,11 +285,11 @@ impl World {
         shared.set_destaged(self.destaged, opened.released_position);
         let random = Arc::clone(&self.random);
         let (head, live, files) = (opened.head, opened.live, opened.files);
-        let is_settled = opened.recovery.is_tail_proven;
+        let (is_settled, state) = (opened.recovery.is_tail_proven, opened.state);
         let mut core = Core::new(opened.config, random, head, live, files, is_settled);
         core.prepare_files(&mut disk);
         let reader = disk.reader();
-        let process = Process { disk, core, shared, reader };
+        let process = Process { disk, core, shared, reader, state };
         self.check_contents(&process, last_lsn)?;
         self.check_snapshots(&process, last_lsn)?;
         Ok(process)
@@ -285,6 +315,17 @@ impl World {
         if recovery.is_tail_proven && !self.is_settled {
             return Err("what was lost is no longer said".into());
         }
+        if !recovery.is_tail_proven && self.is_settled && !self.may_be_repeated {
+            let reason = recovery.lost_reason.as_deref().unwrap_or_default();
+            if !self.may_be_lost {
+                return Err(format!("a loss is reported without a cause: {reason}"));
+            }
+            if self.is_failure_noted && found >= self.acked {
+                return Err(format!("all is there, and a loss is reported: {reason}"));
+            }
+        }
+        self.stats.noted_whole += u64::from(self.is_failure_noted && recovery.is_tail_proven);
+        (self.may_be_lost, self.may_be_repeated, self.is_failure_noted) = (false, false, false);
         self.stats.unproven += u64::from(!recovery.is_tail_proven);
         self.stats.clean += u64::from(recovery.was_clean);
         self.stats.lost_unacked += self.history.len() as u64 - found.0;
@@ -301,14 +342,31 @@ impl World {
     }
 
     fn live(&mut self, process: &mut Process) -> Result<(), String> {
-        for _ in 0..self.rng.below(120) {
+        let steps = self.rng.below(120);
+        let is_shutting = self.rng.chance(self.plan.faults.shutdown);
+        for step in 0..steps {
+            if is_shutting && step == steps / 2 {
+                self.platter.lock().is_shut = true;
+                self.stats.shutdowns += 1;
+            }
             self.one_action(process)?;
             if process.shared.is_failed() || process.core.is_closed() {
                 self.stats.failures += u64::from(process.shared.is_failed());
+                self.note_failure(process);
                 break;
             }
         }
         Ok(())
+    }
+
+    /// As the log thread does.
+    fn note_failure(&mut self, process: &Process) {
+        let Some(acked) = process.shared.disk_failed_at() else { return };
+        self.may_be_lost = true;
+        let keeper = process.disk.keeper(self.is_beside);
+        let is_left_out = self.plan.planted.failure_not_noted;
+        let noted = tail::note_failure_of(&process.state, acked, &keeper, is_left_out);
+        self.is_failure_noted = noted.is_ok() && !is_left_out;
     }
 
     fn one_action(&mut self, process: &mut Process) -> Result<(), String> {
@@ -330,10 +388,12 @@ impl World {
                 shared.queue.lock().is_closed = true;
                 core.close();
             }
+            82..83 => self.write_back(),
             83..86 if !self.is_settled => {
                 // The owner has written down that clients must attach anew, and durably so.
                 core.settle();
                 self.is_settled = true;
+                self.may_be_repeated = true;
             }
             _ => core.step(disk, shared),
         }
@@ -361,9 +421,6 @@ impl World {
     }
 
     fn observe(&mut self, process: &Process) {
-        if process.shared.is_failed() {
-            return;
-        }
         self.acked = self.acked.max(process.shared.acked());
         self.durable = self.durable.max(process.shared.durable());
         let is_full = &process.shared.counters.is_full;
@@ -632,22 +689,54 @@ impl World {
         if found == expected { Ok(()) } else { Err(format!("contents differ at {lsn}")) }
     }
 
-    fn crash(&mut self, process: Process) {
+    fn crash(&mut self, process: Process) -> Result<(), String> {
         self.stats.crashes += 1;
+        self.may_be_lost |= process.disk.has_unheard_failure();
         process.disk.kill();
-        self.maybe_cut_power();
+        self.pass_time()?;
         if self.rng.chance(80) {
             self.identity.epoch.0 += 1;
         }
+        Ok(())
     }
 
-    fn maybe_cut_power(&mut self) {
+    /// The kernel writes back what it likes, where it can.
+    fn write_back(&mut self) {
+        let fails_percent = self.plan.faults.write_back;
+        self.platter.lock().write_back(&mut self.rng, fails_percent);
+        self.may_be_lost |= fails_percent > 0;
+    }
+
+    /// What happens between two processes.
+    fn pass_time(&mut self) -> Result<(), String> {
+        if self.rng.chance(30) {
+            self.write_back();
+        }
+        if self.rng.chance(50) {
+            self.stats.drops += u64::from(self.platter.lock().drop_clean(&mut self.rng));
+        }
         if self.rng.chance(50) {
             self.stats.cuts += 1;
+            self.may_be_lost = true;
             self.platter.lock().cut_power(&mut self.rng);
             let boot = self.rng.next().to_le_bytes();
             self.identity.boot_id[..8].copy_from_slice(&boot);
         }
+        let is_shut = self.platter.lock().is_shut;
+        if is_shut && self.rng.chance(50) {
+            let disk = self.disk();
+            let (opened, disk) = self.try_open(disk);
+            disk.kill();
+            if opened.is_ok() {
+                return Err("a log opens that nothing can be written to".into());
+            }
+        }
+        if is_shut || self.rng.chance(self.plan.faults.remount) {
+            self.stats.remounts += 1;
+            self.may_be_lost = true;
+            self.platter.lock().remount();
+        }
+        Ok(())
     }
 
     /// Lives with a program that writes batches of version 1, then with the present one.
@@ -690,8 +779,8 @@ impl World {
                 let (head, live, files) = (opened.head, opened.live, opened.files);
                 let random = Arc::clone(&self.random);
                 let core = Core::new(opened.config, random, head, live, files, true);
-                let reader = disk.reader();
-                let process = Process { disk, core, shared, reader };
+                let (reader, state) = (disk.reader(), opened.state);
+                let process = Process { disk, core, shared, reader, state };
                 self.check_contents(&process, last_lsn).map(|()| false)
             }
         }

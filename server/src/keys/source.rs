@@ -328,6 +328,41 @@ async fn run(command: &[String]) -> Result<Zeroizing<String>> {
     read_all(&bytes[..]).map_err(failed)
 }
 
+/// Makes sure that a key file is on stable storage, its name included: the process that made it may have ended before
+/// it was.
+///
+/// # Errors
+/// `Io` of the file system.
+pub(super) fn make_durable(path: &Path) -> Result<()> {
+    use std::io::ErrorKind::PermissionDenied;
+    let sync = || {
+        // A pipe or the like is nobody's to keep.
+        if !std::fs::metadata(path)?.is_file() {
+            return Ok(());
+        }
+        std::fs::File::open(path)?.sync_all()?;
+        match sync_parent(path) {
+            // Not a directory that we have made the file in.
+            Err(error) if error.kind() == PermissionDenied => Ok(()),
+            synced => synced,
+        }
+    };
+    sync().map_err(|error: std::io::Error| {
+        Error::with_source(ErrorKind::Io, format!("sync key file {}", path.display()), error)
+    })
+}
+
+fn write_key_file(mut file: std::fs::File, path: &Path, text: &str) -> std::io::Result<()> {
+    file.write_all(
+        b"# Key of a spindle pool. Whoever has it and the store can read the volumes;\n\
+          # without it, or a recovery key (spindle key backup), nobody can.\n",
+    )?;
+    file.write_all(text.as_bytes())?;
+    file.write_all(b"\n")?;
+    file.sync_all()?;
+    sync_parent(path)
+}
+
 /// Makes a key file with a fresh key.
 ///
 /// # Errors
@@ -336,16 +371,10 @@ pub(super) fn make_key_file(path: &Path) -> Result<Zeroizing<[u8; KEY_BYTES]>> {
     let key = Zeroizing::new(random_bytes::<KEY_BYTES>());
     let text = printed::encode(KEY_PREFIX, &key);
     let write = || -> std::io::Result<()> {
-        let mut file =
+        let file =
             std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        file.write_all(
-            b"# Key of a spindle pool. Whoever has it and the store can read the volumes;\n\
-              # without it, or a recovery key (spindle key backup), nobody can.\n",
-        )?;
-        file.write_all(text.as_bytes())?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        sync_parent(path)
+        // One that may not be on stable storage must not be found by the next attempt, which would take it for one that is.
+        write_key_file(file, path, &text).inspect_err(|_| drop(std::fs::remove_file(path)))
     };
     write().map_err(|error| {
         let kind = match error.kind() {

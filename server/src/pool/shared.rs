@@ -174,7 +174,7 @@ impl Shared {
 
     /// Fails once the pool is fenced or its log has failed.
     pub(crate) fn check_serving(&self) -> Result<()> {
-        self.fatal.get().cloned().map_or(Ok(()), Err)
+        self.fatal.get().cloned().or_else(|| self.log.failure()).map_or(Ok(()), Err)
     }
 
     /// Resolves when the object store holds everything up to `lsn`.

@@ -5,7 +5,7 @@
 //!   store holds everything is released: another machine may then open it without being asked
 //!   whether it wants to lose something.
 
-use super::{CLOSE_DESTAGE_MAX, OpenPool, Signals};
+use super::{CLOSE_DESTAGE_MAX, OpenPool, Signals, failed_log};
 use crate::pool::Pool;
 use block::{Error, ErrorKind, Result};
 use std::collections::HashSet;
@@ -15,6 +15,8 @@ use std::time::Duration;
 const CLOSE_DESTAGE_DEVICES_MAX: Duration = Duration::from_secs(5);
 /// Exit code of a daemon that a second signal ended before its stop was done.
 pub(crate) const EXIT_AT_ONCE: i32 = 3;
+/// Exit code of a daemon that ended because the disk of its write log failed.
+pub(crate) const EXIT_LOG_FAILED: u8 = 5;
 
 impl OpenPool {
     /// Orderly stop: the store gets what it lacks, within a bounded time, and the pool is released
@@ -72,7 +74,9 @@ impl OpenPool {
         }
         self.pool.clock().keep();
         self.pool.clock().save();
-        let (last_lsn, destaged_lsn) = self.pool.close().await?;
+        let closed = self.pool.close().await;
+        self.note_failed_log().await;
+        let (last_lsn, destaged_lsn) = closed?;
         let lacks = |lacking: Option<Error>| {
             let unknown = || Error::new(ErrorKind::Unavailable, "the newest writes are not there");
             lacking.unwrap_or_else(unknown)
@@ -109,6 +113,13 @@ impl OpenPool {
         match aside.is_empty() {
             true => Ok(Closed::AllInStore),
             false => Ok(Closed::LacksLost(lacks(lacking))),
+        }
+    }
+
+    /// Tells the store, where the write log has failed: the directory may not take the note.
+    pub(super) async fn note_failed_log(&self) {
+        if let Some(note) = self.pool.log_failure_note() {
+            failed_log::note(&self.store, &self.node, note).await;
         }
     }
 

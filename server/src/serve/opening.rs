@@ -9,7 +9,7 @@
 //!   that nothing else does, and the pool does not open without it. Once somebody has given it up,
 //!   every volume steps back.
 
-use super::OpenPool;
+use super::{OpenPool, failed_log};
 use crate::clock::ProvenClock;
 use crate::conditions::lookout::Lookout;
 use crate::config::{Config, LogIo};
@@ -23,7 +23,7 @@ use crate::volume_keys::VolumeKeyRing;
 use block::conditions::Report;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Epoch, Error, ErrorKind, Lsn, Result};
-use replication::{IoMode, Log, LogIdentity, LogOptions, SideFileId, SidesWanted};
+use replication::{IoMode, Log, LogIdentity, LogNotes, LogOptions, SideFileId, SidesWanted};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tiering::cache::CacheOptions;
@@ -39,6 +39,8 @@ const DEDUP_INDEX_PART: u64 = 8;
 const LOCAL_POLL: Duration = Duration::from_millis(500);
 
 const LOG_MADE: &str = "log.made";
+/// How the write log stands, beside its own directory, which may be on another disk.
+const LOG_STATE: &str = "log.state";
 /// Mark in DIR from before a new log takes the place of one that was lost until every volume says so.
 const LOG_LOST: &str = "log.lost";
 /// Mark in DIR from before the pool is taken from another node until every volume says so.
@@ -170,8 +172,11 @@ async fn open_pool(config: &Config, opening: Opening) -> Result<OpenPool> {
     let log_key = key.clone();
     let sides = sides_wanted(&tier);
     let advice = giving_up_the_log(dir, &log_dir);
+    let heard = failed_log::heard(&own_store, &node).await;
+    let is_heard = heard.is_some();
+    let notes = LogNotes { beside: vec![dir.join(LOG_STATE)], heard: heard.into_iter().collect() };
     let opened = tokio::task::spawn_blocking(move || {
-        Log::open_with_sides(&log_dir, identity, log_key, options, destaged, &sides)
+        Log::open_noted(&log_dir, identity, log_key, options, destaged, &sides, &notes)
     });
     let (log, recovery) = opened
         .await
@@ -201,11 +206,13 @@ async fn open_pool(config: &Config, opening: Opening) -> Result<OpenPool> {
     let step_back = match () {
         () if is_taken_over => Some(StepBack::TakeOver),
         () if is_log_lost => Some(StepBack::LostLog),
-        () if !recovery.is_tail_proven => Some(StepBack::Reboot),
-        () => None,
+        () => recovery.tail_loss.map(StepBack::from),
     };
     if let Some(cause) = step_back {
         pool.note_step_back(cause, ownership.epoch()).await?;
+    }
+    if is_heard {
+        failed_log::forget(&own_store, &node).await;
     }
     if let Some(restored) = &mut restored {
         restore::apply_choice(restored, &pool, &own_store, &key).await?;
@@ -587,11 +594,9 @@ fn make_mark(dir: &Path, name: &str) -> Result<()> {
     let path = dir.join(name);
     let failed =
         |error| Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error);
-    if path.exists() {
-        return Ok(());
-    }
-    let file = std::fs::File::create(&path).map_err(failed)?;
-    file.sync_all().map_err(failed)?;
+    // One that is there already may be of a process that ended before it was on stable storage.
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+    file.and_then(|file| file.sync_all()).map_err(failed)?;
     std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)
 }
 

@@ -1,0 +1,200 @@
+//! The state of the log in files: in its own directory, and beside it where that may be another file system.
+//!
+//! Invariants:
+//! - A file is replaced whole at an opening, and kept open from then on. A failure is written over it, which takes no
+//!   space, no descriptor and no change of a directory.
+//! - Each place is tried, whatever became of the one before.
+
+use crate::format::state::{self, LogState, STATE_FILE_BYTES};
+use block::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Name of the file in the log's own directory.
+pub(crate) const STATE_NAME: &str = "ring.state";
+
+/// A state that was there before an opening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FoundState {
+    /// `None`: it is damaged, as the power may leave it that fails while it is written over.
+    pub(crate) state: Option<LogState>,
+    /// It comes from this machine. One from elsewhere may report a loss and never rules one out.
+    pub(crate) is_own: bool,
+}
+
+/// Keeps the state of a log durably.
+pub(crate) trait StateKeeper: Send + Sync {
+    /// What is there.
+    ///
+    /// # Errors
+    /// `Io`; `Unsupported` where a later program wrote it.
+    fn found(&self) -> Result<Vec<FoundState>>;
+
+    /// Replaces it everywhere.
+    ///
+    /// # Errors
+    /// `Io`: the first place that could not be written. The others were tried.
+    fn replace(&self, state: &LogState) -> Result<()>;
+
+    /// Writes it over what [`StateKeeper::replace`] has written, wherever that works, without taking any space.
+    ///
+    /// # Errors
+    /// `Io`: it worked nowhere.
+    fn write_over(&self, state: &LogState) -> Result<()>;
+}
+
+struct Place {
+    path: PathBuf,
+    /// Open for writing once it was replaced.
+    file: Mutex<Option<File>>,
+}
+
+/// See the file's head.
+pub(crate) struct StateFiles {
+    places: Vec<Place>,
+    /// States that somebody else keeps.
+    heard: Vec<FoundState>,
+}
+
+impl StateFiles {
+    /// In the log's directory, and at the paths `beside`. `heard` are the bytes of a state that is kept elsewhere.
+    pub(crate) fn new(dir: &Path, beside: &[PathBuf], heard: &[Vec<u8>]) -> StateFiles {
+        let paths = [dir.join(STATE_NAME)].into_iter().chain(beside.iter().cloned());
+        let places = paths.map(|path| Place { path, file: Mutex::new(None) }).collect();
+        let heard = heard
+            .iter()
+            .map(|bytes| FoundState { state: state::decode(bytes).ok(), is_own: false })
+            .collect();
+        StateFiles { places, heard }
+    }
+
+    /// Tries each place; returns what became of each.
+    fn each(&self, what: impl Fn(&Place) -> io::Result<()>) -> Vec<Result<()>> {
+        let one = |place: &Place| {
+            what(place).map_err(|error| {
+                let what = format!("write {}", place.path.display());
+                Error::with_source(ErrorKind::Io, what, error)
+            })
+        };
+        self.places.iter().map(one).collect()
+    }
+}
+
+impl StateKeeper for StateFiles {
+    fn found(&self) -> Result<Vec<FoundState>> {
+        let mut found = self.heard.clone();
+        for Place { path, .. } in &self.places {
+            let bytes = match std::fs::read(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) if crate::unreadable::is_eio(&error) => Vec::new(),
+                Err(error) => {
+                    let what = format!("read {}", path.display());
+                    return Err(Error::with_source(ErrorKind::Io, what, error));
+                }
+                Ok(bytes) => bytes,
+            };
+            let state = match state::decode(&bytes) {
+                Err(error) if error.is_unsupported() => {
+                    let what = format!("open the write log: read {}", path.display());
+                    return Err(Error::with_source(ErrorKind::Unsupported, what, error));
+                }
+                decoded => decoded.ok(),
+            };
+            found.push(FoundState { state, is_own: true });
+        }
+        Ok(found)
+    }
+
+    fn replace(&self, state: &LogState) -> Result<()> {
+        let bytes = state::encode(state);
+        let all = self.each(|place| {
+            *place.file.lock() = Some(replace(&place.path, &bytes)?);
+            Ok(())
+        });
+        all.into_iter().collect()
+    }
+
+    fn write_over(&self, state: &LogState) -> Result<()> {
+        let bytes = state::encode(state);
+        let mut all = self.each(|place| match &*place.file.lock() {
+            Some(file) => file.write_all_at(&bytes, 0).and_then(|()| file.sync_data()),
+            None => Err(io::Error::from(io::ErrorKind::NotFound)),
+        });
+        match all.iter().position(Result::is_ok) {
+            Some(_) => Ok(()),
+            None => all.swap_remove(0),
+        }
+    }
+}
+
+/// Puts a new file in the place of the one before. It is on stable storage, its name included.
+fn replace(path: &Path, bytes: &[u8; STATE_FILE_BYTES]) -> io::Result<File> {
+    let making = path.with_extension("state.tmp");
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true).mode(0o600);
+    let written = options.open(&making).and_then(|file| {
+        file.write_all_at(bytes, 0)?;
+        file.sync_all()?;
+        std::fs::rename(&making, path)?;
+        Ok(file)
+    });
+    let file = written.inspect_err(|_| drop(std::fs::remove_file(&making)))?;
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all()?,
+        _ => File::open(".")?.sync_all()?,
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::state::Standing;
+    use block::Lsn;
+
+    fn state(standing: Standing) -> LogState {
+        LogState { standing, owed: None, open: [1; 16], boot: [2; 16], mount: Some(3) }
+    }
+
+    #[test]
+    fn a_failure_is_written_over_what_the_opening_has_written_in_each_place() {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let beside = [other.path().join("log.state")];
+        let files = StateFiles::new(dir.path(), &beside, &[]);
+        assert_eq!(files.found().unwrap(), []);
+        let failed = state(Standing::Failed { acked: Some(Lsn(9)) });
+        assert!(files.write_over(&failed).is_err(), "nothing was made ahead");
+        files.replace(&state(Standing::Open)).unwrap();
+        // As on a file system that has become read-only for directories, or is full.
+        files.write_over(&failed).unwrap();
+        let again = StateFiles::new(dir.path(), &beside, &[]);
+        let own = |state| FoundState { state: Some(state), is_own: true };
+        assert_eq!(again.found().unwrap(), [own(failed); 2]);
+        std::fs::write(dir.path().join(STATE_NAME), b"no state").unwrap();
+        std::fs::remove_file(&beside[0]).unwrap();
+        assert_eq!(again.found().unwrap(), [FoundState { state: None, is_own: true }]);
+    }
+
+    #[test]
+    fn one_place_that_fails_keeps_no_other_from_being_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let beside = [dir.path().join("missing/log.state"), dir.path().join("log.state")];
+        let files = StateFiles::new(dir.path(), &beside, &[]);
+        let error = files.replace(&state(Standing::Open)).unwrap_err();
+        assert!(error.chain().contains("missing/log.state"), "{}", error.chain());
+        assert_eq!(files.found().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn what_is_heard_from_elsewhere_is_told_from_what_is_here() {
+        let dir = tempfile::tempdir().unwrap();
+        let failed = state(Standing::Failed { acked: None });
+        let heard = [state::encode(&failed).to_vec(), b"no state".to_vec()];
+        let files = StateFiles::new(dir.path(), &[], &heard);
+        let expected = [Some(failed), None].map(|state| FoundState { state, is_own: false });
+        assert_eq!(files.found().unwrap(), expected);
+    }
+}

@@ -1,0 +1,169 @@
+//! Judging the end of a log that was found: whether everything that was acknowledged is there.
+//!
+//! Invariants:
+//! - Nothing counts as there because the kernel is the same: its page cache may have lost what a failed sync or an
+//!   unmounted file system could not write.
+//! - Evidence of a loss is durable before anything is done that could make it vanish.
+
+use crate::format::state::{LogState, Standing, TailLoss};
+use crate::scan::Scan;
+use crate::state_files::{FoundState, StateKeeper};
+use block::{Lsn, Result};
+
+/// What is known beside the log itself.
+pub(crate) struct Evidence {
+    /// The states that were found.
+    pub(crate) states: Vec<FoundState>,
+    /// Writing back what the page cache held has failed, and no earlier process has heard of it.
+    pub(crate) has_writeback_failed: bool,
+}
+
+/// What may be missing, and the reason for people.
+pub(crate) struct Lost {
+    pub(crate) loss: TailLoss,
+    pub(crate) reason: String,
+}
+
+impl Scan<'_> {
+    /// What may be missing of what was acknowledged.
+    pub(crate) fn judge_tail(&self, evidence: &Evidence) -> Option<Lost> {
+        let loss = self.loss(evidence)?;
+        let (last, durable) =
+            (self.walk.last_lsn().max(self.args.destaged), self.walk.seen.durable_lsn);
+        let cause = match loss {
+            TailLoss::Reboot => "the machine stopped",
+            TailLoss::Remount => "the file system of the log was unmounted and mounted again",
+            TailLoss::Failure => "a write or sync of the log's files failed",
+        };
+        let reason = match self.acked_before_failure(evidence) {
+            Some(acked) if loss == TailLoss::Failure && acked > last => {
+                format!("{cause}: entries after {last} up to {acked} were answered and are lost")
+            }
+            _ => format!(
+                "{cause} while writes were answered ahead of stable storage: entries after {durable} may \
+                 be lost, those after {last} are"
+            ),
+        };
+        Some(Lost { loss, reason })
+    }
+
+    fn loss(&self, evidence: &Evidence) -> Option<TailLoss> {
+        let Some(newest) = self.walk.newest.map(|newest| newest.header) else {
+            // Only the opening batch of a new ring may be torn without loss.
+            return (self.walk.seen.sequence > 1).then_some(TailLoss::Reboot);
+        };
+        let own = || self.states_of_newest(evidence).filter(|(_, is_own)| *is_own);
+        if !newest.is_settled {
+            // Where it is not known, the one that concerns most.
+            return own().find_map(|(state, _)| state.owed).or(Some(TailLoss::Failure));
+        }
+        if newest.is_clean || !newest.is_loud {
+            return None;
+        }
+        let last = self.walk.last_lsn().max(self.args.destaged);
+        if let Some(acked) = self.acked_before_failure(evidence) {
+            return (acked > last).then_some(TailLoss::Failure);
+        }
+        let is_failed = |state: &LogState, is_own| match state.standing {
+            Standing::Open => false,
+            Standing::Failed { acked } => is_own || acked.is_none_or(|acked| acked > last),
+        };
+        let is_damaged = evidence.states.iter().any(|one| one.is_own && one.state.is_none());
+        if is_damaged
+            || evidence.has_writeback_failed
+            || self.states_of_newest(evidence).any(|(state, is_own)| is_failed(state, is_own))
+        {
+            return Some(TailLoss::Failure);
+        }
+        if newest.boot != self.args.identity.boot_id {
+            return Some(TailLoss::Reboot);
+        }
+        let is_remounted = !self.args.planted.remount_not_seen
+            && own().any(|(state, _)| state.mount.is_some() && state.mount != self.args.mount);
+        is_remounted.then_some(TailLoss::Remount)
+    }
+
+    /// Those of the life that wrote the newest batch. What others say is over: a later life has opened the log.
+    fn states_of_newest<'e>(
+        &self,
+        evidence: &'e Evidence,
+    ) -> impl Iterator<Item = (&'e LogState, bool)> {
+        let open = self.walk.newest.map(|newest| newest.header.open);
+        let states =
+            evidence.states.iter().filter_map(|one| Some((one.state.as_ref()?, one.is_own)));
+        states.filter(move |(state, _)| Some(state.open) == open)
+    }
+
+    /// Newest entry that was acknowledged before the log failed, where this machine has noted that: a log that holds it
+    /// has lost nothing, and one that does not has.
+    fn acked_before_failure(&self, evidence: &Evidence) -> Option<Lsn> {
+        let acked = |(state, is_own): (&LogState, bool)| match state.standing {
+            Standing::Failed { acked } if is_own => acked,
+            _ => None,
+        };
+        self.states_of_newest(evidence).filter_map(acked).max()
+    }
+
+    /// Notes a loss that no other evidence tells the next opening of: the kernel reports an error of writing back once.
+    pub(crate) fn note_writeback_failure(
+        &self,
+        evidence: &Evidence,
+        lost: Option<&Lost>,
+    ) -> Result<()> {
+        let is_new = evidence.has_writeback_failed
+            && lost.is_some_and(|lost| lost.loss == TailLoss::Failure)
+            && !self.states_of_newest(evidence).any(|(state, _)| state.standing != Standing::Open);
+        if is_new { self.note_failure(evidence, None) } else { Ok(()) }
+    }
+
+    /// To be called before the tail, of which nothing is missing, is written again: the page cache may be all that has it,
+    /// and may lose it when that fails. The next opening then knows how far it reached.
+    pub(crate) fn note_before_rewriting(
+        &self,
+        evidence: &Evidence,
+        lost: Option<&Lost>,
+    ) -> Result<()> {
+        let newest = self.walk.newest.map(|newest| newest.header);
+        let is_at_risk = newest.is_some_and(|newest| newest.is_loud && !newest.is_clean)
+            && !self.unproven.is_empty();
+        // What is missing is noted, or shows as before.
+        if lost.is_some() || !is_at_risk || self.acked_before_failure(evidence).is_some() {
+            return Ok(());
+        }
+        self.note_failure(evidence, Some(self.walk.last_lsn().max(self.args.destaged)))
+    }
+
+    fn note_failure(&self, evidence: &Evidence, acked: Option<Lsn>) -> Result<()> {
+        let Some(newest) = self.walk.newest.map(|newest| newest.header) else { return Ok(()) };
+        let (open, boot, mount) = (newest.open, newest.boot, self.args.mount);
+        let bare = LogState { standing: Standing::Open, owed: None, open, boot, mount };
+        let mut own = self.states_of_newest(evidence).filter(|(_, is_own)| *is_own);
+        let state = own.next().map_or(bare, |(state, _)| *state);
+        let failed = LogState { standing: Standing::Failed { acked }, ..state };
+        let is_left_out = self.args.planted.failure_not_noted;
+        if is_left_out { Ok(()) } else { self.args.keeper.replace(&failed) }
+    }
+}
+
+/// Notes that the log of the life of `open` has failed, after it had acknowledged the entries up to `acked`.
+///
+/// # Errors
+/// `Io` where no place took the note.
+pub(crate) fn note_failure_of(
+    open: &LogState,
+    acked: Lsn,
+    keeper: &dyn StateKeeper,
+    is_left_out: bool,
+) -> Result<()> {
+    let standing = Standing::Failed { acked: Some(acked) };
+    if is_left_out { Ok(()) } else { keeper.write_over(&LogState { standing, ..*open }) }
+}
+
+/// For people, where a failure could not be noted.
+pub(crate) fn tell_unnoted(error: &block::Error) {
+    tracing::error!(
+        error = %error.chain(),
+        "could not note that the write log failed: unmount and mount the file system of the log before the next \
+         start, which then looks for lost writes by itself"
+    );
+}

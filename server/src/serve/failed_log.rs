@@ -1,0 +1,57 @@
+//! The note in the store that the write log of a directory has failed: for the next opening, should the directory not
+//! have taken the note, as on a disk that has become read-only.
+//!
+//! Invariants:
+//! - It is tried once and for a bounded time; nothing depends on it.
+//! - It may report a loss and never rules one out (see [`replication::LogNotes`]).
+
+use crate::manifest::NodeDir;
+use crate::store::{Reason, Store};
+use object_store::ObjectStoreExt;
+use object_store::path::Path as ObjectPath;
+use std::time::Duration;
+
+/// Where the notes are, one object a directory.
+pub(crate) const FOLDER: &str = "failed-logs";
+/// How long the store has for one. Chosen by hand: a store that answers at all does so in that time, and the daemon is to
+/// end soon.
+const WAIT: Duration = Duration::from_secs(5);
+
+fn path(node: &NodeDir) -> ObjectPath {
+    ObjectPath::from(format!("{FOLDER}/{}", node.node_id()))
+}
+
+/// Puts the note there.
+pub(super) async fn note(store: &Store, node: &NodeDir, note: Vec<u8>) {
+    let objects = store.control();
+    let (path, payload) = (path(node), note.into());
+    let put = objects.put(&path, payload);
+    let why = match tokio::time::timeout(WAIT, put).await {
+        Ok(Ok(_)) => return,
+        Ok(Err(error)) => store.explain(&format!("write {path}"), error).chain(),
+        Err(_) => "the store did not answer in time".to_owned(),
+    };
+    tracing::warn!(why, "the store did not take the note that the write log failed");
+}
+
+/// The note that is there, if there is one.
+pub(super) async fn heard(store: &Store, node: &NodeDir) -> Option<Vec<u8>> {
+    let (objects, path) = (store.control(), path(node));
+    let got = async { objects.get(&path).await?.bytes().await };
+    let why = match tokio::time::timeout(WAIT, got).await {
+        Ok(Ok(bytes)) => return Some(bytes.to_vec()),
+        Ok(Err(error)) if Reason::of(&error) == Reason::NotFound => return None,
+        Ok(Err(error)) => store.explain(&format!("read {path}"), error).chain(),
+        Err(_) => "the store did not answer in time".to_owned(),
+    };
+    tracing::warn!(why, "the store did not say whether it has a note that the write log failed");
+    None
+}
+
+/// To be called when every volume says what the note was for. One that stays is of a life that is over, and harmless.
+pub(super) async fn forget(store: &Store, node: &NodeDir) {
+    let (objects, path) = (store.control(), path(node));
+    if let Ok(Err(error)) = tokio::time::timeout(WAIT, objects.delete(&path)).await {
+        tracing::debug!(%error, "a note about a failed write log stays for now");
+    }
+}

@@ -1,0 +1,211 @@
+//! A disk of the write log that fails under the daemon, and one that is unmounted while the daemon is down: on file systems
+//! in files of this machine.
+//!
+//! Invariants:
+//! - What was answered reads back, or the volume says that it may be gone: one of the two, also within one boot of
+//!   the kernel.
+//! - A restart alone, or one in another mount namespace, reports nothing.
+//! - No mount and no loop device is left.
+
+use rustix::ioctl::{Setter, ioctl, opcode};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tests::daemon::Daemon;
+use tests::nbd::client::Connection;
+use tests::nbd::negotiate::Wanted;
+use tests::place::{output, run};
+use tests::power::device::Loop;
+use tests::{Place, needs, needs_root};
+
+/// A pool whose log is small, and nothing of which reaches the store unasked.
+const SETTINGS: &str = "[log]\nsize = \"16MiB\"\nfile_size = \"4MiB\"\n[cache]\nsize = \"0\"\n\
+    [destage]\nmax_age = \"1h\"\n";
+const DISK_BYTES: u64 = 512 << 20;
+/// Rounds within which a write is caught between its answer and its sync. Chosen by hand: each has some hundred
+/// milliseconds for what takes a few.
+const ROUNDS: u64 = 10;
+/// Longest until the daemon has ended by itself.
+const END: Duration = Duration::from_secs(90);
+/// Exit code of a daemon whose write log failed. Source: docs/operations.md.
+const LOG_FAILED: i32 = 5;
+/// `EXT4_IOC_SHUTDOWN` and `XFS_IOC_GOINGDOWN`. Source: Linux, fs/ext4/ext4.h and fs/xfs/libxfs/xfs_fs.h.
+const SHUTDOWN: rustix::ioctl::Opcode = opcode::read::<u32>(b'X', 125);
+/// Nothing that is in memory is written, the journal neither. Source: `EXT4_GOING_FLAGS_NOLOGFLUSH`, which XFS has, too.
+const NOLOGFLUSH: u32 = 2;
+/// Log lines that belong to it.
+const ANNOUNCED: [&str; 8] = [
+    "the write log failed and accepts nothing more",
+    "pool stopped; restart spindle once the cause is gone",
+    "not all that was written to the log has reached its disk",
+    "writes that were answered but never flushed may be gone",
+    "clients on other machines are refused",
+    "request failed",
+    "a log file could not be made",
+    "destage failed",
+];
+
+/// A file system in a file.
+struct Disk {
+    kind: &'static str,
+    device: Loop,
+    at: PathBuf,
+    is_mounted: bool,
+}
+
+impl Disk {
+    fn new(place: &Place, kind: &'static str) -> Disk {
+        let (image, at) = (place.join(&format!("{kind}.image")), place.join(kind));
+        File::create(&image).and_then(|file| file.set_len(DISK_BYTES)).expect("make a file");
+        std::fs::create_dir_all(&at).expect("make a directory");
+        let device = Loop::attach(&image);
+        run(&format!("mkfs.{kind}"), &["-q", device.device()]);
+        let mut disk = Disk { kind, device, at, is_mounted: false };
+        disk.mount();
+        disk
+    }
+
+    fn mount(&mut self) {
+        run("mount", &["-t", self.kind, self.device.device(), &self.at.display().to_string()]);
+        self.is_mounted = true;
+    }
+
+    fn unmount(&mut self) {
+        run("umount", &[&self.at.display().to_string()]);
+        self.is_mounted = false;
+    }
+
+    fn again(&mut self) {
+        self.unmount();
+        self.mount();
+    }
+
+    fn shut_down(&self) {
+        let root = File::open(&self.at).expect("it is mounted");
+        // SAFETY: the kernel reads one number, which the call owns.
+        unsafe { ioctl(root, Setter::<SHUTDOWN, u32>::new(NOLOGFLUSH)) }.expect("it shuts down");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if self.is_mounted {
+            output("umount", &[&self.at.display().to_string()]);
+        }
+    }
+}
+
+fn connect(daemon: &Daemon, volume: &str) -> Connection {
+    Connection::open(&daemon.unix(volume), &Wanted::default()).expect("it is served")
+}
+
+fn is_stepped_back(daemon: &Daemon, volume: &str) -> bool {
+    let shown = daemon.json(&["volume", "show", volume]);
+    shown["is_stepped_back"].as_bool().unwrap_or_else(|| panic!("it says so: {shown}"))
+}
+
+fn daemon_on(place: &Path, volumes: &[(&str, &str)], is_all: bool) -> Daemon {
+    let mut daemon = Daemon::new(SETTINGS, volumes);
+    for text in ANNOUNCED {
+        daemon.announce(text);
+    }
+    let inner = place.join(if is_all { "dir" } else { "log" });
+    std::fs::create_dir_all(&inner).expect("make a directory");
+    let link = if is_all { daemon.dir() } else { daemon.dir().join("log") };
+    std::fs::create_dir_all(link.parent().expect("it has one")).expect("make a directory");
+    std::os::unix::fs::symlink(inner, link).expect("make a link");
+    daemon
+}
+
+/// The log alone is on a disk that fails; then all of the directory is, so that nothing can be noted there.
+#[test]
+fn a_write_that_vanished_with_the_logs_disk_is_reported_and_the_daemon_ends() {
+    needs_root!();
+    needs!("mkfs.ext4", "losetup");
+    for is_all in [false, true] {
+        let place = Place::new();
+        let mut disk = Disk::new(&place, "ext4");
+        let mut daemon = daemon_on(&disk.at, &[("db", "64M"), ("synced", "64M")], is_all);
+        if is_all {
+            daemon.announce("could not note that the write log failed");
+            daemon.announce("the store did not take the note");
+            daemon.announce("did not");
+            daemon.announce("could not");
+        }
+        daemon.restart();
+        let _ = daemon.json(&["volume", "set", "synced", "--durability", "write"]);
+        let mut lost_count = 0;
+        for round in 1..=ROUNDS {
+            let fill = [u8::try_from(round).expect("few"); 4096];
+            let (mut db, mut synced) = (connect(&daemon, "db"), connect(&daemon, "synced"));
+            db.write(0, &fill, 0);
+            db.flush();
+            synced.write(0, &fill, 0);
+            db.write(8192, &fill, 0);
+            disk.shut_down();
+            let begun = Instant::now();
+            let status = daemon.wait(END);
+            println!("round {round}: it ended after {:?} with {status}", begun.elapsed());
+            assert_eq!(status.code(), Some(LOG_FAILED), "{}", daemon.tail());
+            drop((db, synced));
+            disk.again();
+            daemon.restart();
+            let (mut db, mut synced) = (connect(&daemon, "db"), connect(&daemon, "synced"));
+            assert_eq!(db.read(0, 4096), fill, "it was flushed");
+            assert_eq!(synced.read(0, 4096), fill, "its answer had waited for the disk");
+            let is_kept = db.read(8192, 4096) == fill;
+            let is_reported = is_stepped_back(&daemon, "db");
+            println!("round {round}: kept {is_kept}, reported {is_reported}");
+            assert!(is_kept || is_reported, "an answered write is gone, and nothing tells");
+            // The note beside the log tells how far it had answered.
+            assert!(is_all || is_kept != is_reported, "nothing is gone, and a loss is reported");
+            assert!(!is_stepped_back(&daemon, "synced"), "nothing of it can be gone");
+            lost_count += u64::from(!is_kept);
+            if is_reported {
+                let _ = daemon.json(&["volume", "accept", "db"]);
+            }
+            if lost_count > 0 && round > 1 {
+                break;
+            }
+        }
+        assert!(lost_count > 0, "no write was caught before it was synced");
+        daemon.stop();
+        daemon.fsck();
+        drop(daemon);
+        disk.unmount();
+    }
+}
+
+/// Nobody notes anything: the daemon is dead by then.
+#[test]
+fn a_log_whose_file_system_was_unmounted_after_a_kill_is_not_taken_for_whole() {
+    needs_root!();
+    needs!("mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "losetup");
+    for kind in ["ext4", "xfs", "btrfs"] {
+        let place = Place::new();
+        let mut disk = Disk::new(&place, kind);
+        let mut daemon = daemon_on(&disk.at, &[("db", "64M")], true);
+        daemon.restart();
+        for is_remounted in [false, true, false] {
+            let mut db = connect(&daemon, "db");
+            db.write(0, &[1; 4096], 0);
+            daemon.kill();
+            drop(db);
+            if is_remounted {
+                disk.again();
+            } else {
+                let at = disk.at.display().to_string();
+                run("mount", &["-o", "remount,noatime", &at]);
+            }
+            daemon.restart();
+            assert_eq!(is_stepped_back(&daemon, "db"), is_remounted, "{kind}");
+            if is_remounted {
+                let _ = daemon.json(&["volume", "accept", "db"]);
+            }
+        }
+        daemon.stop();
+        daemon.fsck();
+        drop(daemon);
+        disk.unmount();
+    }
+}
