@@ -29,9 +29,11 @@ pub use hydrate::{HydrateCounts, HydrateOptions, HydrateProgress};
 pub use origin::RestoredStore;
 pub use part::LeftOut;
 
+use crate::create::{Created, create};
 use crate::fail_point;
 use crate::heat::Hottest;
 use crate::keys::KeyId;
+use crate::listing::{HELD_COUNT_MAX, list_at_most};
 use crate::map::Map;
 use crate::map::MapOptions;
 use crate::map::database::{self, Database, DatabaseOptions, StateObjects};
@@ -42,8 +44,9 @@ use crate::tier::{Inner, Tier};
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use bytes::Bytes;
 use futures::TryStreamExt;
+use futures::stream::BoxStream;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use replaced::{Doomed, Replaced};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -232,9 +235,13 @@ impl Copier {
         hottest.into_list()
     }
 
+    fn listed(&self, folder: &Path) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        list_at_most(&self.target, Some(folder), HELD_COUNT_MAX)
+    }
+
     async fn list(&mut self) -> Result<()> {
         let failed = |cause| target_error("list the copy", cause);
-        let mut listing = self.target.list(Some(&Path::from(FOLDER)));
+        let mut listing = self.listed(&Path::from(FOLDER));
         while let Some(found) = listing.try_next().await.map_err(failed)? {
             let Some((epoch, number, id)) = parse_object_path(&found.location) else { continue };
             if let Some(other) = self.segments.insert(number.0, Held { epoch, id }) {
@@ -242,7 +249,7 @@ impl Copier {
                 self.strays.push(path_of(number.0, other));
             }
         }
-        let mut listing = self.target.list(Some(&Path::from(DAMAGED)));
+        let mut listing = self.listed(&Path::from(DAMAGED));
         while let Some(found) = listing.try_next().await.map_err(failed)? {
             match damaged_number(&found.location) {
                 Some(number) if self.segments.contains_key(&number) => {
@@ -252,11 +259,11 @@ impl Copier {
                 _ => self.strays.push(found.location),
             }
         }
-        let mut listing = self.target.list(Some(&database::table_folder()));
+        let mut listing = self.listed(&database::table_folder());
         while let Some(found) = listing.try_next().await.map_err(failed)? {
             self.tables.insert(found.location);
         }
-        let mut listing = self.target.list(Some(&database::manifest_folder()));
+        let mut listing = self.listed(&database::manifest_folder());
         while let Some(found) = listing.try_next().await.map_err(failed)? {
             self.manifests.extend(database::manifest_number(&found.location));
         }
@@ -393,15 +400,10 @@ impl Copier {
     async fn put_manifest(&mut self, number: u64, bytes: Bytes) -> Result<()> {
         let path = database::manifest_path(number);
         let failed = |cause| target_error(format!("copy {path}"), cause);
-        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let payload = PutPayload::from(bytes.clone());
-        match self.target.put_opts(&path, payload, options).await {
-            Ok(_) => {}
+        match create(&self.target, &path, &bytes).await.map_err(failed)? {
+            Created::Ours => {}
             // By an earlier pass, or a try whose answer was lost.
-            Err(
-                object_store::Error::AlreadyExists { .. }
-                | object_store::Error::Precondition { .. },
-            ) => {
+            Created::Exists => {
                 let found = self.target.get(&path).await.map_err(failed)?;
                 if found.bytes().await.map_err(failed)? != bytes {
                     let what = format!(
@@ -411,7 +413,6 @@ impl Copier {
                     return Err(Error::new(ErrorKind::Corrupt, what));
                 }
             }
-            Err(cause) => return Err(failed(cause)),
         }
         self.manifests.insert(number);
         self.count(bytes.len() as u64);

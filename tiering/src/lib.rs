@@ -11,6 +11,7 @@
 
 pub mod cache;
 pub mod copier;
+mod create;
 mod dedup;
 pub mod destage;
 pub mod failpoint;
@@ -18,6 +19,7 @@ pub mod fetch;
 pub mod fsck;
 mod heat;
 pub mod keys;
+pub mod listing;
 pub mod map;
 pub mod mend;
 mod orphans;

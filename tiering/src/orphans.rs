@@ -13,12 +13,13 @@
 //!   that reaches the store after that, still under way when it was given up, is left to the next
 //!   epoch's sweep.
 
+use crate::listing;
 use crate::segment::{FOLDER, SegmentId, SegmentNumber, parse_object_path};
 use crate::tier::Inner;
 use block::{Error, ErrorKind, Result};
 use futures::TryStreamExt;
+use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -201,7 +202,7 @@ impl Inner {
     /// See [`crate::Tier::sweep_orphans`].
     pub(crate) async fn sweep_orphans(&self) -> Result<SweepReport> {
         let mut report = SweepReport::default();
-        let mut listing = self.store.list(Some(&Path::from(FOLDER)));
+        let mut listing = listing::list(&self.store, Some(&Path::from(FOLDER)));
         while let Some(found) = listing.try_next().await.map_err(sweep_failed)? {
             report.object_count += 1;
             let Some((epoch, number, id)) = parse_object_path(&found.location) else {

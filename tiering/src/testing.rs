@@ -5,6 +5,10 @@
 //! - A fault is an error, a delay or a bad transfer of the call; it never changes stored bytes by
 //!   itself. Damage is done on purpose, by [`FaultStore::damage`].
 
+mod ill;
+
+pub use ill::{Answer, IllStore, Rule};
+
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::memory::InMemory;
@@ -126,7 +130,7 @@ impl Fault {
 
 /// Calls of a kind below a folder that are to go wrong.
 #[derive(Debug)]
-struct Rule {
+struct Injection {
     op: Op,
     folder: String,
     skipped_left: u64,
@@ -151,7 +155,7 @@ struct Faults {
     calls_left: Option<u64>,
     failing: HashMap<Op, u64>,
     ambiguous: HashMap<Op, u64>,
-    rules: Vec<Rule>,
+    rules: Vec<Injection>,
     random_percent: u64,
     delay: Duration,
     calls: Vec<Call>,
@@ -210,7 +214,7 @@ impl FaultStore {
     /// As [`FaultStore::inject`], after `skipped` such calls that go well.
     pub fn inject_after(&self, op: Op, folder: &str, skipped: u64, count: u64, fault: Fault) {
         let (folder, skipped_left) = (folder.to_owned(), skipped);
-        let rule = Rule { op, folder, skipped_left, count_left: count, fault };
+        let rule = Injection { op, folder, skipped_left, count_left: count, fault };
         self.faults.lock().rules.push(rule);
     }
 
@@ -222,7 +226,7 @@ impl FaultStore {
 
     fn injected(&self, op: Op, path: &Path) -> Option<Fault> {
         let mut faults = self.faults.lock();
-        let hits = |rule: &&mut Rule| {
+        let hits = |rule: &&mut Injection| {
             rule.op == op && rule.count_left > 0 && path.as_ref().starts_with(&rule.folder)
         };
         let rule = faults.rules.iter_mut().find(hits)?;

@@ -8,6 +8,7 @@
 //! - What is asked and answered is not changed, but for a range that begins past an object's end.
 //! - A failure that is part of asking (no such object, created by somebody else) is none.
 
+use crate::listing;
 use crate::outage::{Outage, Way, public_text};
 use block::Conditions;
 use futures::stream::BoxStream;
@@ -204,7 +205,9 @@ impl ObjectStore for Watched {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let (newest, path) = (self.newest.clone(), prefix.cloned().unwrap_or_default());
-        self.inner.list(prefix).inspect_err(move |error| newest.note(&path, error)).boxed()
+        listing::list(&self.inner, prefix)
+            .inspect_err(move |error| newest.note(&path, error))
+            .boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {

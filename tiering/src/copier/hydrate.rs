@@ -14,7 +14,9 @@
 use super::origin::RestoredStore;
 use super::transfer::{Pace, check_length, copy_parts, source_error};
 use super::{STEP, verify};
+use crate::create::create;
 use crate::heat::Hottest;
+use crate::listing::{HELD_COUNT_MAX, list_at_most};
 use crate::map::records::SegmentRecord;
 use crate::segment::{FOLDER, SegmentInfo, parse_object_path};
 use crate::tier::{Inner, Tier};
@@ -22,7 +24,7 @@ use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{GetOptions, ObjectStoreExt};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -160,7 +162,7 @@ async fn list_own(store: &RestoredStore) -> Result<(Own, u64)> {
     let failed =
         |cause| Error::with_source(ErrorKind::Unavailable, "restore: list the pool's store", cause);
     let (mut own, mut bytes) = (Own::new(), 0);
-    let mut listing = store.own().list(Some(&Path::from(FOLDER)));
+    let mut listing = list_at_most(store.own(), Some(&Path::from(FOLDER)), HELD_COUNT_MAX);
     while let Some(found) = listing.try_next().await.map_err(failed)? {
         if let Some((_, number, id)) = parse_object_path(&found.location) {
             own.insert(number.0, id);
@@ -416,21 +418,13 @@ impl Hydration<'_> {
 
     async fn put(&self, path: &Path, bytes: Bytes) -> Result<()> {
         // Never over what has come there meanwhile, by a mend or an operator.
-        let mode = match self.inner.options.planted.hydrate_overwrites {
-            true => PutMode::Overwrite,
-            false => PutMode::Create,
+        let put = match self.inner.options.planted.hydrate_overwrites {
+            true => self.store.own().put(path, bytes.into()).await.map(drop),
+            false => create(self.store.own(), path, &bytes).await.map(drop),
         };
-        let options = PutOptions { mode, ..PutOptions::default() };
-        match self.store.own().put_opts(path, bytes.into(), options).await {
-            Ok(_)
-            | Err(
-                object_store::Error::AlreadyExists { .. }
-                | object_store::Error::Precondition { .. },
-            ) => Ok(()),
-            Err(cause) => {
-                let what = format!("restore: write {path} to the pool's store");
-                Err(Error::with_source(ErrorKind::Unavailable, what, cause))
-            }
-        }
+        put.map_err(|cause| {
+            let what = format!("restore: write {path} to the pool's store");
+            Error::with_source(ErrorKind::Unavailable, what, cause)
+        })
     }
 }

@@ -12,6 +12,7 @@
 
 use super::forward::ForwardClock;
 use super::view::state_view;
+use crate::listing;
 use crate::watched::Shorter;
 use block::{Error, ErrorKind};
 use bytes::Bytes;
@@ -237,10 +238,9 @@ pub fn manifest_number(path: &Path) -> Option<u64> {
     path.filename()?.strip_suffix(".manifest")?.parse().ok()
 }
 
-/// The newest state that the store has; 0 for none.
+/// The newest state that the store has; 0 for none, once several listings agree.
 async fn newest_manifest(store: &Arc<dyn ObjectStore>) -> block::Result<u64> {
-    let mut newest = 0;
-    let mut listing = store.list(Some(&manifest_folder()));
+    let folder = manifest_folder();
     let failed = |cause| {
         let kind = match cause {
             object_store::Error::PermissionDenied { .. }
@@ -249,8 +249,16 @@ async fn newest_manifest(store: &Arc<dyn ObjectStore>) -> block::Result<u64> {
         };
         Error::with_source(kind, "open metadata database for reading: list its states", cause)
     };
-    while let Some(found) = listing.try_next().await.map_err(failed)? {
-        newest = manifest_number(&found.location).map_or(newest, |number| number.max(newest));
+    let mut newest = 0;
+    for look in 0..listing::EMPTY_LOOK_COUNT {
+        listing::pause_before(look).await;
+        let mut listing = listing::list(store, Some(&folder));
+        while let Some(found) = listing.try_next().await.map_err(failed)? {
+            newest = manifest_number(&found.location).map_or(newest, |number| number.max(newest));
+        }
+        if newest > 0 {
+            break;
+        }
     }
     Ok(newest)
 }

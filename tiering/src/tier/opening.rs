@@ -6,16 +6,16 @@ use crate::dedup::Dedup;
 use crate::destage::buffers::Buffers;
 use crate::fetch::Frames;
 use crate::heat::Heat;
+use crate::listing::{self, EMPTY_LOOK_COUNT};
 use crate::map::database::{self, Database};
 use crate::map::{Map, Writer};
 use crate::mend::Mending;
 use crate::orphans::Orphans;
 use crate::outage::{Outage, Way};
 use crate::reclaim::Reclaim;
-use crate::segment::BLOCK_COUNT_MAX;
+use crate::segment::{BLOCK_COUNT_MAX, FOLDER};
 use crate::watched::Watched;
 use block::{Error, ErrorKind, Result};
-use futures::TryStreamExt;
 use object_store::ObjectStore;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -43,13 +43,15 @@ impl Tier {
             }
         };
         let (timeout, store) = (options.open_timeout, watched.clone());
-        let opened = background.spawn(async move {
+        let task = background.spawn(async move {
             tokio::select! {
                 opened = tokio::time::timeout(timeout, open) => opened,
                 never = tell_of_waiting(&store) => match never {},
             }
         });
-        let (mut map, writer) = match opened.await {
+        // Whoever gives the opening up does not want the metadata to be claimed later.
+        let _abort = AbortOnDrop(task.abort_handle());
+        let (mut map, writer) = match task.await {
             Ok(Ok(opened)) => opened?,
             Ok(Err(_)) => {
                 let what = match watched.last_failure() {
@@ -113,6 +115,15 @@ impl Tier {
     }
 }
 
+/// Ends a task that nobody waits for any more.
+struct AbortOnDrop(tokio::task::AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 fn check(options: &TierOptions) -> Result<()> {
     let wrong = |what: &str| Err(Error::new(ErrorKind::Invalid, format!("open data tier: {what}")));
     if options.epoch.0 == 0 {
@@ -147,7 +158,9 @@ pub(super) async fn open_database(
     let store: Arc<dyn ObjectStore> = watched.clone();
     let key = &options.pool_key;
     let mut seen = None;
-    if probe(&store).await? {
+    // The first owner makes it. For a later one to make another beside it would hide all that there is.
+    let look_count = if options.epoch.0 == 1 && !must_exist { 1 } else { EMPTY_LOOK_COUNT };
+    if probe(&store, look_count).await? {
         // An owner of the past that wakes up here must not fence the present one, so it looks before
         // it claims, and claims only if nobody has come in between.
         let reader = Database::read_only(store.clone(), &options.database).await?;
@@ -162,6 +175,11 @@ pub(super) async fn open_database(
         }
     } else if must_exist {
         let what = "open metadata: it is gone from the store; bring it back, spindle tries again";
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    } else if options.epoch.0 > 1 && has_below(&store, FOLDER, EMPTY_LOOK_COUNT).await? {
+        // A new database would name none of them, and what nothing names is deleted.
+        let what = "open data tier: the store holds segments, and no metadata that names them: its objects below \
+                    metadata/ are gone. Bring them back; nothing was changed";
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
     match Database::open(store.clone(), &options.database, seen).await {
@@ -189,7 +207,7 @@ async fn tell_of_waiting(store: &Watched) -> std::convert::Infallible {
 
 async fn read_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, Writer)> {
     let store: Arc<dyn ObjectStore> = store.clone();
-    if !probe(&store).await? {
+    if !probe(&store, EMPTY_LOOK_COUNT).await? {
         return Err(Error::new(ErrorKind::NotFound, "open data tier: the store holds no pool"));
     }
     let db = Database::read_only(store, &options.database).await?;
@@ -204,9 +222,14 @@ pub(super) async fn close_quietly(db: &Database) {
 
 /// Asks the store whether there is a database, because opening one would wait for it forever. Only
 /// an object counts: in a local directory, a first start that was cut short leaves empty folders.
-async fn probe(store: &Arc<dyn ObjectStore>) -> Result<bool> {
-    let prefix = object_store::path::Path::from(database::FOLDER);
-    match store.list(Some(&prefix)).try_next().await {
+/// There is none once `look_count` listings agree.
+async fn probe(store: &Arc<dyn ObjectStore>, look_count: u32) -> Result<bool> {
+    has_below(store, database::FOLDER, look_count).await
+}
+
+async fn has_below(store: &Arc<dyn ObjectStore>, folder: &str, look_count: u32) -> Result<bool> {
+    let prefix = object_store::path::Path::from(folder);
+    match listing::first(store, Some(&prefix), look_count).await {
         Ok(found) => Ok(found.is_some()),
         Err(cause) => {
             let kind = match cause {
