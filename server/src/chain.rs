@@ -7,7 +7,10 @@
 //!   a number whose successors were made and deleted meanwhile.
 //! - The newest object of a chain is never deleted.
 //! - An ambiguous answer is settled by reading back: every document holds a random nonce, so equal
-//!   bytes are our own.
+//!   bytes are our own. A number is lost only once another document was read there, or a listing has
+//!   shown a higher number: a store that says "exists" and shows no object is asked again.
+//! - Nothing follows from one listing that shows too little. What is known to be there is asked for by
+//!   its name, and the listing is repeated.
 //! - A document is one line of JSON and one line that seals it: a checksum, which tells damage from
 //!   a wrong key, and a tag under the pool key, which tells damage from forgery.
 
@@ -16,20 +19,30 @@ use block::seal::{Algorithm, PoolKey, SALT_BYTES};
 use block::units::crc32c;
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
+use tiering::listing::list_all;
 
 /// Bytes of the largest document. Chosen by hand: a key ring with every slot used is 4 KiB.
 const DOCUMENT_BYTES_MAX: usize = 256 * 1024;
-/// Attempts of a create whose outcome stays unknown, and of a read that races with deletes.
-const ATTEMPT_COUNT_MAX: u32 = 4;
+/// Attempts of a create whose outcome stays unknown, of a read that races with deletes, and looks for
+/// what is known to be there. Chosen by hand: three seconds with the pauses, and what the requests take.
+const ATTEMPT_COUNT_MAX: u32 = 6;
+/// Listings that have to agree that a chain is empty. Chosen by hand: each costs every opening a pause for
+/// each chain that the pool does not have.
+const EMPTY_LOOK_COUNT: u32 = 2;
+/// Looks that have to agree that the newest object of a chain is gone. Chosen by hand: 25 s with the pauses;
+/// a server that is ill for longer than that is rare, and nothing is lost meanwhile.
+const GONE_LOOK_COUNT: u32 = 9;
 /// Pause before the second attempt; it doubles each time.
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
+/// Names of one chain that are held in memory. Chosen by hand: a chain has a handful, and a few thousand
+/// where old ones could not be deleted for weeks.
+const NUMBER_COUNT_MAX: u64 = 100_000;
 
 /// What came of a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,10 +83,7 @@ impl Chain {
     /// All numbers that exist, ascending. Other objects below the prefix are not ours to judge.
     pub(crate) async fn numbers(&self) -> Result<Vec<u64>> {
         let prefix = ObjectPath::from(self.prefix);
-        let listed: Vec<_> = self
-            .objects
-            .list(Some(&prefix))
-            .try_collect()
+        let listed = list_all(&self.objects, Some(&prefix), NUMBER_COUNT_MAX)
             .await
             .map_err(|error| self.store.explain(&format!("list {}", self.prefix), error))?;
         let mut numbers: Vec<u64> = listed
@@ -86,9 +96,63 @@ impl Chain {
         Ok(numbers)
     }
 
-    /// The highest number, or `None` for an empty chain.
+    /// The highest number, or `None` for an empty chain, once several listings agree.
     pub(crate) async fn newest_number(&self) -> Result<Option<u64>> {
-        Ok(self.numbers().await?.last().copied())
+        // In a directory nobody else answers for it.
+        let look_count = if self.store.local_dir().is_some() { 1 } else { EMPTY_LOOK_COUNT };
+        for look in 0..look_count {
+            if look > 0 {
+                pause(look - 1).await;
+            }
+            if let Some(number) = self.numbers().await?.last() {
+                return Ok(Some(*number));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The highest number of a chain in which `number` was made: that one or a higher one. `None` once it is
+    /// gone and several looks agree that there is no higher one either.
+    ///
+    /// # Errors
+    /// `Unavailable` where `number` can be read and listings do not show it, so that nothing is known of
+    /// higher ones; those of the store.
+    pub(crate) async fn newest_from(&self, number: u64) -> Result<Option<u64>> {
+        Ok(self.numbers_with(number).await?.and_then(|numbers| numbers.last().copied()))
+    }
+
+    /// All numbers of a chain in which `number` was made; see [`Chain::newest_from`].
+    async fn numbers_with(&self, number: u64) -> Result<Option<Vec<u64>>> {
+        let mut is_there = false;
+        for look in 0..GONE_LOOK_COUNT {
+            if look > 0 {
+                pause(look - 1).await;
+            }
+            let numbers = self.numbers().await?;
+            if numbers.last().is_some_and(|highest| *highest >= number) {
+                return Ok(Some(numbers));
+            }
+            is_there = self.read(number).await?.is_some();
+            // What may be said after half of the looks is that the listing is wrong.
+            if is_there && look + 1 >= ATTEMPT_COUNT_MAX {
+                break;
+            }
+        }
+        match is_there {
+            true => Err(self.unlisted(number)),
+            false => Ok(None),
+        }
+    }
+
+    /// An object that is there, and that listings do not show.
+    pub(crate) fn unlisted(&self, number: u64) -> Error {
+        let what = format!(
+            "list {}/: the listing does not show {}, which is there: what the store lists is wrong, and \
+             nothing is done on the strength of it. Check the store, or the proxy in front of it",
+            self.prefix,
+            self.name(number)
+        );
+        Error::new(ErrorKind::Unavailable, what)
     }
 
     /// The highest object. A newest that is deleted while it is read had a successor: read that.
@@ -121,6 +185,15 @@ impl Chain {
         Ok(Some((number, document.body()?)))
     }
 
+    /// Waits before something that shows less than is known is read again. False: that was done often enough.
+    pub(crate) async fn pause_before_retry(&self, attempt: u32) -> bool {
+        let is_left = attempt + 1 < ATTEMPT_COUNT_MAX;
+        if is_left {
+            pause(attempt).await;
+        }
+        is_left
+    }
+
     /// One object, or `None` where it does not exist.
     pub(crate) async fn read(&self, number: u64) -> Result<Option<Bytes>> {
         let name = self.name(number);
@@ -147,18 +220,19 @@ impl Chain {
         if !self.put_absent(number, bytes).await? {
             return Ok(Created::Lost);
         }
-        match self.newest_number().await? {
-            Some(highest) if highest == number => Ok(Created::Ours),
-            Some(highest) if highest > number => {
-                // Successors exist, so ours is not the newest and may go.
-                self.delete(number).await?;
-                Ok(Created::Lost)
+        for attempt in 0..ATTEMPT_COUNT_MAX {
+            match self.numbers().await?.last() {
+                Some(highest) if *highest == number => return Ok(Created::Ours),
+                Some(highest) if *highest > number => {
+                    // Successors exist, so ours is not the newest and may go.
+                    self.delete(number).await?;
+                    return Ok(Created::Lost);
+                }
+                // It was just put: the listing is wrong, and says nothing of higher ones.
+                _ => pause(attempt).await,
             }
-            _ => Err(Error::new(
-                ErrorKind::Unavailable,
-                format!("create {}: a listing does not show it afterwards", self.name(number)),
-            )),
         }
+        Err(self.unlisted(number).context(format!("create {}", self.name(number))))
     }
 
     /// Whether `number` holds `bytes` afterwards, put there by us.
@@ -176,8 +250,18 @@ impl Chain {
             }
             match self.read(number).await {
                 Ok(Some(found)) => return Ok(found == *bytes),
-                // Refused as existing yet absent: it was made and deleted meanwhile.
-                Ok(None) if reason == Reason::Exists => return Ok(false),
+                // Refused as existing, yet absent. Where it was made and deleted meanwhile, it has a
+                // successor. Otherwise the store refuses so while another request is under way, which may be
+                // an earlier try of this one.
+                Ok(None) if reason == Reason::Exists && self.has_above(number).await => {
+                    return Ok(false);
+                }
+                Ok(None) if reason == Reason::Exists && attempt + 1 >= ATTEMPT_COUNT_MAX => {
+                    let what = format!(
+                        "create {name}: the store says that it exists, and shows no such object; try again"
+                    );
+                    return Err(Error::with_source(ErrorKind::Unavailable, what, failure));
+                }
                 Ok(None) | Err(_) if attempt + 1 >= ATTEMPT_COUNT_MAX => return Err(failure),
                 Ok(None) | Err(_) => {}
             }
@@ -186,7 +270,27 @@ impl Chain {
         }
     }
 
-    /// Deletes all but the newest `keep_count`, which is at least 1.
+    /// A listing shows a number above this one. One that fails shows nothing.
+    async fn has_above(&self, number: u64) -> bool {
+        self.numbers().await.is_ok_and(|numbers| numbers.last().is_some_and(|last| *last > number))
+    }
+
+    /// Deletes every object below `number`, which is there: none of them is in the store when this returns.
+    ///
+    /// # Errors
+    /// `Unavailable` where listings do not show `number`, so that they do not show what is below it either;
+    /// `Corrupt` where it is gone; those of the store.
+    pub(crate) async fn delete_below(&self, number: u64) -> Result<()> {
+        let Some(numbers) = self.numbers_with(number).await? else {
+            return Err(corrupt(&self.name(number), "it is gone"));
+        };
+        for old in numbers.into_iter().filter(|old| *old < number) {
+            self.delete(old).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes all but the newest `keep_count`, which is at least 1, as far as a listing shows them.
     pub(crate) async fn prune(&self, keep_count: usize) -> Result<()> {
         let numbers = self.numbers().await?;
         let old_count = numbers.len().saturating_sub(keep_count.max(1));
@@ -386,5 +490,7 @@ pub(crate) fn vec_from_hex(text: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
+#[cfg(test)]
+mod ill_tests;
 #[cfg(test)]
 mod tests;

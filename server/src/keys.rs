@@ -25,7 +25,6 @@ use crate::units;
 use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
 use block::units::{array_at, u32_at};
 use block::{Error, ErrorKind, Result};
-use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 use source::{Material, PASSPHRASE_BYTES_MIN, RECOVERY_PREFIX};
 use std::path::{Path, PathBuf};
@@ -405,7 +404,7 @@ impl KeyRing {
 
     /// Deletes the rings that the old secret opens.
     async fn revoke(&self) -> Result<()> {
-        self.chain.prune(1).await.map_err(|error| {
+        self.chain.delete_below(self.body.number).await.map_err(|error| {
             error.context("the new key is in force, but the old key ring was not deleted")
         })
     }
@@ -510,12 +509,9 @@ fn missing_key_file(path: &Path, error: Error) -> Error {
 /// A pool that lost its ring but has data must not get a new one.
 async fn check_empty(store: &Store) -> Result<()> {
     for part in ["origin", "manifest", "segments", "metadata", crate::volume_keys::FOLDER] {
-        let prefix = object_store::path::Path::from(part);
-        let objects = store.control();
-        let mut listed = objects.list(Some(&prefix));
-        match listed.next().await {
+        match store.first_below(Some(part)).await? {
             None => {}
-            Some(Ok(_)) if part == "origin" => {
+            Some(_) if part == "origin" => {
                 let what = format!(
                     "store {}: a restore was begun there and not finished; repeat `spindle restore`, or choose \
                      another store",
@@ -523,7 +519,7 @@ async fn check_empty(store: &Store) -> Result<()> {
                 );
                 return Err(Error::new(ErrorKind::NotFound, what));
             }
-            Some(Ok(_)) => {
+            Some(_) => {
                 return Err(Error::new(
                     ErrorKind::Corrupt,
                     format!(
@@ -533,7 +529,6 @@ async fn check_empty(store: &Store) -> Result<()> {
                     ),
                 ));
             }
-            Some(Err(error)) => return Err(store.explain(&format!("list {part}"), error)),
         }
     }
     Ok(())

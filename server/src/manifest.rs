@@ -31,6 +31,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 use uuid::Uuid;
 
+pub(crate) use purging::{begin_purge, read_unverified};
+
 /// Manifests kept for people to look at; only the newest counts.
 const KEEP_COUNT: usize = 4;
 /// Keeps the seal of a manifest apart from every other use of the pool key.
@@ -81,6 +83,10 @@ pub struct Manifest {
     /// When the pool was removed, in seconds since 1970; absent while it is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removed_at: Option<u64>,
+    /// Epoch under which `owner` held the pool, where another one took it since, could not open it, and gave
+    /// it back: as the owner's directory knows it. Absent: `epoch`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    held_epoch: Option<u64>,
     /// Objects of the removed pool are being deleted, or are gone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_purging: bool,
@@ -128,7 +134,7 @@ impl Ownership {
         terms: Terms,
     ) -> Result<Ownership> {
         let chain = Chain::new(store, "manifest");
-        let previous = read_newest(&chain, key).await?;
+        let previous = read_known(&chain, key, node).await?;
         node.check_not_rolled_back(pool, previous.as_ref())?;
         if let Some(previous) = &previous {
             check_available(node, pool, previous, terms.take_over)?;
@@ -137,7 +143,15 @@ impl Ownership {
         let manifest = next_manifest(node, pool, name, previous.as_ref());
         let bytes = seal_document(key, PURPOSE, &manifest)?;
         node.record_attempt(&manifest.nonce)?;
-        if chain.create(manifest.number, &bytes).await? == Created::Lost {
+        let created = match chain.create(manifest.number, &bytes).await {
+            Ok(created) => created,
+            Err(error) => {
+                let taken = Ownership::perhaps(chain, key, manifest, previous, node);
+                taken.give_back_if_taken(&bytes, node).await;
+                return Err(error);
+            }
+        };
+        if created == Created::Lost {
             let who = match read_newest(&chain, key).await {
                 Ok(Some(winner)) => winner.owner.to_string(),
                 _ => "another node".to_owned(),
@@ -147,8 +161,7 @@ impl Ownership {
                 format!("open pool {name}: it was opened at the same moment by {who}"),
             ));
         }
-        let key = key.clone();
-        let ownership = Ownership { chain, key, manifest, previous, is_from_copy: node.is_copy() };
+        let ownership = Ownership::perhaps(chain, key, manifest, previous, node);
         if let Err(error) = ownership.chain.prune(KEEP_COUNT).await {
             tracing::warn!(error = %error.chain(), "old manifests were not deleted");
         }
@@ -199,16 +212,17 @@ impl Ownership {
         log_epoch.0 >= self.manifest.owner_since_epoch && log_epoch.0 <= self.manifest.epoch
     }
 
-    /// Whether we still own the pool. One listing.
+    /// Whether we still own the pool. One listing, where that shows our manifest.
     ///
     /// # Errors
-    /// `Fenced` when another owner took over: stop at once. `Corrupt` when our manifest is gone.
-    /// `Unavailable` when the store does not answer: nothing is known.
+    /// `Fenced` when another owner took over: stop at once. `Corrupt` when our manifest is gone, as the
+    /// object itself and several listings say. `Unavailable` when the store does not answer, or its listing
+    /// does not show what is there: nothing is known.
     pub async fn check(&self) -> Result<()> {
-        match self.chain.newest_number().await? {
+        match self.chain.newest_from(self.manifest.number).await? {
             Some(number) if number == self.manifest.number => Ok(()),
-            Some(number) if number > self.manifest.number => Err(self.fenced().await),
-            _ => Err(Error::new(
+            Some(_) => Err(self.fenced().await),
+            None => Err(Error::new(
                 ErrorKind::Corrupt,
                 format!(
                     "object {} is gone: the store was rolled back or emptied under the running pool",
@@ -297,42 +311,16 @@ pub(crate) async fn begin_restored(
     }
 }
 
-/// Says that the purge of a removed pool begins: nothing opens or restores it from here on.
-///
-/// # Errors
-/// `Busy` when it was restored at the same moment, or another purge has begun.
-pub(crate) async fn begin_purge(
-    store: &Store,
-    key: &PoolKey,
-    newest: &Manifest,
-) -> Result<Manifest> {
-    let mut purging = successor(newest);
-    purging.is_purging = true;
-    let bytes = seal_document(key, PURPOSE, &purging)?;
-    match Chain::new(store, "manifest").create(purging.number, &bytes).await? {
-        Created::Ours => Ok(purging),
-        Created::Lost => Err(Error::new(
-            ErrorKind::Busy,
-            format!(
-                "purge pool {}: it was restored, or another purge began, at the same moment; \
-                 nothing was deleted here",
-                newest.name
-            ),
-        )),
-    }
-}
-
-/// The newest manifest where the key ring is gone, so that it cannot be told from a forged one:
-/// enough to finish a purge, which has deleted everything but manifests by then.
-pub(crate) async fn read_unverified(store: &Store) -> Result<Option<Manifest>> {
-    let chain = Chain::new(store, "manifest");
-    let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
-    Document::parse(&chain.name(number), &bytes)?.body().map(Some)
-}
-
 /// Name of the manifest with this number.
 pub(crate) fn object_name(number: u64) -> String {
     Chain::name_in("manifest", number)
+}
+
+impl Manifest {
+    /// Epoch under which the owner's directory has held the pool.
+    fn held_epoch(&self) -> u64 {
+        self.held_epoch.unwrap_or(self.epoch)
+    }
 }
 
 fn successor(manifest: &Manifest) -> Manifest {
@@ -353,6 +341,20 @@ pub async fn read(store: &Store, key: &PoolKey) -> Result<Option<Manifest>> {
     read_newest(&Chain::new(store, "manifest"), key).await
 }
 
+/// The newest manifest, of a pool that the directory may have held: that epoch, or a later one, is there.
+/// What shows less is asked again before anybody is told that the store was rolled back.
+async fn read_known(chain: &Chain, key: &PoolKey, node: &NodeDir) -> Result<Option<Manifest>> {
+    let mut attempt = 0;
+    loop {
+        let newest = read_newest(chain, key).await?;
+        let is_behind = newest.as_ref().map_or(0, |newest| newest.epoch) < node.epoch().0;
+        if !is_behind || !chain.pause_before_retry(attempt).await {
+            return Ok(newest);
+        }
+        attempt += 1;
+    }
+}
+
 async fn read_newest(chain: &Chain, key: &PoolKey) -> Result<Option<Manifest>> {
     let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
     let name = chain.name(number);
@@ -362,7 +364,10 @@ async fn read_newest(chain: &Chain, key: &PoolKey) -> Result<Option<Manifest>> {
     if manifest.number != number {
         return Err(corrupt(&name, "it was written under another number"));
     }
-    if manifest.epoch == 0 || manifest.owner_since_epoch > manifest.epoch {
+    if manifest.epoch == 0
+        || manifest.owner_since_epoch > manifest.epoch
+        || manifest.held_epoch.is_some_and(|held| held > manifest.epoch)
+    {
         return Err(corrupt(&name, "its epoch is impossible"));
     }
     Ok(Some(manifest))
@@ -453,6 +458,7 @@ fn next_manifest(node: &NodeDir, pool: Uuid, name: &str, previous: Option<&Manif
         },
         is_released: false,
         removed_at: None,
+        held_epoch: None,
         is_purging: false,
         nonce: fresh_nonce(),
     }
@@ -622,7 +628,7 @@ impl NodeDir {
     fn has_witnessed(&self, manifest: &Manifest) -> bool {
         let file = self.file.lock();
         manifest.owner.node_id == file.node_id
-            && (manifest.epoch == file.epoch || file.attempts.contains(&manifest.nonce))
+            && (manifest.held_epoch() == file.epoch || file.attempts.contains(&manifest.nonce))
     }
 
     /// Epoch under which the list of clients was last written anew here.
@@ -798,5 +804,9 @@ pub(crate) fn sync_parent(path: &Path) -> std::io::Result<()> {
     }
 }
 
+mod give_back;
+#[cfg(test)]
+mod ill_tests;
+mod purging;
 #[cfg(test)]
 mod tests;

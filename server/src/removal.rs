@@ -25,13 +25,14 @@ use object_store::{ObjectMeta, ObjectStore};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
+use tiering::listing;
 use uuid::Uuid;
 
 /// Where the data of a pool is, and what the probe of a store may have left behind.
 const DATA_FOLDERS: [&str; 3] = ["segments", "metadata", "probe"];
 /// Objects that are deleted at a time: what S3 takes in one request.
 const DELETE_COUNT_MAX: usize = 1000;
-/// Walks of a folder until nothing is found. Chosen by hand: a job of the last owner may have ended
+/// Walks of a folder that find something. Chosen by hand: a job of the last owner may have ended
 /// an upload during the first.
 const WALK_COUNT_MAX: u32 = 4;
 
@@ -245,7 +246,8 @@ async fn delete_all(store: &Store, newest: u64, purged: &mut PoolPurged) -> Resu
     delete_folder(store, &control, "manifest", None, purged).await
 }
 
-/// Deletes what is below `folder`, but for `spared`, until a walk finds nothing.
+/// Deletes what is below `folder`, but for `spared`, until walks find nothing: what one listing does not show
+/// may be there all the same, and when the keys are gone nothing finds it any more.
 async fn delete_folder(
     store: &Store,
     objects: &Arc<dyn ObjectStore>,
@@ -254,18 +256,28 @@ async fn delete_folder(
     purged: &mut PoolPurged,
 ) -> Result<()> {
     let prefix = ObjectPath::from(folder);
-    for _ in 0..WALK_COUNT_MAX {
-        let listed = objects.list(Some(&prefix));
+    let look_count = if store.local_dir().is_some() { 1 } else { listing::EMPTY_LOOK_COUNT };
+    let (mut walk_count, mut empty_count) = (0, 0);
+    while walk_count < WALK_COUNT_MAX {
+        listing::pause_before(empty_count).await;
+        let listed = listing::list(objects, Some(&prefix));
         let wanted = listed.try_filter(|meta| std::future::ready(Some(&meta.location) != spared));
         let mut chunks = wanted.try_chunks(DELETE_COUNT_MAX);
-        let mut is_empty = true;
+        let (mut is_empty, mut failure) = (true, None);
         while let Some(chunk) = chunks.next().await {
             // What came before an error of the listing waits for the next purge.
             let chunk = chunk.map_err(|error| store.explain(&format!("list {folder}"), error.1))?;
             is_empty = false;
-            delete_objects(store, objects, chunk, purged).await?;
+            failure = failure.or(delete_objects(store, objects, chunk, purged).await.err());
         }
-        if is_empty {
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        match is_empty {
+            true => empty_count += 1,
+            false => (walk_count, empty_count) = (walk_count + 1, 0),
+        }
+        if empty_count == look_count {
             return Ok(());
         }
     }
@@ -287,6 +299,7 @@ async fn delete_objects(
     let sizes: Vec<u64> = chunk.iter().map(|meta| meta.size).collect();
     let names = futures::stream::iter(chunk.into_iter().map(|meta| Ok(meta.location))).boxed();
     let mut deleted = objects.delete_stream(names).zip(futures::stream::iter(sizes));
+    let mut failure = None;
     while let Some((outcome, size)) = deleted.next().await {
         match outcome {
             Ok(_) => {
@@ -295,10 +308,14 @@ async fn delete_objects(
             }
             // Another purge was quicker.
             Err(error) if Reason::of(&error) == Reason::NotFound => {}
-            Err(error) => return Err(store.explain("delete objects of the pool", error)),
+            // Those behind it are deleted all the same.
+            Err(error) if failure.is_none() => {
+                failure = Some(store.explain("delete objects of the pool", error));
+            }
+            Err(_) => {}
         }
     }
-    Ok(())
+    failure.map_or(Ok(()), Err)
 }
 
 #[cfg(test)]

@@ -32,14 +32,14 @@ use block::conditions::Report;
 use block::seal::PoolKey;
 use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
 use choice::choose;
-use futures::TryStreamExt;
+use object_store::ObjectStoreExt;
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::fail_point;
+use tiering::listing::{EMPTY_LOOK_COUNT, HELD_COUNT_MAX, list_all, pause_before};
 use tiering::map::database::{manifest_folder, manifest_path};
 use tiering::{
     HydrateCounts, HydrateOptions, HydrateProgress, LeftOut, RestoredStore, Tier, is_store_full,
@@ -121,7 +121,14 @@ fn is_zero(number: &u64) -> bool {
 /// `Corrupt` for a damaged one; those of reading the store.
 pub(crate) async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<Origin>> {
     let chain = Chain::new(store, FOLDER);
-    let Some((number, origin)) = chain.newest_body::<Origin>(key).await? else { return Ok(None) };
+    let Some((number, origin)) = chain.newest_body::<Origin>(key).await? else {
+        // Its first link stays. A pool that is taken for one that was not restored would lack what is in
+        // the copy only.
+        return match chain.read(1).await? {
+            None => Ok(None),
+            Some(_) => Err(chain.unlisted(1)),
+        };
+    };
     if origin.pool != pool {
         return Err(corrupt(&chain.name(number), "it is of another pool"));
     }
@@ -642,9 +649,24 @@ async fn bring_manifests(target: &Target, state: &StateRecord, store: &Store) ->
     let failed = |error| target.explain("read the root of the metadata", error);
     let own = manifest_path(state.manifest);
     let view = target.view(state).bulk();
-    let listed: Vec<_> = view.list(Some(&manifest_folder())).try_collect().await.map_err(failed)?;
-    let mut paths: Vec<ObjectPath> = listed.into_iter().map(|meta| meta.location).collect();
-    paths.sort();
+    let mut paths = BTreeSet::new();
+    for look in 0..EMPTY_LOOK_COUNT {
+        pause_before(look).await;
+        let listed = list_all(&view, Some(&manifest_folder()), HELD_COUNT_MAX).await;
+        paths = listed.map_err(failed)?.into_iter().map(|meta| meta.location).collect();
+        if paths.contains(&own) {
+            break;
+        }
+    }
+    // Without it the pool would be a new and empty one.
+    if !paths.contains(&own) {
+        let what = format!(
+            "restore from the copy {}: its store does not list {own}, which its newest state names; repeat the \
+             restore once it does",
+            target.url()
+        );
+        return Err(Error::new(ErrorKind::Unavailable, what));
+    }
     for path in paths {
         let bytes = match view.get(&path).await {
             Ok(got) => got.bytes().await.map_err(failed)?,
@@ -661,10 +683,7 @@ async fn bring_manifests(target: &Target, state: &StateRecord, store: &Store) ->
 async fn check_empty(store: &Store) -> Result<()> {
     for folder in ["manifest", "segments", "metadata", "copies", "copy", crate::volume_keys::FOLDER]
     {
-        let objects = store.control();
-        let mut listed = objects.list(Some(&ObjectPath::from(folder)));
-        let first = listed.try_next().await;
-        if let Some(found) = first.map_err(|error| store.explain("list the store", error))? {
+        if let Some(found) = store.first_below(Some(folder)).await? {
             let what = format!(
                 "restore to {}: it is not empty (it holds {}); choose an empty prefix or directory",
                 store.url(),

@@ -10,8 +10,6 @@
 //! - Credentials come from the environment and the machine's identity, never from the URL.
 
 use block::{Error, ErrorKind, Result};
-use bytes::Bytes;
-use futures::TryStreamExt;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::{HttpError, HttpErrorKind};
@@ -19,14 +17,13 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::prefix::PrefixStore;
-use object_store::{
-    BackoffConfig, ClientConfigKey, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
-};
+use object_store::{BackoffConfig, ClientConfigKey, ObjectMeta, ObjectStore, RetryConfig};
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tiering::listing;
 
 /// Patience with a store. All are per request unless said otherwise.
 #[derive(Clone, Debug)]
@@ -168,56 +165,17 @@ impl Store {
         self.local_dir.as_deref()
     }
 
-    /// Proves that the store can carry a pool: an object is created once and not twice, what was
-    /// written is read back and listed at once, and objects can be deleted. Leaves nothing behind.
+    /// An object below a folder of the pool's prefix, or below the prefix. `None` once several listings agree.
     ///
     /// # Errors
-    /// `Unsupported` where the store lacks conditional creates, `Denied` for credentials,
-    /// `NotFound` for a missing bucket, `Unavailable` where nothing answers.
-    pub async fn probe(&self) -> Result<()> {
-        let path = ObjectPath::from(format!("probe/{}", uuid::Uuid::new_v4().simple()));
-        let outcome = self.probe_at(&path).await;
-        match self.control.delete(&path).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => outcome,
-            Err(error) => outcome.and(Err(self.explain("delete the probe object", error))),
-        }
-    }
-
-    async fn probe_at(&self, path: &ObjectPath) -> Result<()> {
-        let first = Bytes::from(format!("spindle probe 1 {path}"));
-        let second = Bytes::from(format!("spindle probe 2 {path}"));
-        let create = |bytes: &Bytes| {
-            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-            self.control.put_opts(path, bytes.clone().into(), options)
-        };
-        match create(&first).await {
-            // A retry inside the client meets its own first try: the read below decides.
-            Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
-            Err(error) => return Err(self.explain("create the probe object", error)),
-        }
-        match create(&second).await {
-            Err(
-                object_store::Error::AlreadyExists { .. }
-                | object_store::Error::Precondition { .. },
-            ) => {}
-            Ok(_) => return Err(self.refuse("it let an object be created twice")),
-            Err(error) => return Err(self.explain("create the probe object again", error)),
-        }
-        let read = async { self.control.get(path).await?.bytes().await };
-        let read = read.await.map_err(|error| self.explain("read the probe object", error))?;
-        if read != first {
-            return Err(self.refuse("a refused create changed the object all the same"));
-        }
-        let listed: Vec<_> = self
-            .control
-            .list(Some(&ObjectPath::from("probe")))
-            .try_collect()
-            .await
-            .map_err(|error| self.explain("list objects", error))?;
-        if !listed.iter().any(|meta| meta.location == *path) {
-            return Err(self.refuse("a listing does not show an object just created"));
-        }
-        Ok(())
+    /// Those of listing.
+    pub(crate) async fn first_below(&self, folder: Option<&str>) -> Result<Option<ObjectMeta>> {
+        let prefix = folder.map(ObjectPath::from);
+        let look_count = if self.local_dir.is_some() { 1 } else { listing::EMPTY_LOOK_COUNT };
+        let found = listing::first(&self.control, prefix.as_ref(), look_count).await;
+        found.map_err(|error| {
+            self.explain(&format!("list {}", folder.unwrap_or("the prefix")), error)
+        })
     }
 
     fn refuse(&self, reason: &str) -> Error {
@@ -706,6 +664,7 @@ fn is_loopback(authority: &str) -> bool {
 }
 
 mod direct;
+mod probe;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]

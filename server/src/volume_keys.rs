@@ -158,7 +158,7 @@ pub(crate) async fn copy(from: &Store, to: &Store) -> Result<Option<u64>> {
         return Err(Error::new(ErrorKind::Busy, what));
     }
     // Also where this was cut short before.
-    target.prune(1).await?;
+    target.delete_below(number).await?;
     Ok(Some(number))
 }
 
@@ -188,7 +188,7 @@ pub(crate) async fn bring(
         }
     }
     // Also where this was cut short before.
-    target.prune(1).await
+    target.delete_below(state.number).await
 }
 
 /// The keys of an open pool, which this process owns.
@@ -292,7 +292,7 @@ impl VolumeKeyRing {
             self.write(&mut state, Some((keys, true))).await?;
         }
         if state.is_prune_owed {
-            let pruned = Chain::new(&self.store, FOLDER).prune(1).await;
+            let pruned = Chain::new(&self.store, FOLDER).delete_below(state.number).await;
             pruned.map_err(|error| error.context("delete the earlier documents of volume keys"))?;
             state.is_prune_owed = false;
         }

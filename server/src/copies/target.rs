@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
+use tiering::listing::{self, EMPTY_LOOK_COUNT, pause_before};
 use tiering::{CopiedState, LeftOut, VolumeKeys, state_view};
 use uuid::Uuid;
 
@@ -238,6 +239,8 @@ pub(crate) struct Target {
     url: String,
     outer: Store,
     store: Store,
+    /// Pins that were there when they were looked at last.
+    pins_seen: Arc<Mutex<Option<BTreeSet<ObjectPath>>>>,
 }
 
 impl Target {
@@ -258,7 +261,7 @@ impl Target {
         let options = StoreOptions::default();
         let outer = Store::open_as(url, &options, env_prefix)?;
         let store = Store::open_as(&below(url, FOLDER), &options, env_prefix)?;
-        Ok(Target { url: url.to_owned(), outer, store })
+        Ok(Target { url: url.to_owned(), outer, store, pins_seen: Arc::default() })
     }
 
     fn existing_now(url: &str, env_prefix: Option<&str>) -> Result<Target> {
@@ -381,15 +384,19 @@ impl Target {
             return Err(self.refused("a pool is there"));
         }
         let objects = self.outer.control();
-        let mut listed = objects.list(None);
         let failed = |error| self.outer.explain("list the prefix", error);
-        while let Some(found) = listed.try_next().await.map_err(failed)? {
-            let path = found.location.as_ref();
-            // Of a store whose probe was cut short.
-            if path.starts_with("probe/") || path.starts_with("copy/probe/") {
-                continue;
+        let look_count = if self.outer.local_dir().is_some() { 1 } else { EMPTY_LOOK_COUNT };
+        for look in 0..look_count {
+            pause_before(look).await;
+            let mut listed = listing::list(&objects, None);
+            while let Some(found) = listed.try_next().await.map_err(failed)? {
+                let path = found.location.as_ref();
+                // Of a store whose probe was cut short.
+                if path.starts_with("probe/") || path.starts_with("copy/probe/") {
+                    continue;
+                }
+                return Err(self.refused(&format!("it is not empty (it holds {path})")));
             }
-            return Err(self.refused(&format!("it is not empty (it holds {path})")));
         }
         Ok(())
     }
@@ -440,7 +447,7 @@ impl Target {
         };
         if to.newest().await? == Some((number, bytes.clone())) {
             // Also where this was cut short before.
-            return to.prune(1).await;
+            return to.delete_below(number).await;
         }
         // The pool's list may not know: it was put back, or the copy was added twice at the same time.
         if self.is_apart(key).await? == Some(true) {
@@ -455,7 +462,7 @@ impl Target {
             let what = format!("copy to {}: it has a later key ring than the pool", self.url);
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        to.prune(1).await
+        to.delete_below(number).await
     }
 
     /// Gives the copy a key ring that only this key file opens.
@@ -660,51 +667,13 @@ impl Target {
         }
     }
 
-    /// The oldest state that somebody reads. A pin that cannot be read keeps everything. Short pins end by their age where
-    /// `may_end`: not after a jump of the clock, which a copy in a directory has its times from.
-    pub(crate) async fn oldest_pin(&self, key: &PoolKey, may_end: bool) -> Result<Option<u64>> {
-        let objects = self.store.control();
-        let failed = |error| self.store.explain("list the pins", error);
-        let pins: Vec<_> =
-            objects.list(Some(&ObjectPath::from(PINS))).try_collect().await.map_err(failed)?;
-        // By the store's clock, which the newest state tells: where none comes any more, a pin stays longer, never shorter.
-        let states: Vec<_> =
-            objects.list(Some(&ObjectPath::from(STATES))).try_collect().await.map_err(failed)?;
-        let newest = states.iter().map(|state| state.last_modified.timestamp()).max();
-        let now = newest.unwrap_or(0);
-        let mut oldest: Option<u64> = None;
-        for found in pins {
-            let bytes = match objects.get(&found.location).await {
-                Ok(got) => got.bytes().await.map_err(failed)?,
-                Err(object_store::Error::NotFound { .. }) => continue,
-                Err(error) => return Err(failed(error)),
-            };
-            let name = found.location.to_string();
-            let read = || -> Result<PinBody> {
-                let document = Document::parse(&name, &bytes)?;
-                document.verify(key, PINS)?;
-                document.body()
-            };
-            let age = now - found.last_modified.timestamp();
-            let state = match read() {
-                Ok(pin) if may_end && pin.is_short && age > SHORT_PIN_SECONDS => {
-                    self.unpin(Pin(found.location)).await;
-                    continue;
-                }
-                Ok(pin) => pin.state,
-                Err(error) => {
-                    tracing::warn!(
-                        pin = %name, error = %error.chain(),
-                        "a pin of the copy cannot be read, and keeps everything there"
-                    );
-                    0
-                }
-            };
-            oldest = Some(oldest.map_or(state, |oldest| oldest.min(state)));
-        }
-        Ok(oldest)
+    /// Where it is, as the user wrote it.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
     }
 }
+
+mod pins;
 
 fn no_copy(url: &str) -> Error {
     let what = format!(

@@ -89,7 +89,7 @@ impl KeyRing {
         if let Some((body, bytes)) = &apart {
             if open_bytes(chain.clone(), body.number, bytes, &material).await.is_ok() {
                 // Also where this was cut short before.
-                return chain.prune(1).await;
+                return chain.delete_below(body.number).await;
             }
             if must_stay {
                 return Err(refused(&format!("{} is another", path.display())));
@@ -110,7 +110,7 @@ impl KeyRing {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         tracing::info!(copy = store.url(), "only its own key opens the copy from here on");
-        chain.prune(1).await
+        chain.delete_below(body.number).await
     }
 
     /// The ring of a copy, as a pool that is restored from it has it.

@@ -376,6 +376,7 @@ async fn golden_manifest_of_version_1() {
         },
         is_released: true,
         removed_at: None,
+        held_epoch: None,
         is_purging: false,
         nonce: "f0".repeat(16),
     };

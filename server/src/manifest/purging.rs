@@ -1,0 +1,40 @@
+//! Owns how the manifests of a pool say that it is being purged.
+
+use super::{Manifest, PURPOSE, successor};
+use crate::chain::{Chain, Created, Document, seal_document};
+use crate::store::Store;
+use block::seal::PoolKey;
+use block::{Error, ErrorKind, Result};
+
+/// Says that the purge of a removed pool begins: nothing opens or restores it from here on.
+///
+/// # Errors
+/// `Busy` when it was restored at the same moment, or another purge has begun.
+pub(crate) async fn begin_purge(
+    store: &Store,
+    key: &PoolKey,
+    newest: &Manifest,
+) -> Result<Manifest> {
+    let mut purging = successor(newest);
+    purging.is_purging = true;
+    let bytes = seal_document(key, PURPOSE, &purging)?;
+    match Chain::new(store, "manifest").create(purging.number, &bytes).await? {
+        Created::Ours => Ok(purging),
+        Created::Lost => Err(Error::new(
+            ErrorKind::Busy,
+            format!(
+                "purge pool {}: it was restored, or another purge began, at the same moment; \
+                 nothing was deleted here",
+                newest.name
+            ),
+        )),
+    }
+}
+
+/// The newest manifest where the key ring is gone, so that it cannot be told from a forged one:
+/// enough to finish a purge, which has deleted everything but manifests by then.
+pub(crate) async fn read_unverified(store: &Store) -> Result<Option<Manifest>> {
+    let chain = Chain::new(store, "manifest");
+    let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
+    Document::parse(&chain.name(number), &bytes)?.body().map(Some)
+}
