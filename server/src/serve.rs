@@ -172,26 +172,26 @@ impl OpenPool {
 pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[String])) -> Result<()> {
     let mut signals = Signals::new()?;
     check_places(config).await?;
-    let opening = if take_over { Opening::TakeOver } else { Opening::OrNew };
-    let open = tokio::select! {
-        open = open_with_volumes(config, opening) => open?,
-        () = signals.stop() => return Ok(()),
-    };
     let hangups = watch_signal(SignalKind::hangup())?;
+    let opening = if take_over { Opening::TakeOver } else { Opening::OrNew };
+    let mut early = Signals::new()?;
+    let early_stop = async move {
+        early.stop().await;
+        closing::end_at_once_on_another(early, 0);
+    };
+    let Some(open) = open_with_volumes(config, opening, early_stop).await? else { return Ok(()) };
     // Somebody wants a stop; and it has come so far that jobs end.
     let (asked, stop) = (watch::Sender::new(false), watch::Sender::new(false));
-    let claims = Arc::new(open_claims(config, &open)?);
-    let server = nbd_server(config, &open, claims.clone())?;
-    let attachments = open_attachments(config, &open, claims, server.clone())?;
-    let copies = Arc::new(open.copies().await.start().await);
-    let scrub = Arc::new(open.scrub().await.start().await);
-    // Before NBD clients could take what was attached.
-    attachments.recover(|epoch| open.ownership.may_replay(epoch)).await?;
-    let names: Vec<String> =
-        open.pool.volumes().iter().map(|volume| volume.record().name).collect();
-    let nbd = &config.settings().nbd;
-    let sockets = (nbd.listen.as_deref().unwrap_or_default(), nbd.unix.as_deref());
-    let (listeners, endpoints) = listen(config, sockets, &names).await?;
+    let front = match open_front(config, &open).await {
+        Ok(front) => front,
+        Err((error, has_devices)) => {
+            if let Err(error) = open.close_with(has_devices).await {
+                tracing::warn!(error = %error.chain(), "a pool that could not be served did not close in order");
+            }
+            return Err(error);
+        }
+    };
+    let Front { server, attachments, copies, scrub, listeners, endpoints, socket } = front;
     let mut serving = tokio::task::JoinSet::new();
     for listener in listeners {
         let server = server.clone();
@@ -209,7 +209,6 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let handler = Arc::new(handler);
     let admin = tokio::spawn({
         let (handler, mut stopped) = (handler.clone(), stop.subscribe());
-        let socket = AdminServer::bind(config.dir())?;
         async move {
             let stopped = async move {
                 // A sender that is gone means the same.
@@ -281,15 +280,83 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     Err(open.reason_of_loss(lost).await)
 }
 
-async fn open_with_volumes(config: &Config, opening: Opening) -> Result<OpenPool> {
-    let open = open(config, opening).await?;
+/// What answers clients and people.
+struct Front {
+    server: Server<PoolExports>,
+    attachments: Arc<Attachments>,
+    copies: Arc<Copies>,
+    scrub: Arc<Scrub>,
+    listeners: Vec<Listener>,
+    endpoints: Vec<String>,
+    socket: AdminServer,
+}
+
+/// Takes every socket and device, and starts the jobs beside them. With an error, whether devices wait for the next
+/// daemon; nothing is left running then.
+async fn open_front(config: &Config, open: &OpenPool) -> std::result::Result<Front, (Error, bool)> {
+    let unused = |error| (error, false);
+    let claims = Arc::new(open_claims(config, open).map_err(unused)?);
+    let server = nbd_server(config, open, claims.clone()).map_err(unused)?;
+    let attachments = open_attachments(config, open, claims, server.clone()).map_err(unused)?;
+    let copies = Arc::new(open.copies().await.start().await);
+    let scrub = Arc::new(open.scrub().await.start().await);
+    let bound = async {
+        // Before NBD clients could take what was attached.
+        attachments.recover(|epoch| open.ownership.may_replay(epoch)).await?;
+        let names: Vec<String> =
+            open.pool.volumes().iter().map(|volume| volume.record().name).collect();
+        let nbd = &config.settings().nbd;
+        let sockets = (nbd.listen.as_deref().unwrap_or_default(), nbd.unix.as_deref());
+        let (listeners, endpoints) = listen(config, sockets, &names).await?;
+        Ok((listeners, endpoints, AdminServer::bind(config.dir())?))
+    };
+    match bound.await {
+        Ok((listeners, endpoints, socket)) => {
+            Ok(Front { server, attachments, copies, scrub, listeners, endpoints, socket })
+        }
+        Err(error) => {
+            let has_devices = attachments.has_users();
+            attachments.leave().await;
+            scrub.stop(false).await;
+            copies.stop().await;
+            Err((error, has_devices))
+        }
+    }
+}
+
+/// `None`: `stop` came first.
+async fn open_with_volumes(
+    config: &Config,
+    opening: Opening,
+    stop: impl Future<Output = ()>,
+) -> Result<Option<OpenPool>> {
+    let mut stop = std::pin::pin!(stop);
+    let opened = opening::open_until(config, opening, stop.as_mut()).await?;
+    let Some(open) = opened else { return Ok(None) };
+    let made = tokio::select! {
+        made = make_configured(config, &open) => made.map(|()| true),
+        () = stop => Ok(false),
+    };
+    match made {
+        Ok(true) => Ok(Some(open)),
+        Ok(false) => {
+            open.close_unserved().await;
+            Ok(None)
+        }
+        Err(error) => {
+            open.close_unserved().await;
+            Err(error)
+        }
+    }
+}
+
+async fn make_configured(config: &Config, open: &OpenPool) -> Result<()> {
     open.make_volumes().await?;
     // One that the store did not know was made anew just now: its clients of before see an empty one.
     if let Some(cause @ (StepBack::LostLog | StepBack::TakeOver)) = open.step_back {
         open.pool.note_step_back(cause, open.ownership.epoch()).await?;
     }
-    opening::settle_step_back(config.dir())?;
-    Ok(open)
+    opening::settle_step_back(config.dir())
 }
 
 /// Refuses what this daemon would wait for without an end.
@@ -322,8 +389,13 @@ pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
     let open = open(config, opening).await?;
     let is_known = |name: &str| open.pool.volume(name).is_some() || open.pool.is_removed(name);
     // One that is made anew by the next daemon has to say that it has stepped back, too.
-    if config.settings().volumes.iter().all(|wanted| is_known(&wanted.name)) {
-        opening::settle_step_back(config.dir())?;
+    let settled = match config.settings().volumes.iter().all(|wanted| is_known(&wanted.name)) {
+        true => opening::settle_step_back(config.dir()),
+        false => Ok(()),
+    };
+    if let Err(error) = settled {
+        open.close_unserved().await;
+        return Err(error);
     }
     let jobs = (open.copies().await, open.scrub().await);
     Ok(AdminPool::offline(open, jobs))
@@ -349,6 +421,7 @@ pub async fn fsck(config: &Config) -> Result<FsckInfo> {
 
 /// As [`fsck`], with a key ring that is open: what opened it may be gone or another by now.
 pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Result<FsckInfo> {
+    check_store_dir_exists(config)?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
     let Some(manifest) = crate::manifest::read(&store, key).await? else {
         let what = format!("check the pool in {}: it was never opened", store.url());

@@ -37,6 +37,21 @@ impl OpenPool {
         }
     }
 
+    /// Closes a pool whose opening has failed, or was stopped, after its jobs had begun. Where volumes may not have
+    /// said yet that they step back, it stays owned by this directory, which remembers that they have to.
+    pub(super) async fn close_unserved(self) {
+        let closed = match self.step_back {
+            Some(_) => self.pool.close().await.map(drop),
+            None => self.close().await,
+        };
+        if let Err(error) = closed {
+            tracing::warn!(
+                error = %error.chain(),
+                "a pool whose opening has failed did not close in order, and stays owned by this directory"
+            );
+        }
+    }
+
     /// As [`OpenPool::close`], and the pool is removed instead of released. Returns when.
     ///
     /// # Errors

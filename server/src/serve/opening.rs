@@ -4,6 +4,8 @@
 //! Invariants:
 //! - Order of opening: directory lock, store, keys, ownership, metadata, log. Each step refuses
 //!   before the next one changes anything.
+//! - An opening that fails, or is stopped, gives the pool back to who had it: before anything of it was written as it
+//!   was, and afterwards by an orderly stop.
 //! - A log that another owner has overtaken is never replayed: it is set aside, whole.
 //! - A log that was here and is gone is missed unless the pool was released since: it may hold writes
 //!   that nothing else does, and the pool does not open without it. Once somebody has given it up,
@@ -17,14 +19,18 @@ use crate::destage::{DestageOptions, ReclaimPace};
 use crate::keys::KeyRing;
 use crate::manifest::{NodeDir, Ownership, Terms};
 use crate::pool::{Pool, StepBack};
-use crate::restore;
+use crate::restore::{self, Restored};
 use crate::store::{Store, StoreOptions};
 use crate::volume_keys::VolumeKeyRing;
 use block::conditions::Report;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Epoch, Error, ErrorKind, Lsn, Result};
-use replication::{IoMode, Log, LogIdentity, LogNotes, LogOptions, SideFileId, SidesWanted};
+use replication::{
+    IoMode, Log, LogIdentity, LogNotes, LogOptions, Recovery, SideFileId, SidesWanted,
+};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 use tiering::cache::CacheOptions;
 use tiering::{AsideFile, OwnerCheck, ReclaimOptions, Tier, TierOptions};
@@ -37,6 +43,9 @@ const DEDUP_INDEX_PART: u64 = 8;
 /// How often compaction of the metadata is looked after in a local directory, where a look costs no request: with a small
 /// log commits come every few milliseconds, and wait for it. Chosen by hand.
 const LOCAL_POLL: Duration = Duration::from_millis(500);
+
+/// Longest that an opening which has failed waits for the metadata to close. Chosen by hand.
+const CLOSE_GRACE: Duration = Duration::from_secs(10);
 
 const LOG_MADE: &str = "log.made";
 /// How the write log stands, beside its own directory, which may be on another disk.
@@ -68,10 +77,20 @@ impl Opening {
 /// Opens the configured pool.
 ///
 /// # Errors
-/// Those of each step, saying what to do.
+/// Those of each step, saying what to do. Who had the pool before has it then as before.
 pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
+    let opened = open_until(config, opening, std::pin::pin!(std::future::pending())).await?;
+    Ok(opened.expect("nothing has stopped it"))
+}
+
+/// As [`open`], unless `stop` comes first: `None` then.
+pub(super) async fn open_until<S: Future<Output = ()>>(
+    config: &Config,
+    opening: Opening,
+    stop: Pin<&mut S>,
+) -> Result<Option<OpenPool>> {
     let (had_dir, had_store) = (config.dir().exists(), store_dir_exists(config)?);
-    let opened = open_pool(config, opening).await;
+    let opened = open_pool(config, opening, stop).await;
     if opened.is_err() {
         leave(config, had_dir, had_store);
     }
@@ -91,7 +110,66 @@ fn leave(config: &Config, had_dir: bool, had_store: bool) {
     }
 }
 
-async fn open_pool(config: &Config, opening: Opening) -> Result<OpenPool> {
+async fn open_pool<S: Future<Output = ()>>(
+    config: &Config,
+    opening: Opening,
+    mut stop: Pin<&mut S>,
+) -> Result<Option<OpenPool>> {
+    let prepared = tokio::select! {
+        prepared = prepare(config, opening) => prepared?,
+        () = &mut stop => return Ok(None),
+    };
+    // Not cut short: nobody would know what came of it.
+    let taken = prepared.take().await?;
+    let parts = tokio::select! {
+        parts = open_parts(config, &taken) => parts.map(Some),
+        () = &mut stop => Ok(None),
+    };
+    let started = match parts {
+        Ok(Some(parts)) => start(config, &taken, parts).map(Some),
+        Ok(None) => Ok(None),
+        Err(error) => Err(error),
+    };
+    let (pool, parts) = match started {
+        Ok(Some(started)) => started,
+        Ok(None) => {
+            taken.give_back().await;
+            return Ok(None);
+        }
+        Err(error) => {
+            taken.give_back().await;
+            return Err(error);
+        }
+    };
+    let is_heard = parts.is_heard;
+    let mut open = taken.into_open(config, pool, parts);
+    let settled = tokio::select! {
+        settled = settle(&mut open, is_heard) => settled.map(|()| true),
+        () = &mut stop => Ok(false),
+    };
+    match settled {
+        Ok(true) => Ok(Some(open)),
+        Ok(false) => {
+            open.close_unserved().await;
+            Ok(None)
+        }
+        Err(error) => {
+            open.close_unserved().await;
+            Err(error)
+        }
+    }
+}
+
+/// What is there before the pool is taken.
+struct Prepared<'a> {
+    config: &'a Config,
+    node: NodeDir,
+    store: Store,
+    keys: KeyRing,
+    terms: Terms,
+}
+
+async fn prepare(config: &Config, opening: Opening) -> Result<Prepared<'_>> {
     super::prepare_process();
     let dir = config.dir();
     if opening.makes_none() {
@@ -118,25 +196,115 @@ async fn open_pool(config: &Config, opening: Opening) -> Result<OpenPool> {
             KeyRing::open_or_create(&store, &config.key_source()).await?
         }
     };
-    let retention = config.settings().deleted_retention.duration();
     let terms = Terms {
         take_over: opening == Opening::TakeOver,
         restores: opening == Opening::Removed,
-        retention,
+        retention: config.settings().deleted_retention.duration(),
     };
-    let key = keys.newest().key.clone();
-    let name = &config.settings().name;
-    let owed = StepBackOwed::before(dir, terms)?;
-    let ownership = Ownership::acquire(&store, &node, &key, keys.pool(), name, terms).await;
-    let is_taken_over = owed.after(&ownership)?;
-    let ownership = ownership?;
-    if node.is_copy() {
-        leave_attachments(dir)?;
+    Ok(Prepared { config, node, store, keys, terms })
+}
+
+impl Prepared<'_> {
+    async fn take(self) -> Result<Taken> {
+        let Prepared { config, node, store, keys, terms } = self;
+        let key = keys.newest().key.clone();
+        let name = &config.settings().name;
+        let owed = StepBackOwed::before(config.dir(), terms)?;
+        let was_owed = owed.was_owed;
+        let taken = Ownership::acquire(&store, &node, &key, keys.pool(), name, terms).await;
+        let is_taken_over = owed.after(&taken);
+        let ownership = taken?;
+        let dir = config.dir().to_owned();
+        let taken =
+            Taken { node, dir, store, keys, key, ownership, was_owed, is_taken_over: false };
+        match is_taken_over {
+            Ok(is_taken_over) => Ok(Taken { is_taken_over, ..taken }),
+            Err(error) => {
+                taken.give_back().await;
+                Err(error)
+            }
+        }
     }
-    let own_store = store.clone();
-    let (store, mut restored) = restore::store_of(store, &key, keys.pool()).await?;
-    let pool = keys.pool().into_bytes();
-    let mut options = tier_options(config, &store, keys.pool(), &key, ownership.epoch());
+}
+
+/// A pool that is owned, and of which nothing was written yet.
+struct Taken {
+    node: NodeDir,
+    dir: PathBuf,
+    store: Store,
+    keys: KeyRing,
+    key: PoolKey,
+    ownership: Ownership,
+    /// An earlier take-over owes that volumes step back.
+    was_owed: bool,
+    is_taken_over: bool,
+}
+
+/// What an open pool is made of, before its jobs run.
+struct Parts {
+    tier: Tier,
+    volume_keys: VolumeKeyRing,
+    log: Log,
+    recovery: Recovery,
+    restored: Option<Restored>,
+    conditions: Conditions,
+    is_log_lost: bool,
+    /// The store had a note that the log has failed.
+    is_heard: bool,
+}
+
+/// The same, of a pool whose jobs run.
+struct Opened {
+    recovery: Recovery,
+    restored: Option<Restored>,
+    conditions: Conditions,
+    step_back: Option<StepBack>,
+    is_heard: bool,
+}
+
+impl Taken {
+    /// The opening has failed. What keeps the pool from being given back is said.
+    async fn give_back(&self) {
+        let given_back = match self.ownership.give_back(&self.node).await {
+            Ok(true) if self.is_taken_over && !self.was_owed => remove_mark(&self.dir, TAKEN_OVER),
+            Ok(_) => return,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = given_back {
+            tracing::warn!(
+                error = %error.chain(),
+                "could not give the pool back after an opening that failed: it may count as open in this \
+                 directory; open it from here once the cause is gone"
+            );
+        }
+    }
+
+    fn into_open(self, config: &Config, pool: Arc<Pool>, opened: Opened) -> OpenPool {
+        let Opened { recovery, restored, conditions, step_back, is_heard: _ } = opened;
+        OpenPool {
+            pool,
+            step_back,
+            keys: tokio::sync::Mutex::new(self.keys),
+            ownership: self.ownership,
+            config: config.clone(),
+            conditions,
+            recovery,
+            node: self.node,
+            store: self.store,
+            is_whole: watch::Sender::new(restored.as_ref().is_none_or(|one| one.origin.is_whole)),
+            restored,
+        }
+    }
+}
+
+/// Opens metadata and log.
+async fn open_parts(config: &Config, taken: &Taken) -> Result<Parts> {
+    let (ownership, keys, key) = (&taken.ownership, &taken.keys, &taken.key);
+    if taken.node.is_copy() {
+        leave_attachments(&taken.dir)?;
+    }
+    let (store, restored) = restore::store_of(taken.store.clone(), key, keys.pool()).await?;
+    let mut options = tier_options(config, &store, keys.pool(), key, ownership.epoch());
     options.background = Some(crate::background::lane()?);
     let conditions = Conditions::default();
     conditions.observe(crate::conditions::log);
@@ -147,37 +315,78 @@ async fn open_pool(config: &Config, opening: Opening) -> Result<OpenPool> {
         let owner = owner.clone();
         Box::pin(async move { owner.check().await })
     }));
-    let volume_keys = VolumeKeyRing::open(&own_store, &key, keys.pool(), ownership.epoch()).await?;
+    let volume_keys =
+        VolumeKeyRing::open(&taken.store, key, keys.pool(), ownership.epoch()).await?;
     options.volume_keys = volume_keys.table().clone();
-    options.left_out = restored.as_ref().and_then(restore::Restored::left_out);
+    options.left_out = restored.as_ref().and_then(Restored::left_out);
     let tier = Tier::open(options).await?;
-    if let Some(restored) = &restored {
-        restored.keep_apart(&tier);
+    let opened = open_log(config, taken, (&tier, restored.as_ref())).await;
+    match opened {
+        Ok(LogFound { log, recovery, is_log_lost, is_heard }) => Ok(Parts {
+            tier,
+            volume_keys,
+            log,
+            recovery,
+            restored,
+            conditions,
+            is_log_lost,
+            is_heard,
+        }),
+        Err(error) => {
+            // Its jobs write to the store.
+            if let Ok(Err(closing)) = tokio::time::timeout(CLOSE_GRACE, tier.close()).await {
+                tracing::debug!(error = %closing.chain(), "a tier that is no longer wanted did not close");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The log of a directory.
+struct LogFound {
+    log: Log,
+    recovery: Recovery,
+    /// The one before it was lost.
+    is_log_lost: bool,
+    /// The store had a note that it has failed.
+    is_heard: bool,
+}
+
+/// Opens the log of the directory.
+async fn open_log(
+    config: &Config,
+    taken: &Taken,
+    (tier, restored): (&Tier, Option<&Restored>),
+) -> Result<LogFound> {
+    let Taken { node, dir, store, keys, key, ownership, .. } = taken;
+    if let Some(restored) = restored {
+        restored.keep_apart(tier);
     }
     // After it: where nothing is known, the higher bound is this one's.
-    crate::scrub::keep_from_bad(&tier, &own_store, &key, keys.pool()).await;
+    crate::scrub::keep_from_bad(tier, store, key, keys.pool()).await;
     let log_dir = dir.join("log");
-    set_aside_if_overtaken(&log_dir, &ownership, &node)?;
-    let is_log_lost = check_log_is_there(dir, &log_dir, &ownership, &node, tier.destaged_lsn())?;
+    set_aside_if_overtaken(&log_dir, ownership, node)?;
+    let is_log_lost = check_log_is_there(dir, &log_dir, ownership, node, tier.destaged_lsn())?;
     if is_log_lost {
         make_mark(dir, LOG_LOST)?;
     }
     let identity = LogIdentity {
-        pool,
+        pool: keys.pool().into_bytes(),
         epoch: ownership.epoch(),
         boot_id: LogIdentity::kernel_boot_id()?,
         served_epoch: node.epoch(),
     };
     let (options, destaged) = (log_options(config), tier.destaged_lsn());
     let log_key = key.clone();
-    let sides = sides_wanted(&tier);
+    let sides = sides_wanted(tier);
     let advice = giving_up_the_log(dir, &log_dir);
-    let heard = failed_log::heard(&own_store, &node).await;
+    let heard = failed_log::heard(store, node).await;
     let is_heard = heard.is_some();
     let notes = LogNotes { beside: vec![dir.join(LOG_STATE)], heard: heard.into_iter().collect() };
     let opened = tokio::task::spawn_blocking(move || {
         Log::open_noted(&log_dir, identity, log_key, options, destaged, &sides, &notes)
     });
+    let name = &config.settings().name;
     let (log, recovery) = opened
         .await
         .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))?
@@ -186,10 +395,25 @@ async fn open_pool(config: &Config, opening: Opening) -> Result<OpenPool> {
             true => error.context(format!("pool {name} does not open with this log. {advice}")),
             false => error,
         })?;
-    ownership.settle(&node)?;
     store.clean_unfinished(tiering::segment::FOLDER);
     make_mark(dir, LOG_MADE)?;
     report_recovery(&recovery);
+    Ok(LogFound { log, recovery, is_log_lost, is_heard })
+}
+
+/// Notes that the directory holds the pool, and starts its jobs.
+fn start(config: &Config, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>, Opened)> {
+    let Parts {
+        tier,
+        volume_keys,
+        log,
+        recovery,
+        restored,
+        conditions,
+        is_log_lost,
+        is_heard,
+    } = parts;
+    taken.ownership.settle(&taken.node)?;
     crate::conditions::show_recovery(&conditions, &recovery);
     let reclaim = &config.settings().reclaim;
     let destage = DestageOptions {
@@ -200,42 +424,36 @@ async fn open_pool(config: &Config, opening: Opening) -> Result<OpenPool> {
         },
         ..DestageOptions::default()
     };
+    let retention = config.settings().deleted_retention.duration();
     let pool = Pool::start(log, (tier, volume_keys), destage, retention, &recovery.missing_sides)?;
     let newest_stamp = pool.newest_stamp(crate::units::unix_seconds_now());
-    pool.set_clock(ProvenClock::open(dir, newest_stamp, conditions.clone()));
+    pool.set_clock(ProvenClock::open(&taken.dir, newest_stamp, conditions.clone()));
     let step_back = match () {
-        () if is_taken_over => Some(StepBack::TakeOver),
+        () if taken.is_taken_over => Some(StepBack::TakeOver),
         () if is_log_lost => Some(StepBack::LostLog),
         () => recovery.tail_loss.map(StepBack::from),
     };
-    if let Some(cause) = step_back {
-        pool.note_step_back(cause, ownership.epoch()).await?;
+    Ok((pool, Opened { recovery, restored, conditions, step_back, is_heard }))
+}
+
+/// What a pool has to say and to be before anything of it is served.
+async fn settle(open: &mut OpenPool, is_heard: bool) -> Result<()> {
+    if let Some(cause) = open.step_back {
+        open.pool.note_step_back(cause, open.ownership.epoch()).await?;
     }
     if is_heard {
-        failed_log::forget(&own_store, &node).await;
+        failed_log::forget(&open.store, &open.node).await;
     }
-    if let Some(restored) = &mut restored {
-        restore::apply_choice(restored, &pool, &own_store, &key).await?;
+    let key = open.keys.get_mut().newest().key.clone();
+    if let Some(restored) = &mut open.restored {
+        restore::apply_choice(restored, &open.pool, &open.store, &key).await?;
         // It knows the volumes that are made from here on.
-        pool.tier().set_left_out(restored.left_out());
+        open.pool.tier().set_left_out(restored.left_out());
     }
-    let open = OpenPool {
-        pool,
-        step_back,
-        keys: tokio::sync::Mutex::new(keys),
-        ownership,
-        config: config.clone(),
-        conditions,
-        recovery,
-        node,
-        store: own_store,
-        is_whole: watch::Sender::new(restored.as_ref().is_none_or(|one| one.origin.is_whole)),
-        restored,
-    };
-    crate::conditions::show_recovery_key(&open.conditions, open.keys.lock().await.has_recovery());
-    show_descriptors(&open);
-    Lookout::new(&open).look(&open);
-    Ok(open)
+    crate::conditions::show_recovery_key(&open.conditions, open.keys.get_mut().has_recovery());
+    show_descriptors(open);
+    Lookout::new(open).look(open);
+    Ok(())
 }
 
 /// Its subject is not the cache's directory, which the cache itself has.

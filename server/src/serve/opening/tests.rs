@@ -432,3 +432,81 @@ async fn a_scrub_whose_record_cannot_be_read_is_a_condition() {
     drop(scrub);
     pool.close().await.unwrap();
 }
+
+/// An opening from `b` that fails in the metadata, which the store has lost for a while.
+async fn fails_without_metadata(place: &Path, b: &Config, opening: Opening) {
+    let (metadata, away) = (place.join("store/metadata"), place.join("away"));
+    std::fs::rename(&metadata, &away).unwrap();
+    let error = open(b, opening).await.err().expect("the metadata is gone");
+    says(&error, &["no metadata that names them", "Bring them back"]);
+    assert!(!metadata.exists(), "nothing was made in its place");
+    std::fs::rename(&away, &metadata).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_opening_elsewhere_leaves_the_pool_to_the_directory_that_closed_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (a, b) = (config(place.path(), "a"), config(place.path(), "b"));
+    let pool = made(&a).await;
+    write_flushed(&pool, b"kept").await;
+    pool.close().await.unwrap();
+    for _ in 0..2 {
+        fails_without_metadata(place.path(), &b, Opening::OrNew).await;
+        // From either one.
+        fails_without_metadata(place.path(), &a, Opening::OrNew).await;
+    }
+    for config in [&a, &b, &a] {
+        let pool = open(config, Opening::OrNew).await.unwrap();
+        let mut bytes = [0; 4];
+        pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"kept");
+        assert!(!is_stepped_back(&pool));
+        pool.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_take_over_loses_nothing_of_the_log_of_a_crashed_owner() {
+    let place = tempfile::tempdir().unwrap();
+    let (a, b) = (config(place.path(), "a"), config(place.path(), "b"));
+    let pool = made(&a).await;
+    write_flushed(&pool, b"stored").await;
+    pool.close().await.unwrap();
+    let pool = open(&a, Opening::OrNew).await.unwrap();
+    write_flushed(&pool, b"in log").await;
+    crash(pool).await;
+    fails_without_metadata(place.path(), &b, Opening::TakeOver).await;
+    // Nobody else is let in without a take-over.
+    let refused = open(&b, Opening::OrNew).await.err().expect("it is open on the other one");
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{}", refused.chain());
+    let pool = open(&a, Opening::OrNew).await.unwrap();
+    let mut bytes = [0; 6];
+    pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"in log");
+    assert!(!is_stepped_back(&pool));
+    pool.close().await.unwrap();
+    // And the one that failed owes nothing.
+    let pool = open(&b, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn opening_that_is_stopped_at_any_moment_leaves_the_pool_to_others() {
+    let place = tempfile::tempdir().unwrap();
+    let (a, b) = (config(place.path(), "a"), config(place.path(), "b"));
+    made(&a).await.close().await.unwrap();
+    // After so many turns of the opening's task the stop comes.
+    for turn_count in [0, 1, 2, 4, 8, 16, 32, 64, 128] {
+        let stop = async {
+            for _ in 0..turn_count {
+                tokio::task::yield_now().await;
+            }
+        };
+        match open_until(&b, Opening::OrNew, std::pin::pin!(stop)).await.unwrap() {
+            Some(pool) => pool.close().await.unwrap(),
+            None => {}
+        }
+        open(&a, Opening::OrNew).await.unwrap().close().await.unwrap();
+    }
+}
