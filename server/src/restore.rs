@@ -145,7 +145,7 @@ pub(crate) async fn store_of(
     if origin.is_whole {
         return Ok((store, Some(Restored { origin, objects: None, progress: Arc::default() })));
     }
-    let target = Target::open(&origin.url, origin.env_prefix.as_deref()).await?;
+    let target = Target::awaited(&origin.url, origin.env_prefix.as_deref())?;
     let (view, witness) = (target.view(&origin.state).bulk(), ObjectPath::from(WITNESS));
     let objects = RestoredStore::new(store.bulk(), view, witness, origin.next_segment);
     let objects = Arc::new(objects);

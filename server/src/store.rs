@@ -110,6 +110,24 @@ impl Store {
         })
     }
 
+    /// As [`Store::open_as`], for a store that exists and may be away: a directory is not made. Requests to one
+    /// that is not there fail, and are carried out once it is.
+    ///
+    /// # Errors
+    /// As [`Store::open_as`].
+    pub(crate) fn await_as(
+        url: &str,
+        options: &StoreOptions,
+        env_prefix: Option<&str>,
+    ) -> Result<Store> {
+        let Some(dir) = Store::dir_of(url)? else {
+            return Store::open_as(url, options, env_prefix);
+        };
+        let objects: Arc<dyn ObjectStore> = Arc::new(awaited::AwaitedDirectory::new(dir.clone()));
+        let (bulk, control) = (Arc::clone(&objects), objects);
+        Ok(Store { url: url.to_owned(), bulk, control, local_dir: Some(dir) })
+    }
+
     /// The directory of a store that is one.
     ///
     /// # Errors
@@ -663,6 +681,7 @@ fn is_loopback(authority: &str) -> bool {
         || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
+mod awaited;
 mod direct;
 mod probe;
 #[cfg(test)]

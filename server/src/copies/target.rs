@@ -264,6 +264,17 @@ impl Target {
         Ok(Target { url: url.to_owned(), outer, store, pins_seen: Arc::default() })
     }
 
+    /// As [`Target::existing`], for one that may be away for now. Nothing is sent or looked at.
+    ///
+    /// # Errors
+    /// Those of the URL and of settings.
+    pub(crate) fn awaited(url: &str, env_prefix: Option<&str>) -> Result<Target> {
+        let options = StoreOptions::default();
+        let outer = Store::await_as(url, &options, env_prefix)?;
+        let store = Store::await_as(&below(url, FOLDER), &options, env_prefix)?;
+        Ok(Target { url: url.to_owned(), outer, store, pins_seen: Arc::default() })
+    }
+
     fn existing_now(url: &str, env_prefix: Option<&str>) -> Result<Target> {
         if let Some(dir) = Store::dir_of(&below(url, FOLDER))?
             && !dir.is_dir()
