@@ -403,16 +403,8 @@ async fn open_log(
 
 /// Notes that the directory holds the pool, and starts its jobs.
 fn start(config: &Config, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>, Opened)> {
-    let Parts {
-        tier,
-        volume_keys,
-        log,
-        recovery,
-        restored,
-        conditions,
-        is_log_lost,
-        is_heard,
-    } = parts;
+    let Parts { tier, volume_keys, log, recovery, restored, conditions, is_log_lost, is_heard } =
+        parts;
     taken.ownership.settle(&taken.node)?;
     crate::conditions::show_recovery(&conditions, &recovery);
     let reclaim = &config.settings().reclaim;
