@@ -9,9 +9,9 @@
 //! microseconds, so an async caller pushes from a thread that may block.
 
 use super::format::{
-    BLOCK_COUNT_MAX, Codec, DIRECTORY_NONCE, DirectoryEntry, ENTRY_BYTES, FOOTER_BYTES,
-    FRAME_BYTES_MAX, FRAME_COUNT_MAX, FRAME_HEADER_BYTES, Footer, FrameHeader, KEY_PURPOSE,
-    SEGMENT_BYTES_MAX, SegmentHeader, frame_aad, frame_crc,
+    BLOCK_COUNT_MAX, Codec, DIRECTORY_NONCE, DirectoryEntry, ENTRY_BYTES, ERASURE_NONE,
+    FOOTER_BYTES, FRAME_BYTES_MAX, FRAME_COUNT_MAX, FRAME_HEADER_BYTES, Footer, FrameHeader,
+    KEY_PURPOSE, SEGMENT_BYTES_MAX, SegmentHeader, frame_aad, frame_crc,
 };
 use super::read::directory_aad;
 use super::{FrameAt, SegmentId, SegmentInfo, SegmentNumber};
@@ -282,7 +282,7 @@ fn header_of(seed: &SegmentSeed) -> SegmentHeader {
         id: seed.id,
         algorithm: seed.algorithm,
         key: seed.key,
-        erasure_codec: 0,
+        erasure_codec: ERASURE_NONE,
         features_compatible: 0,
         features_read_only: 0,
     }

@@ -41,6 +41,8 @@ pub const HEADER_BYTES: usize = 96;
 const MAGIC: [u8; 8] = *b"SPDLSEGM"; // [u8; 8]
 const AT_VERSION: usize = 8; //         u16
 const AT_ALGORITHM: usize = 10; //      u8, `block::seal::Algorithm`
+/// The one erasure code that this version knows: the object is whole.
+pub const ERASURE_NONE: u8 = 0;
 const AT_ERASURE: usize = 11; //        u8, erasure code of its fragments: 0 = whole object
 const AT_ZERO: usize = 12; //           u32, 0
 const AT_COMPATIBLE: usize = 16; //     u64, feature bits that a reader and a writer may ignore
@@ -195,6 +197,10 @@ impl SegmentHeader {
         if incompatible & !FEATURES_KNOWN != 0 {
             return Err(SegmentError::Features(incompatible & !FEATURES_KNOWN));
         }
+        let erasure = read_u8(bytes, AT_ERASURE)?;
+        if erasure != ERASURE_NONE {
+            return Err(SegmentError::Erasure(erasure));
+        }
         let algorithm = read_u8(bytes, AT_ALGORITHM)?;
         let header = SegmentHeader {
             pool: read_array(bytes, AT_POOL)?,
@@ -203,7 +209,7 @@ impl SegmentHeader {
             id: read_array(bytes, AT_ID)?,
             algorithm: Algorithm::from_u8(algorithm).ok_or(SegmentError::Field("algorithm"))?,
             key: KeyId(read_u32(bytes, AT_KEY)?),
-            erasure_codec: read_u8(bytes, AT_ERASURE)?,
+            erasure_codec: erasure,
             features_compatible: read_u64(bytes, AT_COMPATIBLE)?,
             features_read_only: read_u64(bytes, AT_READ_ONLY)?,
         };

@@ -159,6 +159,9 @@ pub enum SegmentError {
     /// Uses a feature that this version must know in order to read it.
     #[error("it needs features {0:#x}, which this release does not have")]
     Features(u64),
+    /// Cut into fragments by a code that this version does not know.
+    #[error("erasure code {0} is not known to this release")]
+    Erasure(u8),
     /// Compressed by something that this version does not know.
     #[error("codec {0} is not known to this release")]
     Codec(u8),
@@ -183,7 +186,7 @@ impl SegmentError {
     /// A later release could read it; no byte is wrong.
     #[must_use]
     pub fn is_unsupported(self) -> bool {
-        matches!(self, Self::Version(_) | Self::Features(_) | Self::Codec(_))
+        matches!(self, Self::Version(_) | Self::Features(_) | Self::Codec(_) | Self::Erasure(_))
     }
 
     /// As the error that crosses the package's border. `what` is verb + object.

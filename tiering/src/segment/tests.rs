@@ -211,6 +211,10 @@ fn unknown_versions_and_features_are_named_not_guessed() {
     assert_eq!(with(8, 2), Err(SegmentError::Version(2)));
     assert_eq!(with(32, 4), Err(SegmentError::Features(4)));
     assert_eq!(with(10, 77), Err(SegmentError::Field("algorithm")));
+    for code in [1, 0x80, 0xff] {
+        assert_eq!(with(11, code), Err(SegmentError::Erasure(code)));
+        assert!(SegmentError::Erasure(code).is_unsupported(), "no byte is wrong");
+    }
     assert_eq!(with(16, 4).unwrap().features_compatible, 4);
     assert_eq!(with(24, 4).unwrap().features_read_only, 4);
 }
