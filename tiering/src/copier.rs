@@ -286,7 +286,7 @@ impl Copier {
         let hold = self.inner.orphans.hold();
         let options =
             DatabaseOptions { cache_bytes: CACHE_BYTES, ..self.inner.options.database.clone() };
-        let db = Arc::new(Database::read_only(self.inner.store.clone(), &options).await?);
+        let db = Arc::new(Database::read_pinned(self.inner.store.clone(), &options).await?);
         let done = self.pass_over(&db, &hold).await;
         self.progress.set_pass(0, 0);
         if let Err(error) = db.close().await {

@@ -31,8 +31,8 @@ const STEP: usize = 512;
 /// Directories kept in memory, in bytes.
 const DIRECTORY_BYTES: usize = 64 << 20;
 
-/// Newer states of the metadata that one check turns to. Chosen by hand: a state is kept for hours
-/// after it was compacted.
+/// Newer states of the metadata that one check turns to, where the store lets no checkpoint be made of the one that is
+/// read. Chosen by hand: each of them stays for a quarter of an hour at least.
 const REFRESHES_MAX: u32 = 8;
 
 /// Differences that are described; the others are counted.
@@ -143,8 +143,8 @@ impl Inner {
         if let Some(left_out) = &*self.left_out.read() {
             check.needing = self.map.layers().needed_by(&left_out.volumes, false);
         }
-        // The pages first: the state that they are compared in is kept for hours, reading all frames
-        // may take days.
+        // The pages first: where the state that they are compared in is not kept, it stays for some minutes only, and
+        // reading all frames may take days.
         while let Err(error) = check.check_map().await {
             check.refresh(error).await?;
         }
@@ -191,7 +191,7 @@ impl Check<'_> {
         self.refreshes_left = left;
         tracing::info!(left, "the metadata was compacted meanwhile, reading its newest state");
         let options = &inner.options;
-        let db = Database::read_only(options.store.clone(), &options.database).await?;
+        let db = Database::read_pinned(options.store.clone(), &options.database).await?;
         let old = inner.map.db();
         inner.map.refresh(Arc::new(db), &inner.pool_key).await?;
         close_reader(&old).await;
@@ -205,10 +205,13 @@ impl Check<'_> {
             return Ok(false); // nobody else changes it, and this process waits for us
         }
         let number = record.info.number.0;
-        if let Some(newer) = &self.newer
-            && inner.map.segment_in(newer, number).await? != Some(*record)
-        {
-            return Ok(true);
+        if let Some(newer) = &self.newer {
+            match inner.map.segment_in(newer, number).await {
+                Ok(found) if found != Some(*record) => return Ok(true),
+                // It was read for a moment only, and may be compacted away by now.
+                Err(error) if !newer.is_stale() => return Err(error),
+                _ => {}
+            }
         }
         let newest =
             Database::read_only(inner.options.store.clone(), &inner.options.database).await?;

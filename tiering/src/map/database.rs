@@ -5,12 +5,14 @@
 //!   its memtable was flushed. One write batch is in one memtable, so a commit is all or nothing.
 //! - Its memory is bounded by [`DatabaseOptions`]: memtables, block cache, compaction buffers.
 //! - The store failing for a while is waited out, never an error; a fenced writer is `Fenced`.
+//! - A state that is read for long is kept by a checkpoint: see [`super::pinned`].
 //! - What waiting does not mend ends the database for good: an object that is gone or was written by
 //!   somebody else or is too short, an operation that the store refuses as unknown, a table that does
 //!   not verify, a panic, in any of its background tasks. Everything fails with `Unavailable` from then on, whatever
 //!   the cause was, because another handle may do better; `tier::keep` opens one.
 
-use super::forward::ForwardClock;
+use super::forward::{ClockShift, ForwardClock};
+use super::pinned::Pin;
 use super::view::state_view;
 use crate::listing;
 use crate::watched::Shorter;
@@ -19,6 +21,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::ObjectStore;
 use object_store::path::Path;
+use parking_lot::Mutex;
 use slatedb::config::{
     CloseOptions, CompactionWorkerOptions, CompactorOptions, DbReaderOptions, FlushOptions,
     FlushType, GarbageCollectorDirectoryOptions, GarbageCollectorOptions, Settings,
@@ -69,13 +72,14 @@ pub struct DatabaseOptions {
     /// How often the manifest is read to notice compactions and a fence, and how often the compactor
     /// looks for work. Each look is a request to the store.
     pub poll_interval: Duration,
-    /// Age before an unreferenced table is deleted. Hours, so that a paused owner, reader or
-    /// compactor of the past finds what it needs or fails on the manifest.
+    /// Age from which an unreferenced table is deleted. It is the table's own age: one that is replaced when it is older is
+    /// there for 15 minutes more, by a checkpoint of the compaction. Hours, so that what a compactor or owner of the past
+    /// is just writing is left alone. Whoever reads an earlier state makes a checkpoint of it.
     pub garbage_age: Duration,
     /// The store can replace an object only if it is unchanged (a local directory cannot).
     pub has_conditional_update: bool,
     /// How far the machine's clock is ahead, in tests.
-    pub(crate) clock_ahead: Duration,
+    pub(crate) clock: ClockShift,
 }
 
 impl Default for DatabaseOptions {
@@ -85,7 +89,7 @@ impl Default for DatabaseOptions {
             poll_interval: Duration::from_secs(2),
             garbage_age: Duration::from_secs(2 * 3600),
             has_conditional_update: true,
-            clock_ahead: Duration::ZERO,
+            clock: ClockShift::default(),
         }
     }
 }
@@ -201,13 +205,17 @@ fn block_cache(options: &DatabaseOptions) -> Arc<dyn DbCache> {
 pub enum Database {
     /// Its one writer.
     Owner(Box<Db>),
-    /// A reader of the state that it found; writes nothing at all to the store.
-    Reader(Box<DbReader>, Stale),
+    /// A reader of the state that it found; writes nothing to the store but the checkpoint that keeps it.
+    Reader(Box<DbReader>, Keeping),
 }
 
-/// A table that a reader needs was compacted away since it was opened.
-#[derive(Debug, Default)]
-pub struct Stale(AtomicBool);
+/// What keeps the state of a reader.
+#[derive(Default)]
+pub struct Keeping {
+    /// A table that the reader needs was compacted away since it was opened.
+    is_stale: AtomicBool,
+    pin: Mutex<Option<Pin>>,
+}
 
 /// The objects of one state of the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -295,7 +303,8 @@ impl Database {
     ) -> block::Result<Database> {
         let not_before = seen.map(|seen| seen.clock_tick);
         let level_0_count = seen.map_or(0, |seen| seen.level_0_count);
-        let clock = ForwardClock::new(not_before, options.clock_ahead);
+        let clock = ForwardClock::new(not_before, options.clock.clone());
+        clock.tell();
         let mut builder = Db::builder(FOLDER, store)
             .with_settings(settings(options, clock.ahead(), level_0_count))
             .with_system_clock(Arc::new(clock))
@@ -308,7 +317,7 @@ impl Database {
         Ok(Database::Owner(Box::new(db)))
     }
 
-    /// Opens an existing database for reading.
+    /// Opens an existing database for reading, for a short look: what it shows may be compacted away after 15 minutes.
     ///
     /// # Errors
     /// As [`Database::open`]; `Corrupt` when there is none.
@@ -316,10 +325,58 @@ impl Database {
         store: Arc<dyn ObjectStore>,
         options: &DatabaseOptions,
     ) -> block::Result<Database> {
-        // The reader looks for a newer state at once and from time to time; it is to show the one that it was opened
-        // with, for the hours that garbage lives. Who needs longer opens another one.
         let newest = newest_manifest(&store).await?;
-        let store = state_view(store, newest);
+        Self::read_state(store, options, newest).await
+    }
+
+    /// As [`Database::read_only`], for as long as it takes: a checkpoint in the store keeps what it shows until it is closed.
+    /// Without that where the store refuses to be written to: then something else keeps it, or it may become stale.
+    ///
+    /// # Errors
+    /// As [`Database::read_only`].
+    pub async fn read_pinned(
+        store: Arc<dyn ObjectStore>,
+        options: &DatabaseOptions,
+    ) -> block::Result<Database> {
+        let first = Self::read_only(store.clone(), options).await?;
+        let clock = ForwardClock::new(Some(first.seen().clock_tick), options.clock.clone());
+        let (pin, manifest) = match Pin::newest(store.clone(), clock).await {
+            Ok(made) => made,
+            Err(error) => {
+                // A copy has pins of its own.
+                if error.kind() != ErrorKind::Denied {
+                    tracing::info!(
+                        error = %error.chain(),
+                        "could not keep the state of the metadata that is read: what takes longer than 15 minutes may \
+                         have to turn to a newer one"
+                    );
+                }
+                return Ok(first);
+            }
+        };
+        if let Err(error) = first.close().await {
+            tracing::debug!(error = %error.chain(), "a reader that is no longer wanted");
+        }
+        match Self::read_state(store, options, manifest).await {
+            Ok(Database::Reader(reader, keeping)) => {
+                *keeping.pin.lock() = Some(pin);
+                Ok(Database::Reader(reader, keeping))
+            }
+            other => {
+                pin.end().await;
+                other
+            }
+        }
+    }
+
+    async fn read_state(
+        store: Arc<dyn ObjectStore>,
+        options: &DatabaseOptions,
+        manifest: u64,
+    ) -> block::Result<Database> {
+        // The reader looks for a newer state at once and from time to time; it is to show the one that it was opened
+        // with.
+        let store = state_view(store, manifest);
         let reader = DbReader::builder(FOLDER, store)
             .with_reader_mode(DbReaderMode::FollowLatest)
             .with_options(DbReaderOptions {
@@ -332,7 +389,7 @@ impl Database {
             .build()
             .await
             .map_err(|cause| error("open metadata database for reading", cause))?;
-        Ok(Database::Reader(Box::new(reader), Stale::default()))
+        Ok(Database::Reader(Box::new(reader), Keeping::default()))
     }
 
     /// What another opening has to know of this state.
@@ -416,9 +473,26 @@ impl Database {
     pub async fn close(&self) -> block::Result<()> {
         let closed = match self {
             Database::Owner(db) => db.close().await,
-            Database::Reader(reader, _) => reader.close().await,
+            Database::Reader(reader, keeping) => {
+                let closed = reader.close().await;
+                let pin = keeping.pin.lock().take();
+                if let Some(pin) = pin {
+                    pin.end().await;
+                }
+                closed
+            }
         };
         closed.map_err(|cause| error("close metadata database", cause))
+    }
+
+    /// Renews what keeps the state, if it is time.
+    #[cfg(test)]
+    pub(crate) async fn keep_on(&self) {
+        let Database::Reader(_, keeping) = self else { return };
+        let renewed = keeping.pin.lock().as_ref().map(Pin::renew_if_due);
+        if let Some(renewed) = renewed {
+            renewed.await.expect("the store of the test takes it");
+        }
     }
 
     /// As [`Database::close`] for a database that is given up: what is not durable stays so.
@@ -428,7 +502,7 @@ impl Database {
     pub async fn abandon(&self) -> block::Result<()> {
         let closed = match self {
             Database::Owner(db) => db.close_with_options(CloseOptions { flush_type: None }).await,
-            Database::Reader(reader, _) => reader.close().await,
+            Database::Reader(..) => return self.close().await,
         };
         closed.map_err(|cause| error("close metadata database", cause))
     }
@@ -452,7 +526,7 @@ impl Database {
     /// A reader found that what it reads is gone: only a newer state can still be read.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        matches!(self, Database::Reader(_, stale) if stale.0.load(Ordering::Relaxed))
+        matches!(self, Database::Reader(_, keeping) if keeping.is_stale.load(Ordering::Relaxed))
     }
 
     /// Why it has ended, if another owner has fenced it.
@@ -481,10 +555,10 @@ impl Database {
     /// because of that.
     #[must_use]
     pub fn failed(&self, doing: impl Into<String>, cause: slatedb::Error) -> Error {
-        if let Database::Reader(_, stale) = self
+        if let Database::Reader(_, keeping) = self
             && is_object_missing(&cause)
         {
-            stale.0.store(true, Ordering::Relaxed);
+            keeping.is_stale.store(true, Ordering::Relaxed);
             return Error::with_source(ErrorKind::Unavailable, doing, cause)
                 .context("the metadata was compacted since it was opened for reading");
         }
@@ -519,6 +593,11 @@ fn store_error(cause: &slatedb::Error) -> Option<&object_store::Error> {
 /// The store has said that an object does not exist.
 fn is_object_missing(cause: &slatedb::Error) -> bool {
     matches!(store_error(cause), Some(object_store::Error::NotFound { .. }))
+}
+
+/// The store has said that it is not to be written to.
+pub(super) fn is_refused(cause: &slatedb::Error) -> bool {
+    matches!(store_error(cause), Some(object_store::Error::PermissionDenied { .. }))
 }
 
 /// An object of the database is too short.

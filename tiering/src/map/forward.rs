@@ -12,9 +12,11 @@
 //!   be longer by as much as this clock is ahead.
 
 use chrono::{DateTime, Utc};
+use parking_lot::Mutex;
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The database waits for a clock that is behind by less. Source: slatedb 0.18 `clock.rs`, which waits for
@@ -27,12 +29,29 @@ const MARGIN: Duration = Duration::from_secs(60);
 /// age of garbage.
 const CORRECTED_MAX: Duration = Duration::from_secs(60);
 
+/// How far the clocks of a test are ahead of the machine's, by now. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClockShift(Arc<Mutex<Duration>>);
+
+impl ClockShift {
+    fn get(&self) -> Duration {
+        *self.0.lock()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn advance(&self, by: Duration) {
+        *self.0.lock() += by;
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct ForwardClock {
     inner: DefaultSystemClock,
     begun: (DateTime<Utc>, Instant),
+    behind: Duration,
     ahead: Duration,
+    shift: ClockShift,
 }
 
 /// What is shown of a clock that showed `begun` when this began, that long ago.
@@ -41,33 +60,39 @@ fn shown(wall: DateTime<Utc>, begun: DateTime<Utc>, passed: Duration) -> DateTim
 }
 
 impl ForwardClock {
-    /// It shows more than `not_before`, in milliseconds since 1970, and is `ahead` in tests.
-    pub(super) fn new(not_before: Option<i64>, ahead: Duration) -> ForwardClock {
+    /// It shows more than `not_before`, in milliseconds since 1970, and is ahead by `shift` in tests.
+    pub(super) fn new(not_before: Option<i64>, shift: ClockShift) -> ForwardClock {
         let inner = DefaultSystemClock::new();
         let behind = not_before.unwrap_or(i64::MIN).saturating_sub(inner.now().timestamp_millis());
         let behind = u64::try_from(behind).map_or(Duration::ZERO, Duration::from_millis);
-        let mut ahead = ahead;
-        if behind > BEHIND_MAX {
+        let ahead = match behind > BEHIND_MAX {
+            true => behind + MARGIN,
+            false => Duration::ZERO,
+        };
+        let begun = (inner.now(), Instant::now());
+        ForwardClock { inner, begun, behind, ahead, shift }
+    }
+
+    /// Says it where the machine's clock is behind.
+    pub(super) fn tell(&self) {
+        if self.behind > BEHIND_MAX {
             tracing::warn!(
-                behind_s = behind.as_secs(),
+                behind_s = self.behind.as_secs(),
                 "this machine's clock is behind the newest metadata: it was ahead, or that of another owner is"
             );
-            ahead += behind + MARGIN;
         }
-        let begun = (inner.now(), Instant::now());
-        ForwardClock { inner, begun, ahead }
     }
 
     /// How far it is ahead of this machine's.
     pub(super) fn ahead(&self) -> Duration {
-        self.ahead
+        self.ahead + self.shift.get()
     }
 }
 
 impl SystemClock for ForwardClock {
     fn now(&self) -> DateTime<Utc> {
         let (begun, since) = self.begun;
-        shown(self.inner.now(), begun, since.elapsed()) + self.ahead
+        shown(self.inner.now(), begun, since.elapsed()) + self.ahead()
     }
 
     fn sleep<'a>(&'a self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {

@@ -27,6 +27,7 @@ pub mod keys;
 pub mod layers;
 mod opening;
 pub mod pages;
+mod pinned;
 mod prune;
 pub mod ranges;
 pub mod records;

@@ -13,6 +13,7 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
+use slatedb_common::retry::NonRetryable;
 use std::sync::Arc;
 
 /// The state whose manifest has this number, of the copy in `target`.
@@ -34,7 +35,8 @@ fn is_shown(manifest: u64, path: &Path) -> bool {
 }
 
 fn refused(path: &Path) -> Error {
-    let source = "a copy is only read".into();
+    // The database would try again for ever.
+    let source = NonRetryable("a copy is only read".into()).into();
     Error::PermissionDenied { path: path.to_string(), source }
 }
 

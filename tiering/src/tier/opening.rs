@@ -210,7 +210,7 @@ async fn read_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, W
     if !probe(&store, EMPTY_LOOK_COUNT).await? {
         return Err(Error::new(ErrorKind::NotFound, "open data tier: the store holds no pool"));
     }
-    let db = Database::read_only(store, &options.database).await?;
+    let db = Database::read_pinned(store, &options.database).await?;
     Map::read_only(Arc::new(db), &options.pool_key, options.map).await
 }
 

@@ -384,8 +384,8 @@ fn a_clock_that_was_ahead_keeps_nobody_from_writing() {
     runtime().block_on(async {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         for (epoch, hours) in [(1, 48), (2, 0), (3, 1), (4, 0)] {
-            let mut options = options(store.clone(), epoch);
-            options.database.clock_ahead = Duration::from_secs(hours * 3600);
+            let options = options(store.clone(), epoch);
+            options.database.clock.advance(Duration::from_secs(hours * 3600));
             let started = std::time::Instant::now();
             let tier = Tier::open(options).await.unwrap();
             let window = plain_window(epoch, vec![(1, block_extent(epoch, epoch as u8))]);
