@@ -9,11 +9,15 @@
 //!   and whether the pool is still ours, before the first one is deleted.
 //! - What a copy in another store still needs is not deleted before it has it, nor what is just put back: see [`Hold`].
 //! - An object whose name is not that of a segment is left alone and counted.
+//! - One that the store does not delete, while it answers, keeps nothing else waiting: see [`undeletable`].
 //! - An abandoned upload is forgotten only once its object was deleted, or is found to be named. One
 //!   that reaches the store after that, still under way when it was given up, is left to the next
 //!   epoch's sweep.
 
+mod undeletable;
+
 use crate::listing;
+use crate::outage::public_text;
 use crate::segment::{FOLDER, SegmentId, SegmentNumber, parse_object_path};
 use crate::tier::Inner;
 use block::{Error, ErrorKind, Result};
@@ -24,6 +28,8 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
+use undeletable::Undeletable;
 
 /// Abandoned uploads that are remembered; beyond it the oldest are left to the next epoch's sweep.
 /// Chosen by hand: 400 KiB of names, and 64 GiB of segments that all failed to be committed.
@@ -32,6 +38,10 @@ const ABANDONED_MAX: usize = 4096;
 /// Abandoned uploads that one call deletes, one request after the other. Chosen by hand: a second
 /// or two at the store's latency, so that who calls can be stopped.
 const ABANDONED_PER_SWEEP_MAX: usize = 32;
+
+/// Objects that one sweep of the whole folder finds undeletable before it leaves the rest to the next one, which passes
+/// over these. Chosen by hand: the client tries each of them for some seconds.
+const REFUSED_PER_SWEEP_MAX: u64 = 16;
 
 /// What a sweep found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +54,10 @@ pub struct SweepReport {
     pub deleted_bytes: u64,
     /// Objects among the segments that are none; left alone.
     pub foreign_count: u64,
+    /// Objects that the store has not deleted just now.
+    pub refused_count: u64,
+    /// Not everything was looked at: another sweep goes on.
+    pub is_cut: bool,
 }
 
 /// Deletions that wait for copies. Beyond it, what a copy needs is deleted all the same, and it begins anew with
@@ -80,6 +94,7 @@ pub(crate) struct Orphans {
     abandoned: Mutex<VecDeque<Path>>,
     holds: Mutex<Vec<Weak<Hold>>>,
     held: Mutex<VecDeque<Path>>,
+    undeletable: Undeletable,
     /// One sweep of them at a time.
     sweep: tokio::sync::Mutex<()>,
 }
@@ -96,6 +111,17 @@ impl Orphans {
     /// Uploads that wait to be deleted.
     pub(crate) fn abandoned_count(&self) -> usize {
         self.abandoned.lock().len()
+    }
+
+    /// Objects that the store does not delete.
+    pub(crate) fn undeletable_count(&self) -> usize {
+        self.undeletable.count()
+    }
+
+    /// As after hours, when those are tried again.
+    #[cfg(test)]
+    pub(crate) fn make_undeletable_due(&self) {
+        self.undeletable.make_due();
     }
 
     /// From now on no segment is deleted, until the hold says of which it is not; dropping it ends it.
@@ -169,10 +195,12 @@ impl Inner {
         let _alone = self.orphans.sweep.lock().await;
         let mut report = SweepReport::default();
         self.orphans.take_up();
+        let mut again = self.orphans.undeletable.due(ABANDONED_PER_SWEEP_MAX, Instant::now());
         for _ in 0..ABANDONED_PER_SWEEP_MAX {
-            let Some(path) = self.orphans.oldest() else { break };
+            let Some(path) = self.orphans.oldest().or_else(|| again.pop()) else { break };
             if self.orphans.put_off(&path) {
                 self.orphans.forget(&path);
+                self.orphans.undeletable.forget(&self.options.conditions, &path);
                 continue;
             }
             if report.object_count == 0 {
@@ -184,15 +212,21 @@ impl Inner {
                 Some((_, number, id)) => self.is_named(number, id).await?,
                 None => true,
             };
-            if !is_named {
-                if let Err(error) = self.delete(&path).await {
-                    // The others are not to wait for this one.
-                    self.orphans.forget(&path);
-                    self.orphans.abandon(vec![path]);
-                    return Err(sweep_failed(error));
-                }
-                tracing::debug!(object = %path, "deleted an abandoned upload");
-                report.deleted_count += 1;
+            match is_named {
+                true => self.orphans.undeletable.forget(&self.options.conditions, &path),
+                false => match self.delete_or_note(&path).await {
+                    Ok(true) => {
+                        tracing::debug!(object = %path, "deleted an abandoned upload");
+                        report.deleted_count += 1;
+                    }
+                    Ok(false) => report.refused_count += 1,
+                    Err(error) => {
+                        // The others are not to wait for this one.
+                        self.orphans.forget(&path);
+                        self.orphans.abandon(vec![path]);
+                        return Err(error);
+                    }
+                },
             }
             self.orphans.forget(&path);
         }
@@ -215,18 +249,51 @@ impl Inner {
             {
                 continue;
             }
-            if self.orphans.put_off(&found.location) {
+            // Those that the store does not delete are tried again by themselves.
+            let is_known = self.orphans.undeletable.has(&found.location);
+            if is_known || self.orphans.put_off(&found.location) {
                 continue;
             }
-            if report.deleted_count == 0 {
+            if report.refused_count >= REFUSED_PER_SWEEP_MAX {
+                report.is_cut = true;
+                break;
+            }
+            if report.deleted_count + report.refused_count == 0 {
                 self.check_owner().await?;
             }
-            self.delete(&found.location).await.map_err(sweep_failed)?;
+            if !self.delete_or_note(&found.location).await? {
+                report.refused_count += 1;
+                continue;
+            }
             tracing::info!(object = %found.location, "deleted an orphan segment");
             report.deleted_count += 1;
             report.deleted_bytes += found.size;
         }
         Ok(report)
+    }
+
+    /// Deletes an object. False where the store does not, though it answers: it is tried again by itself.
+    ///
+    /// # Errors
+    /// `Unavailable` where the store does not answer otherwise either.
+    async fn delete_or_note(&self, path: &Path) -> Result<bool> {
+        let refused = match self.delete(path).await {
+            Ok(()) => None,
+            Err(refused) => match self.store.head(path).await {
+                Ok(_) => Some(refused),
+                Err(object_store::Error::NotFound { .. }) => None,
+                Err(_) => return Err(sweep_failed(refused)),
+            },
+        };
+        let conditions = &self.options.conditions;
+        match &refused {
+            None => self.orphans.undeletable.forget(conditions, path),
+            Some(refused) => {
+                let why = public_text(refused);
+                self.orphans.undeletable.note(conditions, path, &why, Instant::now());
+            }
+        }
+        Ok(refused.is_none())
     }
 
     /// Whether the map names a segment, durably or not yet. What it does not name then, it never names

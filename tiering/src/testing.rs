@@ -9,8 +9,8 @@ mod ill;
 
 pub use ill::{Answer, IllStore, Rule};
 
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -19,7 +19,7 @@ use object_store::{
     PutResult, Result,
 };
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -156,6 +156,7 @@ struct Faults {
     failing: HashMap<Op, u64>,
     ambiguous: HashMap<Op, u64>,
     rules: Vec<Injection>,
+    undeletable: HashSet<Path>,
     random_percent: u64,
     delay: Duration,
     calls: Vec<Call>,
@@ -236,6 +237,16 @@ impl FaultStore {
         }
         rule.count_left -= 1;
         Some(rule.fault)
+    }
+
+    /// This object is not deleted, while all else goes well.
+    pub fn inject_refusal(&self, path: &Path) {
+        self.faults.lock().undeletable.insert(path.clone());
+    }
+
+    /// Everything is deleted again.
+    pub fn clear_refusals(&self) {
+        self.faults.lock().undeletable.clear();
     }
 
     /// The next `count` calls of `op` take effect and report a failure all the same.
@@ -417,7 +428,21 @@ impl ObjectStore for FaultStore {
         if let Some(error) = injected.and_then(|fault| fault.error(Op::Delete, &Path::default())) {
             return futures::stream::iter([Err(error)]).boxed();
         }
-        self.inner.delete_stream(locations)
+        let undeletable = self.faults.lock().undeletable.clone();
+        if undeletable.is_empty() {
+            return self.inner.delete_stream(locations);
+        }
+        let inner = self.inner.clone();
+        let deleted = locations.and_then(move |path| {
+            let (inner, is_refused) = (inner.clone(), undeletable.contains(&path));
+            async move {
+                match is_refused {
+                    true => Err(fault(Op::Delete)),
+                    false => inner.delete(&path).await.map(|()| path),
+                }
+            }
+        });
+        deleted.boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {

@@ -180,7 +180,7 @@ pub struct TierStatus {
     pub upload_retry_count: u64,
     /// Why the last attempt to upload failed, until one succeeds: the store is away, or refuses.
     pub upload_failure: Option<StoreFailure>,
-    /// Segments of failed destages that wait to be deleted from the store.
+    /// Segments that nothing names and that wait to be deleted from the store.
     pub abandoned_count: u64,
     /// Times that the metadata database had ended and was opened anew.
     pub reopen_count: u64,
@@ -583,7 +583,8 @@ impl Tier {
             frames: self.inner.frames.status(),
             upload_retry_count: self.inner.upload_retry_count.load(Ordering::Relaxed),
             upload_failure: self.inner.uploads.status(),
-            abandoned_count: self.inner.orphans.abandoned_count() as u64,
+            abandoned_count: (self.inner.orphans.abandoned_count()
+                + self.inner.orphans.undeletable_count()) as u64,
             reopen_count: self.inner.reopen_count.load(Ordering::Relaxed),
             metadata_failure: match self.inner.map.health() {
                 Health::Well => None,

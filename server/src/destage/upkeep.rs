@@ -21,6 +21,10 @@ const FOLD_PAGES: usize = 256;
 /// Pause between two looks for maintenance while nothing is written.
 const MAINTENANCE: Duration = Duration::from_secs(5);
 
+/// Longest pause between two sweeps of the whole folder of segments, where one has not got to its end. Chosen by hand: a
+/// sweep lists everything.
+const SWEEP_PAUSE_MAX: Duration = Duration::from_secs(600);
+
 /// Memory of payloads that was of no use for so long goes back. Chosen by hand: longer than destage takes for what a
 /// busy volume writes and a client's pause, and short enough that all is back a minute after a load (`benches/soak`).
 const PAYLOADS_KEPT: Duration = Duration::from_secs(15);
@@ -73,6 +77,7 @@ fn failing(name: &str, error: &Error) -> Report {
 /// trim hides. Runs until `stop` says so; failures are tried again.
 pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut is_swept = false;
+    let (mut sweep_pause, mut sweep_due) = (MAINTENANCE, Instant::now());
     let mut trimmed_at = Instant::now();
     let job = |name| Job::new(name, shared.tier.conditions());
     let mut orphans = job("delete segments that a crash left");
@@ -84,11 +89,13 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
             trimmed_at = Instant::now();
             shared.log.trim_payloads();
         }
-        if !is_swept {
+        if !is_swept && Instant::now() >= sweep_due {
             let swept = shared.tier.sweep_orphans().await;
+            sweep_due = Instant::now() + sweep_pause;
+            sweep_pause = (sweep_pause * 2).min(SWEEP_PAUSE_MAX);
             orphans.note(&swept, Instant::now());
             if let Ok(swept) = swept {
-                is_swept = true;
+                is_swept = !swept.is_cut;
                 if swept.deleted_count > 0 {
                     tracing::info!(?swept, "deleted segments that a crash had left");
                 }

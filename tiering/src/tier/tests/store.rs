@@ -183,6 +183,7 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
         assert!(waiting >= 3, "{waiting}");
 
         store.fail_next(Op::Delete, 1);
+        store.inject(Op::Get, "segments", 1, Fault::Broken); // nor does it answer otherwise
         let error = tier.sweep_abandoned().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert_eq!(tier.status().abandoned_count, waiting, "what was not deleted stays listed");
@@ -275,5 +276,70 @@ fn metadata_that_is_cut_short_is_damage_and_says_which_object() {
             store.damage(table, |bytes| *bytes = whole.to_vec()).await;
         }
         assert!(shorter_count > 0, "no cut was one past which something was asked for");
+    });
+}
+
+/// An object that the store does not delete, of a crash or of this epoch, is passed over; nothing is listed for it again.
+#[test]
+fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() {
+    runtime().block_on(async {
+        let store = Arc::new(FaultStore::default());
+        let mut world = World::new(3);
+        let first = Tier::open(options(store.clone(), 1)).await.unwrap();
+        first.destage(world.window(30).window, &Payloads).await.unwrap();
+        first.close().await.unwrap();
+        let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
+        let id = "00112233445566778899aabbccddeeff";
+        let orphan = |epoch: u64, number: u64| {
+            Path::from(format!("segments/{epoch:016x}/{number:016x}-{id}"))
+        };
+        for number in 100..140 {
+            store.put(&orphan(1, number), "orphan".into()).await.unwrap();
+        }
+        let is_raised = |path: &Path| {
+            let kind = block::ConditionKind::ObjectUndeletable;
+            tier.conditions().is_raised(kind, path.as_ref())
+        };
+        // The first of them stays; the others go in the same sweep.
+        store.fail_next(Op::Delete, 1);
+        let swept = tier.sweep_orphans().await.unwrap();
+        assert_eq!((swept.deleted_count, swept.refused_count, swept.is_cut), (39, 1, false));
+        let stuck = orphan(1, 100);
+        store.get(&stuck).await.unwrap();
+        assert!(!is_raised(&stuck), "a store may be busy once");
+        // Before its time it is not tried again, and nothing is listed for it.
+        store.take_calls();
+        tier.sweep_abandoned().await.unwrap();
+        let of_segments = |call: &crate::testing::Call| call.path.as_ref().starts_with("segments");
+        assert!(!store.take_calls().iter().any(of_segments));
+        // Uploads of this epoch go meanwhile, while it fails again and again.
+        for round in 0..3 {
+            tier.inner.orphans.make_undeletable_due();
+            store.put(&orphan(2, 500 + round), "abandoned".into()).await.unwrap();
+            tier.inner.orphans.abandon(vec![orphan(2, 500 + round)]);
+            store.inject_refusal(&stuck);
+            let swept = tier.sweep_abandoned().await.unwrap();
+            assert_eq!((swept.deleted_count, swept.refused_count), (1, 1), "round {round}");
+            assert!(is_raised(&stuck));
+        }
+        assert_eq!(tier.status().abandoned_count, 1);
+        store.clear_refusals();
+        tier.inner.orphans.make_undeletable_due();
+        assert_eq!(tier.sweep_abandoned().await.unwrap().deleted_count, 1);
+        assert!(store.get(&stuck).await.is_err() && !is_raised(&stuck));
+        assert_eq!(tier.status().abandoned_count, 0);
+        // Of many that stay a sweep tries some; those that follow pass over them.
+        for number in 200..240 {
+            store.put(&orphan(1, number), "orphan".into()).await.unwrap();
+            store.inject_refusal(&orphan(1, number));
+        }
+        let mut refused_count = 0;
+        for is_cut in [true, true, false] {
+            let swept = tier.sweep_orphans().await.unwrap();
+            assert_eq!((swept.deleted_count, swept.is_cut), (0, is_cut));
+            refused_count += swept.refused_count;
+        }
+        assert_eq!(refused_count, 40);
+        tier.close().await.unwrap();
     });
 }
