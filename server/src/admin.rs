@@ -219,6 +219,11 @@ pub enum Request {
     Flush,
     /// Walks everything that the store holds and verifies it. Changes nothing.
     Fsck,
+    /// Puts the counts of live blocks of these segments right, as `fsck` names them.
+    RepairCounts {
+        /// Their numbers.
+        segments: Vec<u64>,
+    },
     /// Makes a recovery key.
     KeyBackup {
         /// Earlier recovery keys stop working.
@@ -445,7 +450,12 @@ impl AdminServer {
             };
             let (permit, accepted) = tokio::select! {
                 () = &mut stop => break,
-                Some(_) = tasks.join_next() => continue,
+                Some(ended) = tasks.join_next() => {
+                    if let Err(error) = ended {
+                        tracing::error!(%error, "could not answer an admin request: its task panicked");
+                    }
+                    continue;
+                }
                 accepted = accept => accepted,
             };
             match (permit, accepted) {
@@ -608,6 +618,7 @@ pub async fn call(dir: &Path, request: &Request) -> Result<Option<Reply>> {
         Request::Flush
         | Request::Stop
         | Request::Fsck
+        | Request::RepairCounts { .. }
         | Request::Clone { .. }
         | Request::SnapshotRollback { .. } => FLUSH_TIMEOUT,
         _ => REPLY_TIMEOUT,

@@ -201,13 +201,16 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             backend::serve(config, args.take_over, announce).await?;
         }
         Command::Demo(args) => backend::demo(args, cli.output == Output::Json).await?,
-        Command::Fsck { pool, copy, env_prefix } => {
+        Command::Fsck { pool, copy, env_prefix, repair_counts } => {
             let config = load(&pool.config, &pool.overrides())?;
             let found = match copy {
                 Some(url) => backend::fsck_copy(config, url, env_prefix.as_deref()).await?,
                 None => backend::fsck(config).await?,
             };
             emit(cli.output, &found, print::fsck)?;
+            if *repair_counts && !found.miscounted.is_empty() {
+                ask(cli, pool, Request::RepairCounts { segments: found.miscounted }).await?;
+            }
             if !found.problems.is_empty() {
                 return Ok(ExitCode::from(1));
             }

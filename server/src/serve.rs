@@ -537,6 +537,7 @@ pub fn fsck_info(volume_count: usize, report: FsckReport, without_key: Vec<Strin
         reclaimed_count: report.reclaimed_count,
         problem_count,
         problems,
+        miscounted: report.miscounted,
     }
 }
 

@@ -77,6 +77,8 @@ pub struct FsckReport {
     pub difference_count: u64,
     /// The first of them, in words.
     pub differences: Vec<String>,
+    /// The first segments whose counts of live blocks are wrong: what [`crate::Tier::repair_counts`] takes.
+    pub miscounted: Vec<u64>,
 }
 
 impl FsckReport {
@@ -586,6 +588,9 @@ impl Check<'_> {
                     self.report.differs(|| {
                         format!("segment {number}: {live} live blocks recorded, {stored} found")
                     });
+                    if self.report.miscounted.len() < DIFFERENCES_MAX {
+                        self.report.miscounted.push(number);
+                    }
                 }
             }
         }

@@ -15,6 +15,7 @@
 
 mod look;
 mod moves;
+mod recount;
 mod referenced;
 mod rewrite;
 mod victims;
@@ -29,6 +30,7 @@ use block::conditions::Report;
 use block::units::BLOCK_BYTES;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use parking_lot::Mutex;
+use recount::{Recount, Recounted};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -155,6 +157,12 @@ struct State {
     looking: Option<u64>,
     /// Segments that took too long to look into, and when.
     postponed: HashMap<u64, Instant>,
+    /// Segments that are named more often than they have blocks, the one that is named most last.
+    crowded: Vec<SegmentRecord>,
+    /// The one whose pages are being looked at.
+    recount: Option<Recount>,
+    /// Those whose pages were.
+    recounted: HashMap<u64, Recounted>,
 }
 
 /// Reclaim of a tier.
@@ -265,7 +273,7 @@ impl Inner {
             return Ok(ReclaimReport::default());
         }
         let done = match self.next_victims(options, next_segment).await {
-            Ok(victims) if victims.is_empty() => return Ok(idle),
+            Ok(victims) if victims.is_empty() => return self.recount_step().await,
             Ok(victims) => self.reclaim_victims(victims).await,
             Err(error) => Err(error),
         };
@@ -308,8 +316,15 @@ impl Inner {
         let (found, next) = self.map.live_after(last, PASS_STEP).await?;
         let mut state = self.reclaim.state.lock();
         let Some(mut pass) = state.pass.take() else { return Ok(()) };
+        let has_dedup = self.map.has_dedup();
         for (record, live) in &found {
-            pass.add(record, *live, next_segment);
+            let number = record.info.number.0;
+            let places = state.live_places(number, *live);
+            pass.add(record, places, *live, next_segment);
+            let is_full = worth(record, places, next_segment).is_none();
+            if has_dedup && is_full && state.is_recount_due(number, *live) {
+                pass.add_crowded(record, *live);
+            }
         }
         if let Some(next) = next {
             pass.last = next;
@@ -317,6 +332,7 @@ impl Inner {
             return Ok(());
         }
         self.map.space.end_pass(pass.space);
+        state.crowded = pass.end_crowded();
         state.victims = pass.end(next_segment);
         state.is_pass_wanted |= pass.has_more;
         state.pass_ended = Some(Instant::now());
@@ -355,6 +371,7 @@ impl Inner {
             let number = victim.record.info.number.0;
             // What was counted in the pass may have changed.
             let live = self.map.live_blocks(number).await?;
+            let live = self.reclaim.state.lock().live_places(number, live);
             let victim = Victim { live, ..victim };
             let is_dead = live == 0;
             let has_dead = chosen.first().is_some_and(|first: &Victim| first.live == 0);
@@ -434,7 +451,8 @@ impl Inner {
                 !done.forgotten.contains(record) && !is_by_place.contains(&record.info.number.0)
             };
             for record in emptied.iter().filter(is_left) {
-                let what = "its count of live blocks is not 0, though no page names it";
+                let what = "its count of live blocks is not 0, though no page names it; `spindle fsck --repair-counts` \
+                            puts that right";
                 self.leave_alone(record, Error::new(ErrorKind::Corrupt, what))?;
             }
         }

@@ -575,6 +575,17 @@ impl Tier {
         self.inner.fsck(options).await
     }
 
+    /// Puts the counts of live blocks of these segments right, by looking at every page that may name them. A count that
+    /// is too high keeps its segment from being reclaimed. Nothing is committed while one of them is looked at. Returns
+    /// those that were wrong: number, count before and now.
+    ///
+    /// # Errors
+    /// `Corrupt` where a page or a segment's directory does not open, which is damage of its own; as [`Tier::destage`].
+    pub async fn repair_counts(&self, numbers: &[u64]) -> Result<Vec<(u64, u32, u32)>> {
+        self.inner.check_writable()?;
+        self.inner.repair_counts(numbers).await
+    }
+
     /// Counts for status.
     #[must_use]
     pub fn status(&self) -> TierStatus {

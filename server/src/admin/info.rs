@@ -623,4 +623,7 @@ pub struct FsckInfo {
     pub problem_count: u64,
     /// The first of them, one sentence each.
     pub problems: Vec<String>,
+    /// Numbers of segments whose counts of live blocks are wrong: `repair_counts` takes them.
+    #[serde(default)]
+    pub miscounted: Vec<u64>,
 }

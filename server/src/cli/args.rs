@@ -110,6 +110,9 @@ pub enum Command {
         /// The copy's store takes its settings from variables that begin so
         #[arg(long, value_name = "PREFIX", requires = "copy")]
         env_prefix: Option<String>,
+        /// Put counts of live blocks right that are wrong
+        #[arg(long, conflicts_with = "copy")]
+        repair_counts: bool,
     },
     /// Keys of a pool
     #[command(subcommand)]

@@ -31,6 +31,7 @@ fn the_documented_command_lines_parse() {
         "spindle pool purge --dir /d --now",
         "spindle status --dir /d -o json",
         "spindle fsck --dir /d --store /s",
+        "spindle fsck --dir /d --repair-counts",
         "spindle key backup --dir /d",
         "spindle key rotate --dir /d --new-passphrase-env P",
         "spindle key rotate --dir /d --new-command kms --unwrap -x",

@@ -327,6 +327,21 @@ impl AdminHandler for AdminPool {
                 };
                 Ok(Reply::Fsck(crate::serve::fsck_of(&open.config, pool, &key).await?))
             }
+            Request::RepairCounts { segments } => {
+                let repaired = pool.tier().repair_counts(&segments).await?;
+                let said = |(number, was, is): &(u64, u32, u32)| {
+                    format!("segment {number}: {was} is now {is}")
+                };
+                let each: Vec<String> = repaired.iter().map(said).collect();
+                let message = match each.is_empty() {
+                    true => "every count is right by now".to_owned(),
+                    false => format!(
+                        "counts of live blocks that were wrong are put right: {}",
+                        each.join(", ")
+                    ),
+                };
+                Ok(Reply::Done { message })
+            }
             Request::KeyBackup { replace } => {
                 let key = {
                     let mut keys = open.keys.lock().await;

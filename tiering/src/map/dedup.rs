@@ -107,6 +107,37 @@ impl Map {
         Ok((found, read.len() == count_max))
     }
 
+    /// Up to `count_max` back-references of a segment that follow `last`, in their order.
+    ///
+    /// # Errors
+    /// As [`Map::back_references`].
+    pub(crate) async fn back_references_after(
+        &self,
+        segment: u64,
+        last: Option<(LayerId, u32)>,
+        count_max: usize,
+    ) -> Result<Vec<(LayerId, u32)>> {
+        if !self.has_dedup() {
+            return Ok(Vec::new());
+        }
+        let from = match last {
+            Some((layer, page)) => {
+                Bound::Excluded(back_reference_key(segment, layer, page).to_vec())
+            }
+            None => Bound::Included(back_reference_key(segment, LayerId(0), 0).to_vec()),
+        };
+        let until = back_reference_key(segment, LayerId(u64::MAX), u32::MAX).to_vec();
+        let mut found = Vec::new();
+        for (key, value) in entries(&self.db(), from, Bound::Included(until), count_max).await? {
+            let Some((_, layer, page)) = back_reference_of(&key) else {
+                return Err(keys::corrupt(&key, "not the key of a back-reference"));
+            };
+            self.open_back_reference(&key, &value)?;
+            found.push((layer, page));
+        }
+        Ok(found)
+    }
+
     fn open_back_reference(&self, key: &[u8], value: &[u8]) -> Result<()> {
         match self.opener.open_one(key, value)?[..] {
             [BACK_REFERENCE_VERSION] => Ok(()),

@@ -15,6 +15,7 @@
 pub mod clock_cache;
 mod clones;
 pub mod commit;
+mod counts;
 pub mod database;
 pub(crate) mod dedup;
 mod fold;

@@ -24,11 +24,16 @@ pub struct Space {
 impl Space {
     /// Adds a segment with so many live blocks.
     pub fn add(&mut self, record: &SegmentRecord, live: u32) {
+        self.add_shared(record, live, live);
+    }
+
+    /// As [`Space::add`], where that many of its blocks are live.
+    pub fn add_shared(&mut self, record: &SegmentRecord, live: u32, places: u32) {
         let object_bytes = u64::from(record.info.object_bytes);
         self.segment_count += 1;
         self.object_bytes += object_bytes;
         self.live_block_count += u64::from(live);
-        self.live_bytes += live_bytes(record, live);
+        self.live_bytes += live_bytes(record, places);
     }
 }
 

@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Instant;
 
 /// Back-references of a segment that one step looks at. Chosen by hand: some MiB, and as many pages.
-const REFERENCES_AT_ONCE: usize = if cfg!(test) { 64 } else { 16_384 };
+pub(super) const REFERENCES_AT_ONCE: usize = if cfg!(test) { 64 } else { 16_384 };
 /// Pages looked up at the same time.
-const PAGES_AT_ONCE: usize = 32;
+pub(super) const PAGES_AT_ONCE: usize = 32;
 
 /// What is known of a segment that was looked into.
 #[derive(Default)]

@@ -11,6 +11,9 @@ use std::collections::{BinaryHeap, HashSet};
 
 /// Segments that one pass nominates. Chosen by hand: 64 GiB of segments of the default size, in 400 KiB.
 pub(super) const VICTIMS_MAX: usize = 4096;
+/// Segments of which a pass says that they are named more often than they have blocks. Chosen by hand: what is looked into
+/// before the next pass.
+const CROWDED_MAX: usize = 64;
 /// Segments that could not be read and are left alone until the next start. Chosen by hand.
 pub(super) const STUCK_MAX: usize = 4096;
 /// Rewriting a segment with a larger live part, in percent, gives back less than a tenth of the effort.
@@ -54,18 +57,39 @@ pub(super) struct Pass {
     /// The least worthy on top.
     best: BinaryHeap<Reverse<(u64, Reverse<u64>)>>,
     found: Vec<Victim>,
+    /// Those that are named most, by how often.
+    crowded: Vec<(u32, SegmentRecord)>,
 }
 
 impl Pass {
-    /// Looks at a segment.
-    pub fn add(&mut self, record: &SegmentRecord, live: u32, next_segment: u64) {
-        self.space.add(record, live);
-        let Some(worth) = worth(record, live, next_segment) else { return };
+    /// Looks at a segment of which so many blocks are live, as far as is known, and so many counted.
+    pub fn add(&mut self, record: &SegmentRecord, places: u32, live: u32, next_segment: u64) {
+        self.space.add_shared(record, live, places);
+        let Some(worth) = worth(record, places, next_segment) else { return };
         self.best.push(Reverse((worth, Reverse(record.info.number.0))));
-        self.found.push(Victim { record: *record, live });
+        self.found.push(Victim { record: *record, live: places });
         if self.best.len() > 2 * VICTIMS_MAX {
             self.shrink(VICTIMS_MAX);
         }
+    }
+
+    /// This one may have far less blocks that are live than are counted.
+    pub fn add_crowded(&mut self, record: &SegmentRecord, live: u32) {
+        self.crowded.push((live, *record));
+        if self.crowded.len() > 2 * CROWDED_MAX {
+            self.shrink_crowded();
+        }
+    }
+
+    fn shrink_crowded(&mut self) {
+        self.crowded.sort_unstable_by_key(|(live, record)| (Reverse(*live), record.info.number.0));
+        self.crowded.truncate(CROWDED_MAX);
+    }
+
+    /// Those, the one that is named most last.
+    pub fn end_crowded(&mut self) -> Vec<SegmentRecord> {
+        self.shrink_crowded();
+        self.crowded.drain(..).rev().map(|(_, record)| record).collect()
     }
 
     fn shrink(&mut self, count_max: usize) {
@@ -114,12 +138,28 @@ mod tests {
     fn the_dead_come_first_then_the_empty_and_the_old() {
         let mut pass = Pass::default();
         for (number, live) in [(1, 200), (2, 100), (3, 0), (4, 100), (5, 256), (6, 240), (7, 0)] {
-            pass.add(&record(number), live, 8);
+            pass.add(&record(number), live, live, 8);
         }
         assert_eq!((pass.space.segment_count, pass.space.live_block_count), (7, 896));
         let order: Vec<u64> =
             pass.end(8).iter().rev().map(|victim| victim.record.info.number.0).collect();
         assert_eq!(order, [3, 7, 2, 4, 1], "full ones are left alone");
+    }
+
+    #[test]
+    fn a_segment_is_worth_what_its_live_blocks_say_and_those_named_most_come_first() {
+        let mut pass = Pass::default();
+        pass.add(&record(1), 3, 5000, 8);
+        pass.add(&record(2), 5000, 5000, 8);
+        assert_eq!(pass.space.live_block_count, 10_000);
+        assert!(pass.space.live_bytes < (1 << 20) * 11 / 10);
+        for number in 1..=200_u64 {
+            pass.add_crowded(&record(number), 300 + number as u32);
+        }
+        let crowded = pass.end_crowded();
+        assert_eq!(crowded.len(), CROWDED_MAX);
+        assert_eq!(crowded.last().map(|one| one.info.number.0), Some(200));
+        assert_eq!(pass.end(8).len(), 1);
     }
 
     #[test]
@@ -129,7 +169,7 @@ mod tests {
         let mut worths = Vec::new();
         for number in 1..=count {
             let live = (number * 37 % 230) as u32;
-            pass.add(&record(number), live, count + 1);
+            pass.add(&record(number), live, live, count + 1);
             worths.push(worth(&record(number), live, count + 1).unwrap());
         }
         worths.sort_unstable_by(|a, b| b.cmp(a));

@@ -443,6 +443,87 @@ fn a_block_that_is_everywhere_is_reclaimed_in_steps() {
     });
 }
 
+/// One block is in three hundred pages and stays there: its segment is named more often than it has blocks, of which one in
+/// sixty-four is live.
+#[test]
+fn a_segment_of_which_one_block_is_named_often_is_reclaimed() {
+    runtime().block_on(async {
+        let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
+        for volume in [1, 3] {
+            tier.set_dedup(VolumeId(volume), true);
+        }
+        let (page, rest) = (template(9, 1), template(100, 63));
+        let parts = vec![(1, 0, page.clone()), (1, 1, rest)];
+        tier.destage(window_of(1, parts), &Payloads).await.unwrap();
+        let everywhere = (0..300_u64).map(|number| (3, number * 256 + 7, page.clone())).collect();
+        let report = tier.destage(window_of(2, everywhere), &Payloads).await.unwrap();
+        assert_eq!((report.stored_block_count, report.duplicate_count), (0, 300));
+        // Nothing is written anew while all of it is live, however often it is looked at.
+        for _ in 0..3 {
+            reclaim_all(&tier).await;
+        }
+        assert!(tier.inner.map.find_segment(1).await.unwrap().is_some());
+        let other = window_of(3, vec![(1, 1, template(7000, 63))]);
+        tier.destage(other, &Payloads).await.unwrap();
+        fold_all(&tier).await;
+        let live = tier.inner.map.live_blocks(1).await.unwrap();
+        assert_eq!(live, 301, "more than it has blocks");
+        for _ in 0..12 {
+            reclaim_all(&tier).await;
+        }
+        assert_eq!(tier.inner.map.find_segment(1).await.unwrap(), None, "it is reclaimed");
+        check_fsck(&tier).await;
+        for number in [0, 64, 150, 299] {
+            check_holds(&tier, 3, number * 256 + 7, &page).await;
+        }
+        check_holds(&tier, 1, 0, &page).await;
+        let space = tier.reclaim_status().space.unwrap();
+        assert!(space.object_bytes < 80 * 4096, "a few copies are left: {space:?}");
+        assert_eq!(tier.reclaim_status().stuck_count, 0);
+        tier.close().await.unwrap();
+    });
+}
+
+/// A count that is too high keeps a segment of which nothing is live, and a check that is asked to puts it right.
+#[test]
+fn a_count_that_is_too_high_is_put_right_and_its_segment_goes() {
+    runtime().block_on(async {
+        let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
+        tier.set_dedup(VolumeId(1), true);
+        tier.destage(window_of(1, vec![(1, 0, template(0, 64))]), &Payloads).await.unwrap();
+        tier.destage(window_of(2, vec![(1, 500, template(0, 9))]), &Payloads).await.unwrap();
+        check_fsck(&tier).await;
+        let set = async |count: u32| {
+            let mut writer = tier.inner.writer.lock().await;
+            tier.inner.map.set_live(&mut writer, &[(1, count)]).await.unwrap();
+        };
+        for wrong in [80, 70, 0, 73] {
+            set(wrong).await;
+            let report = tier.fsck(FsckOptions::default()).await.unwrap();
+            let (wanted, found) = match wrong {
+                73 => (vec![], vec![]),
+                _ => (vec![1], vec![(1, wrong, 73)]),
+            };
+            assert_eq!(report.miscounted, wanted, "{wrong}");
+            assert_eq!(tier.repair_counts(&[1, 999]).await.unwrap(), found, "{wrong}");
+            check_fsck(&tier).await;
+        }
+        set(80).await;
+        tier.destage(trim_window(3, 1, 0..2), &Payloads).await.unwrap();
+        fold_all(&tier).await;
+        reclaim_all(&tier).await;
+        assert_eq!(tier.reclaim_status().stuck_count, 1, "the count says that it is needed");
+        let report = tier.fsck(FsckOptions::default()).await.unwrap();
+        assert_eq!(report.miscounted, [1]);
+        assert_eq!(tier.repair_counts(&report.miscounted).await.unwrap(), [(1, 7, 0)]);
+        assert_eq!(tier.reclaim_status().stuck_count, 0);
+        reclaim_all(&tier).await;
+        assert_eq!(tier.inner.map.find_segment(1).await.unwrap(), None, "it is reclaimed");
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
 /// Records that decide nothing keep nobody from anything, and a check names them.
 #[test]
 fn damaged_records_of_deduplication_are_named_and_stop_nothing() {

@@ -341,7 +341,26 @@ async fn check_allocation(tier: &Tier, volume: u32, offset: u64, want: &[u8]) {
 async fn check_fsck(tier: &Tier) -> FsckReport {
     let report = tier.fsck(FsckOptions::default()).await.unwrap();
     assert_eq!(report.differences, Vec::<String>::new());
+    check_counts(tier).await;
     report
+}
+
+/// The pages that a segment says that it was written for, and its back-references, give the count that commits have kept.
+async fn check_counts(tier: &Tier) {
+    if tier.inner.is_read_only {
+        return;
+    }
+    let _writer = tier.inner.writer.lock().await;
+    for (record, live) in tier.inner.map.segments_after(0, 200).await.unwrap() {
+        match tier.inner.exact_count(&record).await {
+            Ok(found) => assert_eq!(found, u64::from(live), "{}", record.info),
+            // It is left out, or its key is destroyed.
+            Err(error) => {
+                let kinds = [ErrorKind::NotFound, ErrorKind::Denied];
+                assert!(kinds.contains(&error.kind()), "{}", error.chain());
+            }
+        }
+    }
 }
 
 async fn fold_all(tier: &Tier) {

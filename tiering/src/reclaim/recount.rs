@@ -1,0 +1,280 @@
+//! Looking at all pages that may name a segment, in bounded parts: how many of its blocks are live where its count says
+//! more, because pages share blocks; and what its count should be.
+//!
+//! A count says how often blocks are named, so that of a segment with duplicates it may be far above what is live. Such a
+//! segment is nominated once its pages were looked at.
+//!
+//! Invariants:
+//! - What is found here nominates, as counts do; what is forgotten is decided by `look` and `referenced`.
+//! - A part is [`REFERENCES_AT_ONCE`] back-references, or the pages of the directory. Rewriting works through the segment in such
+//!   parts, too, and writes for each what is live by it.
+//! - A count is put right only while nothing is committed, and only where every page opens.
+
+use super::look::{PAGES_AT_ONCE, REFERENCES_AT_ONCE, pages_of};
+use super::referenced::NOBODY;
+use super::{POSTPONED_TIME, ReclaimReport, State};
+use crate::map::LayerId;
+use crate::map::records::SegmentRecord;
+use crate::segment::DirectoryEntry;
+use crate::tier::Inner;
+use block::{Error, ErrorKind, Result};
+use futures::{StreamExt, TryStreamExt};
+use std::collections::{BTreeSet, HashSet};
+use std::time::Instant;
+
+/// Segments whose pages were looked at that are remembered. Chosen by hand: 200 KiB.
+const RECOUNTED_MAX: usize = 4096;
+/// What a page that was looked at costs, in bytes that are read, for the pace of reclaim. Chosen by hand: most are smaller.
+const PAGE_BYTES: u64 = 3072;
+/// Pages of one segment that are looked at to put its count right. Chosen by hand: 100 MiB of memory.
+const NAMERS_MAX: usize = 4 << 20;
+
+/// What the pages of a segment have shown.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recounted {
+    /// The count that it had when they were looked at.
+    live: u32,
+    /// Blocks that rewriting it would write.
+    places: u32,
+    at: Instant,
+}
+
+/// A segment whose pages are being looked at.
+#[derive(Debug)]
+pub(super) struct Recount {
+    record: SegmentRecord,
+    live: u32,
+    entries: Vec<DirectoryEntry>,
+    cursor: Cursor,
+    places: u64,
+}
+
+/// Which pages come next.
+#[derive(Clone, Copy, Debug)]
+enum Cursor {
+    /// Those that the directory says.
+    Own,
+    /// Those with back-references, after this one.
+    After(Option<(LayerId, u32)>),
+    Done,
+}
+
+impl State {
+    /// How many blocks are live, as far as that is known, of a segment of which so many are counted.
+    pub(super) fn live_places(&self, number: u64, live: u32) -> u32 {
+        match self.recounted.get(&number) {
+            Some(known) if live <= known.live => known.places.min(live),
+            _ => live,
+        }
+    }
+
+    /// Its pages are worth another look.
+    pub(super) fn is_recount_due(&self, number: u64, live: u32) -> bool {
+        self.recounted.get(&number).is_none_or(|known| {
+            known.live != live && (cfg!(test) || known.at.elapsed() >= POSTPONED_TIME)
+        })
+    }
+
+    fn note_recounted(&mut self, number: u64, known: Recounted) {
+        if self.recounted.len() >= RECOUNTED_MAX && !self.recounted.contains_key(&number) {
+            let oldest = self.recounted.iter().min_by_key(|(_, known)| known.at);
+            if let Some(oldest) = oldest.map(|(number, _)| *number) {
+                self.recounted.remove(&oldest);
+            }
+        }
+        self.recounted.insert(number, known);
+    }
+}
+
+impl Inner {
+    /// Looks at the next part of a segment that is named more often than it has blocks, if there is one.
+    pub(super) async fn recount_step(&self) -> Result<ReclaimReport> {
+        let begun = self.reclaim.state.lock().recount.take();
+        let mut recount = match begun {
+            Some(recount) => recount,
+            None => match self.begin_recount().await? {
+                Some(recount) => recount,
+                None => return Ok(ReclaimReport { is_idle: true, ..ReclaimReport::default() }),
+            },
+        };
+        let number = recount.record.info.number.0;
+        let found = self.recount_part(&mut recount).await;
+        let mut state = self.reclaim.state.lock();
+        let page_count = match found {
+            Ok(page_count) => page_count,
+            // Whoever rewrites it would find the same. It is not begun again before its count changes.
+            Err(error) if error.kind() != ErrorKind::Unavailable => {
+                tracing::debug!(
+                    segment = number,
+                    error = %error.chain(),
+                    "a segment that is named often is not looked into"
+                );
+                let (live, at) = (recount.live, Instant::now());
+                state.note_recounted(number, Recounted { live, places: live, at });
+                return Ok(ReclaimReport::default());
+            }
+            Err(error) => {
+                // From its beginning, with the next pass.
+                state.is_pass_wanted = true;
+                return Err(error);
+            }
+        };
+        let report = ReclaimReport {
+            read_bytes: page_count as u64 * PAGE_BYTES,
+            ..ReclaimReport::default()
+        };
+        if !matches!(recount.cursor, Cursor::Done) {
+            state.recount = Some(recount);
+            return Ok(report);
+        }
+        let places = u32::try_from(recount.places).unwrap_or(u32::MAX);
+        let (live, at) = (recount.live, Instant::now());
+        state.note_recounted(number, Recounted { live, places, at });
+        if places < live {
+            // It may be worth rewriting.
+            state.is_pass_wanted = true;
+        }
+        Ok(report)
+    }
+
+    async fn begin_recount(&self) -> Result<Option<Recount>> {
+        loop {
+            let next = self.reclaim.state.lock().crowded.pop();
+            let Some(record) = next else { return Ok(None) };
+            let number = record.info.number.0;
+            let live = self.map.live_blocks(number).await?;
+            let has_references = !self.map.back_references(number, 1).await?.0.is_empty();
+            if self.map.find_segment(number).await? != Some(record) {
+                continue; // forgotten meanwhile
+            }
+            let entries = match has_references {
+                true => self.frames.read_directory(&record.info).await,
+                false => Ok(Vec::new()),
+            };
+            match entries {
+                Ok(entries) if has_references => {
+                    let (cursor, places) = (Cursor::Own, 0);
+                    return Ok(Some(Recount { record, live, entries, cursor, places }));
+                }
+                Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
+                // Each block is named once, or nobody knows.
+                _ => {
+                    let known = Recounted { live, places: live, at: Instant::now() };
+                    self.reclaim.state.lock().note_recounted(number, known);
+                }
+            }
+        }
+    }
+
+    /// Returns how many pages were looked at.
+    async fn recount_part(&self, recount: &mut Recount) -> Result<usize> {
+        let number = recount.record.info.number.0;
+        let (namers, next) = self.namers(&recount.record, &recount.entries, recount.cursor).await?;
+        let page_count = namers.len();
+        let mut places: HashSet<(u32, u8)> = HashSet::new();
+        let mut seen = futures::stream::iter(namers)
+            .map(|(layer, page)| self.map.page_for_reclaim(layer, page))
+            .buffer_unordered(PAGES_AT_ONCE);
+        while let Some(page) = seen.try_next().await? {
+            for run in page.states.iter().flatten().filter(|run| run.segment == number) {
+                places.extend(run.blocks().map(|(_, within)| (run.frame_index, within)));
+            }
+        }
+        recount.places += places.len() as u64;
+        recount.cursor = next;
+        Ok(page_count)
+    }
+
+    /// Some of the pages that may name a segment, and where to go on.
+    async fn namers(
+        &self,
+        record: &SegmentRecord,
+        entries: &[DirectoryEntry],
+        cursor: Cursor,
+    ) -> Result<(Vec<(LayerId, u32)>, Cursor)> {
+        let layers = self.map.layers();
+        let mut namers: BTreeSet<(LayerId, u32)> = BTreeSet::new();
+        let mut add = |layer: LayerId, page: u32| {
+            let holders = self.holders(&layers, &BTreeSet::from([layer.0]));
+            namers.extend(holders.into_iter().map(|holder| (holder, page)));
+        };
+        let next = match cursor {
+            Cursor::Own => {
+                let own = entries.iter().filter(|entry| entry.layer != NOBODY.0).copied();
+                for (page, entries) in pages_of(record, own)? {
+                    let of: BTreeSet<u64> = entries.iter().map(|entry| entry.layer).collect();
+                    of.into_iter().for_each(|layer| add(LayerId(layer), page));
+                }
+                Cursor::After(None)
+            }
+            Cursor::After(last) => {
+                let number = record.info.number.0;
+                let found =
+                    self.map.back_references_after(number, last, REFERENCES_AT_ONCE).await?;
+                found.iter().for_each(|(layer, page)| add(*layer, *page));
+                match found.last() {
+                    Some(last) if found.len() == REFERENCES_AT_ONCE => Cursor::After(Some(*last)),
+                    _ => Cursor::Done,
+                }
+            }
+            Cursor::Done => Cursor::Done,
+        };
+        Ok((namers.into_iter().collect(), next))
+    }
+
+    /// What the count of a segment's live blocks should be. The caller holds the writer, so that nothing changes.
+    ///
+    /// # Errors
+    /// `Corrupt` where a page or the directory does not open; `Full` where too many pages name it.
+    pub(crate) async fn exact_count(&self, record: &SegmentRecord) -> Result<u64> {
+        let entries = self.frames.read_directory(&record.info).await?;
+        let number = record.info.number.0;
+        let mut known: HashSet<(LayerId, u32)> = HashSet::new();
+        let (mut cursor, mut count) = (Cursor::Own, 0);
+        while !matches!(cursor, Cursor::Done) {
+            let (mut namers, next) = self.namers(record, &entries, cursor).await?;
+            cursor = next;
+            namers.retain(|namer| known.insert(*namer));
+            if known.len() > NAMERS_MAX {
+                let what =
+                    format!("count the live blocks of segment {number}: too many pages name it");
+                return Err(Error::new(ErrorKind::Full, what));
+            }
+            let mut counts = futures::stream::iter(namers)
+                .map(|(layer, page)| self.map.counted_of(layer, page, number))
+                .buffer_unordered(PAGES_AT_ONCE);
+            while let Some(blocks) = counts.try_next().await? {
+                count += blocks;
+            }
+        }
+        Ok(count)
+    }
+
+    /// See [`crate::Tier::repair_counts`].
+    pub(crate) async fn repair_counts(&self, numbers: &[u64]) -> Result<Vec<(u64, u32, u32)>> {
+        let mut repaired = Vec::new();
+        for number in numbers {
+            // No commit meanwhile; between two of them destage has its turn.
+            let mut writer = self.writer.lock().await;
+            self.map.check(&writer)?;
+            let Some(record) = self.map.find_segment(*number).await? else { continue };
+            let live = self.map.live_blocks(*number).await?;
+            let count = u32::try_from(self.exact_count(&record).await?).unwrap_or(u32::MAX);
+            if count == live {
+                continue;
+            }
+            self.map.set_live(&mut writer, &[(*number, count)]).await?;
+            drop(writer);
+            self.reclaim.note_well(*number);
+            self.reclaim.state.lock().is_pass_wanted = true;
+            tracing::warn!(
+                segment = number,
+                was = live,
+                is = count,
+                "the count of a segment's live blocks was wrong and is put right"
+            );
+            repaired.push((*number, live, count));
+        }
+        Ok(repaired)
+    }
+}
