@@ -11,6 +11,7 @@ pub mod conditions;
 pub mod device;
 pub mod env;
 pub mod error;
+pub mod jobs;
 pub mod seal;
 pub mod units;
 
@@ -18,4 +19,5 @@ pub use buffers::{PayloadBuffer, PayloadBuffers};
 pub use conditions::{Condition, ConditionKind, Conditions};
 pub use device::{AllocationExtent, BlockDevice, Limits, WriteFlags, ZeroFlags};
 pub use error::{Error, ErrorKind, Result};
+pub use jobs::Job;
 pub use units::{Epoch, Lsn, VolumeId};

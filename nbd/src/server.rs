@@ -137,6 +137,19 @@ enum Socket {
     Unix { listener: UnixListener, path: PathBuf, inode: u64 },
 }
 
+impl std::fmt::Display for Listener {
+    /// Its address, or the path of its socket.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.socket {
+            Socket::Tcp(listener) => match listener.local_addr() {
+                Ok(address) => address.fmt(f),
+                Err(_) => f.write_str("an unknown address"),
+            },
+            Socket::Unix { path, .. } => path.display().fmt(f),
+        }
+    }
+}
+
 impl Listener {
     /// Binds `address`; port 0 takes a free one. The caller has asked [`check_listen_address`].
     ///

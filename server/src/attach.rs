@@ -352,7 +352,12 @@ impl Attachments {
         self.link(&name, &device.path());
         let device = Arc::new(SyncMutex::new(Some(device)));
         let resized = device.clone();
-        let resizes = tokio::spawn(async move {
+        let job = block::Job::new(
+            format!("size of the device of volume {name}"),
+            "the kernel is not told a new size of the volume",
+        );
+        let jobs = self.pool.supervisor();
+        let resizes = jobs.spawn(crate::jobs::Need::Useful, job, async move {
             while sizes.changed().await.is_ok() {
                 let (device, newest) = (resized.clone(), sizes.clone());
                 let told = blocking(move || tell_size(&device, &newest));
@@ -575,8 +580,12 @@ impl Attachments {
                 blocking(move || end(served)).await
             });
         }
-        let ended = ending.join_all().await;
-        ended.into_iter().filter_map(Result::err).collect()
+        let mut failures = Vec::new();
+        while let Some(ended) = ending.join_next().await {
+            let panicked = |cause| Error::with_source(ErrorKind::Io, "end a device", cause);
+            failures.extend(ended.map_err(panicked).and_then(|ended| ended).err());
+        }
+        failures
     }
 
     /// Ends the devices of a pool that is not ours any more: their users get errors, because what they

@@ -637,7 +637,10 @@ impl Source {
         };
         let publishing = running.publishing.clone();
         let (seen, mut stopped) = (state.subscribe(), stop.subscribe());
-        let task = self.pool.tier().background().spawn(async move {
+        let job =
+            block::Job::new(format!("copy to {}", spec.url), "the copy is not brought up to date");
+        let (jobs, lane) = (self.pool.supervisor(), self.pool.tier().background());
+        let task = jobs.spawn_on(lane, crate::jobs::Need::Useful, job, async move {
             tokio::select! {
                 never = running.run(&state) => match never {},
                 _ = stopped.wait_for(|stop| *stop) => {}

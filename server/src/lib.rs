@@ -14,6 +14,7 @@ pub mod copies;
 pub mod demo;
 pub mod destage;
 pub mod glue;
+pub(crate) mod jobs;
 pub mod keys;
 pub mod manifest;
 pub(crate) mod planted;

@@ -24,6 +24,8 @@ pub(crate) struct Planted {
     pub(crate) opens_own_device: bool,
     /// A wall clock that jumps is believed at once.
     pub(crate) clock_trusted: bool,
+    /// Background jobs whose names begin so panic when they start.
+    pub(crate) panicking_job: Option<&'static str>,
 }
 
 /// As the environment variable SPINDLE_PLANTED named them, separated by commas, when it was first
@@ -32,7 +34,7 @@ pub(crate) struct Planted {
 pub(crate) fn planted() -> Planted {
     static PLANTED: std::sync::OnceLock<Planted> = std::sync::OnceLock::new();
     *PLANTED.get_or_init(|| {
-        let names = std::env::var("SPINDLE_PLANTED").unwrap_or_default();
+        let names: &'static str = std::env::var("SPINDLE_PLANTED").unwrap_or_default().leak();
         let has = |name: &str| names.split(',').any(|one| one == name);
         Planted {
             ack_before_submit: has("ack-before-submit"),
@@ -43,6 +45,7 @@ pub(crate) fn planted() -> Planted {
             cache_noted_late: has("cache-noted-late"),
             opens_own_device: has("opens-own-device"),
             clock_trusted: has("clock-trusted"),
+            panicking_job: names.split(',').find_map(|one| one.strip_prefix("panicking-job=")),
         }
     })
 }
@@ -59,5 +62,6 @@ pub(crate) const fn planted() -> Planted {
         cache_noted_late: false,
         opens_own_device: false,
         clock_trusted: false,
+        panicking_job: None,
     }
 }

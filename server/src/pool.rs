@@ -24,10 +24,11 @@ pub(crate) use snapshots::some_of;
 
 use crate::clock::{AGREES_WITHIN, ProvenClock, SystemTimes};
 use crate::destage::{self, DestageOptions, DestageProgress};
+use crate::jobs::{Jobs, Need};
 use crate::record::{Durability, VolumeRecord, VolumeState};
 use crate::volume::{Volume, check_size};
 use crate::volume_keys::VolumeKeyRing;
-use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
+use block::{Epoch, Error, ErrorKind, Job, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use replication::{EntryKind, Log, MissingSide, NewEntry, TailLoss, Wait};
 use snapshots::Snapshots;
@@ -107,6 +108,8 @@ pub struct Pool {
     changes: tokio::sync::Mutex<()>,
     stop: watch::Sender<bool>,
     jobs: Mutex<Vec<tokio::task::JoinHandle<()>>>,
+    /// Watches over these, and over the other jobs of the process.
+    supervisor: Jobs,
     retention: Duration,
     clock: OnceLock<ProvenClock>,
 }
@@ -176,13 +179,8 @@ impl Pool {
             }
         }
         let stop = watch::Sender::new(false);
-        let lane = shared.tier.background();
-        let jobs = vec![
-            lane.spawn(destage::run(shared.clone(), options, stop.subscribe())),
-            lane.spawn(destage::maintain(shared.clone(), stop.subscribe())),
-            lane.spawn(destage::reclaim(shared.clone(), options.reclaim, stop.subscribe())),
-            lane.spawn(destage::load_fingerprints(shared.clone(), stop.subscribe())),
-        ];
+        let supervisor = Jobs::new(shared.tier.conditions().clone());
+        let jobs = start_jobs(&supervisor, &shared, options, &stop);
         Ok(Arc::new(Pool {
             shared,
             volume_keys,
@@ -190,6 +188,7 @@ impl Pool {
             changes: tokio::sync::Mutex::new(()),
             stop,
             jobs: Mutex::new(jobs),
+            supervisor,
             retention,
             clock: OnceLock::new(),
         }))
@@ -221,6 +220,11 @@ impl Pool {
         let of_snapshots = volumes.snapshots.records.values().map(|record| record.created_at);
         let latest = now.saturating_add(AGREES_WITHIN);
         of_volumes.chain(of_snapshots).filter(|at| *at <= latest).max().unwrap_or(0).min(now)
+    }
+
+    /// Starts jobs beside the pool's own, and knows when a vital one has died.
+    pub(crate) fn supervisor(&self) -> &Jobs {
+        &self.supervisor
     }
 
     /// To be called before anything is served, when writes that were answered may be gone. A client
@@ -777,6 +781,30 @@ impl Pool {
         }
         Ok((last_lsn, destaged_lsn))
     }
+}
+
+fn start_jobs(
+    supervisor: &Jobs,
+    shared: &Arc<Shared>,
+    options: DestageOptions,
+    stop: &watch::Sender<bool>,
+) -> Vec<tokio::task::JoinHandle<()>> {
+    let lane = shared.tier.background();
+    let destage = Job::new("destage", "no data reaches the store, and the write log fills");
+    let upkeep = Job::new("upkeep", "trims are not folded, and orphan segments stay in the store");
+    let reclaim = Job::new("reclaim", "space of overwritten data stays in use");
+    let fingerprints =
+        Job::new("fingerprints", "blocks that are stored already are not all found again");
+    let run = destage::run(shared.clone(), options, stop.subscribe());
+    let maintain = destage::maintain(shared.clone(), stop.subscribe());
+    let reclaims = destage::reclaim(shared.clone(), options.reclaim, stop.subscribe());
+    let load = destage::load_fingerprints(shared.clone(), stop.subscribe());
+    vec![
+        supervisor.spawn_on(lane, Need::Vital, destage, run),
+        supervisor.spawn_on(lane, Need::Useful, upkeep, maintain),
+        supervisor.spawn_on(lane, Need::Useful, reclaim, reclaims),
+        supervisor.spawn_on(lane, Need::Useful, fingerprints, load),
+    ]
 }
 
 #[cfg(test)]

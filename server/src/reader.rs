@@ -140,6 +140,7 @@ async fn serve(
     };
     let ended = tokio::select! {
         () = signals.stop() => Ok(()),
+        Some(ended) = serving.join_next() => Err(ended_early(ended)),
         error = pinned.keep() => Err(error),
         never = reload => match never {},
     };
@@ -154,6 +155,15 @@ async fn serve(
         task.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
     }
     ended.and(tier.close().await)
+}
+
+/// Why a listener does not listen any more, though nobody has stopped it.
+fn ended_early(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Error {
+    let early = || Error::new(ErrorKind::Io, "serve NBD: it has stopped");
+    match ended {
+        Ok(served) => served.err().unwrap_or_else(early),
+        Err(cause) => Error::with_source(ErrorKind::Io, "serve NBD", cause),
+    }
 }
 
 impl Pinned {

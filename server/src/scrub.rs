@@ -300,7 +300,10 @@ impl Scrub {
         }
         let stop = watch::Sender::new(false);
         let (inner, mut stopped) = (self.inner.clone(), stop.subscribe());
-        let task = self.inner.pool.tier().background().spawn(async move {
+        let job =
+            block::Job::new("scrub", "segments are not verified, and damage is not found early");
+        let (jobs, lane) = (self.inner.pool.supervisor(), self.inner.pool.tier().background());
+        let task = jobs.spawn_on(lane, crate::jobs::Need::Useful, job, async move {
             tokio::select! {
                 never = inner.run() => match never {},
                 _ = stopped.wait_for(|stop| *stop) => {}

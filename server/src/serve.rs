@@ -1,6 +1,7 @@
 //! Serving a pool until told to stop. How it is opened is in `opening`, how it is closed in `closing`.
 
 mod closing;
+mod daemon_jobs;
 pub(crate) mod failed_log;
 mod opening;
 
@@ -13,11 +14,12 @@ pub use opening::{Opening, open};
 use crate::admin::{AdminHandler, AdminServer, FsckInfo};
 use crate::attach::{self, Attachments};
 use crate::claims::Claims;
-use crate::conditions::{self, lookout};
+use crate::conditions;
 use crate::config::{Config, budget};
 use crate::copies::{Copies, target::Target};
 use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
+use crate::jobs::Need;
 use crate::keys::{KeyRing, KeySource};
 use crate::manifest::{NodeDir, Ownership};
 use crate::pool::{Pool, StepBack, VolumeTraits};
@@ -26,7 +28,8 @@ use crate::restore::Restored;
 use crate::scrub::Scrub;
 use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
-use block::{Epoch, Error, ErrorKind, Result, VolumeId};
+use block::{Epoch, Error, ErrorKind, Job, Result, VolumeId};
+use daemon_jobs::{serve_listener, start_jobs};
 use nbd::{Access, Exports, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use opening::tier_options;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -193,9 +196,9 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     };
     let Front { server, attachments, copies, scrub, listeners, endpoints, socket } = front;
     let mut serving = tokio::task::JoinSet::new();
+    let jobs = open.pool.supervisor().clone();
     for listener in listeners {
-        let server = server.clone();
-        serving.spawn(async move { server.serve(listener).await });
+        serving.spawn(serve_listener(jobs.clone(), server.clone(), listener, stop.subscribe()));
     }
     let open = Arc::new(open);
     let handler = AdminPool::serving(
@@ -207,7 +210,8 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         asked.clone(),
     );
     let handler = Arc::new(handler);
-    let admin = tokio::spawn({
+    let admin = Job::new("admin socket", "no command is answered");
+    let admin = jobs.spawn(Need::Vital, admin, {
         let (handler, mut stopped) = (handler.clone(), stop.subscribe());
         async move {
             let stopped = async move {
@@ -217,12 +221,8 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
             socket.serve(handler, stopped, STOP_GRACE).await;
         }
     });
-    let watch = tokio::spawn(watch_ownership(open.clone(), stop.subscribe()));
-    let purge = tokio::spawn(purge_removed(open.clone(), handler.clone(), stop.subscribe()));
-    let schedules = tokio::spawn(run_schedules(open.clone(), stop.subscribe()));
-    let hydrate = tokio::spawn(hydrate(open.clone(), stop.subscribe()));
-    let lookout = tokio::spawn(lookout::run(open.clone(), attachments.clone(), stop.subscribe()));
-    let reload = tokio::spawn(reload_certificates(server.clone(), hangups, stop.subscribe()));
+    let others =
+        start_jobs(&jobs, &open, (&handler, &attachments), (server.clone(), hangups), &stop);
     announce(&endpoints);
     let mut stopped = asked.subscribe();
     // A supervisor sends its signal beside or after `spindle stop`: that one means the same stop.
@@ -230,11 +230,16 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         () = signals.stop() => (None, 0),
         _ = stopped.wait_for(|stop| *stop) => (None, 1),
         lost = open.pool.ended() => (Some(lost), 1),
+        // An orderly stop: the next daemon goes on where this one ends.
+        () = jobs.vital_died() => (None, 1),
     };
     closing::end_at_once_on_another(signals, spare_count);
     tracing::info!("stopping");
     let lost = match lost {
-        None if attachments.has_users() => closing::move_while_served(&open.pool).await,
+        // Without the job that moves it, nothing would come of that.
+        None if attachments.has_users() && jobs.death().is_none() => {
+            closing::move_while_served(&open.pool).await
+        }
         lost => lost,
     };
     let has_devices = lost.is_none() && attachments.has_users();
@@ -255,9 +260,9 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     scrub.stop(lost.is_some()).await;
     copies.stop().await;
     while let Some(ended) = serving.join_next().await {
-        ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
+        ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))?;
     }
-    for task in [admin, watch, purge, schedules, hydrate, lookout, reload] {
+    for task in others.into_iter().chain([admin]) {
         task.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     }
     handler.close().await?;
@@ -265,7 +270,11 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let Some(open) = Arc::into_inner(open) else {
         return Err(Error::new(ErrorKind::Io, "close the pool: it is still in use"));
     };
-    let Some(lost) = lost else { return open.close_with(has_devices).await };
+    let Some(lost) = lost else {
+        let is_short = has_devices || jobs.death().is_some();
+        let closed = open.close_with(is_short).await;
+        return jobs.death().map_or(closed, Err);
+    };
     // Not ours any more, or without a log: nothing of it is moved to the store or released.
     if let Err(error) = open.pool.close().await {
         tracing::debug!(error = %error.chain(), "a pool that was lost did not close in order");
@@ -744,8 +753,11 @@ async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });
-    if let Err(error) = fetching.await {
-        tracing::error!(%error, "fetching from the copy has ended; it goes on with the next start");
+    if let Err(error) = fetching.await
+        && error.is_panic()
+    {
+        // Its supervisor is this job's.
+        std::panic::resume_unwind(error.into_panic());
     }
 }
 

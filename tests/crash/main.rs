@@ -5,5 +5,6 @@
 
 mod aside;
 mod copies;
+mod jobs;
 mod spindle;
 mod toys;

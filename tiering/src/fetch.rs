@@ -97,6 +97,18 @@ impl std::fmt::Debug for Frames {
     }
 }
 
+/// Bytes of frames that are read ahead of their readers, until that has ended in any way.
+struct Ahead {
+    inner: Arc<Inner>,
+    bytes: u64,
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.inner.ahead_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 impl Frames {
     /// `store` is prefixed to the pool already. Opens the NVMe cache (blocking, short); a cache that
     /// cannot be opened is reported once and left off, it never fails the caller.
@@ -216,11 +228,11 @@ impl Frames {
             inner.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return None;
         }
-        let inner = inner.clone();
+        let reserved = Ahead { inner: inner.clone(), bytes };
         Some(tokio::spawn(async move {
+            let inner = &reserved.inner;
             inner.counters.ahead_frame_count.fetch_add(wanted.len() as u64, Ordering::Relaxed);
             inner.clone().fetch_ahead(wanted).await;
-            inner.ahead_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }))
     }
 

@@ -503,7 +503,15 @@ async fn link<B: Backend>(
                 match shared.group.join(index, &stream) {
                     Ok(siblings) => {
                         shared.served.lock()[usize::from(index)] = Some(Instant::now());
-                        shared.backend.serve(connection, stream, siblings, stop.clone()).await;
+                        let serving =
+                            shared.backend.serve(connection, stream, siblings, stop.clone());
+                        // Lost by that, as by an error: it is replaced.
+                        if let Err(why) = block::jobs::caught(serving).await {
+                            tracing::error!(
+                                device = %device.display(), why,
+                                "could not serve a connection of a device"
+                            );
+                        }
                         shared.served.lock()[usize::from(index)] = None;
                     }
                     Err(error) => tracing::warn!(%error, "a connection of a device was not served"),

@@ -247,9 +247,16 @@ impl FrameCache {
         });
         let (queue, work) = mpsc::sync_channel(QUEUE_COUNT_MAX);
         let writer = writer::Writer::new(shared.clone(), planted);
-        let thread = std::thread::Builder::new()
-            .name("cache-writer".into())
-            .spawn(move || writer.run(&work))?;
+        let thread = std::thread::Builder::new().name("cache-writer".into()).spawn({
+            let shared = shared.clone();
+            move || {
+                let run = std::panic::AssertUnwindSafe(|| writer.run(&work));
+                if let Err(payload) = std::panic::catch_unwind(run) {
+                    let why = io::Error::other(block::jobs::text_of(&*payload));
+                    shared.turn_off("write the cache file", &why);
+                }
+            }
+        })?;
         Ok(FrameCache { shared, queue, thread: Mutex::new(Some(thread)) })
     }
 

@@ -26,6 +26,17 @@ const NOTICE: Duration = Duration::from_secs(5);
 /// The subject of the condition.
 const SUBJECT: &str = "pool";
 
+/// As [`keep`]. Should that panic it is begun again: without it a database that has ended stays so.
+pub(super) async fn supervised(tier: Weak<Inner>) {
+    let job = block::Job::new("metadata upkeep", "a metadata database that ends is opened late");
+    while let Err(why) = block::jobs::caught(keep(tier.clone())).await {
+        let Some(inner) = tier.upgrade() else { return };
+        job.raise_died(&inner.options.conditions, &why);
+        drop(inner);
+        tokio::time::sleep(PAUSE_MAX).await;
+    }
+}
+
 /// Runs as long as the tier.
 pub(super) async fn keep(tier: Weak<Inner>) {
     loop {

@@ -109,7 +109,7 @@ impl Tier {
             }),
         };
         if !is_read_only {
-            tier.inner.background.spawn(keep::keep(Arc::downgrade(&tier.inner)));
+            tier.inner.background.spawn(keep::supervised(Arc::downgrade(&tier.inner)));
         }
         Ok(tier)
     }

@@ -1,0 +1,59 @@
+//! The jobs of a daemon that are not the pool's, each under supervision.
+
+use super::{
+    OpenPool, hydrate, purge_removed, reload_certificates, run_schedules, watch_ownership,
+};
+use crate::attach::Attachments;
+use crate::conditions::lookout;
+use crate::glue::admin::AdminPool;
+use crate::glue::exports::PoolExports;
+use crate::jobs::{Jobs, Need};
+use block::{Error, ErrorKind, Job};
+use nbd::{Listener, Server};
+use std::sync::Arc;
+use tokio::signal::unix::Signal;
+use tokio::sync::watch;
+
+/// Starts the jobs of a daemon that are not the pool's.
+pub(super) fn start_jobs(
+    jobs: &Jobs,
+    open: &Arc<OpenPool>,
+    (handler, attachments): (&Arc<AdminPool>, &Arc<Attachments>),
+    (server, hangups): (Server<PoolExports>, Signal),
+    stop: &watch::Sender<bool>,
+) -> Vec<tokio::task::JoinHandle<()>> {
+    let watch = Job::new("ownership", "another owner of the pool is noticed late");
+    let purge = Job::new("purge", "removed volumes stay after their time");
+    let schedules = Job::new("snapshot schedules", "no snapshot is made or pruned by schedule");
+    let fetch = Job::new("hydration", "the restored pool goes on depending on its copy");
+    let look = Job::new("lookout", "some conditions that last are noticed late, or not at all");
+    let reload = Job::new("certificates", "TLS certificates are not read again at SIGHUP");
+    let stopped = || stop.subscribe();
+    vec![
+        jobs.spawn(Need::Vital, watch, watch_ownership(open.clone(), stopped())),
+        jobs.spawn(Need::Useful, purge, purge_removed(open.clone(), handler.clone(), stopped())),
+        jobs.spawn(Need::Useful, schedules, run_schedules(open.clone(), stopped())),
+        jobs.spawn(Need::Useful, fetch, hydrate(open.clone(), stopped())),
+        jobs.spawn(Need::Useful, look, lookout::run(open.clone(), attachments.clone(), stopped())),
+        jobs.spawn(Need::Useful, reload, reload_certificates(server, hangups, stopped())),
+    ]
+}
+
+/// Serves NBD clients of one listener until `stop` says so; when it ends before, the daemon does.
+pub(super) async fn serve_listener(
+    jobs: Jobs,
+    server: Server<PoolExports>,
+    listener: Listener,
+    stop: watch::Receiver<bool>,
+) {
+    let job = Job::new(format!("NBD listener {listener}"), "no client can connect there");
+    let (supervisor, its) = (jobs.clone(), job.clone());
+    let work = async move {
+        let served = server.serve(listener).await;
+        if !*stop.borrow() {
+            let early = || Error::new(ErrorKind::Io, "serve NBD: it has stopped");
+            supervisor.ended(Need::Vital, &its, &served.err().unwrap_or_else(early));
+        }
+    };
+    jobs.supervise(Need::Vital, job, work).await;
+}
