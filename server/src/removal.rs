@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::keys::{KeyRing, KeySource};
 use crate::manifest::{self, Manifest};
 use crate::serve::{self, Opening};
-use crate::store::{Reason, Store, StoreOptions};
+use crate::store::{Reason, Store, StoreOptions, is_folder_marker};
 use crate::units;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
@@ -261,7 +261,11 @@ async fn delete_folder(
     while walk_count < WALK_COUNT_MAX {
         listing::pause_before(empty_count).await;
         let listed = listing::list(objects, Some(&prefix));
-        let wanted = listed.try_filter(|meta| std::future::ready(Some(&meta.location) != spared));
+        // A folder's own marker has another name than is shown, and nothing in it.
+        let is_wanted = |meta: &ObjectMeta| {
+            Some(&meta.location) != spared && !(meta.location == prefix && is_folder_marker(meta))
+        };
+        let wanted = listed.try_filter(|meta| std::future::ready(is_wanted(meta)));
         let mut chunks = wanted.try_chunks(DELETE_COUNT_MAX);
         let (mut is_empty, mut failure) = (true, None);
         while let Some(chunk) = chunks.next().await {

@@ -18,12 +18,14 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, ClientConfigKey, ObjectMeta, ObjectStore, RetryConfig};
+use proxy::{no_proxy, proxy_of};
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::listing;
+use tiering::{Answer, one_line};
 
 /// Patience with a store. All are per request unless said otherwise.
 #[derive(Clone, Debug)]
@@ -66,6 +68,8 @@ pub struct Store {
     bulk: Arc<dyn ObjectStore>,
     control: Arc<dyn ObjectStore>,
     local_dir: Option<PathBuf>,
+    /// The proxy that requests go through, for people.
+    proxy: Option<String>,
 }
 
 impl fmt::Debug for Store {
@@ -93,6 +97,8 @@ impl Store {
     pub fn open_as(url: &str, options: &StoreOptions, env_prefix: Option<&str>) -> Result<Store> {
         let location = Location::parse(url)?;
         let settings = settings_of(env_prefix);
+        let variables = settings.clone().unwrap_or_else(|| variables_with(""));
+        settings::check(&location, &variables, env_prefix.unwrap_or_default())?;
         if let Location::Directory(dir) = &location {
             let objects = open_directory(dir)?;
             return Ok(Store {
@@ -100,13 +106,16 @@ impl Store {
                 bulk: Arc::clone(&objects),
                 control: objects,
                 local_dir: Some(dir.clone()),
+                proxy: None,
             });
         }
+        location.tell_of_encoding(url);
         Ok(Store {
             url: url.to_owned(),
             bulk: open_remote(&location, &Patience::bulk(options), settings.as_deref())?,
             control: open_remote(&location, &Patience::control(options), settings.as_deref())?,
             local_dir: None,
+            proxy: proxy_of(&location, settings.as_deref()),
         })
     }
 
@@ -142,7 +151,8 @@ impl Store {
     /// A store that exists already: the memory store of tests, or one wrapped for faults.
     #[must_use]
     pub fn from_objects(url: &str, objects: Arc<dyn ObjectStore>) -> Store {
-        Store { url: url.to_owned(), bulk: Arc::clone(&objects), control: objects, local_dir: None }
+        let (bulk, control) = (Arc::clone(&objects), objects);
+        Store { url: url.to_owned(), bulk, control, local_dir: None, proxy: None }
     }
 
     /// With other objects in place of its own where it is not about ownership and keys.
@@ -212,7 +222,8 @@ impl Store {
     pub(crate) fn explain(&self, doing: &str, error: object_store::Error) -> Error {
         let url = &self.url;
         let reason = Reason::of(&error);
-        let context = match reason {
+        let mut context = match reason {
+            Reason::Said(answer) => format!("store {url}: {doing}: {}", answer.advice()),
             Reason::Denied => format!(
                 "store {url}: {doing}: access denied. Check the credentials and that they allow \
                  get, put, delete and list below this prefix"
@@ -232,6 +243,12 @@ impl Store {
             ),
             Reason::Exists | Reason::Other => format!("store {url}: {doing}"),
         };
+        if let Some(proxy) = self.proxy.as_ref().filter(|_| reason != Reason::Exists) {
+            context += &format!(
+                ". Requests go through the proxy {proxy}; where the store is to be asked without it, \
+                 name its host in NO_PROXY"
+            );
+        }
         Error::with_source(reason.kind(), context, Cause(error))
     }
 }
@@ -245,12 +262,22 @@ pub(crate) enum Reason {
     Exists,
     Unsupported,
     Unreachable,
+    /// The store has said what is wrong.
+    Said(Answer),
     Other,
 }
 
 impl Reason {
     pub(crate) fn of(error: &object_store::Error) -> Reason {
         match error {
+            // Of other kinds of errors each has a meaning that the caller acts on.
+            object_store::Error::Generic { .. }
+            | object_store::Error::PermissionDenied { .. }
+            | object_store::Error::Unauthenticated { .. }
+                if let Some(answer) = Answer::find(&error.to_string()) =>
+            {
+                Reason::Said(answer)
+            }
             object_store::Error::NotFound { .. } => Reason::NotFound,
             object_store::Error::AlreadyExists { .. }
             | object_store::Error::Precondition { .. } => Reason::Exists,
@@ -303,7 +330,7 @@ impl Reason {
 
     fn kind(self) -> ErrorKind {
         match self {
-            Reason::Denied | Reason::NoCredentials => ErrorKind::Denied,
+            Reason::Denied | Reason::NoCredentials | Reason::Said(_) => ErrorKind::Denied,
             Reason::NotFound => ErrorKind::NotFound,
             Reason::Exists => ErrorKind::Busy,
             Reason::Unsupported => ErrorKind::Unsupported,
@@ -325,18 +352,6 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&one_line(&self.0.to_string()))
     }
-}
-
-/// A store's answer in one line: of an XML body only its code and message.
-fn one_line(text: &str) -> String {
-    let between = |open: &str, close: &str| {
-        text.split_once(open).and_then(|(_, rest)| rest.split_once(close)).map(|(inner, _)| inner)
-    };
-    let head = text.split("<?xml").next().unwrap_or(text);
-    let head = head.split("<Error").next().unwrap_or(head);
-    let parts = [Some(head), between("<Code>", "</Code>"), between("<Message>", "</Message>")];
-    let words: Vec<&str> = parts.into_iter().flatten().flat_map(str::split_whitespace).collect();
-    words.join(" ")
 }
 
 impl StdError for Cause {}
@@ -390,6 +405,13 @@ impl Location {
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
             return Err(invalid("it names no bucket"));
+        }
+        // The client panics where a bucket's name makes no address.
+        let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"-._$@:?".contains(&byte);
+        if !bucket.bytes().all(is_letter) {
+            return Err(invalid(
+                "the name of a bucket has ASCII letters, digits, - . _ and $ only",
+            ));
         }
         if bucket.contains(['@', ':', '?']) || prefix.contains(['?', '#']) {
             return Err(Error::new(
@@ -517,12 +539,16 @@ fn open_directory(dir: &Path) -> Result<Arc<dyn ObjectStore>> {
 
 /// The variables of the environment whose names begin with `prefix`, without that; `None`: the usual ones.
 fn settings_of(prefix: Option<&str>) -> Option<Vec<(String, String)>> {
-    let prefix = prefix?;
+    prefix.map(variables_with)
+}
+
+/// The variables of the environment whose names begin with `prefix`, without that.
+fn variables_with(prefix: &str) -> Vec<(String, String)> {
     let with_prefix = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         let name = name.to_str()?.strip_prefix(prefix)?.to_owned();
         Some((name, value.to_str()?.to_owned()))
     };
-    Some(std::env::vars_os().filter_map(with_prefix).collect())
+    std::env::vars_os().filter_map(with_prefix).collect()
 }
 
 /// One variable of those, or of the usual ones.
@@ -591,7 +617,8 @@ fn open_remote(
                 || allowed.as_deref().is_some_and(is_yes);
             let allow_http = GoogleConfigKey::Client(ClientConfigKey::AllowHttp);
             builder = builder.with_config(allow_http, is_plain.to_string());
-            for (key, value) in patience.settings() {
+            let own = builder.get_config_value(&GoogleConfigKey::Client(ClientConfigKey::ProxyUrl));
+            for (key, value) in patience.settings().into_iter().chain(no_proxy(own.as_deref())) {
                 builder = builder.with_config(GoogleConfigKey::Client(key), value);
             }
             narrow(builder.with_retry(patience.retry.clone()).build(), prefix)
@@ -610,7 +637,8 @@ fn open_remote(
             if plain_http(endpoint.as_deref(), builder.get_config_value(&allow_http).as_deref())? {
                 builder = builder.with_allow_http(true);
             }
-            for (key, value) in patience.settings() {
+            let own = builder.get_config_value(&AzureConfigKey::Client(ClientConfigKey::ProxyUrl));
+            for (key, value) in patience.settings().into_iter().chain(no_proxy(own.as_deref())) {
                 builder = builder.with_config(AzureConfigKey::Client(key), value);
             }
             narrow(builder.with_retry(patience.retry.clone()).build(), prefix)
@@ -623,12 +651,15 @@ fn open_s3(
     prefix: &str,
     patience: &Patience,
 ) -> Result<Arc<dyn ObjectStore>> {
-    let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+    let endpoint = builder
+        .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
+        .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
     let allow_http = AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp);
     if plain_http(endpoint.as_deref(), builder.get_config_value(&allow_http).as_deref())? {
         builder = builder.with_allow_http(true);
     }
-    for (key, value) in patience.settings() {
+    let own = builder.get_config_value(&AmazonS3ConfigKey::Client(ClientConfigKey::ProxyUrl));
+    for (key, value) in patience.settings().into_iter().chain(no_proxy(own.as_deref())) {
         builder = builder.with_config(AmazonS3ConfigKey::Client(key), value);
     }
     narrow(builder.with_retry(patience.retry.clone()).build(), prefix)
@@ -656,10 +687,11 @@ fn plain_http(endpoint: Option<&str>, allowed: Option<&str>) -> Result<bool> {
     if allowed.is_some_and(is_yes) || is_loopback(rest) {
         return Ok(true);
     }
+    let host = settings::host_of(rest);
     Err(Error::new(
         ErrorKind::Invalid,
         format!(
-            "store endpoint http://{rest} is not on this machine and has no TLS. Use https, or \
+            "store endpoint http://{host} is not on this machine and has no TLS. Use https, or \
              set AWS_ALLOW_HTTP=true (GOOGLE_ALLOW_HTTP, AZURE_ALLOW_HTTP) to allow it"
         ),
     ))
@@ -672,18 +704,19 @@ fn is_yes(value: &str) -> bool {
 
 /// Whether `host[:port][/…]` is this machine.
 fn is_loopback(authority: &str) -> bool {
-    let authority = authority.split('/').next().unwrap_or_default();
-    let host = match authority.strip_prefix('[') {
-        Some(v6) => v6.split(']').next().unwrap_or_default(),
-        None => authority.split(':').next().unwrap_or_default(),
-    };
+    let host = settings::host_of(authority);
     host == "localhost"
         || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 mod awaited;
 mod direct;
+mod prefix;
 mod probe;
+mod proxy;
+mod settings;
+
+pub(crate) use prefix::is_folder_marker;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]

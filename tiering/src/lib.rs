@@ -9,6 +9,7 @@
 //! - Every byte that comes from a disk or the network is verified before it is used.
 //! - The object store is the only place of truth: local disks only cache.
 
+mod answer;
 pub mod cache;
 pub mod copier;
 mod create;
@@ -33,6 +34,7 @@ pub mod testing;
 pub mod tier;
 mod watched;
 
+pub use answer::{Answer, one_line};
 pub use copier::{
     CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, HydrateCounts, HydrateOptions,
     HydrateProgress, LeftOut, RestoredStore,

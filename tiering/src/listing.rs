@@ -80,7 +80,7 @@ pub async fn list_all(
     list_at_most(store, prefix, count_max).try_collect().await
 }
 
-/// An object below `prefix`. `None` once `look_count` listings, with pauses between them, have shown
+/// An object below `prefix` that is not empty: an empty one is the marker by which a console shows a folder. `None` once `look_count` listings, with pauses between them, have shown
 /// nothing: a server or proxy that is ill may answer one with an empty list, and what follows from an empty
 /// folder (a new pool, a new database) must not follow from that.
 ///
@@ -93,7 +93,8 @@ pub async fn first(
 ) -> Result<Option<ObjectMeta>> {
     for look in 0..look_count {
         pause_before(look).await;
-        if let Some(found) = list(store, prefix).try_next().await? {
+        let mut listed = list(store, prefix).try_filter(|found| std::future::ready(found.size > 0));
+        if let Some(found) = listed.try_next().await? {
             return Ok(Some(found));
         }
     }

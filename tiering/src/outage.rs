@@ -5,6 +5,7 @@
 //! - Its text holds no secret: some stores are asked with signatures in the URL's query, so queries
 //!   are cut off.
 
+use crate::answer::{Answer, one_line};
 use block::conditions::Report;
 use block::{ConditionKind, Conditions};
 use parking_lot::Mutex;
@@ -160,8 +161,13 @@ pub(crate) fn public_text(error: &dyn Error) -> String {
         }
         cause = inner.source();
     }
-    let words: Vec<&str> = text.split_whitespace().map(without_query).collect();
-    words.join(" ").chars().take(TEXT_CHARS_MAX).collect()
+    let advice = Answer::find(&text).map(|answer| format!("; {}", answer.advice()));
+    let advice = advice.unwrap_or_default();
+    let line = one_line(&text);
+    let words: Vec<&str> = line.split_whitespace().map(without_query).collect();
+    let length_max = TEXT_CHARS_MAX.saturating_sub(advice.chars().count());
+    let said: String = words.join(" ").chars().take(length_max).collect();
+    said + &advice
 }
 
 /// What stores say when they have no space left. Sources: `errno(3)` as the standard library words it; the codes of
@@ -250,6 +256,17 @@ mod tests {
         assert!(!is_store_full(&failed("503: SlowDown")));
         outage.clear();
         assert_eq!(kinds(), []);
+    }
+
+    #[test]
+    fn answers_in_xml_are_shown_in_words_with_advice() {
+        let body = "status code: 400 Bad Request: <?xml version=\"1.0\"?><Error><Code>ExpiredToken</Code>\
+                    <Message>It&apos;s over.</Message><Token-0>HUNTER2</Token-0></Error>";
+        let shown = public_text(&failed(&("x".repeat(60) + body)));
+        assert!(shown.contains("ExpiredToken It's over.; the credentials have expired"), "{shown}");
+        assert!(shown.ends_with("restart the daemon") && !shown.contains("HUNTER2"), "{shown}");
+        let long = public_text(&failed(&("x".repeat(500) + body)));
+        assert!(long.ends_with("restart the daemon") && long.len() <= TEXT_CHARS_MAX, "{long}");
     }
 
     #[test]

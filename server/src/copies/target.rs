@@ -14,7 +14,7 @@ use crate::chain::{
     Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
 };
 use crate::keys::{DataKey, KeyRing, KeySource};
-use crate::store::{Store, StoreOptions, below};
+use crate::store::{Store, StoreOptions, below, is_folder_marker};
 use crate::units::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result, VolumeId};
@@ -403,7 +403,8 @@ impl Target {
             while let Some(found) = listed.try_next().await.map_err(failed)? {
                 let path = found.location.as_ref();
                 // Of a store whose probe was cut short.
-                if path.starts_with("probe/") || path.starts_with("copy/probe/") {
+                let is_of_probe = path.starts_with("probe/") || path.starts_with("copy/probe/");
+                if is_of_probe || is_folder_marker(&found) {
                     continue;
                 }
                 return Err(self.refused(&format!("it is not empty (it holds {path})")));
@@ -714,6 +715,26 @@ mod tests {
         ASKED_COUNT.fetch_add(1, Ordering::SeqCst);
         ANSWERS.1.wait_while(&mut ANSWERS.0.lock(), |answers| !*answers);
         Err(no_copy(url))
+    }
+
+    #[tokio::test]
+    async fn a_prefix_with_nothing_but_folder_markers_is_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("folder");
+        std::fs::create_dir_all(place.join("segments")).unwrap();
+        std::fs::write(place.join("marker"), b"").unwrap();
+        std::fs::write(place.join("segments/marker"), b"").unwrap();
+        let claim = async || {
+            let target = Target::open(place.to_str().unwrap(), None).await?;
+            let ids = (Uuid::from_u128(1), Uuid::from_u128(2));
+            target.claim(&PoolKey::new([1; 32]), ids, "pool").await
+        };
+        std::fs::write(place.join("segments/data"), b"x").unwrap();
+        let error = claim().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        assert!(error.to_string().contains("segments/data"), "{error}");
+        std::fs::remove_file(place.join("segments/data")).unwrap();
+        claim().await.unwrap();
     }
 
     #[test]

@@ -534,3 +534,18 @@ async fn a_passphrase_with_what_nobody_types_makes_no_pool_and_opens_one_that_ha
     let fine = World::new();
     fine.create(&passphrase("größer, mit Blank in der Mitte")).await;
 }
+
+#[tokio::test]
+async fn folders_with_nothing_but_their_markers_do_not_keep_a_pool_from_being_made() {
+    use object_store::ObjectStoreExt;
+    let memory = FaultyStore::new(Fault::None);
+    let store = memory.store();
+    let put = async |name: &str, bytes: &'static [u8]| {
+        let path = object_store::path::Path::from(name);
+        store.control().put(&path, bytes.into()).await.unwrap();
+    };
+    put("segments/marker", b"").await;
+    check_empty(&store).await.unwrap();
+    put("segments/data", b"x").await;
+    assert_eq!(check_empty(&store).await.unwrap_err().kind(), ErrorKind::Corrupt);
+}

@@ -116,14 +116,6 @@ async fn a_store_that_could_let_two_owners_win_is_refused() {
 }
 
 #[test]
-fn a_stores_xml_becomes_a_sentence() {
-    let xml = "status 403:\n<?xml version=\"1.0\"?>\n<Error><Code>NoWay</Code>\
-               <Message>Not for you.</Message><HostId>1</HostId></Error>";
-    assert_eq!(one_line(xml), "status 403: NoWay Not for you.");
-    assert_eq!(one_line("plain  text\n"), "plain text");
-}
-
-#[test]
 fn a_local_store_that_cannot_be_made_says_why() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let url = format!("{}/store", file.path().display());
