@@ -20,7 +20,7 @@ use crate::chain::{
     ALGORITHM, Chain, Created, Document, Format, corrupt, from_hex, random_bytes, seal_document,
     to_hex, vec_from_hex,
 };
-use crate::store::{Store, is_folder_marker};
+use crate::store::Store;
 use crate::units;
 use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
 use block::units::{array_at, u32_at};

@@ -140,7 +140,8 @@ fn drop_newest_batch(dir: &Path) {
 }
 
 fn reopened(dir: &Path, notes: &LogNotes) -> Recovery {
-    let identity = LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16] };
+    let identity =
+        LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
     let options = LogOptions { ring_bytes: 64 << 20, file_bytes: 8 << 20, ..LogOptions::default() };
     let (key, wanted) = (PoolKey::new([3; KEY_BYTES]), SidesWanted::default());
     let opened = Log::open_noted(dir, identity, key, options, Lsn::NONE, &wanted, notes);
