@@ -35,7 +35,7 @@ use opening::tier_options;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tiering::{FsckOptions, FsckReport, Tier, TierOptions, VolumeKeys};
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::watch;

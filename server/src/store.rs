@@ -134,7 +134,7 @@ impl Store {
         };
         let objects: Arc<dyn ObjectStore> = Arc::new(awaited::AwaitedDirectory::new(dir.clone()));
         let (bulk, control) = (Arc::clone(&objects), objects);
-        Ok(Store { url: url.to_owned(), bulk, control, local_dir: Some(dir) })
+        Ok(Store { url: url.to_owned(), bulk, control, local_dir: Some(dir), proxy: None })
     }
 
     /// The directory of a store that is one.
