@@ -18,6 +18,11 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     ("StoreFull", "tests/e2e/space.rs", "a_full_store_makes_writers_wait_and_loses_nothing"),
     (
+        "ObjectUndeletable",
+        "tiering/src/tier/tests/store.rs",
+        "an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later",
+    ),
+    (
         "DestageFailing",
         "server/src/pool/tests/aside.rs",
         "a_side_file_that_cannot_be_written_leaves_nothing_behind",
@@ -98,6 +103,11 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "MaintenanceFailing",
         "server/src/destage/upkeep.rs",
         "a_job_that_fails_for_long_is_a_condition_until_it_succeeds",
+    ),
+    (
+        "JobDied",
+        "server/src/jobs.rs",
+        "a_vital_job_that_panics_ends_the_process_and_a_useful_one_does_not",
     ),
     (
         "DeviceNotServed",
