@@ -27,6 +27,9 @@ pub enum ErrorKind {
     Fenced,
     /// Something outside does not answer (object store, replica): may work later.
     Unavailable,
+    /// One object of the store cannot be read, again and again, while others can: go on with the
+    /// others. It may work later.
+    Unreadable,
     /// Bytes at rest or on the wire failed verification: never retried, never returned.
     Corrupt,
     /// A local device failed (log or cache disk).

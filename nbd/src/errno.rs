@@ -31,7 +31,11 @@ pub const fn to_nbd_error(kind: ErrorKind, is_fast_zero: bool) -> u32 {
         ErrorKind::Full => ENOSPC,
         // The volume was removed, or another owner has it: this server will not serve it again.
         ErrorKind::NotFound | ErrorKind::Fenced => ESHUTDOWN,
-        ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::Corrupt | ErrorKind::Io => EIO,
+        ErrorKind::Busy
+        | ErrorKind::Unavailable
+        | ErrorKind::Unreadable
+        | ErrorKind::Corrupt
+        | ErrorKind::Io => EIO,
     }
 }
 

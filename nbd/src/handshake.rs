@@ -438,6 +438,7 @@ fn lookup_error(kind: ErrorKind) -> u32 {
         | ErrorKind::Unsupported
         | ErrorKind::Full
         | ErrorKind::NotFound
+        | ErrorKind::Unreadable
         | ErrorKind::Corrupt
         | ErrorKind::Io => option_reply::ERR_UNKNOWN,
     }

@@ -200,6 +200,8 @@ pub enum Request {
         /// Where it is.
         url: String,
     },
+    /// Segments that the copy lacks from which the pool was restored are given up.
+    RestoreGiveUpMissing,
     /// Verifies all segments, and puts back from copies what is bad.
     ScrubStart {
         /// Pace; the usual one without it.
@@ -341,7 +343,7 @@ struct Failure {
     message: String,
 }
 
-const KINDS: [ErrorKind; 10] = [
+const KINDS: [ErrorKind; 11] = [
     ErrorKind::Invalid,
     ErrorKind::Unsupported,
     ErrorKind::Denied,
@@ -350,6 +352,7 @@ const KINDS: [ErrorKind; 10] = [
     ErrorKind::Busy,
     ErrorKind::Fenced,
     ErrorKind::Unavailable,
+    ErrorKind::Unreadable,
     ErrorKind::Corrupt,
     ErrorKind::Io,
 ];
@@ -366,6 +369,7 @@ pub fn kind_name(kind: ErrorKind) -> &'static str {
         ErrorKind::Busy => "busy",
         ErrorKind::Fenced => "fenced",
         ErrorKind::Unavailable => "unavailable",
+        ErrorKind::Unreadable => "unreadable",
         ErrorKind::Corrupt => "corrupt",
         ErrorKind::Io => "io",
     }

@@ -468,6 +468,7 @@ fn copy_request(command: &CopyCommand) -> Result<(&args::PoolArgs, Request), Fai
             Ok((pool, Request::CopyAdd(new)))
         }
         CopyCommand::Open(_) => unreachable!("it is no request of the daemon"),
+        CopyCommand::GiveUpMissing(pool) => Ok((pool, Request::RestoreGiveUpMissing)),
         CopyCommand::List { pool } => Ok((pool, Request::CopyList)),
         CopyCommand::Sync { pool, url } => Ok((pool, Request::CopySync { url: place(url)? })),
         CopyCommand::Rm { pool, url } => Ok((pool, Request::CopyRemove { url: place(url)? })),

@@ -204,11 +204,10 @@ impl Attempt {
         }
     }
 
-    /// Trying again does not help, and the other volumes must not wait: the store answers, but what
-    /// it holds of this volume does not verify or is not there, or the log's disk has lost it.
+    /// The other volumes must not wait: the store answers, but what it holds of this volume does not
+    /// verify, is not there or cannot be read, or the log's disk has lost it.
     fn is_of_the_volume(&self, volume: VolumeId, error: &Error) -> bool {
-        matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound)
-            || (is_unreadable(error) && self.are_unreadable_lost(volume))
+        is_of_the_store(error) || (is_unreadable(error) && self.are_unreadable_lost(volume))
     }
 }
 
@@ -550,7 +549,12 @@ async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<
 }
 
 fn is_damage(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound) || is_unreadable(error)
+    is_of_the_store(error) || is_unreadable(error)
+}
+
+/// Something that the store holds is damaged, missing or unreadable, while the rest can be had.
+fn is_of_the_store(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unreadable)
 }
 
 /// Takes a volume back to what the store has of it: the metadata names its side files no more.

@@ -14,6 +14,7 @@
 //!   those of the pool that it was restored from.
 
 mod choice;
+mod incomplete;
 
 pub use choice::Asked;
 pub(crate) use choice::apply_choice;
@@ -32,6 +33,7 @@ use block::conditions::Report;
 use block::seal::PoolKey;
 use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
 use choice::choose;
+use incomplete::Decision;
 use object_store::ObjectStoreExt;
 use object_store::path::Path as ObjectPath;
 use serde::{Deserialize, Serialize};
@@ -42,7 +44,8 @@ use tiering::fail_point;
 use tiering::listing::{EMPTY_LOOK_COUNT, HELD_COUNT_MAX, list_all, pause_before};
 use tiering::map::database::{manifest_folder, manifest_path};
 use tiering::{
-    HydrateCounts, HydrateOptions, HydrateProgress, LeftOut, RestoredStore, Tier, is_store_full,
+    HydrateCounts, HydrateOptions, HydrateProgress, Lacking, LeftOut, RestoredStore, Tier,
+    is_store_full,
 };
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -143,7 +146,8 @@ pub(crate) async fn store_of(
 ) -> Result<(Store, Option<Restored>)> {
     let Some(origin) = read(&store, key, pool).await? else { return Ok((store, None)) };
     if origin.is_whole {
-        return Ok((store, Some(Restored { origin, objects: None, progress: Arc::default() })));
+        let (progress, decision) = (Arc::default(), Decision::default());
+        return Ok((store, Some(Restored { origin, objects: None, progress, decision })));
     }
     let target = Target::awaited(&origin.url, origin.env_prefix.as_deref())?;
     let (view, witness) = (target.view(&origin.state).bulk(), ObjectPath::from(WITNESS));
@@ -151,7 +155,8 @@ pub(crate) async fn store_of(
     let objects = Arc::new(objects);
     let with_copy = store.with_bulk(objects.clone());
     let progress = Arc::new(HydrateProgress::of_state(origin.state.segment_bytes));
-    Ok((with_copy, Some(Restored { origin, objects: Some(objects), progress })))
+    let (objects, decision) = (Some(objects), Decision::default());
+    Ok((with_copy, Some(Restored { origin, objects, progress, decision })))
 }
 
 /// An open pool that was restored.
@@ -161,6 +166,7 @@ pub(crate) struct Restored {
     /// `None`: it is whole.
     objects: Option<Arc<RestoredStore>>,
     progress: Arc<HydrateProgress>,
+    decision: Decision,
 }
 
 impl Restored {
@@ -221,15 +227,22 @@ impl Restored {
         loop {
             let done = match &self.objects {
                 Some(objects) if !origin.is_whole => {
+                    options.gives_up_missing = self.decision.gives_up_missing();
                     match self.fetch(tier, objects, options).await {
-                        Ok(lost_count) => {
+                        Ok(lacking) if !objects.is_whole() => {
+                            self.wait_lacking(tier, &lacking).await;
+                            continue;
+                        }
+                        Ok(lacking) => {
                             fail_point!("restore-fetched");
+                            let lost_count = lacking.missing.len() as u64;
                             let ended = match tier.check_owner().await {
                                 Ok(()) => end(store, key, &mut origin, lost_count).await,
                                 fenced => fenced,
                             };
                             if ended.is_ok() {
                                 fail_point!("restore-whole");
+                                self.end_lacking(tier);
                                 tier.set_dedup_floor(0);
                                 whole.send_replace(true);
                                 pause = PAUSE;
@@ -285,15 +298,15 @@ impl Restored {
         tier: &Tier,
         objects: &Arc<RestoredStore>,
         options: HydrateOptions,
-    ) -> Result<u64> {
+    ) -> Result<Lacking> {
         let before = self.progress.counts().done_bytes;
         let mut fetching = std::pin::pin!(tier.hydrate(objects, options, &self.progress));
         loop {
             match tokio::time::timeout(PROGRESS_LOOK, &mut fetching).await {
                 Ok(Err(error)) => return Err(error),
-                Ok(Ok(lost_count)) => {
+                Ok(Ok(lacking)) => {
                     self.show_progress(tier);
-                    return Ok(lost_count);
+                    return Ok(lacking);
                 }
                 Err(_) if self.progress.counts().done_bytes > before => self.show_progress(tier),
                 Err(_) => {}

@@ -440,6 +440,7 @@ pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Resul
     let volume_keys = crate::volume_keys::load(&store, key, pool).await?;
     let (store, restored) = crate::restore::store_of(store, key, pool).await?;
     let mut options = look_options(config, &store, pool, key, manifest.epoch);
+    options.restored = restored.as_ref().and_then(Restored::objects);
     options.left_out = restored.and_then(|restored| restored.lacks());
     options.volume_keys = volume_keys;
     fsck_store(options).await

@@ -22,6 +22,7 @@ mod guest;
 mod ill_store;
 mod mounted;
 mod neighbour;
+mod one_object;
 mod operator;
 mod own_keys;
 mod postgres;

@@ -16,16 +16,17 @@
 //! - Segments are verified on their way. A damaged one is copied as it is, counted and reported, and never takes the
 //!   place of one that the copy has.
 //! - A copy of some volumes has all of the metadata, and the segments that these volumes need: see [`part`].
-//! - Memory is bounded: two segments, two parts of tables, and 40 bytes for each segment of the copy.
+//! - Memory is bounded: two segments ([`places`]), two parts of tables, and 40 bytes for each segment of the copy.
 
 mod hydrate;
 mod origin;
 mod part;
+pub(crate) mod places;
 mod replaced;
 mod segments;
 mod transfer;
 
-pub use hydrate::{HydrateCounts, HydrateOptions, HydrateProgress};
+pub use hydrate::{HydrateCounts, HydrateOptions, HydrateProgress, Lacking};
 pub use origin::RestoredStore;
 pub use part::LeftOut;
 
@@ -47,11 +48,13 @@ use futures::TryStreamExt;
 use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
+use places::Places;
 use replaced::{Doomed, Replaced};
+use segments::Bad;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use transfer::{Pace, copy_parts, each, source_error, target_error};
 
 /// Segment records taken from the metadata at a time.
@@ -129,7 +132,7 @@ pub struct CopyCounts {
     pub deleted_count: u64,
     /// Segments that were damaged in the pool's store when they were copied.
     pub damaged_count: u64,
-    /// Segments that are missing in the pool's store.
+    /// Segments that are missing in the pool's store, or could not be read there.
     pub missing_count: u64,
     /// Of the numbers of segments, this many thousandths are done in the pass that runs; `None` between passes.
     pub pass_permille: Option<u64>,
@@ -178,8 +181,10 @@ pub struct Copier {
     tables: BTreeSet<Path>,
     manifests: BTreeSet<u64>,
     strays: Vec<Path>,
-    /// Segments that were damaged or missing in the pool's store, and when that was found; `None`: before this start.
-    bad: BTreeMap<u64, Option<Instant>>,
+    /// Permits of this copy.
+    places: Places,
+    /// Segments that were damaged, missing or unreadable in the pool's store.
+    bad: BTreeMap<u64, Bad>,
     /// `None`: all volumes.
     part: Option<part::Part>,
     replaced: Option<Replaced>,
@@ -215,6 +220,7 @@ impl Tier {
             tables: BTreeSet::new(),
             manifests: BTreeSet::new(),
             strays: Vec::new(),
+            places: Places::new(&self.inner.copy_places),
             bad: BTreeMap::new(),
             part: None,
             replaced: None,
@@ -253,7 +259,7 @@ impl Copier {
         while let Some(found) = listing.try_next().await.map_err(failed)? {
             match damaged_number(&found.location) {
                 Some(number) if self.segments.contains_key(&number) => {
-                    self.bad.insert(number, None);
+                    self.bad.insert(number, Bad::of_listing());
                     self.progress.damaged_count.fetch_add(1, Ordering::Relaxed);
                 }
                 _ => self.strays.push(found.location),
@@ -281,6 +287,7 @@ impl Copier {
         // Of a pass whose state was not published.
         self.strays.extend(self.replaced.take().into_iter().flat_map(|replaced| replaced.strays));
         if self.last_commit == Some(self.inner.map.status().commit_number) {
+            self.complete().await?;
             return Ok(None);
         }
         let hold = self.inner.orphans.hold();
@@ -386,7 +393,7 @@ impl Copier {
         let head = self.inner.store.head(path).await;
         let bytes = head.map_err(|cause| source_error(path, cause))?.size;
         let (from, to) = (&self.inner.store, &self.target);
-        copy_parts(from, to, (path, bytes), &self.pace, &self.inner.copy_places).await?;
+        copy_parts(from, to, (path, bytes), &self.pace, &self.places).await?;
         self.count(bytes);
         Ok(())
     }

@@ -344,10 +344,8 @@ impl Tier {
 
 /// An error that says of a segment that it is not to be used, rather than that nobody can be asked.
 pub(crate) fn is_of_segment(kind: ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unsupported | ErrorKind::Denied
-    )
+    use ErrorKind::{Corrupt, Denied, NotFound, Unreadable, Unsupported};
+    matches!(kind, Corrupt | NotFound | Unreadable | Unsupported | Denied)
 }
 
 #[cfg(test)]

@@ -16,8 +16,10 @@ pub mod flights;
 mod local;
 pub mod memory;
 mod options;
+pub(crate) mod peers;
 pub mod store;
 pub mod streams;
+mod suspects;
 
 #[cfg(test)]
 mod tests;
@@ -26,6 +28,7 @@ pub use options::{Access, Advice, FramesOptions, FramesStatus};
 
 use crate::cache::FrameCache;
 use crate::keys::VolumeKeys;
+use crate::planted::Planted;
 use crate::segment::read::{Directory, ObjectReport, check_object, directory_tail_bytes};
 use crate::segment::{
     DirectoryEntry, FrameAt, FrameRef, SegmentError, SegmentInfo, format, open_directory,
@@ -148,8 +151,8 @@ impl Frames {
     ///
     /// # Errors
     /// `Corrupt` when the store's copy does not verify, read twice (or no frame can be there), `NotFound` when the object is not in the
-    /// store: both final, naming segment, frame and object. `Unavailable` when the store did not
-    /// answer for [`FramesOptions::retry_duration_max`].
+    /// store: both final, naming segment, frame and object. `Unreadable` when the object cannot be read, again and again,
+    /// while others can. `Unavailable` when the store did not answer for [`FramesOptions::retry_duration_max`].
     pub async fn read(&self, info: &SegmentInfo, at: FrameAt) -> Result<Bytes> {
         let frame = FrameRef { info: *info, at };
         let mut frames = self.read_many(&[frame], Access::Random).await?;
@@ -275,6 +278,25 @@ impl Frames {
             Err(_) => return first,
         }
         self.0.check_segment(info).await
+    }
+
+    /// The whole object of a segment from the store, past every cache, unverified: for copies.
+    ///
+    /// # Errors
+    /// As [`StoreReader::get`].
+    pub async fn read_object(&self, info: &SegmentInfo) -> Result<Bytes> {
+        self.0.store.get(info, 0..u64::from(info.object_bytes)).await
+    }
+
+    /// Whom to ask whether a segment is wanted, and which others there are. Without them an object that is not found is not
+    /// there, and any other failure is the store's.
+    pub(crate) fn set_peers(&self, peers: Arc<dyn peers::Peers>, planted: Planted) {
+        self.0.store.set_peers(peers, planted);
+    }
+
+    /// The reader of the store.
+    pub(crate) fn store(&self) -> &StoreReader {
+        &self.0.store
     }
 
     /// Counters and gauges.

@@ -290,7 +290,10 @@ impl Check<'_> {
                 self.keep(record.info.number.0, None);
                 Ok(())
             }
-            ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unsupported => {
+            ErrorKind::Corrupt
+            | ErrorKind::NotFound
+            | ErrorKind::Unreadable
+            | ErrorKind::Unsupported => {
                 self.report.differs(|| format!("{}: {}", record.info, error.chain()));
                 self.keep(record.info.number.0, None);
                 Ok(())

@@ -37,7 +37,7 @@ mod watched;
 pub use answer::{Answer, one_line};
 pub use copier::{
     CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, HydrateCounts, HydrateOptions,
-    HydrateProgress, LeftOut, RestoredStore,
+    HydrateProgress, Lacking, LeftOut, RestoredStore,
 };
 pub use dedup::{DedupStatus, Found};
 pub use destage::{

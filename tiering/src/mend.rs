@@ -6,45 +6,60 @@
 //! - Only what the map names is put back, and only by the pool's owner. It is held meanwhile ([`crate::orphans::Hold`]),
 //!   and deleted where the map has forgotten it all the same.
 //! - What no copy has whole is changed in no way.
-//! - Readers mend one segment at a time, and none that could not be mended within [`TRY_AGAIN`].
+//! - Readers mend [`READERS_AT_ONCE`] segments at a time, and none that could not be mended within [`TRY_AGAIN`].
+//! - Nobody waits for one copy that hangs while another one has it: see [`sources`].
 
-use crate::copier::verify;
+mod sources;
+
+pub use sources::MendSource;
+
+use crate::copier::places::lend;
+use crate::outage::public_text;
 use crate::segment::SegmentInfo;
 use crate::tier::{Inner, Tier};
 use block::{Error, ErrorKind, Result};
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStoreExt;
 use parking_lot::Mutex;
+use sources::{HEDGE, Source};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
-/// Longest wait for one copy to send a segment. Chosen by hand: 16 MiB at 2 Mbit/s.
-const SOURCE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A reader whose segment could not be mended does not ask the copies again for so long. Chosen by hand.
 const TRY_AGAIN: Duration = Duration::from_secs(3600);
+/// The same, where a copy did not answer. Chosen by hand: such an attempt takes as long.
+const TRY_AGAIN_AWAY: Duration = Duration::from_secs(60);
 /// Longest that a reader waits for copies. Chosen by hand: as for a store that does not answer.
 const READER_PATIENCE: Duration = Duration::from_secs(120);
+/// Segments that are mended for readers at the same time. Chosen by hand: a segment each in memory.
+const READERS_AT_ONCE: usize = 2;
 /// Segments of which is remembered that they could not be mended. Chosen by hand; beyond it all are forgotten.
 const TRIED_MAX: usize = 4096;
 
-/// A copy of the pool in another store.
-#[derive(Clone, Debug)]
-pub struct MendSource {
-    /// For messages: its URL.
-    pub name: String,
-    /// Prefixed to the copy.
-    pub store: Arc<dyn ObjectStore>,
+/// Where segments can be had from, and what came of it.
+#[derive(Debug)]
+pub(crate) struct Mending {
+    sources: Mutex<Arc<[Arc<Source>]>>,
+    /// Until when a reader does not ask the copies again.
+    tried: Mutex<HashMap<u64, Instant>>,
+    readers: Semaphore,
+    /// One reader at a time mends a segment.
+    turns: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
+    mended_count: AtomicU64,
 }
 
-/// Where segments can be had from, and what came of it.
-#[derive(Debug, Default)]
-pub(crate) struct Mending {
-    sources: Mutex<Arc<[MendSource]>>,
-    /// When a reader found that no copy has it.
-    tried: Mutex<HashMap<u64, Instant>>,
-    turn: tokio::sync::Mutex<()>,
-    mended_count: AtomicU64,
+impl Default for Mending {
+    fn default() -> Mending {
+        Mending {
+            sources: Mutex::default(),
+            tried: Mutex::default(),
+            readers: Semaphore::new(READERS_AT_ONCE),
+            turns: Mutex::default(),
+            mended_count: AtomicU64::new(0),
+        }
+    }
 }
 
 /// How a segment is in the pool's store.
@@ -77,53 +92,86 @@ impl Mending {
         self.mended_count.load(Ordering::Relaxed)
     }
 
-    fn sources(&self) -> Arc<[MendSource]> {
+    fn sources(&self) -> Arc<[Arc<Source>]> {
         self.sources.lock().clone()
     }
 
     fn was_tried(&self, number: u64) -> bool {
-        self.tried.lock().get(&number).is_some_and(|at| at.elapsed() < TRY_AGAIN)
+        self.tried.lock().get(&number).is_some_and(|until| Instant::now() < *until)
     }
 
-    fn note_tried(&self, number: u64) {
+    fn note_tried(&self, number: u64, are_sources_well: bool) {
         let mut tried = self.tried.lock();
         if tried.len() >= TRIED_MAX {
             tried.clear();
         }
-        tried.insert(number, Instant::now());
+        let pause = if are_sources_well { TRY_AGAIN } else { TRY_AGAIN_AWAY };
+        tried.insert(number, Instant::now() + pause);
+    }
+
+    /// The turn to mend a segment for a reader. Others of the same segment wait for its end.
+    async fn turn(&self, number: u64) -> tokio::sync::OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.turns.lock();
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            turns.entry(number).or_default().clone()
+        };
+        turn.lock_owned().await
     }
 }
 
 impl Tier {
     /// From now on, what is damaged or missing in the pool's store is looked for in these copies, in this order.
     pub fn set_mend_sources(&self, sources: Vec<MendSource>) {
-        *self.inner.mending.sources.lock() = sources.into();
+        let sources = sources.into_iter().map(|source| Arc::new(Source::new(source)));
+        *self.inner.mending.sources.lock() = sources.collect();
         self.inner.mending.tried.lock().clear();
     }
 }
 
 /// The data cannot be had, however often it is asked for.
 pub(crate) fn is_lost(error: &Error) -> bool {
-    use ErrorKind::{Corrupt, NotFound, Unsupported};
-    matches!(error.kind(), Corrupt | NotFound | Unsupported)
+    use ErrorKind::{Corrupt, NotFound, Unreadable, Unsupported};
+    matches!(error.kind(), Corrupt | NotFound | Unreadable | Unsupported)
 }
 
 impl Inner {
-    /// Reads a segment whole, past every cache, and puts it back where it is damaged or missing. Holds one segment in
-    /// memory, in the place of one that goes to a copy.
+    /// Reads a segment whole, past every cache, and puts it back where it is damaged, missing or unreadable. Holds one
+    /// segment in memory, in the place of one that goes to a copy.
     ///
     /// # Errors
     /// `Unavailable` when the pool's store does not answer, or the metadata database is being opened anew; `Fenced`
     /// when the pool is not ours any more.
     pub(crate) async fn heal(&self, info: &SegmentInfo) -> Result<Finding> {
-        let _place = self.copy_places.acquire().await;
+        lend(&self.copy_places, self.heal_now(info)).await
+    }
+
+    /// As [`Inner::heal`], for a caller that has a place.
+    pub(crate) async fn heal_now(&self, info: &SegmentInfo) -> Result<Finding> {
+        match self.look_at_own(info).await? {
+            Ok(found) => Ok(found),
+            Err(why) => self.mend(info, why, None).await,
+        }
+    }
+
+    /// As [`Inner::heal`], for a reader, who was told that the data cannot be had: a store that hangs is not waited for.
+    async fn heal_for_reader(&self, info: &SegmentInfo) -> Result<Finding> {
+        let looked = tokio::time::timeout(HEDGE, self.look_at_own(info)).await;
+        match looked.unwrap_or_else(|_| Ok(Err(format!("not sent in {HEDGE:?}"))))? {
+            Ok(found) => Ok(found),
+            Err(why) => self.mend(info, why, Some(HEDGE)).await,
+        }
+    }
+
+    /// How the pool's store has it, or why it has to be mended.
+    async fn look_at_own(&self, info: &SegmentInfo) -> Result<Result<Finding, String>> {
         let why = match self.frames.check_segment(info).await {
             Ok(report) => match report.damage() {
                 None => {
                     self.reclaim.note_well(info.number.0);
                     self.dedup.note_well(info.number.0);
                     let frame_count = report.directory.entries.len() as u64;
-                    return Ok(Finding::Whole { frame_count });
+                    return Ok(Ok(Finding::Whole { frame_count }));
                 }
                 Some(why) => why,
             },
@@ -132,10 +180,16 @@ impl Inner {
         };
         // Until it is put back.
         self.dedup.note_bad(info.number.0);
-        self.mend(info, why).await
+        Ok(Err(why))
     }
 
-    async fn mend(&self, info: &SegmentInfo, why: String) -> Result<Finding> {
+    /// `patience`: longest that is waited for the pool's store to show what was put back.
+    async fn mend(
+        &self,
+        info: &SegmentInfo,
+        why: String,
+        patience: Option<Duration>,
+    ) -> Result<Finding> {
         let planted = self.options.planted;
         // In this order: whatever forgets it from now on, its object is not deleted before we are done.
         let hold = (!planted.mend_unheld).then(|| self.orphans.hold_one(info.number));
@@ -143,59 +197,55 @@ impl Inner {
             return Ok(Finding::Gone);
         }
         let path = info.object_path();
-        let mut said = Vec::new();
-        for source in self.mending.sources().iter() {
-            let wanted = async {
-                let got = source.store.get(&path).await?;
-                if got.meta.size != u64::from(info.object_bytes) {
-                    return Ok(Err("it has another size there".to_owned()));
-                }
-                got.bytes().await.map(Ok)
-            };
-            let object = match tokio::time::timeout(SOURCE_TIMEOUT, wanted).await {
-                Ok(Ok(Ok(object))) => match verify(self, info, &object).await? {
-                    Some(why) if !planted.mend_unverified => Err(format!("damaged too, {why}")),
-                    _ => Ok(object),
-                },
-                Ok(Ok(Err(wrong))) => Err(wrong),
-                Ok(Err(object_store::Error::NotFound { .. })) => Err("not there".to_owned()),
-                Ok(Err(cause)) => Err(cause.to_string()),
-                Err(_) => Err(format!("not sent in {SOURCE_TIMEOUT:?}")),
-            };
-            let object = match object {
-                Ok(object) => object,
-                Err(wrong) => {
-                    said.push(format!("in the copy {}: {wrong}", source.name));
-                    continue;
-                }
-            };
-            self.check_owner().await?;
-            let put = self.store.put(&path, object.into()).await;
-            put.map_err(|cause| {
-                let what = format!("put {info} back");
-                Error::with_source(ErrorKind::Unavailable, what, cause)
-            })?;
-            if !planted.mend_unheld && !self.is_named(info.number, info.id).await? {
-                self.orphans.abandon(vec![path]);
-                return Ok(Finding::Gone);
+        let (object, source) = match self.fetch_from_sources(info).await {
+            Ok(found) => found,
+            Err(mut said) => {
+                said.insert(0, why);
+                return Ok(Finding::Bad { why: said.join("; ") });
             }
-            drop(hold);
-            match self.frames.check_segment(info).await {
-                Ok(report) if report.damage().is_none() || planted.mend_unverified => {}
-                Ok(_) => return Ok(Finding::Bad { why: format!("{why}; put back in vain") }),
-                Err(error) => return Err(error),
-            }
-            self.reclaim.note_well(info.number.0);
-            self.dedup.note_well(info.number.0);
-            self.mending.mended_count.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(
-                object = %path, why, copy = source.name,
-                "a segment was damaged or missing in the pool's store, and was put back from a copy"
-            );
-            return Ok(Finding::Mended { why, source: source.name.clone() });
+        };
+        self.check_owner().await?;
+        // One that cannot be written does not keep the others from being looked at.
+        if let Err(cause) = self.store.put(&path, object.into()).await {
+            let cause = public_text(&cause);
+            let why =
+                format!("{why}; the copy {source} has it, but it could not be put back: {cause}");
+            return Ok(Finding::Bad { why });
         }
-        said.insert(0, why);
-        Ok(Finding::Bad { why: said.join("; ") })
+        self.frames.store().set_stale(info);
+        if !planted.mend_unheld && !self.is_named(info.number, info.id).await? {
+            self.orphans.abandon(vec![path]);
+            return Ok(Finding::Gone);
+        }
+        drop(hold);
+        let checked = self.frames.check_segment(info);
+        let checked = match patience {
+            None => checked.await,
+            Some(patience) => match tokio::time::timeout(patience, checked).await {
+                Ok(checked) => checked,
+                Err(_) => {
+                    let why = format!("{why}; put back, and not sent in {patience:?}");
+                    return Ok(Finding::Bad { why });
+                }
+            },
+        };
+        match checked {
+            Ok(report) if report.damage().is_none() || planted.mend_unverified => {}
+            Ok(_) => return Ok(Finding::Bad { why: format!("{why}; put back in vain") }),
+            Err(error) if is_lost(&error) => {
+                let why = format!("{why}; put back in vain: {}", error.chain());
+                return Ok(Finding::Bad { why });
+            }
+            Err(error) => return Err(error),
+        }
+        self.reclaim.note_well(info.number.0);
+        self.dedup.note_well(info.number.0);
+        self.mending.mended_count.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(
+            object = %path, why, copy = source,
+            "a segment was damaged or missing in the pool's store, and was put back from a copy"
+        );
+        Ok(Finding::Mended { why, source })
     }
 
     /// Whether copies have given back what a reader lacks of these segments: then it is worth reading again.
@@ -203,17 +253,20 @@ impl Inner {
         let mend = async {
             let mut is_mended = false;
             for info in lacking {
-                let _turn = self.mending.turn.lock().await;
+                let _turn = self.mending.turn(info.number.0).await;
                 if self.mending.was_tried(info.number.0) {
                     continue;
                 }
-                match self.heal(info).await {
+                let _place = self.mending.readers.acquire().await;
+                match lend(&self.copy_places, self.heal_for_reader(info)).await {
                     // By somebody else meanwhile, or the way was bad.
                     Ok(Finding::Whole { .. } | Finding::Mended { .. } | Finding::Gone) => {
                         is_mended = true;
                     }
                     Ok(Finding::Bad { why }) => {
-                        self.mending.note_tried(info.number.0);
+                        let are_well =
+                            self.mending.sources().iter().all(|source| !source.is_failing());
+                        self.mending.note_tried(info.number.0, are_well);
                         tracing::error!(
                             object = %info.object_path(), why,
                             "a segment is damaged or missing, and no copy of the pool has it whole"

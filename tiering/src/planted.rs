@@ -74,6 +74,12 @@ pub(crate) struct Planted {
     pub(crate) directory_first: bool,
     /// A cache file that was not closed is taken for one that was.
     pub(crate) unclosed_trusted: bool,
+    /// An object that cannot be read counts as unreadable in an outage as well.
+    pub(crate) judged_alone: bool,
+    /// An object that was not found once is lost.
+    pub(crate) missing_unconfirmed: bool,
+    /// The sources of a repair are asked one after the other.
+    pub(crate) mend_in_turn: bool,
     /// Reclaim and destage do not know which segments the other one uses.
     pub(crate) unpinned: bool,
 }
@@ -119,6 +125,9 @@ impl Planted {
             bad_reused: has("bad-reused"),
             directory_first: has("directory-first"),
             unclosed_trusted: has("unclosed-trusted"),
+            judged_alone: has("judged-alone"),
+            missing_unconfirmed: has("missing-unconfirmed"),
+            mend_in_turn: has("mend-in-turn"),
             unpinned: has("dedup-unpinned"),
         }
     }

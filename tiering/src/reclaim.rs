@@ -153,6 +153,8 @@ struct State {
     stuck: HashSet<u64>,
     /// The newest of them, and what is wrong with it.
     stuck_why: String,
+    /// Segments that could not be read while others could: left alone for as long as that lasts.
+    unreadable: HashSet<u64>,
     /// The segment that is being looked into.
     looking: Option<u64>,
     /// Segments that took too long to look into, and when.
@@ -179,8 +181,13 @@ impl Reclaim {
         Reclaim { conditions, ..Reclaim::default() }
     }
 
-    /// `may_be_well`: of a stuck one that counts as dead by now, what was wrong with it may be over.
-    fn next_victim(&self, may_be_well: impl Fn(&SegmentRecord) -> bool) -> Option<Victim> {
+    /// `may_be_well`: of a stuck one that counts as dead by now, what was wrong with it may be over. `is_unreadable`: it
+    /// still cannot be read.
+    fn next_victim(
+        &self,
+        may_be_well: impl Fn(&SegmentRecord) -> bool,
+        is_unreadable: impl Fn(&SegmentRecord) -> bool,
+    ) -> Option<Victim> {
         let mut state = self.state.lock();
         loop {
             let victim = state.victims.pop()?;
@@ -189,7 +196,9 @@ impl Reclaim {
                 state.postponed.get(&number).is_some_and(|at| at.elapsed() < POSTPONED_TIME);
             let is_stuck =
                 state.stuck.contains(&number) && (victim.live > 0 || !may_be_well(&victim.record));
-            if !is_postponed && !is_stuck {
+            let is_unreadable = state.unreadable.contains(&number) && is_unreadable(&victim.record);
+            if !is_postponed && !is_stuck && !is_unreadable {
+                state.unreadable.remove(&number);
                 return Some(victim);
             }
         }
@@ -198,6 +207,8 @@ impl Reclaim {
     /// Nothing is wrong with this segment any more: the next pass may take it.
     pub(crate) fn note_well(&self, number: u64) {
         let mut state = self.state.lock();
+        let was_unreadable = state.unreadable.remove(&number);
+        state.is_pass_wanted |= was_unreadable;
         if state.stuck.remove(&number) {
             self.show_stuck(&state);
         }
@@ -248,7 +259,10 @@ impl Inner {
             forgotten_bytes: counters.forgotten_bytes.load(Ordering::Relaxed),
             moved_block_count: counters.moved_block_count.load(Ordering::Relaxed),
             written_bytes: counters.written_bytes.load(Ordering::Relaxed),
-            stuck_count: self.reclaim.state.lock().stuck.len() as u64,
+            stuck_count: {
+                let state = self.reclaim.state.lock();
+                (state.stuck.len() + state.unreadable.len()) as u64
+            },
             held_count: self.orphans.held_count() as u64,
         }
     }
@@ -367,7 +381,8 @@ impl Inner {
             let info = &record.info;
             self.may_be_left_out(info.number.0) || !self.options.volume_keys.has(info.key)
         };
-        while let Some(victim) = self.reclaim.next_victim(may_be_well) {
+        let is_unreadable = |record: &SegmentRecord| self.frames.store().is_judged(&record.info);
+        while let Some(victim) = self.reclaim.next_victim(may_be_well, is_unreadable) {
             let number = victim.record.info.number.0;
             // What was counted in the pass may have changed.
             let live = self.map.live_blocks(number).await?;
@@ -471,9 +486,16 @@ impl Inner {
         Ok(report)
     }
 
-    /// A segment that cannot be read is left alone until the next start; what does not answer ends the
-    /// step.
+    /// A segment that is damaged is left alone until the next start, and one that cannot be read while others can, as long
+    /// as that lasts; what does not answer ends the step.
     fn leave_alone(&self, record: &SegmentRecord, error: Error) -> Result<()> {
+        if error.kind() == ErrorKind::Unreadable {
+            let mut state = self.reclaim.state.lock();
+            if state.unreadable.len() < STUCK_MAX {
+                state.unreadable.insert(record.info.number.0);
+            }
+            return Ok(());
+        }
         if !matches!(
             error.kind(),
             ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unsupported

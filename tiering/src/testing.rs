@@ -103,6 +103,10 @@ pub enum Fault {
     NotFound,
     /// It fails as an operation that the store does not have (501).
     NotImplemented,
+    /// It fails as if there were no such bucket (404).
+    NoBucket,
+    /// A get of bytes fails as with a server's error (500); asking for the size works. It ends when the object is written.
+    Unsent,
     /// A put takes effect and is answered as by [`Fault::NotFound`].
     Unheard,
     /// A get arrives whole with one bit flipped.
@@ -119,6 +123,14 @@ impl Fault {
             Fault::Broken => Some(fault(op)),
             Fault::Denied => Some(Error::PermissionDenied { path, source: source() }),
             Fault::NotFound => Some(Error::NotFound { path, source: source() }),
+            Fault::NoBucket => {
+                let source = "<Error><Code>NoSuchBucket</Code></Error>".into();
+                Some(Error::NotFound { path, source })
+            }
+            Fault::Unsent => {
+                let source = "500 Internal Server Error: InternalError".into();
+                Some(Error::Generic { store: "FaultStore", source })
+            }
             Fault::NotImplemented => Some(Error::NotImplemented {
                 operation: format!("injected fault of {op:?}"),
                 implementer: "FaultStore".to_owned(),
@@ -225,10 +237,13 @@ impl FaultStore {
         rules.iter().fold(0, |sum: u64, rule| sum.saturating_add(rule.count_left))
     }
 
-    fn injected(&self, op: Op, path: &Path) -> Option<Fault> {
+    fn injected(&self, op: Op, path: &Path, is_head: bool) -> Option<Fault> {
         let mut faults = self.faults.lock();
         let hits = |rule: &&mut Injection| {
-            rule.op == op && rule.count_left > 0 && path.as_ref().starts_with(&rule.folder)
+            rule.op == op
+                && rule.count_left > 0
+                && path.as_ref().starts_with(&rule.folder)
+                && !(is_head && rule.fault == Fault::Unsent)
         };
         let rule = faults.rules.iter_mut().find(hits)?;
         if rule.skipped_left > 0 {
@@ -298,6 +313,16 @@ impl FaultStore {
 
     /// Notes the call; fails when it is its turn. Returns how its transfer goes wrong, if it does.
     async fn enter(&self, op: Op, path: &Path, range: Option<String>) -> Result<Option<Fault>> {
+        self.enter_as(op, path, range, false).await
+    }
+
+    async fn enter_as(
+        &self,
+        op: Op,
+        path: &Path,
+        range: Option<String>,
+        is_head: bool,
+    ) -> Result<Option<Fault>> {
         let (delay, fails) = {
             let mut faults = self.faults.lock();
             faults.calls.push(Call { op, path: path.clone(), range });
@@ -317,7 +342,7 @@ impl FaultStore {
         if fails {
             return Err(fault(op));
         }
-        let injected = self.injected(op, path);
+        let injected = self.injected(op, path, is_head);
         injected.and_then(|fault| fault.error(op, path)).map_or(Ok(injected), Err)
     }
 
@@ -384,6 +409,9 @@ impl ObjectStore for FaultStore {
         options: PutOptions,
     ) -> Result<PutResult> {
         let fault = self.enter(Op::Put, location, None).await?;
+        let is_ended =
+            |rule: &Injection| rule.fault == Fault::Unsent && rule.folder == location.as_ref();
+        self.faults.lock().rules.retain(|rule| !is_ended(rule));
         let result = self.inner.put_opts(location, payload, options).await;
         if fault == Some(Fault::Unheard) {
             return Err(Fault::NotFound.error(Op::Put, location).expect("it is an error"));
@@ -403,7 +431,7 @@ impl ObjectStore for FaultStore {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let range = options.range.as_ref().map(ToString::to_string);
         let _running = Running::new(&self.faults);
-        let fault = self.enter(Op::Get, location, range).await?;
+        let fault = self.enter_as(Op::Get, location, range, options.head).await?;
         let result = self.inner.get_opts(location, options).await;
         let result = match (fault, result) {
             (Some(fault), Ok(got)) => garble(got, fault).await,
@@ -424,7 +452,7 @@ impl ObjectStore for FaultStore {
             return futures::stream::iter([Err(fault(Op::Delete))]).boxed();
         }
         // The path is not known yet: a rule for deletes is for all of them.
-        let injected = self.injected(Op::Delete, &Path::default());
+        let injected = self.injected(Op::Delete, &Path::default(), false);
         if let Some(error) = injected.and_then(|fault| fault.error(Op::Delete, &Path::default())) {
             return futures::stream::iter([Err(error)]).boxed();
         }
@@ -454,7 +482,7 @@ impl ObjectStore for FaultStore {
         }
         drop(faults);
         let path = prefix.cloned().unwrap_or_default();
-        let injected = self.injected(Op::List, &path);
+        let injected = self.injected(Op::List, &path, false);
         if let Some(error) = injected.and_then(|fault| fault.error(Op::List, &path)) {
             return futures::stream::iter([Err(error)]).boxed();
         }

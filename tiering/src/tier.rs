@@ -11,9 +11,10 @@ mod hints;
 mod keep;
 mod layers;
 mod opening;
+mod peers;
 mod read;
 
-use crate::copier::LeftOut;
+use crate::copier::{LeftOut, RestoredStore};
 use crate::dedup::Dedup;
 use crate::destage::buffers::Buffers;
 use crate::destage::{DestageError, DestageReport, LogSource, Window};
@@ -124,6 +125,8 @@ pub struct TierOptions {
     pub(crate) fingerprint_mask: u64,
     /// Of a copy of some volumes, or a pool that was restored from one: segments that may be missing.
     pub left_out: Option<LeftOut>,
+    /// The store, where it has a copy behind it that it still needs.
+    pub restored: Option<Arc<RestoredStore>>,
     /// Asked each time before the metadata is claimed; without it only the metadata's own epochs
     /// tell owners apart.
     pub owner_check: Option<OwnerCheck>,
@@ -162,6 +165,7 @@ impl TierOptions {
             is_dedup: false,
             fingerprint_mask: u64::MAX,
             left_out: None,
+            restored: None,
             owner_check: None,
             conditions: block::Conditions::default(),
             planted: Planted::from_environment(),
@@ -255,7 +259,7 @@ pub(crate) struct Inner {
     pub(crate) is_urgent: AtomicBool,
     pub(crate) reopen_count: AtomicU64,
     /// Objects on their way to copies, or back: see [`crate::copier`] and [`crate::mend`].
-    pub(crate) copy_places: Semaphore,
+    pub(crate) copy_places: Arc<Semaphore>,
     prefetch_places: Arc<Semaphore>,
     read_ahead_places: Arc<Semaphore>,
     hint_dropped_count: AtomicU64,
@@ -559,6 +563,15 @@ impl Tier {
     pub async fn reclaim_step(&self, options: ReclaimOptions) -> Result<ReclaimReport> {
         self.inner.check_writable()?;
         self.inner.reclaim_step(options).await
+    }
+
+    /// Tries some of the objects again that were missing or unreadable while others were read. Their conditions end where
+    /// they can be read. Call it from time to time.
+    pub async fn try_unreadable_again(&self) {
+        for info in self.inner.frames.store().try_again().await {
+            self.inner.reclaim.note_well(info.number.0);
+            self.inner.dedup.note_well(info.number.0);
+        }
     }
 
     /// What the segments hold, and what reclaim has done.

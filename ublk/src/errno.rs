@@ -22,6 +22,7 @@ pub(crate) const fn to_result(kind: ErrorKind) -> i32 {
         | ErrorKind::Fenced
         | ErrorKind::Busy
         | ErrorKind::Unavailable
+        | ErrorKind::Unreadable
         | ErrorKind::Io => Errno::IO,
     };
     -errno.raw_os_error()

@@ -152,6 +152,7 @@ impl<D: BlockDevice> Session<D> {
             | ErrorKind::Busy
             | ErrorKind::Fenced
             | ErrorKind::Unavailable
+            | ErrorKind::Unreadable
             | ErrorKind::Corrupt
             | ErrorKind::Io => {
                 self.failed_total += 1;

@@ -170,6 +170,8 @@ pub enum CopyCommand {
         /// Where it is
         url: String,
     },
+    /// Restored from a copy that lacks segments, which `status` names: wait for them no longer; what they held is lost then
+    GiveUpMissing(PoolArgs),
     /// Serve a copy where it lies, as it is now, to be read only, until SIGTERM; copying to it goes on
     Open(CopyOpenArgs),
     /// End a copy; what is there stays

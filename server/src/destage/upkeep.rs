@@ -110,6 +110,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
             Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
             Ok(_) | Err(_) => {}
         }
+        shared.tier.try_unreadable_again().await;
         let folded = shared.tier.step(FOLD_PAGES).await;
         folding.note(&folded, Instant::now());
         match folded {

@@ -304,6 +304,15 @@ impl AdminHandler for AdminPool {
                 );
                 Ok(Reply::Done { message })
             }
+            Request::RestoreGiveUpMissing => {
+                let restored = open.restored.as_ref().filter(|_| !*open.is_whole.borrow());
+                let Some(restored) = restored.filter(|_| !self.is_offline) else {
+                    let what =
+                        "give up what the copy lacks: no daemon is fetching this pool from a copy";
+                    return Err(Error::new(ErrorKind::Invalid, what));
+                };
+                Ok(Reply::Done { message: restored.give_up_missing(pool.tier())? })
+            }
             Request::ScrubStart { bytes_per_second, every_seconds } => {
                 self.scrub.begin(bytes_per_second, every_seconds).await?;
                 Ok(Reply::Scrub(scrub_info(&self.scrub).await?))

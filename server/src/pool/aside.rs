@@ -315,8 +315,8 @@ pub(super) fn asides_at_start(tier: &Tier, missing: &[MissingSide]) -> AsideVolu
             "open volume {volume}: its writes from LSN {since} to {last} are only in side files \
              beside the write log of the machine that wrote them, and {} is not whole here ({}). \
              Bring it back from that machine (there it is in DIR/log or DIR/log.overtaken-…) and \
-             restart. Or go back to what the store has, without these writes, with `spindle volume \
-             accept --give-up-writes`; or remove the volume with `spindle volume rm --now`",
+             restart. Only where it is lost for good: `spindle volume accept --give-up-writes` goes \
+             back to what the store has, without these writes",
             side.path.display(),
             side.why
         );

@@ -47,7 +47,7 @@ impl Shared {
         }
         let what = format!(
             "open volume {volume}: its own key was destroyed, or the objects below volumekeys/ in the store are gone. \
-             Without it nothing can be read: bring them back, or remove the volume with `spindle volume rm --erase`"
+             Without it nothing can be read: bring them back from a version or a copy of the bucket, and restart spindle"
         );
         Err(Error::new(ErrorKind::Denied, what))
     }

@@ -171,7 +171,11 @@ pub(super) async fn choose(
 /// The next start tries again: it is not the volume's own fault.
 fn is_for_next_start(error: &Error) -> bool {
     match error.kind() {
-        ErrorKind::Unavailable | ErrorKind::Fenced | ErrorKind::Io | ErrorKind::Denied => true,
+        ErrorKind::Unavailable
+        | ErrorKind::Unreadable
+        | ErrorKind::Fenced
+        | ErrorKind::Io
+        | ErrorKind::Denied => true,
         ErrorKind::Invalid
         | ErrorKind::Unsupported
         | ErrorKind::Full

@@ -319,6 +319,7 @@ async fn open_parts(config: &Config, taken: &Taken) -> Result<Parts> {
         VolumeKeyRing::open(&taken.store, key, keys.pool(), ownership.epoch()).await?;
     options.volume_keys = volume_keys.table().clone();
     options.left_out = restored.as_ref().and_then(Restored::left_out);
+    options.restored = restored.as_ref().and_then(Restored::objects);
     let tier = Tier::open(options).await?;
     let opened = open_log(config, taken, (&tier, restored.as_ref())).await;
     match opened {

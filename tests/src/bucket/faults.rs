@@ -31,6 +31,8 @@ pub enum Fault {
     Denied,
     /// 500 InternalError to anything.
     Internal,
+    /// 500 InternalError to a GET of an object; a HEAD of it, and everything else, is answered.
+    Unsent,
     /// 503 SlowDown to anything.
     SlowDown,
     /// A listing without objects.
@@ -47,12 +49,13 @@ pub enum Fault {
 
 impl Fault {
     /// Every one.
-    pub const ALL: [Fault; 11] = [
+    pub const ALL: [Fault; 12] = [
         Fault::Conflict,
         Fault::NoKey,
         Fault::NoBucket,
         Fault::Denied,
         Fault::Internal,
+        Fault::Unsent,
         Fault::SlowDown,
         Fault::EmptyList,
         Fault::RepeatedPage,
@@ -72,7 +75,7 @@ impl Fault {
             Fault::NoKey => !is_list && !is_change,
             Fault::EmptyList => is_list,
             Fault::RepeatedPage => is_list && request.query.contains_key("continuation-token"),
-            Fault::Truncated => !is_list && request.method == "GET",
+            Fault::Truncated | Fault::Unsent => !is_list && request.method == "GET",
             Fault::DoneButFailed => is_change,
             Fault::NoBucket | Fault::Denied | Fault::Internal | Fault::SlowDown | Fault::Hang => {
                 true
@@ -87,7 +90,7 @@ impl Fault {
             Fault::NoKey => (404, "NoSuchKey"),
             Fault::NoBucket => (404, "NoSuchBucket"),
             Fault::Denied => (403, "AccessDenied"),
-            Fault::Internal | Fault::DoneButFailed => (500, "InternalError"),
+            Fault::Internal | Fault::Unsent | Fault::DoneButFailed => (500, "InternalError"),
             Fault::SlowDown => (503, "SlowDown"),
             Fault::EmptyList | Fault::RepeatedPage | Fault::Truncated | Fault::Hang => return None,
         };

@@ -3,8 +3,9 @@
 //! Invariants:
 //! - What is copied is what the pool's metadata names at that time: what clients have overwritten since the restore and
 //!   reclaim has dropped is never fetched.
-//! - Done is done: the end is reported only after a whole look at the metadata has found nothing that is missing, but for
-//!   segments that the copy itself lacks, which are named and counted. What that look has seen is durable by then: a commit
+//! - Done is done: the end is reported only after a whole look at the metadata has found nothing that is missing. What the
+//!   copy itself lacks, or does not send while it sends others, does not keep the rest from being fetched; it is named, and
+//!   the pool is whole only once it is there, or a person has given it up. What that look has seen is durable by then: a commit
 //!   that forgets a segment is seen before it is, and may be lost.
 //! - What clients wait for comes first, then what was read most before ([`Tier::warm`]), then the rest.
 //! - Segments of which nothing counts as live come last, and where it is asked for only after reclaim had the time to look
@@ -12,26 +13,34 @@
 //! - It gives way: while clients wait for the copy, it pauses between objects.
 
 use super::origin::RestoredStore;
+use super::places::Places;
 use super::transfer::{Pace, check_length, copy_parts, source_error};
 use super::{STEP, verify};
 use crate::create::create;
+use crate::fetch::peers::Peers;
+use crate::fetch::store::StoreReader;
 use crate::heat::Hottest;
 use crate::listing::{HELD_COUNT_MAX, list_at_most};
 use crate::map::records::SegmentRecord;
-use crate::segment::{FOLDER, SegmentInfo, parse_object_path};
+use crate::segment::{FOLDER, SegmentId, SegmentInfo, parse_object_path};
 use crate::tier::{Inner, Tier};
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectStoreExt};
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// While clients have read from the copy within this time, hydration waits as long between two objects.
 const GIVE_WAY: Duration = Duration::from_millis(20);
+
+/// A read of the copy that keeps failing ends the attempt after so long. Chosen by hand: one object that hangs is found out
+/// before that, and the caller tries again.
+const COPY_RETRY_MAX: Duration = Duration::from_secs(if cfg!(test) { 6 } else { 90 });
 
 /// How often is looked whether reclaim has dropped what is dead.
 const DEAD_LOOK: Duration = Duration::from_millis(500);
@@ -46,6 +55,34 @@ pub struct HydrateOptions {
     /// A segment that the copy was not to have is not called lost, for so long from the first attempt on, while what only
     /// dropped volumes named is still being counted out.
     pub counting_patience: Duration,
+    /// A person has decided that what the copy lacks is not waited for any longer. What it has and does not send is.
+    pub gives_up_missing: bool,
+}
+
+/// What the copy did not send, of what the pool still names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lacking {
+    /// Segments that are not there: that was confirmed.
+    pub missing: BTreeSet<Path>,
+    /// Segments that could not be read while others could, with the reason.
+    pub unreadable: BTreeMap<Path, String>,
+}
+
+impl Lacking {
+    /// Nothing is lacking.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.unreadable.is_empty()
+    }
+
+    /// All of them.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.missing.iter().chain(self.unreadable.keys())
+    }
+
+    fn has(&self, path: &Path) -> bool {
+        self.missing.contains(path) || self.unreadable.contains_key(path)
+    }
 }
 
 /// How far it is.
@@ -55,7 +92,9 @@ pub struct HydrateProgress {
     state_bytes: u64,
     left_bytes: AtomicU64,
     done_bytes: AtomicU64,
-    bad_count: AtomicU64,
+    damaged_count: AtomicU64,
+    /// Segments that the copy did not send at the last attempt.
+    lacking: parking_lot::Mutex<BTreeSet<Path>>,
     begun: parking_lot::Mutex<Option<Instant>>,
 }
 
@@ -67,7 +106,7 @@ pub struct HydrateCounts {
     pub left_bytes: u64,
     /// Bytes fetched since the start.
     pub done_bytes: u64,
-    /// Segments that were damaged, or missing, in the copy.
+    /// Segments that were damaged in the copy, and those that are missing there or could not be read at the last attempt.
     pub bad_count: u64,
     /// Seconds left at the pace since the start, once there is one.
     pub left_seconds: Option<u64>,
@@ -91,25 +130,29 @@ impl HydrateProgress {
             let per_second = u128::from(done) * 1000 / u128::from(taken);
             u64::try_from(u128::from(left) / per_second.max(1)).unwrap_or(u64::MAX)
         });
-        let bad_count = self.bad_count.load(Ordering::Relaxed);
+        let lacking_count = self.lacking.lock().len() as u64;
+        let bad_count = self.damaged_count.load(Ordering::Relaxed) + lacking_count;
         HydrateCounts { left_bytes: left, done_bytes: done, bad_count, left_seconds }
     }
 }
 
 impl Tier {
     /// Fetches everything that a restored pool still has in the copy only. Returns when the pool's own store has all that
-    /// the copy has, with the number of segments that it lacks. Call it from the background runtime.
+    /// the copy sends, with what that is not: segments that it lacks, and those that it does not send while it sends others.
+    /// Where there are any, the pool still needs the copy, unless they are given up: call it again after a while. Call it from
+    /// the background runtime.
     ///
     /// # Errors
     /// `Unavailable` when a store does not answer: call it again, what was fetched stays. `Corrupt` where the copy lacks
-    /// a table of the metadata.
+    /// a table of the metadata; the segments are fetched all the same.
     pub async fn hydrate(
         &self,
         store: &Arc<RestoredStore>,
         options: HydrateOptions,
         progress: &HydrateProgress,
-    ) -> Result<u64> {
+    ) -> Result<Lacking> {
         self.inner.check_writable()?;
+        store.reader(|| CopyPeers::reader(store, &self.inner));
         progress.begun.lock().get_or_insert_with(Instant::now);
         let (own, own_bytes) = list_own(store).await?;
         let left_bytes = progress.state_bytes.saturating_sub(own_bytes);
@@ -120,9 +163,11 @@ impl Tier {
             store,
             below: store.below(),
             pace,
+            places: Places::new(&self.inner.copy_places),
             progress,
             own,
-            lost: Vec::new(),
+            lacking: Lacking::default(),
+            bad_table: None,
             left_out: Own::new(),
             uncounted: Own::new(),
             counting_patience: options.counting_patience,
@@ -149,8 +194,15 @@ impl Tier {
                 break;
             }
         }
-        store.set_whole();
-        Ok(hydration.lost.len() as u64)
+        let Hydration { lacking, bad_table, .. } = hydration;
+        *progress.lacking.lock() = lacking.paths().cloned().collect();
+        if let Some(error) = bad_table {
+            return Err(error);
+        }
+        if lacking.is_empty() || (options.gives_up_missing && lacking.unreadable.is_empty()) {
+            store.set_whole();
+        }
+        Ok(lacking)
     }
 }
 
@@ -179,9 +231,12 @@ struct Hydration<'a> {
     store: &'a Arc<RestoredStore>,
     below: u64,
     pace: Pace,
+    places: Places,
     progress: &'a HydrateProgress,
     own: Own,
-    lost: Vec<Path>,
+    lacking: Lacking,
+    /// What the first table was that could not be fetched.
+    bad_table: Option<Error>,
     /// The copy was not to have them, and nothing names them.
     left_out: Own,
     /// Nor these, but counts say that they are named yet.
@@ -195,7 +250,7 @@ impl Hydration<'_> {
             && self.own.get(&info.number.0) != Some(&info.id)
             && self.left_out.get(&info.number.0) != Some(&info.id)
             && self.uncounted.get(&info.number.0) != Some(&info.id)
-            && !self.lost.contains(&info.object_path())
+            && !self.lacking.has(&info.object_path())
     }
 
     fn is_patient(&self) -> bool {
@@ -203,39 +258,46 @@ impl Hydration<'_> {
         begun.is_some_and(|begun| begun.elapsed() < self.counting_patience)
     }
 
-    /// Returns how many it has fetched.
+    /// Returns how many it has fetched. A table that the copy does not send does not keep segments from being fetched.
     async fn fetch_tables(&mut self) -> Result<u64> {
         let mut count = 0;
+        self.bad_table = None;
         for path in self.inner.map.db().objects().tables {
-            match self.store.own().head(&path).await {
-                Ok(_) => continue,
-                Err(object_store::Error::NotFound { .. }) => {}
-                Err(cause) => return Err(source_error(&path, cause)),
+            match self.fetch_table(&path).await {
+                Ok(is_fetched) => count += u64::from(is_fetched),
+                Err(error) => drop(self.bad_table.get_or_insert(error)),
             }
-            let head = GetOptions { head: true, ..GetOptions::default() };
-            let bytes = match self.store.get_of_copy(&path, head).await {
-                Ok(found) => found.meta.size,
-                // Compacted away meanwhile.
-                Err(object_store::Error::NotFound { .. })
-                    if !self.inner.map.db().objects().tables.contains(&path) =>
-                {
-                    continue;
-                }
-                Err(object_store::Error::NotFound { .. }) => {
-                    let what = format!(
-                        "restore: the copy lacks {path}, a table of the metadata; bring it back there"
-                    );
-                    return Err(Error::new(ErrorKind::Corrupt, what));
-                }
-                Err(cause) => return Err(source_error(&path, cause)),
-            };
-            let (from, to) = (self.store.of_copy(), self.store.own());
-            let places = &self.inner.copy_places;
-            copy_parts(from, to, (&path, bytes), &self.pace, places).await?;
-            self.store.forget(&path);
-            count += 1;
         }
         Ok(count)
+    }
+
+    async fn fetch_table(&self, path: &Path) -> Result<bool> {
+        match self.store.own().head(path).await {
+            Ok(_) => return Ok(false),
+            Err(object_store::Error::NotFound { .. }) => {}
+            Err(cause) => return Err(source_error(path, cause)),
+        }
+        let head = GetOptions { head: true, ..GetOptions::default() };
+        let bytes = match self.store.get_of_copy(path, head).await {
+            Ok(found) => found.meta.size,
+            // Compacted away meanwhile.
+            Err(object_store::Error::NotFound { .. })
+                if !self.inner.map.db().objects().tables.contains(path) =>
+            {
+                return Ok(false);
+            }
+            Err(object_store::Error::NotFound { .. }) => {
+                let what = format!(
+                    "restore: the copy lacks {path}, a table of the metadata; bring it back there"
+                );
+                return Err(Error::new(ErrorKind::Corrupt, what));
+            }
+            Err(cause) => return Err(source_error(path, cause)),
+        };
+        let (from, to) = (self.store.of_copy(), self.store.own());
+        copy_parts(from, to, (path, bytes), &self.pace, &self.places).await?;
+        self.store.forget(path);
+        Ok(true)
     }
 
     /// One look at all segments, or at those of which something is live. Returns how many it has fetched.
@@ -339,34 +401,33 @@ impl Hydration<'_> {
     }
 
     async fn fetch(&mut self, info: &SegmentInfo) -> Result<u64> {
+        let places = self.places.clone();
+        self.pace.wait(u64::from(info.object_bytes)).await;
+        places.with(self.fetch_now(info)).await
+    }
+
+    async fn fetch_now(&mut self, info: &SegmentInfo) -> Result<u64> {
         let path = info.object_path();
         let mut is_second = false;
         let object = loop {
-            self.pace.wait(u64::from(info.object_bytes)).await;
-            let _place = self.inner.copy_places.acquire().await;
-            let Some(object) = self.get(&path).await? else {
-                // In this order: counting may come to its end in between.
-                let is_uncounted = self.is_patient()
-                    && self.inner.may_be_left_out(info.number.0)
-                    && self.inner.is_counting_out();
-                if self.inner.is_left_out(info.number.0).await? {
-                    self.left_out.insert(info.number.0, info.id);
-                } else if is_uncounted {
-                    self.uncounted.insert(info.number.0, info.id);
-                } else if self.is_named(info).await? {
-                    self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
-                    self.inner.dedup.note_bad(info.number.0);
-                    tracing::error!(object = %path, "the copy lacks a segment that the restored pool needs");
-                    self.lost.push(path);
+            let object = match self.get(info).await {
+                Ok(object) => object,
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    self.note_missing(info).await?;
+                    return Ok(0);
                 }
-                return Ok(0);
+                Err(error) if error.kind() == ErrorKind::Unreadable => {
+                    self.note_unreadable(info, &error).await?;
+                    return Ok(0);
+                }
+                Err(error) => return Err(error),
             };
             match verify(self.inner, info, &object).await? {
                 None => break object,
                 Some(_) if !is_second => is_second = true,
                 Some(why) => {
                     self.inner.dedup.note_bad(info.number.0);
-                    self.progress.bad_count.fetch_add(1, Ordering::Relaxed);
+                    self.progress.damaged_count.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(
                         object = %path, why,
                         "a segment is damaged in the copy, and was taken as it is; `spindle fsck` says what it holds"
@@ -381,12 +442,52 @@ impl Hydration<'_> {
         self.progress.done_bytes.fetch_add(bytes, Ordering::Relaxed);
         let left = self.progress.left_bytes.load(Ordering::Relaxed).saturating_sub(bytes);
         self.progress.left_bytes.store(left, Ordering::Relaxed);
+        if self.progress.lacking.lock().remove(&path) {
+            self.inner.dedup.note_well(info.number.0);
+        }
         // Reclaim may have dropped it before it was there to be deleted.
         if !self.is_named(info).await? {
             self.inner.orphans.abandon(vec![path.clone()]);
         }
         self.store.forget(&path);
         Ok(1)
+    }
+
+    /// The copy has no such segment, which was confirmed where it is to have it.
+    async fn note_missing(&mut self, info: &SegmentInfo) -> Result<()> {
+        // In this order: counting may come to its end in between.
+        let is_uncounted = self.is_patient()
+            && self.inner.may_be_left_out(info.number.0)
+            && self.inner.is_counting_out();
+        if self.inner.is_left_out(info.number.0).await? {
+            self.left_out.insert(info.number.0, info.id);
+        } else if is_uncounted {
+            self.uncounted.insert(info.number.0, info.id);
+        } else if self.is_named(info).await? {
+            let path = info.object_path();
+            self.inner.dedup.note_bad(info.number.0);
+            if self.progress.lacking.lock().insert(path.clone()) {
+                tracing::error!(object = %path, "the copy lacks a segment that the restored pool needs");
+            }
+            self.lacking.missing.insert(path);
+        }
+        Ok(())
+    }
+
+    /// The copy does not send a segment, while it sends others.
+    async fn note_unreadable(&mut self, info: &SegmentInfo, error: &Error) -> Result<()> {
+        if self.is_named(info).await? {
+            let path = info.object_path();
+            self.inner.dedup.note_bad(info.number.0);
+            if self.progress.lacking.lock().insert(path.clone()) {
+                tracing::error!(
+                    object = %path, error = %error.chain(),
+                    "the copy does not send a segment that the restored pool needs, while it sends others"
+                );
+            }
+            self.lacking.unreadable.insert(path, error.chain());
+        }
+        Ok(())
     }
 
     async fn is_named(&self, info: &SegmentInfo) -> Result<bool> {
@@ -396,24 +497,27 @@ impl Hydration<'_> {
         Ok(found.is_some_and(|record| record.info == *info))
     }
 
-    /// `None`: the copy has no such object.
-    async fn get(&self, path: &Path) -> Result<Option<Bytes>> {
+    /// The object of a segment as the copy has it.
+    async fn get(&self, info: &SegmentInfo) -> Result<Bytes> {
         if self.store.is_read_within(GIVE_WAY) {
             tokio::time::sleep(GIVE_WAY).await;
         }
+        let reader = self.store.reader(|| CopyPeers::reader(self.store, self.inner));
+        let path = info.object_path();
+        let error = match reader.get(info, 0..u64::from(info.object_bytes)).await {
+            Err(error) if error.kind() == ErrorKind::Corrupt => error,
+            read => return read.map_err(|error| error.context("restore: read the copy")),
+        };
+        tracing::debug!(error = %error.chain(), "a segment of another size is taken as it is");
         let failed = |cause| {
             let what = format!("restore: read {path} of the copy");
             Error::with_source(ErrorKind::Unavailable, what, cause)
         };
-        let got = match self.store.get_of_copy(path, GetOptions::default()).await {
-            Ok(got) => got,
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(cause) => return Err(failed(cause)),
-        };
+        let got = self.store.get_of_copy(&path, GetOptions::default()).await.map_err(failed)?;
         let said = got.meta.size;
         let bytes = got.bytes().await.map_err(failed)?;
-        check_length(path, bytes.len() as u64, said)?;
-        Ok(Some(bytes))
+        check_length(&path, bytes.len() as u64, said)?;
+        Ok(bytes)
     }
 
     async fn put(&self, path: &Path, bytes: Bytes) -> Result<()> {
@@ -426,5 +530,48 @@ impl Hydration<'_> {
             let what = format!("restore: write {path} to the pool's store");
             Error::with_source(ErrorKind::Unavailable, what, cause)
         })
+    }
+}
+
+/// What is known of the objects of a copy that is hydrated from: its witness is there as long as the copy is.
+struct CopyPeers {
+    inner: Weak<Inner>,
+    witness: Path,
+}
+
+impl std::fmt::Debug for CopyPeers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CopyPeers")
+    }
+}
+
+impl CopyPeers {
+    fn reader(store: &RestoredStore, inner: &Arc<Inner>) -> StoreReader {
+        let mut options = inner.options.frames.clone();
+        // What is lacking is named by the caller.
+        options.conditions = block::Conditions::default();
+        options.retry_duration_max = options.retry_duration_max.min(COPY_RETRY_MAX);
+        let reader = StoreReader::new(store.of_copy().clone(), &options);
+        let peers = CopyPeers { inner: Arc::downgrade(inner), witness: store.witness().clone() };
+        reader.set_peers(Arc::new(peers), inner.options.planted);
+        reader
+    }
+}
+
+#[async_trait::async_trait]
+impl Peers for CopyPeers {
+    async fn is_named(&self, info: &SegmentInfo) -> bool {
+        match self.inner.upgrade() {
+            Some(inner) => inner.is_wanted(info).await,
+            None => false,
+        }
+    }
+
+    async fn another(
+        &self,
+        _: &SegmentInfo,
+        _: &HashSet<SegmentId>,
+    ) -> Option<(Path, Option<SegmentInfo>)> {
+        Some((self.witness.clone(), None))
     }
 }

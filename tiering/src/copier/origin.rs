@@ -7,6 +7,7 @@
 //!   is gone, has nothing either.
 //! - Everything is written, listed and deleted in the pool's own store only.
 
+use crate::fetch::store::{OF_COPY, OF_COPY_OBJECT, StoreReader};
 use crate::map::database;
 use crate::segment::parse_object_path;
 use futures::StreamExt;
@@ -18,12 +19,15 @@ use object_store::{
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Objects of the copy whose reads are counted. Chosen by hand: 16 MiB of names.
 const COUNTED_MAX: usize = 100_000;
+
+/// Longest wait for the witness. Chosen by hand: much longer than a store takes for one byte.
+const WITNESS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// See the module.
 #[derive(Debug)]
@@ -38,6 +42,8 @@ pub struct RestoredStore {
     read: Mutex<HashMap<Path, u64>>,
     is_whole: AtomicBool,
     started: Instant,
+    /// What hydration reads the copy with; it remembers what could not be read.
+    reader: OnceLock<StoreReader>,
     /// When somebody read from the copy last, in milliseconds since `started`, or 0.
     last_read_ms: AtomicU64,
 }
@@ -60,6 +66,7 @@ impl RestoredStore {
             read: Mutex::default(),
             is_whole: AtomicBool::new(false),
             started: Instant::now(),
+            reader: OnceLock::new(),
             last_read_ms: AtomicU64::new(0),
         }
     }
@@ -83,13 +90,53 @@ impl RestoredStore {
             Err(error @ Error::NotFound { .. }) => error,
             other => return other,
         };
-        match self.copy.head(&self.witness).await {
-            Ok(_) => Err(missing),
+        match self.read_witness().await {
+            Ok(()) => Err(missing),
             Err(error) => {
                 let source = format!("the copy is not there ({error})").into();
-                Err(Error::Generic { store: "copy", source })
+                Err(Error::Generic { store: OF_COPY, source })
             }
         }
+    }
+
+    /// As [`RestoredStore::get_of_copy`], for the pool's reads: a failure says whether it is that of one object, or of the
+    /// copy.
+    async fn read_of_copy(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let error = match self.get_of_copy(path, options).await {
+            Err(error @ Error::NotFound { .. }) => return Err(error),
+            Err(error) => error,
+            got => return got,
+        };
+        let is_away = matches!(&error, Error::Generic { store, .. } if *store == OF_COPY);
+        let store = match is_away || self.read_witness().await.is_err() {
+            true => OF_COPY,
+            false => OF_COPY_OBJECT,
+        };
+        Err(Error::Generic { store, source: Box::new(error) })
+    }
+
+    /// Whether the copy is there and is read.
+    async fn read_witness(&self) -> Result<()> {
+        let read = self.copy.get_range(&self.witness, 0..1);
+        let read = tokio::time::timeout(WITNESS_TIMEOUT, read).await;
+        read.unwrap_or_else(|elapsed| {
+            Err(Error::Generic { store: OF_COPY, source: Box::new(elapsed) })
+        })
+        .map(drop)
+    }
+
+    pub(crate) fn reader(&self, make: impl FnOnce() -> StoreReader) -> &StoreReader {
+        self.reader.get_or_init(make)
+    }
+
+    /// The pool's own store has everything.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.is_whole.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn witness(&self) -> &Path {
+        &self.witness
     }
 
     /// The pool's own store has everything: the copy is not asked any more.
@@ -175,7 +222,7 @@ impl ObjectStore for RestoredStore {
                 other => return other,
             }
         }
-        match self.get_of_copy(path, options.clone()).await {
+        match self.read_of_copy(path, options.clone()).await {
             Ok(got) => {
                 self.note_read(path);
                 Ok(got)

@@ -138,6 +138,14 @@ impl Inner {
         )
     }
 
+    /// Whether a segment may be missing on purpose: who does not find it does not look for it again and again.
+    pub(crate) async fn may_be_missing(&self, number: u64) -> bool {
+        self.may_be_left_out(number)
+            && (self.is_read_only
+                || self.is_counting_out()
+                || self.is_left_out(number).await.unwrap_or(false))
+    }
+
     /// A segment that is not there is one that the copy was not to have, as far as counts say.
     ///
     /// # Errors

@@ -17,6 +17,9 @@ const DOOMED_MAX: usize = 250_000;
 /// Objects deleted by one call. Chosen by hand: so that who calls can be stopped.
 const DELETES_MAX: usize = 256;
 
+/// Objects that one call does not manage to delete, before it ends. Chosen by hand.
+const FAILED_MAX: usize = 3;
+
 /// What is no longer needed.
 #[derive(Debug)]
 pub(super) struct Doomed {
@@ -84,18 +87,30 @@ impl Copier {
             return Ok(0);
         }
         self.inner.check_owner().await?;
-        for done in 0..count.min(DELETES_MAX) {
-            let Some(doomed) = self.doomed.front() else { return Ok(done as u64) };
+        let (mut done, mut failed) = (0, Vec::new());
+        for _ in 0..count.min(DELETES_MAX) {
+            let Some(doomed) = self.doomed.pop_front() else { break };
             match self.target.delete(&doomed.path).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {
+                    done += 1;
+                    self.progress.deleted_count.fetch_add(1, Ordering::Relaxed);
+                }
                 Err(cause) => {
-                    return Err(target_error(format!("delete {} in the copy", doomed.path), cause));
+                    let what = format!("delete {} in the copy", doomed.path);
+                    failed.push((doomed, target_error(what, cause)));
+                    if failed.len() >= FAILED_MAX {
+                        break; // the copy refuses, or is away
+                    }
                 }
             }
-            self.doomed.pop_front();
-            self.progress.deleted_count.fetch_add(1, Ordering::Relaxed);
-            self.progress.waiting_count.store(self.doomed.len() as u64, Ordering::Relaxed);
         }
-        Ok(count.min(DELETES_MAX) as u64)
+        // The others do not wait for those that cannot be deleted.
+        let mut first = None;
+        for (doomed, error) in failed {
+            self.doomed.push_back(doomed);
+            first.get_or_insert(error);
+        }
+        self.progress.waiting_count.store(self.doomed.len() as u64, Ordering::Relaxed);
+        first.map_or(Ok(done), Err)
     }
 }

@@ -1,13 +1,15 @@
 //! The segments of a state, copied: each one is verified on its way, and what is damaged or missing is noted.
 
 use super::replaced::Replaced;
-use super::transfer::{each, source_error, target_error};
+use super::transfer::{each, target_error};
 use super::{Copier, Held, STEP, damaged_path, held_of, path_of, verify};
 use crate::map::Map;
 use crate::map::records::{Root, SegmentRecord};
+use crate::mend::Finding;
 use crate::orphans::Hold;
-use crate::segment::SegmentInfo;
+use crate::segment::{SegmentInfo, SegmentNumber};
 use block::{Error, ErrorKind, Result};
+use bytes::Bytes;
 use object_store::{ObjectStoreExt, PutPayload};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -17,12 +19,40 @@ use std::time::{Duration, Instant};
 /// or only what was read was damaged.
 const BAD_AGAIN: Duration = Duration::from_secs(3600);
 
+/// One that could not be read while others could, likewise. Chosen by hand: one request then.
+const UNREADABLE_AGAIN: Duration = Duration::from_secs(60);
+/// Segments that one pass without a new state tries again. Chosen by hand.
+const COMPLETED_MAX: usize = 64;
+
+/// A segment that the pool's store did not have whole.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bad {
+    found: Found,
+    /// As it was counted.
+    first: Found,
+    /// When it is looked at again; `None`: with the next pass.
+    again_at: Option<Instant>,
+}
+
+impl Bad {
+    /// The copy has a mark of it from before this start.
+    pub(super) fn of_listing() -> Bad {
+        Bad { found: Found::Damaged, first: Found::Damaged, again_at: None }
+    }
+
+    fn is_due(&self) -> bool {
+        self.again_at.is_none_or(|at| Instant::now() >= at)
+    }
+}
+
 /// What the pool's store had of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Whole,
     Damaged,
     Missing,
+    /// It cannot be read, while others can.
+    Unreadable,
     /// The pool was restored from a copy that was not to have it.
     LeftOut,
 }
@@ -69,7 +99,7 @@ impl Copier {
                 }
             }
             let is_wanted = |info: &SegmentInfo| match self.bad.get(&info.number.0) {
-                Some(at) => at.is_none_or(|at| at.elapsed() > BAD_AGAIN),
+                Some(bad) => bad.is_due(),
                 None => self.segments.get(&info.number.0) != Some(&held_of(info)),
             };
             let missing: Vec<SegmentInfo> =
@@ -82,22 +112,8 @@ impl Copier {
             })
             .await;
             for (info, found) in copied {
-                let number = info.number.0;
-                match found {
-                    Found::Whole => {
-                        if self.bad.remove(&number).is_some() {
-                            self.strays.push(damaged_path(number));
-                        }
-                    }
-                    Found::Damaged | Found::Missing => self.note_bad(number, found),
-                    Found::LeftOut => {
-                        is_any_left_out = true;
-                        continue;
-                    }
-                }
-                if found != Found::Missing {
-                    self.segments.insert(number, held_of(&info));
-                }
+                is_any_left_out |= found == Found::LeftOut;
+                self.note(&info, found);
             }
             done?;
             count += named.len() as u64;
@@ -116,11 +132,49 @@ impl Copier {
         }
     }
 
-    /// Counts it once, and notes when it was found.
+    /// Tries again to copy what the newest published state lacks because it could not be read, or was not there.
+    pub(super) async fn complete(&mut self) -> Result<()> {
+        let is_wanted =
+            |bad: &Bad| bad.is_due() && matches!(bad.found, Found::Unreadable | Found::Missing);
+        let due = self.bad.iter().filter(|(_, bad)| is_wanted(bad)).map(|(number, _)| *number);
+        let due: Vec<u64> = due.take(COMPLETED_MAX).collect();
+        for number in due {
+            let _hold = self.inner.orphans.hold_one(SegmentNumber(number));
+            let Some(record) = self.inner.map.find_segment(number).await? else { continue };
+            let found = self.copy_segment(&record.info).await?;
+            self.note(&record.info, found);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, info: &SegmentInfo, found: Found) {
+        let number = info.number.0;
+        match found {
+            Found::Whole => {
+                if let Some(bad) = self.bad.remove(&number) {
+                    self.strays.push(damaged_path(number));
+                    if matches!(bad.first, Found::Missing | Found::Unreadable) {
+                        self.progress.missing_count.fetch_sub(1, Ordering::Relaxed);
+                    }
+                }
+            }
+            Found::Damaged | Found::Missing | Found::Unreadable => self.note_bad(number, found),
+            Found::LeftOut => {}
+        }
+        if matches!(found, Found::Whole | Found::Damaged) {
+            self.segments.insert(number, held_of(info));
+        }
+    }
+
+    /// Counts it once, and notes when it is looked at again.
     fn note_bad(&mut self, number: u64, found: Found) {
-        let is_new = self.bad.insert(number, Some(Instant::now())).is_none();
+        let pause = if found == Found::Unreadable { UNREADABLE_AGAIN } else { BAD_AGAIN };
+        let first = self.bad.get(&number).map(|bad| bad.first);
+        let is_new = first.is_none();
+        let again_at = Some(Instant::now() + pause);
+        self.bad.insert(number, Bad { found, first: first.unwrap_or(found), again_at });
         let count = match found {
-            Found::Missing => &self.progress.missing_count,
+            Found::Missing | Found::Unreadable => &self.progress.missing_count,
             Found::Whole | Found::Damaged | Found::LeftOut => &self.progress.damaged_count,
         };
         count.fetch_add(is_new.into(), Ordering::Relaxed);
@@ -128,18 +182,39 @@ impl Copier {
 
     async fn copy_segment(&self, info: &SegmentInfo) -> Result<Found> {
         self.pace.wait(u64::from(info.object_bytes)).await;
-        let _place = self.inner.copy_places.acquire().await;
+        self.places.with(self.copy_segment_now(info)).await
+    }
+
+    /// The object as the pool's store has it, also where it has another size.
+    async fn read_segment(&self, info: &SegmentInfo) -> Result<Bytes> {
+        match self.inner.frames.read_object(info).await {
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                self.read_source(&info.object_path()).await
+            }
+            read => read,
+        }
+    }
+
+    async fn copy_segment_now(&self, info: &SegmentInfo) -> Result<Found> {
         let path = info.object_path();
-        let (mut is_second, mut is_damaged) = (false, false);
+        let (mut is_second, mut is_damaged, mut is_healed) = (false, false, false);
         let planted = self.inner.options.planted;
         let object = loop {
-            let object = match self.inner.store.get(&path).await {
-                Ok(got) => got.bytes().await,
-                Err(cause) => Err(cause),
-            };
-            let object = match object {
+            let object = match self.read_segment(info).await {
                 Ok(object) => object,
-                Err(object_store::Error::NotFound { .. }) => {
+                Err(error) if error.kind() == ErrorKind::Unreadable => {
+                    // Another copy may have it, and then the pool's store has it again.
+                    let healed = self.inner.heal_now(info).await?;
+                    match healed {
+                        Finding::Whole { .. } | Finding::Mended { .. } if !is_healed => {
+                            is_healed = true;
+                            continue;
+                        }
+                        Finding::Gone => return Err(reclaimed()),
+                        _ => return Ok(Found::Unreadable),
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound => {
                     // Reclaim forgets it soon.
                     let may_be = self.inner.may_be_left_out(info.number.0);
                     let is_left_out = (may_be && self.inner.is_counting_out())
@@ -150,7 +225,7 @@ impl Copier {
                     self.check_missing(info).await?;
                     return Ok(Found::Missing);
                 }
-                Err(cause) => return Err(source_error(&path, cause)),
+                Err(error) => return Err(error.context("copy the pool")),
             };
             match verify(&self.inner, info, &object).await? {
                 None => break object,
@@ -186,7 +261,11 @@ impl Copier {
         let path = info.object_path();
         let failed = |cause| target_error(format!("read {path} of the copy"), cause);
         let object = match self.target.get(&path).await {
-            Ok(got) => got.bytes().await.map_err(failed)?,
+            Ok(got) => got.bytes().await,
+            Err(cause) => Err(cause),
+        };
+        let object = match object {
+            Ok(object) => object,
             Err(object_store::Error::NotFound { .. }) => return Ok(false),
             Err(cause) => return Err(failed(cause)),
         };
@@ -202,9 +281,7 @@ impl Copier {
             self.inner.map.find_segment(info.number.0).await?
         };
         if named.is_none_or(|record| record.info != *info) {
-            let what = "copy the pool: it has reclaimed a segment of the state that was being copied; a newer state is \
-                        copied instead";
-            return Err(Error::new(ErrorKind::Unavailable, what));
+            return Err(reclaimed());
         }
         if !self.inner.options.planted.missing_unowned {
             self.inner.check_owner().await?;
@@ -215,4 +292,10 @@ impl Copier {
         );
         Ok(())
     }
+}
+
+fn reclaimed() -> Error {
+    let what = "copy the pool: it has reclaimed a segment of the state that was being copied; a newer state is \
+                copied instead";
+    Error::new(ErrorKind::Unavailable, what)
 }

@@ -1,6 +1,7 @@
 //! How objects go from one store to another: a few at a time, large ones part by part, and no faster than was asked for.
 
 use super::OBJECTS_AT_ONCE;
+use super::places::Places;
 use block::{Error, ErrorKind, Result};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -9,7 +10,6 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
 
 /// Objects above this are copied in parts of this size. Chosen by hand: as large as the parts of a store must be.
 const PART_BYTES: usize = 8 << 20;
@@ -21,7 +21,7 @@ pub(super) async fn copy_parts(
     to: &Arc<dyn ObjectStore>,
     (path, bytes): (&Path, u64),
     pace: &Pace,
-    places: &Semaphore,
+    places: &Places,
 ) -> Result<()> {
     let failed = |cause| target_error(format!("copy {path}"), cause);
     let read = async |range: Range<u64>| {
@@ -33,21 +33,20 @@ pub(super) async fn copy_parts(
     let part_bytes = PART_BYTES as u64;
     if bytes <= part_bytes {
         pace.wait(bytes).await;
-        let _place = places.acquire().await;
-        return to.put(path, read(0..bytes).await?.into()).await.map(drop).map_err(failed);
+        let whole = async { to.put(path, read(0..bytes).await?.into()).await.map_err(failed) };
+        return places.with(whole).await.map(drop);
     }
     let upload = to.put_multipart(path).await.map_err(failed)?;
     let mut parts = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
     for start in (0..bytes).step_by(PART_BYTES) {
         let range = start..bytes.min(start + part_bytes);
         pace.wait(range.end - range.start).await;
-        let _place = places.acquire().await;
         let next = async {
             let piece = read(range).await?;
             parts.wait_for_capacity(1).await.map_err(failed)?;
             Ok(piece)
         };
-        match next.await {
+        match places.with(next).await {
             Ok(piece) => parts.put(piece),
             Err(error) => {
                 // What is left of it is the store's to clean.

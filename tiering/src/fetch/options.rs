@@ -9,6 +9,12 @@ use block::Conditions;
 use std::ops::Range;
 use std::time::Duration;
 
+/// Chosen by hand: longer than a bucket or a mount takes to be renamed or remounted in one step, and short beside the time
+/// that a reader waits for an outage.
+const MISSING_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 60 } else { 5_000 });
+/// Chosen by hand: longer than a node of a store takes to be restarted.
+const UNREADABLE_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 120 } else { 10_000 });
+
 /// Budgets and limits of [`Frames`](super::Frames).
 #[derive(Clone, Debug)]
 pub struct FramesOptions {
@@ -27,6 +33,11 @@ pub struct FramesOptions {
     pub attempt_timeout: Duration,
     /// A store read that keeps failing for passing reasons fails after this long.
     pub retry_duration_max: Duration,
+    /// An object that is not found counts as missing after this long at the earliest, if it is looked for again and again
+    /// and others are read meanwhile.
+    pub missing_patience: Duration,
+    /// The same for an object that cannot be read: it counts as unreadable.
+    pub unreadable_patience: Duration,
     /// Where store reads and the NVMe cache raise the conditions that last.
     pub conditions: Conditions,
 }
@@ -41,6 +52,8 @@ impl Default for FramesOptions {
             store_read_count_max: 64,
             attempt_timeout: Duration::from_secs(30),
             retry_duration_max: Duration::from_secs(120),
+            missing_patience: MISSING_PATIENCE,
+            unreadable_patience: UNREADABLE_PATIENCE,
             conditions: Conditions::default(),
         }
     }

@@ -1,36 +1,80 @@
-//! Ranged reads of segment objects: bounded, retried, and told apart into passing and final failures.
+//! Ranged reads of segment objects: bounded, retried, and told apart into passing and final failures, and into those of
+//! the store and those of one object.
 //!
 //! Invariants:
-//! - At most `read_count_max` requests are under way; who waits to try again holds no place.
+//! - At most `read_count_max` requests are under way, and [`SUSPECT_READS_MAX`] for objects that failed before, so that
+//!   one that hangs does not keep others from being read; who waits to try again holds no place.
 //! - A read ends: with the bytes, with a final error, or when it has failed for too long.
 //! - The bytes are exactly as many as were asked for; a body that ends early counts as a failed
 //!   transfer. Whether they are the right ones, the caller finds out.
+//! - That an object is not there, or cannot be read, is final only with evidence: see [`super::suspects`]. A bucket that is
+//!   not there is an outage.
 
 use super::FramesOptions;
-use crate::outage::{Outage, StoreFailure, Way};
+use super::peers::Peers;
+use super::suspects::{Cause, Patience, Suspects, Verdict};
+use crate::outage::{Outage, StoreFailure, Way, public_text};
+use crate::planted::Planted;
 use crate::segment::SegmentInfo;
-use block::{Error, ErrorKind, Result};
+use block::conditions::Report;
+use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use bytes::Bytes;
+use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
+use parking_lot::Mutex;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 /// Wait before the second attempt; doubles from then on. Chosen by hand.
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 /// Longest wait between two attempts: how late an outage's end is noticed. Chosen by hand.
 const BACKOFF_MAX: Duration = Duration::from_secs(3);
+/// Requests under way for objects whose last read failed, beside those of others. Chosen by hand.
+const SUSPECT_READS_MAX: usize = 16;
+/// Reads of other objects under way, to tell the store's failures from those of one object; and how long one may take.
+/// Chosen by hand: much longer than a store takes for one byte.
+const PROBES_MAX: usize = 4;
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+/// An attempt to read an object that was judged is given up after this long, and a second more for each MiB. Chosen by hand.
+const JUDGED_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause before an object that was judged is tried again by itself, and how many are tried in one go. Chosen by hand.
+const AGAIN_PAUSE: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 15 });
+const AGAIN_MAX: usize = 4;
+
+/// Words of stores that say that a whole bucket is not there, or that there are too many requests.
+const OF_THE_STORE: [&str; 7] = [
+    "NoSuchBucket",
+    "ContainerNotFound",
+    "ContainerBeingDeleted",
+    "SlowDown",
+    "TooManyRequests",
+    "429 Too Many Requests",
+    "ServerBusy",
+];
+
+/// Name of the store in errors that concern one object of the copy behind a restored pool, while the copy is there; and in
+/// errors of the copy as a whole.
+pub(crate) const OF_COPY_OBJECT: &str = "object of the copy";
+pub(crate) const OF_COPY: &str = "copy";
 
 /// See the module.
 #[derive(Debug)]
 pub struct StoreReader {
     store: Arc<dyn ObjectStore>,
     places: Semaphore,
+    suspect_places: Semaphore,
+    probe_places: Semaphore,
     attempt_timeout: Duration,
     retry_duration_max: Duration,
     outage: Outage,
+    suspects: Mutex<Suspects>,
+    /// Without them what is not found is not there, and no object is judged.
+    peers: OnceLock<(Arc<dyn Peers>, Planted)>,
+    conditions: Conditions,
     /// Requests sent, of any outcome.
     pub request_count: AtomicU64,
     /// Requests that failed for a passing reason.
@@ -39,41 +83,74 @@ pub struct StoreReader {
     pub read_bytes: AtomicU64,
 }
 
+/// What asking for the size of an object said.
+enum Head {
+    There,
+    NotThere,
+    Unknown,
+}
+
 impl StoreReader {
     /// Reads through `store`, which is prefixed to the pool.
     #[must_use]
     pub fn new(store: Arc<dyn ObjectStore>, options: &FramesOptions) -> Self {
+        let patience =
+            Patience { missing: options.missing_patience, unreadable: options.unreadable_patience };
         StoreReader {
             store,
             places: Semaphore::new(options.store_read_count_max.max(1)),
+            suspect_places: Semaphore::new(SUSPECT_READS_MAX),
+            probe_places: Semaphore::new(PROBES_MAX),
             attempt_timeout: options.attempt_timeout,
             retry_duration_max: options.retry_duration_max,
             outage: Outage::new(Way::Read, options.conditions.clone()),
+            suspects: Mutex::new(Suspects::new(patience)),
+            peers: OnceLock::new(),
+            conditions: options.conditions.clone(),
             request_count: AtomicU64::new(0),
             retry_count: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
         }
     }
 
+    /// Whom to ask about other objects; the first call counts.
+    pub(crate) fn set_peers(&self, peers: Arc<dyn Peers>, planted: Planted) {
+        let _ = self.peers.set((peers, planted));
+    }
+
+    fn planted(&self) -> Planted {
+        self.peers.get().map(|(_, planted)| *planted).unwrap_or_default()
+    }
+
     /// Bytes `range` of a segment's object.
     ///
     /// # Errors
-    /// `NotFound` when there is no such object, `Corrupt` when it is not as long as `info` says,
-    /// `Unavailable` when the store kept failing.
+    /// `NotFound` when there is no such object: at once where nothing names it any more, else once that is confirmed.
+    /// `Unreadable` when it cannot be read, again and again, while others can. `Corrupt` when it is not as long as `info`
+    /// says, `Unavailable` when the store kept failing.
     pub async fn get(&self, info: &SegmentInfo, range: Range<u64>) -> Result<Bytes> {
         let started = Instant::now();
         let mut backoff = BACKOFF_FIRST;
+        // Many readers of one bad object do not all ask for it.
+        match self.suspects.lock().verdict(&info.id, started).0 {
+            Verdict::Undecided => {}
+            verdict => return Err(verdict_error(info, verdict, None)),
+        }
         loop {
+            let begun = Instant::now();
             let source = match self.attempt(info, range.clone()).await {
-                Ok(bytes) => return Ok(self.accept(bytes)),
-                Err(error) if is_final(&error) => return Err(final_error(info, error)),
+                Ok(bytes) => return Ok(self.accept(info, bytes)),
+                Err(error) if is_unsupported(&error) => {
+                    let what = format!("read {info}");
+                    return Err(Error::with_source(ErrorKind::Unsupported, what, error));
+                }
                 Err(error) => error,
             };
             self.retry_count.fetch_add(1, Ordering::Relaxed);
-            if backoff == BACKOFF_FIRST {
-                self.check_size(info).await?;
+            match self.judge(info, &source, begun, backoff == BACKOFF_FIRST).await? {
+                Verdict::Undecided => {}
+                verdict => return Err(verdict_error(info, verdict, Some(source))),
             }
-            self.outage.note(&source);
             if started.elapsed() + backoff > self.retry_duration_max {
                 let what = format!("read {info}: the object store does not answer");
                 return Err(Error::with_source(ErrorKind::Unavailable, what, source));
@@ -89,15 +166,59 @@ impl StoreReader {
         self.outage.status()
     }
 
+    /// Whether an object was judged: it is missing or unreadable, while others are read.
+    #[must_use]
+    pub fn is_judged(&self, info: &SegmentInfo) -> bool {
+        self.suspects.lock().judged(&info.id) != Verdict::Undecided
+    }
+
+    /// Whether the last read of an object failed.
+    #[must_use]
+    pub fn is_suspect(&self, info: &SegmentInfo) -> bool {
+        self.suspects.lock().has(&info.id)
+    }
+
+    /// An object was written again: the next read of it asks the store.
+    pub(crate) fn set_stale(&self, info: &SegmentInfo) {
+        self.suspects.lock().set_stale(&info.id);
+    }
+
+    /// Tries some of the judged objects again, so that their conditions end when they can be read, or nothing names them
+    /// any more. Returns those whose conditions have ended.
+    pub(crate) async fn try_again(&self) -> Vec<SegmentInfo> {
+        let due = self.suspects.lock().take_due(Instant::now(), AGAIN_PAUSE, AGAIN_MAX);
+        let mut ended = Vec::new();
+        for info in due {
+            let is_named = match self.peers.get() {
+                Some((peers, _)) => self.is_named(&info, &**peers).await,
+                None => true,
+            };
+            if !is_named {
+                self.clear(&info);
+                ended.push(info);
+            } else if let Ok(bytes) = self.attempt(&info, 0..1).await {
+                self.accept(&info, bytes);
+                ended.push(info);
+            }
+        }
+        ended
+    }
+
     async fn attempt(
         &self,
         info: &SegmentInfo,
         range: Range<u64>,
     ) -> Result<Bytes, object_store::Error> {
-        let _place = self.places.acquire().await.expect("never closed");
+        let (is_suspect, is_judged) = (self.is_suspect(info), self.is_judged(info));
+        let places = if is_suspect { &self.suspect_places } else { &self.places };
+        let _place = places.acquire().await.expect("never closed");
         self.request_count.fetch_add(1, Ordering::Relaxed);
         let path = info.object_path();
-        let timeout = self.attempt_timeout + Duration::from_secs((range.end - range.start) >> 20);
+        let timeout = match is_judged {
+            true => self.attempt_timeout.min(JUDGED_TIMEOUT),
+            false => self.attempt_timeout,
+        };
+        let timeout = timeout + Duration::from_secs((range.end - range.start) >> 20);
         let wanted_bytes = range.end - range.start;
         let read = self.store.get_range(&path, range);
         let bytes = tokio::time::timeout(timeout, read).await.unwrap_or_else(|elapsed| {
@@ -110,19 +231,124 @@ impl StoreReader {
         Ok(bytes)
     }
 
-    fn accept(&self, bytes: Bytes) -> Bytes {
+    fn accept(&self, info: &SegmentInfo, bytes: Bytes) -> Bytes {
+        self.clear(info);
         self.outage.clear();
         self.read_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         bytes
     }
 
+    /// An object was read, or is not wanted any more.
+    pub(crate) fn clear(&self, info: &SegmentInfo) {
+        let verdict = {
+            let mut suspects = self.suspects.lock();
+            match suspects.is_empty() {
+                true => Verdict::Undecided,
+                false => suspects.clear(&info.id),
+            }
+        };
+        if verdict != Verdict::Undecided {
+            let subject = info.object_path();
+            self.conditions.clear(ConditionKind::ObjectUnreadable, subject.as_ref());
+            self.conditions.clear(ConditionKind::ObjectMissing, subject.as_ref());
+        }
+    }
+
+    /// Whether a failure that may pass is the object's own, as far as is known by now.
+    async fn judge(
+        &self,
+        info: &SegmentInfo,
+        error: &object_store::Error,
+        begun: Instant,
+        is_first: bool,
+    ) -> Result<Verdict> {
+        let lasted = begun.elapsed();
+        let is_not_found = matches!(error, object_store::Error::NotFound { .. });
+        if is_of_the_store(error) {
+            self.outage.note(error);
+            return Ok(Verdict::Undecided);
+        }
+        let Some((peers, planted)) = self.peers.get() else {
+            return match is_not_found || (is_first && self.is_gone(info).await?) {
+                true => Ok(Verdict::Missing),
+                false => {
+                    self.outage.note(error);
+                    Ok(Verdict::Undecided)
+                }
+            };
+        };
+        if is_not_found && (planted.missing_unconfirmed || !self.is_named(info, &**peers).await) {
+            self.clear(info);
+            return Ok(Verdict::Missing);
+        }
+        let place = self.probe_places.try_acquire();
+        if place.is_err() || !self.suspects.lock().begin_round(info, Instant::now()) {
+            let (verdict, are_others_read) = self.suspects.lock().verdict(&info.id, Instant::now());
+            if !are_others_read {
+                self.outage.note(error);
+            }
+            return Ok(verdict);
+        }
+        let cause = match (self.head(info).await?, is_not_found) {
+            (Head::NotThere, _) => Some(Cause::Missing),
+            (Head::There, _) | (Head::Unknown, false) => Some(Cause::Passing),
+            (Head::Unknown, true) => None,
+        };
+        let are_others_read = match is_of_copy_object(error) || self.planted().judged_alone {
+            true => Some(true), // the witness of the copy was read
+            false => self.are_others_read(info, &**peers).await,
+        };
+        if are_others_read != Some(true) {
+            self.outage.note(error);
+        }
+        let Some((cause, are_others_read)) = cause.zip(are_others_read) else {
+            return Ok(Verdict::Undecided);
+        };
+        let now = Instant::now();
+        let (verdict, is_new) =
+            self.suspects.lock().end_round(&info.id, now, (cause, lasted), are_others_read);
+        if is_new {
+            self.raise(info, verdict, error);
+        }
+        Ok(verdict)
+    }
+
+    async fn is_named(&self, info: &SegmentInfo, peers: &dyn Peers) -> bool {
+        tokio::time::timeout(PROBE_TIMEOUT, peers.is_named(info)).await.unwrap_or(true)
+    }
+
+    /// Reads a byte of another object. `None`: there is none to be asked, or that one is missing, too, which says nothing
+    /// of the store.
+    async fn are_others_read(&self, info: &SegmentInfo, peers: &dyn Peers) -> Option<bool> {
+        let suspects = self.suspects.lock().ids();
+        let probe = async {
+            let (path, other) = peers.another(info, &suspects).await?;
+            self.request_count.fetch_add(1, Ordering::Relaxed);
+            match (self.store.get_range(&path, 0..1).await, other) {
+                (Ok(_), other) => {
+                    if let Some(other) = other.filter(|other| suspects.contains(&other.id)) {
+                        self.clear(&other);
+                    }
+                    Some(true)
+                }
+                (Err(object_store::Error::NotFound { .. }), Some(other)) => {
+                    // The next one to be asked is another one.
+                    let _ = self.suspects.lock().begin_round(&other, Instant::now());
+                    None
+                }
+                (Err(_), _) => Some(false),
+            }
+        };
+        tokio::time::timeout(PROBE_TIMEOUT, probe).await.unwrap_or(Some(false))
+    }
+
     /// Stores report a range past the end in the same way as an outage: a cut object must not be
     /// waited for.
-    async fn check_size(&self, info: &SegmentInfo) -> Result<()> {
+    async fn head(&self, info: &SegmentInfo) -> Result<Head> {
         let path = info.object_path();
-        let Ok(head) = tokio::time::timeout(self.attempt_timeout, self.store.head(&path)).await
-        else {
-            return Ok(());
+        let timeout = PROBE_TIMEOUT.min(self.attempt_timeout);
+        let Ok(head) = tokio::time::timeout(timeout, self.store.head(&path)).await else {
+            return Ok(Head::Unknown);
         };
         match head {
             Ok(meta) if meta.size != u64::from(info.object_bytes) => {
@@ -130,32 +356,75 @@ impl StoreReader {
                 let what = format!("read {info}: {size} bytes instead of {}", info.object_bytes);
                 Err(Error::new(ErrorKind::Corrupt, what))
             }
-            Err(error) if is_final(&error) => Err(final_error(info, error)),
-            Ok(_) | Err(_) => Ok(()),
+            Ok(_) => Ok(Head::There),
+            Err(object_store::Error::NotFound { .. }) => Ok(Head::NotThere),
+            Err(_) => Ok(Head::Unknown),
         }
+    }
+
+    async fn is_gone(&self, info: &SegmentInfo) -> Result<bool> {
+        Ok(matches!(self.head(info).await?, Head::NotThere))
+    }
+
+    fn raise(&self, info: &SegmentInfo, verdict: Verdict, error: &object_store::Error) {
+        let (kind, other) = (ConditionKind::ObjectUnreadable, ConditionKind::ObjectMissing);
+        let (kind, other, fact) = match verdict {
+            Verdict::Missing => (other, kind, "is not in the store, though the metadata names it"),
+            _ => (kind, other, "could not be read again and again, while other objects were"),
+        };
+        let report = Report::new(
+            format!("{info} {fact}: {}", public_text(error)),
+            "reads of data in it fail, unless a copy of the pool has it; volumes whose writes build on it are behind in \
+             the store",
+            "bring the object back under the same name, from a version, a copy or a backup of the store; it is tried \
+             again from time to time",
+        );
+        let subject: Path = info.object_path();
+        self.conditions.clear(other, subject.as_ref());
+        self.conditions.raise(kind, subject.as_ref(), report);
     }
 }
 
-/// Trying again cannot help. Refused credentials are not among these: they may be renewed, and a
-/// read that waits harms less than a file system that was told of an I/O error.
-fn is_final(error: &object_store::Error) -> bool {
+fn is_unsupported(error: &object_store::Error) -> bool {
     use object_store::Error as E;
-    matches!(
-        error,
-        E::NotFound { .. }
-            | E::InvalidPath { .. }
-            | E::NotSupported { .. }
-            | E::NotImplemented { .. }
-    )
+    matches!(error, E::InvalidPath { .. } | E::NotSupported { .. } | E::NotImplemented { .. })
 }
 
-fn final_error(info: &SegmentInfo, error: object_store::Error) -> Error {
-    match error {
-        object_store::Error::NotFound { .. } => {
-            let what = format!("read {info}: the object is not in the store");
-            Error::with_source(ErrorKind::NotFound, what, error)
+/// Whether a failure says by itself that it concerns the store, or the copy behind it, rather than one object. Refused
+/// credentials may be refused for one object, as an archive does.
+fn is_of_the_store(error: &object_store::Error) -> bool {
+    if matches!(error, object_store::Error::Generic { store, .. } if *store == OF_COPY) {
+        return true;
+    }
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(one) = cause {
+        let text = one.to_string();
+        if OF_THE_STORE.iter().any(|word| text.contains(word)) {
+            return true;
         }
-        _ => Error::with_source(ErrorKind::Unsupported, format!("read {info}"), error),
+        cause = one.source();
+    }
+    false
+}
+
+fn is_of_copy_object(error: &object_store::Error) -> bool {
+    matches!(error, object_store::Error::Generic { store, .. } if *store == OF_COPY_OBJECT)
+}
+
+/// `source`: what the store said just now.
+fn verdict_error(
+    info: &SegmentInfo,
+    verdict: Verdict,
+    source: Option<object_store::Error>,
+) -> Error {
+    let (kind, what) = match verdict {
+        Verdict::Missing => (ErrorKind::NotFound, "the object is not in the store"),
+        _ => (ErrorKind::Unreadable, "it cannot be read, while other objects can"),
+    };
+    let what = format!("read {info}: {what}");
+    match source {
+        Some(source) => Error::with_source(kind, what, source),
+        None => Error::new(kind, what),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Opening the tier, for its owner or for a reader: within a time, and only where no later owner has been.
 
 use super::hints::{PREFETCH_COUNT_MAX, READ_AHEAD_COUNT_MAX};
+use super::peers::MapPeers;
 use super::{Inner, Tier, TierOptions, keep};
 use crate::dedup::Dedup;
 use crate::destage::buffers::Buffers;
@@ -101,13 +102,15 @@ impl Tier {
                 uploads: Outage::new(Way::Upload, conditions),
                 is_urgent: AtomicBool::new(false),
                 reopen_count: AtomicU64::new(0),
-                copy_places: Semaphore::new(crate::copier::OBJECTS_AT_ONCE),
+                copy_places: Arc::new(Semaphore::new(crate::copier::OBJECTS_AT_ONCE)),
                 prefetch_places: Arc::new(Semaphore::new(PREFETCH_COUNT_MAX)),
                 read_ahead_places: Arc::new(Semaphore::new(READ_AHEAD_COUNT_MAX)),
                 hint_dropped_count: AtomicU64::new(0),
                 heat: Heat::default(),
             }),
         };
+        let peers = MapPeers::new(Arc::downgrade(&tier.inner));
+        tier.inner.frames.set_peers(Arc::new(peers), tier.inner.options.planted);
         if !is_read_only {
             tier.inner.background.spawn(keep::supervised(Arc::downgrade(&tier.inner)));
         }

@@ -3,7 +3,7 @@
 use super::reclaim::EAGER;
 use super::*;
 use crate::copier::{
-    CopiedState, Copier, CopierOptions, CopyProgress, HydrateOptions, HydrateProgress,
+    CopiedState, Copier, CopierOptions, CopyProgress, HydrateOptions, HydrateProgress, Lacking,
     RestoredStore,
 };
 use crate::map::view::state_view;
@@ -11,6 +11,7 @@ use crate::planted::Planted;
 use crate::segment::parse_object_path;
 use crate::testing::Fault;
 use futures::{FutureExt, StreamExt};
+use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 
 /// Deletes in the copy as soon as it may.
@@ -20,8 +21,10 @@ pub(super) const AT_ONCE: CopierOptions =
 /// The copy's own reader of a state.
 async fn open_state(target: &Arc<FaultStore>, state: &CopiedState) -> Tier {
     let objects: Arc<dyn ObjectStore> = target.clone();
-    let view = state_view(objects, state.manifest);
-    Tier::open_read_only(options(view, state.epoch.0)).await.unwrap()
+    let mut options = options(state_view(objects, state.manifest), state.epoch.0);
+    // One that has no segment at all looks like an outage.
+    options.frames.retry_duration_max = Duration::from_secs(2);
+    Tier::open_read_only(options).await.unwrap()
 }
 
 /// A state of the copy is what the pool was, to the last bit.
@@ -35,24 +38,24 @@ async fn check_state(target: &Arc<FaultStore>, state: &CopiedState, history: &Hi
 
 type History = BTreeMap<Lsn, Model>;
 
-async fn copier_of(tier: &Tier, target: &Arc<FaultStore>) -> Copier {
+pub(super) async fn copier_of(tier: &Tier, target: &Arc<FaultStore>) -> Copier {
     let objects: Arc<dyn ObjectStore> = target.clone();
     tier.copier(objects, AT_ONCE, Arc::new(CopyProgress::default())).await.unwrap()
 }
 
 /// As the daemon does it: a pass, published under the next number, and then what is not needed goes.
-struct Copying {
-    target: Arc<FaultStore>,
+pub(super) struct Copying {
+    pub(super) target: Arc<FaultStore>,
     published: Vec<CopiedState>,
     pinned: Option<u64>,
 }
 
 impl Copying {
-    fn new() -> Copying {
+    pub(super) fn new() -> Copying {
         Copying { target: Arc::default(), published: Vec::new(), pinned: None }
     }
 
-    async fn turn(&mut self, copier: &mut Copier) -> Result<bool> {
+    pub(super) async fn turn(&mut self, copier: &mut Copier) -> Result<bool> {
         let Some(state) = copier.pass().await? else { return Ok(false) };
         if self.published.last() != Some(&state) {
             self.published.push(state);
@@ -434,7 +437,7 @@ async fn live_restored(seed: u64) {
             let hydrated = restored.hydrate(&store, HydrateOptions::default(), &progress);
             let (done, ()) = tokio::join!(hydrated, reads);
             copying.target.fail_randomly(0, 0);
-            is_whole = done.is_ok();
+            is_whole = done.as_ref().is_ok_and(Lacking::is_empty);
             failed_count += u64::from(done.is_err());
         }
         if world.rng.below(5) == 0 {
@@ -448,8 +451,8 @@ async fn live_restored(seed: u64) {
             check_fsck(&restored).await;
         }
     }
-    let lost_count = restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap();
-    assert_eq!(lost_count, 0);
+    let lacking = restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap();
+    assert_eq!(lacking, Lacking::default());
     assert_eq!(progress.counts().left_bytes, 0);
     copying.target.set_away(true);
     check_all(&restored, &world.model).await;
@@ -557,19 +560,28 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
         }
         assert!(!errors.contains(&ErrorKind::Corrupt), "{errors:?}");
         copying.target.put(&Path::from("identity"), "here".into()).await.unwrap();
-        assert_eq!(
-            restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap(),
-            1
-        );
-        assert_eq!(progress.counts().bad_count, 1);
-        assert_eq!(own.list(Some(&folder)).count().await, 3);
+        // The pool goes on needing the copy: the object may come back there.
+        let gone = BTreeSet::from([segments[1].location.clone()]);
+        for _ in 0..2 {
+            let lacking = restored.hydrate(&store, HydrateOptions::default(), &progress).await;
+            let lacking = lacking.unwrap();
+            assert_eq!((&lacking.missing, lacking.unreadable.len()), (&gone, 0));
+            assert_eq!(progress.counts().bad_count, 1);
+            assert_eq!(own.list(Some(&folder)).count().await, 3);
+            assert!(!store.is_whole());
+        }
+        // Unless a person gives it up.
+        let options = HydrateOptions { gives_up_missing: true, ..HydrateOptions::default() };
+        let lacking = restored.hydrate(&store, options, &progress).await.unwrap();
+        assert_eq!(lacking.missing, gone);
+        assert!(store.is_whole());
         restored.close().await.unwrap();
         tier.close().await.unwrap();
     });
 }
 
 /// A pool and a copy of it with one state and several segments, whose paths are returned.
-async fn copied() -> (Tier, Copying, CopiedState, Vec<Path>) {
+pub(super) async fn copied() -> (Tier, Copying, CopiedState, Vec<Path>) {
     let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
     for lsn in 1..=4 {
         let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
@@ -661,7 +673,7 @@ async fn whole_beside_a_commit(planted: Planted) -> bool {
     own.set_away(true);
     drop(restored);
     tier.close().await.unwrap();
-    hydrated.is_ok_and(|lost_count| lost_count.unwrap() == 0)
+    hydrated.is_ok_and(|lacking| lacking.unwrap().is_empty())
 }
 
 #[test]
@@ -750,6 +762,8 @@ async fn taken_over_meanwhile(planted: Planted) -> bool {
     let lost = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let mut first = options(paused.clone(), 1);
     first.planted = planted;
+    // Nothing of what it looks for is there, which looks like an outage.
+    first.frames.retry_duration_max = Duration::from_secs(1);
     // Otherwise the database may notice before the copier does.
     first.database.poll_interval = Duration::from_secs(3600);
     let seen = lost.clone();
@@ -807,6 +821,7 @@ async fn taken_over_meanwhile(planted: Planted) -> bool {
 #[test]
 fn an_owner_of_the_past_makes_no_state_that_lacks_something() {
     assert!(runtime().block_on(taken_over_meanwhile(Planted::default())));
-    let planted = Planted { missing_unowned: true, ..Planted::default() };
+    let planted =
+        Planted { missing_unowned: true, missing_unconfirmed: true, ..Planted::default() };
     assert!(!runtime().block_on(taken_over_meanwhile(planted)), "nobody noticed");
 }

@@ -14,6 +14,7 @@ mod hints;
 mod histories;
 mod keep;
 mod keys;
+mod objects;
 mod owners;
 mod parts;
 mod reclaim;

@@ -5,7 +5,7 @@ use super::clones::{Clones, reclaim_all, step_all};
 use super::copies::{AT_ONCE, begin_restore};
 use super::reclaim::EAGER;
 use super::*;
-use crate::copier::{CopiedState, CopyProgress, HydrateOptions, HydrateProgress};
+use crate::copier::{CopiedState, CopyProgress, HydrateOptions, HydrateProgress, Lacking};
 use crate::map::SnapshotChange;
 use crate::map::view::state_view;
 use crate::planted::Planted;
@@ -195,7 +195,8 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     assert_eq!(restored.reclaim_status().stuck_count, 0);
     let progress = HydrateProgress::default();
     let options = HydrateOptions { dead_patience: Duration::from_secs(5), ..Default::default() };
-    assert_eq!(restored.hydrate(&restored_store, options, &progress).await.unwrap(), 0);
+    let lacking = restored.hydrate(&restored_store, options, &progress).await.unwrap();
+    assert_eq!(lacking, Lacking::default());
     target.set_away(true);
     part.check_all(&restored).await;
     let report = check_fsck(&restored).await;
@@ -271,7 +272,8 @@ async fn reclaimed_before_the_choice(planted: Planted) -> u64 {
     let status = restored.reclaim_status();
     assert_eq!((status.forgotten_count, status.stuck_count), (2, 0));
     let progress = HydrateProgress::default();
-    assert_eq!(restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap(), 0);
+    let lacking = restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap();
+    assert_eq!(lacking, Lacking::default());
     target.set_away(true);
     let mut block = vec![0; BLOCK_BYTES as usize];
     restored.read(VolumeId(1), 0, &mut block).await.unwrap();

@@ -11,24 +11,24 @@ use futures::FutureExt;
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 
-fn source(name: &str, store: &Arc<FaultStore>) -> MendSource {
+pub(super) fn source(name: &str, store: &Arc<FaultStore>) -> MendSource {
     MendSource { name: name.to_owned(), store: store.clone() }
 }
 
-async fn copy_to(tier: &Tier, target: &Arc<FaultStore>) {
+pub(super) async fn copy_to(tier: &Tier, target: &Arc<FaultStore>) {
     let (progress, options) = (Arc::new(CopyProgress::default()), CopierOptions::default());
     let mut copier = tier.copier(target.clone(), options, progress).await.unwrap();
     copier.pass().await.unwrap();
 }
 
-async fn segment_paths(store: &dyn ObjectStore) -> Vec<Path> {
+pub(super) async fn segment_paths(store: &dyn ObjectStore) -> Vec<Path> {
     let listing = store.list(Some(&Path::from("segments")));
     let mut paths: Vec<Path> = listing.map_ok(|meta| meta.location).try_collect().await.unwrap();
     paths.sort();
     paths
 }
 
-async fn bytes_of(store: &dyn ObjectStore, path: &Path) -> Option<Bytes> {
+pub(super) async fn bytes_of(store: &dyn ObjectStore, path: &Path) -> Option<Bytes> {
     match store.get(path).await {
         Ok(got) => Some(got.bytes().await.unwrap()),
         Err(_) => None,
@@ -59,7 +59,7 @@ async fn damage(store: &FaultStore, path: &Path, others: &[Path], rng: &mut Rng)
 }
 
 /// A whole scrub. Returns what it found, by number.
-async fn scrub(tier: &Tier) -> BTreeMap<u64, Finding> {
+pub(super) async fn scrub(tier: &Tier) -> BTreeMap<u64, Finding> {
     let (mut found, mut last) = (BTreeMap::new(), 0);
     while let Some(one) = tier.scrub_next(last).await.unwrap() {
         last = one.info.number.0;
@@ -68,7 +68,7 @@ async fn scrub(tier: &Tier) -> BTreeMap<u64, Finding> {
     found
 }
 
-fn number_of(path: &Path) -> u64 {
+pub(super) fn number_of(path: &Path) -> u64 {
     crate::segment::parse_object_path(path).unwrap().1.0
 }
 

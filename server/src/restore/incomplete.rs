@@ -1,0 +1,141 @@
+//! A restored pool that cannot get everything: what its copy lacks is asked for again and again, until it is there or a
+//! person gives it up.
+//!
+//! Invariants:
+//! - The pool gives its pin back, and stops reading from the copy, only once nothing is lacking, or what is missing there was
+//!   given up after that was known. What the copy has and does not send is never given up.
+//! - While something is lacking there is a condition that names it.
+
+use super::Restored;
+use block::conditions::Report;
+use block::{ConditionKind, Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tiering::{Lacking, RestoredStore, Tier};
+use tokio::sync::Notify;
+
+/// Pause before what is lacking is asked for again. Chosen by hand: one request or two for each object then.
+const ASK_AGAIN: Duration = Duration::from_secs(60);
+/// Objects that the condition names. Chosen by hand: its text is bounded.
+const NAMED_MAX: usize = 4;
+
+/// What a person has decided about segments that the copy lacks. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Decision(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    gives_up_missing: AtomicBool,
+    wake: Notify,
+}
+
+impl Decision {
+    pub(super) fn gives_up_missing(&self) -> bool {
+        self.0.gives_up_missing.load(Ordering::SeqCst)
+    }
+
+    /// What was decided is carried out, or does not count any more.
+    fn forget(&self) {
+        self.0.gives_up_missing.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns when it is time to ask the copy again.
+    async fn wait(&self) {
+        let _ = tokio::time::timeout(ASK_AGAIN, self.0.wake.notified()).await;
+    }
+}
+
+impl Restored {
+    /// The store, with the copy behind it, where the pool still needs that.
+    pub(crate) fn objects(&self) -> Option<Arc<RestoredStore>> {
+        self.objects.clone()
+    }
+
+    /// Gives up the segments that the copy lacks, as the condition names them.
+    ///
+    /// # Errors
+    /// `NotFound` where nothing is known to be missing.
+    pub(crate) fn give_up_missing(&self, tier: &Tier) -> Result<String> {
+        let url = &self.origin.url;
+        if !tier.conditions().is_raised(ConditionKind::RestoreIncomplete, url) {
+            let what = "give up what the copy lacks: nothing is known to be missing there; `spindle status` says how far the \
+                 restore is";
+            return Err(Error::new(ErrorKind::NotFound, what));
+        }
+        self.decision.0.gives_up_missing.store(true, Ordering::SeqCst);
+        self.decision.0.wake.notify_one();
+        Ok(format!(
+            "what the copy {url} does not have is given up once everything else is here: reads of what it held are \
+             errors then; `spindle status` says how far the restore is"
+        ))
+    }
+
+    /// Names what is lacking, and returns when it is time to ask for it again.
+    pub(super) async fn wait_lacking(&self, tier: &Tier, lacking: &Lacking) {
+        self.show_lacking(tier, lacking);
+        self.decision.wait().await;
+    }
+
+    /// The pool does not need the copy any more.
+    pub(super) fn end_lacking(&self, tier: &Tier) {
+        self.decision.forget();
+        self.show_lacking(tier, &Lacking::default());
+    }
+
+    /// Names what is lacking; nothing ends the condition.
+    fn show_lacking(&self, tier: &Tier, lacking: &Lacking) {
+        let report = (!lacking.is_empty()).then(|| report(&self.origin.url, lacking));
+        tier.conditions().set(ConditionKind::RestoreIncomplete, &self.origin.url, report);
+    }
+}
+
+fn report(url: &str, lacking: &Lacking) -> Report {
+    let (missing, unreadable) = (lacking.missing.len(), lacking.unreadable.len());
+    let mut what = match (missing, unreadable) {
+        (_, 0) => {
+            format!("the copy {url} does not have {missing} segments that the restored pool needs:")
+        }
+        (0, _) => format!(
+            "the copy {url} does not send {unreadable} segments that the restored pool needs, while it sends others:"
+        ),
+        _ => format!(
+            "the copy {url} does not have {missing} segments that the restored pool needs, and does not send {unreadable} \
+             others:"
+        ),
+    };
+    for path in lacking.paths().take(NAMED_MAX) {
+        what.push_str(&format!(" {path}"));
+    }
+    if missing + unreadable > NAMED_MAX {
+        what.push_str(" and others");
+    }
+    if let Some(why) = lacking.unreadable.values().next() {
+        what.push_str(&format!(" ({why})"));
+    }
+    Report::new(
+        what,
+        "reads of what they hold are errors; the pool goes on needing the copy, and is not scrubbed",
+        "bring the objects back in the copy, or put them below segments/ of the pool's own store; they are asked for again \
+         every minute. Only where they are lost for good: `spindle copy give-up-missing`",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_condition_names_objects_and_stays_short() {
+        let mut lacking = Lacking::default();
+        for number in 0..1000 {
+            lacking.missing.insert(format!("segments/1/{number:04}").into());
+        }
+        let text = report("s3://bucket/copy", &lacking).what;
+        assert!(text.contains("1000 segments") && text.contains("segments/1/0003 and others"));
+        lacking.missing.clear();
+        lacking.unreadable.insert("segments/1/7".into(), "500".to_owned());
+        let text = report("s3://bucket/copy", &lacking).what;
+        assert!(text.contains("does not send 1 segments") && text.contains("segments/1/7 (500)"));
+    }
+}

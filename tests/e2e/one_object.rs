@@ -1,0 +1,142 @@
+//! One object of the store that is there and is never sent, or that is not found for a while, while everything else is
+//! answered: only what builds on it waits, and that is named.
+//!
+//! Invariants:
+//! - The store's objects stay right throughout, so everything must work again once it is healed.
+
+use crate::copies::{copy_of, wait_for};
+use crate::stores::on_s3;
+use serde_json::Value;
+use std::time::{Duration, Instant};
+use tests::bucket::faults::{Fault, Faults};
+use tests::bucket::{Bucket, Care};
+use tests::daemon::{Daemon, SMALL};
+use tests::nbd::wire::CMD_READ;
+use tests::nbd::{Connection, Wanted};
+use tests::seed::{Random, seeds};
+
+const VOLUMES: &[(&str, &str)] = &[("db", "64MiB"), ("log", "64MiB")];
+const PART: usize = 512 << 10;
+/// More than the log holds.
+const WRITTEN_BYTES: usize = 40 << 20;
+/// Longest that it takes to write that beside one bad object: a verdict on that, and the writing.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(90);
+
+/// A pool without caches, with random bytes in `db`, restarted so that nothing is in memory. Returns these.
+fn filled(bucket: &Bucket, seed: u64) -> (Daemon, Vec<u8>) {
+    let settings = SMALL.replace(
+        "[cache]\nsize = \"64MiB\"",
+        "[cache]\nsize = \"0\"\n[memory_cache]\nsize = \"0\"",
+    );
+    let mut daemon = on_s3(&settings, VOLUMES, bucket.address());
+    daemon.announce("");
+    daemon.restart();
+    let mut bytes = vec![0; 4 << 20];
+    Random::new(seed, 31).fill(&mut bytes);
+    let mut db = connect(&daemon, "db");
+    for (part, bytes) in (0..).zip(bytes.chunks(PART)) {
+        db.write(part * PART as u64, bytes, 0);
+    }
+    assert!(daemon.command(&["flush"]).status.success());
+    drop(db);
+    daemon.stop();
+    daemon.restart();
+    (daemon, bytes)
+}
+
+fn connect(daemon: &Daemon, volume: &str) -> Connection {
+    Connection::open(&daemon.tcp(volume), &Wanted::everything()).expect("it opens")
+}
+
+fn segment(bucket: &Bucket) -> String {
+    let keys = bucket.keys();
+    keys.into_iter().find(|key| key.contains("segments/")).expect("there is a segment")
+}
+
+fn has_condition(daemon: &Daemon, kind: &str, text: &str) -> bool {
+    let status = daemon.json(&["status"]);
+    let conditions = status["conditions"].as_array().expect("a list");
+    conditions.iter().any(|one| one["kind"] == kind && one.to_string().contains(text))
+}
+
+#[test]
+fn one_object_that_is_never_sent_does_not_stop_other_volumes() {
+    for seed in seeds(1) {
+        let bucket = Bucket::start(Care::Honest);
+        let (mut daemon, mut bytes) = filled(&bucket, seed);
+        let key = segment(&bucket);
+        bucket.inject(Faults::Lasting { fault: Fault::Unsent, part: key.clone() });
+        // Parts of blocks, which have to be completed from what the object holds.
+        let mut db = connect(&daemon, "db");
+        for block in 0..bytes.len() / 4096 {
+            db.write(block as u64 * 4096 + 1024, &[7; 512], 0);
+            bytes[block * 4096 + 1024..block * 4096 + 1536].fill(7);
+        }
+        let (mut log, begun) = (connect(&daemon, "log"), Instant::now());
+        let mut written = vec![0; WRITTEN_BYTES];
+        Random::new(seed, 32).fill(&mut written);
+        for (part, bytes) in (0..).zip(written.chunks(PART)) {
+            log.write(part * PART as u64, bytes, 0);
+        }
+        log.flush();
+        println!("SEED={seed}: written in {:?}", begun.elapsed());
+        assert!(begun.elapsed() < WRITTEN_WITHIN, "{:?}", begun.elapsed());
+        let name = key.rsplit('/').next().expect("a name");
+        assert!(has_condition(&daemon, "object-unreadable", name), "{}", status(&daemon));
+        // No message says that what can come back should be given up.
+        let said = daemon.log() + &status(&daemon);
+        assert!(!said.contains("volume rm"), "{said}");
+        // What is not in that object is scrubbed and copied.
+        let url = format!("s3://{}/copies/one", tests::store::BUCKET);
+        assert!(daemon.command(&["copy", "add", &url, "--interval", "5s"]).status.success());
+        wait_for("a state is published", || copy_of(&daemon)["state"].is_object());
+        assert!(daemon.command(&["scrub", "start"]).status.success());
+        let scrub = || daemon.json(&["scrub", "status"]);
+        wait_for("the scrub ends", || scrub()["ended_at"].is_u64());
+        assert_eq!(scrub()["bad_count"], 1, "{}", scrub());
+        bucket.inject(Faults::None);
+        wait_for("the object is read again, and the volume is back", || {
+            let status = daemon.json(&["status"]);
+            let kinds = ["object-unreadable", "volume-stalled", "store-unavailable"];
+            let has = |kind: &&str| has_condition(&daemon, kind, "");
+            !kinds.iter().any(has)
+                && status["destage"]["aside"].as_array().is_none_or(Vec::is_empty)
+        });
+        drop((db, log));
+        daemon.stop();
+        daemon.restart();
+        let mut db = connect(&daemon, "db");
+        for (part, bytes) in (0..).zip(bytes.chunks(PART)) {
+            assert!(db.read(part * PART as u64, PART as u32) == bytes, "part {part} of db");
+        }
+        daemon.stop();
+        daemon.fsck();
+    }
+}
+
+fn status(daemon: &Daemon) -> String {
+    let status: Value = daemon.json(&["status"]);
+    status["conditions"].to_string()
+}
+
+#[test]
+fn a_bucket_that_is_not_found_for_a_while_is_waited_for() {
+    for fault in [Fault::NoBucket, Fault::NoKey] {
+        let bucket = Bucket::start(Care::Honest);
+        let (mut daemon, bytes) = filled(&bucket, 1);
+        bucket.inject(Faults::Lasting { fault, part: "segments/".to_owned() });
+        let mut db = connect(&daemon, "db");
+        let _ = db.submit(CMD_READ, 0, 0, 4096, &[]).expect("it is sent");
+        let begun = Instant::now();
+        // An answer would be an error: nothing can be read.
+        std::thread::sleep(Duration::from_secs(15));
+        assert!(!has_condition(&daemon, "object-missing", ""), "{}", status(&daemon));
+        assert!(has_condition(&daemon, "store-unavailable", "read"), "{}", status(&daemon));
+        bucket.inject(Faults::None);
+        let reply = db.receive().expect("an answer");
+        println!("{fault:?}: answered after {:?}", begun.elapsed());
+        assert_eq!((reply.error, &reply.payload[..]), (0, &bytes[..4096]));
+        daemon.stop();
+        daemon.fsck();
+    }
+}

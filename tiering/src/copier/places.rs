@@ -1,0 +1,72 @@
+//! Permits for objects that are on their way between stores.
+//!
+//! Invariants:
+//! - Each destination has permits of its own: one that hangs takes none of another's.
+//! - Beside these there are a few for the whole process, which bound the memory while all goes well. An object that takes
+//!   longer than [`LEND_MAX`] gives the shared one back, and keeps that of its destination. So each destination that is slow
+//!   or hangs holds at most [`OBJECTS_AT_ONCE`] objects beyond the shared bound.
+
+use super::OBJECTS_AT_ONCE;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// Longest that an object on its way keeps others from theirs. Chosen by hand: 16 MiB at 13 Mbit/s.
+const LEND_MAX: Duration = Duration::from_secs(10);
+
+/// Permits of one destination. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    shared: Arc<Semaphore>,
+    own: Arc<Semaphore>,
+}
+
+impl Places {
+    pub(crate) fn new(shared: &Arc<Semaphore>) -> Places {
+        Places { shared: shared.clone(), own: Arc::new(Semaphore::new(OBJECTS_AT_ONCE)) }
+    }
+
+    /// Carries out `work` with a permit of the destination, and at first with one of all.
+    pub(crate) async fn with<T>(&self, work: impl Future<Output = T>) -> T {
+        let _own = self.own.acquire().await.expect("never closed");
+        lend(&self.shared, work).await
+    }
+}
+
+/// Carries out `work`, at first with a permit of all.
+pub(crate) async fn lend<T>(shared: &Semaphore, work: impl Future<Output = T>) -> T {
+    let place = shared.acquire().await.expect("never closed");
+    tokio::pin!(work);
+    match tokio::time::timeout(LEND_MAX, &mut work).await {
+        Ok(done) => done,
+        Err(_) => {
+            drop(place);
+            work.await
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_destination_that_hangs_does_not_keep_another_one_waiting() {
+        let shared = Arc::new(Semaphore::new(OBJECTS_AT_ONCE));
+        let (hung, well) = (Places::new(&shared), Places::new(&shared));
+        for _ in 0..2 * OBJECTS_AT_ONCE {
+            let hung = hung.clone();
+            tokio::spawn(async move { hung.with(std::future::pending::<()>()).await });
+        }
+        tokio::task::yield_now().await;
+        let begun = tokio::time::Instant::now();
+        well.with(async {}).await;
+        assert!(begun.elapsed() <= LEND_MAX, "{:?}", begun.elapsed());
+        let again = tokio::time::Instant::now();
+        for _ in 0..100 {
+            well.with(async {}).await;
+        }
+        assert_eq!(again.elapsed(), Duration::ZERO, "what hangs holds its own permits only");
+        assert_eq!(shared.available_permits(), OBJECTS_AT_ONCE);
+    }
+}

@@ -1,0 +1,374 @@
+//! Objects whose reads fail, and the verdict on each: whether this one object is lost or unreadable, while the store
+//! answers for others.
+//!
+//! Invariants:
+//! - Logic only: no clock and no I/O. The reader says how an attempt failed, and whether another object was read at the
+//!   same time.
+//! - A verdict needs rounds: in each of them this object failed, and one read of another object succeeded, at the first
+//!   try. An outage, and a store that fails some requests at random, therefore do not look like one bad object.
+//! - A verdict lasts until the object is read. It holds only while others are read: in an outage it is suspended.
+//! - The list is bounded. Beyond the bound a failing object is not judged, and its readers wait as in an outage.
+
+use crate::segment::{SegmentId, SegmentInfo};
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Rounds, in the sum of their weights, before an object counts as unreadable. Chosen by hand: a store that fails every
+/// second request at random passes six of them once in 4,096 times, and fails the object's own reads meanwhile.
+pub(super) const UNREADABLE_ROUNDS: u32 = 6;
+/// Rounds in which the object was not found, before it counts as missing. Chosen by hand: one, and two confirmations.
+pub(super) const MISSING_ROUNDS: u32 = 3;
+/// An attempt that lasted so long counts for one round more, up to [`WEIGHT_MAX`]. Chosen by hand: no request that a
+/// store refuses at random takes that long.
+const WEIGHT_TIME: Duration = Duration::from_secs(10);
+const WEIGHT_MAX: u32 = 3;
+/// Rounds that one takes back in which nothing else was read either.
+const SETBACK: u32 = 2;
+/// For so long after a round that went against the object its readers are answered without another one. Chosen by hand.
+const FRESH: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 5_000 });
+/// Failures that lie further apart are not one that lasts. Chosen by hand: a few times as long as a reader waits.
+const STALE: Duration = Duration::from_secs(600);
+/// Objects on the list. Chosen by hand: a few hundred KiB.
+pub(super) const SUSPECTS_MAX: usize = 4096;
+
+/// How an attempt to read an object failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// In a way that may pass.
+    Passing,
+    /// The object is not there, and asking for its size says the same.
+    Missing,
+}
+
+/// The state of an object that is on the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It may be the store: wait.
+    Undecided,
+    /// The object is not there.
+    Missing,
+    /// The object is there and cannot be read.
+    Unreadable,
+}
+
+/// How long an object has to fail.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    pub missing: Duration,
+    pub unreadable: Duration,
+}
+
+impl Patience {
+    /// Shortest time between two rounds of one object.
+    fn spacing(&self) -> Duration {
+        self.unreadable / UNREADABLE_ROUNDS
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Suspect {
+    info: SegmentInfo,
+    /// First and newest failure.
+    since: Instant,
+    newest: Instant,
+    /// First of the failures in a row that did not find it.
+    missing_since: Option<Instant>,
+    round_begun: Option<Instant>,
+    /// The newest round in which another object was read.
+    others_read: Option<Instant>,
+    unreadable_rounds: u32,
+    missing_rounds: u32,
+    /// As last judged: what is shown and tried again from time to time.
+    verdict: Verdict,
+    tried_again: Instant,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Suspects {
+    patience: Patience,
+    list: HashMap<SegmentId, Suspect>,
+}
+
+impl Suspects {
+    pub(super) fn new(patience: Patience) -> Suspects {
+        Suspects { patience, list: HashMap::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(super) fn has(&self, id: &SegmentId) -> bool {
+        self.list.contains_key(id)
+    }
+
+    /// The objects on the list.
+    pub(super) fn ids(&self) -> HashSet<SegmentId> {
+        self.list.keys().copied().collect()
+    }
+
+    /// The verdict on an object, without a look at whether others are read now.
+    pub(super) fn judged(&self, id: &SegmentId) -> Verdict {
+        self.list.get(id).map_or(Verdict::Undecided, |suspect| suspect.verdict)
+    }
+
+    /// Notes that an attempt failed. True: its reader is to find out whether others are read, and to say so to
+    /// [`Suspects::end_round`].
+    pub(super) fn begin_round(&mut self, info: &SegmentInfo, now: Instant) -> bool {
+        let spacing = self.patience.spacing();
+        if !self.make_room(info) {
+            return false;
+        }
+        let fresh = Suspect {
+            info: *info,
+            since: now,
+            newest: now,
+            missing_since: None,
+            round_begun: None,
+            others_read: None,
+            unreadable_rounds: 0,
+            missing_rounds: 0,
+            verdict: Verdict::Undecided,
+            tried_again: now,
+        };
+        let suspect = self.list.entry(info.id).or_insert(fresh);
+        if now - suspect.newest > STALE && suspect.verdict == Verdict::Undecided {
+            *suspect = fresh;
+        }
+        suspect.newest = now;
+        let is_due = suspect.round_begun.is_none_or(|begun| now - begun >= spacing);
+        if is_due {
+            suspect.round_begun = Some(now);
+        }
+        is_due
+    }
+
+    /// Judges an object after a round: `lasted` is how long the attempt took, `are_others_read` whether a read of another
+    /// object succeeded after it. Returns the verdict for who waits, and whether the object was not judged so before.
+    pub(super) fn end_round(
+        &mut self,
+        id: &SegmentId,
+        now: Instant,
+        (cause, lasted): (Cause, Duration),
+        are_others_read: bool,
+    ) -> (Verdict, bool) {
+        let patience = self.patience;
+        let Some(suspect) = self.list.get_mut(id) else { return (Verdict::Undecided, false) };
+        if !are_others_read {
+            suspect.unreadable_rounds = suspect.unreadable_rounds.saturating_sub(SETBACK);
+            suspect.missing_rounds = suspect.missing_rounds.saturating_sub(SETBACK);
+            suspect.others_read = None;
+            return (Verdict::Undecided, false);
+        }
+        suspect.others_read = Some(now);
+        let verdict = match cause {
+            Cause::Passing => {
+                suspect.missing_since = None;
+                suspect.missing_rounds = 0;
+                let weight = 1 + (lasted.as_secs() / WEIGHT_TIME.as_secs()).min(2) as u32;
+                let rounds = suspect.unreadable_rounds + weight.min(WEIGHT_MAX);
+                suspect.unreadable_rounds = rounds.min(UNREADABLE_ROUNDS);
+                let is_long = now - suspect.since >= patience.unreadable;
+                if is_long && rounds >= UNREADABLE_ROUNDS {
+                    Verdict::Unreadable
+                } else {
+                    Verdict::Undecided
+                }
+            }
+            Cause::Missing => {
+                let since = *suspect.missing_since.get_or_insert(now);
+                suspect.missing_rounds = (suspect.missing_rounds + 1).min(MISSING_ROUNDS);
+                let is_long = now - since >= patience.missing;
+                match is_long && suspect.missing_rounds >= MISSING_ROUNDS {
+                    true => Verdict::Missing,
+                    false => Verdict::Undecided,
+                }
+            }
+        };
+        let is_new = verdict != Verdict::Undecided && verdict != suspect.verdict;
+        if verdict != Verdict::Undecided {
+            suspect.verdict = verdict;
+        }
+        (verdict, is_new)
+    }
+
+    /// The object may have been changed: the next reader tries it.
+    pub(super) fn set_stale(&mut self, id: &SegmentId) {
+        if let Some(suspect) = self.list.get_mut(id) {
+            suspect.others_read = None;
+        }
+    }
+
+    /// The verdict for a reader that takes part in no round, while the evidence of the last one is fresh; and whether it
+    /// is known that others are read.
+    pub(super) fn verdict(&self, id: &SegmentId, now: Instant) -> (Verdict, bool) {
+        let Some(suspect) = self.list.get(id) else { return (Verdict::Undecided, false) };
+        let is_fresh = suspect.others_read.is_some_and(|at| now - at <= FRESH);
+        match is_fresh {
+            true => (suspect.verdict, true),
+            false => (Verdict::Undecided, false),
+        }
+    }
+
+    /// Takes an object off the list, which was read, or is not wanted any more. Returns the verdict that it had.
+    pub(super) fn clear(&mut self, id: &SegmentId) -> Verdict {
+        self.list.remove(id).map_or(Verdict::Undecided, |suspect| suspect.verdict)
+    }
+
+    /// Judged objects that were not tried again within `pause`, the longest ago first, at most `count_max`; they count as
+    /// tried from now on.
+    pub(super) fn take_due(
+        &mut self,
+        now: Instant,
+        pause: Duration,
+        count_max: usize,
+    ) -> Vec<SegmentInfo> {
+        let is_due = |suspect: &&mut Suspect| {
+            suspect.verdict != Verdict::Undecided && now - suspect.tried_again >= pause
+        };
+        let mut due: Vec<&mut Suspect> = self.list.values_mut().filter(is_due).collect();
+        due.sort_by_key(|suspect| (suspect.tried_again, suspect.info.number.0));
+        due.truncate(count_max);
+        let take = |suspect: &mut Suspect| {
+            suspect.tried_again = now;
+            suspect.info
+        };
+        due.into_iter().map(take).collect()
+    }
+
+    /// False: the list is full of objects that are judged.
+    fn make_room(&mut self, info: &SegmentInfo) -> bool {
+        if self.list.len() < SUSPECTS_MAX || self.list.contains_key(&info.id) {
+            return true;
+        }
+        let undecided = self.list.values().filter(|one| one.verdict == Verdict::Undecided);
+        let oldest = undecided.min_by_key(|one| one.newest).map(|one| one.info.id);
+        oldest.is_some_and(|id| self.list.remove(&id).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::KeyId;
+    use crate::segment::SegmentNumber;
+    use crate::testing::{Rng, seeds};
+    use block::Epoch;
+
+    const PATIENCE: Patience =
+        Patience { missing: Duration::from_secs(5), unreadable: Duration::from_secs(10) };
+
+    fn info(number: u64) -> SegmentInfo {
+        SegmentInfo {
+            number: SegmentNumber(number),
+            epoch: Epoch(1),
+            id: u128::from(number).to_be_bytes(),
+            algorithm: block::seal::Algorithm::default(),
+            key: KeyId::POOL,
+            object_bytes: 1000,
+            frame_count: 1,
+        }
+    }
+
+    /// Attempts at the times of a reader that doubles its pause. Returns when the first verdict was made, and which.
+    fn judge(
+        seconds: u64,
+        mut attempt: impl FnMut(&mut Suspects, Duration) -> Option<(Cause, Duration, bool)>,
+    ) -> Option<(Duration, Verdict)> {
+        let (mut suspects, begin, one) = (Suspects::new(PATIENCE), Instant::now(), info(1));
+        let (mut at, mut pause) = (Duration::ZERO, Duration::from_millis(50));
+        while at < Duration::from_secs(seconds) {
+            match attempt(&mut suspects, at) {
+                None => drop(suspects.clear(&one.id)),
+                Some((cause, lasted, are_others_read)) => {
+                    at += lasted;
+                    let now = begin + at;
+                    if suspects.begin_round(&one, now) {
+                        let found = (cause, lasted);
+                        let (verdict, _) = suspects.end_round(&one.id, now, found, are_others_read);
+                        if verdict != Verdict::Undecided {
+                            return Some((at, verdict));
+                        }
+                    }
+                }
+            }
+            at += pause;
+            pause = (pause * 2).min(Duration::from_secs(3));
+        }
+        None
+    }
+
+    #[tokio::test]
+    async fn one_object_that_fails_while_others_are_read_is_judged_within_bounds() {
+        let quick = Duration::from_millis(5);
+        let failed = judge(100, |_, _| Some((Cause::Passing, quick, true)));
+        let (at, verdict) = failed.expect("it is judged");
+        assert_eq!(verdict, Verdict::Unreadable);
+        assert!(at >= PATIENCE.unreadable && at < Duration::from_secs(20), "{at:?}");
+        let (at, verdict) = judge(100, |_, _| Some((Cause::Missing, quick, true))).unwrap();
+        assert_eq!(verdict, Verdict::Missing);
+        assert!(at >= PATIENCE.missing && at < Duration::from_secs(10), "{at:?}");
+        // One that hangs is judged before its readers give up.
+        let hang = Duration::from_secs(30);
+        let (at, _) = judge(200, |_, _| Some((Cause::Passing, hang, true))).unwrap();
+        assert!(at < Duration::from_secs(100), "{at:?}");
+        // An outage is not the object's, however long it lasts; nor is a 404 in one.
+        for cause in [Cause::Passing, Cause::Missing] {
+            assert_eq!(judge(3600, |_, _| Some((cause, quick, false))), None);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_fails_at_random_is_not_taken_for_one_bad_object() {
+        let (mut judged, mut run_count) = (0, 0);
+        for seed in seeds(200) {
+            let mut rng = Rng::new(seed);
+            for percent in [10, 30, 50, 70, 90] {
+                run_count += 1;
+                let found = judge(100, |_, _| {
+                    let fails = rng.below(100) < percent;
+                    let quick = Duration::from_millis(5);
+                    fails.then(|| (Cause::Passing, quick, rng.below(100) >= percent))
+                });
+                judged += u64::from(found.is_some());
+            }
+        }
+        assert!(judged * 500 <= run_count, "{judged} of {run_count}");
+    }
+
+    #[tokio::test]
+    async fn a_verdict_is_suspended_in_an_outage_and_ends_when_the_object_is_read() {
+        let (mut suspects, one) = (Suspects::new(PATIENCE), info(1));
+        let mut now = Instant::now();
+        for _ in 0..8 {
+            now += Duration::from_secs(2);
+            assert!(suspects.begin_round(&one, now));
+            suspects.end_round(&one.id, now, (Cause::Passing, Duration::ZERO), true);
+        }
+        assert_eq!(suspects.verdict(&one.id, now), (Verdict::Unreadable, true));
+        assert!(!suspects.begin_round(&one, now), "two rounds have their distance");
+        now += Duration::from_secs(2);
+        assert!(suspects.begin_round(&one, now));
+        let found = (Cause::Passing, Duration::ZERO);
+        assert_eq!(suspects.end_round(&one.id, now, found, false), (Verdict::Undecided, false));
+        assert_eq!(suspects.verdict(&one.id, now), (Verdict::Undecided, false));
+        assert_eq!(suspects.judged(&one.id), Verdict::Unreadable);
+        assert_eq!(suspects.take_due(now, Duration::from_secs(1), 9), [one]);
+        assert_eq!(suspects.take_due(now, Duration::from_secs(1), 9), []);
+        assert_eq!(suspects.clear(&one.id), Verdict::Unreadable);
+        assert!(suspects.is_empty() && !suspects.has(&one.id));
+    }
+
+    #[tokio::test]
+    async fn the_list_is_bounded() {
+        let mut suspects = Suspects::new(PATIENCE);
+        let now = Instant::now();
+        for number in 0..SUSPECTS_MAX as u64 + 100 {
+            assert!(suspects.begin_round(&info(number), now + Duration::from_millis(number)));
+        }
+        assert_eq!(suspects.list.len(), SUSPECTS_MAX);
+        assert!(!suspects.has(&info(0).id), "the oldest one has gone");
+    }
+}

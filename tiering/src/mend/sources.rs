@@ -1,0 +1,164 @@
+//! The copies that segments are put back from, asked so that one that hangs or fails delays nobody for long.
+//!
+//! Invariants:
+//! - The first copy is asked first; when it has not answered after [`HEDGE`] the next one is asked beside it, and so on. The
+//!   first whole segment counts.
+//! - A copy whose last request failed or hung comes last, until one succeeds or [`REST`] has passed.
+//! - A copy has at most [`READS_AT_ONCE`] requests under way. One that was given up counts for as long as it really
+//!   runs: a read of a file in a directory that hangs holds a thread, and it cannot be cancelled.
+
+use crate::copier::verify;
+use crate::outage::public_text;
+use crate::segment::SegmentInfo;
+use crate::tier::Inner;
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+/// Longest wait for one copy to send a segment. Chosen by hand: 16 MiB at 2 Mbit/s.
+const SOURCE_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 60 });
+/// After so long without an answer the next copy is asked as well. Chosen by hand: longer than most stores take for a
+/// segment.
+pub(super) const HEDGE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 3_000 });
+/// A copy that failed comes last for so long. Chosen by hand.
+const REST: Duration = Duration::from_secs(600);
+/// Requests to one copy under way. Chosen by hand: as many as readers mend at a time, and a scrub.
+const READS_AT_ONCE: usize = 3;
+
+/// A copy of the pool in another store.
+#[derive(Clone, Debug)]
+pub struct MendSource {
+    /// For messages: its URL.
+    pub name: String,
+    /// Prefixed to the copy.
+    pub store: Arc<dyn ObjectStore>,
+}
+
+/// A copy, and how it has answered.
+#[derive(Debug)]
+pub(super) struct Source {
+    copy: MendSource,
+    places: Arc<Semaphore>,
+    failed_at: Mutex<Option<Instant>>,
+}
+
+/// What a copy sent, or what is wrong with that.
+type Sent = Result<Bytes, String>;
+
+impl Source {
+    pub(super) fn new(copy: MendSource) -> Source {
+        let places = Arc::new(Semaphore::new(READS_AT_ONCE));
+        Source { copy, places, failed_at: Mutex::default() }
+    }
+
+    /// Its last request failed, or has not been answered.
+    pub(super) fn is_failing(&self) -> bool {
+        self.failed_at.lock().is_some_and(|at| at.elapsed() < REST)
+    }
+
+    fn note_failing(&self) {
+        self.failed_at.lock().get_or_insert_with(Instant::now);
+    }
+
+    /// As [`Source::get`], for a bounded time.
+    async fn get_within(&self, path: &Path, object_bytes: u64) -> Sent {
+        let get = self.get(path, object_bytes);
+        tokio::pin!(get);
+        if let Ok(sent) = tokio::time::timeout(HEDGE, &mut get).await {
+            return sent;
+        }
+        // Until it answers after all.
+        self.note_failing();
+        let rest = SOURCE_TIMEOUT.saturating_sub(HEDGE);
+        let late = tokio::time::timeout(rest, get).await;
+        late.unwrap_or_else(|_| Err(format!("not sent in {SOURCE_TIMEOUT:?}")))
+    }
+
+    /// The whole object, unverified.
+    async fn get(&self, path: &Path, object_bytes: u64) -> Sent {
+        let Ok(place) = self.places.clone().acquire_owned().await else {
+            return Err("closed".to_owned());
+        };
+        let (store, path) = (self.copy.store.clone(), path.clone());
+        // In a task of its own, which has the place until it ends.
+        let sent = tokio::spawn(async move {
+            let _place = place;
+            let got = store.get(&path).await?;
+            if got.meta.size != object_bytes {
+                return Ok(None);
+            }
+            got.bytes().await.map(Some)
+        });
+        match sent.await {
+            Ok(Ok(sent)) => {
+                *self.failed_at.lock() = None;
+                sent.ok_or_else(|| "it has another size there".to_owned())
+            }
+            Ok(Err(object_store::Error::NotFound { .. })) => {
+                *self.failed_at.lock() = None;
+                Err("not there".to_owned())
+            }
+            Ok(Err(cause)) => {
+                self.note_failing();
+                Err(public_text(&cause))
+            }
+            Err(cause) => Err(cause.to_string()),
+        }
+    }
+}
+
+impl Inner {
+    /// A segment that verifies, with the name of the copy that had it; or what each copy has.
+    pub(super) async fn fetch_from_sources(
+        &self,
+        info: &SegmentInfo,
+    ) -> Result<(Bytes, String), Vec<String>> {
+        let mut sources: Vec<Arc<Source>> = self.mending.sources().to_vec();
+        sources.sort_by_key(|source| source.is_failing());
+        let hedge = if self.options.planted.mend_in_turn { SOURCE_TIMEOUT } else { HEDGE };
+        let mut next = sources.into_iter().peekable();
+        let mut asked: FuturesUnordered<BoxFuture<'_, (Arc<Source>, Sent)>> =
+            FuturesUnordered::new();
+        let mut said = Vec::new();
+        loop {
+            if asked.is_empty() {
+                let Some(source) = next.next() else { return Err(said) };
+                asked.push(Box::pin(self.ask(source, info)));
+            }
+            tokio::select! {
+                Some((source, sent)) = asked.next() => match sent {
+                    Ok(object) => return Ok((object, source.copy.name.clone())),
+                    Err(wrong) => said.push(format!("in the copy {}: {wrong}", source.copy.name)),
+                },
+                () = tokio::time::sleep(hedge), if next.peek().is_some() => {
+                    asked.extend(next.next().map(|source| {
+                        Box::pin(self.ask(source, info)) as BoxFuture<'_, _>
+                    }));
+                }
+            }
+        }
+    }
+
+    async fn ask(&self, source: Arc<Source>, info: &SegmentInfo) -> (Arc<Source>, Sent) {
+        let sent = source.get_within(&info.object_path(), u64::from(info.object_bytes)).await;
+        let verified = match sent {
+            Err(wrong) => Err(wrong),
+            Ok(object) => match verify(self, info, &object).await {
+                Ok(Some(why)) if !self.options.planted.mend_unverified => {
+                    Err(format!("damaged too, {why}"))
+                }
+                Ok(_) => Ok(object),
+                Err(error) => Err(error.chain()),
+            },
+        };
+        (source, verified)
+    }
+}

@@ -1,0 +1,87 @@
+//! What the map knows of the objects beside one that cannot be read.
+
+use super::Inner;
+use crate::fetch::peers::Peers;
+use crate::map::database;
+use crate::segment::{SegmentId, SegmentInfo};
+use block::Result;
+use object_store::path::Path;
+use std::collections::HashSet;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Segments that are looked at for another one. Chosen by hand.
+const LOOK: usize = 16;
+
+/// See the module.
+pub(super) struct MapPeers {
+    inner: Weak<Inner>,
+    /// Number of the segment that was named last.
+    last: AtomicU64,
+}
+
+impl std::fmt::Debug for MapPeers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MapPeers")
+    }
+}
+
+impl MapPeers {
+    pub(super) fn new(inner: Weak<Inner>) -> MapPeers {
+        MapPeers { inner, last: AtomicU64::new(0) }
+    }
+}
+
+#[async_trait::async_trait]
+impl Peers for MapPeers {
+    async fn is_named(&self, info: &SegmentInfo) -> bool {
+        match self.inner.upgrade() {
+            Some(inner) => inner.is_wanted(info).await,
+            None => false,
+        }
+    }
+
+    async fn another(
+        &self,
+        info: &SegmentInfo,
+        suspects: &HashSet<SegmentId>,
+    ) -> Option<(Path, Option<SegmentInfo>)> {
+        let inner = self.inner.upgrade()?;
+        // While a copy is behind the store, a segment says nothing of the store itself: it may come from there.
+        let is_behind = inner.options.restored.as_ref().is_some_and(|store| !store.is_whole());
+        if !is_behind {
+            let last = self.last.load(Ordering::Relaxed);
+            let mut others = inner.other_segments(last, info).await.ok()?;
+            others.extend(inner.other_segments(0, info).await.ok()?);
+            let known = others.iter().find(|other| !suspects.contains(&other.id));
+            if let Some(other) = known.or(others.first()) {
+                self.last.store(other.number.0, Ordering::Relaxed);
+                return Some((other.object_path(), Some(*other)));
+            }
+        }
+        Some((database::manifest_path(inner.map.db().objects().manifest), None))
+    }
+}
+
+impl Inner {
+    /// Whether the map names a segment, and it is not missing on purpose.
+    pub(crate) async fn is_wanted(&self, info: &SegmentInfo) -> bool {
+        match self.map.find_segment(info.number.0).await {
+            Ok(Some(record)) if record.info.id == info.id => {
+                !self.may_be_missing(info.number.0).await
+            }
+            Ok(_) => false,
+            // Nobody knows.
+            Err(_) => true,
+        }
+    }
+
+    /// Some segments behind the number `after` that are to be there.
+    async fn other_segments(&self, after: u64, info: &SegmentInfo) -> Result<Vec<SegmentInfo>> {
+        let (found, _) = self.map.live_after(after, LOOK).await?;
+        let others = found.into_iter().map(|(record, _)| record.info);
+        let is_other =
+            |other: &SegmentInfo| other.id != info.id && !self.may_be_left_out(other.number.0);
+        Ok(others.filter(is_other).collect())
+    }
+}

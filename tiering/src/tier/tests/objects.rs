@@ -1,0 +1,324 @@
+//! One object that is missing or cannot be read, while the store is well: it is told from an outage, and keeps nothing else
+//! from going on.
+
+use super::copies::{Copying, begin_restore, copied, copier_of};
+use super::reclaim::EAGER;
+use super::scrub::{bytes_of, copy_to, number_of, scrub, segment_paths, source};
+use super::*;
+use crate::copier::{HydrateOptions, HydrateProgress, Lacking};
+use crate::mend::Finding;
+use crate::planted::Planted;
+use crate::segment::{FOLDER, SegmentInfo};
+use crate::testing::Fault;
+use block::ConditionKind;
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+/// Longest that a verdict on one object takes here; a read that waits for the store takes longer. Far below the wait for an
+/// outage.
+const VERDICT_MAX: Duration = Duration::from_secs(20);
+
+/// A pool with a segment for each of the volumes 1 to `count`, with one block each, and their paths.
+async fn pool(count: u32, planted: Planted) -> (Arc<FaultStore>, Tier, Vec<Path>) {
+    let store = Arc::new(FaultStore::default());
+    let mut opened = options(store.clone(), 1);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    for volume in 1..=count {
+        let window = plain_window(volume.into(), vec![(volume, block_extent(1, volume as u8))]);
+        tier.destage(window, &Payloads).await.unwrap();
+    }
+    let paths = segment_paths(&*store).await;
+    (store, tier, paths)
+}
+
+async fn read(tier: &Tier, volume: u32) -> Result<u8> {
+    let mut buf = vec![0; BLOCK_BYTES as usize];
+    tier.read(VolumeId(volume), BLOCK_BYTES, &mut buf).await.map(|()| buf[0])
+}
+
+/// A write of one sector within the block.
+fn ragged(lsn: u64, volume: u32) -> Window<Bytes> {
+    let content = ExtentContent::Data(Bytes::from(vec![9; SECTOR]));
+    plain_window(lsn, vec![(volume, WindowExtent { start_sector: 10, sector_count: 1, content })])
+}
+
+fn is_raised(tier: &Tier, kind: ConditionKind, path: &Path) -> bool {
+    tier.inner.options.conditions.is_raised(kind, path.as_ref())
+}
+
+#[test]
+fn an_unreadable_object_is_named_and_everything_else_goes_on() {
+    runtime().block_on(async {
+        let (store, tier, paths) = pool(5, Planted::default()).await;
+        let bad = paths[0].clone();
+        store.inject(Op::Get, bad.as_ref(), u64::MAX, Fault::Unsent);
+        // Destage: the volume that builds on it is named, and others are destaged.
+        let begun = Instant::now();
+        let failed = tier.destage(ragged(6, 1), &Payloads).await.unwrap_err();
+        assert_eq!(
+            (failed.volume, failed.error.kind()),
+            (Some(VolumeId(1)), ErrorKind::Unreadable)
+        );
+        assert!(failed.error.chain().contains(bad.as_ref()), "{}", failed.error.chain());
+        assert!(begun.elapsed() < VERDICT_MAX, "{:?}", begun.elapsed());
+        tier.destage(ragged(6, 2), &Payloads).await.unwrap();
+        assert!(is_raised(&tier, ConditionKind::ObjectUnreadable, &bad));
+        let checked = tier.check_extents(VolumeId(1), &[(10, 1, true)]).await;
+        assert_eq!(checked.unwrap_err().kind(), ErrorKind::Unreadable);
+        // Readers.
+        assert_eq!(read(&tier, 1).await.unwrap_err().kind(), ErrorKind::Unreadable);
+        assert_eq!(read(&tier, 3).await.unwrap(), 3);
+        assert!(tier.status().frames.store_failure.is_none(), "the store is well");
+        // The scrub names it, and looks at the others.
+        let found = scrub(&tier).await;
+        assert_eq!(found.len(), 6);
+        for (number, finding) in &found {
+            let is_bad = matches!(finding, Finding::Bad { .. });
+            assert_eq!(is_bad, *number == number_of(&bad), "{number}: {finding:?}");
+        }
+        // Reclaim drops what is dead beside it.
+        let window = plain_window(7, vec![(3, block_extent(1, 30)), (4, block_extent(1, 40))]);
+        tier.destage(window, &Payloads).await.unwrap();
+        tier.inner.reclaim.look_again();
+        while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+        while tier.status().abandoned_count > 0 {
+            tier.sweep_abandoned().await.unwrap();
+        }
+        let left = segment_paths(&*store).await;
+        assert!(left.contains(&bad) && !left.contains(&paths[2]) && !left.contains(&paths[3]));
+        // A copy gets all but this one, and that as soon as it can be read.
+        let mut copying = Copying::new();
+        let mut copier = copier_of(&tier, &copying.target).await;
+        assert!(copying.turn(&mut copier).await.unwrap());
+        let copied = segment_paths(&*copying.target).await;
+        assert!(!copied.contains(&bad) && copied.len() + 1 == left.len(), "{copied:?}");
+        // The check names it, and checks the rest.
+        let report = tier.fsck(FsckOptions::default()).await.unwrap();
+        assert!(report.differences.iter().any(|one| one.contains(bad.as_ref())), "{report:?}");
+        // All of that ends when it can be read.
+        store.clear_injected();
+        tier.try_unreadable_again().await;
+        assert_eq!(tier.inner.options.conditions.list(), []);
+        assert_eq!(read(&tier, 1).await.unwrap(), 1);
+        tier.destage(ragged(8, 1), &Payloads).await.unwrap();
+        check_fsck(&tier).await;
+        tier.close().await.unwrap();
+    });
+}
+
+/// The store is away for a while: does a reader get its bytes in the end?
+async fn read_in_an_outage(planted: Planted) -> bool {
+    let (store, tier, _) = pool(3, planted).await;
+    store.set_away(true);
+    let back = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        store.set_away(false);
+    };
+    let (found, ()) = tokio::join!(read(&tier, 1), back);
+    let is_silent = tier.inner.options.conditions.list().is_empty();
+    tier.close().await.unwrap();
+    found.is_ok() && is_silent
+}
+
+#[test]
+fn an_outage_is_not_taken_for_one_unreadable_object() {
+    assert!(runtime().block_on(read_in_an_outage(Planted::default())));
+    let planted = Planted { judged_alone: true, ..Planted::default() };
+    assert!(!runtime().block_on(read_in_an_outage(planted)), "{planted:?} goes unnoticed");
+}
+
+/// All segments are answered with this 404 for a while: does a reader get its bytes in the end?
+async fn read_beside_a_passing_404(fault: Fault, folder: &str, planted: Planted) -> bool {
+    let (store, tier, _) = pool(3, planted).await;
+    store.inject(Op::Get, folder, u64::MAX, fault);
+    let back = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        store.clear_injected();
+    };
+    let (found, ()) = tokio::join!(read(&tier, 1), back);
+    tier.close().await.unwrap();
+    found.is_ok()
+}
+
+#[test]
+fn a_404_of_the_bucket_or_of_everything_is_an_outage() {
+    let run = |fault, folder, planted| {
+        runtime().block_on(read_beside_a_passing_404(fault, folder, planted))
+    };
+    assert!(run(Fault::NoBucket, FOLDER, Planted::default()));
+    assert!(run(Fault::NoBucket, "", Planted::default()));
+    assert!(run(Fault::NotFound, "", Planted::default()));
+    let planted = Planted { missing_unconfirmed: true, ..Planted::default() };
+    assert!(!run(Fault::NotFound, "", planted), "{planted:?} goes unnoticed");
+}
+
+#[test]
+fn a_missing_object_is_lost_once_that_is_confirmed() {
+    runtime().block_on(async {
+        let (store, tier, paths) = pool(2, Planted::default()).await;
+        // Once is no confirmation.
+        store.inject(Op::Get, paths[0].as_ref(), 2, Fault::NotFound);
+        assert_eq!(read(&tier, 1).await.unwrap(), 1);
+        assert_eq!(tier.inner.options.conditions.list(), []);
+        // What nothing names is not looked for again.
+        let gone = tier.inner.map.find_segment(1).await.unwrap().unwrap().info;
+        let other = SegmentInfo { id: [1; 16], ..gone };
+        let begun = Instant::now();
+        let error = tier.inner.frames.read_object(&other).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+        assert!(
+            begun.elapsed() < Duration::from_secs(1)
+                && !tier.inner.frames.store().is_suspect(&other)
+        );
+
+        let bytes = bytes_of(&*store, &paths[0]).await.unwrap();
+        store.delete(&paths[0]).await.unwrap();
+        tier.inner.frames.store().clear(&gone);
+        let tier = {
+            tier.close().await.unwrap();
+            Tier::open(options(store.clone(), 2)).await.unwrap()
+        };
+        let begun = Instant::now();
+        let error = read(&tier, 1).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
+        assert!(begun.elapsed() < VERDICT_MAX, "{:?}", begun.elapsed());
+        assert!(is_raised(&tier, ConditionKind::ObjectMissing, &paths[0]));
+        assert_eq!(read(&tier, 2).await.unwrap(), 2);
+        // An operator puts it back.
+        store.put(&paths[0], bytes.into()).await.unwrap();
+        tier.try_unreadable_again().await;
+        assert_eq!(tier.inner.options.conditions.list(), []);
+        assert_eq!(read(&tier, 1).await.unwrap(), 1);
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn an_unreadable_object_is_put_back_from_a_copy() {
+    runtime().block_on(async {
+        let (store, tier, paths) = pool(3, Planted::default()).await;
+        let copy = Arc::new(FaultStore::default());
+        copy_to(&tier, &copy).await;
+        tier.set_mend_sources(vec![source("copy", &copy)]);
+        store.inject(Op::Get, paths[0].as_ref(), u64::MAX, Fault::Unsent);
+        let begun = Instant::now();
+        assert_eq!(read(&tier, 1).await.unwrap(), 1);
+        assert!(begun.elapsed() < VERDICT_MAX, "{:?}", begun.elapsed());
+        assert_eq!(tier.status().mended_count, 1);
+        assert_eq!(tier.inner.options.conditions.list(), []);
+        tier.close().await.unwrap();
+    });
+}
+
+/// Four readers of damaged segments, of which the first copy sends nothing and the second one has all. Returns how long they
+/// took.
+async fn read_beside_a_hung_copy(planted: Planted) -> Duration {
+    let (store, tier, paths) = pool(4, planted).await;
+    let (hung, well) = (Arc::new(FaultStore::default()), Arc::new(FaultStore::default()));
+    copy_to(&tier, &hung).await;
+    copy_to(&tier, &well).await;
+    tier.close().await.unwrap();
+    for path in &paths {
+        store.damage(path, |bytes| bytes[100] ^= 1).await;
+    }
+    let mut opened = options(store.clone(), 2);
+    opened.planted = planted;
+    let tier = Tier::open(opened).await.unwrap();
+    hung.hold_gets(true);
+    tier.set_mend_sources(vec![source("hung", &hung), source("well", &well)]);
+    let begun = Instant::now();
+    let reads = futures::future::join_all((1..=4).map(|volume| read(&tier, volume))).await;
+    let took = begun.elapsed();
+    for (volume, found) in (1..).zip(reads) {
+        assert_eq!(found.unwrap(), volume);
+    }
+    // It has no more requests under way than it may, and copies still go on.
+    let other = Arc::new(FaultStore::default());
+    copy_to(&tier, &other).await;
+    assert_eq!(segment_paths(&*other).await.len(), 4);
+    hung.hold_gets(false);
+    tier.close().await.unwrap();
+    took
+}
+
+#[test]
+fn a_copy_that_hangs_does_not_keep_readers_from_another_one() {
+    let took = runtime().block_on(read_beside_a_hung_copy(Planted::default()));
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    let planted = Planted { mend_in_turn: true, ..Planted::default() };
+    let took = runtime().block_on(read_beside_a_hung_copy(planted));
+    assert!(took > Duration::from_secs(4), "{planted:?} goes unnoticed: {took:?}");
+}
+
+#[test]
+fn a_restore_fetches_the_rest_and_goes_on_asking_for_what_the_copy_does_not_send() {
+    runtime().block_on(async {
+        let (tier, copying, state, paths) = copied().await;
+        let copy = copying.target.clone();
+        let own = Arc::new(FaultStore::default());
+        let store = begin_restore(&copy, &state, &own).await;
+        let mut opened = options(store.clone(), 2);
+        opened.restored = Some(store.clone());
+        let restored = Tier::open(opened).await.unwrap();
+        let progress = HydrateProgress::default();
+        // One that is not found at first is no loss.
+        copy.inject(Op::Get, paths[0].as_ref(), 2, Fault::NotFound);
+        copy.inject(Op::Get, paths[1].as_ref(), u64::MAX, Fault::Unsent);
+        let hydrated = restored.hydrate(&store, HydrateOptions::default(), &progress).await;
+        let lacking = hydrated.unwrap();
+        assert_eq!(lacking.missing, BTreeSet::new());
+        assert_eq!(lacking.unreadable.keys().collect::<Vec<_>>(), [&paths[1]]);
+        assert!(!store.is_whole() && progress.counts().bad_count == 1);
+        let here = segment_paths(&*own).await;
+        assert_eq!(here, [&paths[..1], &paths[2..]].concat());
+        // Giving up what is missing does not give up what is there and not sent.
+        let giving_up = HydrateOptions { gives_up_missing: true, ..HydrateOptions::default() };
+        let lacking = restored.hydrate(&store, giving_up, &progress).await.unwrap();
+        assert!(!lacking.is_empty() && !store.is_whole());
+        copy.clear_injected();
+        let hydrated = restored.hydrate(&store, HydrateOptions::default(), &progress).await;
+        assert_eq!(hydrated.unwrap(), Lacking::default());
+        assert!(store.is_whole() && progress.counts().bad_count == 0);
+        assert_eq!(segment_paths(&*own).await, paths);
+        restored.close().await.unwrap();
+        tier.close().await.unwrap();
+    });
+}
+
+#[test]
+fn an_outage_of_the_own_store_is_not_judged_by_what_the_copy_sends() {
+    runtime().block_on(async {
+        let (tier, copying, state, paths) = copied().await;
+        let own = Arc::new(FaultStore::default());
+        let store = begin_restore(&copying.target, &state, &own).await;
+        let bytes = bytes_of(&*copying.target, &paths[0]).await.unwrap();
+        own.put(&paths[0], bytes.into()).await.unwrap();
+        let mut opened = options(store.clone(), 2);
+        opened.restored = Some(store.clone());
+        let restored = Tier::open(opened).await.unwrap();
+        // Segments that are in the copy only are read there, whatever the own store does.
+        let mut buf = vec![0; BLOCK_BYTES as usize];
+        restored.read(VolumeId(1), 2 * BLOCK_BYTES, &mut buf).await.unwrap();
+        own.set_away(true);
+        let back = async {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            own.set_away(false);
+        };
+        let (found, ()) = tokio::join!(read(&restored, 1), back);
+        assert_eq!(found.unwrap(), 7);
+        // The copy as a whole is away: that is an outage as well, of which its witness tells.
+        copying.target.set_away(true);
+        let mut buf = vec![0; BLOCK_BYTES as usize];
+        let back = async {
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            copying.target.set_away(false);
+        };
+        let reading = restored.read(VolumeId(1), 3 * BLOCK_BYTES, &mut buf);
+        let (found, ()) = tokio::join!(reading, back);
+        found.unwrap();
+        assert_eq!(restored.inner.options.conditions.list(), []);
+        restored.close().await.unwrap();
+        tier.close().await.unwrap();
+    });
+}
