@@ -10,6 +10,7 @@
 
 use crate::contents::LogContents;
 use crate::planted::Planted;
+use crate::reads::Reads;
 use crate::recovery::read_ring;
 use crate::side_dir;
 use crate::walk::Walk;
@@ -65,14 +66,15 @@ pub(crate) fn overtaken(
     if files.is_empty() {
         return Ok(None);
     }
-    let ring = match read_ring(reader, &files, pool) {
+    let reads = Reads::new(reader);
+    let ring = match read_ring(&reads, &files, pool) {
         Ok(ring) => ring,
         Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Unsupported) => {
             return Err(error);
         }
         Err(_) => return Ok(None),
     };
-    let mut all = Walk::new(reader, pool, ring.clone(), Lsn::NONE, planted);
+    let mut all = Walk::new(&reads, pool, ring.clone(), Lsn::NONE, planted);
     // The usual case: the log is ours, and one look at each file says so.
     if all.first_headers()?.iter().any(|(_, header)| header.epoch >= since) {
         return Ok(None);
@@ -82,7 +84,7 @@ pub(crate) fn overtaken(
     if seen.sequence == 0 || seen.epoch >= since {
         return Ok(None);
     }
-    let mut walk = Walk::new(reader, pool, ring, seen.trim_lsn, planted);
+    let mut walk = Walk::new(&reads, pool, ring, seen.trim_lsn, planted);
     walk.to_end()?;
     walk.search_rest()?;
     let is_in_store = walk.newest.is_some_and(|newest| {
@@ -90,6 +92,7 @@ pub(crate) fn overtaken(
             && newest.header.sequence == seen.sequence
             && newest.header.trim_lsn == newest.header.last_lsn()
             && walk.seen.contents.entry_count == 0
+            && reads.places().is_empty()
     });
     let (epoch, contents) = (seen.epoch, walk.seen.contents);
     Ok(Some(LogSummary { epoch, contents, is_in_store, side_file_count: 0, side_bytes: 0 }))

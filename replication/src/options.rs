@@ -119,6 +119,12 @@ pub(crate) fn payload_bytes_max(file_bytes: u64) -> usize {
     usize::try_from(((file_bytes - RESERVE_BYTES - 4096) / 2).min(32 << 20)).expect("32 MiB")
 }
 
+/// Room in a file with which no batch moves on to the next one, in bytes: the largest batch is one entry of
+/// [`payload_bytes_max`] with header, table, tags and padding, for which 8 KiB are enough.
+pub(crate) fn batch_bytes_bound(file_bytes: u64) -> u64 {
+    payload_bytes_max(file_bytes) as u64 + (8 << 10) + RESERVE_BYTES
+}
+
 /// Who writes the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogIdentity {

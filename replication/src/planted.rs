@@ -28,6 +28,8 @@ pub(crate) struct Planted {
     pub(crate) old_batches: bool,
     /// A batch is taken whose tag does not fit it.
     pub(crate) tag_ignored: bool,
+    /// A place that cannot be read counts as one where nothing was written.
+    pub(crate) unreadable_ends: bool,
     /// Whoever closes the gate of back-pressure is the one that opens it.
     pub(crate) gate_by_waiter: bool,
     /// A rest of a payload is judged by what was left of it, not by the buffer that it keeps.
@@ -62,6 +64,7 @@ impl Planted {
             newest_by_sequence: has("newest-by-sequence"),
             old_batches: has("old-batches"),
             tag_ignored: has("tag-ignored"),
+            unreadable_ends: has("unreadable-ends"),
             gate_by_waiter: has("gate-by-waiter"),
             rest_buffer_forgotten: has("rest-buffer-forgotten"),
             failure_not_noted: has("failure-not-noted"),

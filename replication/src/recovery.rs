@@ -16,12 +16,13 @@ use crate::format::state::{LogState, Standing, TailLoss};
 use crate::options::{LogIdentity, LogOptions, RESERVE_BYTES};
 use crate::overlay::Overlay;
 use crate::planted::Planted;
+use crate::reads::{Reads, UnreadablePlace};
 use crate::scan::Scan;
 use crate::side_dir::MissingSide;
 use crate::state_files::StateKeeper;
 use crate::tail::{Evidence, Lost};
-use crate::walk::{FIRST_AT, Ring, Walk, read};
-use block::env::{Disk, DiskReader, DiskRequest, IO_ALIGN_BYTES, IoBuffer, Random};
+use crate::walk::{FIRST_AT, Ring, Walk};
+use block::env::{Disk, DiskRequest, IO_ALIGN_BYTES, IoBuffer, Random};
 use block::seal::{PoolKey, SALT_BYTES};
 use block::{Error, ErrorKind, Lsn, Result};
 use std::collections::{HashMap, VecDeque};
@@ -50,6 +51,8 @@ pub struct Recovery {
     /// Side files that were asked for and are not whole: everything of their volumes that no newer
     /// entry covers is lost until they come back.
     pub missing_sides: Vec<MissingSide>,
+    /// Parts of the ring that the disk does not read, none of which is needed.
+    pub unreadable: Vec<UnreadablePlace>,
 }
 
 /// Everything that a core needs to go on.
@@ -91,19 +94,20 @@ pub(crate) fn open(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Opened> {
     let reader = disk.reader();
     let files =
         reader.files().map_err(|e| Error::with_source(ErrorKind::Io, "list the log's files", e))?;
+    let reads = Reads::new(&*reader);
     let ring = if files.is_empty() {
-        check_none_missing(&*reader, None, args)?;
+        check_none_missing(&reads, None, args)?;
         make_first_file(disk, args)?
     } else {
-        let ring = read_ring(&*reader, &files, args.identity.pool)?;
-        check_none_missing(&*reader, Some(&ring), args)?;
+        let ring = read_ring(&reads, &files, args.identity.pool)?;
+        check_none_missing(&reads, Some(&ring), args)?;
         ring
     };
     let evidence = Evidence {
         states: args.keeper.found()?,
         has_writeback_failed: !args.planted.writeback_not_asked && !is_written_back(disk, &files),
     };
-    let mut scan = Scan::new(&*reader, args, ring);
+    let mut scan = Scan::new(&reads, args, ring);
     scan.run()?;
     scan.finish(disk, files.is_empty(), &evidence)
 }
@@ -136,18 +140,20 @@ fn make_first_file(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Ring> {
     Ok(Ring { id, file_count: header.file_count, file_bytes: len, is_there })
 }
 
-/// What the headers of the files say, which must agree.
-pub(crate) fn read_ring(
-    reader: &dyn DiskReader,
-    files: &[(u32, u64)],
-    pool: [u8; 16],
-) -> Result<Ring> {
+/// What the headers of the files say, which must agree. They all say the same but for their number, so it is
+/// enough that one can be read: a file of another ring has no batch of this one.
+pub(crate) fn read_ring(reads: &Reads<'_>, files: &[(u32, u64)], pool: [u8; 16]) -> Result<Ring> {
     let mut ring: Option<Ring> = None;
+    let mut unread = Vec::new();
     for &(slot, len) in files {
-        let name = reader.name(slot);
+        let name = reads.name(slot);
         let mut bytes = vec![0; FILE_HEADER_BYTES];
         if len >= FIRST_AT {
-            read(reader, slot, 0, &mut bytes)?;
+            reads.read(slot, 0, &mut bytes)?;
+            if reads.is_unreadable(slot, 0, FILE_HEADER_BYTES) {
+                unread.push((slot, len));
+                continue;
+            }
         }
         let header = FileHeader::decode(&bytes).map_err(|e| {
             let kind = if e.is_unsupported() { ErrorKind::Unsupported } else { ErrorKind::Corrupt };
@@ -180,11 +186,26 @@ pub(crate) fn read_ring(
         }
         ring.is_there[slot as usize] = true;
     }
-    let ring = ring.expect("at least one file");
+    let Some(mut ring) = ring else {
+        let what = "open the write log: the disk does not read the header of any of its files. Nothing was changed. \
+                    Keep the log, and try again: the disk may read it later";
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    };
+    for (slot, len) in unread {
+        let is_there = ring.is_there.get_mut(slot as usize).filter(|_| len == ring.file_bytes);
+        let Some(is_there) = is_there else {
+            let name = reads.name(slot);
+            let why = format!(
+                "open log file {name}: the disk does not read its header, and its length is wrong"
+            );
+            return Err(Error::new(ErrorKind::Corrupt, why));
+        };
+        *is_there = true;
+    }
     // Files are made in order, so a hole in the numbers is a file that was taken away.
     let count = ring.is_there.iter().take_while(|is_there| **is_there).count();
     if count != files.len() {
-        let name = reader.name(u32::try_from(count).expect("file count"));
+        let name = reads.name(u32::try_from(count).expect("file count"));
         let why = format!("open the write log: {name} is missing and later files are there");
         return Err(Error::new(ErrorKind::Corrupt, why));
     }
@@ -192,23 +213,19 @@ pub(crate) fn read_ring(
 }
 
 /// All files that were made are to be there: the newest ones may hold what was flushed last.
-fn check_none_missing(
-    reader: &dyn DiskReader,
-    ring: Option<&Ring>,
-    args: &OpenArgs<'_>,
-) -> Result<()> {
+fn check_none_missing(reads: &Reads<'_>, ring: Option<&Ring>, args: &OpenArgs<'_>) -> Result<()> {
     let found = ring.map_or(0, |ring| ring.is_there.iter().filter(|is_there| **is_there).count());
     let found = u32::try_from(found).expect("file count");
     let made = match args.made_count {
         Some(made) if made > found => made,
         _ => return Ok(()),
     };
-    let (name, s) = (reader.name(found), if made == 1 { " was" } else { "s were" });
+    let (name, s) = (reads.name(found), if made == 1 { " was" } else { "s were" });
     let why = format!("open the write log: {name} is missing: {made} file{s} made");
     let contents = match ring {
         Some(ring) => {
             let (pool, ring) = (args.identity.pool, ring.clone());
-            let mut walk = Walk::new(reader, pool, ring, args.destaged, args.planted);
+            let mut walk = Walk::new(reads, pool, ring, args.destaged, args.planted);
             walk.to_end()?;
             walk.search_rest()?;
             walk.seen.contents
@@ -263,6 +280,7 @@ impl Scan<'_> {
             is_new,
             durable_lsn: self.walk.seen.durable_lsn,
             missing_sides: Vec::new(),
+            unreadable: self.walk.reads.places(),
         };
         Ok(Opened {
             config: Config {
@@ -299,8 +317,12 @@ impl Scan<'_> {
             let mut buffer = IoBuffer::default();
             buffer.reset(len);
             buffer.pad_to(len);
-            read(self.walk.reader, taken.at.slot, taken.at.offset, buffer.as_mut_slice())?;
             let (file, offset) = (taken.at.slot, taken.at.offset);
+            self.walk.reads.reader.read_at(file, offset, buffer.as_mut_slice()).map_err(|e| {
+                let name = self.walk.reads.name(file);
+                let what = format!("read {name} at offset {offset} to write it again");
+                Error::with_source(ErrorKind::Io, what, e)
+            })?;
             let write = DiskRequest::Write { token: 2, file, offset, buffer, is_sync_next: false };
             run(disk, write, "rewrite the log's tail")?;
             if files.last() != Some(&file) {
@@ -374,7 +396,11 @@ impl Scan<'_> {
             next_lsn,
             position: self.walk.position,
         };
-        if head.offset + batch::BATCH_ALIGN_BYTES as u64 > self.walk.ring.file_bytes {
+        let batch_bytes = batch::BATCH_ALIGN_BYTES;
+        let is_last = head.offset + batch_bytes as u64 > self.walk.ring.file_bytes;
+        // Better not where the disk does not read, but there rather than nowhere.
+        let is_bad = self.walk.reads.is_unreadable(head.slot, head.offset, batch_bytes);
+        if is_last || is_bad {
             let next = (head.slot + 1) % self.walk.ring.file_count;
             let is_free = self.walk.ring.is_there[next as usize]
                 && !self
@@ -382,6 +408,9 @@ impl Scan<'_> {
                     .live
                     .iter()
                     .any(|file| file.slot == next && file.last_lsn > self.args.destaged);
+            if !is_free && !is_last {
+                return Ok(head);
+            }
             if !is_free {
                 let why = "open the write log: no room is left in it for an opening batch";
                 return Err(Error::new(ErrorKind::Full, why));

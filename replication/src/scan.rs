@@ -10,10 +10,10 @@ use crate::format::FormatError;
 use crate::format::batch::{self, BatchHeader};
 use crate::format::entry::{EntryKind, EntryRow};
 use crate::overlay::{Incoming, Overlay};
+use crate::reads::Reads;
 use crate::recovery::OpenArgs;
 use crate::resident::{BatchPlace, LogResident};
 use crate::walk::{At, Ring, Taken, Walk};
-use block::env::DiskReader;
 use block::seal::SealKey;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use bytes::Bytes;
@@ -33,10 +33,10 @@ pub(crate) struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    pub(crate) fn new(reader: &'a dyn DiskReader, args: &'a OpenArgs<'a>, ring: Ring) -> Self {
+    pub(crate) fn new(reads: &'a Reads<'a>, args: &'a OpenArgs<'a>, ring: Ring) -> Self {
         Scan {
             args,
-            walk: Walk::new(reader, args.identity.pool, ring, args.destaged, args.planted),
+            walk: Walk::new(reads, args.identity.pool, ring, args.destaged, args.planted),
             overlay: Overlay::new(args.destaged, args.options.payload_memory_bytes, args.planted),
             next_lsn: args.destaged.next(),
             released_position: None,
@@ -55,11 +55,10 @@ impl<'a> Scan<'a> {
         };
         for start in starts {
             self.walk.begin(start);
-            if self.walk.next()? {
+            while self.walk.advance()? {
                 self.take()?;
-                while self.walk.next()? {
-                    self.take()?;
-                }
+            }
+            if self.walk.newest.is_some() {
                 break;
             }
         }
@@ -155,11 +154,57 @@ impl<'a> Scan<'a> {
         if walk.seen.trim_lsn > destaged {
             return Err(self.rolled_back(walk.seen.trim_lsn));
         }
+        if let Some(at) = self.unknown_end() {
+            return Err(self.unreadable(at));
+        }
         if walk.seen.durable_lsn > walk.last_lsn().max(destaged) {
             return Err(self.damaged(walk.seen.durable_lsn));
         }
         self.check_reaches_tier()?;
         self.check_reaches_served()
+    }
+
+    /// A place that cannot be read and where something may stand that was acknowledged.
+    fn unknown_end(&self) -> Option<At> {
+        let walk = &self.walk;
+        if self.args.planted.unreadable_ends {
+            return None;
+        }
+        if let Some(at) = walk.unknown_at {
+            return (!self.is_nothing_behind()).then_some(at);
+        }
+        // What would tell a torn batch from a damaged one stands behind it.
+        let is_torn = matches!(walk.end, Some(FormatError::HeaderChecksum | FormatError::Checksum));
+        (is_torn && walk.is_unreadable_behind_bad()).then_some(walk.bad_at)
+    }
+
+    /// Nothing that was written behind the newest batch was ever acknowledged: it is the last one of an orderly
+    /// close, and no later epoch was served, or its own epoch was not.
+    fn is_nothing_behind(&self) -> bool {
+        let served = self.args.identity.served_epoch;
+        self.walk.newest.is_some_and(|newest| {
+            let header = newest.header;
+            let is_last = header.is_clean && header.epoch == served;
+            served > Epoch(0) && (is_last || header.epoch > served)
+        })
+    }
+
+    fn unreadable(&self, at: At) -> Error {
+        let walk = &self.walk;
+        let name = walk.reads.name(at.slot);
+        Error::new(
+            ErrorKind::Corrupt,
+            format!(
+                "open the write log: the disk does not read {name} at offset {} or behind, where the batch after LSN \
+                 {} may be, and nothing else tells whether that was acknowledged. Nothing was changed. Keep this \
+                 log: {}. Try again, as the disk may read it later; or copy {name} to a healthy disk with a tool \
+                 that goes on past errors, keep the original, and start with the copy, which then ends where bytes \
+                 are missing unless the log shows that they were flushed",
+                at.offset,
+                walk.last_lsn(),
+                walk.seen.contents
+            ),
+        )
     }
 
     /// The log does not go on at its end, though entries up to `known` were on stable storage.
@@ -182,7 +227,7 @@ impl<'a> Scan<'a> {
             format!(
                 "open the write log: {} is damaged at offset {}: {found}; {why}. Nothing was changed. \
                  Keep this log: {}",
-                walk.reader.name(walk.end_at.slot),
+                walk.reads.name(walk.end_at.slot),
                 walk.end_at.offset,
                 walk.seen.contents
             ),
@@ -203,7 +248,7 @@ impl<'a> Scan<'a> {
         let why = format!(
             "open the write log: it ends at LSN {last}, in {} at offset {}, but the store holds \
              entries up to LSN {destaged}, and those were on stable storage in the log before",
-            walk.reader.name(walk.end_at.slot),
+            walk.reads.name(walk.end_at.slot),
             walk.end_at.offset
         );
         Err(crate::incomplete::error_of(why, walk.seen.contents))
@@ -259,7 +304,7 @@ impl<'a> Scan<'a> {
             format!(
                 "open the write log: {} at offset {} was written in epoch {epoch}, this is epoch \
                  {}: another owner has taken the pool over",
-                self.walk.reader.name(at.slot),
+                self.walk.reads.name(at.slot),
                 at.offset,
                 self.args.identity.epoch
             ),

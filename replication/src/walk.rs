@@ -10,9 +10,10 @@ use crate::core::LiveFile;
 use crate::format::FormatError;
 use crate::format::batch::{self, BATCH_HEADER_BYTES, BatchHeader};
 use crate::format::file::FILE_HEADER_BYTES;
+use crate::options::batch_bytes_bound;
 use crate::planted::Planted;
+use crate::reads::Reads;
 use crate::succession;
-use block::env::DiskReader;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use std::collections::VecDeque;
 
@@ -80,7 +81,7 @@ impl Seen {
 }
 
 pub(crate) struct Walk<'a> {
-    pub(crate) reader: &'a dyn DiskReader,
+    pub(crate) reads: &'a Reads<'a>,
     pool: [u8; 16],
     pub(crate) ring: Ring,
     planted: Planted,
@@ -95,20 +96,24 @@ pub(crate) struct Walk<'a> {
     pub(crate) end_at: At,
     /// Why the batch there is not the next one.
     pub(crate) end: Option<FormatError>,
+    /// Where that batch is, which may be in the next file.
+    pub(crate) bad_at: At,
+    /// Where the next batch may be, for all that can be read.
+    pub(crate) unknown_at: Option<At>,
     pub(crate) seen: Seen,
 }
 
 impl<'a> Walk<'a> {
     /// A walk that has not begun. `stored` is the LSN up to which the data tier holds everything.
     pub(crate) fn new(
-        reader: &'a dyn DiskReader,
+        reads: &'a Reads<'a>,
         pool: [u8; 16],
         ring: Ring,
         stored: Lsn,
         planted: Planted,
     ) -> Self {
         Walk {
-            reader,
+            reads,
             pool,
             ring,
             planted,
@@ -118,6 +123,8 @@ impl<'a> Walk<'a> {
             position: FIRST_AT,
             end_at: At { slot: 0, offset: FIRST_AT },
             end: None,
+            bad_at: At { slot: 0, offset: FIRST_AT },
+            unknown_at: None,
             seen: Seen { contents: LogContents::beyond(stored), ..Seen::default() },
         }
     }
@@ -145,7 +152,7 @@ impl<'a> Walk<'a> {
     /// The header at `at`, where there is one of this ring.
     fn header_at(&self, at: At) -> Result<Option<BatchHeader>> {
         let mut bytes = [0; BATCH_HEADER_BYTES];
-        read(self.reader, at.slot, at.offset, &mut bytes)?;
+        self.reads.read(at.slot, at.offset, &mut bytes)?;
         match BatchHeader::decode(&bytes) {
             Ok(header) => Ok(Some(header).filter(|header| self.is_ours(header))),
             Err(e) if e.is_unsupported() => Err(self.bad(ErrorKind::Unsupported, at, e)),
@@ -159,48 +166,70 @@ impl<'a> Walk<'a> {
 
     /// Where a walk to the end of the log may begin, best first, for who needs the entries from `needed`
     /// on: the newest file that begins at or below it, then older ones, in case the first batch of that
-    /// file is torn. `Err` of the oldest header where every file begins later; none in an empty ring.
+    /// file is torn; else files whose first batch cannot be read. `Err` of the oldest header where every file
+    /// begins later; none in an empty ring.
     pub(crate) fn starts(&self, needed: Lsn) -> Result<std::result::Result<Vec<At>, BatchHeader>> {
         let firsts = self.first_headers()?;
+        let at = |slot: u32| At { slot, offset: FIRST_AT };
         let mut starts: Vec<_> =
             firsts.iter().filter(|(_, header)| header.first_lsn <= needed).collect();
         starts.sort_by_key(|(_, header)| std::cmp::Reverse(header.sequence));
-        if starts.is_empty()
+        if !starts.is_empty() {
+            return Ok(Ok(starts.iter().map(|(slot, _)| at(*slot)).collect()));
+        }
+        let slots = (0u32..).take(self.ring.is_there.len());
+        let unreadable: Vec<_> = slots
+            .filter(|slot| self.reads.is_unreadable(*slot, FIRST_AT, BATCH_HEADER_BYTES))
+            .map(at)
+            .collect();
+        if unreadable.is_empty()
             && let Some((_, oldest)) = firsts.iter().min_by_key(|(_, header)| header.sequence)
         {
             return Ok(Err(*oldest));
         }
-        Ok(Ok(starts.iter().map(|(slot, _)| At { slot: *slot, offset: FIRST_AT }).collect()))
+        Ok(Ok(unreadable))
     }
 
     /// Walks from the first place where that is possible to the end.
     pub(crate) fn to_end(&mut self) -> Result<()> {
-        let starts = self.starts(self.seen.contents.stored_lsn.next())?;
+        let starts = self.starts(self.needed())?;
         for start in starts.unwrap_or_default() {
             self.begin(start);
-            if self.next()? {
-                while self.next()? {}
-                break;
+            while self.advance()? {}
+            if self.newest.is_some() {
+                return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Begins the walk at `at`, which is to be called before anything was taken.
+    /// The first entry that the data tier lacks.
+    fn needed(&self) -> Lsn {
+        self.seen.contents.stored_lsn.next()
+    }
+
+    /// Begins the walk at `at`, before anything was taken.
     pub(crate) fn begin(&mut self, at: At) {
         self.end_at = at;
     }
 
-    /// Takes the batch that follows. False: nothing follows, and [`Walk::end`] says why.
-    pub(crate) fn next(&mut self) -> Result<bool> {
+    /// Takes the next batch, or the next one behind a place that cannot be read where nothing of that is
+    /// needed. False at the end of the log.
+    pub(crate) fn advance(&mut self) -> Result<bool> {
+        Ok(self.next()? || self.resume(self.needed())?)
+    }
+
+    /// Takes the batch that follows. False: nothing follows that can be read; [`Walk::end`] says why, and
+    /// [`Walk::unknown_at`] whether something may all the same.
+    fn next(&mut self) -> Result<bool> {
         let here = self.end_at;
         let room = self.ring.file_bytes - here.offset;
-        let mut why = None;
-        if room >= BATCH_HEADER_BYTES as u64 {
-            match self.try_at(here, 0)? {
-                Ok(()) => return Ok(true),
-                Err(e) => why = Some(e),
-            }
+        (self.end, self.unknown_at) = (None, None);
+        if room >= BATCH_HEADER_BYTES as u64 && self.is_next_at(here, 0)? {
+            return Ok(true);
+        }
+        if self.newest.is_none() {
+            return Ok(false);
         }
         // The head leaves a file when a batch does not fit; it may close the ring early.
         let next = (here.slot + 1) % self.ring.file_count;
@@ -210,17 +239,84 @@ impl<'a> Walk<'a> {
                 continue;
             }
             let at = At { slot, offset: FIRST_AT };
-            let is_next = self.newest.is_some()
-                && self.header_at(at)?.is_some_and(|header| self.is_successor(&header));
-            if is_next {
-                match self.try_at(at, room)? {
-                    Ok(()) => return Ok(true),
-                    Err(e) => why = Some(e),
+            if self.is_unreadable(at, BATCH_HEADER_BYTES)? {
+                // While any batch still fits where the walk is, the head has not come here.
+                let has_left = room < batch_bytes_bound(self.ring.file_bytes);
+                let is_head = slot == next || !self.ring.is_there[next as usize];
+                if has_left && is_head {
+                    self.unknown_at = self.unknown_at.or(Some(at));
                 }
+                continue;
+            }
+            let is_next = self.header_at(at)?.is_some_and(|header| self.is_successor(&header));
+            if is_next && self.is_next_at(at, room)? {
+                return Ok(true);
             }
         }
-        self.end = why;
         Ok(false)
+    }
+
+    /// Takes the batch at `at`, `skipped` bytes behind the one before, where it is the next; else notes why not.
+    fn is_next_at(&mut self, at: At, skipped: u64) -> Result<bool> {
+        match self.try_at(at, skipped)? {
+            Ok(()) => {
+                self.unknown_at = None;
+                return Ok(true);
+            }
+            Err(FormatError::Unreadable) => {
+                self.unknown_at = Some(at);
+                self.end = Some(FormatError::Unreadable);
+            }
+            Err(e) => (self.end, self.bad_at) = (Some(e), at),
+        }
+        Ok(false)
+    }
+
+    fn is_unreadable(&self, at: At, len: usize) -> Result<bool> {
+        // It may not have been looked at yet.
+        self.reads.read(at.slot, at.offset, &mut [0; BATCH_HEADER_BYTES])?;
+        Ok(self.reads.is_unreadable(at.slot, at.offset, len))
+    }
+
+    /// Goes on behind what cannot be read, at the first batch of the same file that lacks nothing but entries
+    /// below `needed`. It has no known predecessor, so what the walk finds is to be compared with what is known of
+    /// the log otherwise. False: there is none.
+    fn resume(&mut self, needed: Lsn) -> Result<bool> {
+        let Some(unknown) = self.unknown_at else { return Ok(false) };
+        let mut offset = unknown.offset;
+        let before = self.end_at;
+        let step = batch::BATCH_ALIGN_BYTES as u64;
+        while offset + 2 * step <= self.ring.file_bytes {
+            offset += step;
+            let at = At { slot: unknown.slot, offset };
+            let Some(header) = self.header_at(at)? else { continue };
+            let is_behind = self.newest.is_none_or(|newest| {
+                header.sequence > newest.header.sequence
+                    && header.epoch >= newest.header.epoch
+                    && header.first_lsn >= newest.header.next_lsn()
+            });
+            if !is_behind || header.first_lsn > needed {
+                continue;
+            }
+            let skipped = match unknown.slot == before.slot {
+                true => offset - before.offset,
+                false => self.ring.file_bytes - before.offset + offset - FIRST_AT,
+            };
+            let newest = self.newest.take();
+            if self.is_next_at(at, skipped)? {
+                return Ok(true);
+            }
+            (self.newest, self.unknown_at) = (newest, Some(unknown));
+        }
+        self.end = Some(FormatError::Unreadable);
+        Ok(false)
+    }
+
+    /// A part of the rest of its file behind a bad batch cannot be read.
+    pub(crate) fn is_unreadable_behind_bad(&self) -> bool {
+        let At { slot, offset } = self.bad_at;
+        let left = usize::try_from(self.ring.file_bytes - offset).unwrap_or(usize::MAX);
+        self.reads.is_unreadable(slot, offset, left)
     }
 
     /// The first batch of a walk has no known predecessor.
@@ -235,7 +331,7 @@ impl<'a> Walk<'a> {
         }
         let mut bytes = self.loaded.take().map_or_else(Vec::new, |(_, bytes)| bytes);
         bytes.resize(usize::try_from(self.ring.file_bytes).expect("at most 2 GiB"), 0);
-        read(self.reader, slot, 0, &mut bytes)?;
+        self.reads.read(slot, 0, &mut bytes)?;
         self.loaded = Some((slot, bytes));
         Ok(())
     }
@@ -245,6 +341,9 @@ impl<'a> Walk<'a> {
         self.load(at.slot)?;
         let (_, file) = self.loaded.as_ref().expect("just loaded");
         let bytes = &file[usize::try_from(at.offset).expect("at most 2 GiB")..];
+        if self.reads.is_unreadable(at.slot, at.offset, BATCH_HEADER_BYTES) {
+            return Ok(Err(FormatError::Unreadable));
+        }
         let header = match BatchHeader::decode(bytes) {
             Ok(header) => header,
             Err(e) if e.is_unsupported() => return Err(self.bad(ErrorKind::Unsupported, at, e)),
@@ -253,6 +352,9 @@ impl<'a> Walk<'a> {
         let is_next = self.is_successor(&header) || self.planted.stale_accepted;
         if !self.is_ours(&header) || !is_next {
             return Ok(Err(FormatError::NoMagic));
+        }
+        if self.reads.is_unreadable(at.slot, at.offset, header.batch_bytes as usize) {
+            return Ok(Err(FormatError::Unreadable));
         }
         let checksum = match batch::verify(&header, bytes) {
             Ok(checksum) => checksum,
@@ -297,7 +399,7 @@ impl<'a> Walk<'a> {
             while offset < self.ring.file_bytes {
                 let left = self.ring.file_bytes - offset;
                 let part = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                read(self.reader, slot, offset, &mut bytes[..part])?;
+                self.reads.read(slot, offset, &mut bytes[..part])?;
                 for block in bytes[..part].chunks(batch::BATCH_ALIGN_BYTES) {
                     if let Ok(header) = BatchHeader::decode(block)
                         && self.is_ours(&header)
@@ -312,15 +414,8 @@ impl<'a> Walk<'a> {
     }
 
     pub(crate) fn bad(&self, kind: ErrorKind, at: At, error: FormatError) -> Error {
-        let name = self.reader.name(at.slot);
+        let name = self.reads.name(at.slot);
         let what = format!("open the write log: batch in {name} at offset {}", at.offset);
         Error::with_source(kind, what, error)
     }
-}
-
-pub(crate) fn read(reader: &dyn DiskReader, slot: u32, offset: u64, buf: &mut [u8]) -> Result<()> {
-    reader.read_at(slot, offset, buf).map_err(|e| {
-        let what = format!("read log file {} at offset {offset}", reader.name(slot));
-        Error::with_source(ErrorKind::Io, what, e)
-    })
 }

@@ -127,6 +127,19 @@ pub(crate) fn show_recovery(conditions: &Conditions, recovery: &replication::Rec
         )
     });
     conditions.set(ConditionKind::LogTailUnproven, LOG, report);
+    let unreadable = recovery.unreadable.first().map(|first| {
+        let bytes: u64 = recovery.unreadable.iter().map(|place| place.len).sum();
+        Report::new(
+            format!(
+                "the disk of the write log does not read {bytes} bytes of it, none of which is needed; the first are \
+                 {first}"
+            ),
+            "none yet; if it fails to read what is needed, the log does not open and may be the only copy of writes",
+            "stop spindle in order, which brings everything into the store, and give the log another disk; this is \
+             said until the next start",
+        )
+    });
+    conditions.set(ConditionKind::LogUnreadable, LOG, unreadable);
 }
 
 /// The pool has stopped for good.

@@ -54,6 +54,9 @@ pub(crate) enum FormatError {
     /// Fewer bytes than the header says.
     #[error("cut short")]
     Short,
+    /// The disk does not read some of it.
+    #[error("the disk does not read it")]
+    Unreadable,
     /// The authentication tag does not match: another key, or damage that the checksum missed.
     #[error("authentication failed: damaged, or written with another key")]
     Seal,

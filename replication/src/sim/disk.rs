@@ -4,6 +4,7 @@
 //! - A write changes the page cache; only a sync that was submitted after the write completed
 //!   promises that it reaches the platter. At a power cut each sector of 512 bytes that no sync
 //!   covers is there or not, for itself.
+//! - A sector can be unreadable; writing it heals it.
 //! - A sync or a writing back that fails leaves its pages clean and unwritten: later syncs do not write them, and the
 //!   kernel drops them when it likes, so that reads see what the platter has.
 //! - The first sync that is asked for after a writing back has failed says so, whoever asks. No later one does, unless
@@ -62,6 +63,8 @@ pub(crate) struct Platter {
     /// State of the log in its own directory, and beside it on another file system.
     state: Option<LogState>,
     state_beside: Option<LogState>,
+    /// File and sector that reads fail with EIO, until they are written.
+    unreadable: BTreeSet<(u32, usize)>,
 }
 
 impl Platter {
@@ -134,14 +137,8 @@ impl Platter {
 
     /// Flips one bit of one file, on the platter and in the cache.
     pub(crate) fn flip(&mut self, rng: &mut Rng) -> (u32, usize) {
-        let numbers: Vec<u32> = self.files.keys().copied().collect();
-        let number = numbers[rng.index(numbers.len())];
+        let (number, at) = self.somewhere(rng);
         let file = self.files.get_mut(&number).expect("listed");
-        // Most of a file is empty; damage where something is.
-        let used: Vec<usize> = (0..file.cache.len() / SECTOR)
-            .filter(|s| file.cache[s * SECTOR..(s + 1) * SECTOR].iter().any(|b| *b != 0))
-            .collect();
-        let at = used[rng.index(used.len())] * SECTOR + rng.index(SECTOR);
         let mask = 1 << rng.below(8);
         file.cache[at] ^= mask;
         file.stable[at] ^= mask;
@@ -188,7 +185,29 @@ impl Platter {
         file.cache[offset..offset + bytes.len()].copy_from_slice(bytes);
         let sectors = offset / SECTOR..(offset + bytes.len()) / SECTOR;
         file.unwritten.retain(|sector| !sectors.contains(sector));
+        for sector in sectors.clone() {
+            self.unreadable.remove(&(number, sector));
+        }
         file.dirty.extend(sectors);
+    }
+
+    /// Makes one sector of one file unreadable, where something was written for the most part; returns its
+    /// file and offset.
+    pub(crate) fn spoil(&mut self, rng: &mut Rng) -> (u32, u64) {
+        let (number, at) = self.somewhere(rng);
+        self.unreadable.insert((number, at / SECTOR));
+        (number, (at / SECTOR * SECTOR) as u64)
+    }
+
+    fn somewhere(&self, rng: &mut Rng) -> (u32, usize) {
+        let numbers: Vec<u32> = self.files.keys().copied().collect();
+        let number = numbers[rng.index(numbers.len())];
+        let cache = &self.files[&number].cache;
+        // Most of a file is empty; something is to be where it happens, or was.
+        let used: Vec<usize> = (0..cache.len() / SECTOR)
+            .filter(|s| cache[s * SECTOR..(s + 1) * SECTOR].iter().any(|b| *b != 0))
+            .collect();
+        (number, used[rng.index(used.len())] * SECTOR + rng.index(SECTOR))
     }
 }
 
@@ -455,6 +474,10 @@ impl DiskReader for SimReader {
     fn read_at(&self, file: u32, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let platter = self.0.lock();
         let from = offset as usize;
+        let sectors = (file, from / SECTOR)..(file, (from + buf.len()).div_ceil(SECTOR));
+        if platter.unreadable.range(sectors).next().is_some() {
+            return Err(io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error()));
+        }
         let bytes = platter.files[&file].cache.get(from..from + buf.len());
         buf.copy_from_slice(bytes.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?);
         Ok(())

@@ -101,6 +101,40 @@ fn a_log_of_version_1_is_read_and_goes_on_in_version_2() {
     }
 }
 
+/// Runs with `count` unreadable sectors: those that were refused, and those that opened.
+fn unreadable(planted: Planted, count: u64, seeds: u64) -> Result<(u64, u64), String> {
+    let (from, to) = number("SEED").map_or((0, seeds), |seed| (seed, seed + 1));
+    let (mut refused, mut opened, mut had_to) = (0, 0, 0);
+    for seed in from..to {
+        let mut world = World::new(seed, Plan { lives: 3, planted, ..Plan::default() });
+        let found = world.run_with_unreadable(count);
+        let (is_refused, must_open) = found.map_err(|why| format!("SEED={seed}: {why}"))?;
+        if must_open == Some(is_refused) {
+            return Err(format!("SEED={seed}: refused: {is_refused}"));
+        }
+        had_to += u64::from(must_open == Some(true));
+        *if is_refused { &mut refused } else { &mut opened } += 1;
+    }
+    println!("{count} unreadable: refused {refused}, opened {opened}, {had_to} had to");
+    Ok((refused, opened))
+}
+
+#[test]
+fn an_unreadable_sector_keeps_the_log_from_opening_only_where_it_is_needed() {
+    for count in [1, 3] {
+        let (refused, opened) = unreadable(Planted::default(), count, 1500).unwrap();
+        assert!(number("SEED").is_some() || refused > 50 && opened > 500);
+    }
+}
+
+#[test]
+fn an_end_that_cannot_be_read_is_not_taken_for_the_end() {
+    let planted = Planted { unreadable_ends: true, ..Planted::default() };
+    let why = unreadable(planted, 1, 1500).expect_err("the planted bug was not found");
+    println!("found: {why}");
+    assert!(why.contains("the log ends at") || why.contains("refused: false"));
+}
+
 /// Of batches without entries that were forged, those that recovery refused, and those that it took.
 fn forgeries(planted: Planted) -> (u64, u64) {
     let (mut refused, mut taken) = (0, 0);

@@ -32,6 +32,8 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+mod damage;
+
 const VOLUMES: u64 = 3;
 const SECTORS: u64 = 96;
 
@@ -212,6 +214,8 @@ impl World {
     fn try_open(&mut self, mut disk: SimDisk) -> (Result<recovery::Opened, block::Error>, SimDisk) {
         let keeper = disk.keeper(self.is_beside);
         let mount = Some(self.platter.lock().mount);
+        // As ownership does, each opening has an epoch of its own.
+        self.identity.epoch.0 += 1;
         let args = OpenArgs {
             identity: self.identity,
             key: PoolKey::new(KEY),
@@ -273,6 +277,8 @@ impl World {
         let disk = self.disk();
         let (opened, mut disk) = self.try_open(disk);
         self.note_open(&opened)?;
+        // The directory notes it before anything is served; a crash above came before that.
+        self.identity.served_epoch = self.identity.epoch;
         let opened = opened.map_err(|e| e.chain())?;
         let last_lsn = opened.recovery.last_lsn;
         disk.faults = self.plan.faults;
@@ -331,10 +337,6 @@ impl World {
         self.stats.lost_unacked += self.history.len() as u64 - found.0;
         self.is_settled = recovery.is_tail_proven;
         self.history.truncate(found.0 as usize);
-        // The directory notes that it has served this epoch; a crash may come before.
-        if self.rng.chance(80) {
-            self.identity.served_epoch = self.identity.epoch;
-        }
         // Recovery made it durable.
         self.acked = found;
         self.durable = found;
@@ -694,9 +696,6 @@ impl World {
         self.may_be_lost |= process.disk.has_unheard_failure();
         process.disk.kill();
         self.pass_time()?;
-        if self.rng.chance(80) {
-            self.identity.epoch.0 += 1;
-        }
         Ok(())
     }
 
@@ -737,53 +736,6 @@ impl World {
             self.platter.lock().remount();
         }
         Ok(())
-    }
-
-    /// Lives with a program that writes batches of version 1, then with the present one.
-    pub(crate) fn run_after_old_batches(&mut self) -> Result<(), String> {
-        self.plan.planted.old_batches = true;
-        self.run()?;
-        self.plan.planted.old_batches = false;
-        self.run()
-    }
-
-    /// Lives once, then forges the batch at the end of the log. `None` where that has entries; else whether the log
-    /// was refused.
-    pub(crate) fn run_with_forgery(&mut self) -> Result<Option<bool>, String> {
-        self.run()?;
-        if !self.platter.lock().forge_newest() {
-            return Ok(None);
-        }
-        let disk = self.disk();
-        match self.try_open(disk).0 {
-            Ok(_) => Ok(Some(false)),
-            Err(error) if error.chain().contains("authentication failed") => Ok(Some(true)),
-            Err(error) => Err(format!("an odd error: {error:?}")),
-        }
-    }
-
-    /// Lives once, then damages one bit: the log is refused, or what it shows is a true past.
-    pub(crate) fn run_with_damage(&mut self) -> Result<bool, String> {
-        self.run()?;
-        self.platter.lock().flip(&mut self.rng);
-        let disk = self.disk();
-        let (opened, disk) = self.try_open(disk);
-        match opened {
-            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(true),
-            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(true),
-            Err(error) => Err(format!("an odd error: {error:?}")),
-            Ok(opened) => {
-                let last_lsn = opened.recovery.last_lsn;
-                opened.overlay.set_sides(self.open_sides()?);
-                let shared = Shared::new(opened.overlay, last_lsn, self.destaged, 1, 0);
-                let (head, live, files) = (opened.head, opened.live, opened.files);
-                let random = Arc::clone(&self.random);
-                let core = Core::new(opened.config, random, head, live, files, true);
-                let (reader, state) = (disk.reader(), opened.state);
-                let process = Process { disk, core, shared, reader, state };
-                self.check_contents(&process, last_lsn).map(|()| false)
-            }
-        }
     }
 }
 
