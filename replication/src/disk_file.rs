@@ -175,6 +175,12 @@ impl FileDisk {
     }
 }
 
+/// Files of the ring in a directory, for people.
+fn ring_file_count(dir: &Path) -> usize {
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    names.filter(|entry| entry.file_name().to_str().and_then(number_of).is_some()).count()
+}
+
 /// A file that is damaged refuses the log: no crash damages it, and just then newer files may be
 /// missing. Somebody who knows that none is may delete it.
 fn read_made(dir: &Path) -> Result<Option<u32>> {
@@ -193,9 +199,11 @@ fn read_made(dir: &Path) -> Result<Option<u32>> {
             return Error::with_source(ErrorKind::Unsupported, what, e);
         }
         let what = format!(
-            "open the write log: {} is damaged, so nobody knows whether all files of the log are \
-             there; if they are, delete it. Nothing was changed",
-            path.display()
+            "open the write log: {} is damaged, which says how many files the log has; without it a missing \
+             one, and the writes that only that has, are not missed. Bring it back; or, only where all files \
+             are there ({} are), delete it: it holds nothing but their number. Nothing was changed",
+            path.display(),
+            ring_file_count(dir)
         );
         Error::with_source(ErrorKind::Corrupt, what, e)
     })

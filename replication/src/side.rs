@@ -332,7 +332,12 @@ pub(crate) fn read_header(
     bytes.read_at(0, &mut header).map_err(failed)?;
     let header = SideHeader::decode(&header).map_err(|e| format_error(name, e))?;
     if header.pool != reader.pool {
-        return refuse(ErrorKind::Invalid, "it belongs to another pool; move it away");
+        let why = format!(
+            "it belongs to another pool, of whose volume {} it holds {length} bytes that may be nowhere else; \
+             bring it back to the log's directory of that pool",
+            header.volume
+        );
+        return refuse(ErrorKind::Invalid, &why);
     }
     if header.epoch > reader.epoch {
         let why = format!("epoch {} wrote it, and this is {}", header.epoch, reader.epoch);

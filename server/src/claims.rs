@@ -738,8 +738,9 @@ fn now() -> u64 {
 fn read(path: &Path) -> Result<(u64, Vec<Record>)> {
     let damaged = |why: String| {
         let what = format!(
-            "read {}: {why}. It says which clients have volumes of this pool; to start without it, move \
-             it away: clients of before are refused then until they attach anew",
+            "read {}: {why}. It says which clients have volumes of this pool, and holds no data of \
+             volumes; to start without it, move it away: clients that were attached are refused then \
+             until they attach again",
             path.display()
         );
         Error::new(ErrorKind::Corrupt, what)

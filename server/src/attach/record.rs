@@ -88,8 +88,8 @@ struct Document {
 pub(super) fn read(path: &Path) -> Result<Vec<Record>> {
     let damaged = |why: String| {
         let what = format!(
-            "read {}: {why}. It says which devices of the kernel belong to this pool; to start without \
-             them, move it away, and remove them by name: `spindle attach --cleanup /dev/ublkb0` (or \
+            "read {}: {why}. It says which devices of the kernel belong to this pool, and holds no data of \
+             volumes; to start without them, move it away, and remove them by name: `spindle attach --cleanup /dev/ublkb0` (or \
              /dev/nbd0; `ls /sys/block` shows what there is)",
             path.display()
         );

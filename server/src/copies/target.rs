@@ -662,7 +662,7 @@ impl Target {
         if let Err(error) = self.try_unpin(&pin).await {
             tracing::warn!(
                 pin = %pin.0, error = %error.chain(),
-                "a pin stays at the copy, which keeps the state that was read; delete that object"
+                "a pin stays at the copy, which keeps the state that was read; delete that object, which holds no data"
             );
         }
     }

@@ -311,12 +311,16 @@ pub(super) fn asides_at_start(tier: &Tier, missing: &[MissingSide]) -> AsideVolu
         let reason = "not tried since the start".to_owned();
         aside.volumes.insert(volume, (reason, since));
         let Some(side) = missing.iter().find(|side| side.volume == volume) else { continue };
+        let here = match std::fs::metadata(&side.path) {
+            Ok(file) => format!("{} bytes are here", file.len()),
+            Err(_) => "nothing of it is here".to_owned(),
+        };
         let what = format!(
             "open volume {volume}: its writes from LSN {since} to {last} are only in side files \
-             beside the write log of the machine that wrote them, and {} is not whole here ({}). \
+             beside the write log of the machine that wrote them, and {} is not whole here ({}; {here}). \
              Bring it back from that machine (there it is in DIR/log or DIR/log.overtaken-…) and \
-             restart. Only where it is lost for good: `spindle volume accept --give-up-writes` goes \
-             back to what the store has, without these writes",
+             restart. Only where it is gone for good: `spindle volume accept --give-up-writes` takes the \
+             volume back to what the store has, without any of these writes",
             side.path.display(),
             side.why
         );

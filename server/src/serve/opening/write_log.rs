@@ -1,0 +1,142 @@
+//! The directory of the write log before the log is opened: whether another owner has overtaken it, and whether
+//! it is there.
+//!
+//! Invariants:
+//! - A log is set aside only where no batch of it was written since this directory has the pool, and removed
+//!   only where it proves that the store has all of it.
+//! - Who is told to give a log up is told what it holds.
+
+use super::{LOG_LOST, LOG_MADE};
+use crate::manifest::{NodeDir, Ownership};
+use block::{Epoch, Error, ErrorKind, Lsn, Result};
+use std::path::{Path, PathBuf};
+
+/// Moves a log that this directory may not replay out of the way. Never one that was written since the
+/// directory has the pool: whatever its end looks like, it may hold what nothing else does.
+pub(super) fn set_aside_if_overtaken(
+    log_dir: &Path,
+    ownership: &Ownership,
+    node: &NodeDir,
+) -> Result<()> {
+    let manifest = ownership.manifest();
+    let since = Epoch(manifest.owner_since_epoch);
+    if node.epoch() >= since {
+        return Ok(());
+    }
+    let pool = manifest.pool.into_bytes();
+    let Some(log) = replication::find_overtaken(log_dir, pool, since)? else { return Ok(()) };
+    // Before the log goes, so that a crash in between is not taken for a lost log.
+    let mark = log_dir.with_file_name(LOG_MADE);
+    match std::fs::remove_file(&mark) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            let what = format!("remove {}", mark.display());
+            return Err(Error::with_source(ErrorKind::Io, what, error));
+        }
+        _ => {}
+    }
+    let aside = free_name(log_dir, log.epoch.0);
+    std::fs::rename(log_dir, &aside).map_err(|error| {
+        Error::with_source(ErrorKind::Io, format!("set aside {}", log_dir.display()), error)
+    })?;
+    if log.is_in_store && log.side_file_count == 0 {
+        // Everything in it reached the store before the pool moved on.
+        return std::fs::remove_dir_all(&aside).map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("remove {}", aside.display()), error)
+        });
+    }
+    tracing::error!(
+        log_epoch = log.epoch.0,
+        only_here_count = log.contents.entry_count,
+        only_here_bytes = log.contents.payload_bytes + log.side_bytes,
+        side_file_count = log.side_file_count,
+        kept_at = %aside.display(),
+        "another node has owned the pool since this directory's log was written; the log is kept \
+         and not replayed: the writes that it alone holds are not part of the pool"
+    );
+    Ok(())
+}
+
+fn free_name(log_dir: &Path, epoch: u64) -> PathBuf {
+    (0..)
+        .map(|count| match count {
+            0 => log_dir.with_file_name(format!("log.overtaken-{epoch}")),
+            _ => log_dir.with_file_name(format!("log.overtaken-{epoch}-{count}")),
+        })
+        .find(|path| !path.exists())
+        .expect("some name is free")
+}
+
+/// A log that was here and is gone held acknowledged writes unless the pool was released. True: it is
+/// gone, and somebody has said that the pool is to go on without it.
+pub(super) fn check_log_is_there(
+    dir: &Path,
+    log_dir: &Path,
+    ownership: &Ownership,
+    node: &NodeDir,
+    destaged: Lsn,
+) -> Result<bool> {
+    let was_made = dir.join(LOG_MADE).exists();
+    let is_ours = ownership.previous().is_some_and(|previous| {
+        !previous.is_released && ownership.manifest().owner_since_epoch <= previous.epoch
+    });
+    let has_ring = has_ring(log_dir)?;
+    if was_made && is_ours && !has_ring {
+        let what = format!(
+            "open the write log: {} holds no log, {}; this directory had a log when the pool was last \
+             open and the pool was not closed in order, so writes after LSN {destaged} are in that \
+             log only. {}",
+            log_dir.display(),
+            rest_of_log(log_dir)?,
+            giving_up_the_log(dir, log_dir)
+        );
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    // An opening that was cut short before it came to the log has served nothing.
+    let has_served = node.epoch().0 >= ownership.manifest().owner_since_epoch;
+    let is_lost = dir.join(LOG_LOST).exists() || (is_ours && has_served && !has_ring);
+    if is_lost {
+        tracing::warn!(
+            destaged_lsn = destaged.0,
+            "the write log of this directory is gone and the pool was not closed in order: writes \
+             that were answered and not yet in the store are lost"
+        );
+    }
+    Ok(is_lost)
+}
+
+/// Whatever else lies there (a lock, a lost+found): without a ring file there is no log. A directory that
+/// cannot be read is no empty one.
+fn has_ring(log_dir: &Path) -> Result<bool> {
+    let failed =
+        |error| Error::with_source(ErrorKind::Io, format!("list {}", log_dir.display()), error);
+    let entries = match std::fs::read_dir(log_dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        entries => entries.map_err(failed)?,
+    };
+    for entry in entries {
+        if entry.map_err(failed)?.path().extension().is_some_and(|kind| kind == "log") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// What to do about a log that is gone or lacks its end. Who says so also says what `log_dir` holds.
+pub(super) fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
+    format!(
+        "Bring the newest log back. Only where it is gone for good, and its writes are given up, move {} away \
+         and delete {}, which is an empty mark; what was moved holds writes that nothing else may hold, so \
+         keep it",
+        log_dir.display(),
+        dir.join(LOG_MADE).display()
+    )
+}
+
+/// What a directory without a ring still holds.
+fn rest_of_log(log_dir: &Path) -> Result<String> {
+    let (count, bytes) = replication::weigh_side_files(log_dir)?;
+    Ok(match count {
+        0 => "and no side files either".to_owned(),
+        _ => format!("but {count} side files of {bytes} bytes, which may be nowhere else"),
+    })
+}
