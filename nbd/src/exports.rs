@@ -4,6 +4,7 @@
 //! - A client sees and opens only what [`Access`] allows it, and is told nothing about the rest:
 //!   the rule is checked before the export is looked up.
 
+use crate::line::Line;
 use crate::wire::ClaimRequest;
 use block::{BlockDevice, Error, ErrorKind, Limits, Result};
 use std::collections::BTreeMap;
@@ -49,6 +50,8 @@ pub struct Client {
     /// What it said of itself beyond this connection, if anything: only what [`Client::names`] says is
     /// proven.
     pub claim: Option<ClaimRequest>,
+    /// Its connection.
+    pub line: Line,
 }
 
 impl Client {
@@ -172,6 +175,7 @@ mod tests {
             is_tls: true,
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             claim: None,
+            line: Line::default(),
         }
     }
 

@@ -15,19 +15,22 @@
 //! session   requests and replies      request    what a request may do (pure)
 //! wire      bytes <-> types (pure)    errno      ErrorKind -> NBD error
 //! memory    payload bytes, bounded    tls        certificates, names, STARTTLS
+//! line      a connection, as others look at it    places  how many there are at once
 //! kernel    devices of this machine's kernel by its nbd driver
 //! client    negotiation as a client, for devices whose volume another machine serves
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod client;
 mod errno;
 mod exports;
 pub mod handshake;
 pub mod kernel;
+mod line;
 mod memory;
 mod negotiate;
 mod outbox;
+mod places;
 pub mod request;
 mod server;
 mod session;
@@ -36,6 +39,8 @@ pub mod tls;
 pub mod wire;
 
 pub use exports::{Access, Client, Export, Exports, Peer};
+pub use line::{CLIENT_TIMEOUT, Line, Silence};
+pub use places::RESERVED_COUNT;
 pub use server::{
     KernelConnection, Listener, Place, Server, ServerOptions, Status, check_listen_address,
 };

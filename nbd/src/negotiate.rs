@@ -15,6 +15,7 @@ use block::{BlockDevice, Error, ErrorKind, Limits, Result};
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::AsyncWriteExt;
 use tokio_rustls::TlsAcceptor;
 
@@ -62,6 +63,8 @@ pub struct Negotiator<'a, E> {
     pub exports: &'a E,
     pub access: &'a Access,
     pub tls: Option<TlsAcceptor>,
+    /// Set when the client has said something.
+    pub has_spoken: &'a AtomicBool,
 }
 
 impl<E: Exports> Negotiator<'_, E> {
@@ -76,6 +79,7 @@ impl<E: Exports> Negotiator<'_, E> {
         let mut handshake = handshake;
         io.send(&handshake.greeting()).await?;
         let flags = io.take().await?;
+        self.has_spoken.store(true, Ordering::Relaxed);
         if handshake.on_client_flags(flags).is_err() {
             return Err(NoSession::Closed("unknown client flags"));
         }

@@ -1,7 +1,10 @@
 //! Listeners, limits and the orderly stop.
 //!
 //! Invariants:
-//! - At most `connection_count_max` connections exist; one more is closed at once.
+//! - At most `connection_count_max` connections from other machines exist, and a few more local ones (`places`); one
+//!   more is closed at once.
+//! - A client that says nothing has little time while many negotiate.
+//! - A TCP client that does not answer is given up after `client_timeout`, also with an answer under way.
 //! - A listener on an address that others can reach is refused without TLS, unless allowed.
 //! - [`Server::stop`] ends every [`Server::serve`] within its grace: no request is started any
 //!   more, those that run are answered, then connections close.
@@ -9,8 +12,10 @@
 use crate::exports::{Access, Client, Exports, Peer};
 use crate::handshake::{Handshake, Terms};
 use crate::kernel::Siblings;
+use crate::line::{CLIENT_TIMEOUT, Line, PROBE_COUNT, Watched, probe_pause};
 use crate::memory::PayloadMemory;
 use crate::negotiate::{Negotiator, NoSession, Opened};
+use crate::places::{From, Negotiating, Negotiations, Places, Refusals, Taken};
 use crate::session::{Counters, End, Session, SessionOptions};
 use crate::stream::{Inbox, Plain, Stream};
 use crate::tls::{self, TlsMode, TlsOptions};
@@ -19,26 +24,38 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
+
+/// Shortest time after which a client is given up. Source: keep-alive options are whole seconds.
+const CLIENT_TIMEOUT_MIN: Duration = Duration::from_secs(2);
+/// Pause between two looks whether a client that says nothing has to go. Chosen by hand.
+const PRESSED_LOOK: Duration = Duration::from_millis(250);
+/// Pause after an accept that failed. Chosen by hand.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Everything that can be set.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// Payload bytes of all connections together; at least 64 MiB are taken.
     pub payload_memory_bytes: usize,
-    /// Connections at once, over all listeners.
+    /// Connections at once, over all listeners on addresses. Some more are kept for the unix socket and for the kernel's
+    /// devices.
     pub connection_count_max: usize,
     /// Requests of one connection that run at once.
     pub request_count_max: usize,
     /// From accept to transmission.
     pub handshake_timeout: Duration,
+    /// The same for a client that has said nothing, while many negotiate.
+    pub pressed_timeout: Duration,
+    /// A TCP client that acknowledges nothing and answers no probe is given up after so long. At least 2 s are taken.
+    pub client_timeout: Duration,
     /// A client that moves no byte for this long, in the middle of a payload or with replies
     /// unread, is disconnected if another connection waits for payload memory.
     pub stall_timeout: Duration,
@@ -60,6 +77,9 @@ impl Default for ServerOptions {
             connection_count_max: 256,
             request_count_max: 256,
             handshake_timeout: Duration::from_secs(10),
+            // Longer than a client on another continent needs for its first word.
+            pressed_timeout: Duration::from_secs(2),
+            client_timeout: CLIENT_TIMEOUT,
             stall_timeout: Duration::from_secs(3),
             tls: None,
             access: Access::default(),
@@ -72,7 +92,7 @@ impl Default for ServerOptions {
 /// A place among the connections of a server, given back when it is dropped.
 #[derive(Debug)]
 pub struct Place {
-    _permit: OwnedSemaphorePermit,
+    _taken: Taken,
 }
 
 /// A connection whose other end is this machine's kernel.
@@ -87,6 +107,15 @@ pub struct KernelConnection<D> {
     pub counters: Arc<Counters>,
     /// The device's other connections.
     pub siblings: Siblings,
+}
+
+/// What a connection has from its start on.
+struct Admitted {
+    _place: Taken,
+    negotiating: Negotiating,
+    /// Until its end: see [`Line`].
+    _watched: Arc<Watched>,
+    line: Line,
 }
 
 /// Counts at this moment.
@@ -197,12 +226,23 @@ impl Listener {
         }
     }
 
-    async fn accept(&self) -> io::Result<(Stream, Peer)> {
+    /// Its name, for people.
+    fn name(&self) -> String {
+        match &self.socket {
+            Socket::Tcp(listener) => {
+                let address = listener.local_addr();
+                address.map_or_else(|_| "a TCP socket".to_owned(), |address| address.to_string())
+            }
+            Socket::Unix { path, .. } => path.display().to_string(),
+        }
+    }
+
+    async fn accept(&self, client_timeout: Duration) -> io::Result<(Stream, Peer)> {
         match &self.socket {
             Socket::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                keep_alive(&stream)?;
+                watch_peer(&stream, client_timeout)?;
                 Ok((Stream::Plain(Plain::Tcp(stream)), Peer::Tcp(address)))
             }
             Socket::Unix { listener, .. } => {
@@ -224,13 +264,18 @@ impl Listener {
     }
 }
 
-/// A peer that vanished without a word is noticed after two minutes. Chosen by hand.
-fn keep_alive(stream: &tokio::net::TcpStream) -> io::Result<()> {
+/// A peer that vanished without a word is noticed after `client_timeout`: where nothing is under way by probes in the
+/// second half of that time, and where an answer is by TCP_USER_TIMEOUT. Without the latter the kernel repeats an answer
+/// for 15 minutes.
+fn watch_peer(stream: &tokio::net::TcpStream, client_timeout: Duration) -> io::Result<()> {
     use rustix::net::sockopt;
+    let client_timeout = client_timeout.max(CLIENT_TIMEOUT_MIN);
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
-    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
-    sockopt::set_tcp_keepcnt(stream, 6)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs((client_timeout / 2).as_secs()))?;
+    sockopt::set_tcp_keepintvl(stream, probe_pause(client_timeout))?;
+    sockopt::set_tcp_keepcnt(stream, PROBE_COUNT)?;
+    let timeout_ms = u32::try_from(client_timeout.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(stream, timeout_ms)?;
     Ok(())
 }
 
@@ -265,7 +310,7 @@ struct Shared<E> {
     acceptor: RwLock<Option<TlsAcceptor>>,
     memory: Arc<PayloadMemory>,
     counters: Arc<Counters>,
-    connections: Arc<Semaphore>,
+    places: Arc<Places>,
     refused_count: AtomicUsize,
     stop: watch::Sender<Option<Instant>>,
 }
@@ -283,14 +328,16 @@ impl<E: Exports> Server<E> {
             return Err(Error::new(ErrorKind::Invalid, context));
         }
         let acceptor = RwLock::new(options.tls.as_ref().map(tls::acceptor).transpose()?);
-        let count_max = options.connection_count_max.clamp(1, Semaphore::MAX_PERMITS);
-        let memory = Arc::new(PayloadMemory::new(options.payload_memory_bytes, count_max));
+        let count_max = options.connection_count_max.max(1);
+        let places = Places::new(count_max);
+        let memory = PayloadMemory::new(options.payload_memory_bytes, places.count_max());
+        let memory = Arc::new(memory);
         let shared = Shared {
             exports,
             acceptor,
             memory,
             counters: Arc::default(),
-            connections: Arc::new(Semaphore::new(count_max)),
+            places,
             refused_count: AtomicUsize::new(0),
             stop: watch::Sender::new(None),
             options: ServerOptions { connection_count_max: count_max, ..options },
@@ -323,16 +370,39 @@ impl<E: Exports> Server<E> {
         }
         let mut stop = self.shared.stop.subscribe();
         let mut connections = JoinSet::new();
+        let options = &self.shared.options;
+        let negotiations = Negotiations::new(options.connection_count_max);
+        let mut refusals = Refusals::new(options.conditions.clone(), listener.name());
         let deadline = loop {
             tokio::select! {
                 deadline = stopped(&mut stop) => break deadline,
-                accepted = listener.accept() => match accepted {
-                    Ok((stream, peer)) => self.admit(&mut connections, stream, peer, listener.tls),
-                    Err(error) => back_off(&error).await,
+                accepted = listener.accept(options.client_timeout) => match accepted {
+                    Ok((stream, peer)) => match self.admit(&stream, peer, &negotiations) {
+                        Ok(admitted) => {
+                            let (server, tls) = (self.clone(), listener.tls);
+                            connections.spawn(async move {
+                                server.connection(stream, peer, tls, admitted).await;
+                            });
+                        }
+                        Err((why, remedy)) => {
+                            self.shared.refused_count.fetch_add(1, Ordering::Relaxed);
+                            refusals.add(&why, remedy);
+                        }
+                    },
+                    Err(error) => {
+                        if is_shortage(&error) {
+                            let remedy = "look at the limits of the process (open files, memory)";
+                            refusals.add(&format!("could not accept one: {error}"), remedy);
+                        }
+                        // Accepting again at once would only spin.
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
                 },
                 Some(ended) = connections.join_next() => report(ended),
+                () = refusals.over() => refusals.end(),
             }
         };
+        drop(refusals);
         listener.remove();
         let drain = async {
             while let Some(ended) = connections.join_next().await {
@@ -357,10 +427,7 @@ impl<E: Exports> Server<E> {
     pub fn status(&self) -> Status {
         let shared = &self.shared;
         Status {
-            connection_count: shared
-                .options
-                .connection_count_max
-                .saturating_sub(shared.connections.available_permits()),
+            connection_count: shared.places.count(),
             refused_count: shared.refused_count.load(Ordering::Relaxed),
             request_count: shared.counters.requests.load(Ordering::Relaxed),
             error_count: shared.counters.errors.load(Ordering::Relaxed),
@@ -373,15 +440,15 @@ impl<E: Exports> Server<E> {
     /// # Errors
     /// `Full`: there are too many.
     pub fn place(&self) -> Result<Place> {
-        let permit = Arc::clone(&self.shared.connections).try_acquire_owned().map_err(|_| {
+        let taken = self.shared.places.take(From::Kernel).ok_or_else(|| {
             let what = format!(
                 "take a connection: all {} are in use; close some, or allow more (`connection_count_max` in \
                  [nbd])",
-                self.shared.options.connection_count_max
+                self.shared.places.count_max()
             );
             Error::new(ErrorKind::Full, what)
         })?;
-        Ok(Place { _permit: permit })
+        Ok(Place { _taken: taken })
     }
 
     /// Serves a connection of this machine's kernel until it ends, or `stop` says so. Simple replies, no
@@ -396,7 +463,13 @@ impl<E: Exports> Server<E> {
         let opened = Opened {
             stream: Stream::Plain(Plain::Unix(kernel.stream)),
             inbox: Inbox::new(0),
-            client: Client { peer: Peer::Kernel, is_tls: false, names: Vec::new(), claim: None },
+            client: Client {
+                peer: Peer::Kernel,
+                is_tls: false,
+                names: Vec::new(),
+                claim: None,
+                line: Line::default(),
+            },
             device: kernel.device,
             name: kernel.name.clone(),
             terms: Terms::default(),
@@ -415,40 +488,76 @@ impl<E: Exports> Server<E> {
             End::Orderly => tracing::debug!(export, "a connection of the kernel ended"),
             End::Protocol(why) => tracing::warn!(export, why, "disconnect the kernel"),
             End::Stalled => tracing::warn!(export, "disconnect the kernel: it stalled"),
+            End::Gone { request_count } => tracing::info!(
+                export,
+                request_count,
+                "the kernel has closed a connection; requests were dropped"
+            ),
             End::Io(error) => tracing::info!(export, %error, "a connection of the kernel was lost"),
         }
     }
 
-    fn admit(&self, connections: &mut JoinSet<()>, stream: Stream, peer: Peer, tls: TlsMode) {
-        let Ok(permit) = Arc::clone(&self.shared.connections).try_acquire_owned() else {
-            let count = self.shared.refused_count.fetch_add(1, Ordering::Relaxed) + 1;
-            if count.is_power_of_two() {
-                tracing::warn!(count, %peer, "refuse connection: there are too many");
-            }
-            return;
-        };
-        let server = self.clone();
-        connections.spawn(async move {
-            server.connection(stream, peer, tls).await;
-            drop(permit);
-        });
+    /// Takes a connection, or says why not and what to do about it.
+    fn admit(
+        &self,
+        stream: &Stream,
+        peer: Peer,
+        negotiations: &Arc<Negotiations>,
+    ) -> std::result::Result<Admitted, (String, &'static str)> {
+        let shared = &*self.shared;
+        let from = if matches!(peer, Peer::Tcp(_)) { From::Tcp } else { From::Unix };
+        let place = shared.places.take(from).ok_or_else(|| {
+            let count = shared.places.count();
+            let why = format!("all places are taken, by {count} connections");
+            (why, "close connections, or raise `connection_count_max` in [nbd]")
+        })?;
+        let negotiating = negotiations.begin().ok_or_else(|| {
+            let why = "too many clients are negotiating, or say nothing".to_owned();
+            (why, "find out who connects there, and keep them off by a firewall or TLS")
+        })?;
+        let watched = Watched::new(stream, shared.options.client_timeout);
+        let (watched, line) = watched.map_err(|error| {
+            (format!("no descriptor is left: {error}"), "raise the limit of open files")
+        })?;
+        Ok(Admitted { _place: place, negotiating, _watched: watched, line })
     }
 
-    async fn connection(&self, stream: Stream, peer: Peer, tls: TlsMode) {
+    /// Ends when a client has had its time for the handshake.
+    async fn patience(&self, negotiating: &Negotiating, has_spoken: &AtomicBool) {
+        let options = &self.shared.options;
+        let mut spent = options.pressed_timeout.min(options.handshake_timeout);
+        tokio::time::sleep(spent).await;
+        while spent < options.handshake_timeout {
+            if negotiating.is_pressed() && !has_spoken.load(Ordering::Relaxed) {
+                return;
+            }
+            let pause = PRESSED_LOOK.min(options.handshake_timeout - spent);
+            tokio::time::sleep(pause).await;
+            spent += pause;
+        }
+    }
+
+    async fn connection(&self, stream: Stream, peer: Peer, tls: TlsMode, admitted: Admitted) {
+        let Admitted { _place, negotiating, _watched, line } = admitted;
         let shared = &*self.shared;
+        let has_spoken = AtomicBool::new(false);
         let negotiator = Negotiator {
             exports: &*shared.exports,
             access: &shared.options.access,
             tls: self.acceptor(),
+            has_spoken: &has_spoken,
         };
-        let client = Client { peer, is_tls: false, names: Vec::new(), claim: None };
+        let (names, claim) = (Vec::new(), None);
+        let client = Client { peer, is_tls: false, names, claim, line: line.clone() };
         let handshake = Handshake::new(tls, shared.options.can_resize);
         let negotiation = negotiator.run(stream, client, handshake);
         let mut stop = shared.stop.subscribe();
         let opened = tokio::select! {
-            opened = tokio::time::timeout(shared.options.handshake_timeout, negotiation) => opened,
+            opened = negotiation => Ok(opened),
+            () = self.patience(&negotiating, &has_spoken) => Err(()),
             _ = stopped(&mut stop) => return,
         };
+        drop(negotiating);
         let opened = match opened {
             Ok(Ok(opened)) => opened,
             Ok(Err(NoSession::Left)) => return,
@@ -460,7 +569,7 @@ impl<E: Exports> Server<E> {
                 tracing::info!(%peer, "negotiation failed: {error}");
                 return;
             }
-            Err(_) => {
+            Err(()) => {
                 tracing::info!(%peer, "negotiation took too long");
                 return;
             }
@@ -482,6 +591,10 @@ impl<E: Exports> Server<E> {
             // answered on this one, and would take a refusal for the device's.
             biased;
             () = shared.exports.revoked(&device) => {
+                if line.is_over() {
+                    tracing::info!(export, client, "client is gone, and another one has come; its requests were dropped");
+                    return;
+                }
                 tracing::warn!(export, client, "disconnect client: its connection was replaced, or ended");
                 return;
             }
@@ -493,6 +606,12 @@ impl<E: Exports> Server<E> {
             End::Stalled => {
                 tracing::warn!(export, client, "disconnect client: it stalled with memory short");
             }
+            End::Gone { request_count } => tracing::info!(
+                export,
+                client,
+                request_count,
+                "client is gone; its requests were dropped"
+            ),
             End::Io(error) => tracing::info!(export, client, "connection lost: {error}"),
         }
     }
@@ -506,16 +625,11 @@ pub(crate) async fn stopped(stop: &mut watch::Receiver<Option<Instant>>) -> Inst
     }
 }
 
-/// Out of descriptors or memory: accepting again at once would only spin.
-async fn back_off(error: &io::Error) {
-    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, NotConnected};
-    match error.kind() {
-        ConnectionAborted | ConnectionReset | Interrupted | NotConnected => {}
-        _ => {
-            tracing::warn!("accept connection: {error}");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    }
+/// Out of descriptors or memory. Other errors are those of a connection that is over already.
+fn is_shortage(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| shortages.contains(&errno))
 }
 
 fn report(ended: std::result::Result<(), tokio::task::JoinError>) {

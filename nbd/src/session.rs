@@ -9,7 +9,8 @@
 //!   needs no reservation (headers, messages, extents) is bounded a connection.
 //! - A write that is larger than `PIECE_BYTES` reaches the device in pieces as they arrive, so a
 //!   client that stalls in the middle of one holds one piece, not all of it.
-//! - After DISC, end of file or stop no request is started; those that run are answered first.
+//! - After DISC, end of file or stop no request is started; those that run are answered first, unless their client has
+//!   gone: then they are dropped.
 //! - With several connections of a device of the kernel, what was received starts only when no other of
 //!   them that the kernel has given up is served any more ([`Siblings`]).
 
@@ -38,6 +39,7 @@ use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep};
 
+mod gone;
 mod replies;
 
 /// Requests read by one system call. Chosen by hand: 31 writes of 4 KiB.
@@ -104,6 +106,11 @@ pub enum End {
     Protocol(&'static str),
     /// Nothing moved while others waited for memory.
     Stalled,
+    /// The client has gone, and so many of its requests were dropped.
+    Gone {
+        /// Of them, those that ran.
+        request_count: usize,
+    },
     /// The socket failed.
     Io(io::Error),
 }
@@ -214,6 +221,7 @@ pub struct Session<D: BlockDevice> {
     /// Armed while the client owes bytes or takes none; with the bytes moved when it was armed.
     stall: Option<(Pin<Box<Sleep>>, u64)>,
     moved_bytes: u64,
+    watch: gone::Watch,
     /// For a device of the kernel with several connections.
     siblings: Option<Siblings>,
     /// Something was received since the last look at them.
@@ -260,6 +268,7 @@ impl<D: BlockDevice> Session<D> {
             stall_timeout,
             stall: None,
             moved_bytes: 0,
+            watch: gone::Watch::default(),
             siblings,
             needs_look: false,
         }
@@ -272,6 +281,8 @@ impl<D: BlockDevice> Session<D> {
             Err(end) => end,
         };
         self.publish();
+        // Nobody is told of what still runs; what the device has not begun of it, it need not.
+        self.running.clear();
         self.close().await;
         end
     }
@@ -311,6 +322,7 @@ impl<D: BlockDevice> Session<D> {
             if !(received || finished || sent) {
                 self.publish();
                 self.poll_stall(cx)?;
+                self.poll_gone(cx)?;
                 return Poll::Pending;
             }
             if self.moved_bytes >= turn_end {

@@ -6,7 +6,7 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -29,6 +29,38 @@ pub enum Stream {
     Plain(Plain),
     /// With.
     Tls(Box<TlsStream<Plain>>),
+}
+
+impl AsFd for Plain {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Plain::Tcp(stream) => stream.as_fd(),
+            Plain::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Stream {
+    /// The connection, under TLS where there is that.
+    pub(crate) fn plain(&self) -> &Plain {
+        match self {
+            Stream::Plain(plain) => plain,
+            Stream::Tls(stream) => stream.get_ref().0,
+        }
+    }
+
+    /// The other side sends nothing more, or is gone. What it sent before may still be here.
+    pub(crate) fn is_closed_by_peer(&self) -> bool {
+        is_closed(self.plain().as_fd())
+    }
+}
+
+/// The other side of a socket has closed the direction from it to here, or is gone.
+pub(crate) fn is_closed(socket: BorrowedFd<'_>) -> bool {
+    let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP;
+    let mut asked = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+    let found = poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    found.is_ok() && asked[0].revents().intersects(gone)
 }
 
 /// One of the other sides takes nothing more: it has closed both directions, or is gone. What it sent
@@ -209,7 +241,6 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
     use tokio::io::AsyncWriteExt;
 
     #[tokio::test]

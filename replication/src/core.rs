@@ -18,8 +18,9 @@ use crate::options::{
 };
 use crate::overlay::{Generation, Incoming};
 use crate::planted::Planted;
+use crate::queue::{BatchSize, Pending};
 use crate::resident::{BatchPlace, LogResident};
-use crate::shared::{Pending, Shared};
+use crate::shared::Shared;
 use block::env::{Disk, DiskCompletion, DiskRequest, IoBuffer, Random};
 use block::seal::{PoolKey, SALT_BYTES};
 use block::{Error, Lsn};
@@ -468,7 +469,7 @@ impl Core {
         while self.in_flight.len() < IN_FLIGHT_MAX {
             let Some((entries, room)) = self.take_entries(disk, shared) else { break };
             self.submit_entries(entries, disk, shared);
-            shared.room.add_permits(room);
+            shared.give_back(room);
             is_any = true;
         }
         is_any
@@ -479,18 +480,10 @@ impl Core {
         &mut self,
         disk: &mut dyn Disk,
         shared: &Shared,
-    ) -> Option<(Vec<Pending>, usize)> {
+    ) -> Option<(Vec<Pending>, u64)> {
         let mut queue = shared.queue.lock();
         let batch_bytes_max = self.config.options.batch_bytes_max;
-        let (mut count, mut bytes, mut sealed) = (0, 0, 0);
-        for pending in &queue.pending {
-            if count > 0 && bytes + pending.entry.batch_bytes() > batch_bytes_max {
-                break;
-            }
-            count += 1;
-            bytes += pending.entry.batch_bytes();
-            sealed += pending.row.sealed_bytes();
-        }
+        let BatchSize { count, bytes, sealed_bytes } = queue.next_batch(batch_bytes_max);
         if count == 0 {
             return None;
         }
@@ -502,7 +495,7 @@ impl Core {
         let room = if shared.overlay.extent_count() >= extent_limit {
             Room::Full
         } else {
-            self.make_room(batch_bytes(count, sealed) as u64, RESERVE_BYTES, disk)
+            self.make_room(batch_bytes(count, sealed_bytes) as u64, RESERVE_BYTES, disk)
         };
         shared.counters.is_full.store(room == Room::Full, Ordering::Relaxed);
         if room != Room::Yes {
@@ -514,7 +507,7 @@ impl Core {
         }
         let entries: Vec<Pending> = queue.pending.drain(..count).collect();
         shared.set_taken(Lsn(queue.next_lsn.0 - 1 - queue.pending.len() as u64));
-        let room = entries.iter().map(|p| p.room as usize).sum();
+        let room = entries.iter().map(|p| u64::from(p.room)).sum();
         Some((entries, room))
     }
 
@@ -731,7 +724,7 @@ impl Core {
             return false;
         }
         // What found no room before the end is not acknowledged, and its waiters are told so.
-        shared.queue.lock().pending.clear();
+        shared.queue.lock().clear();
         if self.retired_sequence > self.durable_sequence {
             let is_new = self.sync_sequence_wanted < self.retired_sequence;
             self.sync_sequence_wanted = self.retired_sequence;

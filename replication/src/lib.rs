@@ -23,6 +23,7 @@ mod options;
 mod overlay;
 mod pace;
 mod planted;
+mod queue;
 mod quick;
 mod reads;
 mod recovery;

@@ -6,6 +6,7 @@
 //!   mark that its holder looks at after letting go.
 //! - The log thread ticks a few times a second and does what no task stayed for. It notes a failure of the log's disk.
 
+mod append;
 mod noting;
 mod pressure;
 mod sides;
@@ -13,19 +14,19 @@ mod waiting;
 
 pub use self::noting::LogNotes;
 use self::noting::Noted;
-use self::pressure::{Pressure, hold_back};
+use self::pressure::Pressure;
 pub use self::sides::{ObsoleteSides, SideChange, SidePart};
-use self::waiting::{Nudge, Reached};
+use self::waiting::Reached;
 
 use crate::core::{self, Core, FileState, extents_to_freeze};
 use crate::disk_file::FileDisk;
 use crate::mounted::mounted;
-use crate::options::{LogIdentity, LogOptions, NewEntry, Wait, payload_bytes_max};
+use crate::options::{LogIdentity, LogOptions, Wait, payload_bytes_max};
 use crate::overlay::{Generation, Overlay};
 use crate::planted::Planted;
 use crate::recovery::{self, OpenArgs, Recovery};
 use crate::resident::LogResident;
-use crate::shared::{Pending, Shared, closed};
+use crate::shared::{Shared, closed};
 use crate::side::SideReader;
 use crate::side_dir::{self, SidesWanted};
 use crate::state_files::StateFiles;
@@ -45,8 +46,6 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(200);
 /// Steps of the core that one task does for others before it leaves the rest to the log thread.
 const ROUNDS_MAX: usize = 2;
-/// Log space that an entry takes beside its payload, for pacing.
-const ENTRY_OVERHEAD_BYTES: u64 = 64;
 
 struct Driver {
     core: Core,
@@ -285,54 +284,6 @@ impl Log {
         Ok((Log { inner }, recovery))
     }
 
-    /// Queues an entry, at the call and not at the first poll, so that LSN order is call order
-    /// (except where the queue has no room: then when there is room, first come, first served). The
-    /// future tells the entry's LSN when it is answered as `wait` asks. Dropping the future does not
-    /// take the entry back. Never fails for lack of log space: it waits.
-    ///
-    /// # Errors
-    /// `Invalid`: the entry makes no sense, or its payload is larger than
-    /// [`Log::payload_bytes_max`]. `Io`: the log has failed. `Unavailable`: it is closed.
-    pub fn append(
-        &self,
-        entry: NewEntry,
-        wait: Wait,
-    ) -> impl Future<Output = Result<Lsn>> + Send + use<> {
-        let bytes = entry.payload.len() as u64 + ENTRY_OVERHEAD_BYTES;
-        let queued = self.inner.queue(entry, wait);
-        let lsn = match &queued {
-            Ok(Queued::At(lsn)) => Some(*lsn),
-            Ok(Queued::NoRoom(_)) | Err(_) => None,
-        };
-        let guard = Nudge { inner: Arc::clone(&self.inner), is_due: true, lsn, is_answered: false };
-        async move {
-            let mut guard = guard;
-            let lsn = match queued? {
-                Queued::At(lsn) => lsn,
-                Queued::NoRoom(pending) => guard.inner.queue_when_room(pending).await?,
-            };
-            guard.lsn = Some(lsn);
-            // Lets the tasks that are ready queue theirs too: a batch of many costs one write. Where
-            // each write is flushed before the next comes there is nothing to wait for.
-            if !guard.inner.shared.is_flush_expected.load(Ordering::Relaxed) {
-                tokio::task::yield_now().await;
-            }
-            // Usually another task's round has taken it along, and the next batch may gather.
-            if !guard.inner.shared.is_taken(lsn) {
-                guard.inner.drive_patiently(1);
-            }
-            guard.is_due = false;
-            let inner = &guard.inner;
-            let reached = Reached { inner, lsn, wait, is_entry: true, id: None }.await;
-            guard.is_answered = true;
-            reached?;
-            hold_back(&guard.inner, bytes).await;
-            // It may have failed while this waited: nothing is answered from there on.
-            guard.inner.shared.check_unfailed()?;
-            Ok(lsn)
-        }
-    }
-
     /// Resolves when everything that was answered before the call is on stable storage, with the
     /// LSN up to which that is so. Flushes that wait at the same time share one sync.
     ///
@@ -362,14 +313,14 @@ impl Log {
         self.inner.sync_to(lsn).await
     }
 
-    /// Resolves when every entry of `volume` that was queued before the call is visible, also where
-    /// nobody waits for it any more. Entries of others that wait for log space are not waited for.
+    /// Resolves when whatever nobody waits for any more is visible: of entries whose appends were dropped, those that
+    /// could not be taken back, as they were in a batch. Entries that wait for log space are not waited for.
     ///
     /// # Errors
     /// `Io`: the log has failed. `Unavailable`: it was closed.
-    pub fn settle(&self, volume: VolumeId) -> impl Future<Output = Result<()>> + Send + use<> {
+    pub fn settle(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         let inner = Arc::clone(&self.inner);
-        let lsn = inner.shared.newest_of(volume);
+        let lsn = inner.shared.taken();
         async move {
             inner.drive();
             let inner = &*inner;
@@ -550,52 +501,7 @@ impl Log {
     }
 }
 
-enum Queued {
-    At(Lsn),
-    NoRoom(Pending),
-}
-
 impl Inner {
-    fn queue(&self, entry: NewEntry, wait: Wait) -> Result<Queued> {
-        if entry.payload.len() > self.payload_bytes_max {
-            let what = format!(
-                "append to the write log: {} bytes in one entry, at most {} fit",
-                entry.payload.len(),
-                self.payload_bytes_max
-            );
-            return Err(Error::new(ErrorKind::Invalid, what));
-        }
-        let Some(row) = entry.row() else {
-            let what = format!("append to the write log: {:?} entry out of range", entry.kind);
-            return Err(Error::new(ErrorKind::Invalid, what));
-        };
-        let room = (entry.payload.len() as u64 + ENTRY_OVERHEAD_BYTES)
-            .min(self.options.queue_bytes_max)
-            .min(u64::from(u32::MAX));
-        let room = u32::try_from(room).expect("bounded above");
-        let pending = Pending { entry, row, wait, room, is_abandoned: false };
-        match self.shared.room.try_acquire_many(room) {
-            Ok(permit) => {
-                let lsn = self.shared.push(pending)?;
-                permit.forget();
-                Ok(Queued::At(lsn))
-            }
-            Err(tokio::sync::TryAcquireError::NoPermits) => Ok(Queued::NoRoom(pending)),
-            Err(tokio::sync::TryAcquireError::Closed) => Err(self.gone()),
-        }
-    }
-
-    async fn queue_when_room(&self, pending: Pending) -> Result<Lsn> {
-        match self.shared.room.acquire_many(pending.room).await {
-            Ok(permit) => {
-                let lsn = self.shared.push(pending)?;
-                permit.forget();
-                Ok(lsn)
-            }
-            Err(_) => Err(self.gone()),
-        }
-    }
-
     /// Why nothing is queued any more.
     fn gone(&self) -> Error {
         self.shared.check().err().unwrap_or_else(closed)
@@ -697,7 +603,11 @@ impl Inner {
     }
 
     fn close(&self) -> Result<()> {
-        self.shared.queue.lock().is_closed = true;
+        {
+            let mut queue = self.shared.queue.lock();
+            queue.is_closed = true;
+            queue.give_back(0); // those who wait for room are told
+        }
         let driver = {
             let mut slot = self.driver.lock();
             let Some(Driver { core, disk }) = &mut *slot else { return Err(closed()) };

@@ -40,6 +40,8 @@ pub(crate) struct Planted {
     pub(crate) remount_not_seen: bool,
     /// Recovery does not ask whether writing back has failed since.
     pub(crate) writeback_not_asked: bool,
+    /// An append that is dropped leaves its entry in the queue.
+    pub(crate) kept_when_dropped: bool,
 }
 
 impl Planted {
@@ -70,6 +72,7 @@ impl Planted {
             failure_not_noted: has("failure-not-noted"),
             remount_not_seen: has("remount-not-seen"),
             writeback_not_asked: has("writeback-not-asked"),
+            kept_when_dropped: has("kept-when-dropped"),
         }
     }
 

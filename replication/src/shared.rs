@@ -5,39 +5,18 @@
 //! - An LSN is given under the queue's lock when the entry is queued, so LSN order is queue order.
 //! - `acked` and `durable` only rise, and rise before their waiters are woken.
 //! - A failure is set once and stays: every waiter and every later call gets it.
-//! - An LSN that was given is written: an entry that is refused while it waits leaves a marker in its
-//!   place, and only its own waiter learns of it.
+//! - An entry that is refused while it waits leaves a marker in its place, and only its own waiter learns
+//!   of it.
 
-use crate::format::entry::{EntryKind, EntryRow};
-use crate::options::{NewEntry, Wait};
+use crate::options::Wait;
 use crate::overlay::Overlay;
+use crate::queue::{Group, Place, Placed, Queue, Ticket};
 use block::{Error, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
-
-/// An entry that waits for a batch.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    pub(crate) entry: NewEntry,
-    pub(crate) row: EntryRow,
-    pub(crate) wait: Wait,
-    /// Its part of the queue's room; given back when it leaves the queue.
-    pub(crate) room: u32,
-    /// Nobody waits for it any more.
-    pub(crate) is_abandoned: bool,
-}
-
-#[derive(Debug)]
-pub(crate) struct Queue {
-    pub(crate) next_lsn: Lsn,
-    pub(crate) pending: VecDeque<Pending>,
-    pub(crate) is_closed: bool,
-    /// Volumes whose writes are not taken, and why.
-    refused: HashMap<VolumeId, Error>,
-}
 
 #[derive(Debug, Default)]
 struct Waiters {
@@ -96,8 +75,6 @@ pub(crate) struct Shared {
     /// Log position up to which everything is destaged.
     pub(crate) released_position: AtomicU64,
     pub(crate) counters: Counters,
-    /// Permits are bytes of payload that may be queued.
-    pub(crate) room: tokio::sync::Semaphore,
     /// Counts up when a generation was frozen or released, when the log became full, failed or
     /// closed.
     pub(crate) changed: tokio::sync::watch::Sender<u64>,
@@ -126,15 +103,7 @@ impl Shared {
         queue_bytes_max: u64,
         position: u64,
     ) -> Self {
-        let permits = usize::try_from(queue_bytes_max)
-            .unwrap_or(usize::MAX)
-            .min(tokio::sync::Semaphore::MAX_PERMITS);
-        let queue = Queue {
-            next_lsn: last_lsn.next(),
-            pending: VecDeque::new(),
-            is_closed: false,
-            refused: HashMap::new(),
-        };
+        let queue = Queue::new(last_lsn.next(), queue_bytes_max);
         Shared {
             queue: Mutex::new(queue),
             waiters: Mutex::default(),
@@ -154,74 +123,90 @@ impl Shared {
             position: AtomicU64::new(position),
             released_position: AtomicU64::new(0),
             counters: Counters::default(),
-            room: tokio::sync::Semaphore::new(permits),
             changed: tokio::sync::watch::Sender::new(0),
         }
     }
 
-    /// Queues an entry and gives it its LSN.
-    pub(crate) fn push(&self, pending: Pending) -> Result<Lsn> {
-        let wait = pending.wait;
-        let lsn = {
+    /// Queues a group, which has LSNs then, or a place among those that wait for room.
+    pub(crate) fn push(&self, group: Group) -> Result<Place> {
+        let wait = group.wait();
+        let place = {
             let mut queue = self.queue.lock();
             self.check()?;
-            if queue.is_closed {
-                return Err(closed());
-            }
-            if !queue.refused.is_empty()
-                && pending.entry.kind == EntryKind::Write
-                && let Some(error) = queue.refused.get(&pending.entry.volume)
-            {
-                return Err(error.clone());
-            }
-            let lsn = queue.next_lsn;
-            queue.next_lsn = lsn.next();
-            queue.pending.push_back(pending);
-            lsn
+            queue.add(group)?
         };
-        if wait == Wait::Durable {
+        if let Place::At(lsn) = place {
+            if wait == Wait::Durable {
+                self.want_sync(lsn);
+            }
+            self.is_dirty.store(true, Ordering::Release);
+        }
+        Ok(place)
+    }
+
+    /// Frees room in the queue for those who wait for it.
+    pub(crate) fn give_back(&self, room_bytes: u64) {
+        if room_bytes > 0 {
+            let placed = self.queue.lock().give_back(room_bytes);
+            self.on_placed(placed);
+        }
+    }
+
+    fn on_placed(&self, placed: Placed) {
+        if let Some(lsn) = placed.durable_lsn {
             self.want_sync(lsn);
         }
-        self.is_dirty.store(true, Ordering::Release);
-        Ok(lsn)
+        if placed.is_any {
+            self.is_dirty.store(true, Ordering::Release);
+        }
+    }
+
+    /// The task whose group waits for room goes: see [`Queue::leave`].
+    pub(crate) fn leave(&self, ticket: &mut Ticket) -> Option<Lsn> {
+        let mut queue = self.queue.lock();
+        let placed_at = queue.leave(ticket);
+        let placed = queue.give_back(0); // whoever is first now may fit
+        drop(queue);
+        self.on_placed(placed);
+        placed_at
+    }
+
+    /// Takes a group back whose last entry has `last_lsn`, as nobody waits for it any more. False: it is in a batch, and
+    /// what it says is coming.
+    pub(crate) fn withdraw(&self, last_lsn: Lsn) -> bool {
+        let mut queue = self.queue.lock();
+        let freed = queue.withdraw(last_lsn);
+        let placed = freed.map(|freed| queue.give_back(freed)).unwrap_or_default();
+        drop(queue);
+        self.on_placed(placed);
+        self.forget_refusal(last_lsn);
+        freed.is_some()
     }
 
     /// See [`crate::Log::refuse`].
     pub(crate) fn refuse(&self, volume: VolumeId, error: Option<Error>) {
         let mut queue = self.queue.lock();
-        let Some(error) = error else {
-            queue.refused.remove(&volume);
-            return;
-        };
-        queue.refused.insert(volume, error.clone());
-        let first_lsn = queue.next_lsn.0 - queue.pending.len() as u64;
-        let mut room = 0;
+        let Some(error) = error else { return queue.accept(volume) };
+        let (refused, freed) = queue.refuse(volume, &error);
         let mut due = Vec::new();
         {
             // Under the queue's lock: an entry that is a marker is not answered before its refusal
             // is there to be seen.
             let mut waiters = self.waiters.lock();
-            for (lsn, pending) in (first_lsn..).zip(&mut queue.pending) {
-                if pending.entry.volume != volume || pending.entry.kind != EntryKind::Write {
-                    continue;
-                }
-                pending.entry = NewEntry::marker();
-                pending.row = pending.entry.row().expect("a marker makes sense");
-                room += std::mem::take(&mut pending.room) as usize;
-                if !pending.is_abandoned {
-                    waiters.refused.insert(lsn, error.clone());
-                }
+            for lsn in refused {
+                waiters.refused.insert(lsn.0, error.clone());
                 for wait in [Wait::Written, Wait::Durable] {
                     let of_lsn = waiters.of(wait);
                     let ids: Vec<_> =
-                        of_lsn.range((lsn, 0)..=(lsn, u64::MAX)).map(|(key, _)| *key).collect();
+                        of_lsn.range((lsn.0, 0)..=(lsn.0, u64::MAX)).map(|(key, _)| *key).collect();
                     due.extend(ids.into_iter().filter_map(|key| of_lsn.remove(&key)));
                 }
             }
             self.refused_count.store(waiters.refused.len(), Ordering::Release);
         }
+        let placed = queue.give_back(freed);
         drop(queue);
-        self.room.add_permits(room);
+        self.on_placed(placed);
         self.is_dirty.store(true, Ordering::Release);
         due.into_iter().for_each(Waker::wake);
     }
@@ -233,19 +218,6 @@ impl Shared {
             waiters.refused.remove(&lsn.0);
             self.refused_count.store(waiters.refused.len(), Ordering::Release);
         }
-    }
-
-    /// Whoever waits for the entry has gone before it was answered: a refusal that comes later would
-    /// stay for ever.
-    pub(crate) fn abandon(&self, lsn: Lsn) {
-        let mut queue = self.queue.lock();
-        let first_lsn = queue.next_lsn.0 - queue.pending.len() as u64;
-        let index = lsn.0.checked_sub(first_lsn).and_then(|index| usize::try_from(index).ok());
-        if let Some(pending) = index.and_then(|index| queue.pending.get_mut(index)) {
-            pending.is_abandoned = true;
-        }
-        drop(queue);
-        self.forget_refusal(lsn);
     }
 
     /// Why the entry was not written, if it was not. To be asked after it counts as answered.
@@ -288,12 +260,9 @@ impl Shared {
         Lsn(self.durable.load(Ordering::Acquire))
     }
 
-    /// Newest entry that may be one of `volume`: of those in batches any may.
-    pub(crate) fn newest_of(&self, volume: VolumeId) -> Lsn {
-        let queue = self.queue.lock();
-        let first_lsn = queue.next_lsn.0 - queue.pending.len() as u64;
-        let newest = queue.pending.iter().rposition(|pending| pending.entry.volume == volume);
-        Lsn(newest.map_or(first_lsn - 1, |index| first_lsn + index as u64))
+    /// Newest entry that is in a batch.
+    pub(crate) fn taken(&self) -> Lsn {
+        Lsn(self.taken.load(Ordering::Acquire))
     }
 
     /// The entry is in a batch: its driver sees to the rest.
@@ -340,8 +309,7 @@ impl Shared {
             return;
         }
         tracing::error!(error = %error.chain(), "the write log failed and accepts nothing more");
-        self.queue.lock().pending.clear();
-        self.room.close();
+        self.queue.lock().clear();
         self.wake_all();
     }
 
@@ -379,8 +347,7 @@ impl Shared {
     pub(crate) fn finish(&self, error: Error) {
         if self.failure.set(error).is_ok() {
             self.is_finished.store(true, Ordering::Release);
-            self.queue.lock().pending.clear();
-            self.room.close();
+            self.queue.lock().clear();
             self.wake_all();
         }
     }
@@ -463,6 +430,8 @@ pub(crate) fn closed() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::entry::EntryKind;
+    use crate::options::NewEntry;
     use crate::planted::Planted;
     use block::ErrorKind;
     use std::sync::Arc;
@@ -503,28 +472,6 @@ mod tests {
     }
 
     #[test]
-    fn what_a_volume_has_queued_is_told_from_what_others_have() {
-        let shared = shared();
-        let push = |volume| {
-            let volume = VolumeId(volume);
-            let payload = bytes::Bytes::from(vec![1; 512]);
-            let kind = EntryKind::Write;
-            let entry = NewEntry { volume, kind, start_sector: 8, sector_count: 1, payload };
-            let row = entry.row().expect("it makes sense");
-            let wait = Wait::Written;
-            shared.push(Pending { entry, row, wait, room: 0, is_abandoned: false }).expect("room")
-        };
-        assert_eq!(shared.newest_of(VolumeId(1)), Lsn(10), "nothing is queued");
-        let lsns = [1, 1, 2].map(push);
-        shared.abandon(lsns[1]);
-        assert_eq!(shared.newest_of(VolumeId(1)), Lsn(12), "nobody waits for it, and it comes");
-        assert_eq!(shared.newest_of(VolumeId(2)), Lsn(13));
-        assert_eq!(shared.newest_of(VolumeId(3)), Lsn(10));
-        shared.queue.lock().pending.drain(..2);
-        assert_eq!(shared.newest_of(VolumeId(1)), Lsn(12), "it may be in a batch");
-    }
-
-    #[test]
     fn refused_writes_leave_the_queue_and_their_places_stay() {
         let (shared, count) = (shared(), Arc::new(Count(AtomicUsize::new(0))));
         let waker = Waker::from(Arc::clone(&count));
@@ -533,12 +480,11 @@ mod tests {
             let payload = bytes::Bytes::from(vec![1; 512 * usize::from(kind == EntryKind::Write)]);
             let volume = VolumeId(volume);
             let entry = NewEntry { volume, kind, start_sector: 8, sector_count: 1, payload };
-            let row = entry.row().expect("it makes sense");
-            let room = 512;
-            shared.room.try_acquire_many(room).expect("there is room").forget();
-            shared.push(Pending { entry, row, wait: Wait::Written, room, is_abandoned: false })
+            match shared.push(Group::one(entry, Wait::Written, 512))? {
+                Place::At(lsn) => Ok::<Lsn, Error>(lsn),
+                Place::Waits(_) => panic!("there is room"),
+            }
         };
-        let room = shared.room.available_permits();
         let lsns = [
             push(1, EntryKind::Write).unwrap(),
             push(2, EntryKind::Write).unwrap(),
@@ -553,7 +499,6 @@ mod tests {
         }
         shared.refuse(VolumeId(1), Some(Error::new(ErrorKind::Unavailable, "too much of it")));
         assert_eq!(count.0.load(Ordering::Relaxed), 1, "the one writer wakes");
-        assert_eq!(shared.room.available_permits(), room - 2 * 512, "its room is free");
         let kinds: Vec<_> = shared.queue.lock().pending.iter().map(|p| p.entry.kind).collect();
         assert_eq!(kinds, [EntryKind::Marker, EntryKind::Write, EntryKind::Trim]);
         assert!(push(1, EntryKind::Write).is_err());
@@ -572,7 +517,7 @@ mod tests {
         shared.refuse(VolumeId(1), None);
         assert_eq!(push(1, EntryKind::Write).unwrap(), Lsn(14));
         // Nobody waits for it, so nobody would take the refusal away.
-        shared.abandon(Lsn(14));
+        assert!(shared.withdraw(Lsn(14)));
         shared.refuse(VolumeId(1), Some(Error::new(ErrorKind::Unavailable, "too much of it")));
         assert_eq!(shared.refused_count.load(Ordering::Relaxed), 0);
     }
@@ -594,6 +539,6 @@ mod tests {
             panic!("still waits");
         };
         assert_eq!(error.kind(), ErrorKind::Io);
-        assert!(shared.check().is_err() && shared.room.is_closed());
+        assert!(shared.check().is_err());
     }
 }

@@ -427,21 +427,6 @@ async fn payloads_beyond_the_memory_budget_are_read_back_from_the_log() {
     assert_eq!(contents(&log, 0).await, None);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_futures_are_written_all_the_same() {
-    let dir = tempfile::tempdir_in(".").unwrap();
-    let (log, _) = open(dir.path(), 1, 0);
-    for n in 0..10 {
-        drop(log.append(write(n, 1, 1), Wait::Written));
-    }
-    let lsn = log.append(write(99, 1, 1), Wait::Durable).await.unwrap();
-    assert_eq!(lsn, Lsn(11));
-    drop(log.append(write(100, 1, 1), Wait::Durable));
-    while log.status().durable_lsn < Lsn(12) {
-        tokio::task::yield_now().await;
-    }
-}
-
 #[tokio::test]
 async fn nonsense_is_refused() {
     let dir = tempfile::tempdir_in(".").unwrap();

@@ -3,8 +3,9 @@
 //! Invariants:
 //! - The socket is of mode 0600 from the moment it can be connected to.
 //! - Every line, every connection count and every wait on the peer is bounded.
-//! - A request that was read is carried to its end, even when its client is gone; at a stop it has a
-//!   bounded time for that, and is then given up with an answer that says so.
+//! - A request that was read is carried to its end, even when its client is gone, unless it waits for the write log: then
+//!   it does not happen any more. At a stop it has a bounded time for that, and is then given up with an answer that
+//!   says so.
 //! - The reply types are also what `-o json` prints: see [`info`].
 //! - Requests and replies that hold a secret are never logged.
 
@@ -12,6 +13,7 @@ pub mod info;
 
 pub use info::*;
 
+use crate::asker::Asker;
 use crate::attach::{AttachOptions, AttachmentInfo};
 use crate::claims::ClientInfo;
 use crate::copies::NewCopy;
@@ -517,8 +519,10 @@ async fn answer<H: AdminHandler>(
     let outcome = match serde_json::from_str::<Request>(&line) {
         Ok(request) => {
             drop(line); // may hold a secret
+            let (waits, asker) = Asker::new();
             tokio::select! {
-                outcome = handler.handle(request) => outcome,
+                outcome = asker.scope(handler.handle(request)) => outcome,
+                never = waits.end_with(write.as_ref()) => match never {},
                 _ = given_up.wait_for(|given_up| *given_up) => Err(Error::new(
                     ErrorKind::Unavailable,
                     "the daemon stopped before the request was carried out to its end; ask again \

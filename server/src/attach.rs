@@ -178,8 +178,10 @@ impl Attachments {
         })
     }
 
-    /// Raises a condition for each attached volume that is not served, and ends those of the others.
+    /// Raises a condition for each attached volume that is not served, and for each client that does not answer, and ends
+    /// those of the others.
     pub(crate) async fn show(&self) {
+        self.claims.show_silent(self.pool.tier().conditions(), |volume| self.name_of(volume));
         // Whoever has it is attaching or detaching, and says how it went.
         let Ok(live) = self.live.try_lock() else { return };
         if let Some(live) = live.as_ref() {
@@ -259,7 +261,9 @@ impl Attachments {
         let options = self.with_queues(live, options)?;
         self.check_link(name)?;
         blocking(move || kernel::check(options.driver)).await?;
+        self.claims.end_leftovers(id).await?; // they would be in the way
         let claim = self.claims.attach(id, name, options.is_shared)?;
+        self.claims.end_leftovers(id).await?;
         self.claims.settle(id).await?;
         // From now on it stays what it is: until then it could be removed, or step back.
         let volume = self.pool.volume(name).filter(|now| now.id().0 == id).ok_or_else(|| {
@@ -507,6 +511,19 @@ impl Attachments {
     #[must_use]
     pub fn clients(&self) -> Vec<ClientInfo> {
         self.claims.list(|volume| self.name_of(volume))
+    }
+
+    /// Who has NBD connections to a volume that may write, for people.
+    pub(crate) fn connections_of(&self, volume: VolumeId) -> Option<String> {
+        self.claims.connections_of(volume.0)
+    }
+
+    /// Ends what connections have left behind whose clients have closed them.
+    ///
+    /// # Errors
+    /// `Unavailable`: it takes too long; try again.
+    pub(crate) async fn end_leftovers(&self, volume: VolumeId) -> Result<()> {
+        self.claims.end_leftovers(volume.0).await
     }
 
     /// Keeps a volume from being attached for as long as what is returned lives.

@@ -9,28 +9,33 @@
 //!   two file systems mounted from one volume would destroy it.
 //! - Who a volume is attached to is on stable storage before its first request, and what was ended by
 //!   force is there before anybody else is let in: an old client that comes back is refused.
-//! - Who replaces somebody, a connection or an owner, starts after the last request of that one has ended,
-//!   and after what it has queued in the write log is visible: dropping a request does not take that back.
+//! - Who comes after somebody, a connection, a device or an owner, starts after the last request of that one has ended:
+//!   what it had queued in the write log is visible then, or was taken back. A connection whose client has closed it
+//!   counts as one that is over, whatever it still has to read and to run. Connections that are open go on.
 
+mod gate;
+mod leftovers;
+mod silent;
+
+pub(crate) use self::gate::{Gate, Passed};
+use self::leftovers::DRAIN_WAIT;
 use crate::manifest::write_durably;
 use block::{Epoch, Error, ErrorKind, Result};
 use futures::future::BoxFuture;
+use nbd::Line;
 use nbd::wire::{ClaimRequest, Intent};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::Notify;
+use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 pub(crate) const FILE: &str = "clients.json";
 const VERSION: u32 = 1;
-/// Requests of an older connection are waited for so long. Chosen by hand: less than a client waits for
-/// its negotiation; it tries again.
-const DRAIN_WAIT: Duration = Duration::from_secs(8);
+/// Clients that a refusal names at most.
+const NAMED_MAX: usize = 4;
 /// Volumes attached to clients at most, and clients of one that is shared. Chosen by hand: the list is
 /// written whole.
 const HOLDER_COUNT_MAX: usize = 1024;
@@ -44,8 +49,9 @@ pub struct Claims {
     /// One change of the list at a time.
     changes: tokio::sync::Mutex<()>,
     settle: Settle,
-    /// Volumes whose device is gone, and may have left requests in the log's queue.
-    unsettled: Mutex<HashSet<u32>>,
+    /// Volumes whose device or a connection is gone, and may have left requests in batches of the log. Each with a number
+    /// that counts up.
+    unsettled: Mutex<HashMap<u32, u64>>,
 }
 
 type Settling = dyn Fn(u32) -> BoxFuture<'static, Result<()>> + Send + Sync;
@@ -61,7 +67,8 @@ impl std::fmt::Debug for Settle {
 
 #[derive(Debug, Default)]
 struct Users {
-    connection_count: u64,
+    /// NBD connections that may write.
+    connections: Vec<Arc<Gate>>,
     device: Option<IsShared>,
     holders: Vec<Holder>,
     /// Changes under way that nobody may be attached during.
@@ -82,6 +89,21 @@ struct Holder {
 impl Holder {
     fn new(record: Record) -> Holder {
         Holder { record, gates: HashMap::new(), is_ended: false }
+    }
+
+    /// What is known of a client that does not answer, for people.
+    fn silence(&self) -> String {
+        if self.gates.is_empty() {
+            return " (without a connection at the moment)".to_owned();
+        }
+        let silences = self.gates.values().map(|gate| gate.line.silence());
+        match silences.collect::<Option<Vec<_>>>() {
+            Some(all) => all
+                .into_iter()
+                .min_by_key(|silence| silence.lasts)
+                .map_or_else(String::new, |silence| format!(" ({silence})")),
+            None => String::new(),
+        }
     }
 }
 
@@ -133,8 +155,10 @@ pub struct ClientInfo {
 pub struct Claim {
     claims: Arc<Claims>,
     volume: u32,
-    is_device: bool,
-    gate: Option<(Uuid, u16, Arc<Gate>)>,
+    /// `None` for a device.
+    gate: Option<Arc<Gate>>,
+    /// Of a client that has said who it is: its attachment, and which of its connections this is.
+    named: Option<(Uuid, u16)>,
 }
 
 impl Claim {
@@ -146,9 +170,9 @@ impl Claim {
         }
     }
 
-    /// To be passed by every request of a client that has said who it is.
-    pub(crate) fn gate(&self) -> Option<&Gate> {
-        self.gate.as_ref().map(|(_, _, gate)| &**gate)
+    /// To be passed by every request of a connection.
+    pub(crate) fn gate(&self) -> Option<&Arc<Gate>> {
+        self.gate.as_ref()
     }
 }
 
@@ -166,71 +190,6 @@ impl Drop for Unattached {
             users.change_count -= 1;
         }
         forget_if_unused(&mut all, self.volume);
-    }
-}
-
-/// What the requests of one connection pass, so that they can be ended and waited for.
-#[derive(Debug, Default)]
-pub(crate) struct Gate {
-    is_closed: AtomicBool,
-    running_count: AtomicUsize,
-    /// The gate was closed, or the last request behind it has ended.
-    changed: Notify,
-}
-
-/// A request that is running.
-#[derive(Debug)]
-pub(crate) struct Passed<'a>(&'a Gate);
-
-impl Gate {
-    /// # Errors
-    /// `Fenced`: another connection has taken this one's place, or the attachment was ended.
-    pub(crate) fn pass(&self) -> Result<Passed<'_>> {
-        self.running_count.fetch_add(1, Ordering::SeqCst);
-        let passed = Passed(self);
-        match self.is_closed.load(Ordering::SeqCst) {
-            false => Ok(passed),
-            true => Err(Error::new(
-                ErrorKind::Fenced,
-                "serve a request: its connection was replaced, or its client is not attached any more",
-            )),
-        }
-    }
-
-    /// No request starts after this.
-    fn close(&self) {
-        self.is_closed.store(true, Ordering::SeqCst);
-        self.changed.notify_waiters();
-    }
-
-    /// Ends when no request may start any more.
-    pub(crate) async fn closed(&self) {
-        self.until(|| self.is_closed.load(Ordering::SeqCst)).await;
-    }
-
-    async fn drained(&self) {
-        self.until(|| self.running_count.load(Ordering::SeqCst) == 0).await;
-    }
-
-    async fn until(&self, is_so: impl Fn() -> bool) {
-        let mut changed = std::pin::pin!(self.changed.notified());
-        loop {
-            changed.as_mut().enable(); // before the look, so that no change is missed
-            if is_so() {
-                return;
-            }
-            changed.as_mut().await;
-            changed.set(self.changed.notified());
-        }
-    }
-}
-
-impl Drop for Passed<'_> {
-    fn drop(&mut self) {
-        let before = self.0.running_count.fetch_sub(1, Ordering::SeqCst);
-        if before == 1 && self.0.is_closed.load(Ordering::SeqCst) {
-            self.0.changed.notify_waiters();
-        }
     }
 }
 
@@ -292,29 +251,43 @@ impl Claims {
         Claims { settle: Settle(Box::new(move |volume| Box::pin(settle(volume)))), ..self }
     }
 
-    /// For an NBD connection that may write to volume `volume`, which people know as `name`.
-    ///
-    /// # Errors
-    /// `Busy`: the volume is attached to somebody else, and not shared. `Fenced`: the client's
-    /// attachment was ended. `Unavailable`: requests of the connection that this one replaces are still
-    /// running, or queued; try again. Those of writing the list.
-    pub async fn connect(
+    /// As [`Claims::connect_from`], from nowhere.
+    #[cfg(test)]
+    pub(crate) async fn connect(
         self: &Arc<Self>,
         volume: u32,
         name: &str,
         is_stepped_back: bool,
         request: Option<&ClaimRequest>,
     ) -> Result<Claim> {
+        let from = (&Line::default(), "a test");
+        self.connect_from(volume, name, is_stepped_back, request, from).await
+    }
+
+    /// For an NBD connection that may write to volume `volume`, which people know as `name`. With the connection, and
+    /// where its client is.
+    ///
+    /// # Errors
+    /// `Busy`: the volume is attached to somebody else, and not shared. `Fenced`: the client's
+    /// attachment was ended. `Unavailable`: requests of a connection that is over, or that this one replaces, are still
+    /// running, or in the log; try again. Those of writing the list.
+    pub async fn connect_from(
+        self: &Arc<Self>,
+        volume: u32,
+        name: &str,
+        is_stepped_back: bool,
+        request: Option<&ClaimRequest>,
+        (line, label): (&Line, &str),
+    ) -> Result<Claim> {
+        let until = tokio::time::Instant::now() + DRAIN_WAIT;
         let Some(request) = request else {
-            let claim = self.connect_unnamed(volume, name)?;
+            let claim = self.connect_unnamed(volume, name, Gate::new(line, label))?;
             // Before the first request; the claim is given up where that fails.
-            if self.unsettled.lock().contains(&volume) {
-                self.quiet(volume, &[]).await?;
-                self.unsettled.lock().remove(&volume);
-            }
+            self.end_left(volume, claim.gate(), until).await?;
             return Ok(claim);
         };
         let _one_at_a_time = self.changes.lock().await;
+        self.end_left(volume, None, until).await?; // it would be in the way
         let attachment = attachment_of(request);
         let record = Record {
             volume,
@@ -329,7 +302,7 @@ impl Claims {
         };
         let is_new = request.intent == Intent::Attach;
         let (old, replaced) = self.admit(&record, name, request)?;
-        let admitted = match self.quiet(volume, &old).await {
+        let admitted = match self.quiet(volume, &old, until).await {
             Ok(()) if is_new => self.write(self.records()),
             outcome => outcome,
         };
@@ -339,19 +312,28 @@ impl Claims {
             }
             return Err(error);
         }
-        let gate = Arc::new(Gate::default());
-        let mut all = self.users.lock();
-        let users = all.entry(volume).or_default();
-        let holder = users.holders.iter_mut().find(|holder| holder.record.attachment == attachment);
-        let holder = holder.ok_or_else(|| fenced(name))?;
-        holder.gates.insert(request.connection, gate.clone());
-        users.connection_count += 1;
-        let gate = Some((attachment, request.connection, gate));
-        Ok(Claim { claims: self.clone(), volume, is_device: false, gate })
+        let gate = Gate::new(line, label);
+        let claim = {
+            let mut all = self.users.lock();
+            let users = all.entry(volume).or_default();
+            let is_it = |holder: &&mut Holder| holder.record.attachment == attachment;
+            let holder = users.holders.iter_mut().find(is_it).ok_or_else(|| fenced(name))?;
+            holder.gates.insert(request.connection, gate.clone());
+            users.connections.push(gate.clone());
+            let named = Some((attachment, request.connection));
+            Claim { claims: self.clone(), volume, gate: Some(gate), named }
+        };
+        self.end_left(volume, claim.gate(), until).await?;
+        Ok(claim)
     }
 
     /// For a connection that does not say whose it is.
-    fn connect_unnamed(self: &Arc<Self>, volume: u32, name: &str) -> Result<Claim> {
+    fn connect_unnamed(
+        self: &Arc<Self>,
+        volume: u32,
+        name: &str,
+        gate: Arc<Gate>,
+    ) -> Result<Claim> {
         let mut all = self.users.lock();
         let users = all.entry(volume).or_default();
         let allowed = users.check_device(name, None).and_then(|()| users.check_holders(name, None));
@@ -359,8 +341,8 @@ impl Claims {
             forget_if_unused(&mut all, volume);
             return Err(error);
         }
-        users.connection_count += 1;
-        Ok(Claim { claims: self.clone(), volume, is_device: false, gate: None })
+        users.connections.push(gate.clone());
+        Ok(Claim { claims: self.clone(), volume, gate: Some(gate), named: None })
     }
 
     /// Decides on a client. One that attaches has the volume from here on, so that nobody else comes in
@@ -443,7 +425,8 @@ impl Claims {
         old.iter().for_each(|gate| gate.close());
         self.write(self.records())?;
         // Before it is forgotten: whoever is let in next must not meet requests of this one.
-        self.quiet(volume, &old).await?;
+        let until = tokio::time::Instant::now() + DRAIN_WAIT;
+        self.quiet(volume, &old, until).await?;
         let mut all = self.users.lock();
         let Some(users) = all.get_mut(&volume) else { return Ok(Vec::new()) };
         let (ended, rest) = std::mem::take(&mut users.holders)
@@ -453,36 +436,6 @@ impl Claims {
         forget_if_unused(&mut all, volume);
         let ended: Vec<Holder> = ended;
         Ok(ended.into_iter().map(|holder| holder.record.label).collect())
-    }
-
-    /// Ends when nothing comes to the volume any more that requests behind `gates`, which are closed, and
-    /// dropped ones have left.
-    ///
-    /// # Errors
-    /// `Unavailable`: they take too long; try again. Those of the log.
-    async fn quiet(&self, volume: u32, gates: &[Arc<Gate>]) -> Result<()> {
-        let late = |why: &str| {
-            let what = format!("end earlier requests of a volume: {why}; try again");
-            Error::new(ErrorKind::Unavailable, what)
-        };
-        let until = tokio::time::Instant::now() + DRAIN_WAIT;
-        let drained = async {
-            for gate in gates {
-                gate.drained().await;
-            }
-        };
-        let drained = tokio::time::timeout_at(until, drained).await;
-        drained.map_err(|_| late("some are still running"))?;
-        let settled = tokio::time::timeout_at(until, (self.settle.0)(volume)).await;
-        settled.map_err(|_| late("some are queued, and the write log does not take them"))?
-    }
-
-    /// To be called before a device is used: see the file's head.
-    ///
-    /// # Errors
-    /// `Unavailable`: earlier requests are still queued; try again. Those of the log.
-    pub async fn settle(&self, volume: u32) -> Result<()> {
-        self.quiet(volume, &[]).await
     }
 
     /// For a change of a volume that an attached one must not see: it may have to wait long for the log.
@@ -519,14 +472,15 @@ impl Claims {
             let what = format!("attach volume {name}: it is attached already");
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        let allowed = match users.connection_count {
+        let allowed = match users.connections.len() {
             0 => Ok(()),
             _ if is_shared => Ok(()),
             count => Err(Error::new(
                 ErrorKind::Busy,
                 format!(
-                    "attach volume {name}: {count} NBD connections have it open; close them, or attach it \
-                     with --shared if its users agree on who writes where"
+                    "attach volume {name}: {count} NBD connections have it open, of {}; close them, or attach it \
+                     with --shared if its users agree on who writes where",
+                    users.named_connections(None)
                 ),
             )),
         };
@@ -538,7 +492,7 @@ impl Claims {
             return Err(error);
         }
         users.device = Some(is_shared);
-        Ok(Claim { claims: self.clone(), volume, is_device: true, gate: None })
+        Ok(Claim { claims: self.clone(), volume, gate: None, named: None })
     }
 
     /// Clients that have volumes; `name_of` knows what people call a volume.
@@ -556,6 +510,13 @@ impl Claims {
             .collect();
         infos.sort_by(|a, b| (&a.volume, &a.label).cmp(&(&b.volume, &b.label)));
         infos
+    }
+
+    /// Who has NBD connections to a volume that may write, for people; `None` for nobody.
+    pub fn connections_of(&self, volume: u32) -> Option<String> {
+        let all = self.users.lock();
+        let users = all.get(&volume).filter(|users| !users.connections.is_empty())?;
+        Some(users.named_connections(None))
     }
 
     /// Clients that a volume is attached to, as they call themselves.
@@ -589,6 +550,21 @@ impl Claims {
 }
 
 impl Users {
+    /// The clients of some connections, with what is known of those that do not answer. Not of those that client `but` has.
+    fn named_connections(&self, but: Option<&Holder>) -> String {
+        let is_own = |gate: &&Arc<Gate>| {
+            but.is_some_and(|but| but.gates.values().any(|own| Arc::ptr_eq(own, gate)))
+        };
+        let others: Vec<&Arc<Gate>> =
+            self.connections.iter().filter(|gate| !is_own(gate)).collect();
+        let named = others.iter().take(NAMED_MAX).map(|gate| gate.described());
+        let named = named.collect::<Vec<_>>().join(", ");
+        match others.len().saturating_sub(NAMED_MAX) {
+            0 => named,
+            more => format!("{named} and {more} more"),
+        }
+    }
+
     fn check_unchanged(&self, name: &str) -> Result<()> {
         if self.change_count == 0 {
             return Ok(());
@@ -622,9 +598,10 @@ impl Users {
         let in_the_way = |holder: &&Holder| wants_it_alone || !holder.record.is_shared;
         let Some(holder) = self.holders.iter().find(in_the_way) else { return Ok(()) };
         let what = format!(
-            "open volume {name:?}: it is attached to client {}; detach it there, or run `spindle detach \
+            "open volume {name:?}: it is attached to client {}{}; detach it there, or run `spindle detach \
              --force {name}` on the server, which refuses that client from then on",
-            holder.record.label
+            holder.record.label,
+            holder.silence()
         );
         Err(Error::new(ErrorKind::Busy, what))
     }
@@ -660,12 +637,13 @@ impl Users {
                 return self.check_holders(name, Some(request.is_shared));
             }
         }
-        let own_count = own.map_or(0, |own| own.gates.len() as u64);
-        if !request.is_shared && self.connection_count > own_count {
+        let own_count = own.map_or(0, |own| own.gates.len());
+        if !request.is_shared && self.connections.len() > own_count {
             let what = format!(
-                "attach export {name:?}: {} other NBD connections have it open; close them, or attach it \
+                "attach export {name:?}: {} other NBD connections have it open, of {}; close them, or attach it \
                  with --shared if its users agree on who writes where",
-                self.connection_count - own_count
+                self.connections.len() - own_count,
+                self.named_connections(own)
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
@@ -688,7 +666,7 @@ fn attachment_of(request: &ClaimRequest) -> Uuid {
 fn forget_if_unused(all: &mut HashMap<u32, Users>, volume: u32) {
     let is_unused = |users: &Users| {
         users.device.is_none()
-            && users.connection_count == 0
+            && users.connections.is_empty()
             && users.holders.is_empty()
             && users.change_count == 0
     };
@@ -699,17 +677,18 @@ fn forget_if_unused(all: &mut HashMap<u32, Users>, volume: u32) {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.is_device {
-            self.claims.unsettled.lock().insert(self.volume);
-        }
+        // In this order: whoever comes from here on waits for what this one has left in the log.
+        self.claims.mark_unsettled(self.volume);
         let mut all = self.claims.users.lock();
         let Some(users) = all.get_mut(&self.volume) else { return };
-        if self.is_device {
-            users.device = None;
-        } else {
-            users.connection_count -= 1;
+        match &self.gate {
+            None => users.device = None,
+            Some(gate) => {
+                users.connections.retain(|other| !Arc::ptr_eq(other, gate));
+                gate.end();
+            }
         }
-        if let Some((attachment, connection, gate)) = &self.gate {
+        if let (Some((attachment, connection)), Some(gate)) = (&self.named, &self.gate) {
             let mut holders = users.holders.iter_mut();
             if let Some(holder) = holders.find(|holder| holder.record.attachment == *attachment)
                 && holder.gates.get(connection).is_some_and(|current| Arc::ptr_eq(current, gate))

@@ -2,6 +2,7 @@
 //! package that knows all others.
 
 pub mod admin;
+mod asker;
 pub mod attach;
 pub mod background;
 pub(crate) mod chain;
@@ -19,6 +20,7 @@ pub mod keys;
 pub mod manifest;
 pub(crate) mod planted;
 pub mod pool;
+mod ranges;
 pub mod reader;
 pub mod record;
 pub mod removal;

@@ -26,6 +26,10 @@ pub(crate) struct Planted {
     pub(crate) clock_trusted: bool,
     /// Background jobs whose names begin so panic when they start.
     pub(crate) panicking_job: Option<&'static str>,
+    /// The ends of an unaligned range and what lies between them go into the log one after the other.
+    pub(crate) step_torn: bool,
+    /// What a connection has left behind is not ended before the next one is served.
+    pub(crate) leftovers_kept: bool,
 }
 
 /// As the environment variable SPINDLE_PLANTED named them, separated by commas, when it was first
@@ -46,6 +50,8 @@ pub(crate) fn planted() -> Planted {
             opens_own_device: has("opens-own-device"),
             clock_trusted: has("clock-trusted"),
             panicking_job: names.split(',').find_map(|one| one.strip_prefix("panicking-job=")),
+            step_torn: has("step-torn"),
+            leftovers_kept: has("leftovers-kept"),
         }
     })
 }
@@ -63,5 +69,7 @@ pub(crate) const fn planted() -> Planted {
         opens_own_device: false,
         clock_trusted: false,
         panicking_job: None,
+        step_torn: false,
+        leftovers_kept: false,
     }
 }

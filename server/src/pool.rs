@@ -30,7 +30,7 @@ use crate::volume::{Volume, check_size};
 use crate::volume_keys::VolumeKeyRing;
 use block::{Epoch, Error, ErrorKind, Job, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
-use replication::{EntryKind, Log, MissingSide, NewEntry, TailLoss, Wait};
+use replication::{EntryKind, Log, MissingSide, NewEntry, TailLoss};
 use snapshots::Snapshots;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -468,10 +468,11 @@ impl Pool {
             let mut record = volume.record();
             record.state = VolumeState::Removed { removed_at: self.clock().stamp() };
             volume.retire();
-            // If this fails nothing says that it is gone, so a restart serves it again; this
-            // process does not.
-            let logged = self.shared.log_record(&record).await;
-            logged.map_err(|error| error.context(format!("remove volume {name}")))?;
+            // If this fails nothing says that it is gone, so it is served as before.
+            if let Err(error) = self.shared.log_record(&record).await {
+                volume.unretire();
+                return Err(error.context(format!("remove volume {name}")));
+            }
             record
         };
         {
@@ -553,24 +554,17 @@ impl Pool {
     }
 
     async fn purge(&self, mut record: VolumeRecord) -> Result<VolumeRecord> {
-        // The record first: a crash between them leaves space in use that nobody can reach, never a
-        // volume that can be restored but reads as zeroes.
+        // As one step, and the record first: never a volume that can be restored but reads as zeroes.
         record.state = VolumeState::Purged;
-        self.shared.log_record(&record).await?;
-        self.trim_whole(VolumeId(record.id)).await?;
+        let entry = self.shared.record_entry(&record)?;
+        self.shared.append_change(entry, vec![whole(VolumeId(record.id))]).await?;
+        self.shared.show_record(&record);
         self.volumes.lock().records.insert(record.id, record.clone());
         Ok(record)
     }
 
     async fn trim_whole(&self, volume: VolumeId) -> Result<()> {
-        let entry = NewEntry {
-            volume,
-            kind: EntryKind::Trim,
-            start_sector: 0,
-            sector_count: block::units::VOLUME_BYTES_MAX / block::units::SECTOR_BYTES,
-            payload: bytes::Bytes::new(),
-        };
-        self.shared.log.append(entry, Wait::Durable).await.map(drop)
+        self.shared.append_change(whole(volume), Vec::new()).await.map(drop)
     }
 
     fn find(&self, name: &str) -> Result<Arc<Volume>> {
@@ -628,13 +622,13 @@ impl Pool {
         }
     }
 
-    /// Resolves when whatever changes of `volume` were queued before the call are visible, also those of
-    /// requests that were dropped.
+    /// Resolves when nothing comes any more of requests that were dropped before the call: what was left of them is
+    /// visible. It does not wait for log space.
     ///
     /// # Errors
     /// Those of the log.
-    pub async fn settle(&self, volume: VolumeId) -> Result<()> {
-        self.shared.log.settle(volume).await
+    pub async fn settle(&self) -> Result<()> {
+        self.shared.log.settle().await
     }
 
     /// Walks everything that the store holds and verifies it; changes nothing.
@@ -805,6 +799,17 @@ fn start_jobs(
         supervisor.spawn_on(lane, Need::Useful, reclaim, reclaims),
         supervisor.spawn_on(lane, Need::Useful, fingerprints, load),
     ]
+}
+
+/// The entry that trims all of a volume.
+fn whole(volume: VolumeId) -> NewEntry {
+    NewEntry {
+        volume,
+        kind: EntryKind::Trim,
+        start_sector: 0,
+        sector_count: block::units::VOLUME_BYTES_MAX / block::units::SECTOR_BYTES,
+        payload: bytes::Bytes::new(),
+    }
 }
 
 #[cfg(test)]

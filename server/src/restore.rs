@@ -29,11 +29,10 @@ use crate::pool::Pool;
 use crate::record::check_name;
 use crate::store::{Store, StoreOptions};
 use crate::units::unix_seconds_now;
-use block::conditions::Report;
 use block::seal::PoolKey;
 use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
 use choice::choose;
-use incomplete::Decision;
+use incomplete::{Decision, pin_stays};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as ObjectPath;
 use serde::{Deserialize, Serialize};
@@ -45,7 +44,6 @@ use tiering::listing::{EMPTY_LOOK_COUNT, HELD_COUNT_MAX, list_all, pause_before}
 use tiering::map::database::{manifest_folder, manifest_path};
 use tiering::{
     HydrateCounts, HydrateOptions, HydrateProgress, Lacking, LeftOut, RestoredStore, Tier,
-    is_store_full,
 };
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -66,8 +64,6 @@ const DEAD_PATIENCE: Duration = Duration::from_secs(120);
 const DROPPED_LOOK: Duration = Duration::from_millis(200);
 /// How often is looked whether fetching gets on.
 const PROGRESS_LOOK: Duration = Duration::from_secs(1);
-/// Subject of the condition that the pool's own store takes nothing more.
-const STORE_FULL: &str = "restore";
 
 /// What a pool was restored from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -313,49 +309,6 @@ impl Restored {
             }
         }
     }
-
-    fn show_progress(&self, tier: &Tier) {
-        tier.conditions().clear(ConditionKind::RestoreFailing, &self.origin.url);
-        tier.conditions().clear(ConditionKind::StoreFull, STORE_FULL);
-    }
-
-    /// Fetching has failed: because the pool's own store is full, or for a reason that the error tells.
-    fn show_failure(&self, tier: &Tier, error: &Error) {
-        let (url, why) = (&self.origin.url, error.chain());
-        if is_store_full(error) {
-            let report = Report::new(
-                format!(
-                    "the pool's own store is full, and takes no more of what the copy {url} holds: {why}"
-                ),
-                "the pool goes on needing the copy: what is not here is read from there",
-                "make room in the pool's own store or enlarge it; fetching goes on by itself",
-            );
-            tier.conditions().raise(ConditionKind::StoreFull, STORE_FULL, report);
-            tier.conditions().clear(ConditionKind::RestoreFailing, url);
-            return;
-        }
-        let report = Report::new(
-            format!(
-                "the restored pool still needs the copy {url}, and fetching from it does not get on: {why}"
-            ),
-            "reads of what is not here fail; what is here is served",
-            "bring the copy back where it was, and keep it until the pool has everything; fetching goes on by itself",
-        );
-        tier.conditions().raise(ConditionKind::RestoreFailing, url, report);
-    }
-}
-
-fn pin_stays(origin: &Origin, error: &Error) -> Report {
-    Report::new(
-        format!(
-            "the pin {} stays at the copy {}, which keeps the state that was restored: {}",
-            origin.pin,
-            origin.url,
-            error.chain()
-        ),
-        "the copy keeps objects that nobody needs; the pool has everything",
-        "let the pool reach the copy; it is tried again, also after a restart",
-    )
 }
 
 /// Returns once nothing in the store's metadata names what purged volumes held, but for clones.

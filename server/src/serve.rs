@@ -570,9 +570,9 @@ fn open_claims(config: &Config, open: &OpenPool) -> Result<Claims> {
         open.node.note_clients_epoch(now)?;
     }
     let pool = open.pool.clone();
-    Ok(claims.settled_by(move |volume| {
+    Ok(claims.settled_by(move |_volume| {
         let pool = pool.clone();
-        async move { pool.settle(VolumeId(volume)).await }
+        async move { pool.settle().await }
     }))
 }
 

@@ -3,14 +3,18 @@
 //! Invariants:
 //! - A read consults the overlay before the data tier, because data only ever moves that way: what
 //!   the overlay no longer has, the tier has.
-//! - The order of two overlapping writes is the order of their LSNs. A write that is not aligned
-//!   to sectors reads its edge sectors first and excludes every other change of the volume from
-//!   that read until its entry is queued and answered, so it never puts old bytes back.
+//! - The order of two overlapping writes is the order of their LSNs. A change that is not aligned
+//!   to sectors reads its edge sectors first and excludes every other change of these from
+//!   that read until its entries are answered, so it never puts old bytes back. Others do not wait for it.
+//! - A request that is not aligned is one step in the history: its ends and what lies between them are one
+//!   group of entries.
+//! - A request that is dropped has no effect later: what it has in no batch of the log never comes.
 //! - Nothing is answered before the log says that it is where `durability` wants it.
 //! - A snapshot of a volume is one that cannot be changed: it shows nothing from behind its LSN.
 
 use crate::planted::planted;
 use crate::pool::Shared;
+use crate::ranges::{Ranges, Want};
 use crate::record::{Durability, VolumeRecord};
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{
@@ -22,7 +26,7 @@ use parking_lot::RwLock as SyncRwLock;
 use replication::{EntryKind, NewEntry, Source, Wait};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use tokio::sync::{RwLock, watch};
+use tokio::sync::{RwLock, RwLockReadGuard, watch};
 
 /// Payload of one log entry at most: larger requests become several entries.
 /// Chosen by hand: one entry is sealed and read back as a whole, and a read of 4 KiB of it that
@@ -46,8 +50,11 @@ pub struct Volume {
     size_bytes: AtomicU64,
     is_present: AtomicBool,
     size_changed: watch::Sender<u64>,
-    /// Aligned changes hold it shared until they are answered; unaligned ones and resizes alone.
+    /// Changes hold it shared until they are answered, and take their sectors before; who changes the record holds it alone.
     changes: Arc<RwLock<()>>,
+    ranges: Arc<Ranges>,
+    /// Counts up when the volume becomes smaller.
+    shrink_count: AtomicU64,
     /// Highest LSN that this volume has been answered, for `durability = "store"`.
     answered_lsn: AtomicU64,
     /// Of a snapshot: where it is.
@@ -102,6 +109,8 @@ impl Volume {
             is_present: AtomicBool::new(true),
             size_changed: watch::Sender::new(record.size_bytes),
             changes: shared.change_lock(VolumeId(record.id)),
+            ranges: shared.ranges(VolumeId(record.id)),
+            shrink_count: AtomicU64::new(0),
             record: SyncRwLock::new(record),
             // What the log already holds was answered by an earlier life, to clients that may
             // still be there.
@@ -140,6 +149,11 @@ impl Volume {
         self.is_present.store(false, Ordering::Release);
     }
 
+    /// It goes on: what [`Volume::retire`] was called for did not happen.
+    pub(crate) fn unretire(&self) {
+        self.is_present.store(true, Ordering::Release);
+    }
+
     /// Changes the record durably through the log. `change` runs while no write is in flight.
     pub(crate) async fn update_record(
         &self,
@@ -173,33 +187,38 @@ impl Volume {
         let mut record = self.record();
         let old_bytes = record.size_bytes;
         change(&mut record)?;
-        if record.size_bytes < old_bytes {
-            // What lies past the new end must read as zeroes if the volume grows again. The trim
-            // goes first: a crash in between leaves the old size with its end zeroed, which is
-            // what the owner asked for, and never a new size with old contents behind it.
+        let entry = self.shared.record_entry(&record)?;
+        let logged = if record.size_bytes < old_bytes {
+            // What lies past the new end must read as zeroes if the volume grows again.
             self.size_bytes.store(record.size_bytes, Ordering::Release);
-            let trimmed = self.trim_sectors(record.size_bytes, old_bytes - record.size_bytes).await;
-            if let Err(error) = trimmed {
-                self.size_bytes.store(old_bytes, Ordering::Release);
-                return Err(error);
-            }
+            self.shrink_count.fetch_add(1, Ordering::AcqRel);
+            let trim = self.range_entry(
+                EntryKind::Trim,
+                record.size_bytes / SECTOR_BYTES,
+                (old_bytes - record.size_bytes).div_ceil(SECTOR_BYTES),
+            );
+            self.shared.append_change(trim, vec![entry]).await
+        } else {
+            self.shared.append_change(entry, Vec::new()).await
+        };
+        if let Err(error) = logged {
+            self.size_bytes.store(old_bytes, Ordering::Release);
+            return Err(error);
         }
-        self.shared.log_record(&record).await?;
+        self.shared.show_record(&record);
         self.size_bytes.store(record.size_bytes, Ordering::Release);
         *self.record.write() = record.clone();
         self.size_changed.send_replace(record.size_bytes);
         Ok(record)
     }
 
-    async fn trim_sectors(&self, offset: u64, length: u64) -> Result<()> {
-        let entry = NewEntry {
-            volume: self.id,
-            kind: EntryKind::Trim,
-            start_sector: offset / SECTOR_BYTES,
-            sector_count: length.div_ceil(SECTOR_BYTES),
-            payload: Bytes::new(),
-        };
-        self.shared.log.append(entry, Wait::Durable).await.map(drop)
+    fn range_entry(&self, kind: EntryKind, start_sector: u64, sector_count: u64) -> NewEntry {
+        NewEntry { volume: self.id, kind, start_sector, sector_count, payload: Bytes::new() }
+    }
+
+    fn write_entry(&self, start_sector: u64, payload: Bytes) -> NewEntry {
+        let sector_count = payload.len() as u64 / SECTOR_BYTES;
+        NewEntry { volume: self.id, kind: EntryKind::Write, start_sector, sector_count, payload }
     }
 
     fn check_present(&self) -> Result<()> {
@@ -270,15 +289,8 @@ impl Volume {
                 own.extend_from_slice(&part);
                 part = own.into_bytes();
             }
-            let sector_count = part.len() as u64 / SECTOR_BYTES;
-            let entry = NewEntry {
-                volume: self.id,
-                kind: EntryKind::Write,
-                start_sector,
-                sector_count,
-                payload: part,
-            };
-            start_sector += sector_count;
+            let entry = self.write_entry(start_sector, part);
+            start_sector += entry.sector_count;
             self.shared.log.append(entry, wait)
         };
         // Most writes are one entry, and cost no list.
@@ -294,8 +306,7 @@ impl Volume {
         }
         let mut last_lsn = first.await?;
         for waiter in others {
-            // A part that found the queue full has its LSN after a later part's.
-            last_lsn = last_lsn.max(waiter.await?);
+            last_lsn = waiter.await?;
         }
         self.answered_lsn.fetch_max(last_lsn.0, Ordering::AcqRel);
         Ok(last_lsn)
@@ -365,24 +376,38 @@ impl Volume {
 
     /// Writes bytes that start or end inside a sector.
     async fn write_ragged(&self, offset: u64, payload: &[u8], fua: bool) -> Result<()> {
-        let alone = self.changes.write().await;
-        // Again: the volume may have shrunk or gone while this waited.
-        self.check_change(offset, payload.len() as u64)?;
-        let first_sector = offset / SECTOR_BYTES;
-        let end_sector = (offset + payload.len() as u64).div_ceil(SECTOR_BYTES);
+        let length = payload.len() as u64;
+        let (first_sector, end_sector) = sectors_of(offset, length);
         let covered_bytes = usize::try_from((end_sector - first_sector) * SECTOR_BYTES)
             .expect("a payload fits in memory");
         let mut sectors = BytesMut::zeroed(covered_bytes);
+        let held = self.ranges.hold(Want::Parts([first_sector, end_sector - 1])).await;
         let sector = SECTOR_BYTES as usize;
-        self.read_sectors(first_sector, &mut sectors[..sector]).await?;
-        if covered_bytes > sector {
-            self.read_sectors(end_sector - 1, &mut sectors[covered_bytes - sector..]).await?;
-        }
+        let shared = loop {
+            // Again: the volume may have shrunk or gone while this waited.
+            self.check_change(offset, length)?;
+            let shrink_count = self.shrink_count.load(Ordering::Acquire);
+            self.read_sectors(first_sector, &mut sectors[..sector]).await?;
+            if covered_bytes > sector {
+                self.read_sectors(end_sector - 1, &mut sectors[covered_bytes - sector..]).await?;
+            }
+            if let Some(shared) = self.unshrunk_since(shrink_count).await {
+                break shared;
+            }
+        };
+        self.check_change(offset, length)?;
         let at = (offset % SECTOR_BYTES) as usize;
         sectors[at..at + payload.len()].copy_from_slice(payload);
         let lsn = self.append_payload(first_sector, sectors.freeze(), fua).await?;
-        drop(alone);
+        drop((shared, held));
         self.wait_stored(lsn, fua).await
+    }
+
+    /// Keeps the volume from being changed as a whole. `None`: what was read after `shrink_count` was looked at may be
+    /// old, because the volume has become smaller since.
+    async fn unshrunk_since(&self, shrink_count: u64) -> Option<RwLockReadGuard<'_, ()>> {
+        let shared = self.changes.read().await;
+        (self.shrink_count.load(Ordering::Acquire) == shrink_count).then_some(shared)
     }
 
     /// Makes a range read as zeroes, by a range entry for whole sectors and writes for the edges.
@@ -393,32 +418,86 @@ impl Volume {
         }
         let split = Split::of(offset, length);
         if !split.is_aligned() {
-            let zeroes = [0; SECTOR_BYTES as usize];
-            if split.head_bytes > 0 {
-                self.write_ragged(offset, &zeroes[..split.head_bytes as usize], fua).await?;
-            }
-            if split.tail_bytes > 0 {
-                let at = offset + length - split.tail_bytes;
-                self.write_ragged(at, &zeroes[..split.tail_bytes as usize], fua).await?;
-            }
+            return self.clear_ragged(offset, length, kind, fua).await;
         }
-        if split.sector_count == 0 || planted().trim_lost {
+        if planted().trim_lost {
             return Ok(());
         }
+        let end_sector = split.first_sector + split.sector_count;
+        let held = self.ranges.hold(Want::Whole(split.first_sector..end_sector)).await;
         let shared = self.changes.read().await;
         self.check_change(offset, length)?;
-        let entry = NewEntry {
-            volume: self.id,
-            kind,
-            start_sector: split.first_sector,
-            sector_count: split.sector_count,
-            payload: Bytes::new(),
-        };
+        let entry = self.range_entry(kind, split.first_sector, split.sector_count);
         let lsn = self.shared.log.append(entry, self.wait_for(fua)).await?;
         self.answered_lsn.fetch_max(lsn.0, Ordering::AcqRel);
-        drop(shared);
+        drop((shared, held));
         self.wait_stored(lsn, fua).await
     }
+
+    /// As [`Volume::clear`], of a range that starts or ends inside a sector: as one step.
+    async fn clear_ragged(
+        &self,
+        offset: u64,
+        length: u64,
+        kind: EntryKind,
+        fua: bool,
+    ) -> Result<()> {
+        let split = Split::of(offset, length);
+        let (first_sector, end_sector) = sectors_of(offset, length);
+        let held = self.ranges.hold(Want::Parts([first_sector, end_sector - 1])).await;
+        let (shared, entries) = loop {
+            self.check_change(offset, length)?;
+            let shrink_count = self.shrink_count.load(Ordering::Acquire);
+            let mut entries = Vec::new();
+            if split.head_bytes > 0 {
+                let from = offset % SECTOR_BYTES;
+                let head = self.read_cleared(first_sector, from..from + split.head_bytes).await?;
+                entries.push(self.write_entry(first_sector, head));
+            }
+            if split.sector_count > 0 && !planted().trim_lost {
+                entries.push(self.range_entry(kind, split.first_sector, split.sector_count));
+            }
+            if split.tail_bytes > 0 {
+                let tail = self.read_cleared(end_sector - 1, 0..split.tail_bytes).await?;
+                entries.push(self.write_entry(end_sector - 1, tail));
+            }
+            if let Some(shared) = self.unshrunk_since(shrink_count).await {
+                break (shared, entries);
+            }
+        };
+        self.check_change(offset, length)?;
+        self.shared.check_not_refused(self.id)?;
+        let lsn = self.append_step(entries, self.wait_for(fua)).await?;
+        self.answered_lsn.fetch_max(lsn.0, Ordering::AcqRel);
+        drop((shared, held));
+        self.wait_stored(lsn, fua).await
+    }
+
+    /// Appends entries, at least one, as one step.
+    async fn append_step(&self, mut entries: Vec<NewEntry>, wait: Wait) -> Result<Lsn> {
+        if planted().step_torn {
+            let mut last = Lsn::NONE;
+            for entry in entries {
+                last = self.shared.log.append(entry, wait).await?;
+            }
+            return Ok(last);
+        }
+        let first = entries.remove(0);
+        self.shared.log.append_group(first, entries, wait).await
+    }
+
+    /// A sector as it is, with some of its bytes cleared.
+    async fn read_cleared(&self, sector: u64, cleared: std::ops::Range<u64>) -> Result<Bytes> {
+        let mut bytes = BytesMut::zeroed(SECTOR_BYTES as usize);
+        self.read_sectors(sector, &mut bytes).await?;
+        bytes[cleared.start as usize..cleared.end as usize].fill(0);
+        Ok(bytes.freeze())
+    }
+}
+
+/// The sectors that a byte range touches: the first one, and the one behind the last.
+fn sectors_of(offset: u64, length: u64) -> (u64, u64) {
+    (offset / SECTOR_BYTES, (offset + length).div_ceil(SECTOR_BYTES))
 }
 
 impl BlockDevice for Volume {
@@ -464,10 +543,12 @@ impl BlockDevice for Volume {
         if !Split::of(offset, payload.len() as u64).is_aligned() {
             return self.write_ragged(offset, &payload, flags.fua).await;
         }
+        let (first_sector, end_sector) = sectors_of(offset, payload.len() as u64);
+        let held = self.ranges.hold(Want::Whole(first_sector..end_sector)).await;
         let shared = self.changes.read().await;
         self.check_change(offset, payload.len() as u64)?;
-        let lsn = self.append_payload(offset / SECTOR_BYTES, payload, flags.fua).await?;
-        drop(shared);
+        let lsn = self.append_payload(first_sector, payload, flags.fua).await?;
+        drop((shared, held));
         self.wait_stored(lsn, flags.fua).await
     }
 

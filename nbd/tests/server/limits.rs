@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::memory::{MemoryDevice, MemoryExports};
 use crate::{SIZE, World, pattern};
-use block::ErrorKind;
+use block::{ConditionKind, Conditions, ErrorKind};
 use nbd::wire::{Dialect, command};
 use nbd::{Listener, Server, ServerOptions, TlsMode, check_listen_address};
 use std::os::unix::fs::PermissionsExt;
@@ -225,5 +225,83 @@ fn an_address_that_others_reach_needs_tls_or_permission() {
     ] {
         let verdict = check_listen_address(&address.parse().unwrap(), tls, is_allowed);
         assert_eq!(verdict.is_ok(), is_fine, "{address} {tls:?}");
+    }
+}
+
+#[tokio::test]
+async fn clients_that_say_nothing_keep_out_neither_local_ones_nor_others_for_long() {
+    let conditions = Conditions::default();
+    let options = ServerOptions {
+        connection_count_max: 8,
+        handshake_timeout: Duration::from_secs(3600),
+        pressed_timeout: Duration::from_millis(500),
+        conditions: conditions.clone(),
+        ..ServerOptions::default()
+    };
+    let world = World::with(options, TlsMode::Off, MemoryDevice::new(SIZE)).await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    let listener = Listener::unix(&path, 0o600, TlsMode::Off).await.unwrap();
+    let local = tokio::spawn({
+        let server = world.server.clone();
+        async move { server.serve(listener).await }
+    });
+    let mut attached = world.open(Dialect::Simple).await;
+    let mut mute = Vec::new();
+    for _ in 0..300 {
+        mute.push(world.socket().await);
+    }
+    let listener = world.address.to_string();
+    let is_raised = || conditions.is_raised(ConditionKind::ConnectionsRefused, &listener);
+    world.until("most are refused", |status| status.refused_count >= 290).await;
+    assert!(is_raised(), "{conditions:?}");
+    // Half of the places are left to those who have negotiated.
+    assert!(world.server.status().connection_count <= 5);
+    let socket = UnixStream::connect(&path).await.unwrap();
+    let mut beside = Client::greet(socket).await.go("disk", Dialect::Simple).await;
+    assert_eq!(beside.read_at(0, 512).await, [0; 512]);
+    assert!(world.server.place().is_ok(), "a device of the kernel has its place");
+    // Those that said nothing go, and somebody who does comes.
+    world.until("they are gone", |status| status.connection_count <= 3).await;
+    let mut remote = world.open(Dialect::Simple).await;
+    assert_eq!(remote.read_at(0, 512).await, [0; 512]);
+    assert_eq!(attached.read_at(0, 512).await, [0; 512], "transmission may idle for ever");
+    world.server.stop(Duration::from_secs(5));
+    drop((attached, beside, remote));
+    local.await.unwrap().unwrap();
+    world.serving.await.unwrap().unwrap();
+    assert!(!is_raised(), "a listener that is closed refuses nobody");
+}
+
+#[tokio::test]
+async fn local_clients_have_places_of_their_own_when_all_others_are_taken() {
+    // All places are taken by clients that are served: the unix socket and the kernel have theirs all the same.
+    let options = ServerOptions { connection_count_max: 2, ..ServerOptions::default() };
+    let world = World::with(options, TlsMode::Off, MemoryDevice::new(SIZE)).await;
+    let _served = [world.open(Dialect::Simple).await, world.open(Dialect::Simple).await];
+    let places: Vec<_> = (0..100).map_while(|_| world.server.place().ok()).collect();
+    assert_eq!(places.len(), nbd::RESERVED_COUNT);
+    let mut extra = Client::over(world.socket().await);
+    assert!(extra.is_closed_within(Duration::from_secs(5)).await);
+}
+
+#[tokio::test]
+async fn requests_of_a_client_that_is_gone_are_dropped_though_all_slots_are_taken() {
+    let mut disk = MemoryDevice::new(SIZE);
+    disk.latency = Duration::from_secs(3600);
+    let options = ServerOptions { request_count_max: 2, ..ServerOptions::default() };
+    let world = World::with(options, TlsMode::Off, disk).await;
+    for dialect in [Dialect::Simple, Dialect::Extended] {
+        let mut client = world.open(dialect).await;
+        for _ in 0..5 {
+            client.send(command::WRITE, 0, 0, 4096, &[1; 4096]).await;
+        }
+        let running = || world.disk.running_count_peak.load(std::sync::atomic::Ordering::Relaxed);
+        while running() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // No end of the stream is read while all slots are taken.
+        drop(client);
+        world.until("its session has ended", |status| status.connection_count == 0).await;
     }
 }

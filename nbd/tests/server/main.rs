@@ -9,6 +9,7 @@ mod hostile;
 mod limits;
 mod memory;
 mod negotiation;
+mod silence;
 mod transmission;
 
 use client::Client;

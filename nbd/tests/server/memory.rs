@@ -8,13 +8,15 @@ use block::{
     AllocationExtent, BlockDevice, Error, ErrorKind, Limits, Result, WriteFlags, ZeroFlags,
 };
 use bytes::Bytes;
-use nbd::{Client, Export, Exports};
+use nbd::{Client, Export, Exports, Line};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 const BLOCK_BYTES: usize = 64 << 10;
+/// Newest connections that are kept. Chosen by hand: more than a test looks at.
+const LINE_COUNT_MAX: usize = 64;
 
 enum Block {
     Hole,
@@ -29,6 +31,8 @@ pub struct MemoryDevice {
     is_read_only: bool,
     /// Each read and write takes this long.
     pub latency: Duration,
+    /// The newest connections that have opened it.
+    pub lines: Mutex<Vec<Line>>,
     /// What every request fails with.
     pub failure: Mutex<Option<ErrorKind>>,
     /// Whether zeroes can be fast.
@@ -49,6 +53,7 @@ impl MemoryDevice {
             size_bytes: AtomicU64::new(size_bytes),
             is_read_only: false,
             latency: Duration::ZERO,
+            lines: Mutex::default(),
             failure: Mutex::new(None),
             has_fast_zero: AtomicBool::new(true),
             running_count: AtomicUsize::new(0),
@@ -245,8 +250,14 @@ impl Exports for MemoryExports {
         self.0.keys().map(describe).collect()
     }
 
-    async fn open(&self, name: &str, _client: &Client) -> Result<Arc<MemoryDevice>> {
+    async fn open(&self, name: &str, client: &Client) -> Result<Arc<MemoryDevice>> {
         let found = if name.is_empty() { self.0.values().next() } else { self.0.get(name) };
+        if let Some(device) = found {
+            let mut lines = device.lines.lock().unwrap();
+            lines.push(client.line.clone());
+            let excess = lines.len().saturating_sub(LINE_COUNT_MAX);
+            lines.drain(..excess);
+        }
         found.cloned().ok_or_else(|| Error::new(ErrorKind::NotFound, "there is no such export"))
     }
 }

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::TailLoss;
+use crate::extents::Source;
 use crate::format::entry::EntryKind;
+use crate::options::NewEntry;
 use block::Epoch;
 use block::seal::KEY_BYTES;
 use std::future::poll_fn;
@@ -26,6 +28,140 @@ fn open(dir: &Path, planted: Planted) -> Log {
     let wanted = (&SidesWanted::default(), &LogNotes::default());
     let opened = Log::open_planted(dir, with, options, Lsn::NONE, wanted, planted);
     opened.expect("it opens").0
+}
+
+/// A log of four small files, which does not slow its writers before it is full.
+fn open_small(dir: &Path, planted: Planted) -> Log {
+    let identity =
+        LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
+    let options = LogOptions {
+        ring_bytes: 1 << 20,
+        file_bytes: 256 << 10,
+        generation_bytes_max: 128 << 10,
+        slow_from_percent: 99,
+        ..LogOptions::default()
+    };
+    let with = (identity, PoolKey::new([3; KEY_BYTES]));
+    let wanted = (&SidesWanted::default(), &LogNotes::default());
+    let opened = Log::open_planted(dir, with, options, Lsn::NONE, wanted, planted);
+    opened.expect("it opens").0
+}
+
+fn sector(value: u8) -> NewEntry {
+    NewEntry {
+        volume: VolumeId(7),
+        kind: EntryKind::Write,
+        start_sector: 1 << 20,
+        sector_count: 1,
+        payload: Bytes::from(vec![value; 512]),
+    }
+}
+
+/// What [`sector`] has written last.
+fn sector_of(log: &Log) -> Option<u8> {
+    match &log.overlay().lookup(VolumeId(7), 1 << 20, 1)[0].source {
+        Source::Payload(bytes) => Some(bytes[0]),
+        Source::Beneath => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// An append that finds the log full, and waits.
+async fn fill(log: &Log) -> Pin<Box<impl Future<Output = Result<Lsn>> + use<>>> {
+    loop {
+        let mut last = Box::pin(append(log, 64 << 10));
+        let is_full = poll_fn(|context| {
+            if last.as_mut().poll(context).is_ready() {
+                return Poll::Ready(false);
+            }
+            context.waker().wake_by_ref();
+            if log.status().is_full { Poll::Ready(true) } else { Poll::Pending }
+        });
+        if is_full.await {
+            return last;
+        }
+    }
+}
+
+/// Polls once an append that has to wait.
+async fn begun<T: Future<Output = Result<Lsn>>>(append: T) -> Pin<Box<T>> {
+    let mut append = Box::pin(append);
+    let is_ready = poll_fn(|context| Poll::Ready(append.as_mut().poll(context).is_ready())).await;
+    assert!(!is_ready, "the log is full");
+    append
+}
+
+/// Gives back the log space of all that is visible.
+fn release_all(log: &Log) {
+    log.freeze();
+    // Not what comes into the log meanwhile.
+    for _ in 0..log.status().frozen_count {
+        log.release(&log.next_frozen().expect("it is frozen"));
+    }
+}
+
+/// What a sector has after a write to it was dropped while the log was full, and another has come and was answered.
+async fn after_a_dropped_write(planted: Planted) -> Option<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let log = open_small(dir.path(), planted);
+    let filler = fill(&log).await;
+    let gone = begun(log.append(sector(1), Wait::Written)).await;
+    drop(gone);
+    log.settle().await.unwrap(); // it does not wait for log space
+    release_all(&log);
+    filler.await.unwrap();
+    log.append(NewEntry { start_sector: 0, ..sector(9) }, Wait::Durable).await.unwrap();
+    sector_of(&log)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_append_that_is_dropped_while_the_log_is_full_is_never_written() {
+    assert_eq!(after_a_dropped_write(Planted::default()).await, None);
+    let planted = Planted { kept_when_dropped: true, ..Planted::default() };
+    assert_eq!(after_a_dropped_write(planted).await, Some(1), "the planted bug was not noticed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_append_that_was_given_up_while_the_log_is_full_is_taken_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = open_small(dir.path(), Planted::default());
+    let alive = std::future::pending();
+    log.append_unless(sector(1), Vec::new(), Wait::Durable, alive).await.unwrap();
+    assert_eq!(sector_of(&log), Some(1));
+    let filler = fill(&log).await;
+    let (tell, told) = tokio::sync::oneshot::channel::<()>();
+    let rest = vec![NewEntry { start_sector: 0, ..sector(2) }];
+    let waits = log.append_unless(sector(2), rest, Wait::Durable, async {
+        let _ = told.await;
+    });
+    let waits = begun(waits).await;
+    drop(tell);
+    let error = waits.await.unwrap_err();
+    assert!(error.to_string().contains("has gone"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    release_all(&log);
+    filler.await.unwrap();
+    assert_eq!(sector_of(&log), None, "what was there before is in the store");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_that_waited_for_log_space_come_in_the_order_of_their_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = open_small(dir.path(), Planted::default());
+    let filler = fill(&log).await;
+    let mut waiting = Vec::new();
+    for value in 1..=9 {
+        waiting.push(begun(log.append(sector(value), Wait::Written)).await);
+    }
+    let odd = waiting.split_off(8);
+    drop(waiting.remove(3));
+    release_all(&log);
+    let mut lsns = vec![filler.await.unwrap()];
+    for one in waiting.into_iter().chain(odd) {
+        lsns.push(one.await.unwrap());
+    }
+    assert!(lsns.is_sorted(), "{lsns:?}");
+    assert_eq!(sector_of(&log), Some(9));
 }
 
 fn append(log: &Log, payload_bytes: usize) -> impl Future<Output = Result<Lsn>> + use<> {

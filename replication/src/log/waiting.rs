@@ -1,36 +1,13 @@
-//! Who waits for an entry of the log: until it is answered, and what is left when nobody waits any more.
+//! The wait for a place in the log.
 //!
 //! Invariants:
-//! - An entry that was queued is written, whether its waiter stays or goes.
+//! - A waiter that goes leaves no wake-up behind.
 
 use super::Inner;
 use crate::options::Wait;
 use block::{Lsn, Result};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
-
-/// Makes sure that an entry is written though nobody waits for it.
-pub(super) struct Nudge {
-    pub(super) inner: Arc<Inner>,
-    pub(super) is_due: bool,
-    /// Of the entry, once it has one.
-    pub(super) lsn: Option<Lsn>,
-    pub(super) is_answered: bool,
-}
-
-impl Drop for Nudge {
-    fn drop(&mut self) {
-        match self.lsn {
-            Some(lsn) if self.is_answered => self.inner.shared.forget_refusal(lsn),
-            Some(lsn) => self.inner.shared.abandon(lsn),
-            None => {}
-        }
-        if self.is_due {
-            self.inner.nudge();
-        }
-    }
-}
 
 /// Ready when the log has come to `lsn`.
 pub(super) struct Reached<'a> {

@@ -19,9 +19,10 @@ use crate::inspect;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
 use crate::overlay::{Generation, LayersOf, Sides};
 use crate::planted::Planted;
+use crate::queue::Group;
 use crate::recovery::{self, OpenArgs};
 use crate::resident::LogResident;
-use crate::shared::{Pending, Shared};
+use crate::shared::Shared;
 use crate::side::{self, SideFileId, SideLayer, SideReader, SideSeed};
 use crate::tail;
 use block::env::{Disk, DiskReader, Random};
@@ -451,9 +452,7 @@ impl World {
             let entry = Entry { volume, kind, start, count, tag };
             let wait = if self.rng.chance(30) { Wait::Durable } else { Wait::Written };
             let new = new_entry(&entry);
-            let row = new.row().expect("sane");
-            if shared.push(Pending { entry: new, row, wait, room: 0, is_abandoned: false }).is_ok()
-            {
+            if shared.push(Group::one(new, wait, 0)).is_ok() {
                 self.history.push(entry);
                 self.stats.entries += 1;
             }

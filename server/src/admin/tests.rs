@@ -161,3 +161,59 @@ fn every_kind_survives_the_socket() {
         assert_eq!(Result::from(back).unwrap_err().kind(), kind);
     }
 }
+
+/// Carries requests out to their end, and says how they ended.
+struct Waiting(tokio::sync::mpsc::UnboundedSender<&'static str>);
+
+impl AdminHandler for Waiting {
+    async fn handle(&self, request: Request) -> Result<Reply> {
+        self.0.send("begun").unwrap();
+        let asked = async {
+            match request {
+                Request::VolumeList => std::future::pending().await,
+                _ => Ok(Reply::Done { message: "done".to_owned() }),
+            }
+        };
+        tokio::select! {
+            biased;
+            reply = asked => reply,
+            () = crate::asker::gone() => {
+                self.0.send("gone").unwrap();
+                Err(Error::new(ErrorKind::Unavailable, "nobody waits"))
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_hears_that_its_client_is_gone_and_not_that_it_sends_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = AdminServer::bind(dir.path()).unwrap();
+    let (sender, mut events) = tokio::sync::mpsc::unbounded_channel();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let stopped = async {
+        let _ = stopped.await;
+    };
+    let grace = Duration::from_secs(60);
+    let serving = tokio::spawn(server.serve(Arc::new(Waiting(sender)), stopped, grace));
+    let mut next = async || tokio::time::timeout(grace, events.recv()).await.unwrap().unwrap();
+    let ask = async |request: &Request| {
+        let mut stream = UnixStream::connect(dir.path().join(SOCKET_NAME)).await.unwrap();
+        let mut line = serde_json::to_vec(request).unwrap();
+        line.push(b'\n');
+        stream.write_all(&line).await.unwrap();
+        stream.shutdown().await.unwrap();
+        stream
+    };
+    let gone = ask(&Request::VolumeList).await;
+    assert_eq!(next().await, "begun");
+    let mut half_closed = ask(&Request::Stop).await;
+    assert_eq!(next().await, "begun");
+    let mut reply = String::new();
+    half_closed.read_to_string(&mut reply).await.unwrap();
+    assert!(reply.contains("done"), "{reply}");
+    drop(gone);
+    assert_eq!(next().await, "gone");
+    stop.send(()).unwrap();
+    serving.await.unwrap();
+}

@@ -1,6 +1,8 @@
 //! Claims: who is let in beside whom, and who is not let in any more.
 
 use super::*;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 fn open(dir: &Path) -> Arc<Claims> {
     Arc::new(Claims::open(dir, Epoch(1), Epoch(0), |_, _, _| true).unwrap())
@@ -148,7 +150,7 @@ async fn nobody_comes_in_while_what_an_old_client_has_queued_may_still_come() {
     drop(running);
     let late = claims.fence(1).await.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Unavailable);
-    assert!(late.to_string().contains("the write log does not take them; try again"), "{late}");
+    assert!(late.to_string().contains("the write log, which does not get on; try again"), "{late}");
     assert_eq!(claims.settle(1).await.unwrap_err().kind(), ErrorKind::Unavailable);
     // It is over all the same, also after a restart, and nobody else is let in.
     let error = claims.connect(1, "v", false, Some(&go)).await.unwrap_err();
@@ -179,9 +181,18 @@ async fn nobody_comes_in_while_what_an_old_client_has_queued_may_still_come() {
         assert_eq!(late.kind(), ErrorKind::Unavailable);
     }
     log.running_count.store(0, Ordering::SeqCst);
-    assert!(claims.connect(2, "w", false, None).await.is_ok());
+    let held = claims.connect(2, "w", false, None).await.unwrap();
     log.running_count.store(1, Ordering::SeqCst);
-    assert!(claims.connect(2, "w", false, None).await.is_ok(), "once is enough");
+    let beside = claims.connect(2, "w", false, None).await.expect("once is enough");
+    // So may a connection, whoever comes next.
+    drop(beside);
+    assert_eq!(
+        claims.connect(2, "w", false, None).await.unwrap_err().kind(),
+        ErrorKind::Unavailable
+    );
+    log.running_count.store(0, Ordering::SeqCst);
+    assert!(claims.connect(2, "w", false, None).await.is_ok());
+    drop(held);
 }
 
 #[tokio::test]

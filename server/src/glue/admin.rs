@@ -111,8 +111,18 @@ impl AdminPool {
         id: VolumeId,
     ) -> Result<Option<Unattached>> {
         self.check_id_detached(open, what, name, id).await?;
-        let attachments = self.attachments.as_ref();
-        attachments.map(|attachments| attachments.keep_unattached(id, name)).transpose()
+        let Some(attachments) = &self.attachments else { return Ok(None) };
+        attachments.end_leftovers(id).await?;
+        attachments.keep_unattached(id, name).map(Some)
+    }
+
+    /// Says who has a volume open, where that is why something was refused.
+    fn name_users(&self, id: VolumeId, error: Error) -> Error {
+        let attachments = self.attachments.as_ref().filter(|_| error.kind() == ErrorKind::Busy);
+        match attachments.and_then(|attachments| attachments.connections_of(id)) {
+            Some(users) => error.context(format!("NBD connections have it open, of {users}")),
+            None => error,
+        }
     }
 
     async fn check_id_detached(
@@ -212,7 +222,8 @@ impl AdminHandler for AdminPool {
                 }
                 let id = pool.volume(&name).map(|volume| volume.id()).unwrap_or_default();
                 let check = self.check_id_detached(&open, "rename", &name, id);
-                let record = pool.rename_volume(&name, &new_name, check).await?;
+                let renamed = pool.rename_volume(&name, &new_name, check).await;
+                let record = renamed.map_err(|error| self.name_users(id, error))?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::VolumePromote { name } => {
@@ -232,7 +243,8 @@ impl AdminHandler for AdminPool {
                 let _kept = self.keep_detached(&open, "roll back", volume).await?;
                 let id = VolumeId(pool.snapshot(volume, snapshot)?.record.volume);
                 let check = self.check_id_detached(&open, "roll back", volume, id);
-                let record = pool.roll_back(volume, snapshot, check).await?;
+                let rolled_back = pool.roll_back(volume, snapshot, check).await;
+                let record = rolled_back.map_err(|error| self.name_users(id, error))?;
                 Ok(Reply::Volume(volume_info(&open, &record)))
             }
             Request::SnapshotCreate { snapshot } => {

@@ -9,6 +9,7 @@
 //! - Who has not said who it is, and came while its volume was read-only, stays a reader: it was let in
 //!   beside whoever writes.
 
+use crate::asker::Asker;
 use crate::attach::remote::boot_id;
 use crate::claims::{Claim, Claims, Gate, Passed};
 use crate::pool::Pool;
@@ -123,7 +124,9 @@ impl Exports for PoolExports {
             true => None,
             false => {
                 let (id, has_stepped_back) = (record.id, record.is_stepped_back);
-                Some(self.claims.connect(id, &record.name, has_stepped_back, said).await?)
+                let from = (&client.line, &*client.label());
+                let claims = &self.claims;
+                Some(claims.connect_from(id, &record.name, has_stepped_back, said, from).await?)
             }
         };
         Ok(Arc::new(Attachment {
@@ -177,7 +180,7 @@ impl Attachment {
 
     /// Held by every request: see [`crate::claims`].
     fn pass(&self) -> Result<Option<Passed<'_>>> {
-        self.claim.as_ref().and_then(Claim::gate).map(Gate::pass).transpose()
+        self.claim.as_ref().and_then(Claim::gate).map(|gate| gate.pass()).transpose()
     }
 
     /// As [`Attachment::pass`], for a change.
@@ -252,7 +255,19 @@ impl BlockDevice for Attachment {
     }
 
     async fn resize(&self, size_bytes: u64) -> Result<()> {
-        let _passed = self.pass_change()?;
-        self.volume.resize(size_bytes).await
+        let passed = self.pass_change()?;
+        let gate = self.claim.as_ref().and_then(Claim::gate);
+        let passed_on = gate.map(Gate::pass_on).transpose()?;
+        drop(passed);
+        // Carried to its end where its entry is on its way, and given up where that waits, when the client goes.
+        let (_waits, asker) = Asker::new();
+        let volume = self.volume.clone();
+        let resize = asker.scope(async move {
+            let resized = volume.resize(size_bytes).await;
+            drop(passed_on);
+            resized
+        });
+        let resized = tokio::spawn(resize).await;
+        resized.map_err(|error| Error::with_source(ErrorKind::Io, "resize a volume", error))?
     }
 }

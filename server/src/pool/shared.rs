@@ -10,6 +10,7 @@
 use super::aside::{AsideVolumes, asides_at_start};
 use crate::conditions;
 use crate::destage::DestageProgress;
+use crate::ranges::Ranges;
 use crate::record::{RECORD_BYTES_MAX, VolumeRecord, VolumeState};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     names: Mutex<HashMap<VolumeId, String>>,
     /// One lock a volume, shared by its changes, alone for what must not be interleaved with any.
     change_locks: Mutex<HashMap<VolumeId, Arc<RwLock<()>>>>,
+    /// Which sectors of each volume are being changed.
+    ranges: Mutex<HashMap<VolumeId, Arc<Ranges>>>,
     pub(super) aside: Mutex<AsideVolumes>,
     /// Some volume is aside: only then is the list looked at.
     pub(super) is_any_aside: AtomicBool,
@@ -62,6 +65,7 @@ impl Shared {
         Shared {
             change_locks: Mutex::default(),
             names: Mutex::default(),
+            ranges: Mutex::default(),
             is_any_aside: AtomicBool::new(!aside.volumes.is_empty()),
             aside: Mutex::new(aside),
             is_late_wanted: AtomicBool::new(false),
@@ -90,18 +94,38 @@ impl Shared {
 
     /// As [`Shared::log_record`]; returns where in the log it is.
     pub(crate) async fn append_record(&self, record: &VolumeRecord) -> Result<Lsn> {
+        let lsn = self.append_change(self.record_entry(record)?, Vec::new()).await?;
+        self.show_record(record);
+        Ok(lsn)
+    }
+
+    /// Makes entries about volumes durable in the log, as one step: a record, what is trimmed with it, or what is said of
+    /// snapshots. Returns the LSN of the last one.
+    ///
+    /// # Errors
+    /// `Unavailable`: whoever asked for it has gone while there was no room in the log. Nothing has happened then.
+    pub(crate) async fn append_change(&self, first: NewEntry, rest: Vec<NewEntry>) -> Result<Lsn> {
+        self.log.append_unless(first, rest, Wait::Durable, crate::asker::gone()).await
+    }
+
+    /// The entry that makes `record` the volume's.
+    pub(crate) fn record_entry(&self, record: &VolumeRecord) -> Result<NewEntry> {
         // One that could not be read back would keep the pool from opening.
         if record.encode().len() > RECORD_BYTES_MAX {
             let what = format!("change volume {}: its record becomes too long", record.name);
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        let lsn = self.log.append(record_entry(record), Wait::Durable).await?;
-        self.show_record(record);
-        Ok(lsn)
+        Ok(NewEntry {
+            volume: VolumeId(record.id),
+            kind: EntryKind::VolumeRecord,
+            start_sector: 0,
+            sector_count: 0,
+            payload: record.encode(),
+        })
     }
 
     /// A volume's newest record is this one: its conditions follow, and it is known by this name from now on.
-    pub(super) fn show_record(&self, record: &VolumeRecord) {
+    pub(crate) fn show_record(&self, record: &VolumeRecord) {
         let (id, conditions) = (VolumeId(record.id), self.tier.conditions());
         let (before, is_another) = {
             let mut names = self.names.lock();
@@ -128,6 +152,11 @@ impl Shared {
     /// The volume's lock; the same one for every holder.
     pub(crate) fn change_lock(&self, volume: VolumeId) -> Arc<RwLock<()>> {
         self.change_locks.lock().entry(volume).or_default().clone()
+    }
+
+    /// The sectors of the volume that are being changed; the same for every holder.
+    pub(crate) fn ranges(&self, volume: VolumeId) -> Arc<Ranges> {
+        self.ranges.lock().entry(volume).or_default().clone()
     }
 
     /// A test may end the pool between any two steps.
@@ -223,15 +252,5 @@ impl Shared {
         // Wakes everybody who waits for progress that will not come.
         self.destaged.send_modify(|_| ());
         self.late_ended.send_modify(|_| ());
-    }
-}
-
-fn record_entry(record: &VolumeRecord) -> NewEntry {
-    NewEntry {
-        volume: VolumeId(record.id),
-        kind: EntryKind::VolumeRecord,
-        start_sector: 0,
-        sector_count: 0,
-        payload: record.encode(),
     }
 }

@@ -11,7 +11,7 @@ use crate::record::VolumeState;
 use crate::snapshot::{Removed, SnapshotEntry, SnapshotName, SnapshotRecord};
 use crate::volume::Volume;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
-use replication::{EntryKind, Log, NewEntry, Wait};
+use replication::{EntryKind, Log, NewEntry};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use tiering::{ChangedExtent, Tier};
@@ -248,9 +248,14 @@ impl Pool {
         }
         let removed = Removed { volume: key.0, lsn: key.1.0 };
         let logged = self.log_snapshots(&SnapshotEntry::removing(vec![removed])).await;
-        // If this fails the pool has failed, and a restart shows what became of it.
-        let lsn =
-            logged.map_err(|error| error.context(format!("remove snapshot {volume}@{name}")))?;
+        let lsn = match logged {
+            Ok(lsn) => lsn,
+            Err(error) => {
+                // It stays: the pool has failed, or whoever asked for this has gone.
+                self.volumes.lock().snapshots.records.insert(key, found.record);
+                return Err(error.context(format!("remove snapshot {volume}@{name}")));
+            }
+        };
         let left = self.volumes.lock().snapshots.volumes_at(key.1);
         self.shared.log.set_snapshots(key.1, left);
         self.shared.log.set_snapshots(lsn, Vec::new());
@@ -289,7 +294,7 @@ impl Pool {
             sector_count: 0,
             payload: entry.encode(),
         };
-        self.shared.log.append(entry, Wait::Durable).await
+        self.shared.append_change(entry, Vec::new()).await
     }
 
     /// All snapshots, or those of one volume: by volume and age.

@@ -19,6 +19,7 @@ use tiering::TierOptions;
 mod aside;
 mod clock;
 mod exports;
+mod leftovers;
 mod own_keys;
 mod schedules;
 
@@ -36,13 +37,13 @@ fn log_options() -> LogOptions {
 const MAX_AGE: Duration = Duration::from_millis(200);
 
 /// A pool over `store` with its log in `dir`, nothing cached, so that the store's bytes matter.
-async fn open(dir: &Path, store: &Arc<InMemory>, epoch: u64) -> Arc<Pool> {
+async fn open(dir: &Path, store: &Arc<impl ObjectStore>, epoch: u64) -> Arc<Pool> {
     open_with(dir, store, epoch, log_options(), MAX_AGE).await
 }
 
 async fn open_with(
     dir: &Path,
-    store: &Arc<InMemory>,
+    store: &Arc<impl ObjectStore>,
     epoch: u64,
     log_options: LogOptions,
     max_age: Duration,
@@ -62,7 +63,7 @@ async fn open_after_boot(
 
 async fn open_as(
     (dir, boot): (&Path, u8),
-    store: &Arc<InMemory>,
+    store: &Arc<impl ObjectStore>,
     epoch: u64,
     log_options: LogOptions,
     max_age: Duration,
@@ -448,7 +449,13 @@ async fn auto_means_write_for_a_client_on_another_machine() {
     for (addresses, is_remote) in [(&local[..], false), (&remote[..], true)] {
         for address in addresses {
             let peer = Peer::Tcp(address.parse().unwrap());
-            let client = Client { peer, is_tls: false, names: Vec::new(), claim: None };
+            let client = Client {
+                peer,
+                is_tls: false,
+                names: Vec::new(),
+                claim: None,
+                line: nbd::Line::default(),
+            };
             let auto = exports.open("auto", &client).await.unwrap();
             assert_eq!(auto.must_be_durable(), is_remote, "{address}");
             auto.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
@@ -459,7 +466,8 @@ async fn auto_means_write_for_a_client_on_another_machine() {
         }
     }
     let peer = Peer::Unix { uid: None };
-    let client = Client { peer, is_tls: false, names: Vec::new(), claim: None };
+    let client =
+        Client { peer, is_tls: false, names: Vec::new(), claim: None, line: nbd::Line::default() };
     assert!(!exports.open("auto", &client).await.unwrap().must_be_durable());
     drop(exports);
     pool.close().await.unwrap();
@@ -500,7 +508,13 @@ async fn a_device_without_a_volatile_cache_is_answered_what_is_stable() {
 async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
-    let client = |peer| Client { peer, is_tls: false, names: Vec::new(), claim: None };
+    let client = |peer| Client {
+        peer,
+        is_tls: false,
+        names: Vec::new(),
+        claim: None,
+        line: nbd::Line::default(),
+    };
     let remote = client(Peer::Tcp("192.0.2.7:5".parse().unwrap()));
     let local = client(Peer::Tcp("127.0.0.1:5".parse().unwrap()));
     let pool = open(dir.path(), &store, 1).await;

@@ -1,4 +1,4 @@
-//! A restored pool that cannot get everything: what its copy lacks is asked for again and again, until it is there or a
+//! What keeps a restored pool from having everything, as conditions: failures, and what its copy lacks. What its copy lacks is asked for again and again, until it is there or a
 //! person gives it up.
 //!
 //! Invariants:
@@ -6,17 +6,19 @@
 //!   given up after that was known. What the copy has and does not send is never given up.
 //! - While something is lacking there is a condition that names it.
 
-use super::Restored;
+use super::{Origin, Restored};
 use block::conditions::Report;
 use block::{ConditionKind, Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tiering::{Lacking, RestoredStore, Tier};
+use tiering::{Lacking, RestoredStore, Tier, is_store_full};
 use tokio::sync::Notify;
 
 /// Pause before what is lacking is asked for again. Chosen by hand: one request or two for each object then.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
+/// Subject of the condition that the pool's own store takes nothing more.
+const STORE_FULL: &str = "restore";
 /// Objects that the condition names. Chosen by hand: its text is bounded.
 const NAMED_MAX: usize = 4;
 
@@ -71,6 +73,37 @@ impl Restored {
         ))
     }
 
+    /// Something has come: a failure before that is over.
+    pub(super) fn show_progress(&self, tier: &Tier) {
+        tier.conditions().clear(ConditionKind::RestoreFailing, &self.origin.url);
+        tier.conditions().clear(ConditionKind::StoreFull, STORE_FULL);
+    }
+
+    /// Fetching has failed: because the pool's own store is full, or for a reason that the error tells.
+    pub(super) fn show_failure(&self, tier: &Tier, error: &Error) {
+        let (url, why) = (&self.origin.url, error.chain());
+        if is_store_full(error) {
+            let report = Report::new(
+                format!(
+                    "the pool's own store is full, and takes no more of what the copy {url} holds: {why}"
+                ),
+                "the pool goes on needing the copy: what is not here is read from there",
+                "make room in the pool's own store or enlarge it; fetching goes on by itself",
+            );
+            tier.conditions().raise(ConditionKind::StoreFull, STORE_FULL, report);
+            tier.conditions().clear(ConditionKind::RestoreFailing, url);
+            return;
+        }
+        let report = Report::new(
+            format!(
+                "the restored pool still needs the copy {url}, and fetching from it does not get on: {why}"
+            ),
+            "reads of what is not here fail; what is here is served",
+            "bring the copy back where it was, and keep it until the pool has everything; fetching goes on by itself",
+        );
+        tier.conditions().raise(ConditionKind::RestoreFailing, url, report);
+    }
+
     /// Names what is lacking, and returns when it is time to ask for it again.
     pub(super) async fn wait_lacking(&self, tier: &Tier, lacking: &Lacking) {
         self.show_lacking(tier, lacking);
@@ -88,6 +121,20 @@ impl Restored {
         let report = (!lacking.is_empty()).then(|| report(&self.origin.url, lacking));
         tier.conditions().set(ConditionKind::RestoreIncomplete, &self.origin.url, report);
     }
+}
+
+/// The condition of a pin that could not be given back.
+pub(super) fn pin_stays(origin: &Origin, error: &Error) -> Report {
+    Report::new(
+        format!(
+            "the pin {} stays at the copy {}, which keeps the state that was restored: {}",
+            origin.pin,
+            origin.url,
+            error.chain()
+        ),
+        "the copy keeps objects that nobody needs; the pool has everything",
+        "let the pool reach the copy; it is tried again, also after a restart",
+    )
 }
 
 fn report(url: &str, lacking: &Lacking) -> Report {

@@ -14,6 +14,7 @@ use object_store::{
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::watch;
 
 /// How it misbehaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,6 +192,153 @@ impl ObjectStore for FaultyStore {
         }
         let all = listed.collect::<Vec<_>>();
         all.map(|all| futures::stream::iter(all.into_iter().rev())).flatten_stream().boxed()
+    }
+
+    fn list_with_delimiter<'a, 'b, 'c>(
+        &'a self,
+        prefix: Option<&'b Path>,
+    ) -> BoxFuture<'c, Result<ListResult>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        self.inner.list_with_delimiter(prefix)
+    }
+
+    fn copy_opts<'a, 'b, 'd, 'c>(
+        &'a self,
+        from: &'b Path,
+        to: &'d Path,
+        options: CopyOptions,
+    ) -> BoxFuture<'c, Result<()>>
+    where
+        'a: 'c,
+        'b: 'c,
+        'd: 'c,
+        Self: 'c,
+    {
+        self.inner.copy_opts(from, to, options)
+    }
+}
+
+/// A memory store whose segments can be kept from being written, and from being read: who asks waits.
+pub(crate) struct GatedStore {
+    inner: InMemory,
+    writes: watch::Sender<bool>,
+    reads: watch::Sender<bool>,
+    waiting_reads: AtomicU64,
+}
+
+impl GatedStore {
+    pub(crate) fn new() -> Arc<GatedStore> {
+        let (writes, reads) = (watch::Sender::new(true), watch::Sender::new(true));
+        Arc::new(GatedStore {
+            inner: InMemory::new(),
+            writes,
+            reads,
+            waiting_reads: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether segments can be written.
+    pub(crate) fn set_writes(&self, are_open: bool) {
+        self.writes.send_replace(are_open);
+    }
+
+    /// Whether segments can be read.
+    pub(crate) fn set_reads(&self, are_open: bool) {
+        self.reads.send_replace(are_open);
+    }
+
+    /// Reads of segments that have had to wait.
+    pub(crate) fn waiting_reads(&self) -> u64 {
+        self.waiting_reads.load(Ordering::SeqCst)
+    }
+}
+
+fn is_segment(location: &Path) -> bool {
+    location.as_ref().starts_with("segments/")
+}
+
+impl fmt::Debug for GatedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GatedStore")
+    }
+}
+
+impl fmt::Display for GatedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GatedStore")
+    }
+}
+
+impl ObjectStore for GatedStore {
+    fn put_opts<'a, 'b, 'c>(
+        &'a self,
+        location: &'b Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> BoxFuture<'c, Result<PutResult>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move {
+            if is_segment(location) {
+                let _ = self.writes.subscribe().wait_for(|are_open| *are_open).await;
+            }
+            self.inner.put_opts(location, payload, options).await
+        })
+    }
+
+    fn put_multipart_opts<'a, 'b, 'c>(
+        &'a self,
+        location: &'b Path,
+        options: PutMultipartOptions,
+    ) -> BoxFuture<'c, Result<Box<dyn MultipartUpload>>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move {
+            if is_segment(location) {
+                let _ = self.writes.subscribe().wait_for(|are_open| *are_open).await;
+            }
+            self.inner.put_multipart_opts(location, options).await
+        })
+    }
+
+    fn get_opts<'a, 'b, 'c>(
+        &'a self,
+        location: &'b Path,
+        options: GetOptions,
+    ) -> BoxFuture<'c, Result<GetResult>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move {
+            if is_segment(location) && !*self.reads.borrow() {
+                self.waiting_reads.fetch_add(1, Ordering::SeqCst);
+                let _ = self.reads.subscribe().wait_for(|are_open| *are_open).await;
+            }
+            self.inner.get_opts(location, options).await
+        })
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
     }
 
     fn list_with_delimiter<'a, 'b, 'c>(

@@ -30,7 +30,6 @@ use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectStoreExt};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

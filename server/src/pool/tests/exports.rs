@@ -19,7 +19,13 @@ fn claim(client: u8, boot: Uuid, intent: Intent) -> ClaimRequest {
 }
 
 fn client(claim: Option<ClaimRequest>) -> Client {
-    Client { peer: Peer::Unix { uid: None }, is_tls: false, names: Vec::new(), claim }
+    Client {
+        peer: Peer::Unix { uid: None },
+        is_tls: false,
+        names: Vec::new(),
+        claim,
+        line: nbd::Line::default(),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,223 @@
+//! How many connections there are at once, and who is refused.
+//!
+//! Invariants:
+//! - Clients on other machines never have all places: some are kept for the unix socket, and some of these for devices
+//!   of this machine's kernel.
+//! - Connections that are still negotiating have at most a part of the places of a listener, so that those who say
+//!   nothing cannot keep out those who do.
+
+use block::conditions::{ConditionKind, Conditions, Report};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Places beyond the configured ones that only the unix socket and the kernel's devices get. Chosen by hand: some
+/// clients and a device with all its connections.
+pub(crate) const LOCAL_RESERVE: usize = 16;
+/// Places beyond these that only the kernel's devices get. Chosen by hand: a device with all its connections.
+pub(crate) const KERNEL_RESERVE: usize = 16;
+/// Connections that may exist beyond [`crate::ServerOptions::connection_count_max`].
+pub const RESERVED_COUNT: usize = LOCAL_RESERVE + KERNEL_RESERVE;
+/// Part of the configured places that one listener's negotiations may have, at least one. Chosen by hand: half is enough
+/// for hundreds of clients that come at once.
+const NEGOTIATING_PART: usize = 2;
+/// From this part of that on a client that has not said anything has less time. Chosen by hand.
+const PRESSED_PART: usize = 2;
+/// Refusals are over when there was none for so long. Chosen by hand: a client that is refused tries again sooner.
+const REFUSALS_OVER: Duration = Duration::from_secs(30);
+
+/// Who wants a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum From {
+    Tcp,
+    Unix,
+    Kernel,
+}
+
+/// The places of a server.
+#[derive(Debug)]
+pub(crate) struct Places {
+    configured_count: usize,
+    count: AtomicUsize,
+}
+
+/// One of them, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Taken(Arc<Places>);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Places {
+    pub(crate) fn new(configured_count: usize) -> Arc<Places> {
+        Arc::new(Places { configured_count, count: AtomicUsize::new(0) })
+    }
+
+    /// Places in all.
+    pub(crate) fn count_max(&self) -> usize {
+        self.configured_count + RESERVED_COUNT
+    }
+
+    /// Places taken.
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// `None`: there is none for this kind of client.
+    pub(crate) fn take(self: &Arc<Self>, from: From) -> Option<Taken> {
+        let count_max = self.configured_count
+            + match from {
+                From::Tcp => 0,
+                From::Unix => LOCAL_RESERVE,
+                From::Kernel => RESERVED_COUNT,
+            };
+        let more = |count| (count < count_max).then_some(count + 1);
+        let taken = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.is_ok().then(|| Taken(Arc::clone(self)))
+    }
+}
+
+/// The connections of one listener that negotiate.
+#[derive(Debug)]
+pub(crate) struct Negotiations {
+    count: AtomicUsize,
+    count_max: usize,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Negotiating(Arc<Negotiations>);
+
+impl Drop for Negotiating {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Negotiating {
+    /// There are so many that those who say nothing have to go.
+    pub(crate) fn is_pressed(&self) -> bool {
+        let Negotiations { count, count_max } = &*self.0;
+        count.load(Ordering::Relaxed) >= count_max.div_ceil(PRESSED_PART)
+    }
+}
+
+impl Negotiations {
+    pub(crate) fn new(configured_count: usize) -> Arc<Negotiations> {
+        let count_max = configured_count.div_ceil(NEGOTIATING_PART);
+        Arc::new(Negotiations { count: AtomicUsize::new(0), count_max })
+    }
+
+    /// `None`: there are too many.
+    pub(crate) fn begin(self: &Arc<Self>) -> Option<Negotiating> {
+        let more = |count| (count < self.count_max).then_some(count + 1);
+        let begun = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        begun.is_ok().then(|| Negotiating(Arc::clone(self)))
+    }
+}
+
+/// Refused connections of one listener, as a condition. It ends with this.
+#[derive(Debug)]
+pub(crate) struct Refusals {
+    conditions: Conditions,
+    listener: String,
+    count: u64,
+    newest: Option<Instant>,
+}
+
+impl Refusals {
+    pub(crate) fn new(conditions: Conditions, listener: String) -> Refusals {
+        Refusals { conditions, listener, count: 0, newest: None }
+    }
+
+    /// One was refused, because of `why`; `remedy` says what to do.
+    pub(crate) fn add(&mut self, why: &str, remedy: &str) {
+        self.count += 1;
+        self.newest = Some(Instant::now());
+        let what = format!(
+            "connections to {} are refused ({} since the start of the daemon): {why}",
+            self.listener, self.count
+        );
+        let report = Report::new(what, "new clients get no connection there", remedy);
+        self.conditions.raise(ConditionKind::ConnectionsRefused, &self.listener, report);
+    }
+
+    /// When to look whether they are over.
+    pub(crate) async fn over(&self) {
+        match self.newest {
+            Some(newest) => tokio::time::sleep_until(newest + REFUSALS_OVER).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// There are no more.
+    pub(crate) fn end(&mut self) {
+        self.newest = None;
+        self.conditions.clear(ConditionKind::ConnectionsRefused, &self.listener);
+    }
+}
+
+impl Drop for Refusals {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_clients_and_the_kernel_have_places_when_others_have_taken_theirs() {
+        let places = Places::new(3);
+        let take = |from, count: usize| -> Vec<Taken> {
+            (0..count).map_while(|_| places.take(from)).collect()
+        };
+        let remote = take(From::Tcp, 100);
+        assert_eq!(remote.len(), 3);
+        let local = take(From::Unix, 100);
+        assert_eq!(local.len(), LOCAL_RESERVE);
+        let kernel = take(From::Kernel, 100);
+        assert_eq!(kernel.len(), KERNEL_RESERVE);
+        assert_eq!(places.count(), places.count_max());
+        drop(local);
+        assert!(places.take(From::Tcp).is_none());
+        drop((remote, kernel));
+        assert_eq!(take(From::Tcp, 100).len(), 3);
+    }
+
+    #[test]
+    fn negotiations_have_a_part_of_the_places_and_are_pressed_before() {
+        let negotiations = Negotiations::new(8);
+        let first = negotiations.begin().unwrap();
+        assert!(!first.is_pressed());
+        let second = negotiations.begin().unwrap();
+        assert!(first.is_pressed());
+        let rest: Vec<_> = (0..9).map_while(|_| negotiations.begin()).collect();
+        assert_eq!(rest.len(), 2);
+        drop((second, rest));
+        assert!(!first.is_pressed() && negotiations.begin().is_some());
+        assert!(Negotiations::new(1).begin().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_are_a_condition_until_there_is_none_for_a_while() {
+        let conditions = Conditions::default();
+        let mut refusals = Refusals::new(conditions.clone(), "here".to_owned());
+        let is_raised = || conditions.is_raised(ConditionKind::ConnectionsRefused, "here");
+        refusals.add("all places are taken", "close some");
+        refusals.add("all places are taken", "close some");
+        assert!(is_raised());
+        assert!(conditions.list()[0].report.what.contains("(2 since"));
+        refusals.over().await;
+        refusals.end();
+        assert!(!is_raised());
+        refusals.add("all places are taken", "close some");
+        drop(refusals);
+        assert!(!is_raised());
+    }
+}

@@ -1,0 +1,179 @@
+//! How an entry comes into the log, and how it is taken back.
+//!
+//! Invariants:
+//! - An entry is queued at the call, so that LSN order is call order.
+//! - An append that is dropped before its answer leaves no entry that could come later: the entry leaves the queue, or
+//!   it is in a batch, which does not wait for log space.
+
+use super::pressure::hold_back;
+use super::{Inner, Log, Reached};
+use crate::options::{NewEntry, Wait};
+use crate::queue::{ENTRY_OVERHEAD_BYTES, Group, Place, Ticket};
+use block::{Error, ErrorKind, Lsn, Result};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Log {
+    /// Queues an entry, at the call and not at the first poll, so that LSN order is call order; where the queue has no
+    /// room, first come, first served. The future tells the entry's LSN when it is answered as `wait` asks. Never
+    /// fails for lack of log space: it waits. An append that is dropped before its answer is taken back, unless the
+    /// entry is in a batch by then; see [`Log::settle`].
+    ///
+    /// # Errors
+    /// `Invalid`: the entry makes no sense, or its payload is larger than
+    /// [`Log::payload_bytes_max`]. `Io`: the log has failed. `Unavailable`: it is closed.
+    pub fn append(
+        &self,
+        entry: NewEntry,
+        wait: Wait,
+    ) -> impl Future<Output = Result<Lsn>> + Send + use<> {
+        self.append_group(entry, Vec::new(), wait)
+    }
+
+    /// As [`Log::append`], of up to four entries that are one step in the history: they have consecutive LSNs, become
+    /// visible together, and are taken back or refused together. Together they have at most the payload of one entry.
+    /// The LSN is that of the last one.
+    ///
+    /// # Errors
+    /// As [`Log::append`]; `Invalid` also for too many.
+    pub fn append_group(
+        &self,
+        first: NewEntry,
+        rest: Vec<NewEntry>,
+        wait: Wait,
+    ) -> impl Future<Output = Result<Lsn>> + Send + use<> {
+        let appending = Appending::begin(&self.inner, first, rest, wait);
+        async move { appending?.answered().await }
+    }
+
+    /// As [`Log::append_group`], for as long as `given_up` is pending: when that resolves and no entry is in a batch, all are
+    /// taken back. So who changes more than the log knows whether they have happened.
+    ///
+    /// # Errors
+    /// As [`Log::append_group`]; `Unavailable` also where they were taken back.
+    pub fn append_unless(
+        &self,
+        first: NewEntry,
+        rest: Vec<NewEntry>,
+        wait: Wait,
+        given_up: impl Future<Output = ()> + Send,
+    ) -> impl Future<Output = Result<Lsn>> + Send {
+        let appending = Appending::begin(&self.inner, first, rest, wait);
+        async move {
+            let mut appending = appending?;
+            {
+                let answered = pin!(appending.answered());
+                tokio::select! {
+                    biased;
+                    answered = answered => return answered,
+                    () = given_up => {}
+                }
+            }
+            if appending.take_back() {
+                let what =
+                    "append to the write log: whoever asked for it has gone before there was room";
+                return Err(Error::new(ErrorKind::Unavailable, what));
+            }
+            appending.answered().await
+        }
+    }
+}
+
+/// A group on its way into the log.
+struct Appending {
+    inner: Arc<Inner>,
+    wait: Wait,
+    /// Log space that it takes, for pacing.
+    bytes: u64,
+    ticket: Option<Ticket>,
+    /// Of the last entry, once it has one.
+    lsn: Option<Lsn>,
+    /// Somebody has to step the core for it.
+    is_due: bool,
+    is_answered: bool,
+}
+
+impl Appending {
+    fn begin(
+        inner: &Arc<Inner>,
+        first: NewEntry,
+        rest: Vec<NewEntry>,
+        wait: Wait,
+    ) -> Result<Appending> {
+        let payload_bytes_max = inner.payload_bytes_max;
+        let room_bytes_max = inner.options.queue_bytes_max;
+        let payload_bytes = rest.iter().map(|entry| entry.payload.len()).sum::<usize>();
+        let payload_bytes = (payload_bytes + first.payload.len()) as u64;
+        let bytes = payload_bytes + (1 + rest.len() as u64) * ENTRY_OVERHEAD_BYTES;
+        let group = Group::new(first, rest, wait, payload_bytes_max, room_bytes_max)?;
+        let (lsn, ticket) = match inner.shared.push(group)? {
+            Place::At(lsn) => (Some(lsn), None),
+            Place::Waits(ticket) => (None, Some(ticket)),
+        };
+        let inner = Arc::clone(inner);
+        Ok(Appending { inner, wait, bytes, ticket, lsn, is_due: true, is_answered: false })
+    }
+
+    /// Resolves when it is answered. May be dropped, and called again.
+    async fn answered(&mut self) -> Result<Lsn> {
+        let lsn = self.placed().await?;
+        if self.is_due {
+            // Lets the tasks that are ready queue theirs too: a batch of many costs one write. Where
+            // each write is flushed before the next comes there is nothing to wait for.
+            if !self.inner.shared.is_flush_expected.load(Ordering::Relaxed) {
+                tokio::task::yield_now().await;
+            }
+            // Usually another task's round has taken it along, and the next batch may gather.
+            if !self.inner.shared.is_taken(lsn) {
+                self.inner.drive_patiently(1);
+            }
+            self.is_due = false;
+        }
+        let (inner, wait) = (&*self.inner, self.wait);
+        let reached = Reached { inner, lsn, wait, is_entry: true, id: None }.await;
+        self.is_answered = true;
+        reached?;
+        hold_back(&self.inner, self.bytes).await;
+        // It may have failed while this waited: nothing is answered from there on.
+        self.inner.shared.check_unfailed()?;
+        Ok(lsn)
+    }
+
+    async fn placed(&mut self) -> Result<Lsn> {
+        if let Some(lsn) = self.lsn {
+            return Ok(lsn);
+        }
+        let ticket = self.ticket.as_mut().expect("without a place it waits for one");
+        let placed = (&mut ticket.placed).await;
+        self.ticket = None;
+        let lsn = placed.unwrap_or_else(|_| Err(self.inner.gone()))?;
+        self.lsn = Some(lsn);
+        Ok(lsn)
+    }
+
+    /// False: it is in a batch, so what it says is coming.
+    fn take_back(&mut self) -> bool {
+        if let Some(mut ticket) = self.ticket.take() {
+            self.lsn = self.inner.shared.leave(&mut ticket);
+        }
+        let is_back = self.lsn.is_none_or(|lsn| self.inner.shared.withdraw(lsn));
+        if is_back {
+            self.lsn = None;
+        }
+        is_back
+    }
+}
+
+impl Drop for Appending {
+    fn drop(&mut self) {
+        match self.lsn {
+            Some(lsn) if self.is_answered => self.inner.shared.forget_refusal(lsn),
+            _ if self.inner.planted.kept_when_dropped => {}
+            _ => drop(self.take_back()),
+        }
+        if self.is_due {
+            self.inner.nudge();
+        }
+    }
+}

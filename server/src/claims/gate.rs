@@ -1,0 +1,136 @@
+//! The gate of a connection: what its requests pass, so that they can be ended and waited for.
+//!
+//! Invariants:
+//! - No request passes a gate that was closed.
+
+use block::{Error, ErrorKind, Result};
+use nbd::Line;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tokio::sync::Notify;
+
+/// What the requests of one connection pass, so that they can be ended and waited for.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    is_closed: AtomicBool,
+    /// The connection has ended.
+    is_over: AtomicBool,
+    pub(super) running_count: AtomicUsize,
+    /// The gate was closed, or its connection has ended, or the last request behind it has.
+    changed: Notify,
+    pub(super) line: Line,
+    /// Where its client is, for people.
+    pub(super) label: String,
+}
+
+/// A request that is running.
+#[derive(Debug)]
+pub(crate) struct Passed<'a>(&'a Gate);
+
+/// As [`Passed`], for a task of its own.
+#[derive(Debug)]
+pub(crate) struct PassedOn(Arc<Gate>);
+
+impl Drop for PassedOn {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Gate {
+    pub(super) fn new(line: &Line, label: &str) -> Arc<Gate> {
+        Arc::new(Gate { line: line.clone(), label: label.to_owned(), ..Gate::default() })
+    }
+
+    /// # Errors
+    /// `Fenced`: another connection has taken this one's place, or its client has closed it and another one has come, or
+    /// the attachment was ended.
+    pub(crate) fn pass(&self) -> Result<Passed<'_>> {
+        self.enter();
+        let passed = Passed(self);
+        self.check_open().map(|()| passed)
+    }
+
+    /// As [`Gate::pass`], for a task that may live longer than the request.
+    pub(crate) fn pass_on(self: &Arc<Self>) -> Result<PassedOn> {
+        self.enter();
+        let passed = PassedOn(self.clone());
+        self.check_open().map(|()| passed)
+    }
+
+    fn enter(&self) {
+        self.running_count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn leave(&self) {
+        let before = self.running_count.fetch_sub(1, Ordering::SeqCst);
+        if before == 1 && self.is_closed.load(Ordering::SeqCst) {
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if !self.is_closed.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let what = "serve a request: its connection is over or was replaced, or its client is not attached any more";
+        Err(Error::new(ErrorKind::Fenced, what))
+    }
+
+    /// Its client has closed it, so that nobody asks for what it has begun.
+    pub(super) fn is_left(&self) -> bool {
+        !self.is_over.load(Ordering::SeqCst) && self.line.is_over()
+    }
+
+    /// The connection has ended: nothing of it runs.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.changed.notify_waiters();
+    }
+
+    /// Ends when the connection has.
+    pub(super) async fn ended(&self) {
+        self.until(|| self.is_over.load(Ordering::SeqCst)).await;
+    }
+
+    /// Its client, for people.
+    pub(super) fn described(&self) -> String {
+        match self.line.silence() {
+            Some(silence) => format!("{} ({silence})", self.label),
+            None => self.label.clone(),
+        }
+    }
+
+    /// No request starts after this.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.changed.notify_waiters();
+    }
+
+    /// Ends when no request may start any more.
+    pub(crate) async fn closed(&self) {
+        self.until(|| self.is_closed.load(Ordering::SeqCst)).await;
+    }
+
+    pub(super) async fn drained(&self) {
+        self.until(|| self.running_count.load(Ordering::SeqCst) == 0).await;
+    }
+
+    async fn until(&self, is_so: impl Fn() -> bool) {
+        let mut changed = std::pin::pin!(self.changed.notified());
+        loop {
+            changed.as_mut().enable(); // before the look, so that no change is missed
+            if is_so() {
+                return;
+            }
+            changed.as_mut().await;
+            changed.set(self.changed.notified());
+        }
+    }
+}
+
+impl Drop for Passed<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
