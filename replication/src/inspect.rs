@@ -85,7 +85,7 @@ pub(crate) fn overtaken(
         return Ok(None);
     }
     let mut walk = Walk::new(&reads, pool, ring, seen.trim_lsn, planted);
-    walk.to_end()?;
+    walk.walk_to_end()?;
     walk.search_rest()?;
     let is_in_store = walk.newest.is_some_and(|newest| {
         newest.header.is_clean

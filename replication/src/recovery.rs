@@ -226,7 +226,7 @@ fn check_none_missing(reads: &Reads<'_>, ring: Option<&Ring>, args: &OpenArgs<'_
         Some(ring) => {
             let (pool, ring) = (args.identity.pool, ring.clone());
             let mut walk = Walk::new(reads, pool, ring, args.destaged, args.planted);
-            walk.to_end()?;
+            walk.walk_to_end()?;
             walk.search_rest()?;
             walk.seen.contents
         }

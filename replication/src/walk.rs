@@ -191,7 +191,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Walks from the first place where that is possible to the end.
-    pub(crate) fn to_end(&mut self) -> Result<()> {
+    pub(crate) fn walk_to_end(&mut self) -> Result<()> {
         let starts = self.starts(self.needed())?;
         for start in starts.unwrap_or_default() {
             self.begin(start);

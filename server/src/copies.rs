@@ -387,11 +387,7 @@ impl Copies {
     pub(crate) async fn wait_without_destroyed_keys(&self) -> Result<Vec<String>> {
         let states: Vec<_> = {
             let jobs = self.jobs.lock().await;
-            for job in jobs.iter() {
-                let has_keys = job.state.borrow().has_destroyed_keys(&self.source.pool);
-                self.source.show_erased_keys(&job.spec.url, has_keys);
-                job.wake.notify_one();
-            }
+            jobs.iter().for_each(|job| job.wake.notify_one());
             jobs.iter().map(|job| job.state.clone()).collect()
         };
         let done = states.into_iter().map(async |mut state| {
@@ -400,8 +396,12 @@ impl Copies {
             let _ = tokio::time::timeout(KEYS_PATIENCE, gone).await;
         });
         futures::future::join_all(done).await;
-        let with = self.status().await?.into_iter().filter(|copy| copy.has_destroyed_keys);
-        Ok(with.map(|copy| copy.spec.url).collect())
+        let with: Vec<CopyStatus> =
+            self.status().await?.into_iter().filter(|copy| copy.has_destroyed_keys).collect();
+        for copy in &with {
+            self.source.show_erased_keys(&copy.spec.url, true);
+        }
+        Ok(with.into_iter().map(|copy| copy.spec.url).collect())
     }
 
     /// Waits until a copy has everything that was written before the call.

@@ -155,8 +155,13 @@ fn a_full_store_makes_writers_wait_and_loses_nothing() {
     let mut connection = connect(&daemon);
     let begun = Instant::now();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            wait_for("the store is full", || !conditions(&daemon, "store-full").is_empty());
+        let mut status = daemon.prepare(&["status", "-o", "json"]);
+        let disk = &disk;
+        scope.spawn(move || {
+            wait_for("the store is full", || {
+                let said = status.output().expect("the program runs").stdout;
+                String::from_utf8_lossy(&said).contains("the store is full, and takes no more")
+            });
             std::thread::sleep(Duration::from_secs(5));
             disk.resize(400);
         });
