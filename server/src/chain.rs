@@ -32,9 +32,9 @@ const DOCUMENT_BYTES_MAX: usize = 256 * 1024;
 /// Attempts of a create whose outcome stays unknown, of a read that races with deletes, and looks for
 /// what is known to be there. Chosen by hand: three seconds with the pauses, and what the requests take.
 const ATTEMPT_COUNT_MAX: u32 = 6;
-/// Listings that have to agree that a chain is empty. Chosen by hand: each costs every opening a pause for
-/// each chain that the pool does not have.
-const EMPTY_LOOK_COUNT: u32 = 2;
+/// Listings that have to agree that a chain is empty, where nothing else of the pool shows that they are
+/// right.
+const EMPTY_LOOK_COUNT: u32 = 3;
 /// Looks that have to agree that the newest object of a chain is gone. Chosen by hand: 25 s with the pauses;
 /// a server that is ill for longer than that is rare, and nothing is lost meanwhile.
 const GONE_LOOK_COUNT: u32 = 9;
@@ -96,16 +96,23 @@ impl Chain {
         Ok(numbers)
     }
 
-    /// The highest number, or `None` for an empty chain, once several listings agree.
+    /// The highest number, or `None` for an empty chain: once a listing that shows other folders of the pool
+    /// does not show this one, or several listings agree.
     pub(crate) async fn newest_number(&self) -> Result<Option<u64>> {
-        // In a directory nobody else answers for it.
-        let look_count = if self.store.local_dir().is_some() { 1 } else { EMPTY_LOOK_COUNT };
-        for look in 0..look_count {
+        for look in 0..EMPTY_LOOK_COUNT {
             if look > 0 {
                 pause(look - 1).await;
             }
             if let Some(number) = self.numbers().await?.last() {
                 return Ok(Some(*number));
+            }
+            // In a directory nobody else answers for it.
+            if self.store.local_dir().is_some() {
+                break;
+            }
+            let folders = self.store.folders().await;
+            if !folders.is_empty() && !folders.contains(self.prefix) {
+                break;
             }
         }
         Ok(None)
@@ -132,7 +139,7 @@ impl Chain {
             if numbers.last().is_some_and(|highest| *highest >= number) {
                 return Ok(Some(numbers));
             }
-            is_there = self.read(number).await?.is_some();
+            is_there |= self.read(number).await?.is_some();
             // What may be said after half of the looks is that the listing is wrong.
             if is_there && look + 1 >= ATTEMPT_COUNT_MAX {
                 break;
@@ -147,7 +154,7 @@ impl Chain {
     /// An object that is there, and that listings do not show.
     pub(crate) fn unlisted(&self, number: u64) -> Error {
         let what = format!(
-            "list {}/: the listing does not show {}, which is there: what the store lists is wrong, and \
+            "list {}/: the listing lacks {}, which is there: what the store lists is wrong, and \
              nothing is done on the strength of it. Check the store, or the proxy in front of it",
             self.prefix,
             self.name(number)
@@ -210,6 +217,21 @@ impl Chain {
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(self.store.explain(&format!("read {name}"), error)),
         }
+    }
+
+    /// As [`Chain::read`], of an object that is there.
+    ///
+    /// # Errors
+    /// `Unavailable` where it is not, after several looks.
+    pub(crate) async fn read_back(&self, number: u64) -> Result<Bytes> {
+        for attempt in 0..ATTEMPT_COUNT_MAX {
+            if let Some(bytes) = self.read(number).await? {
+                return Ok(bytes);
+            }
+            pause(attempt).await;
+        }
+        let what = format!("read back {}: the store has no such object", self.name(number));
+        Err(Error::new(ErrorKind::Unavailable, what))
     }
 
     /// Creates `number`. `bytes` hold a nonce of their own, so that equal bytes mean our object.

@@ -77,7 +77,7 @@ pub(crate) fn show_record(conditions: &Conditions, record: &VolumeRecord, has_ke
         Report::new(
             format!(
                 "clients on other machines are refused volume {name}: answered writes may be gone since a reboot, a \
-                 take-over or the loss of the write log"
+                 take-over or a loss or failure of the write log"
             ),
             "what such a client had mounted would be corrupt if it went on",
             format!(

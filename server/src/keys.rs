@@ -461,9 +461,7 @@ impl KeyRing {
                 "change the key ring: another process changed it at the same moment; try again",
             ));
         }
-        let Some(bytes) = next.chain.read(number).await.map_err(unknown)? else {
-            return Err(unknown(Error::new(ErrorKind::Unavailable, "read back the key ring")));
-        };
+        let bytes = next.chain.read_back(number).await.map_err(unknown)?;
         let proven = open_bytes(next.chain.clone(), number, &bytes, material).await?;
         if proven.body != next.body {
             return Err(corrupt(&next.chain.name(number), "it is not what was written"));
@@ -508,10 +506,10 @@ fn missing_key_file(path: &Path, error: Error) -> Error {
 
 /// A pool that lost its ring but has data must not get a new one.
 async fn check_empty(store: &Store) -> Result<()> {
-    for part in ["origin", "manifest", "segments", "metadata", crate::volume_keys::FOLDER] {
-        match store.first_below(Some(part)).await? {
-            None => {}
-            Some(_) if part == "origin" => {
+    let parts = ["origin", "manifest", "segments", "metadata", crate::volume_keys::FOLDER];
+    if let Some((part, _)) = store.first_below(&parts).await? {
+        match part {
+            "origin" => {
                 let what = format!(
                     "store {}: a restore was begun there and not finished; repeat `spindle restore`, or choose \
                      another store",
@@ -519,7 +517,7 @@ async fn check_empty(store: &Store) -> Result<()> {
                 );
                 return Err(Error::new(ErrorKind::NotFound, what));
             }
-            Some(_) => {
+            _ => {
                 return Err(Error::new(
                     ErrorKind::Corrupt,
                     format!(

@@ -14,7 +14,7 @@
 
 mod found;
 
-use self::found::Found;
+use self::found::{Found, lock};
 use crate::chain::{
     Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
 };
@@ -22,10 +22,9 @@ use crate::store::Store;
 use crate::units;
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result};
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
@@ -498,7 +497,6 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-const LOCK: &str = "lock";
 const NODE: &str = "node.json";
 const NODE_COPY: &str = "node.copy.json";
 
@@ -728,55 +726,6 @@ fn read_node_file_at(path: &Path) -> Result<Option<NodeFile>> {
 fn make_private_dir(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
-}
-
-/// Takes `DIR/lock`, which the kernel frees when the process ends however it ends.
-fn lock(dir: &Path) -> Result<File> {
-    loop {
-        let file = lock_once(dir)?;
-        // One that was removed meanwhile, by a command that was refused, keeps nobody out.
-        if file.metadata().is_ok_and(|metadata| metadata.nlink() > 0) {
-            return Ok(file);
-        }
-        make_private_dir(dir).map_err(|error| {
-            Error::with_source(ErrorKind::Io, format!("open directory {}", dir.display()), error)
-        })?;
-    }
-}
-
-fn lock_once(dir: &Path) -> Result<File> {
-    let path = dir.join(LOCK);
-    let failed = |error: std::io::Error| {
-        Error::with_source(ErrorKind::Io, format!("lock {}", path.display()), error)
-    };
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(failed)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let mut pid = String::new();
-            let _ = (&file).take(32).read_to_string(&mut pid); // only for the message
-            return Err(Error::new(
-                ErrorKind::Busy,
-                format!(
-                    "directory {} is in use by process {}; stop that one first",
-                    dir.display(),
-                    if pid.trim().is_empty() { "(unknown)" } else { pid.trim() }
-                ),
-            ));
-        }
-        Err(error) => return Err(failed(error.into())),
-    }
-    file.set_len(0).map_err(failed)?;
-    file.seek(SeekFrom::Start(0)).map_err(failed)?;
-    writeln!(file, "{}", std::process::id()).map_err(failed)?;
-    Ok(file)
 }
 
 /// Replaces a small file so that a crash leaves the old or the new contents, never a mixture.

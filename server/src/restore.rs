@@ -647,18 +647,14 @@ async fn bring_manifests(target: &Target, state: &StateRecord, store: &Store) ->
 }
 
 async fn check_empty(store: &Store) -> Result<()> {
-    for folder in ["manifest", "segments", "metadata", "copies", "copy", crate::volume_keys::FOLDER]
-    {
-        if let Some(found) = store.first_below(Some(folder)).await? {
-            let what = format!(
-                "restore to {}: it is not empty (it holds {}); choose an empty prefix or directory",
-                store.url(),
-                found.location
-            );
-            return Err(Error::new(ErrorKind::Busy, what));
-        }
-    }
-    Ok(())
+    let parts = ["manifest", "segments", "metadata", "copies", "copy", crate::volume_keys::FOLDER];
+    let Some((_, found)) = store.first_below(&parts).await? else { return Ok(()) };
+    let what = format!(
+        "restore to {}: it is not empty (it holds {}); choose an empty prefix or directory",
+        store.url(),
+        found.location
+    );
+    Err(Error::new(ErrorKind::Busy, what))
 }
 
 #[cfg(test)]

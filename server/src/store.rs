@@ -10,6 +10,7 @@
 //! - Credentials come from the environment and the machine's identity, never from the URL.
 
 use block::{Error, ErrorKind, Result};
+use futures::TryStreamExt;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::{HttpError, HttpErrorKind};
@@ -19,6 +20,7 @@ use object_store::path::Path as ObjectPath;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, ClientConfigKey, ObjectMeta, ObjectStore, RetryConfig};
 use proxy::{no_proxy, proxy_of};
+use std::collections::BTreeSet;
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -60,6 +62,9 @@ impl Default for StoreOptions {
         }
     }
 }
+
+/// Longest wait for the names of the folders of a pool: a dozen, in one page.
+const FOLDERS_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// The object store of one pool, already narrowed to the pool's prefix. Cheap to clone.
 #[derive(Clone)]
@@ -193,17 +198,38 @@ impl Store {
         self.local_dir.as_deref()
     }
 
-    /// An object below a folder of the pool's prefix, or below the prefix. `None` once several listings agree.
+    /// Folders of the pool's prefix: some may be empty, where the store is a directory. Empty where the store does not
+    /// say.
+    pub(crate) async fn folders(&self) -> BTreeSet<String> {
+        let listed = tokio::time::timeout(FOLDERS_TIME_MAX, self.control.list_with_delimiter(None));
+        let Ok(Ok(listed)) = listed.await else { return BTreeSet::new() };
+        let names = listed.common_prefixes.iter().filter_map(ObjectPath::filename);
+        names.map(str::to_owned).collect()
+    }
+
+    /// An object below one of these folders, and which one. `None` once several listings agree.
     ///
     /// # Errors
     /// Those of listing.
-    pub(crate) async fn first_below(&self, folder: Option<&str>) -> Result<Option<ObjectMeta>> {
-        let prefix = folder.map(ObjectPath::from);
+    pub(crate) async fn first_below<'a>(
+        &self,
+        parts: &[&'a str],
+    ) -> Result<Option<(&'a str, ObjectMeta)>> {
         let look_count = if self.local_dir.is_some() { 1 } else { listing::EMPTY_LOOK_COUNT };
-        let found = listing::first(&self.control, prefix.as_ref(), look_count).await;
-        found.map_err(|error| {
-            self.explain(&format!("list {}", folder.unwrap_or("the prefix")), error)
-        })
+        for look in 0..look_count {
+            listing::pause_before(look).await;
+            for part in parts {
+                let prefix = ObjectPath::from(*part);
+                let mut listed = listing::list(&self.control, Some(&prefix))
+                    .try_filter(|found| std::future::ready(!is_folder_marker(found)));
+                let found = listed.try_next().await;
+                let found = found.map_err(|error| self.explain(&format!("list {part}"), error))?;
+                if let Some(found) = found {
+                    return Ok(Some((*part, found)));
+                }
+            }
+        }
+        Ok(None)
     }
 
     fn refuse(&self, reason: &str) -> Error {

@@ -15,18 +15,23 @@ use std::task::Poll;
 /// machine's pauses count for.
 const HELD_BYTES: usize = 3 << 20;
 
-fn open(dir: &Path, planted: Planted) -> Log {
-    let identity =
-        LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
-    let options = LogOptions {
+fn identity() -> LogIdentity {
+    LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) }
+}
+
+fn options() -> LogOptions {
+    LogOptions {
         ring_bytes: 64 << 20,
         file_bytes: 8 << 20,
         generation_bytes_max: 8 << 20,
         ..LogOptions::default()
-    };
-    let with = (identity, PoolKey::new([3; KEY_BYTES]));
+    }
+}
+
+fn open(dir: &Path, planted: Planted) -> Log {
+    let with = (identity(), PoolKey::new([3; KEY_BYTES]));
     let wanted = (&SidesWanted::default(), &LogNotes::default());
-    let opened = Log::open_planted(dir, with, options, Lsn::NONE, wanted, planted);
+    let opened = Log::open_planted(dir, with, options(), Lsn::NONE, wanted, planted);
     opened.expect("it opens").0
 }
 
@@ -270,17 +275,14 @@ fn drop_newest_batch(dir: &Path) {
     let path = dir.join("ring-00000.log");
     let mut bytes = std::fs::read(&path).unwrap();
     let is_batch = |at: &usize| bytes[*at..].starts_with(b"SPDLBTCH");
-    let newest = (0..bytes.len()).step_by(4096).filter(is_batch).next_back().expect("a batch");
+    let newest = (0..bytes.len()).step_by(4096).rfind(is_batch).expect("a batch");
     bytes[newest..newest + 4096].fill(0);
     std::fs::write(&path, bytes).unwrap();
 }
 
 fn reopened(dir: &Path, notes: &LogNotes) -> Recovery {
-    let identity =
-        LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
-    let options = LogOptions { ring_bytes: 64 << 20, file_bytes: 8 << 20, ..LogOptions::default() };
     let (key, wanted) = (PoolKey::new([3; KEY_BYTES]), SidesWanted::default());
-    let opened = Log::open_noted(dir, identity, key, options, Lsn::NONE, &wanted, notes);
+    let opened = Log::open_noted(dir, identity(), key, options(), Lsn::NONE, &wanted, notes);
     let (log, recovery) = opened.expect("it opens");
     log.close().unwrap();
     recovery

@@ -83,7 +83,7 @@ async fn listings_that_stay_empty_are_an_error_while_the_object_is_there() {
     ] {
         let error = outcome.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.chain());
-        assert!(error.chain().contains("does not show manifest/"), "{}", error.chain());
+        assert!(error.chain().contains("the listing lacks manifest/"), "{}", error.chain());
     }
     ill.heal();
     ill.inner().delete(&ObjectPath::from(FIRST)).await.unwrap();

@@ -643,11 +643,7 @@ impl Target {
     /// whoever deletes.
     pub(crate) async fn has_pin(&self, key: &PoolKey, pin: &Pin) -> Result<bool> {
         let failed = |error| self.store.explain("look for a pin", error);
-        let got = match self.store.control().get(&pin.0).await {
-            Ok(got) => got,
-            Err(object_store::Error::NotFound { .. }) => return Ok(false),
-            Err(error) => return Err(failed(error)),
-        };
+        let Some(got) = self.get_pin(&pin.0).await? else { return Ok(false) };
         let age = unix_seconds_now() as i64 - got.meta.last_modified.timestamp();
         let bytes = got.bytes().await.map_err(failed)?;
         let name = pin.name();

@@ -549,3 +549,17 @@ async fn folders_with_nothing_but_their_markers_do_not_keep_a_pool_from_being_ma
     put("segments/data", b"x").await;
     assert_eq!(check_empty(&store).await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
+
+/// The process that made it may have been killed before it was on stable storage.
+#[test]
+fn a_key_file_is_synced_before_it_is_relied_on_and_what_is_no_file_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("spindle.key");
+    assert_eq!(source::make_durable(&path).unwrap_err().kind(), ErrorKind::Io, "it is missing");
+    source::make_key_file(&path).unwrap();
+    source::make_durable(&path).unwrap();
+    // Opening one would wait for a writer.
+    let pipe = dir.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+    source::make_durable(&pipe).unwrap();
+}

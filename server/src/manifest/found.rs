@@ -1,11 +1,19 @@
-//! What a directory held before a command looked at it, and leaving it so where the command was refused.
+//! The lock of a directory, what the directory held before a command took it, and leaving it so where the command was
+//! refused.
 //!
 //! Invariants:
 //! - Only what this process has made is removed, and only while it has the lock: nobody uses it.
 //! - Once a pool was opened from here, or tried to be, nothing is removed.
 
-use super::{LOCK, NODE, NODE_COPY, NodeDir};
+use super::{NODE, NODE_COPY, NodeDir, make_private_dir};
+use block::{Error, ErrorKind, Result};
+use rustix::fs::FlockOperation;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+
+const LOCK: &str = "lock";
 
 /// What was there before.
 #[derive(Clone, Copy, Debug)]
@@ -40,4 +48,53 @@ impl Drop for NodeDir {
             let _ = std::fs::remove_dir(&self.path); // only an empty one goes
         }
     }
+}
+
+/// Takes `DIR/lock`, which the kernel frees when the process ends however it ends.
+pub(super) fn lock(dir: &Path) -> Result<File> {
+    loop {
+        let file = lock_once(dir)?;
+        // One that was removed meanwhile, by a command that was refused, keeps nobody out.
+        if file.metadata().is_ok_and(|metadata| metadata.nlink() > 0) {
+            return Ok(file);
+        }
+        make_private_dir(dir).map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("open directory {}", dir.display()), error)
+        })?;
+    }
+}
+
+fn lock_once(dir: &Path) -> Result<File> {
+    let path = dir.join(LOCK);
+    let failed = |error: std::io::Error| {
+        Error::with_source(ErrorKind::Io, format!("lock {}", path.display()), error)
+    };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut pid = String::new();
+            let _ = (&file).take(32).read_to_string(&mut pid); // only for the message
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!(
+                    "directory {} is in use by process {}; stop that one first",
+                    dir.display(),
+                    if pid.trim().is_empty() { "(unknown)" } else { pid.trim() }
+                ),
+            ));
+        }
+        Err(error) => return Err(failed(error.into())),
+    }
+    file.set_len(0).map_err(failed)?;
+    file.seek(SeekFrom::Start(0)).map_err(failed)?;
+    writeln!(file, "{}", std::process::id()).map_err(failed)?;
+    Ok(file)
 }

@@ -2,7 +2,6 @@
 
 use super::testing::{Fault, FaultyStore};
 use super::*;
-use futures::TryStreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn s3(bucket: &str, prefix: &str) -> Location {

@@ -117,7 +117,7 @@ mod tests {
             let is_raised = conditions.is_raised(ConditionKind::ObjectUndeletable, "segments/a");
             assert_eq!(is_raised, minutes > 1, "{minutes}");
             assert!(all.due(9, now + pause - Duration::from_millis(1)).is_empty(), "{minutes}");
-            assert_eq!(all.due(9, now + pause), [path.clone()], "{minutes}");
+            assert_eq!(all.due(9, now + pause), std::slice::from_ref(&path), "{minutes}");
             now += pause;
         }
         assert!(conditions.is_raised(ConditionKind::ObjectUndeletable, "segments/a"));

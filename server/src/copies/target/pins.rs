@@ -82,7 +82,7 @@ impl Target {
     }
 
     /// A pin that was seen; `None` once several looks agree that it is gone.
-    async fn get_pin(&self, path: &ObjectPath) -> Result<Option<GetResult>> {
+    pub(super) async fn get_pin(&self, path: &ObjectPath) -> Result<Option<GetResult>> {
         let look_count = if self.store.local_dir().is_some() { 1 } else { EMPTY_LOOK_COUNT };
         for look in 0..look_count {
             pause_before(look).await;

@@ -510,9 +510,9 @@ async fn opening_that_is_stopped_at_any_moment_leaves_the_pool_to_others() {
                 tokio::task::yield_now().await;
             }
         };
-        match open_until(&b, Opening::OrNew, std::pin::pin!(stop)).await.unwrap() {
-            Some(pool) => pool.close().await.unwrap(),
-            None => {}
+        let opened = open_until(&b, Opening::OrNew, std::pin::pin!(stop)).await.unwrap();
+        if let Some(pool) = opened {
+            pool.close().await.unwrap();
         }
         open(&a, Opening::OrNew).await.unwrap().close().await.unwrap();
     }
