@@ -125,6 +125,36 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "a_jump_forward_passes_no_deadline_until_the_clock_has_gone_evenly_for_a_day",
     ),
     (
+        "ClientSilent",
+        "server/src/claims/silent.rs",
+        "a_client_that_does_not_answer_is_a_condition_until_it_does",
+    ),
+    (
+        "ConnectionsRefused",
+        "nbd/tests/server/limits.rs",
+        "clients_that_say_nothing_keep_out_neither_local_ones_nor_others_for_long",
+    ),
+    (
+        "LogUnreadable",
+        "server/src/conditions/tests.rs",
+        "parts_of_the_log_that_the_disk_does_not_read_are_a_condition",
+    ),
+    (
+        "ObjectMissing",
+        "tiering/src/tier/tests/objects.rs",
+        "a_missing_object_is_lost_once_that_is_confirmed",
+    ),
+    (
+        "ObjectUnreadable",
+        "tiering/src/tier/tests/objects.rs",
+        "an_unreadable_object_is_named_and_everything_else_goes_on",
+    ),
+    (
+        "RestoreIncomplete",
+        "server/src/restore/incomplete.rs",
+        "the_condition_names_objects_and_stays_short",
+    ),
+    (
         "KeyMissing",
         "server/src/conditions/tests.rs",
         "a_volume_without_its_own_key_is_a_condition_under_its_present_name",

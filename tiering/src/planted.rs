@@ -44,8 +44,6 @@ pub(crate) struct Planted {
     pub(crate) part_without_bases: bool,
     /// A copy of some volumes lacks what only back-references say that they name.
     pub(crate) part_without_references: bool,
-    /// A reader does not see that somebody else has put back what it lacks.
-    pub(crate) back_unnoticed: bool,
     /// What is put back may be forgotten meanwhile.
     pub(crate) mend_unheld: bool,
     /// A damaged segment takes the place of a whole one in a copy.
@@ -110,7 +108,6 @@ impl Planted {
             mend_unverified: has("mend-unverified"),
             part_without_bases: has("part-without-bases"),
             part_without_references: has("part-without-references"),
-            back_unnoticed: has("back-unnoticed"),
             mend_unheld: has("mend-unheld"),
             damage_overwrites: has("damage-overwrites"),
             missing_unowned: has("missing-unowned"),

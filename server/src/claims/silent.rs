@@ -3,6 +3,7 @@
 use super::Claims;
 use block::conditions::Report;
 use block::{ConditionKind, Conditions};
+use nbd::Silence;
 use std::collections::BTreeMap;
 
 impl Claims {
@@ -20,19 +21,52 @@ impl Claims {
                 }
             }
         }
-        let silent: BTreeMap<String, Report> = silent
-            .into_iter()
-            .map(|((client, volume), silence)| {
-                let name = name_of(volume);
-                let what = format!("client {client} of volume {name} does not answer: {silence}");
-                let cost = "its requests hold memory, and nobody else gets the volume alone until it is given up";
-                let remedy = "look at the client's machine and the network to it";
-                (format!("{client}, {name}"), Report::new(what, cost, remedy))
-            })
-            .collect();
-        conditions.retain(ConditionKind::ClientSilent, |subject| silent.contains_key(subject));
-        for (subject, report) in silent {
-            conditions.raise(ConditionKind::ClientSilent, &subject, report);
-        }
+        show(conditions, silent, name_of);
+    }
+}
+
+/// The silent clients by label and volume, as conditions; those that are not among them have ended.
+fn show(
+    conditions: &Conditions,
+    silent: BTreeMap<(String, u32), Silence>,
+    name_of: impl Fn(u32) -> String,
+) {
+    let reports = silent.into_iter().map(|((client, volume), silence)| {
+        let name = name_of(volume);
+        let what = format!("client {client} of volume {name} does not answer: {silence}");
+        let cost = "its requests hold memory, and no other client gets the volume alone until it is given up";
+        let remedy = "look at the client's machine and the network to it";
+        (format!("{client}, {name}"), Report::new(what, cost, remedy))
+    });
+    let reports: BTreeMap<String, Report> = reports.collect();
+    conditions.retain(ConditionKind::ClientSilent, |subject| reports.contains_key(subject));
+    for (subject, report) in reports {
+        conditions.raise(ConditionKind::ClientSilent, &subject, report);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_client_that_does_not_answer_is_a_condition_until_it_does() {
+        let conditions = Conditions::default();
+        let silence =
+            Silence { lasts: Duration::from_secs(31), gives_up_in: Duration::from_secs(89) };
+        let silent = |clients: &[&str]| {
+            clients.iter().map(|client| (((*client).to_owned(), 7), silence)).collect()
+        };
+        show(&conditions, silent(&["10.0.0.1:9", "10.0.0.2:9"]), |_| "db".to_owned());
+        assert_eq!(conditions.list().len(), 2);
+        show(&conditions, silent(&["10.0.0.2:9"]), |_| "db".to_owned());
+        let list = conditions.list();
+        let [one] = &list[..] else { panic!("{list:?}") };
+        assert_eq!((one.kind, &*one.subject), (ConditionKind::ClientSilent, "10.0.0.2:9, db"));
+        let what = &one.report.what;
+        assert!(what.contains("silent for 31 s, given up within 89 s"), "{what}");
+        show(&conditions, BTreeMap::new(), |_| "db".to_owned());
+        assert_eq!(conditions.list(), []);
     }
 }

@@ -39,6 +39,30 @@ fn a_tail_that_is_not_proven_is_a_condition_until_the_next_opening() {
 }
 
 #[test]
+fn parts_of_the_log_that_the_disk_does_not_read_are_a_condition() {
+    let conditions = Conditions::default();
+    let place = |offset| replication::UnreadablePlace {
+        file: "ring-00003.log".to_owned(),
+        offset,
+        len: 4096,
+    };
+    let spotted = replication::Recovery {
+        is_tail_proven: true,
+        unreadable: vec![place(8192), place(40960)],
+        ..replication::Recovery::default()
+    };
+    show_recovery(&conditions, &spotted);
+    assert_eq!(one(&conditions).kind, ConditionKind::LogUnreadable);
+    let what = one(&conditions).report.what;
+    assert!(
+        what.contains("8192 bytes") && what.contains("ring-00003.log at offset 8192"),
+        "{what}"
+    );
+    show_recovery(&conditions, &replication::Recovery { unreadable: Vec::new(), ..spotted });
+    assert_eq!(conditions.list(), []);
+}
+
+#[test]
 fn a_volume_without_its_own_key_is_a_condition_under_its_present_name() {
     let conditions = Conditions::default();
     let mut record = VolumeRecord::new(1, "own", 1 << 20, Durability::Flush, 0);

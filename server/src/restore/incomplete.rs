@@ -182,7 +182,10 @@ mod tests {
         assert!(text.contains("1000 segments") && text.contains("segments/1/0003 and others"));
         lacking.missing.clear();
         lacking.unreadable.insert("segments/1/7".into(), "500".to_owned());
-        let text = report("s3://bucket/copy", &lacking).what;
+        let conditions = block::Conditions::default();
+        let found = report("s3://bucket/copy", &lacking);
+        assert!(conditions.raise(ConditionKind::RestoreIncomplete, "s3://bucket/copy", found));
+        let text = conditions.list().remove(0).report.what;
         assert!(text.contains("does not send 1 segments") && text.contains("segments/1/7 (500)"));
     }
 }

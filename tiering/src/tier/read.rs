@@ -146,7 +146,7 @@ impl Inner {
             }
         }
         match lacking.is_empty() {
-            true if is_any_vain || self.options.planted.back_unnoticed => Lacking::Vain,
+            true if is_any_vain => Lacking::Vain,
             true => Lacking::Back,
             false => Lacking::These(lacking),
         }
