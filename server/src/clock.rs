@@ -16,10 +16,10 @@ use crate::units::{unix_seconds_now, utc};
 use block::conditions::Report;
 use block::{ConditionKind, Conditions};
 use parking_lot::Mutex;
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 use uuid::Uuid;
 
 /// The observation of the last run, in the directory of the pool.
@@ -45,13 +45,23 @@ pub(crate) trait Times: Send + Sync + 'static {
 /// The clocks of this machine.
 pub(crate) struct SystemTimes;
 
+/// Seconds since the kernel started, with those in which the machine was suspended. Source: proc_uptime(5), which shows
+/// CLOCK_BOOTTIME.
+fn uptime_seconds() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/uptime").ok()?;
+    text.split(['.', ' ']).next()?.parse().ok()
+}
+
 impl Times for SystemTimes {
     fn wall_seconds(&self) -> u64 {
         unix_seconds_now()
     }
 
     fn steady_seconds(&self) -> u64 {
-        u64::try_from(clock_gettime(ClockId::Boottime).tv_sec).unwrap_or(0)
+        // Not clock_gettime of rustix: it panics on kernels without a vDSO (User Mode Linux).
+        static BEGUN: OnceLock<Instant> = OnceLock::new();
+        let begun = BEGUN.get_or_init(Instant::now);
+        uptime_seconds().unwrap_or_else(|| begun.elapsed().as_secs())
     }
 }
 

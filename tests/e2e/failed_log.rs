@@ -34,7 +34,9 @@ const SHUTDOWN: rustix::ioctl::Opcode = opcode::read::<u32>(b'X', 125);
 /// Nothing that is in memory is written, the journal neither. Source: `EXT4_GOING_FLAGS_NOLOGFLUSH`, which XFS has, too.
 const NOLOGFLUSH: u32 = 2;
 /// Log lines that belong to it.
-const ANNOUNCED: [&str; 8] = [
+const ANNOUNCED: [&str; 10] = [
+    "cannot remove half a log file",
+    "the pool has stopped",
     "the write log failed and accepts nothing more",
     "pool stopped; restart spindle once the cause is gone",
     "not all that was written to the log has reached its disk",

@@ -86,6 +86,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     thief.announce("the volume's own key is not in the store");
     // It is an earlier state of the pool.
     thief.announce("is not brought up to date");
+    thief.announce("may still have keys of volumes that were erased");
     thief.restart();
     let listed = thief.json(&["volume", "show", "own"]);
     assert_eq!(listed["is_closed"], true, "{listed}");
