@@ -315,7 +315,7 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
     let (pool, name, request) = match command {
         VolumeCommand::List { pool } => return Ok((pool, Request::VolumeList)),
         VolumeCommand::Create { pool, name, size, durability, own_key, dedup } => {
-            crate::record::check_free_name(name).map_err(Failure::Usage)?;
+            crate::record::check_not_reserved(name).map_err(Failure::Usage)?;
             config::check_volume_size(name, size.0).map_err(Failure::Usage)?;
             let durability = (*durability).into();
             (

@@ -203,11 +203,20 @@ const LIST: &str = "list";
 /// # Errors
 /// As [`check_name`]; `Invalid` for a word of the command line.
 pub fn check_free_name(name: &str) -> Result<()> {
+    check_not_reserved(name)?;
+    check_name(name)
+}
+
+/// Whether a name is no word of the command line.
+///
+/// # Errors
+/// `Invalid` for one that is.
+pub fn check_not_reserved(name: &str) -> Result<()> {
     if name == LIST {
         let what = "`spindle attach list` shows what is attached, so no volume is called list; choose another name";
         return Err(Error::new(ErrorKind::Invalid, what));
     }
-    check_name(name)
+    Ok(())
 }
 
 /// Names of volumes, pools and exports: 1 to 63 of letters, digits, `.`, `_` and `-`, not starting
