@@ -19,6 +19,7 @@
 //! - Memory is bounded: two segments ([`places`]), two parts of tables, and 40 bytes for each segment of the copy.
 
 mod hydrate;
+mod lineage;
 mod origin;
 mod part;
 pub(crate) mod places;
@@ -180,6 +181,8 @@ pub struct Copier {
     segments: BTreeMap<u64, Held>,
     tables: BTreeSet<Path>,
     manifests: BTreeSet<u64>,
+    /// The newest of them is known to be the pool's own.
+    known_manifest: Option<u64>,
     strays: Vec<Path>,
     /// Permits of this copy.
     places: Places,
@@ -219,6 +222,7 @@ impl Tier {
             segments: BTreeMap::new(),
             tables: BTreeSet::new(),
             manifests: BTreeSet::new(),
+            known_manifest: None,
             strays: Vec::new(),
             places: Places::new(&self.inner.copy_places),
             bad: BTreeMap::new(),
@@ -290,6 +294,7 @@ impl Copier {
             self.complete().await?;
             return Ok(None);
         }
+        self.check_lineage().await?;
         let hold = self.inner.orphans.hold();
         let options =
             DatabaseOptions { cache_bytes: CACHE_BYTES, ..self.inner.options.database.clone() };
@@ -304,15 +309,6 @@ impl Copier {
 
     async fn pass_over(&mut self, db: &Arc<Database>, hold: &Hold) -> Result<Option<CopiedState>> {
         let objects = db.objects();
-        if let Some(newest) = self.manifests.last().filter(|newest| **newest > objects.manifest) {
-            let what = format!(
-                "copy the pool: the copy holds state {newest}, which is later than the pool's {}: the pool was put \
-                 back to an earlier state, or it is not the one that the copy was made of. Nothing was changed there; \
-                 copy to another prefix",
-                objects.manifest
-            );
-            return Err(Error::new(ErrorKind::Invalid, what));
-        }
         let manifest = database::manifest_path(objects.manifest);
         let manifest_bytes = self.read_source(&manifest).await?;
         let small = MapOptions { page_cache_bytes: 0, segment_cache_bytes: 64 << 10 };
@@ -422,6 +418,7 @@ impl Copier {
             }
         }
         self.manifests.insert(number);
+        self.known_manifest = self.manifests.last().copied().filter(|newest| *newest == number);
         self.count(bytes.len() as u64);
         Ok(())
     }

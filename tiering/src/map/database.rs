@@ -247,7 +247,7 @@ pub fn manifest_number(path: &Path) -> Option<u64> {
 }
 
 /// The newest state that the store has; 0 for none, once several listings agree.
-async fn newest_manifest(store: &Arc<dyn ObjectStore>) -> block::Result<u64> {
+pub(crate) async fn newest_manifest(store: &Arc<dyn ObjectStore>) -> block::Result<u64> {
     let folder = manifest_folder();
     let failed = |cause| {
         let kind = match cause {

@@ -1,0 +1,58 @@
+//! Whether a copy is of the pool as it is: before a pass makes anything, in either store.
+//!
+//! Invariants:
+//! - The pool is only read here: the checkpoint of a pass takes a number of its own, and a pass that is refused again and
+//!   again would otherwise come past the number that it is refused for.
+//! - A manifest is immutable, so two of one number that differ are of two histories. What cannot be read says nothing.
+
+use super::Copier;
+use crate::map::database;
+use block::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use std::sync::Arc;
+
+async fn read(store: &Arc<dyn ObjectStore>, path: &Path) -> Option<Bytes> {
+    store.get(path).await.ok()?.bytes().await.ok()
+}
+
+impl Copier {
+    /// Refuses a copy whose newest manifest the pool does not have yet, or has otherwise.
+    ///
+    /// # Errors
+    /// `Invalid` for one that is later than the pool's; `Corrupt` for one of another history; `Unavailable` where the pool's
+    /// store cannot be listed.
+    pub(super) async fn check_lineage(&mut self) -> Result<()> {
+        let Some(newest) = self.manifests.last().copied() else { return Ok(()) };
+        let pools = database::newest_manifest(&self.inner.store).await?;
+        if newest > pools {
+            let what = format!(
+                "copy the pool: the copy holds state {newest}, which is later than the pool's {pools}: the pool was put \
+                 back to an earlier state, or it is not the one that the copy was made of. Nothing was changed there; \
+                 copy to another prefix"
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        if self.known_manifest == Some(newest) {
+            return Ok(());
+        }
+        let path = database::manifest_path(newest);
+        let (ours, theirs) =
+            futures::join!(read(&self.inner.store, &path), read(&self.target, &path));
+        match (ours, theirs) {
+            (Some(ours), Some(theirs)) if ours != theirs => Err(Error::new(
+                ErrorKind::Corrupt,
+                format!(
+                    "copy the pool: the copy holds another {path}: another pool was copied there, or this one in \
+                     another life. Nothing was changed there; copy to another prefix"
+                ),
+            )),
+            (Some(_), Some(_)) => {
+                self.known_manifest = Some(newest);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
