@@ -1,12 +1,12 @@
-//! Whether a client still waits for the change that it has asked for.
+//! Tells a change whether the client that asked for it still waits.
 //!
-//! A change of a volume's record, or of snapshots, may wait long for log space. When the client that asked for it has
-//! gone by then, the change does not happen any more: somebody else may have asked for another one since, or use the
-//! volume as it is.
+//! A change of a volume's record or of snapshots may wait for log space for a long time. If its client disconnects
+//! meanwhile, the change is dropped: another client may have asked for another change since, or may rely on the volume as
+//! it is.
 //!
 //! Invariants:
-//! - What an asker that has gone wanted is in a batch of the log, or never comes.
-//! - A task that nobody has asked for anything, as a job of the daemon, is never given up.
+//! - Once the asker has disconnected, its change is in a batch of the log or is never made.
+//! - A task without an asker, such as a job of the daemon, is never given up.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::convert::Infallible;
@@ -15,24 +15,24 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-/// Pause between two looks at the socket of a client. Chosen by hand: most requests are answered before the first.
+/// Pause between two looks at a client's socket. Chosen by hand: most requests are answered before the second look.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
 tokio::task_local! {
     static ASKER: Asker;
 }
 
-/// Who waits for a change.
+/// A handle to the state of the client, for the task that makes the change.
 #[derive(Clone, Debug)]
 pub(crate) struct Asker(watch::Receiver<bool>);
 
-/// Held by who asks. Its end means that nobody waits any more.
+/// Held on behalf of the client. When it is dropped, the client counts as disconnected.
 #[derive(Debug)]
 pub(crate) struct Waits(watch::Sender<bool>);
 
 impl Waits {
-    /// Looks from time to time whether the client on `socket` is there, and ends the wait when it is not. A client that has
-    /// closed one direction only still takes the answer.
+    /// Looks at `socket` periodically and reports a client that has disconnected. A client that has closed only its sending
+    /// direction still receives the answer.
     pub(crate) async fn end_with(&self, socket: &UnixStream) -> Infallible {
         while !is_hung_up(socket) {
             tokio::time::sleep(LOOK_PAUSE).await;
@@ -55,18 +55,18 @@ impl Asker {
         (Waits(sender), Asker(receiver))
     }
 
-    /// Runs `work`, which this one has asked for. What `work` spawns is not given up with it.
+    /// Runs `work` for this asker. Tasks that `work` spawns have no asker.
     pub(crate) fn scope<F: Future>(self, work: F) -> impl Future<Output = F::Output> {
         ASKER.scope(self, work)
     }
 }
 
-/// Resolves when whoever asked for what this task does has gone.
+/// Resolves when the asker of this task has disconnected.
 pub(crate) fn gone() -> impl Future<Output = ()> + Send {
     let asker = ASKER.try_with(Clone::clone).ok();
     async move {
         match asker {
-            // A sender that is gone means the same.
+            // A dropped sender means the same.
             Some(Asker(mut receiver)) => drop(receiver.wait_for(|is_gone| *is_gone).await),
             None => std::future::pending().await,
         }

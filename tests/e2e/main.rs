@@ -20,6 +20,7 @@ mod failed_log;
 mod filesystem;
 mod guest;
 mod ill_store;
+mod late;
 mod mounted;
 mod neighbour;
 mod one_object;

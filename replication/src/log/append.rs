@@ -1,9 +1,9 @@
-//! How an entry comes into the log, and how it is taken back.
+//! Appending entries to the log, and taking them back.
 //!
 //! Invariants:
 //! - An entry is queued at the call, so that LSN order is call order.
-//! - An append that is dropped before its answer leaves no entry that could come later: the entry leaves the queue, or
-//!   it is in a batch, which does not wait for log space.
+//! - An append that is dropped before its answer leaves no entry behind that could be written much later: the entry
+//!   leaves the queue, unless it is in a batch, and a batch does not wait for log space.
 
 use super::pressure::hold_back;
 use super::{Inner, Log, Reached};
@@ -16,9 +16,9 @@ use std::sync::atomic::Ordering;
 
 impl Log {
     /// Queues an entry, at the call and not at the first poll, so that LSN order is call order; where the queue has no
-    /// room, first come, first served. The future tells the entry's LSN when it is answered as `wait` asks. Never
-    /// fails for lack of log space: it waits. An append that is dropped before its answer is taken back, unless the
-    /// entry is in a batch by then; see [`Log::settle`].
+    /// room, first come, first served. The future returns the entry's LSN when the state that `wait` names is reached.
+    /// It never fails for lack of log space: it waits. Dropping the future takes the entry back, unless the entry is in
+    /// a batch already; see [`Log::settle`].
     ///
     /// # Errors
     /// `Invalid`: the entry makes no sense, or its payload is larger than
@@ -31,9 +31,9 @@ impl Log {
         self.append_group(entry, Vec::new(), wait)
     }
 
-    /// As [`Log::append`], of up to four entries that are one step in the history: they have consecutive LSNs, become
-    /// visible together, and are taken back or refused together. Together they have at most the payload of one entry.
-    /// The LSN is that of the last one.
+    /// As [`Log::append`], for up to four entries that are one step in the history: they have consecutive LSNs, become
+    /// visible together, and are taken back or refused together. Their payloads together have at most the size of one
+    /// entry's. Returns the LSN of the last entry.
     ///
     /// # Errors
     /// As [`Log::append`]; `Invalid` also for too many.
@@ -47,11 +47,11 @@ impl Log {
         async move { appending?.answered().await }
     }
 
-    /// As [`Log::append_group`], for as long as `given_up` is pending: when that resolves and no entry is in a batch, all are
-    /// taken back. So who changes more than the log knows whether they have happened.
+    /// As [`Log::append_group`], but takes the entries back when `given_up` resolves, unless they are in a batch already. The
+    /// result says whether the entries are in the log, for a caller that keeps other state in step with it.
     ///
     /// # Errors
-    /// As [`Log::append_group`]; `Unavailable` also where they were taken back.
+    /// As [`Log::append_group`]; `Unavailable` also where the entries were taken back.
     pub fn append_unless(
         &self,
         first: NewEntry,
@@ -71,8 +71,7 @@ impl Log {
                 }
             }
             if appending.take_back() {
-                let what =
-                    "append to the write log: whoever asked for it has gone before there was room";
+                let what = "append to the write log: the client that asked for it disconnected before there was room";
                 return Err(Error::new(ErrorKind::Unavailable, what));
             }
             appending.answered().await
@@ -84,12 +83,12 @@ impl Log {
 struct Appending {
     inner: Arc<Inner>,
     wait: Wait,
-    /// Log space that it takes, for pacing.
+    /// The log space that it takes, in bytes, for pacing.
     bytes: u64,
     ticket: Option<Ticket>,
-    /// Of the last entry, once it has one.
+    /// The LSN of the last entry, once it has one.
     lsn: Option<Lsn>,
-    /// Somebody has to step the core for it.
+    /// The core has not been stepped for it yet.
     is_due: bool,
     is_answered: bool,
 }
@@ -115,12 +114,12 @@ impl Appending {
         Ok(Appending { inner, wait, bytes, ticket, lsn, is_due: true, is_answered: false })
     }
 
-    /// Resolves when it is answered. May be dropped, and called again.
+    /// Resolves when the group is answered. The future may be dropped and this called again.
     async fn answered(&mut self) -> Result<Lsn> {
         let lsn = self.placed().await?;
         if self.is_due {
-            // Lets the tasks that are ready queue theirs too: a batch of many costs one write. Where
-            // each write is flushed before the next comes there is nothing to wait for.
+            // Lets the tasks that are ready queue their entries too: a batch of many costs one write. Where
+            // each write is flushed before the next one is sent there is nothing to wait for.
             if !self.inner.shared.is_flush_expected.load(Ordering::Relaxed) {
                 tokio::task::yield_now().await;
             }
@@ -144,7 +143,7 @@ impl Appending {
         if let Some(lsn) = self.lsn {
             return Ok(lsn);
         }
-        let ticket = self.ticket.as_mut().expect("without a place it waits for one");
+        let ticket = self.ticket.as_mut().expect("a group without a place waits for one");
         let placed = (&mut ticket.placed).await;
         self.ticket = None;
         let lsn = placed.unwrap_or_else(|_| Err(self.inner.gone()))?;
@@ -152,7 +151,7 @@ impl Appending {
         Ok(lsn)
     }
 
-    /// False: it is in a batch, so what it says is coming.
+    /// Takes the group back. False where it is in a batch and will be written.
     fn take_back(&mut self) -> bool {
         if let Some(mut ticket) = self.ticket.take() {
             self.lsn = self.inner.shared.leave(&mut ticket);

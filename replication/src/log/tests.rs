@@ -142,7 +142,7 @@ async fn an_append_that_was_given_up_while_the_log_is_full_is_taken_back() {
     let waits = begun(waits).await;
     drop(tell);
     let error = waits.await.unwrap_err();
-    assert!(error.to_string().contains("has gone"), "{error}");
+    assert!(error.to_string().contains("disconnected before there was room"), "{error}");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     release_all(&log);
     filler.await.unwrap();

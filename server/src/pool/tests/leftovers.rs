@@ -1,4 +1,4 @@
-//! What somebody leaves behind who goes while the log is full: it is never applied on top of what a successor was answered.
+//! Requests of a client that disconnects while the log is full: none is applied over acknowledged writes of its successor.
 
 use super::*;
 use crate::asker::Asker;
@@ -13,11 +13,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-/// Longest wait for what must not wait for log space.
+/// Longest wait for an action that must not wait for log space.
 const SOON: Duration = Duration::from_secs(6);
-/// Where the requests of this file go, in a range that was never written.
+/// The requests of this file go here, into a range that was never written.
 const AT: u64 = 32 * MIB;
-/// Where the successor writes, in the middle of them.
+/// The successor writes here, inside that range.
 const INSIDE: u64 = AT + 8192;
 const BLOCK: usize = 4096;
 
@@ -75,7 +75,7 @@ impl World {
         self.dir.path().join("s")
     }
 
-    /// A connection to volume `v`, which comes though the log is full.
+    /// Connects to volume `v`, which must succeed although the log is full.
     async fn connect(&self) -> Wire {
         let connecting = Wire::connect(self.socket(), "v");
         tokio::time::timeout(SOON, connecting).await.expect("it waits for the log").unwrap()
@@ -105,7 +105,7 @@ impl World {
         unreachable!("the log has an end")
     }
 
-    /// The LSN that was given last.
+    /// The newest LSN.
     fn last_lsn(&self) -> Lsn {
         self.pool.log_status().last_lsn
     }
@@ -124,7 +124,7 @@ impl World {
         tokio::time::timeout(4 * SOON, waited).await.unwrap_or_else(|_| panic!("never: {what}"));
     }
 
-    /// The store takes what there is, and everything that waits gets room.
+    /// Lets the store take everything, so that all waiting entries get room.
     async fn empty(&self, filler: JoinHandle<Result<()>>) {
         self.store.set_writes(true);
         filler.await.unwrap().unwrap();
@@ -182,7 +182,7 @@ impl Wire {
         self.0.write_all(&request).await.unwrap();
     }
 
-    /// The reply's error, and what was read.
+    /// The error of the reply, and the bytes that were read.
     async fn reply(&mut self, length: usize) -> (u32, Vec<u8>) {
         let mut header = [0; 16];
         self.0.read_exact(&mut header).await.unwrap();
@@ -210,7 +210,7 @@ impl Wire {
     }
 }
 
-/// A request of somebody who goes: its name, command, range and payload.
+/// Requests of the first client: name, command, range and payload.
 fn requests() -> Vec<(&'static str, u16, u64, u32, Vec<u8>)> {
     let length = 64 << 10;
     let ragged = length - 2;
@@ -226,7 +226,7 @@ fn requests() -> Vec<(&'static str, u16, u64, u32, Vec<u8>)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_of_a_client_that_is_gone_never_overwrites_its_successor() {
+async fn a_request_of_a_disconnected_client_never_overwrites_its_successor() {
     for (name, command, offset, length, payload) in requests() {
         let world = World::new(ServerOptions::default()).await;
         let filler = world.fill().await;
@@ -242,23 +242,32 @@ async fn a_request_of_a_client_that_is_gone_never_overwrites_its_successor() {
         world.empty(filler).await;
         assert_eq!(next.reply(0).await.0, 0);
         next.flush().await;
-        // As long as anything that was left could take.
+        // Gives a late request time to be applied.
         for value in 0..20 {
             next.write_block(0, value).await;
             next.flush().await;
         }
         let found = next.read(AT, 64 << 10).await;
         let inside = (INSIDE - AT) as usize;
-        assert!(found[inside..][..BLOCK] == [b'B'; BLOCK], "{name} came after its successor's");
-        assert!(found[..inside] == seen[..inside], "{name} came after its successor had looked");
-        assert!(found[inside + BLOCK..] == seen[inside + BLOCK..], "{name}, behind it");
+        assert!(
+            found[inside..][..BLOCK] == [b'B'; BLOCK],
+            "{name} was applied over its successor's write"
+        );
+        assert!(
+            found[..inside] == seen[..inside],
+            "{name} was applied after its successor had read"
+        );
+        assert!(
+            found[inside + BLOCK..] == seen[inside + BLOCK..],
+            "{name} was applied after its successor had read"
+        );
         drop(next);
         world.end().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_of_a_client_that_is_gone_which_were_not_read_yet_never_start() {
+async fn unread_requests_of_a_disconnected_client_never_start() {
     let world =
         World::new(ServerOptions { request_count_max: 2, ..ServerOptions::default() }).await;
     let filler = world.fill().await;
@@ -269,7 +278,7 @@ async fn requests_of_a_client_that_is_gone_which_were_not_read_yet_never_start()
     }
     world.queued_behind(Lsn(before.0 + 1)).await;
     drop(gone);
-    // Nobody comes for a while: its session ends by itself, and leaves nothing in the queue.
+    // Without another client its session ends too, and leaves nothing in the queue.
     world.until("its session has ended", || world.server.status().connection_count == 0).await;
     assert_eq!(world.last_lsn(), before);
     let mut next = world.connect().await;
@@ -282,7 +291,7 @@ async fn requests_of_a_client_that_is_gone_which_were_not_read_yet_never_start()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_are_open_go_on_when_another_one_is_over() {
+async fn open_connections_are_not_affected_when_another_one_ends() {
     let world = World::new(ServerOptions::default()).await;
     let filler = world.fill().await;
     let mut open = world.connect().await;
@@ -293,17 +302,17 @@ async fn connections_that_are_open_go_on_when_another_one_is_over() {
     gone.send(WRITE, AT, BLOCK as u32, &[b'A'; BLOCK]).await;
     world.queued_behind(Lsn(before.0 + 1)).await;
     drop(gone);
-    // It waits neither for the log nor for the one that is open.
+    // It waits neither for the log nor for the open connection.
     let mut next = world.connect().await;
     world.empty(filler).await;
-    assert_eq!(open.reply(0).await.0, 0, "its write was waiting, and is answered");
+    assert_eq!(open.reply(0).await.0, 0, "its waiting write is answered");
     assert_eq!(next.read(AT, BLOCK).await, [b'O'; BLOCK]);
     drop((open, next));
     world.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_is_attached_when_what_a_connection_has_left_is_over() {
+async fn a_device_is_attached_after_requests_of_a_closed_connection_were_dropped() {
     let world = World::new(ServerOptions::default()).await;
     let filler = world.fill().await;
     let before = world.last_lsn();
@@ -315,7 +324,7 @@ async fn a_device_is_attached_when_what_a_connection_has_left_is_over() {
     let id = volume.id().0;
     let ended = tokio::time::timeout(SOON, world.claims.end_leftovers(id)).await;
     ended.expect("it waits for the log").unwrap();
-    let claim = world.claims.attach(id, "v", false).expect("nobody has it any more");
+    let claim = world.claims.attach(id, "v", false).expect("no connection has it open");
     assert_eq!(world.last_lsn(), before, "nothing is left in the queue");
     world.empty(filler).await;
     volume.write(AT, pattern(1, BLOCK), NO_FUA).await.unwrap();
@@ -325,7 +334,7 @@ async fn a_device_is_attached_when_what_a_connection_has_left_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resize_of_a_client_that_is_gone_does_not_happen_any_more() {
+async fn a_resize_of_a_disconnected_client_is_dropped() {
     let world = World::new(ServerOptions::default()).await;
     let filler = world.fill().await;
     let before = world.last_lsn();
@@ -338,7 +347,7 @@ async fn a_resize_of_a_client_that_is_gone_does_not_happen_any_more() {
     world.empty(filler).await;
     let volume = world.pool.volume("v").unwrap();
     assert_eq!(volume.record().size_bytes, 64 * MIB);
-    // One whose client waits is carried out.
+    // A resize of a connected client is carried out.
     let mut next = next;
     next.send(RESIZE, 96 * MIB, 0, &[]).await;
     assert_eq!(next.reply(0).await.0, 0);
@@ -347,7 +356,7 @@ async fn a_resize_of_a_client_that_is_gone_does_not_happen_any_more() {
     world.end().await;
 }
 
-/// Runs an admin request whose client goes while it waits for the log.
+/// Runs an admin request whose client disconnects while it waits for the log.
 async fn given_up<T: Send + 'static>(
     world: &World,
     request: impl Future<Output = Result<T>> + Send + 'static,
@@ -363,11 +372,12 @@ async fn given_up<T: Send + 'static>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_admin_request_whose_client_is_gone_does_not_happen_any_more() {
+async fn an_admin_request_of_a_disconnected_client_is_dropped() {
     let world = World::new(ServerOptions::default()).await;
     let volume = world.pool.volume("v").unwrap();
     volume.write(AT, pattern(1, BLOCK), NO_FUA).await.unwrap();
     world.pool.create_snapshots(&"v@old".parse().unwrap()).await.unwrap();
+    world.pool.create_volume("x", MIB, Durability::Auto).await.unwrap();
     let filler = world.fill().await;
     let pool = || world.pool.clone();
     let shrink = {
@@ -386,12 +396,17 @@ async fn an_admin_request_whose_client_is_gone_does_not_happen_any_more() {
         let pool = pool();
         async move { pool.create_volume("w", MIB, Durability::Auto).await }
     };
+    let remove = {
+        let pool = pool();
+        async move { pool.remove_volume("x", false).await }
+    };
     let mut errors = vec![given_up(&world, shrink).await, given_up(&world, make).await];
     errors.push(given_up(&world, unmake).await);
     errors.push(given_up(&world, create).await);
+    errors.push(given_up(&world, remove).await);
     for error in &errors {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-        assert!(error.chain().contains("whoever asked for it has gone"), "{}", error.chain());
+        assert!(error.chain().contains("disconnected before there was room"), "{}", error.chain());
     }
     world.empty(filler).await;
     world.store.set_writes(true);
@@ -402,9 +417,9 @@ async fn an_admin_request_whose_client_is_gone_does_not_happen_any_more() {
         world.pool.snapshots(Some("v")).unwrap().into_iter().map(|one| one.record.name).collect();
     assert_eq!(names, ["old"]);
     assert!(world.pool.volume("w").is_none());
-    let filler = world.pool.volume("filler").expect("it was not removed");
-    filler.write(0, pattern(2, BLOCK), NO_FUA).await.unwrap();
-    drop((volume, filler));
+    let kept = world.pool.volume("x").expect("it was not removed");
+    kept.write(0, pattern(2, BLOCK), NO_FUA).await.unwrap();
+    drop((volume, kept));
     world.end().await;
 }
 
@@ -419,8 +434,8 @@ async fn a_ragged_range_is_one_step_among_other_writes() {
         async move { volume.write_zeroes(AT + 1, 65_534, ZeroFlags::default()).await }
     });
     world.queued_behind(before).await;
-    assert_eq!(world.last_lsn(), Lsn(before.0 + 3), "its ends and what lies between them");
-    // It comes after all of that, not between two parts of it, though it does not touch the ends.
+    assert_eq!(world.last_lsn(), Lsn(before.0 + 3), "its ends and the range between them");
+    // It is ordered after all three, though it does not touch the ends.
     let later = tokio::spawn({
         let volume = volume.clone();
         async move { volume.write(INSIDE, pattern(1, BLOCK), NO_FUA).await }
@@ -435,7 +450,7 @@ async fn a_ragged_range_is_one_step_among_other_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ragged_write_that_reads_a_store_that_is_away_holds_up_only_its_own_sectors() {
+async fn a_ragged_write_that_waits_for_the_store_blocks_only_its_own_sectors() {
     let world = World::new(ServerOptions::default()).await;
     let volume = world.pool.volume("v").unwrap();
     volume.write(AT, pattern(1, 65536), NO_FUA).await.unwrap();
@@ -477,7 +492,7 @@ async fn a_ragged_write_that_reads_a_store_that_is_away_holds_up_only_its_own_se
     let mut same = Box::pin(async move { same.write(AT, pattern(4, 512), NO_FUA).await });
     assert!(
         tokio::time::timeout(Duration::from_millis(50), &mut same).await.is_err(),
-        "it would be overwritten by what was read before"
+        "it would be overwritten with the bytes read before"
     );
     world.store.set_reads(true);
     while let Some(written) = waiting.join_next().await {
@@ -498,7 +513,7 @@ async fn a_ragged_write_that_reads_a_store_that_is_away_holds_up_only_its_own_se
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ragged_write_puts_nothing_back_that_a_resize_has_cut_off() {
+async fn a_ragged_write_does_not_restore_bytes_that_a_resize_cut_off() {
     let world = World::new(ServerOptions::default()).await;
     let volume = world.pool.volume("v").unwrap();
     volume.write(AT, pattern(1, BLOCK), NO_FUA).await.unwrap();
