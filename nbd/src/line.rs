@@ -1,8 +1,8 @@
-//! A connection as others look at it who decide who is served beside it, or after it.
+//! The state of a connection, for code outside of its session: whether the client has closed it, and how long the client
+//! has been silent.
 //!
 //! Invariants:
-//! - Looking changes nothing: no byte is read, and the connection ends when its session does, whoever still has a
-//!   [`Line`] of it.
+//! - Asking changes nothing: no byte is read, and a [`Line`] does not keep its connection open.
 
 use crate::stream::{Plain, Stream, is_closed};
 use block::units::array_at;
@@ -12,16 +12,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A TCP client that does not answer is given up after so long, whether an answer is under way to it or not. Chosen by
-/// hand: a switch that restarts and a machine that is moved are back by then, and nobody waits much longer for a volume
-/// whose client has died.
+/// Time after which a silent TCP client is given up, whether or not a reply is under way to it. Chosen by hand: long enough
+/// for a switch to restart or a virtual machine to be moved, and short enough to wait for when a client has died.
 pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Probes of a silent client in the second half of its time. Chosen by hand: a lost packet or two say nothing.
+/// Keep-alive probes in the second half of that time. Chosen by hand: one or two lost packets do not matter.
 pub(crate) const PROBE_COUNT: u32 = 6;
-/// Shorter silences are not told. Chosen by hand: longer than a retransmission on a bad network.
+/// Shorter silences are not reported. Chosen by hand: longer than a retransmission on a bad network.
 const SILENCE_MIN: Duration = Duration::from_secs(5);
 
-/// What keeps the second descriptor of a connection open. Held by its session.
+/// The second descriptor of a connection. Held by its session.
 #[derive(Debug)]
 pub(crate) struct Watched {
     socket: OwnedFd,
@@ -30,7 +29,7 @@ pub(crate) struct Watched {
     client_timeout: Duration,
 }
 
-/// A connection, to look at.
+/// The state of a connection. The default belongs to no connection.
 #[derive(Clone, Debug, Default)]
 pub struct Line(Option<Weak<Watched>>);
 
@@ -45,12 +44,12 @@ impl PartialEq for Line {
 
 impl Eq for Line {}
 
-/// A client that does not answer.
+/// The silence of a client that should have answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Silence {
-    /// Nothing has come from it for so long.
+    /// Time since the last packet from the client.
     pub lasts: Duration,
-    /// Its connection is given up within so long, unless it answers.
+    /// Time within which the connection is given up, unless the client answers.
     pub gives_up_in: Duration,
 }
 
@@ -62,7 +61,7 @@ impl fmt::Display for Silence {
 }
 
 impl Watched {
-    /// Takes a second descriptor of the connection.
+    /// Duplicates the descriptor of the connection.
     pub(crate) fn new(
         stream: &Stream,
         client_timeout: Duration,
@@ -77,7 +76,7 @@ impl Watched {
 }
 
 impl Line {
-    /// The connection is over, or its client has closed it: what it has sent and has no answer to is asked for by nobody.
+    /// Whether the connection has ended, or its client has closed it or its sending direction.
     #[must_use]
     pub fn is_over(&self) -> bool {
         match &self.0 {
@@ -88,25 +87,25 @@ impl Line {
         }
     }
 
-    /// How long the client has not answered, where it should have.
+    /// The silence of the client; `None` where it answers or need not answer.
     #[must_use]
     pub fn silence(&self) -> Option<Silence> {
         let watched = self.0.as_ref()?.upgrade()?;
         if !watched.is_tcp {
-            return None; // it lives as long as this machine
+            return None; // the client runs on this machine
         }
         Progress::of(watched.socket.as_fd())?.silence(watched.client_timeout)
     }
 }
 
-/// What the kernel knows of a TCP connection.
+/// The kernel's view of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Progress {
     /// Keep-alive probes without an answer.
     probe_count: u8,
-    /// How often the oldest segment without an answer was sent again, each time after twice the time.
+    /// Retransmissions of the oldest unacknowledged segment, each after twice the pause before.
     retransmit_count: u8,
-    /// Time from the last of these to the next.
+    /// Pause from the last retransmission to the next.
     retransmit_pause: Duration,
     last_received: Duration,
 }
@@ -134,7 +133,8 @@ impl Progress {
 
     fn silence(self, client_timeout: Duration) -> Option<Silence> {
         let lasts = self.last_received;
-        // The kernel counts from the last sign of life, or from the answer that is on its way. One packet may get lost.
+        // The kernel counts from the last packet received, or from the first transmission of an unacknowledged reply. A
+        // single lost packet does not count.
         let counted = match (self.retransmit_count, self.probe_count) {
             (0 | 1, 0 | 1) => return None,
             (0 | 1, _) => lasts,
@@ -146,13 +146,13 @@ impl Progress {
         if lasts < SILENCE_MIN {
             return None;
         }
-        // It looks when it probes.
+        // The kernel looks only when it probes.
         let gives_up_in = client_timeout.saturating_sub(counted) + probe_pause(client_timeout);
         Some(Silence { lasts, gives_up_in })
     }
 }
 
-/// Time between two probes of a client that has said nothing for half of its time, in whole seconds.
+/// Pause between two keep-alive probes, in whole seconds.
 pub(crate) fn probe_pause(client_timeout: Duration) -> Duration {
     Duration::from_secs((client_timeout / 2 / PROBE_COUNT).as_secs().max(1))
 }
@@ -188,7 +188,7 @@ mod tests {
         (Stream::Plain(Plain::Tcp(ours)), theirs)
     }
 
-    /// Waits until the kernel has taken note of what the other end did.
+    /// Waits until the kernel has noticed the action of the other end.
     async fn over(line: &Line) {
         while !line.is_over() {
             tokio::task::yield_now().await;
@@ -237,7 +237,7 @@ mod tests {
             let silence = progress.silence(seconds(120));
             silence.map(|silence| (silence.lasts.as_secs(), silence.gives_up_in.as_secs()))
         };
-        assert_eq!(silence(idle), None, "it need not say anything");
+        assert_eq!(silence(idle), None, "it need not answer");
         let probed = Progress { probe_count: 2, last_received: seconds(75), ..idle };
         assert_eq!(silence(probed), Some((75, 55)));
         // It was sent again after 5, 10 and 20 seconds.

@@ -63,7 +63,7 @@ pub struct Negotiator<'a, E> {
     pub exports: &'a E,
     pub access: &'a Access,
     pub tls: Option<TlsAcceptor>,
-    /// Set when the client has said something.
+    /// Set when the client has sent its first bytes.
     pub has_spoken: &'a AtomicBool,
 }
 

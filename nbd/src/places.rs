@@ -1,10 +1,10 @@
-//! How many connections there are at once, and who is refused.
+//! Limits on the number of connections.
 //!
 //! Invariants:
-//! - Clients on other machines never have all places: some are kept for the unix socket, and some of these for devices
-//!   of this machine's kernel.
-//! - Connections that are still negotiating have at most a part of the places of a listener, so that those who say
-//!   nothing cannot keep out those who do.
+//! - TCP clients never take all places: some are reserved for the unix socket and the kernel's devices, and some of
+//!   these for the kernel's devices alone.
+//! - Negotiating connections take at most a part of the places on each listener, so clients that send nothing cannot keep
+//!   out clients that do.
 
 use block::conditions::{ConditionKind, Conditions, Report};
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Places beyond the configured ones that only the unix socket and the kernel's devices get. Chosen by hand: some
-/// clients and a device with all its connections.
+/// Places beyond the configured ones for the unix socket and the kernel's devices. Chosen by hand: a few clients, or one
+/// device with all its connections.
 pub(crate) const LOCAL_RESERVE: usize = 16;
-/// Places beyond these that only the kernel's devices get. Chosen by hand: a device with all its connections.
+/// Further places for the kernel's devices alone. Chosen by hand: one device with all its connections.
 pub(crate) const KERNEL_RESERVE: usize = 16;
 /// Connections that may exist beyond [`crate::ServerOptions::connection_count_max`].
 pub const RESERVED_COUNT: usize = LOCAL_RESERVE + KERNEL_RESERVE;
-/// Part of the configured places that one listener's negotiations may have, at least one. Chosen by hand: half is enough
-/// for hundreds of clients that come at once.
+/// One in so many of the configured places may negotiate on one listener, at least one place. Chosen by hand: half is
+/// enough for a hundred clients that connect at once.
 const NEGOTIATING_PART: usize = 2;
-/// From this part of that on a client that has not said anything has less time. Chosen by hand.
+/// Silent clients get less time when one in so many of these is taken. Chosen by hand.
 const PRESSED_PART: usize = 2;
-/// Refusals are over when there was none for so long. Chosen by hand: a client that is refused tries again sooner.
+/// The condition ends after this time without a refusal. Chosen by hand: a refused client tries again sooner.
 const REFUSALS_OVER: Duration = Duration::from_secs(30);
 
-/// Who wants a place.
+/// The origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     Tcp,
@@ -42,7 +42,7 @@ pub(crate) struct Places {
     count: AtomicUsize,
 }
 
-/// One of them, given back when it is dropped.
+/// A place, given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Taken(Arc<Places>);
 
@@ -57,17 +57,17 @@ impl Places {
         Arc::new(Places { configured_count, count: AtomicUsize::new(0) })
     }
 
-    /// Places in all.
+    /// The number of places, reserves included.
     pub(crate) fn count_max(&self) -> usize {
         self.configured_count + RESERVED_COUNT
     }
 
-    /// Places taken.
+    /// The number of places that are taken.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// `None`: there is none for this kind of client.
+    /// Takes a place; `None` where none is left for this kind of connection.
     pub(crate) fn take(self: &Arc<Self>, from: From) -> Option<Taken> {
         let count_max = self.configured_count
             + match from {
@@ -81,14 +81,14 @@ impl Places {
     }
 }
 
-/// The connections of one listener that negotiate.
+/// The negotiating connections of one listener.
 #[derive(Debug)]
 pub(crate) struct Negotiations {
     count: AtomicUsize,
     count_max: usize,
 }
 
-/// One of them, until it is dropped.
+/// A negotiation, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Negotiating(Arc<Negotiations>);
 
@@ -99,7 +99,7 @@ impl Drop for Negotiating {
 }
 
 impl Negotiating {
-    /// There are so many that those who say nothing have to go.
+    /// Whether so many connections negotiate that silent clients get less time.
     pub(crate) fn is_pressed(&self) -> bool {
         let Negotiations { count, count_max } = &*self.0;
         count.load(Ordering::Relaxed) >= count_max.div_ceil(PRESSED_PART)
@@ -112,7 +112,7 @@ impl Negotiations {
         Arc::new(Negotiations { count: AtomicUsize::new(0), count_max })
     }
 
-    /// `None`: there are too many.
+    /// Begins a negotiation; `None` where there are too many.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<Negotiating> {
         let more = |count| (count < self.count_max).then_some(count + 1);
         let begun = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
@@ -120,7 +120,7 @@ impl Negotiations {
     }
 }
 
-/// Refused connections of one listener, as a condition. It ends with this.
+/// Raises the condition for refused connections of one listener. Dropping it clears the condition.
 #[derive(Debug)]
 pub(crate) struct Refusals {
     conditions: Conditions,
@@ -134,7 +134,7 @@ impl Refusals {
         Refusals { conditions, listener, count: 0, newest: None }
     }
 
-    /// One was refused, because of `why`; `remedy` says what to do.
+    /// Notes a refused connection, with its cause and the remedy.
     pub(crate) fn add(&mut self, why: &str, remedy: &str) {
         self.count += 1;
         self.newest = Some(Instant::now());
@@ -146,7 +146,7 @@ impl Refusals {
         self.conditions.raise(ConditionKind::ConnectionsRefused, &self.listener, report);
     }
 
-    /// When to look whether they are over.
+    /// Resolves when the condition is over.
     pub(crate) async fn over(&self) {
         match self.newest {
             Some(newest) => tokio::time::sleep_until(newest + REFUSALS_OVER).await,
@@ -154,7 +154,7 @@ impl Refusals {
         }
     }
 
-    /// There are no more.
+    /// Clears the condition.
     pub(crate) fn end(&mut self) {
         self.newest = None;
         self.conditions.clear(ConditionKind::ConnectionsRefused, &self.listener);

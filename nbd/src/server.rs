@@ -1,10 +1,10 @@
 //! Listeners, limits and the orderly stop.
 //!
 //! Invariants:
-//! - At most `connection_count_max` connections from other machines exist, and a few more local ones (`places`); one
-//!   more is closed at once.
-//! - A client that says nothing has little time while many negotiate.
-//! - A TCP client that does not answer is given up after `client_timeout`, also with an answer under way.
+//! - At most `connection_count_max` TCP connections exist, and a few more local ones (`places`); one more is closed at
+//!   once.
+//! - A client that sends nothing gets little time while many negotiate.
+//! - A silent TCP client is given up after `client_timeout`, also with a reply under way.
 //! - A listener on an address that others can reach is refused without TLS, unless allowed.
 //! - [`Server::stop`] ends every [`Server::serve`] within its grace: no request is started any
 //!   more, those that run are answered, then connections close.
@@ -33,9 +33,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
-/// Shortest time after which a client is given up. Source: keep-alive options are whole seconds.
+/// Shortest `client_timeout`. Source: keep-alive options are whole seconds.
 const CLIENT_TIMEOUT_MIN: Duration = Duration::from_secs(2);
-/// Pause between two looks whether a client that says nothing has to go. Chosen by hand.
+/// Pause between two looks whether a silent client has used up its time. Chosen by hand.
 const PRESSED_LOOK: Duration = Duration::from_millis(250);
 /// Pause after an accept that failed. Chosen by hand.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -45,16 +45,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct ServerOptions {
     /// Payload bytes of all connections together; at least 64 MiB are taken.
     pub payload_memory_bytes: usize,
-    /// Connections at once, over all listeners on addresses. Some more are kept for the unix socket and for the kernel's
+    /// Connections at once, over all TCP listeners. [`RESERVED_COUNT`] more are reserved for the unix socket and the kernel's
     /// devices.
     pub connection_count_max: usize,
     /// Requests of one connection that run at once.
     pub request_count_max: usize,
     /// From accept to transmission.
     pub handshake_timeout: Duration,
-    /// The same for a client that has said nothing, while many negotiate.
+    /// The same for a client that has sent nothing, while many negotiate.
     pub pressed_timeout: Duration,
-    /// A TCP client that acknowledges nothing and answers no probe is given up after so long. At least 2 s are taken.
+    /// Time after which a TCP client is given up that acknowledges no reply and answers no probe; at least 2 s.
     pub client_timeout: Duration,
     /// A client that moves no byte for this long, in the middle of a payload or with replies
     /// unread, is disconnected if another connection waits for payload memory.
@@ -77,7 +77,7 @@ impl Default for ServerOptions {
             connection_count_max: 256,
             request_count_max: 256,
             handshake_timeout: Duration::from_secs(10),
-            // Longer than a client on another continent needs for its first word.
+            // Longer than a client on another continent needs to send its first bytes.
             pressed_timeout: Duration::from_secs(2),
             client_timeout: CLIENT_TIMEOUT,
             stall_timeout: Duration::from_secs(3),
@@ -109,11 +109,11 @@ pub struct KernelConnection<D> {
     pub siblings: Siblings,
 }
 
-/// What a connection has from its start on.
+/// The parts of an accepted connection.
 struct Admitted {
     _place: Taken,
     negotiating: Negotiating,
-    /// Until its end: see [`Line`].
+    /// Kept until the end of the connection: see [`Line`].
     _watched: Arc<Watched>,
     line: Line,
 }
@@ -226,7 +226,7 @@ impl Listener {
         }
     }
 
-    /// Its name, for people.
+    /// Names the listener in messages.
     fn name(&self) -> String {
         match &self.socket {
             Socket::Tcp(listener) => {
@@ -264,9 +264,8 @@ impl Listener {
     }
 }
 
-/// A peer that vanished without a word is noticed after `client_timeout`: where nothing is under way by probes in the
-/// second half of that time, and where an answer is by TCP_USER_TIMEOUT. Without the latter the kernel repeats an answer
-/// for 15 minutes.
+/// Makes the kernel give up a silent peer after `client_timeout`: by keep-alive probes where nothing is under way to it, and
+/// by TCP_USER_TIMEOUT where a reply is. Without the latter the kernel retransmits a reply for 15 minutes.
 fn watch_peer(stream: &tokio::net::TcpStream, client_timeout: Duration) -> io::Result<()> {
     use rustix::net::sockopt;
     let client_timeout = client_timeout.max(CLIENT_TIMEOUT_MIN);
@@ -394,7 +393,7 @@ impl<E: Exports> Server<E> {
                             let remedy = "look at the limits of the process (open files, memory)";
                             refusals.add(&format!("could not accept one: {error}"), remedy);
                         }
-                        // Accepting again at once would only spin.
+                        // Accepting again at once would spin.
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
@@ -497,7 +496,7 @@ impl<E: Exports> Server<E> {
         }
     }
 
-    /// Takes a connection, or says why not and what to do about it.
+    /// Accepts a connection. The error is the cause of a refusal and its remedy.
     fn admit(
         &self,
         stream: &Stream,
@@ -512,8 +511,8 @@ impl<E: Exports> Server<E> {
             (why, "close connections, or raise `connection_count_max` in [nbd]")
         })?;
         let negotiating = negotiations.begin().ok_or_else(|| {
-            let why = "too many clients are negotiating, or say nothing".to_owned();
-            (why, "find out who connects there, and keep them off by a firewall or TLS")
+            let why = "too many clients negotiate, or send nothing".to_owned();
+            (why, "find the clients that connect there, and restrict access by a firewall")
         })?;
         let watched = Watched::new(stream, shared.options.client_timeout);
         let (watched, line) = watched.map_err(|error| {
@@ -522,7 +521,7 @@ impl<E: Exports> Server<E> {
         Ok(Admitted { _place: place, negotiating, _watched: watched, line })
     }
 
-    /// Ends when a client has had its time for the handshake.
+    /// Resolves when a client has used up its time for the handshake.
     async fn patience(&self, negotiating: &Negotiating, has_spoken: &AtomicBool) {
         let options = &self.shared.options;
         let mut spent = options.pressed_timeout.min(options.handshake_timeout);
@@ -592,7 +591,7 @@ impl<E: Exports> Server<E> {
             biased;
             () = shared.exports.revoked(&device) => {
                 if line.is_over() {
-                    tracing::info!(export, client, "client is gone, and another one has come; its requests were dropped");
+                    tracing::info!(export, client, "client disconnected and another connected; its requests were dropped");
                     return;
                 }
                 tracing::warn!(export, client, "disconnect client: its connection was replaced, or ended");
@@ -610,7 +609,7 @@ impl<E: Exports> Server<E> {
                 export,
                 client,
                 request_count,
-                "client is gone; its requests were dropped"
+                "client disconnected; its requests were dropped"
             ),
             End::Io(error) => tracing::info!(export, client, "connection lost: {error}"),
         }
@@ -625,7 +624,7 @@ pub(crate) async fn stopped(stop: &mut watch::Receiver<Option<Instant>>) -> Inst
     }
 }
 
-/// Out of descriptors or memory. Other errors are those of a connection that is over already.
+/// Whether descriptors or memory are short. Other errors concern a connection that has already ended.
 fn is_shortage(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];

@@ -9,8 +9,8 @@
 //!   needs no reservation (headers, messages, extents) is bounded a connection.
 //! - A write that is larger than `PIECE_BYTES` reaches the device in pieces as they arrive, so a
 //!   client that stalls in the middle of one holds one piece, not all of it.
-//! - After DISC, end of file or stop no request is started; those that run are answered first, unless their client has
-//!   gone: then they are dropped.
+//! - After DISC, end of file or stop no request is started; those that run are answered first, or dropped if their client
+//!   has disconnected (`gone`).
 //! - With several connections of a device of the kernel, what was received starts only when no other of
 //!   them that the kernel has given up is served any more ([`Siblings`]).
 
@@ -106,9 +106,9 @@ pub enum End {
     Protocol(&'static str),
     /// Nothing moved while others waited for memory.
     Stalled,
-    /// The client has gone, and so many of its requests were dropped.
+    /// The client has disconnected, and its running requests were dropped.
     Gone {
-        /// Of them, those that ran.
+        /// Their number.
         request_count: usize,
     },
     /// The socket failed.
@@ -281,7 +281,7 @@ impl<D: BlockDevice> Session<D> {
             Err(end) => end,
         };
         self.publish();
-        // Nobody is told of what still runs; what the device has not begun of it, it need not.
+        // Dropping the requests takes back the entries that wait in the log.
         self.running.clear();
         self.close().await;
         end

@@ -41,7 +41,7 @@ impl AsFd for Plain {
 }
 
 impl Stream {
-    /// The connection, under TLS where there is that.
+    /// The connection itself, or the one under TLS.
     pub(crate) fn plain(&self) -> &Plain {
         match self {
             Stream::Plain(plain) => plain,
@@ -49,13 +49,13 @@ impl Stream {
         }
     }
 
-    /// The other side sends nothing more, or is gone. What it sent before may still be here.
+    /// Whether the peer has closed the connection or its sending direction. Bytes that it sent before may be unread.
     pub(crate) fn is_closed_by_peer(&self) -> bool {
         is_closed(self.plain().as_fd())
     }
 }
 
-/// The other side of a socket has closed the direction from it to here, or is gone.
+/// Whether the peer of a socket has closed it or its sending direction.
 pub(crate) fn is_closed(socket: BorrowedFd<'_>) -> bool {
     let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP;
     let mut asked = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];

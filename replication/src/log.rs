@@ -313,8 +313,8 @@ impl Log {
         self.inner.sync_to(lsn).await
     }
 
-    /// Resolves when whatever nobody waits for any more is visible: of entries whose appends were dropped, those that
-    /// could not be taken back, as they were in a batch. Entries that wait for log space are not waited for.
+    /// Resolves when all entries are visible that were in a batch at the call. An entry whose append was dropped before is
+    /// visible then, or was taken back. Does not wait for log space.
     ///
     /// # Errors
     /// `Io`: the log has failed. `Unavailable`: it was closed.
@@ -606,7 +606,7 @@ impl Inner {
         {
             let mut queue = self.shared.queue.lock();
             queue.is_closed = true;
-            queue.give_back(0); // those who wait for room are told
+            queue.give_back(0); // tells the tasks that wait for room
         }
         let driver = {
             let mut slot = self.driver.lock();

@@ -40,7 +40,7 @@ pub(crate) struct Planted {
     pub(crate) remount_not_seen: bool,
     /// Recovery does not ask whether writing back has failed since.
     pub(crate) writeback_not_asked: bool,
-    /// An append that is dropped leaves its entry in the queue.
+    /// A dropped append leaves its entry in the queue.
     pub(crate) kept_when_dropped: bool,
 }
 

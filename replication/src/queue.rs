@@ -2,10 +2,10 @@
 //!
 //! Invariants:
 //! - LSN order is the order of the calls. An entry that waits for room is placed by the caller that makes the room,
-//!   before any entry that came later: its own task does not have to run for that.
+//!   before any entry that came later. Its own task does not have to run first.
 //! - The entries of a group have consecutive LSNs, go into one batch, and are withdrawn or refused together.
-//! - An entry that is in no batch can be withdrawn. It leaves a marker, unless no later entry has an LSN: then its LSN
-//!   is given to the next one, so that clients that come and go while the log is full do not fill the queue.
+//! - An entry that is not in a batch can be withdrawn. It leaves a marker. The newest entry leaves nothing and its LSN is
+//!   given out again, so clients that connect and disconnect while the log is full do not fill the queue.
 
 use crate::format::entry::{EntryKind, EntryRow};
 use crate::options::{NewEntry, Wait};
@@ -14,8 +14,8 @@ use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::{HashMap, VecDeque};
 use tokio::sync::oneshot;
 
-/// Room that an entry takes beside its payload, in bytes. A marker that a withdrawn entry has left keeps it, so that
-/// markers are bounded like entries.
+/// Room that an entry takes in addition to its payload, in bytes. The marker of a withdrawn entry keeps it, so markers
+/// are bounded like entries. Source: the size of a queued entry, rounded.
 pub(crate) const ENTRY_OVERHEAD_BYTES: u64 = 64;
 /// Entries of one group at most. Chosen by hand: the head, the range and the tail of an unaligned request are three.
 const GROUP_ENTRIES_MAX: usize = 4;
@@ -28,9 +28,9 @@ pub(crate) struct Pending {
     pub(crate) wait: Wait,
     /// Its part of the queue's room, in bytes; given back when it leaves the queue.
     pub(crate) room: u32,
-    /// It is the last one of its group.
+    /// This is the last entry of its group.
     pub(crate) is_last: bool,
-    /// It was taken back, and is a marker now.
+    /// The entry was taken back and is a marker now.
     pub(crate) is_withdrawn: bool,
 }
 
@@ -38,16 +38,16 @@ pub(crate) struct Pending {
 #[derive(Debug)]
 pub(crate) struct Group {
     first: Pending,
-    /// Most groups have one entry, and cost no list.
+    /// Empty for most groups, which then need no allocation.
     rest: Vec<Pending>,
 }
 
 impl Group {
-    /// Of entries that make sense together in a log whose entries have at most `payload_bytes_max` of payload, and whose
-    /// queue has `room_bytes_max`.
+    /// Makes a group for a log whose entries hold at most `payload_bytes_max` bytes of payload and whose queue has
+    /// `room_bytes_max` bytes of room.
     ///
     /// # Errors
-    /// `Invalid`: an entry is out of range, or they are too many or too large for one batch.
+    /// `Invalid`: an entry is out of range, or the entries are too many or too large for one batch.
     pub(crate) fn new(
         first: NewEntry,
         rest: Vec<NewEntry>,
@@ -87,7 +87,7 @@ impl Group {
         Ok(group)
     }
 
-    /// As [`Group::new`], of one entry of a test, which takes `room` bytes of the queue.
+    /// As [`Group::new`], for one entry of a test that takes `room` bytes of the queue.
     #[cfg(test)]
     pub(crate) fn one(entry: NewEntry, wait: Wait, room: u32) -> Group {
         let row = entry.row().expect("it makes sense");
@@ -95,12 +95,12 @@ impl Group {
         Group { first: Pending { entry, row, wait, room, is_last, is_withdrawn }, rest: Vec::new() }
     }
 
-    /// Entries in it.
+    /// The number of entries.
     pub(crate) fn count(&self) -> u64 {
         1 + self.rest.len() as u64
     }
 
-    /// When its caller wants to hear of it.
+    /// The state that the caller waits for.
     pub(crate) fn wait(&self) -> Wait {
         self.first.wait
     }
@@ -113,7 +113,7 @@ impl Group {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
-    /// It writes to `volume`.
+    /// Whether the group writes to `volume`.
     fn writes_to(&self, volume: VolumeId) -> bool {
         self.entries().any(|pending| pending.writes_to(volume))
     }
@@ -124,7 +124,7 @@ impl Pending {
         self.entry.kind == EntryKind::Write && self.entry.volume == volume
     }
 
-    /// Leaves nothing but its place in the order. Returns the room that this frees, in bytes.
+    /// Turns the entry into a marker. Returns the room that this frees, in bytes.
     fn empty(&mut self) -> u64 {
         self.entry = NewEntry::marker();
         self.row = self.entry.row().expect("a marker makes sense");
@@ -147,11 +147,11 @@ struct Waiting {
 #[derive(Debug)]
 pub(crate) struct Ticket {
     number: u64,
-    /// Gets the LSN of the group's last entry, or why it is not taken. An error of the channel: the log has ended.
+    /// Receives the LSN of the group's last entry, or the reason for a refusal. The channel closes when the log ends.
     pub(crate) placed: oneshot::Receiver<Result<Lsn>>,
 }
 
-/// Where a group came to.
+/// The outcome of queueing a group.
 #[derive(Debug)]
 pub(crate) enum Place {
     /// The LSN of its last entry.
@@ -160,12 +160,12 @@ pub(crate) enum Place {
     Waits(Ticket),
 }
 
-/// What room that was freed led to.
+/// The effect of freeing room.
 #[derive(Debug, Default)]
 pub(crate) struct Placed {
-    /// Some group has its place now.
+    /// At least one group was placed.
     pub(crate) is_any: bool,
-    /// Newest entry of those that are to be on stable storage.
+    /// The newest entry whose caller waits for stable storage.
     pub(crate) durable_lsn: Option<Lsn>,
 }
 
@@ -193,7 +193,7 @@ pub(crate) struct Queue {
     pub(crate) next_lsn: Lsn,
     pub(crate) pending: VecDeque<Pending>,
     pub(crate) is_closed: bool,
-    /// Volumes whose writes are not taken, and why.
+    /// Volumes whose writes are refused, with the reason.
     refused: HashMap<VolumeId, Error>,
     /// Room that is free, in bytes.
     room_bytes: u64,
@@ -250,7 +250,7 @@ impl Queue {
         Lsn(self.next_lsn.0 - 1)
     }
 
-    /// Frees room, and places those who have waited for it.
+    /// Frees room and places the groups that have waited for it.
     pub(crate) fn give_back(&mut self, room_bytes: u64) -> Placed {
         self.room_bytes += room_bytes;
         let mut placed = Placed::default();
@@ -267,14 +267,14 @@ impl Queue {
                     placed.durable_lsn = Some(lsn);
                 }
             }
-            // The task is there, or says that it goes by `Queue::leave`, which is called under the same lock.
+            // A task that stops waiting calls `Queue::leave` under the same lock, so the send does not get lost.
             let _ = sender.send(outcome);
         }
         placed
     }
 
-    /// The task that waits for room goes. Its group leaves with it, unless it has been placed: then this is the LSN of
-    /// the last entry.
+    /// Removes the group of a task that stops waiting for room. Returns the LSN of its last entry where the group was
+    /// placed before.
     pub(crate) fn leave(&mut self, ticket: &mut Ticket) -> Option<Lsn> {
         match self.waiting.binary_search_by_key(&ticket.number, |waiting| waiting.number) {
             Ok(index) => {
@@ -285,8 +285,8 @@ impl Queue {
         }
     }
 
-    /// Takes a group back whose last entry has `last_lsn`. The room that this frees, in bytes; `None` where it is in a
-    /// batch: what it says is coming.
+    /// Takes back the group whose last entry has `last_lsn`. Returns the room that this frees, in bytes, or `None` where
+    /// the group is in a batch and will be written.
     pub(crate) fn withdraw(&mut self, last_lsn: Lsn) -> Option<u64> {
         let last = self.index_of(last_lsn)?;
         let first = self.first_of(last);
@@ -302,8 +302,8 @@ impl Queue {
         Some(freed)
     }
 
-    /// Takes no writes of `volume` any more, and none of those that are in no batch. Returns the LSN of the last entry of
-    /// each group that this refuses, and the room that it frees, in bytes.
+    /// Refuses writes of `volume` from now on, and those in the queue. Returns the LSN of the last entry of each refused
+    /// group, and the room that this frees, in bytes.
     pub(crate) fn refuse(&mut self, volume: VolumeId, error: &Error) -> (Vec<Lsn>, u64) {
         self.refused.insert(volume, error.clone());
         let first_lsn = self.next_lsn.0 - self.pending.len() as u64;
@@ -323,7 +323,7 @@ impl Queue {
         let waiting = std::mem::take(&mut self.waiting);
         for waiting in waiting {
             if waiting.group.writes_to(volume) {
-                let _ = waiting.placed.send(Err(error.clone())); // its task may be just going
+                let _ = waiting.placed.send(Err(error.clone())); // the task may be stopping
             } else {
                 self.waiting.push_back(waiting);
             }
@@ -331,18 +331,18 @@ impl Queue {
         (refused, freed)
     }
 
-    /// Takes writes of `volume` again.
+    /// Accepts writes of `volume` again.
     pub(crate) fn accept(&mut self, volume: VolumeId) {
         self.refused.remove(&volume);
     }
 
-    /// Drops everything: those who wait for room learn that the log has ended.
+    /// Drops all entries. Tasks that wait for room see the channel close.
     pub(crate) fn clear(&mut self) {
         self.pending.clear();
         self.waiting.clear();
     }
 
-    /// What the next batch takes where it holds at most `bytes_max`: whole groups, and at least one.
+    /// The entries of a batch of at most `bytes_max` bytes: whole groups, and at least one.
     pub(crate) fn next_batch(&self, bytes_max: usize) -> BatchSize {
         let (mut batch, mut group) = (BatchSize::default(), BatchSize::default());
         for pending in &self.pending {
@@ -362,14 +362,14 @@ impl Queue {
         batch
     }
 
-    /// Where in the queue an entry is, unless it is in a batch.
+    /// The index of an entry in the queue; `None` where it is in a batch.
     fn index_of(&self, lsn: Lsn) -> Option<usize> {
         let first_lsn = self.next_lsn.0 - self.pending.len() as u64;
         let index = usize::try_from(lsn.0.checked_sub(first_lsn)?).ok()?;
         (index < self.pending.len()).then_some(index)
     }
 
-    /// Where the group begins whose last entry is at `last`.
+    /// The index of the first entry of the group whose last entry is at `last`.
     fn first_of(&self, last: usize) -> usize {
         let before = self.pending.range(..last).rposition(|pending| pending.is_last);
         before.map_or(0, |before| before + 1)
@@ -406,7 +406,7 @@ mod tests {
 
     fn waits(place: Result<Place>) -> Ticket {
         match place.unwrap() {
-            Place::At(lsn) => panic!("it got a place at {lsn}, before those who wait"),
+            Place::At(lsn) => panic!("it overtook the waiting groups, at {lsn}"),
             Place::Waits(ticket) => ticket,
         }
     }
@@ -421,12 +421,9 @@ mod tests {
         assert_eq!(at(queue.add(write(1, 600))), Lsn(11));
         let mut large = waits(queue.add(write(1, 800)));
         let mut small = waits(queue.add(write(2, 100)));
-        assert!(
-            !queue.give_back(300).is_any,
-            "there is room for the small one, and it is not its turn"
-        );
+        assert!(!queue.give_back(300).is_any, "the small one would fit, but it came later");
         assert!(queue.give_back(300).is_any);
-        // Placed by who freed the room, before a later call, though their tasks have not run.
+        // They are placed before a later call although their tasks have not run.
         let later = at(queue.add(write(3, 100)));
         assert_eq!(large.placed.try_recv().unwrap().unwrap(), Lsn(12));
         assert_eq!(small.placed.try_recv().unwrap().unwrap(), Lsn(13));
@@ -446,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_withdrawn_leaves_a_marker_only_before_later_entries() {
+    fn a_withdrawn_entry_leaves_a_marker_only_before_later_entries() {
         let mut queue = Queue::new(Lsn(11), 10_000);
         let lsns = [1, 1, 2].map(|volume| at(queue.add(write(volume, 576))));
         assert_eq!(queue.withdraw(lsns[1]), Some(512));
@@ -462,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_come_and_go_while_the_log_is_full_do_not_fill_the_queue() {
+    fn reconnecting_clients_do_not_fill_the_queue_of_a_full_log() {
         let mut queue = Queue::new(Lsn(11), 1 << 20);
         at(queue.add(write(9, 576)));
         for _ in 0..10_000 {
@@ -492,7 +489,7 @@ mod tests {
         assert_eq!(kinds(&queue), [EntryKind::Marker; 6], "not its trim alone");
         assert!(queue.add(group(1)).is_err());
         let trim = Group::one(entry(1, EntryKind::Trim), Wait::Written, 64);
-        assert_eq!(at(queue.add(trim)), Lsn(17), "what has no payload is still taken");
+        assert_eq!(at(queue.add(trim)), Lsn(17), "an entry without payload is still taken");
     }
 
     #[test]

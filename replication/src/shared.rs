@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     pub(crate) overlay: Overlay,
     acked: AtomicU64,
     durable: AtomicU64,
-    /// Newest entry that is in a batch.
+    /// The newest entry that is in a batch.
     taken: AtomicU64,
     destaged: AtomicU64,
     sync_wanted: AtomicU64,
@@ -127,7 +127,7 @@ impl Shared {
         }
     }
 
-    /// Queues a group, which has LSNs then, or a place among those that wait for room.
+    /// Queues a group: it gets LSNs, or waits for room.
     pub(crate) fn push(&self, group: Group) -> Result<Place> {
         let wait = group.wait();
         let place = {
@@ -144,7 +144,7 @@ impl Shared {
         Ok(place)
     }
 
-    /// Frees room in the queue for those who wait for it.
+    /// Frees room in the queue and places the groups that wait for it.
     pub(crate) fn give_back(&self, room_bytes: u64) {
         if room_bytes > 0 {
             let placed = self.queue.lock().give_back(room_bytes);
@@ -161,18 +161,17 @@ impl Shared {
         }
     }
 
-    /// The task whose group waits for room goes: see [`Queue::leave`].
+    /// See [`Queue::leave`].
     pub(crate) fn leave(&self, ticket: &mut Ticket) -> Option<Lsn> {
         let mut queue = self.queue.lock();
         let placed_at = queue.leave(ticket);
-        let placed = queue.give_back(0); // whoever is first now may fit
+        let placed = queue.give_back(0); // the next group may fit
         drop(queue);
         self.on_placed(placed);
         placed_at
     }
 
-    /// Takes a group back whose last entry has `last_lsn`, as nobody waits for it any more. False: it is in a batch, and
-    /// what it says is coming.
+    /// Takes back the group whose last entry has `last_lsn`. False where it is in a batch and will be written.
     pub(crate) fn withdraw(&self, last_lsn: Lsn) -> bool {
         let mut queue = self.queue.lock();
         let freed = queue.withdraw(last_lsn);
@@ -260,7 +259,7 @@ impl Shared {
         Lsn(self.durable.load(Ordering::Acquire))
     }
 
-    /// Newest entry that is in a batch.
+    /// The newest entry that is in a batch.
     pub(crate) fn taken(&self) -> Lsn {
         Lsn(self.taken.load(Ordering::Acquire))
     }

@@ -3,8 +3,8 @@
 //! Invariants:
 //! - The socket is of mode 0600 from the moment it can be connected to.
 //! - Every line, every connection count and every wait on the peer is bounded.
-//! - A request that was read is carried to its end, even when its client is gone, unless it waits for the write log: then
-//!   it does not happen any more. At a stop it has a bounded time for that, and is then given up with an answer that
+//! - A request that was read is carried to its end, even when its client disconnects. Only one that waits for space in the
+//!   write log is dropped then. At a stop a request has a bounded time to end, and is then given up with an answer that
 //!   says so.
 //! - The reply types are also what `-o json` prints: see [`info`].
 //! - Requests and replies that hold a secret are never logged.

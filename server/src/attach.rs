@@ -11,7 +11,7 @@
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
 use crate::chain::random_bytes;
-use crate::claims::{Claim, Claims, ClientInfo, Unattached};
+use crate::claims::{Claim, Claims};
 use crate::glue::exports::{Attachment, PoolExports};
 use crate::manifest::NodeDir;
 use crate::planted::planted;
@@ -33,6 +33,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 
 pub(crate) mod apart;
+mod clients;
 mod kernel;
 mod links;
 mod record;
@@ -178,8 +179,8 @@ impl Attachments {
         })
     }
 
-    /// Raises a condition for each attached volume that is not served, and for each client that does not answer, and ends
-    /// those of the others.
+    /// Raises a condition for each attached volume that is not served and for each silent client, and clears those of the
+    /// others.
     pub(crate) async fn show(&self) {
         self.claims.show_silent(self.pool.tier().conditions(), |volume| self.name_of(volume));
         // Whoever has it is attaching or detaching, and says how it went.
@@ -261,9 +262,8 @@ impl Attachments {
         let options = self.with_queues(live, options)?;
         self.check_link(name)?;
         blocking(move || kernel::check(options.driver)).await?;
-        self.claims.end_leftovers(id).await?; // they would be in the way
+        self.claims.end_leftovers(id).await?; // a closed connection must not be in the way
         let claim = self.claims.attach(id, name, options.is_shared)?;
-        self.claims.end_leftovers(id).await?;
         self.claims.settle(id).await?;
         // From now on it stays what it is: until then it could be removed, or step back.
         let volume = self.pool.volume(name).filter(|now| now.id().0 == id).ok_or_else(|| {
@@ -486,65 +486,6 @@ impl Attachments {
             return Err(error);
         }
         Ok(name)
-    }
-
-    /// Ends what clients have of a volume. `None`: they have nothing.
-    async fn detach_clients(&self, name: &str, is_forced: bool) -> Option<Result<String>> {
-        let volume = self.pool.volume(name)?;
-        let labels = self.claims.holders_of(volume.id().0);
-        if labels.is_empty() {
-            return None;
-        }
-        if !is_forced {
-            let what = format!(
-                "detach volume {name}: it is attached to client {}; detach it there, or use --force: the \
-                 client is refused from then on, and its users get errors",
-                labels.join(", ")
-            );
-            return Some(Err(Error::new(ErrorKind::Busy, what)));
-        }
-        let ended = self.claims.fence(volume.id().0).await;
-        Some(ended.map(|_| name.to_owned()))
-    }
-
-    /// Clients that have volumes attached.
-    #[must_use]
-    pub fn clients(&self) -> Vec<ClientInfo> {
-        self.claims.list(|volume| self.name_of(volume))
-    }
-
-    /// Who has NBD connections to a volume that may write, for people.
-    pub(crate) fn connections_of(&self, volume: VolumeId) -> Option<String> {
-        self.claims.connections_of(volume.0)
-    }
-
-    /// Ends what connections have left behind whose clients have closed them.
-    ///
-    /// # Errors
-    /// `Unavailable`: it takes too long; try again.
-    pub(crate) async fn end_leftovers(&self, volume: VolumeId) -> Result<()> {
-        self.claims.end_leftovers(volume.0).await
-    }
-
-    /// Keeps a volume from being attached for as long as what is returned lives.
-    ///
-    /// # Errors
-    /// `Busy`: it is attached.
-    pub(crate) fn keep_unattached(&self, volume: VolumeId, name: &str) -> Result<Unattached> {
-        self.claims.keep_unattached(volume.0, name)
-    }
-
-    /// To whom a volume is attached, for people: the link of its device, or its clients.
-    ///
-    /// # Errors
-    /// `Unavailable`: the daemon is stopping.
-    pub async fn user_of(&self, volume: VolumeId) -> Result<Option<String>> {
-        let mut live = self.live.lock().await;
-        if changeable(&mut live)?.contains_key(&volume.0) {
-            return Ok(Some(self.links.join(self.name_of(volume.0)).display().to_string()));
-        }
-        let labels = self.claims.holders_of(volume.0);
-        Ok((!labels.is_empty()).then(|| format!("a device of client {}", labels.join(", "))))
     }
 
     /// What is attached, by name.

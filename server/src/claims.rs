@@ -9,9 +9,9 @@
 //!   two file systems mounted from one volume would destroy it.
 //! - Who a volume is attached to is on stable storage before its first request, and what was ended by
 //!   force is there before anybody else is let in: an old client that comes back is refused.
-//! - Who comes after somebody, a connection, a device or an owner, starts after the last request of that one has ended:
-//!   what it had queued in the write log is visible then, or was taken back. A connection whose client has closed it
-//!   counts as one that is over, whatever it still has to read and to run. Connections that are open go on.
+//! - A connection, device or owner starts after the last request of its predecessors has ended: their entries in the write
+//!   log are visible then, or were taken back. A connection counts as ended when its client has closed it, even if it still
+//!   has requests to read and to run. Open connections are not affected (`leftovers`).
 
 mod gate;
 mod leftovers;
@@ -34,7 +34,7 @@ use uuid::Uuid;
 
 pub(crate) const FILE: &str = "clients.json";
 const VERSION: u32 = 1;
-/// Clients that a refusal names at most.
+/// Clients that a refusal names at most. Chosen by hand: a line of a terminal or two.
 const NAMED_MAX: usize = 4;
 /// Volumes attached to clients at most, and clients of one that is shared. Chosen by hand: the list is
 /// written whole.
@@ -49,8 +49,8 @@ pub struct Claims {
     /// One change of the list at a time.
     changes: tokio::sync::Mutex<()>,
     settle: Settle,
-    /// Volumes whose device or a connection is gone, and may have left requests in batches of the log. Each with a number
-    /// that counts up.
+    /// Volumes with a device or connection that has ended and may have left entries in batches of the log. The value counts
+    /// such ends.
     unsettled: Mutex<HashMap<u32, u64>>,
 }
 
@@ -67,7 +67,7 @@ impl std::fmt::Debug for Settle {
 
 #[derive(Debug, Default)]
 struct Users {
-    /// NBD connections that may write.
+    /// NBD connections that may write, the oldest first.
     connections: Vec<Arc<Gate>>,
     device: Option<IsShared>,
     holders: Vec<Holder>,
@@ -91,7 +91,7 @@ impl Holder {
         Holder { record, gates: HashMap::new(), is_ended: false }
     }
 
-    /// What is known of a client that does not answer, for people.
+    /// Says in parentheses that a client is silent or not connected; empty for one that answers.
     fn silence(&self) -> String {
         if self.gates.is_empty() {
             return " (without a connection at the moment)".to_owned();
@@ -157,7 +157,7 @@ pub struct Claim {
     volume: u32,
     /// `None` for a device.
     gate: Option<Arc<Gate>>,
-    /// Of a client that has said who it is: its attachment, and which of its connections this is.
+    /// For a client that identified itself: its attachment and the number of the connection.
     named: Option<(Uuid, u16)>,
 }
 
@@ -170,7 +170,7 @@ impl Claim {
         }
     }
 
-    /// To be passed by every request of a connection.
+    /// Every request of the connection passes it.
     pub(crate) fn gate(&self) -> Option<&Arc<Gate>> {
         self.gate.as_ref()
     }
@@ -251,7 +251,7 @@ impl Claims {
         Claims { settle: Settle(Box::new(move |volume| Box::pin(settle(volume)))), ..self }
     }
 
-    /// As [`Claims::connect_from`], from nowhere.
+    /// As [`Claims::connect_from`], without a connection.
     #[cfg(test)]
     pub(crate) async fn connect(
         self: &Arc<Self>,
@@ -264,13 +264,13 @@ impl Claims {
         self.connect_from(volume, name, is_stepped_back, request, from).await
     }
 
-    /// For an NBD connection that may write to volume `volume`, which people know as `name`. With the connection, and
-    /// where its client is.
+    /// Registers an NBD connection that may write to volume `volume`, which people know as `name`. `label` names the client
+    /// in messages.
     ///
     /// # Errors
     /// `Busy`: the volume is attached to somebody else, and not shared. `Fenced`: the client's
-    /// attachment was ended. `Unavailable`: requests of a connection that is over, or that this one replaces, are still
-    /// running, or in the log; try again. Those of writing the list.
+    /// attachment was ended. `Unavailable`: requests of an ended or replaced connection are still running or in the log; try
+    /// again. Errors of writing the list.
     pub async fn connect_from(
         self: &Arc<Self>,
         volume: u32,
@@ -512,7 +512,7 @@ impl Claims {
         infos
     }
 
-    /// Who has NBD connections to a volume that may write, for people; `None` for nobody.
+    /// Names the clients with NBD connections that may write to a volume; `None` where there are none.
     pub fn connections_of(&self, volume: u32) -> Option<String> {
         let all = self.users.lock();
         let users = all.get(&volume).filter(|users| !users.connections.is_empty())?;
@@ -550,7 +550,7 @@ impl Claims {
 }
 
 impl Users {
-    /// The clients of some connections, with what is known of those that do not answer. Not of those that client `but` has.
+    /// Names the clients of all connections but those of `but`, and says which of them are silent.
     fn named_connections(&self, but: Option<&Holder>) -> String {
         let is_own = |gate: &&Arc<Gate>| {
             but.is_some_and(|but| but.gates.values().any(|own| Arc::ptr_eq(own, gate)))

@@ -26,9 +26,9 @@ pub(crate) struct Planted {
     pub(crate) clock_trusted: bool,
     /// Background jobs whose names begin so panic when they start.
     pub(crate) panicking_job: Option<&'static str>,
-    /// The ends of an unaligned range and what lies between them go into the log one after the other.
+    /// The ends of an unaligned range and the part between them are logged one after the other.
     pub(crate) step_torn: bool,
-    /// What a connection has left behind is not ended before the next one is served.
+    /// Requests of an ended connection are not finished before the next one is served.
     pub(crate) leftovers_kept: bool,
 }
 

@@ -30,7 +30,7 @@ use crate::volume::{Volume, check_size};
 use crate::volume_keys::VolumeKeyRing;
 use block::{Epoch, Error, ErrorKind, Job, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
-use replication::{EntryKind, Log, MissingSide, NewEntry, TailLoss};
+use replication::{Log, MissingSide, TailLoss};
 use snapshots::Snapshots;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -468,7 +468,7 @@ impl Pool {
             let mut record = volume.record();
             record.state = VolumeState::Removed { removed_at: self.clock().stamp() };
             volume.retire();
-            // If this fails nothing says that it is gone, so it is served as before.
+            // If this fails the log does not have the removal, so the volume is served as before.
             if let Err(error) = self.shared.log_record(&record).await {
                 volume.unretire();
                 return Err(error.context(format!("remove volume {name}")));
@@ -557,14 +557,10 @@ impl Pool {
         // As one step, and the record first: never a volume that can be restored but reads as zeroes.
         record.state = VolumeState::Purged;
         let entry = self.shared.record_entry(&record)?;
-        self.shared.append_change(entry, vec![whole(VolumeId(record.id))]).await?;
+        self.shared.append_change(entry, vec![shared::trim_of_all(VolumeId(record.id))]).await?;
         self.shared.show_record(&record);
         self.volumes.lock().records.insert(record.id, record.clone());
         Ok(record)
-    }
-
-    async fn trim_whole(&self, volume: VolumeId) -> Result<()> {
-        self.shared.append_change(whole(volume), Vec::new()).await.map(drop)
     }
 
     fn find(&self, name: &str) -> Result<Arc<Volume>> {
@@ -622,8 +618,7 @@ impl Pool {
         }
     }
 
-    /// Resolves when nothing comes any more of requests that were dropped before the call: what was left of them is
-    /// visible. It does not wait for log space.
+    /// Resolves when all entries that dropped requests have left in the log are visible, without waiting for log space.
     ///
     /// # Errors
     /// Those of the log.
@@ -799,17 +794,6 @@ fn start_jobs(
         supervisor.spawn_on(lane, Need::Useful, reclaim, reclaims),
         supervisor.spawn_on(lane, Need::Useful, fingerprints, load),
     ]
-}
-
-/// The entry that trims all of a volume.
-fn whole(volume: VolumeId) -> NewEntry {
-    NewEntry {
-        volume,
-        kind: EntryKind::Trim,
-        start_sector: 0,
-        sector_count: block::units::VOLUME_BYTES_MAX / block::units::SECTOR_BYTES,
-        payload: bytes::Bytes::new(),
-    }
 }
 
 #[cfg(test)]

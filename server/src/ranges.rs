@@ -1,26 +1,26 @@
-//! Which sectors of a volume are being changed, so that a write that starts or ends inside a sector has that sector to
-//! itself from the moment it reads it until its own version is visible.
+//! The sectors of a volume that are being changed. A write that starts or ends inside a sector reads that sector first, and
+//! needs it to itself until its own version of the sector is visible.
 //!
 //! Invariants:
-//! - Whole sectors are changed beside each other: their order is that of the log. A change of a part of a sector waits
-//!   for all others of that sector, and the reverse; changes of other sectors never wait.
-//! - First come, first served among changes of the same sectors.
-//! - Nobody holds sectors whose future was dropped.
+//! - Changes of whole sectors run concurrently; the log orders them. A change of a part of a sector waits for all other
+//!   changes of that sector, and the reverse. Changes of other sectors never wait.
+//! - Changes of the same sectors run first come, first served.
+//! - A dropped future holds no sectors.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ops::Range;
 use tokio::sync::oneshot;
 
-/// Sectors, by number.
+/// A range of sector numbers.
 pub(crate) type Sectors = Range<u64>;
 
-/// What a change needs.
+/// The sectors that a change needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
     /// Whole sectors.
     Whole(Sectors),
-    /// Parts of two sectors, which may be the same one.
+    /// Parts of two sectors, which may be the same sector.
     Parts([u64; 2]),
 }
 
@@ -40,7 +40,7 @@ impl Want {
     }
 }
 
-/// The changes of one volume that are under way. Bounded by the requests that front ends run at once.
+/// The running changes of one volume. Bounded by the number of requests that front ends run at once.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     state: Mutex<State>,
@@ -48,7 +48,7 @@ pub(crate) struct Ranges {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By place; free places are in `free`, so that whole sectors cost no search.
+    /// Indexed by slot. `free` lists the unused slots, so a change of whole sectors needs no search.
     whole: Vec<Sectors>,
     free: Vec<usize>,
     parts: Vec<(u64, [u64; 2])>,
@@ -63,7 +63,7 @@ struct Waiting {
     granted: oneshot::Sender<Key>,
 }
 
-/// What was granted.
+/// Identifies a granted change.
 #[derive(Clone, Copy, Debug)]
 enum Key {
     Whole(usize),
@@ -72,7 +72,7 @@ enum Key {
 
 impl State {
     fn is_free(&self, want: &Want) -> bool {
-        // An empty range, as a free place has, touches nothing.
+        // An unused slot has an empty range, which contains no sector.
         let whole = match want {
             Want::Whole(_) => false,
             Want::Parts(parts) => {
@@ -124,13 +124,13 @@ impl State {
             }
             let Waiting { want, granted, .. } = self.waiting.remove(index).expect("it is there");
             let key = self.grant(want);
-            // Whoever waits goes under the lock, and has left the list by then.
+            // A task that stops waiting takes the lock first and leaves the list, so the send does not get lost.
             let _ = granted.send(key);
         }
     }
 }
 
-/// Sectors that a change has, until it is dropped.
+/// The sectors of a change, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Held<'a> {
     ranges: &'a Ranges,
@@ -143,7 +143,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// A place among those that wait.
+/// A place in the list of waiting changes.
 struct Queued<'a> {
     ranges: &'a Ranges,
     number: u64,
@@ -164,7 +164,7 @@ impl Drop for Queued<'_> {
 }
 
 impl Ranges {
-    /// Waits for what a change needs.
+    /// Waits for the sectors of a change.
     pub(crate) async fn hold(&self, want: Want) -> Held<'_> {
         let queued = {
             let mut state = self.state.lock();
@@ -182,7 +182,7 @@ impl Ranges {
         let mut queued = queued;
         match (&mut queued.granted).await {
             Ok(key) => Held { ranges: self, key },
-            Err(_) => unreachable!("who waits is in the list until it is granted"),
+            Err(_) => unreachable!("a waiting change is in the list until it is granted"),
         }
     }
 }
@@ -193,7 +193,7 @@ mod tests {
     use futures::FutureExt;
 
     #[test]
-    fn whole_sectors_are_changed_side_by_side() {
+    fn changes_of_whole_sectors_run_concurrently() {
         let ranges = Ranges::default();
         let held: Vec<_> = (0..3)
             .map(|_| ranges.hold(Want::Whole(0..8)).now_or_never().expect("it is free"))
@@ -214,7 +214,7 @@ mod tests {
         assert!(ranges.hold(Want::Parts([7, 7])).now_or_never().is_none());
         drop(part);
         assert!(ranges.hold(Want::Parts([7, 7])).now_or_never().is_some());
-        assert!(ranges.state.lock().waiting.is_empty(), "who was dropped has left");
+        assert!(ranges.state.lock().waiting.is_empty(), "dropped futures have left the list");
     }
 
     #[test]
@@ -230,9 +230,9 @@ mod tests {
         assert!(ranges.hold(Want::Whole(4..8)).now_or_never().is_some());
         assert!(ranges.hold(Want::Whole(20..21)).now_or_never().is_none(), "behind the fourth");
         drop(first);
-        // Granted though its task has not run, and given back by its end.
+        // It was granted although its task has not run, and gives the sectors back when it is dropped.
         drop(second);
-        let third = third.as_mut().now_or_never().expect("the second has gone");
+        let third = third.as_mut().now_or_never().expect("the second was dropped");
         assert!(fourth.as_mut().now_or_never().is_none());
         drop(third);
         assert!(fourth.as_mut().now_or_never().is_some());

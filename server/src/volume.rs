@@ -5,10 +5,10 @@
 //!   the overlay no longer has, the tier has.
 //! - The order of two overlapping writes is the order of their LSNs. A change that is not aligned
 //!   to sectors reads its edge sectors first and excludes every other change of these from
-//!   that read until its entries are answered, so it never puts old bytes back. Others do not wait for it.
-//! - A request that is not aligned is one step in the history: its ends and what lies between them are one
+//!   that read until its entries are answered, so it never puts old bytes back. Changes of other sectors do not wait.
+//! - A request that is not aligned is one step in the history: its ends and the range between them are one
 //!   group of entries.
-//! - A request that is dropped has no effect later: what it has in no batch of the log never comes.
+//! - A dropped request has no late effect: its entries are in a batch of the log by then, or are never written.
 //! - Nothing is answered before the log says that it is where `durability` wants it.
 //! - A snapshot of a volume is one that cannot be changed: it shows nothing from behind its LSN.
 
@@ -50,7 +50,8 @@ pub struct Volume {
     size_bytes: AtomicU64,
     is_present: AtomicBool,
     size_changed: watch::Sender<u64>,
-    /// Changes hold it shared until they are answered, and take their sectors before; who changes the record holds it alone.
+    /// Changes of data hold it shared until they are answered, and lock their sectors before; a change of the record holds it
+    /// exclusively.
     changes: Arc<RwLock<()>>,
     ranges: Arc<Ranges>,
     /// Counts up when the volume becomes smaller.
@@ -149,7 +150,7 @@ impl Volume {
         self.is_present.store(false, Ordering::Release);
     }
 
-    /// It goes on: what [`Volume::retire`] was called for did not happen.
+    /// Undoes [`Volume::retire`], after a removal that failed.
     pub(crate) fn unretire(&self) {
         self.is_present.store(true, Ordering::Release);
     }
@@ -403,8 +404,8 @@ impl Volume {
         self.wait_stored(lsn, fua).await
     }
 
-    /// Keeps the volume from being changed as a whole. `None`: what was read after `shrink_count` was looked at may be
-    /// old, because the volume has become smaller since.
+    /// Keeps the record from being changed. `None` where the volume has become smaller since `shrink_count` was read: sectors
+    /// that were read since may be out of date.
     async fn unshrunk_since(&self, shrink_count: u64) -> Option<RwLockReadGuard<'_, ()>> {
         let shared = self.changes.read().await;
         (self.shrink_count.load(Ordering::Acquire) == shrink_count).then_some(shared)
@@ -434,7 +435,7 @@ impl Volume {
         self.wait_stored(lsn, fua).await
     }
 
-    /// As [`Volume::clear`], of a range that starts or ends inside a sector: as one step.
+    /// As [`Volume::clear`], for a range that starts or ends inside a sector, as one step.
     async fn clear_ragged(
         &self,
         offset: u64,
@@ -486,7 +487,7 @@ impl Volume {
         self.shared.log.append_group(first, entries, wait).await
     }
 
-    /// A sector as it is, with some of its bytes cleared.
+    /// Reads a sector and clears some of its bytes.
     async fn read_cleared(&self, sector: u64, cleared: std::ops::Range<u64>) -> Result<Bytes> {
         let mut bytes = BytesMut::zeroed(SECTOR_BYTES as usize);
         self.read_sectors(sector, &mut bytes).await?;
@@ -495,7 +496,7 @@ impl Volume {
     }
 }
 
-/// The sectors that a byte range touches: the first one, and the one behind the last.
+/// The first sector that a byte range touches, and the one after the last.
 fn sectors_of(offset: u64, length: u64) -> (u64, u64) {
     (offset / SECTOR_BYTES, (offset + length).div_ceil(SECTOR_BYTES))
 }

@@ -1,12 +1,12 @@
-//! Clients that have gone while requests of theirs run: nobody asks for these any more.
+//! Detects a client that has disconnected while requests of it run.
 //!
-//! The end of the stream is seen by reading, which a session does not do while it has as many requests as it may. So
-//! it looks at the socket from time to time.
+//! The end of the stream is seen only by reading, and a session does not read while it runs as many requests as it may. So it
+//! looks at the socket periodically.
 //!
 //! Invariants:
-//! - What runs for a client that has gone is dropped two looks after that at the latest, so that it neither waits for
-//!   log space nor keeps the volume from others.
-//! - A client that has closed one direction only, and still takes replies, has a moment for them.
+//! - The requests of a disconnected client are dropped at the second look at the latest, so they do not wait for log space
+//!   and do not keep the volume from other clients.
+//! - A client that has closed only its sending direction has until then to receive replies.
 
 use super::{End, Session};
 use block::BlockDevice;
@@ -16,10 +16,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Sleep;
 
-/// Pause between two looks. Chosen by hand: what is running on a store that answers is over by then.
+/// Pause between two looks. Chosen by hand: requests on a store that answers finish in less.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
-/// When to look, and what was seen.
+/// The timer of the looks, and the result of the last one.
 #[derive(Default)]
 pub(super) struct Watch {
     sleep: Option<Pin<Box<Sleep>>>,
@@ -27,11 +27,11 @@ pub(super) struct Watch {
 }
 
 impl<D: BlockDevice> Session<D> {
-    /// Looks from time to time whether the client for whom requests run is there.
+    /// Looks periodically whether the client is connected while requests run.
     pub(super) fn poll_gone(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
         loop {
             let sleep = match &mut self.watch.sleep {
-                // Its waker is this task's since it was armed.
+                // It was polled by this task when it was armed, so its waker is set.
                 Some(sleep) if !sleep.is_elapsed() => return Ok(()),
                 Some(sleep) => sleep,
                 None if self.running.is_empty() => return Ok(()),

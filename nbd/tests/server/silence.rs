@@ -1,5 +1,5 @@
-//! A client whose host is gone without a word: it is given up in about the same time whether an answer is under way to it
-//! or not. In network namespaces of its own, which end with their processes.
+//! A client whose host vanishes is given up in about the same time whether or not a reply is under way to it. The tests use
+//! network namespaces of their own, which end with their processes.
 
 use crate::World;
 use crate::client::Client;
@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Set in the process that has a network of its own.
+/// Set in the process that runs in its own network namespace.
 const INSIDE: &str = "SPINDLE_NBD_TEST_INSIDE";
 const NAME: &str = "silence::a_client_whose_host_is_gone_is_given_up_busy_or_idle";
 
-/// Another network, as long as its process lives.
+/// Another network namespace, which ends with its process.
 struct Host(Child);
 
 impl Drop for Host {
@@ -45,13 +45,13 @@ impl Host {
         format!("/proc/{}/ns/net", self.0.id())
     }
 
-    /// Runs `ip` there.
+    /// Runs `ip` in it.
     fn ip(&self, arguments: &[&str]) {
         let network = format!("--net={}", self.network());
         run("nsenter", &[&[&*network, "ip"], arguments].concat());
     }
 
-    /// Connects from there.
+    /// Connects from it.
     fn connect(&self, address: SocketAddr) -> tokio::net::TcpStream {
         let network = File::open(self.network()).unwrap();
         let connected = std::thread::spawn(move || {
@@ -126,7 +126,7 @@ async fn given_up() {
     while has_unacknowledged() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // The one is idle. To the other an answer is under way when its host goes.
+    // One client is idle. A reply to the other is under way when its host vanishes.
     clients[1].send(command::READ, 0, 0, 4096, &[]).await;
     while world.disk.running_count_peak.load(Ordering::Relaxed) == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -143,7 +143,8 @@ async fn given_up() {
     }
     println!("told {told:?}, over after {over:?}");
     for (told, over) in told.into_iter().zip(over) {
-        let (told_at, ends_at): (Duration, Duration) = told.expect("its silence is told before");
+        let (told_at, ends_at): (Duration, Duration) =
+            told.expect("its silence is reported before");
         let over = over.expect("seen above");
         assert!(told_at < over && over < ends_at + Duration::from_secs(2), "{told:?} {over:?}");
         assert!(over > TIMEOUT * 8 / 10 && over < TIMEOUT * 16 / 10, "{over:?}");
@@ -151,14 +152,14 @@ async fn given_up() {
     world.until("both have left", |status| status.connection_count == 0).await;
 }
 
-/// Something of this network's connections was not acknowledged yet.
+/// Whether a connection of this namespace has unacknowledged bytes.
 fn has_unacknowledged() -> bool {
     let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
     let queues = table.lines().skip(1).filter_map(|line| line.split_whitespace().nth(4));
     queues.filter_map(|queue| queue.split(':').next()).any(|unsent| unsent != "00000000")
 }
 
-/// Notes when a silence was told first, with the end that it told, and when the connection was over.
+/// Notes when a silence was reported first, with the end that it announced, and when the connection ended.
 fn look(
     line: &Line,
     gone_at: Instant,

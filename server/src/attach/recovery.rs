@@ -185,7 +185,6 @@ impl Attachments {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         // What an earlier device's users wrote is visible first.
-        self.claims.end_leftovers(id).await?;
         self.claims.settle(id).await?;
         let again = self.recover_into(live, id, is_ours).await;
         let written = self.write(live);

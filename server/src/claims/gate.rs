@@ -1,7 +1,7 @@
-//! The gate of a connection: what its requests pass, so that they can be ended and waited for.
+//! The gate of a connection: all its requests pass it, so that they can be stopped and waited for.
 //!
 //! Invariants:
-//! - No request passes a gate that was closed.
+//! - No request passes a closed gate.
 
 use block::{Error, ErrorKind, Result};
 use nbd::Line;
@@ -9,17 +9,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Notify;
 
-/// What the requests of one connection pass, so that they can be ended and waited for.
+/// All requests of one connection pass it, so that they can be stopped and waited for.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     is_closed: AtomicBool,
     /// The connection has ended.
     is_over: AtomicBool,
     pub(super) running_count: AtomicUsize,
-    /// The gate was closed, or its connection has ended, or the last request behind it has.
+    /// The gate was closed, its connection has ended, or the last request behind it has ended.
     changed: Notify,
     pub(super) line: Line,
-    /// Where its client is, for people.
+    /// Names the client in messages.
     pub(super) label: String,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 pub(crate) struct Passed<'a>(&'a Gate);
 
-/// As [`Passed`], for a task of its own.
+/// As [`Passed`], for a task that may outlive the request.
 #[derive(Debug)]
 pub(crate) struct PassedOn(Arc<Gate>);
 
@@ -43,8 +43,8 @@ impl Gate {
     }
 
     /// # Errors
-    /// `Fenced`: another connection has taken this one's place, or its client has closed it and another one has come, or
-    /// the attachment was ended.
+    /// `Fenced`: another connection has replaced this one, its client has closed it and another client has come, or the
+    /// attachment was ended.
     pub(crate) fn pass(&self) -> Result<Passed<'_>> {
         self.enter();
         let passed = Passed(self);
@@ -77,23 +77,23 @@ impl Gate {
         Err(Error::new(ErrorKind::Fenced, what))
     }
 
-    /// Its client has closed it, so that nobody asks for what it has begun.
+    /// The client has closed the connection, and its session has not ended yet.
     pub(super) fn is_left(&self) -> bool {
         !self.is_over.load(Ordering::SeqCst) && self.line.is_over()
     }
 
-    /// The connection has ended: nothing of it runs.
+    /// Notes that the connection has ended and no request of it runs.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         self.changed.notify_waiters();
     }
 
-    /// Ends when the connection has.
+    /// Resolves when the connection has ended.
     pub(super) async fn ended(&self) {
         self.until(|| self.is_over.load(Ordering::SeqCst)).await;
     }
 
-    /// Its client, for people.
+    /// Names the client, and says how long it has been silent, in messages.
     pub(super) fn described(&self) -> String {
         match self.line.silence() {
             Some(silence) => format!("{} ({silence})", self.label),
@@ -101,13 +101,13 @@ impl Gate {
         }
     }
 
-    /// No request starts after this.
+    /// Lets no further request start.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         self.changed.notify_waiters();
     }
 
-    /// Ends when no request may start any more.
+    /// Resolves when the gate is closed.
     pub(crate) async fn closed(&self) {
         self.until(|| self.is_closed.load(Ordering::SeqCst)).await;
     }

@@ -1,11 +1,13 @@
-//! What somebody has left behind who is not there any more: requests that still run, or are in the write log.
+//! Requests that a client, a connection or a device has left behind: they still run, or are in the write log.
 //!
-//! A client that has gone while the log is full must not have its writes applied hours later, on top of what its
-//! successor was answered and has flushed.
+//! Writes of a client that disconnected while the log was full must not be applied hours later, over writes of its
+//! successor that were acknowledged and flushed.
 //!
 //! Invariants:
-//! - Whoever comes is served when nothing comes any more of connections, devices and clients that were over before.
-//! - It does not wait for log space: a request that does is dropped with its connection, and leaves the log's queue.
+//! - A new client is served only when all requests of connections, devices and clients that ended before are either
+//!   visible or dropped.
+//! - A new client does not wait for log space: a request that does is dropped with its connection and leaves the queue of
+//!   the log.
 
 use super::Claims;
 use super::gate::Gate;
@@ -15,24 +17,24 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Requests of an older connection are waited for so long. Chosen by hand: less than a client waits for
-/// its negotiation; it tries again.
+/// Longest wait for requests of earlier connections. Chosen by hand: less than the time that a client gives its
+/// negotiation; it tries again.
 pub(super) const DRAIN_WAIT: Duration = Duration::from_secs(8);
-/// Of that, connections whose clients have closed them have so long to come to their end by themselves. Chosen by hand:
-/// what they have sent is done by then where the store answers.
+/// The part of that wait in which a connection that its client has closed may finish its requests. Chosen by hand: a store
+/// that answers needs less.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
 
 impl Claims {
-    /// To be called before somebody is served, or refused because of others: what connections have left behind whose clients
-    /// have closed them is done then, or never comes. Those that are open go on.
+    /// Finishes or drops the requests of connections that their clients have closed. Open connections are not affected. To
+    /// be called before a client is served, and before one is refused because of other clients.
     ///
     /// # Errors
-    /// `Unavailable`: it takes too long; try again. Those of the log.
+    /// `Unavailable`: it takes too long; try again. Errors of the log.
     pub async fn end_leftovers(&self, volume: u32) -> Result<()> {
         self.end_left(volume, None, Instant::now() + DRAIN_WAIT).await
     }
 
-    /// As [`Claims::end_leftovers`], for the connection that is `own`.
+    /// As [`Claims::end_leftovers`], on behalf of the connection `own`, which is left alone.
     pub(super) async fn end_left(
         &self,
         volume: u32,
@@ -68,11 +70,11 @@ impl Claims {
         *self.unsettled.lock().entry(volume).or_default() += 1;
     }
 
-    /// Ends when nothing comes to the volume any more that requests behind `gates`, which are closed or of connections that
-    /// have ended, and dropped ones have left.
+    /// Resolves when no request behind `gates` runs any more and everything that dropped requests have left in the log is
+    /// visible. Each of the gates is closed, or its connection has ended.
     ///
     /// # Errors
-    /// `Unavailable`: they take too long; try again. Those of the log.
+    /// `Unavailable`: they take too long; try again. Errors of the log.
     pub(super) async fn quiet(
         &self,
         volume: u32,
@@ -91,14 +93,15 @@ impl Claims {
         let drained = tokio::time::timeout_at(until, drained).await;
         drained.map_err(|_| late("some are still running"))?;
         let settled = tokio::time::timeout_at(until, (self.settle.0)(volume)).await;
-        settled.map_err(|_| late("some are in the write log, which does not get on"))?
+        settled.map_err(|_| late("the write log does not make progress with some of them"))?
     }
 
-    /// To be called before a device is used: see the file's head.
+    /// To be called before a device is used: as [`Claims::end_leftovers`], and waits for requests of an earlier device.
     ///
     /// # Errors
-    /// `Unavailable`: earlier requests are still queued; try again. Those of the log.
+    /// `Unavailable`: earlier requests are still in the log; try again. Errors of the log.
     pub async fn settle(&self, volume: u32) -> Result<()> {
+        self.end_leftovers(volume).await?;
         self.quiet(volume, &[], Instant::now() + DRAIN_WAIT).await
     }
 }

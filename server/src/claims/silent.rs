@@ -1,4 +1,4 @@
-//! Clients that do not answer, as conditions.
+//! Raises a condition for each client that does not answer.
 
 use super::Claims;
 use block::conditions::Report;

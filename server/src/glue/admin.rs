@@ -116,7 +116,7 @@ impl AdminPool {
         attachments.keep_unattached(id, name).map(Some)
     }
 
-    /// Says who has a volume open, where that is why something was refused.
+    /// Adds the names of the clients that have a volume open to a refusal because of them.
     fn name_users(&self, id: VolumeId, error: Error) -> Error {
         let attachments = self.attachments.as_ref().filter(|_| error.kind() == ErrorKind::Busy);
         match attachments.and_then(|attachments| attachments.connections_of(id)) {

@@ -259,7 +259,7 @@ impl BlockDevice for Attachment {
         let gate = self.claim.as_ref().and_then(Claim::gate);
         let passed_on = gate.map(Gate::pass_on).transpose()?;
         drop(passed);
-        // Carried to its end where its entry is on its way, and given up where that waits, when the client goes.
+        // In a task of its own: if the client disconnects, the entry is taken back or the resize is completed.
         let (_waits, asker) = Asker::new();
         let volume = self.volume.clone();
         let resize = asker.scope(async move {

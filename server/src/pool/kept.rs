@@ -1,6 +1,7 @@
 //! A pool that was restored in part: all but some volumes go, before anything is served.
 
 use super::Pool;
+use super::shared::trim_of_all;
 use crate::record::{VolumeRecord, VolumeState};
 use crate::snapshot::{Removed, SnapshotEntry};
 use block::{Lsn, Result, VolumeId};
@@ -85,7 +86,8 @@ impl Pool {
         let count = dropped.len();
         for mut record in dropped {
             // In this order: where a death comes between, the volume is found here again.
-            self.trim_whole(VolumeId(record.id)).await?;
+            let trim = trim_of_all(VolumeId(record.id));
+            self.shared.append_change(trim, Vec::new()).await?;
             record.state = VolumeState::Purged;
             self.shared.log_record(&record).await?;
             self.volumes.lock().records.insert(record.id, record);

@@ -12,6 +12,7 @@ use crate::conditions;
 use crate::destage::DestageProgress;
 use crate::ranges::Ranges;
 use crate::record::{RECORD_BYTES_MAX, VolumeRecord, VolumeState};
+use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
@@ -38,7 +39,7 @@ pub(crate) struct Shared {
     names: Mutex<HashMap<VolumeId, String>>,
     /// One lock a volume, shared by its changes, alone for what must not be interleaved with any.
     change_locks: Mutex<HashMap<VolumeId, Arc<RwLock<()>>>>,
-    /// Which sectors of each volume are being changed.
+    /// The sectors of each volume that are being changed.
     ranges: Mutex<HashMap<VolumeId, Arc<Ranges>>>,
     pub(super) aside: Mutex<AsideVolumes>,
     /// Some volume is aside: only then is the list looked at.
@@ -99,16 +100,16 @@ impl Shared {
         Ok(lsn)
     }
 
-    /// Makes entries about volumes durable in the log, as one step: a record, what is trimmed with it, or what is said of
-    /// snapshots. Returns the LSN of the last one.
+    /// Makes entries durable in the log as one step: a record with the trim that belongs to it, or a change of snapshots.
+    /// Returns the LSN of the last one.
     ///
     /// # Errors
-    /// `Unavailable`: whoever asked for it has gone while there was no room in the log. Nothing has happened then.
+    /// `Unavailable`: the client that asked for it disconnected while the log had no room. Nothing was changed then.
     pub(crate) async fn append_change(&self, first: NewEntry, rest: Vec<NewEntry>) -> Result<Lsn> {
         self.log.append_unless(first, rest, Wait::Durable, crate::asker::gone()).await
     }
 
-    /// The entry that makes `record` the volume's.
+    /// The entry that replaces the record of the volume.
     pub(crate) fn record_entry(&self, record: &VolumeRecord) -> Result<NewEntry> {
         // One that could not be read back would keep the pool from opening.
         if record.encode().len() > RECORD_BYTES_MAX {
@@ -252,5 +253,16 @@ impl Shared {
         // Wakes everybody who waits for progress that will not come.
         self.destaged.send_modify(|_| ());
         self.late_ended.send_modify(|_| ());
+    }
+}
+
+/// The entry that trims all of a volume.
+pub(super) fn trim_of_all(volume: VolumeId) -> NewEntry {
+    NewEntry {
+        volume,
+        kind: EntryKind::Trim,
+        start_sector: 0,
+        sector_count: VOLUME_BYTES_MAX / SECTOR_BYTES,
+        payload: bytes::Bytes::new(),
     }
 }

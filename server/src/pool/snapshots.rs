@@ -251,7 +251,7 @@ impl Pool {
         let lsn = match logged {
             Ok(lsn) => lsn,
             Err(error) => {
-                // It stays: the pool has failed, or whoever asked for this has gone.
+                // It stays: the log has failed, or the client that asked for this disconnected.
                 self.volumes.lock().snapshots.records.insert(key, found.record);
                 return Err(error.context(format!("remove snapshot {volume}@{name}")));
             }
