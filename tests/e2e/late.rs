@@ -14,7 +14,7 @@ use tests::bucket::{Bucket, Care};
 use tests::cut::{Line, Proxy};
 use tests::daemon::Daemon;
 use tests::nbd::wire::{CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES};
-use tests::nbd::{Connection, Wanted};
+use tests::nbd::{Connection, Endpoint, Wanted};
 use tests::place::{binary, skip};
 
 const MIB: u64 = 1 << 20;
@@ -70,7 +70,8 @@ fn late(program: &str, bugs: Option<&str>) -> Vec<&'static str> {
     let _ = daemon.json(&["flush"]);
     proxy.set(Line::Cut);
     let found = std::thread::scope(|scope| {
-        let filling = scope.spawn(|| fill(&daemon));
+        let endpoint = daemon.unix("log");
+        let filling = scope.spawn(move || fill(&endpoint));
         wait_for("the log is full", || !conditions(&daemon, "log-full").is_empty());
         let found = go_and_come(&daemon, &proxy);
         filling.join().expect("all is written").expect("the writer is served");
@@ -82,9 +83,8 @@ fn late(program: &str, bugs: Option<&str>) -> Vec<&'static str> {
 }
 
 /// Writes more than the log holds to the other volume.
-fn fill(daemon: &Daemon) -> io::Result<()> {
-    let endpoint = daemon.unix("log");
-    let mut writer = Connection::open(&endpoint, &Wanted::default())?;
+fn fill(endpoint: &Endpoint) -> io::Result<()> {
+    let mut writer = Connection::open(endpoint, &Wanted::default())?;
     let payload = vec![7; 128 << 10];
     for index in 0..160 {
         writer.submit(CMD_WRITE, 0, index % 64 * (128 << 10), 128 << 10, &payload)?;
