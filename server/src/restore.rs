@@ -409,7 +409,7 @@ pub(crate) async fn leave(origin: &Origin) {
         Err(error) => {
             tracing::warn!(
                 pin = %origin.pin, error = %error.chain(),
-                "a pin stays at the copy, which keeps the state that was read; delete that object, which holds no data"
+                "a pin stays at the copy, which keeps the state that was read; delete that object"
             );
         }
     }
@@ -566,7 +566,7 @@ fn begun_otherwise(store: &Store, origin: &Origin) -> Error {
     };
     let what = format!(
         "restore to {}: a restore{part} from {}{}{}{} was begun there; finish that one, with the same options, or choose \
-         another store, and delete {}, which keeps its state and holds no data, from the copy",
+         another store, and delete {}, which keeps its state, from the copy",
         store.url(),
         origin.url,
         origin.snapshot.as_ref().map_or_else(String::new, |name| format!("@{name}")),

@@ -4,7 +4,7 @@
 //! Invariants:
 //! - The store's objects stay right throughout, so everything must work again once it is healed.
 
-use crate::copies::{copy_of, wait_for};
+use crate::copies::{copy_of, names, refused, restored, wait_for};
 use crate::stores::on_s3;
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -139,4 +139,43 @@ fn a_bucket_that_is_not_found_for_a_while_is_waited_for() {
         daemon.stop();
         daemon.fsck();
     }
+}
+
+#[test]
+fn a_restored_pool_keeps_asking_for_what_its_copy_lacks_until_a_person_gives_it_up() {
+    let mut source = Daemon::started(SMALL, VOLUMES);
+    let copy = source.place().join("copy");
+    let url = copy.display().to_string();
+    let mut db = connect(&source, "db");
+    let mut bytes = vec![0; 4 << 20];
+    Random::new(1, 33).fill(&mut bytes);
+    for (part, bytes) in (0..).zip(bytes.chunks(PART)) {
+        db.write(part * PART as u64, bytes, 0);
+    }
+    drop(db);
+    let _ = source.json(&["copy", "add", &url, "--interval", "1h"]);
+    let _ = source.json(&["copy", "sync", &url]);
+    source.kill();
+    let mut segments = Vec::new();
+    for epoch in std::fs::read_dir(copy.join("segments")).expect("a folder") {
+        let inside = std::fs::read_dir(epoch.expect("an entry").path()).expect("a folder");
+        segments.extend(inside.map(|entry| entry.expect("an entry").path()));
+    }
+    segments.sort_by_key(|path| path.file_name().map(ToOwned::to_owned));
+    let lost = segments.pop().expect("there is a segment");
+    assert!(!segments.is_empty(), "others are fetched");
+    let name = lost.file_name().expect("a name").to_string_lossy().into_owned();
+    std::fs::remove_file(&lost).expect("it is there");
+    let mut daemon = restored(&source, &url, &[], &[]);
+    daemon.announce("");
+    refused(&daemon, &["copy", "give-up-missing"], "nothing is known to be missing");
+    wait_for("what is missing is named", || has_condition(&daemon, "restore-incomplete", &name));
+    let is_whole = || daemon.json(&["status"])["restored"]["is_whole"] == true;
+    // The copy still keeps the state.
+    assert!(!is_whole() && !names(&copy, "pins").is_empty());
+    assert!(daemon.command(&["copy", "give-up-missing"]).status.success());
+    wait_for("the pool does not need the copy any more", is_whole);
+    wait_for("the pin is given back", || names(&copy, "pins").is_empty());
+    assert!(!has_condition(&daemon, "restore-incomplete", ""), "{}", status(&daemon));
+    daemon.stop();
 }

@@ -104,6 +104,7 @@ fn a_scrub_puts_back_what_a_copy_has_over_deaths_and_stops() {
         let (mut daemon, bytes) = filled(seed);
         daemon.announce(PUT_BACK);
         daemon.announce("reading it once more");
+        daemon.announce("object-missing");
         let copy = daemon.place().join("copy").display().to_string();
         let _ = daemon.json(&["copy", "add", &copy, "--interval", "1s"]);
         let _ = daemon.json(&["copy", "sync", &copy]);

@@ -1,5 +1,5 @@
-//! What keeps a restored pool from having everything, as conditions: failures, and what its copy lacks. What its copy lacks is asked for again and again, until it is there or a
-//! person gives it up.
+//! What keeps a restored pool from having everything, as conditions: failures, and segments that its copy lacks. Those are
+//! asked for again and again, until they are there or a person gives them up.
 //!
 //! Invariants:
 //! - The pool gives its pin back, and stops reading from the copy, only once nothing is lacking, or what is missing there was

@@ -151,7 +151,7 @@ impl Tier {
         progress: &HydrateProgress,
     ) -> Result<Lacking> {
         self.inner.check_writable()?;
-        store.reader(|| CopyPeers::reader(store, &self.inner));
+        store.reader(|| CopyPeers::reader(store, &self.inner)).set_all_stale();
         progress.begun.lock().get_or_insert_with(Instant::now);
         let (own, own_bytes) = list_own(store).await?;
         let left_bytes = progress.state_bytes.saturating_sub(own_bytes);
@@ -264,6 +264,7 @@ impl Hydration<'_> {
         for path in self.inner.map.db().objects().tables {
             match self.fetch_table(&path).await {
                 Ok(is_fetched) => count += u64::from(is_fetched),
+                Err(error) if self.store.read_witness().await.is_err() => return Err(error),
                 Err(error) => drop(self.bad_table.get_or_insert(error)),
             }
         }
@@ -550,7 +551,7 @@ impl CopyPeers {
         // What is lacking is named by the caller.
         options.conditions = block::Conditions::default();
         options.retry_duration_max = options.retry_duration_max.min(COPY_RETRY_MAX);
-        let reader = StoreReader::new(store.of_copy().clone(), &options);
+        let reader = StoreReader::new(store.of_copy().clone(), &options).impatient();
         let peers = CopyPeers { inner: Arc::downgrade(inner), witness: store.witness().clone() };
         reader.set_peers(Arc::new(peers), inner.options.planted);
         reader

@@ -116,7 +116,7 @@ impl RestoredStore {
     }
 
     /// Whether the copy is there and is read.
-    async fn read_witness(&self) -> Result<()> {
+    pub(super) async fn read_witness(&self) -> Result<()> {
         let read = self.copy.get_range(&self.witness, 0..1);
         let read = tokio::time::timeout(WITNESS_TIMEOUT, read).await;
         read.unwrap_or_else(|elapsed| {

@@ -70,6 +70,8 @@ pub struct StoreReader {
     probe_places: Semaphore,
     attempt_timeout: Duration,
     retry_duration_max: Duration,
+    /// A store that sends nothing at all is not waited for.
+    is_impatient: bool,
     outage: Outage,
     suspects: Mutex<Suspects>,
     /// Without them what is not found is not there, and no object is judged.
@@ -103,6 +105,7 @@ impl StoreReader {
             probe_places: Semaphore::new(PROBES_MAX),
             attempt_timeout: options.attempt_timeout,
             retry_duration_max: options.retry_duration_max,
+            is_impatient: false,
             outage: Outage::new(Way::Read, options.conditions.clone()),
             suspects: Mutex::new(Suspects::new(patience)),
             peers: OnceLock::new(),
@@ -111,6 +114,13 @@ impl StoreReader {
             retry_count: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// A read ends as soon as it is known that the store sends nothing else either, rather than wait for it: for a caller
+    /// that tries again by itself.
+    #[must_use]
+    pub(crate) fn impatient(self) -> Self {
+        StoreReader { is_impatient: true, ..self }
     }
 
     /// Whom to ask about other objects; the first call counts.
@@ -132,9 +142,9 @@ impl StoreReader {
         let started = Instant::now();
         let mut backoff = BACKOFF_FIRST;
         // Many readers of one bad object do not all ask for it.
-        match self.suspects.lock().verdict(&info.id, started).0 {
-            Verdict::Undecided => {}
-            verdict => return Err(verdict_error(info, verdict, None)),
+        let (verdict, _) = self.suspects.lock().verdict(&info.id, started);
+        if verdict != Verdict::Undecided {
+            return Err(verdict_error(info, verdict, None));
         }
         loop {
             let begun = Instant::now();
@@ -181,6 +191,11 @@ impl StoreReader {
     /// An object was written again: the next read of it asks the store.
     pub(crate) fn set_stale(&self, info: &SegmentInfo) {
         self.suspects.lock().set_stale(&info.id);
+    }
+
+    /// The next read of each object asks the store, whatever is known of it.
+    pub(crate) fn set_all_stale(&self) {
+        self.suspects.lock().set_all_stale();
     }
 
     /// Tries some of the judged objects again, so that their conditions end when they can be read, or nothing names them
@@ -266,7 +281,7 @@ impl StoreReader {
         let is_not_found = matches!(error, object_store::Error::NotFound { .. });
         if is_of_the_store(error) {
             self.outage.note(error);
-            return Ok(Verdict::Undecided);
+            return self.wait_for_store(info, error);
         }
         let Some((peers, planted)) = self.peers.get() else {
             return match is_not_found || (is_first && self.is_gone(info).await?) {
@@ -282,14 +297,16 @@ impl StoreReader {
             return Ok(Verdict::Missing);
         }
         let place = self.probe_places.try_acquire();
-        if place.is_err() || !self.suspects.lock().begin_round(info, Instant::now()) {
-            let (verdict, are_others_read) = self.suspects.lock().verdict(&info.id, Instant::now());
-            if !are_others_read {
-                self.outage.note(error);
-            }
-            return Ok(verdict);
+        let is_round = place.is_ok() && self.suspects.lock().begin_round(info, Instant::now());
+        // A cut object is found out at once, whoever else is failing.
+        let head = match is_round || is_first {
+            true => self.head(info).await?,
+            false => Head::Unknown,
+        };
+        if !is_round {
+            return Ok(self.suspects.lock().verdict(&info.id, Instant::now()).0);
         }
-        let cause = match (self.head(info).await?, is_not_found) {
+        let cause = match (head, is_not_found) {
             (Head::NotThere, _) => Some(Cause::Missing),
             (Head::There, _) | (Head::Unknown, false) => Some(Cause::Passing),
             (Head::Unknown, true) => None,
@@ -298,8 +315,12 @@ impl StoreReader {
             true => Some(true), // the witness of the copy was read
             false => self.are_others_read(info, &**peers).await,
         };
-        if are_others_read != Some(true) {
-            self.outage.note(error);
+        match are_others_read {
+            Some(true) => self.outage.clear(),
+            _ => self.outage.note(error),
+        }
+        if are_others_read == Some(false) {
+            self.wait_for_store(info, error)?;
         }
         let Some((cause, are_others_read)) = cause.zip(are_others_read) else {
             return Ok(Verdict::Undecided);
@@ -311,6 +332,15 @@ impl StoreReader {
             self.raise(info, verdict, error);
         }
         Ok(verdict)
+    }
+
+    /// The store sends nothing.
+    fn wait_for_store(&self, info: &SegmentInfo, error: &object_store::Error) -> Result<Verdict> {
+        if !self.is_impatient {
+            return Ok(Verdict::Undecided);
+        }
+        let what = format!("read {info}: nothing can be read there: {}", public_text(error));
+        Err(Error::new(ErrorKind::Unavailable, what))
     }
 
     async fn is_named(&self, info: &SegmentInfo, peers: &dyn Peers) -> bool {
@@ -352,6 +382,7 @@ impl StoreReader {
         };
         match head {
             Ok(meta) if meta.size != u64::from(info.object_bytes) => {
+                self.clear(info);
                 let size = meta.size;
                 let what = format!("read {info}: {size} bytes instead of {}", info.object_bytes);
                 Err(Error::new(ErrorKind::Corrupt, what))

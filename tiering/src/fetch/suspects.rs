@@ -201,6 +201,13 @@ impl Suspects {
         }
     }
 
+    /// The same of all objects.
+    pub(super) fn set_all_stale(&mut self) {
+        for suspect in self.list.values_mut() {
+            suspect.others_read = None;
+        }
+    }
+
     /// The verdict for a reader that takes part in no round, while the evidence of the last one is fresh; and whether it
     /// is known that others are read.
     pub(super) fn verdict(&self, id: &SegmentId, now: Instant) -> (Verdict, bool) {

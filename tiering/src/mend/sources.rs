@@ -124,27 +124,21 @@ impl Inner {
         let mut sources: Vec<Arc<Source>> = self.mending.sources().to_vec();
         sources.sort_by_key(|source| source.is_failing());
         let hedge = if self.options.planted.mend_in_turn { SOURCE_TIMEOUT } else { HEDGE };
-        let mut next = sources.into_iter().peekable();
-        let mut asked: FuturesUnordered<BoxFuture<'_, (Arc<Source>, Sent)>> =
-            FuturesUnordered::new();
+        let ask = |source| Box::pin(self.ask(source, info)) as BoxFuture<'_, (Arc<Source>, Sent)>;
+        let mut next = sources.into_iter().map(ask).peekable();
+        let mut asked: FuturesUnordered<_> = next.next().into_iter().collect();
         let mut said = Vec::new();
-        loop {
-            if asked.is_empty() {
-                let Some(source) = next.next() else { return Err(said) };
-                asked.push(Box::pin(self.ask(source, info)));
-            }
+        while !asked.is_empty() {
             tokio::select! {
                 Some((source, sent)) = asked.next() => match sent {
                     Ok(object) => return Ok((object, source.copy.name.clone())),
                     Err(wrong) => said.push(format!("in the copy {}: {wrong}", source.copy.name)),
                 },
-                () = tokio::time::sleep(hedge), if next.peek().is_some() => {
-                    asked.extend(next.next().map(|source| {
-                        Box::pin(self.ask(source, info)) as BoxFuture<'_, _>
-                    }));
-                }
+                () = tokio::time::sleep(hedge), if next.peek().is_some() => {}
             }
+            asked.extend(next.next());
         }
+        Err(said)
     }
 
     async fn ask(&self, source: Arc<Source>, info: &SegmentInfo) -> (Arc<Source>, Sent) {
