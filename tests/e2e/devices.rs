@@ -343,6 +343,7 @@ fn bad_moments() {
     let mut daemon = Daemon::started(SETTINGS, &[("db", "64M"), ("other", "64M")]);
     daemon.announce("the volume is larger than configured and stays so");
     daemon.announce("the device of a volume keeps its size");
+    daemon.announce("an attached volume is not served; its device waits");
     refused(&daemon, &["attach", "nothing"], "there is none");
     refused(&daemon, &["attach", "elsewhere/db"], "is called main, not elsewhere");
     refused(&daemon, &["attach", "db", "--logical-block", "1024"], "512 or 4096");
@@ -597,6 +598,7 @@ fn a_device_does_not_go_on_with_a_volume_that_has_stepped_back() {
 fn stepped_back() {
     for driver in [&[][..], &["--nbd"]] {
         let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
+        daemon.announce("condition=\"writes-lost\"");
         let device = attach(&daemon, driver);
         let held = std::fs::File::open(&device).expect("open the device");
         daemon.kill();

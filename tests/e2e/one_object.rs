@@ -157,7 +157,7 @@ fn a_restored_pool_keeps_asking_for_what_its_copy_lacks_until_a_person_gives_it_
     let _ = source.json(&["copy", "sync", &url]);
     source.kill();
     let mut segments = Vec::new();
-    for epoch in std::fs::read_dir(copy.join("segments")).expect("a folder") {
+    for epoch in std::fs::read_dir(copy.join("copy/segments")).expect("a folder") {
         let inside = std::fs::read_dir(epoch.expect("an entry").path()).expect("a folder");
         segments.extend(inside.map(|entry| entry.expect("an entry").path()));
     }

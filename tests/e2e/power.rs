@@ -235,6 +235,8 @@ fn daemon_on(mounted: &Path, program: &str, io: &str) -> Daemon {
     let mut daemon = Daemon::new(&SETTINGS.replace("IO", io), &volumes);
     daemon.use_binary(program);
     daemon.announce(TAIL_LOST);
+    // Time passes between the writes and the start that finds them.
+    daemon.announce("condition=\"data-at-risk\"");
     let pool = mounted.join("pool");
     std::fs::create_dir_all(&pool).expect("make a directory");
     std::os::unix::fs::symlink(pool, daemon.dir()).expect("make a link");
