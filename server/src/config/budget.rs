@@ -207,6 +207,11 @@ fn cache_index_wanted_bytes(settings: &Settings) -> u64 {
     settings.cache.size.0 / CACHE_BYTES_PER_INDEX_BYTE
 }
 
+/// Input buffers of all connections, those of the reserved places included.
+fn inbox_bytes(settings: &Settings) -> u64 {
+    (u64::from(settings.nbd.connection_count_max) + nbd::RESERVED_COUNT as u64) * INBOX_BYTES
+}
+
 /// What a budget of `total` bytes needs. It grows slower than `total`.
 fn minimum(total: u64, settings: &Settings) -> u64 {
     let parts = Scaled::of(total, settings);
@@ -216,7 +221,7 @@ fn minimum(total: u64, settings: &Settings) -> u64 {
         parts.cache_index_bytes.saturating_sub(CACHE_INDEX_BYTES),
         parts.stream_bytes,
         parts.overlay_bytes,
-        u64::from(settings.nbd.connection_count_max) * INBOX_BYTES,
+        inbox_bytes(settings),
         settings.destage.segment_size.0.saturating_mul(SEGMENT_COUNT + COPY_SEGMENT_COUNT),
         reclaim_bytes(settings),
         LOG_BYTES_MIN,
@@ -241,7 +246,7 @@ mod tests {
     fn sum(budget: &Budget, settings: &Settings) -> u64 {
         PROCESS_BYTES
             + budget.cache_index_bytes.saturating_sub(CACHE_INDEX_BYTES)
-            + u64::from(settings.nbd.connection_count_max) * INBOX_BYTES
+            + inbox_bytes(settings)
             + settings.destage.segment_size.0 * (SEGMENT_COUNT + COPY_SEGMENT_COUNT)
             + reclaim_bytes(settings)
             + budget.log_payload_bytes

@@ -478,7 +478,7 @@ fn show_descriptors(open: &OpenPool) {
     let settings = open.config.settings();
     let ring_file_count = settings.log.size.0 / settings.log.file_size.0.max(1);
     let limit = getrlimit(Resource::Nofile).current;
-    let connections = u64::from(settings.nbd.connection_count_max);
+    let connections = u64::from(settings.nbd.connection_count_max) + nbd::RESERVED_COUNT as u64;
     crate::conditions::show_descriptors(&open.conditions, limit, connections, ring_file_count);
 }
 
