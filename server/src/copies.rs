@@ -8,6 +8,7 @@
 #[cfg(test)]
 mod golden;
 pub(crate) mod list;
+mod running;
 pub(crate) mod target;
 
 pub use list::CopySpec;
@@ -20,33 +21,23 @@ use crate::store::{Store, check_url, is_within};
 use crate::units::unix_seconds_now;
 use block::conditions::Report;
 use block::seal::PoolKey;
-use block::{ConditionKind, Error, ErrorKind, Lsn, Result, VolumeId};
+use block::{ConditionKind, Conditions, Error, ErrorKind, Lsn, Result};
 use list::Published;
 use parking_lot::Mutex;
+use running::Running;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use target::Target;
-use tiering::fail_point;
-use tiering::{Copier, CopierOptions, CopyCounts, CopyProgress, MendSource};
+use tiering::{CopyCounts, CopyProgress, MendSource};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 /// Shortest interval. Chosen by hand: a state is a look at all segment records.
 pub const INTERVAL_MIN: Duration = Duration::from_secs(1);
-/// How often a copy of snapshots looks for new ones. It costs no request.
-const LOOK: Duration = Duration::from_secs(5);
-/// How often a copy is looked at between states: what may be deleted there, and whether the key ring is still the pool's, so
-/// that what was revoked opens it no more. Chosen by hand: some requests.
-const TARGET_LOOK: Duration = Duration::from_secs(60);
-/// Shortest time from one list of what is read most to the next. Chosen by hand: each is a version where the bucket keeps those.
-const HEAT_PAUSE: Duration = Duration::from_secs(600);
-/// Pause after a failure; it doubles up to the maximum.
-const PAUSE: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Longest that an orderly stop waits for a job. Chosen by hand: a job ends between two requests.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 /// The end of one copy waits so long for a state that is being published. Chosen by hand: above what requests for
@@ -155,6 +146,44 @@ pub struct CopyStatus {
     pub lag_bytes: u64,
     /// It may have keys of volumes that were destroyed since.
     pub has_destroyed_keys: bool,
+}
+
+impl CopyStatus {
+    /// Of a copy that no daemon serves.
+    pub(crate) fn unserved(spec: CopySpec, has_destroyed_keys: bool) -> CopyStatus {
+        CopyStatus {
+            spec,
+            state: None,
+            counts: CopyCounts::default(),
+            lag_seconds: None,
+            lag_bytes: 0,
+            has_destroyed_keys,
+        }
+    }
+}
+
+/// The copy may still have keys of volumes that were erased, or has none.
+pub(crate) fn show_erased_keys(conditions: &Conditions, url: &str, has_keys: bool) {
+    let report = has_keys.then(|| {
+        Report::new(
+            format!(
+                "the copy {url} may still have keys of volumes that were erased: it was not reached since"
+            ),
+            "what these volumes held can be read with them",
+            "let the pool reach the copy, or end it with `spindle copy rm` and see to its keys there",
+        )
+    });
+    conditions.set(ConditionKind::CopyHoldsErasedKeys, url, report);
+}
+
+/// The list of copies cannot be read.
+pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
+    let report = Report::new(
+        format!("the list of the pool's copies cannot be read: {}", error.chain()),
+        "no copy is brought up to date until the next start",
+        "bring the object below copies/ that it names back from a version of the bucket, and restart spindle",
+    );
+    conditions.raise(ConditionKind::CopyFailing, LIST, report);
 }
 
 /// What jobs are made of.
@@ -360,14 +389,7 @@ impl Copies {
     /// Those of reading the list, where no daemon runs.
     pub async fn status(&self) -> Result<Vec<CopyStatus>> {
         if !self.is_serving || self.failure.is_some() {
-            let none = |spec| CopyStatus {
-                spec,
-                state: None,
-                counts: CopyCounts::default(),
-                lag_seconds: None,
-                lag_bytes: 0,
-                has_destroyed_keys: self.source.pool.keys_destroyed_in() > 0,
-            };
+            let none = |spec| CopyStatus::unserved(spec, self.source.pool.keys_destroyed_in() > 0);
             let specs = self.specs().await;
             let specs = specs.inspect_err(|error| self.source.show_unreadable(error))?;
             let copies: Vec<CopyStatus> = specs.into_iter().map(none).collect();
@@ -517,28 +539,12 @@ impl Source {
         self.pool.tier().conditions().set(ConditionKind::CopyFailing, url, report);
     }
 
-    /// The copy may still have keys of volumes that were erased, or has none.
     fn show_erased_keys(&self, url: &str, has_keys: bool) {
-        let report = has_keys.then(|| {
-            Report::new(
-                format!(
-                    "the copy {url} may still have keys of volumes that were erased: it was not reached since"
-                ),
-                "what these volumes held can be read with them",
-                "let the pool reach the copy, or end it with `spindle copy rm` and see to its keys there",
-            )
-        });
-        self.pool.tier().conditions().set(ConditionKind::CopyHoldsErasedKeys, url, report);
+        show_erased_keys(self.pool.tier().conditions(), url, has_keys);
     }
 
-    /// The list of copies cannot be read.
     fn show_unreadable(&self, error: &Error) {
-        let report = Report::new(
-            format!("the list of the pool's copies cannot be read: {}", error.chain()),
-            "no copy is brought up to date until the next start",
-            "bring the object below copies/ that it names back from a version of the bucket, and restart spindle",
-        );
-        self.pool.tier().conditions().raise(ConditionKind::CopyFailing, LIST, report);
+        show_unreadable(self.pool.tier().conditions(), error);
     }
 
     /// What is bad in the pool's store is looked for in this copy, too, from now on.
@@ -672,239 +678,5 @@ impl Source {
         let (spec, counts) = (job.spec.clone(), job.progress.counts());
         let has_destroyed_keys = state.has_destroyed_keys(&self.pool);
         CopyStatus { spec, state: Some(state), counts, lag_seconds, lag_bytes, has_destroyed_keys }
-    }
-}
-
-/// What a copy was told of what is read most, and when.
-#[derive(Default)]
-struct ToldHeat {
-    looked_at: Option<Instant>,
-    written_at: Option<Instant>,
-    segments: Vec<(u64, u32)>,
-}
-
-struct Running {
-    source: Source,
-    spec: CopySpec,
-    progress: Arc<CopyProgress>,
-    wake: Arc<Notify>,
-    /// Held while a state is being published.
-    publishing: Arc<tokio::sync::Mutex<()>>,
-}
-
-type Snapshots = BTreeSet<(VolumeId, Lsn)>;
-
-impl Running {
-    async fn run(&self, state: &watch::Sender<CopyState>) -> std::convert::Infallible {
-        let mut pause = PAUSE;
-        let mut open = None;
-        let mut is_first = true;
-        loop {
-            let error = match self.serve(&mut open, state, &mut is_first).await {
-                Ok(never) => match never {},
-                Err(error) => error,
-            };
-            let has_failed_before = state.borrow().failure.is_some();
-            if !has_failed_before {
-                pause = PAUSE;
-            }
-            self.source.show_failure(&self.spec.url, Some(&error));
-            let has_keys = state.borrow().has_destroyed_keys(&self.source.pool);
-            self.source.show_erased_keys(&self.spec.url, has_keys);
-            // Its list of what is there may be wrong, or it is not the same one any more. What is refused for good is not
-            // listed again each time.
-            use ErrorKind::{Busy, Corrupt, NotFound};
-            if matches!(error.kind(), Busy | Corrupt | NotFound) {
-                open = None;
-            }
-            state.send_modify(|state| {
-                let since = state.failure.as_ref().map_or_else(Instant::now, |(_, since)| *since);
-                state.failure = Some((error.chain(), since));
-                state.attempt_count = state.begun_count;
-            });
-            let _ = tokio::time::timeout(pause, self.wake.notified()).await;
-            // Whoever has woken us wants it tried at once.
-            is_first = true;
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
-    }
-
-    /// Makes states until something fails.
-    async fn serve(
-        &self,
-        open: &mut Option<(Target, Copier)>,
-        state: &watch::Sender<CopyState>,
-        is_due_now: &mut bool,
-    ) -> Result<std::convert::Infallible> {
-        let interval = Duration::from_secs(self.spec.interval_seconds);
-        let mut snapshots_there: Option<Snapshots> = None;
-        let (mut begun_at, mut looked_at) = (Instant::now(), Instant::now());
-        let mut heat = ToldHeat::default();
-        loop {
-            let snapshots = self.snapshots();
-            let is_due = *is_due_now
-                || match self.spec.is_snapshots_only {
-                    true => snapshots_there.as_ref() != Some(&snapshots),
-                    false => begun_at.elapsed() >= interval,
-                };
-            if is_due {
-                *is_due_now = false;
-                begun_at = Instant::now();
-                state.send_modify(|state| state.begun_count += 1);
-            }
-            let (target, copier) = match open {
-                Some(open) => open,
-                None => open.insert(self.open(state).await?),
-            };
-            if is_due {
-                self.make_state(target, copier, state).await?;
-                snapshots_there = Some(snapshots);
-                self.source.show_failure(&self.spec.url, None);
-                state.send_modify(|state| {
-                    state.failure = None;
-                    state.attempt_count = state.begun_count;
-                });
-            }
-            if is_due || looked_at.elapsed() >= TARGET_LOOK {
-                looked_at = Instant::now();
-                let Source { key, id, lineage, .. } = &self.source;
-                if !is_due {
-                    target.check_there(key, (*id, *lineage)).await?;
-                    self.source.follow_keys(target, &self.spec).await?;
-                    self.copy_volume_keys(target, state).await?;
-                }
-                let oldest = target.oldest_pin(key, self.source.pool.clock().is_even()).await?;
-                while copier.collect(oldest).await? > 0 {}
-                if heat.looked_at.is_none_or(|at| at.elapsed() >= TARGET_LOOK) {
-                    self.tell_heat(target, copier, &mut heat).await;
-                }
-            }
-            let left = match self.spec.is_snapshots_only {
-                true => LOOK,
-                false => interval.saturating_sub(begun_at.elapsed()).min(TARGET_LOOK),
-            };
-            *is_due_now = tokio::time::timeout(left, self.wake.notified()).await.is_ok();
-        }
-    }
-
-    fn snapshots(&self) -> Snapshots {
-        let found = self.source.pool.tier().snapshots();
-        let is_its = |volume: VolumeId| {
-            self.spec.volumes.as_ref().is_none_or(|volumes| volumes.contains(&volume.0))
-        };
-        let its = found.into_iter().filter(|(volume, ..)| is_its(*volume));
-        its.map(|(volume, lsn, _)| (volume, lsn)).collect()
-    }
-
-    async fn open(&self, state: &watch::Sender<CopyState>) -> Result<(Target, Copier)> {
-        let Source { pool, key, id, lineage, .. } = &self.source;
-        let target = Target::existing(&self.spec.url, self.spec.env_prefix.as_deref()).await?;
-        // It was claimed when it was added. A folder that is not mounted is not claimed anew.
-        target.check_there(key, (*id, *lineage)).await?;
-        let newest = target.newest(key, *id).await?;
-        self.source.check_known(&self.spec.url, newest.as_ref()).await?;
-        state.send_modify(|state| state.newest = newest);
-        let options = CopierOptions {
-            bytes_per_second: self.spec.bytes_per_second,
-            ..CopierOptions::default()
-        };
-        let copier = pool.tier().copier(target.objects(), options, self.progress.clone()).await?;
-        let copier = match &self.spec.volumes {
-            Some(volumes) => copier.of_volumes(volumes.iter().map(|id| VolumeId(*id)).collect()),
-            None => copier,
-        };
-        self.source.offer(&self.spec.url, &target);
-        // What was read before this start.
-        pool.tier().warm(&target.heat(key, *id).await?);
-        Ok((target, copier))
-    }
-
-    /// Whoever restores the copy gets first what is read most. Nothing else depends on it.
-    async fn tell_heat(&self, target: &Target, copier: &Copier, told: &mut ToldHeat) {
-        let Source { pool, key, id, .. } = &self.source;
-        told.looked_at = Some(Instant::now());
-        pool.tier().fade();
-        let hottest = copier.hottest();
-        let is_due = told.written_at.is_none_or(|at| at.elapsed() >= HEAT_PAUSE);
-        if hottest.is_empty() || hottest == told.segments || !is_due {
-            return;
-        }
-        match target.put_heat(key, *id, hottest.clone()).await {
-            Ok(()) => (told.written_at, told.segments) = (Some(Instant::now()), hottest),
-            Err(error) => {
-                tracing::debug!(error = %error.chain(), "a copy does not learn what is read most");
-            }
-        }
-    }
-
-    async fn copy_volume_keys(
-        &self,
-        target: &Target,
-        state: &watch::Sender<CopyState>,
-    ) -> Result<()> {
-        let number = target.copy_volume_keys(&self.source.store).await?;
-        state.send_modify(|state| state.volume_keys = Some(number.unwrap_or(0)));
-        let has_keys = state.borrow().has_destroyed_keys(&self.source.pool);
-        self.source.show_erased_keys(&self.spec.url, has_keys);
-        Ok(())
-    }
-
-    async fn make_state(
-        &self,
-        target: &Target,
-        copier: &mut Copier,
-        state: &watch::Sender<CopyState>,
-    ) -> Result<()> {
-        let Source { pool, key, id, lineage, .. } = &self.source;
-        let as_of = unix_seconds_now();
-        let stored_before = pool.destage_progress().stored_bytes;
-        target.check_there(key, (*id, *lineage)).await?;
-        // In this order: what opens the pool from now on opens every later state.
-        self.source.follow_keys(target, &self.spec).await?;
-        let made = copier.pass().await?;
-        // Those of all volumes that the state has; one that was made meanwhile does no harm.
-        self.copy_volume_keys(target, state).await?;
-        // It may have gone meanwhile: nothing counts that was not copied to what is there now.
-        target.check_there(key, (*id, *lineage)).await?;
-        let newest = state.borrow().newest.clone();
-        let newest = match (made, newest) {
-            (None, newest) => newest,
-            // What this process found there when it began.
-            (Some(made), Some(newest))
-                if (newest.manifest, newest.commit_number, &newest.volumes)
-                    == (made.manifest, made.commit_number, &self.spec.volumes) =>
-            {
-                copier.published(newest.number);
-                Some(newest)
-            }
-            (Some(made), newest) => {
-                let number = newest.map_or(1, |newest| newest.number + 1);
-                let term = &self.source.term;
-                let next = |known| Some(Published::next(known, number, made.commit_number, term));
-                let known = self.source.set_published(&self.spec.url, next).await?;
-                let nonce = known.map(|known| known.nonce).unwrap_or_default();
-                let record =
-                    StateRecord::new(*id, (number, nonce), as_of, &made, self.spec.volumes.clone());
-                fail_point!("copy-noted");
-                pool.tier().check_owner().await?;
-                let (turn, there) = (self.publishing.clone().lock_owned().await, target.clone());
-                let (key, made) = (key.clone(), record.clone());
-                let published = pool.tier().background().spawn(async move {
-                    let _turn = turn; // until it is over, though nobody waits for it any more
-                    there.publish(&key, &made).await
-                });
-                published.await.map_err(|cause| {
-                    Error::with_source(ErrorKind::Io, "publish a state of a copy", cause)
-                })??;
-                fail_point!("copy-published");
-                copier.published(number);
-                Some(record)
-            }
-        };
-        state.send_modify(|state| {
-            state.newest = newest;
-            (state.unchanged_until, state.stored_before) = (as_of, stored_before);
-        });
-        Ok(())
     }
 }

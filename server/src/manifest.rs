@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 use uuid::Uuid;
 
+pub(crate) use looking::look;
 pub(crate) use purging::{begin_purge, read_unverified};
 
 /// Manifests kept for people to look at; only the newest counts.
@@ -756,6 +757,7 @@ pub(crate) fn sync_parent(path: &Path) -> std::io::Result<()> {
 mod give_back;
 #[cfg(test)]
 mod ill_tests;
+mod looking;
 mod purging;
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,7 @@ use crate::store::Store;
 use crate::units::unix_seconds_now;
 use block::conditions::Report;
 use block::seal::PoolKey;
-use block::{ConditionKind, Error, ErrorKind, Result};
+use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -234,7 +234,7 @@ pub struct Scrub {
     failure: Option<Error>,
 }
 
-async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<ScrubRecord>> {
+pub(crate) async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<ScrubRecord>> {
     let chain = Chain::new(store, FOLDER);
     let newest = chain.newest_body::<ScrubRecord>(key).await?;
     let Some((number, record)) = newest else { return Ok(None) };
@@ -242,6 +242,40 @@ async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<ScrubRe
         return Err(corrupt(&chain.name(number), "it belongs elsewhere"));
     }
     Ok(Some(record))
+}
+
+/// The record of the newest scrub cannot be read.
+pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
+    let report = Report::new(
+        format!("how far the scrub is cannot be read: {}", error.chain()),
+        "segments are not verified until the next start",
+        "bring the object below scrub/ that it names back from a version of the bucket, or delete it, which makes the \
+         next scrub begin again; then restart spindle",
+    );
+    conditions.raise(ConditionKind::ScrubFailing, POOL, report);
+}
+
+/// The condition follows the record: what it has found stays until it is looked at again.
+pub(crate) fn show_bad(conditions: &Conditions, record: Option<&ScrubRecord>) {
+    let count = record.map_or(0, |record| record.bad_count.max(record.bad.len() as u64));
+    let named: Vec<&str> = record
+        .into_iter()
+        .flat_map(|record| &record.bad)
+        .map(|bad| bad.object.as_str())
+        .take(SHOWN_MAX)
+        .collect();
+    let report = (count > 0).then(|| {
+        Report::new(
+            format!(
+                "the scrub has found {count} segments that are damaged or missing, and that no copy has whole: {}",
+                named.join(", ")
+            ),
+            "reads of what they held are errors",
+            "`spindle scrub status` names them; put the objects back from a version of the bucket or from another \
+             copy, then run `spindle scrub start`",
+        )
+    });
+    conditions.set(ConditionKind::SegmentsDamaged, POOL, report);
 }
 
 fn note_bad(tier: &Tier, record: Option<&ScrubRecord>) {
@@ -505,38 +539,12 @@ impl Inner {
         self.pool.tier().conditions().set(ConditionKind::ScrubFailing, POOL, report);
     }
 
-    /// Its record cannot be read.
     fn show_unreadable(&self, error: &Error) {
-        let report = Report::new(
-            format!("how far the scrub is cannot be read: {}", error.chain()),
-            "segments are not verified until the next start",
-            "bring the object below scrub/ that it names back from a version of the bucket, or delete it, which makes the \
-             next scrub begin again; then restart spindle",
-        );
-        self.pool.tier().conditions().raise(ConditionKind::ScrubFailing, POOL, report);
+        show_unreadable(self.pool.tier().conditions(), error);
     }
 
-    /// The condition follows the record: what it has found stays until it is looked at again.
     fn show_bad(&self, record: Option<&ScrubRecord>) {
-        let count = record.map_or(0, |record| record.bad_count.max(record.bad.len() as u64));
-        let named: Vec<&str> = record
-            .into_iter()
-            .flat_map(|record| &record.bad)
-            .map(|bad| bad.object.as_str())
-            .take(SHOWN_MAX)
-            .collect();
-        let report = (count > 0).then(|| {
-            Report::new(
-                format!(
-                    "the scrub has found {count} segments that are damaged or missing, and that no copy has whole: {}",
-                    named.join(", ")
-                ),
-                "reads of what they held are errors",
-                "`spindle scrub status` names them; put the objects back from a version of the bucket or from another \
-                 copy, then run `spindle scrub start`",
-            )
-        });
-        self.pool.tier().conditions().set(ConditionKind::SegmentsDamaged, POOL, report);
+        show_bad(self.pool.tier().conditions(), record);
     }
 
     /// Looks at one segment at most. Returns how long there is nothing to do.

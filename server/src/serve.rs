@@ -3,9 +3,11 @@
 mod closing;
 mod daemon_jobs;
 pub(crate) mod failed_log;
+mod looking;
 mod opening;
 
 pub(crate) use closing::{EXIT_AT_ONCE, EXIT_LOG_FAILED};
+pub(crate) use looking::look;
 pub(crate) use opening::check_store_dir_exists;
 #[cfg(test)]
 pub(crate) use opening::sides_wanted;

@@ -138,11 +138,20 @@ async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<State> {
 /// # Errors
 /// `Corrupt` or `Unsupported` for a document that cannot be read; those of reading the store.
 pub(crate) async fn load(store: &Store, key: &PoolKey, pool: Uuid) -> Result<VolumeKeys> {
-    let table = VolumeKeys::default();
-    for (id, secret) in read(store, key, pool).await?.keys {
+    Ok(load_with_destroyed(store, key, pool).await?.0)
+}
+
+/// As [`load`], with the number of the document in which a key was destroyed last, or 0.
+pub(crate) async fn load_with_destroyed(
+    store: &Store,
+    key: &PoolKey,
+    pool: Uuid,
+) -> Result<(VolumeKeys, u64)> {
+    let (table, state) = (VolumeKeys::default(), read(store, key, pool).await?);
+    for (id, secret) in state.keys {
         table.insert(id, secret);
     }
-    Ok(table)
+    Ok((table, state.destroyed_in))
 }
 
 /// Gives a copy the newest document of a store, alone. Returns its number; `None`: there is none.

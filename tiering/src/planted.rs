@@ -78,6 +78,8 @@ pub(crate) struct Planted {
     pub(crate) missing_unconfirmed: bool,
     /// The sources of a repair are asked one after the other.
     pub(crate) mend_in_turn: bool,
+    /// One listing that shows no metadata is enough for a later owner to make it anew.
+    pub(crate) listing_believed: bool,
     /// Reclaim and destage do not know which segments the other one uses.
     pub(crate) unpinned: bool,
 }
@@ -125,6 +127,7 @@ impl Planted {
             judged_alone: has("judged-alone"),
             missing_unconfirmed: has("missing-unconfirmed"),
             mend_in_turn: has("mend-in-turn"),
+            listing_believed: has("listing-believed"),
             unpinned: has("dedup-unpinned"),
         }
     }

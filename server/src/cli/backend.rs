@@ -4,6 +4,7 @@ use super::args::DemoArgs;
 use crate::admin::{self, AdminHandler, FsckInfo, Reply, Request};
 use crate::attach::{self, remote::RemoteOptions};
 use crate::config::Config;
+use crate::glue::admin::{AdminPool, Look};
 use crate::removal::{self, PoolPurged, PoolRemoved, PoolRestored};
 use crate::restore::{Asked, PoolOfCopy};
 use crate::serve::Opening;
@@ -119,13 +120,42 @@ pub(super) async fn pool_purge(config: Config, now: bool) -> Result<PoolPurged> 
     removal::purge(&config, now).await
 }
 
-/// Opens the pool for one request. Only a volume that is to be made may make its pool.
+/// Opens the pool for one request, or looks at it where that is enough. Only a volume that is to be made may make
+/// its pool.
 pub(super) async fn offline(config: Config, request: &Request) -> Result<impl AdminHandler> {
+    if Look::answers(request)
+        && let Some(look) = crate::serve::look(&config).await?
+    {
+        return Ok(Offline::Look(look));
+    }
     let opening = match request {
         Request::VolumeCreate { .. } => Opening::OrNew,
         _ => Opening::Existing,
     };
-    crate::serve::offline(&config, opening).await
+    Ok(Offline::Open(crate::serve::offline(&config, opening).await?))
+}
+
+/// A pool for one request.
+#[expect(clippy::large_enum_variant, reason = "there is one")]
+enum Offline {
+    Open(AdminPool),
+    Look(Look),
+}
+
+impl AdminHandler for Offline {
+    async fn handle(&self, request: Request) -> Result<Reply> {
+        match self {
+            Offline::Open(pool) => pool.handle(request).await,
+            Offline::Look(look) => look.handle(request).await,
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        match self {
+            Offline::Open(pool) => pool.close().await,
+            Offline::Look(look) => look.close().await,
+        }
+    }
 }
 
 /// Formats and their newest versions that this build reads and writes.

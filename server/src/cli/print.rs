@@ -355,7 +355,7 @@ fn status(info: &StatusInfo) -> String {
     };
     let size = |bytes: u64| ByteSize(bytes).rounded();
     let log = &info.log;
-    let state = if info.is_offline { "no daemon runs; opened for this report" } else { "serving" };
+    let state = if info.is_offline { "no daemon runs" } else { "serving" };
     let mut text = pairs(&[
         ("pool", format!("{} ({})", info.name, info.pool)),
         ("state", state.to_owned()),

@@ -6,6 +6,7 @@
 //! - Secrets go back to the client that asked and nowhere else.
 
 mod answers;
+mod look;
 mod status;
 
 use crate::admin::{AdminHandler, DiffExtent, DiffInfo, Reply, Request, VolumeInfo};
@@ -19,6 +20,8 @@ use crate::pool::VolumeTraits;
 use crate::scrub::Scrub;
 use crate::serve::OpenPool;
 use crate::snapshot::SnapshotName;
+pub use look::Look;
+
 use answers::{Held, copy_infos, list, schedule_info, scrub_info, show, snapshots, volume_info};
 use block::{Error, ErrorKind, Result, VolumeId};
 use nbd::Server;

@@ -163,6 +163,33 @@ async fn open_pool<S: Future<Output = ()>>(
     }
 }
 
+fn open_store(config: &Config) -> Result<Store> {
+    Store::open(config.store_url(), &StoreOptions::default())
+}
+
+/// Takes the directory of a pool that exists. Nothing of the store is written or made.
+pub(super) async fn check_pool_is_there(config: &Config) -> Result<NodeDir> {
+    check_dir_exists(config)?;
+    check_store_dir_exists(config)?;
+    if !KeyRing::exists(&open_store(config)?).await? {
+        return Err(no_pool(config, "there is no pool"));
+    }
+    open_node(config).await
+}
+
+/// Takes the directory. Where a pool was opened from it before, the store has that one.
+async fn open_node(config: &Config) -> Result<NodeDir> {
+    let node = NodeDir::open(config.dir())?;
+    if let Some(pool) = node.pool() {
+        // Before the probe and all else that writes: it may be a wrong or an emptied bucket.
+        let is_there = store_dir_exists(config)?;
+        if !is_there || !KeyRing::exists_or_refuse(&open_store(config)?).await? {
+            return Err(other_store(config, pool));
+        }
+    }
+    Ok(node)
+}
+
 /// What is there before the pool is taken.
 struct Prepared<'a> {
     config: &'a Config,
@@ -174,24 +201,11 @@ struct Prepared<'a> {
 
 async fn prepare(config: &Config, opening: Opening) -> Result<Prepared<'_>> {
     super::prepare_process();
-    let dir = config.dir();
-    if opening.makes_none() {
-        check_dir_exists(config)?;
-        check_store_dir_exists(config)?;
-    }
-    let open_store = || Store::open(config.store_url(), &StoreOptions::default());
-    if opening.makes_none() && !KeyRing::exists(&open_store()?).await? {
-        return Err(no_pool(config, "there is no pool"));
-    }
-    let node = NodeDir::open(dir)?;
-    if let Some(pool) = node.pool() {
-        // Before the probe and all else that writes: it may be a wrong or an emptied bucket.
-        let is_there = store_dir_exists(config)?;
-        if !is_there || !KeyRing::exists_or_refuse(&open_store()?).await? {
-            return Err(other_store(config, pool));
-        }
-    }
-    let store = open_store()?;
+    let node = match opening.makes_none() {
+        true => check_pool_is_there(config).await?,
+        false => open_node(config).await?,
+    };
+    let store = open_store(config)?;
     store.probe().await?;
     let keys = match opening {
         Opening::Existing | Opening::Removed => KeyRing::open(&store, &config.key_source()).await?,

@@ -162,7 +162,8 @@ pub(super) async fn open_database(
     let key = &options.pool_key;
     let mut seen = None;
     // The first owner makes it. For a later one to make another beside it would hide all that there is.
-    let look_count = if options.epoch.0 == 1 && !must_exist { 1 } else { EMPTY_LOOK_COUNT };
+    let is_believed = (options.epoch.0 == 1 && !must_exist) || options.planted.listing_believed;
+    let look_count = if is_believed { 1 } else { EMPTY_LOOK_COUNT };
     if probe(&store, look_count).await? {
         // An owner of the past that wakes up here must not fence the present one, so it looks before
         // it claims, and claims only if nobody has come in between.
@@ -179,7 +180,7 @@ pub(super) async fn open_database(
     } else if must_exist {
         let what = "open metadata: it is gone from the store; bring it back, spindle tries again";
         return Err(Error::new(ErrorKind::Corrupt, what));
-    } else if options.epoch.0 > 1 && has_below(&store, FOLDER, EMPTY_LOOK_COUNT).await? {
+    } else if !is_believed && has_below(&store, FOLDER, EMPTY_LOOK_COUNT).await? {
         // A new database would name none of them, and what nothing names is deleted.
         let what = "open data tier: the store holds segments, and no metadata that names them: its objects below \
                     metadata/ are gone. Bring them back; nothing was changed";

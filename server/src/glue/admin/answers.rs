@@ -5,23 +5,51 @@ use crate::admin::{
     ScheduledInfo, ScrubInfo, SnapshotInfo, VolumeInfo,
 };
 use crate::copies::{Copies, CopyStatus};
-use crate::pool::{NamedSnapshot, SchedulePlan};
+use crate::pool::{NamedOrigin, NamedSnapshot, SchedulePlan};
 use crate::record::{VolumeRecord, VolumeState};
 use crate::restore::Restored;
-use crate::scrub::{BadSegment, Scrub};
+use crate::scrub::{BadSegment, Scrub, ScrubStatus};
 use crate::serve::OpenPool;
 use block::{Error, ErrorKind, Result, VolumeId};
+use std::collections::BTreeMap;
+use std::time::Duration;
 use tiering::DedupStatus;
+
+/// What is known of a volume beside its record.
+pub(super) struct VolumeSeen {
+    /// Nothing of it is served.
+    pub(super) is_closed: bool,
+    /// The store has an earlier state of it than of the others.
+    pub(super) is_aside: bool,
+    pub(super) origin: Option<NamedOrigin>,
+    /// How long it is kept once it is removed.
+    pub(super) retention: Duration,
+}
 
 /// A record as the admin sees it.
 pub(super) fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
+    let aside = open.pool.destage_progress().aside.remove(&record.id);
+    let seen = VolumeSeen {
+        is_closed: aside.as_ref().is_some_and(|aside| aside.is_closed)
+            || open.pool.is_keyless(record),
+        is_aside: aside.is_some(),
+        origin: open.pool.origin(record),
+        retention: open.config.settings().deleted_retention.duration(),
+    };
+    volume_info_of(record, seen, &open.pool.dedup_status())
+}
+
+/// As [`volume_info`], of what was seen.
+pub(super) fn volume_info_of(
+    record: &VolumeRecord,
+    seen: VolumeSeen,
+    dedup: &DedupStatus,
+) -> VolumeInfo {
+    let VolumeSeen { is_closed, is_aside, origin, retention } = seen;
     let removed_at = match record.state {
         VolumeState::Removed { removed_at } => Some(removed_at),
         VolumeState::Present | VolumeState::Purged => None,
     };
-    let aside = open.pool.destage_progress().aside.remove(&record.id);
-    let retention = open.config.settings().deleted_retention.duration().as_secs();
-    let origin = open.pool.origin(record);
     VolumeInfo {
         id: record.id,
         name: record.name.clone(),
@@ -30,16 +58,15 @@ pub(super) fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo 
         is_read_only: record.is_read_only,
         created_at: record.created_at,
         removed_at,
-        purge_at: removed_at.map(|at| at.saturating_add(retention)),
+        purge_at: removed_at.map(|at| at.saturating_add(retention.as_secs())),
         is_stepped_back: record.is_stepped_back,
-        is_closed: aside.as_ref().is_some_and(|aside| aside.is_closed)
-            || open.pool.is_keyless(record),
-        is_aside: aside.is_some(),
+        is_closed,
+        is_aside,
         origin: origin.as_ref().map(|origin| origin.name.clone()),
         promoted_bytes: origin.and_then(|origin| origin.promoted_bytes),
         expires_at: Some(record.expires_at).filter(|at| *at != 0),
         own_key: Some(record.own_key).filter(|id| *id != 0),
-        dedup: dedup_info([record].into_iter(), &open.pool.dedup_status()),
+        dedup: dedup_info([record].into_iter(), dedup),
         warning: None,
     }
 }
@@ -75,25 +102,35 @@ pub(super) fn snapshots(open: &OpenPool, found: &[NamedSnapshot], held: &Held) -
     let is_whole = |one: &NamedSnapshot| {
         aside.get(&one.record.volume).is_none_or(|aside| one.lsn.0 < aside.since_lsn)
     };
-    let info = |one: &NamedSnapshot| SnapshotInfo {
+    let info = |one: &NamedSnapshot| snapshot_info(one, one.lsn <= destaged && is_whole(one), held);
+    Reply::Snapshots { snapshots: found.iter().map(info).collect() }
+}
+
+/// `held`: as of [`snapshots`].
+pub(super) fn snapshot_info(one: &NamedSnapshot, is_in_store: bool, held: &Held) -> SnapshotInfo {
+    SnapshotInfo {
         volume: one.volume.clone(),
         name: one.record.name.clone(),
         lsn: one.lsn.0,
         size_bytes: one.record.size_bytes,
         created_at: one.record.created_at,
-        is_in_store: one.lsn <= destaged && is_whole(one),
+        is_in_store,
         held_bytes: held.get(&(one.record.volume, one.lsn.0)).copied(),
-    };
-    Reply::Snapshots { snapshots: found.iter().map(info).collect() }
+    }
 }
 
 pub(super) fn restore_info(open: &OpenPool, restored: &Restored) -> RestoreInfo {
+    restore_info_of(restored, *open.is_whole.borrow())
+}
+
+/// `is_whole`: the pool has everything that the copy has.
+pub(super) fn restore_info_of(restored: &Restored, is_whole: bool) -> RestoreInfo {
     let (origin, counts) = (&restored.origin, restored.counts());
     RestoreInfo {
         url: origin.url.clone(),
         state: origin.state.number,
         as_of: origin.state.as_of,
-        is_whole: *open.is_whole.borrow(),
+        is_whole,
         left_bytes: counts.left_bytes,
         done_bytes: counts.done_bytes,
         left_seconds: counts.left_seconds,
@@ -102,14 +139,17 @@ pub(super) fn restore_info(open: &OpenPool, restored: &Restored) -> RestoreInfo 
 }
 
 pub(super) async fn scrub_info(scrub: &Scrub) -> Result<ScrubInfo> {
-    let status = scrub.status().await?;
+    Ok(scrub_info_of(scrub.status().await?))
+}
+
+pub(super) fn scrub_info_of(status: ScrubStatus) -> ScrubInfo {
     let mut info = ScrubInfo {
         is_served: status.is_serving,
         failing_seconds: status.failure.as_ref().map(|(_, since)| since.elapsed().as_secs()),
         failure: status.failure.map(|(why, _)| why),
         ..ScrubInfo::default()
     };
-    let Some(record) = status.record else { return Ok(info) };
+    let Some(record) = status.record else { return info };
     let bad = |bad: BadSegment| {
         let BadSegment { number, object, why } = bad;
         BadSegmentInfo { number, object, why }
@@ -131,12 +171,19 @@ pub(super) async fn scrub_info(scrub: &Scrub) -> Result<ScrubInfo> {
     info.mended_count = record.mended_count;
     info.bad_count = record.bad_count;
     info.bad = record.bad.into_iter().map(bad).collect();
-    Ok(info)
+    info
 }
 
 pub(super) async fn copy_infos(open: &OpenPool, copies: &Copies) -> Result<Vec<CopyInfo>> {
-    let names: std::collections::BTreeMap<u32, String> =
-        open.pool.records().into_iter().map(|record| (record.id, record.name)).collect();
+    let names = open.pool.records().into_iter().map(|record| (record.id, record.name)).collect();
+    Ok(copy_infos_of(&names, copies.status().await?))
+}
+
+/// `names`: of volumes, by their ids.
+pub(super) fn copy_infos_of(
+    names: &BTreeMap<u32, String>,
+    copies: Vec<CopyStatus>,
+) -> Vec<CopyInfo> {
     let named =
         |id: &u32| names.get(id).cloned().unwrap_or_else(|| format!("volume {id}, which is gone"));
     let info = |status: CopyStatus| {
@@ -174,10 +221,10 @@ pub(super) async fn copy_infos(open: &OpenPool, copies: &Copies) -> Result<Vec<C
             failing_seconds: failure.map(|(_, since)| since.elapsed().as_secs()),
         }
     };
-    Ok(copies.status().await?.into_iter().map(info).collect())
+    copies.into_iter().map(info).collect()
 }
 
-pub(super) type Held = std::collections::BTreeMap<(u32, u64), u64>;
+pub(super) type Held = BTreeMap<(u32, u64), u64>;
 
 pub(super) fn schedule_info(volume: String, plan: SchedulePlan) -> ScheduleInfo {
     let one = |(one, why): (NamedSnapshot, Option<&'static str>)| ScheduledInfo {
@@ -195,16 +242,26 @@ pub(super) fn schedule_info(volume: String, plan: SchedulePlan) -> ScheduleInfo 
 }
 
 pub(super) fn list(open: &OpenPool) -> Vec<VolumeInfo> {
-    let mut volumes: Vec<VolumeInfo> =
-        open.pool.records().iter().map(|record| volume_info(open, record)).collect();
+    by_name(open.pool.records().iter().map(|record| volume_info(open, record)).collect())
+}
+
+pub(super) fn by_name(mut volumes: Vec<VolumeInfo>) -> Vec<VolumeInfo> {
     volumes.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
     volumes
 }
 
 pub(super) fn show(open: &OpenPool, name: &str) -> Result<VolumeInfo> {
+    named_volume(list(open), name)
+}
+
+/// The one of this name.
+///
+/// # Errors
+/// `NotFound`.
+pub(super) fn named_volume(volumes: Vec<VolumeInfo>, name: &str) -> Result<VolumeInfo> {
     // A present volume comes before a removed one of the same name.
     let mut found: Vec<VolumeInfo> =
-        list(open).into_iter().filter(|volume| volume.name == name).collect();
+        volumes.into_iter().filter(|volume| volume.name == name).collect();
     found.sort_by_key(|volume| volume.removed_at.is_some());
     found.into_iter().next().ok_or_else(|| {
         let what = format!("show volume {name}: there is none; `spindle volume list` shows all");

@@ -9,8 +9,8 @@ use crate::admin::{
 use crate::serve::OpenPool;
 use block::{ConditionKind, Conditions};
 use std::collections::BTreeMap;
-use tiering::ReclaimStatus;
 use tiering::cache::CacheStatus;
+use tiering::{ReclaimStatus, TierStatus};
 
 impl AdminPool {
     pub(super) async fn status(&self, open: &OpenPool) -> StatusInfo {
@@ -68,20 +68,6 @@ impl AdminPool {
                     .map(|(volume, aside)| aside_info(open, volume, aside))
                     .collect(),
             },
-            tier: TierInfo {
-                commit_number: tier.map.commit_number,
-                range_count: tier.map.range_count as u64,
-                upload_retry_count: tier.upload_retry_count,
-                upload_failure: tier.upload_failure.map(|failure| failure.error),
-                read_failure: tier.frames.store_failure.map(|failure| failure.error),
-                reopen_count: tier.reopen_count,
-                memory_hit_count: tier.frames.memory_hit_count,
-                cache_hit_count: tier.frames.cache_hit_count,
-                store_frame_count: tier.frames.store_frame_count,
-                store_refetch_count: tier.frames.store_refetch_count,
-                store_bad_count: tier.frames.store_bad_count,
-                mended_count: tier.mended_count,
-            },
             space: space_info(
                 &open.pool.reclaim_status(),
                 progress.stored_bytes,
@@ -91,6 +77,7 @@ impl AdminPool {
             restored: open.restored.as_ref().map(|restored| restore_info(open, restored)),
             nbd: self.nbd.as_ref().map(|server| nbd_info(server.status())),
             cache: tier.frames.cache.as_ref().map(cache_info),
+            tier: tier_info(tier),
             memory_bytes_max: open.config.budget().total_bytes,
             key_slots,
             has_recovery_key,
@@ -102,8 +89,25 @@ impl AdminPool {
     }
 }
 
+pub(super) fn tier_info(tier: TierStatus) -> TierInfo {
+    TierInfo {
+        commit_number: tier.map.commit_number,
+        range_count: tier.map.range_count as u64,
+        upload_retry_count: tier.upload_retry_count,
+        upload_failure: tier.upload_failure.map(|failure| failure.error),
+        read_failure: tier.frames.store_failure.map(|failure| failure.error),
+        reopen_count: tier.reopen_count,
+        memory_hit_count: tier.frames.memory_hit_count,
+        cache_hit_count: tier.frames.cache_hit_count,
+        store_frame_count: tier.frames.store_frame_count,
+        store_refetch_count: tier.frames.store_refetch_count,
+        store_bad_count: tier.frames.store_bad_count,
+        mended_count: tier.mended_count,
+    }
+}
+
 /// How often each kind of condition was raised, and how many of it last.
-fn condition_counts(conditions: &Conditions) -> BTreeMap<String, ConditionCount> {
+pub(super) fn condition_counts(conditions: &Conditions) -> BTreeMap<String, ConditionCount> {
     let (raised, lasting) = (conditions.raised_counts(), conditions.list());
     let counts = ConditionKind::ALL.iter().map(|kind| {
         let lasting = lasting.iter().filter(|condition| condition.kind == *kind);
@@ -153,7 +157,11 @@ fn cache_info(status: &CacheStatus) -> CacheInfo {
     }
 }
 
-fn space_info(reclaim: &ReclaimStatus, destaged_bytes: u64, metadata_bytes: u64) -> SpaceInfo {
+pub(super) fn space_info(
+    reclaim: &ReclaimStatus,
+    destaged_bytes: u64,
+    metadata_bytes: u64,
+) -> SpaceInfo {
     let space = reclaim.space.unwrap_or_default();
     let written_bytes = destaged_bytes + reclaim.written_bytes + metadata_bytes;
     SpaceInfo {

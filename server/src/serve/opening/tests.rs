@@ -1,9 +1,9 @@
 //! Promises of opening a pool: what is missed, what is refused, who steps back.
 
 use super::*;
-use crate::admin::{AdminHandler, Request};
+use crate::admin::{AdminHandler, Reply, Request};
 use crate::config::Override;
-use crate::glue::admin::AdminPool;
+use crate::glue::admin::{AdminPool, Look};
 use crate::record::Durability;
 use block::{BlockDevice, WriteFlags};
 
@@ -516,4 +516,67 @@ async fn opening_that_is_stopped_at_any_moment_leaves_the_pool_to_others() {
         }
         open(&a, Opening::OrNew).await.unwrap().close().await.unwrap();
     }
+}
+
+/// Names of all that is below a directory, with sizes.
+fn contents(dir: &Path) -> std::collections::BTreeMap<PathBuf, u64> {
+    let mut found = std::collections::BTreeMap::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(contents(&path));
+        } else {
+            found.insert(path.clone(), path.metadata().unwrap().len());
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_that_only_look_take_and_write_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let (a, b) = (config(place.path(), "a"), config(place.path(), "b"));
+    let pool = made(&a).await;
+    write_flushed(&pool, b"kept").await;
+    pool.pool().create_snapshots(&"db@one".parse().unwrap()).await.unwrap();
+    let looks = [
+        Request::VolumeList,
+        Request::VolumeShow { name: "db".to_owned() },
+        Request::SnapshotList { volume: None, space: true },
+        Request::CopyList,
+        Request::ScrubStatus,
+        Request::Status,
+    ];
+    std::fs::create_dir(place.path().join("b")).unwrap();
+    let refused = super::super::look(&b).await.err().expect("it is open on the other one");
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{}", refused.chain());
+    pool.close().await.unwrap();
+    let before = contents(&place.path().join("store"));
+    for config in [&b, &a] {
+        for request in &looks {
+            assert!(Look::answers(request));
+            let look = super::super::look(config).await.unwrap().expect("it was closed in order");
+            match look.handle(request.clone()).await.unwrap() {
+                Reply::Volumes { volumes } => assert_eq!(volumes[0].name, "db"),
+                Reply::Volume(volume) => assert_eq!(volume.size_bytes, 1 << 20),
+                Reply::Snapshots { snapshots } => {
+                    assert_eq!((&*snapshots[0].name, snapshots[0].is_in_store), ("one", true));
+                }
+                Reply::Copies { copies } => assert!(copies.is_empty()),
+                Reply::Scrub(scrub) => assert_eq!(scrub.started_at, None),
+                Reply::Status(status) => {
+                    assert_eq!((status.volume_count, status.is_offline), (1, true));
+                    assert!(!status.has_recovery_key && status.warnings.len() == 1);
+                }
+                other => panic!("{other:?}"),
+            }
+            look.close().await.unwrap();
+        }
+    }
+    assert_eq!(contents(&place.path().join("store")), before);
+    // What the log holds is found by an opening only.
+    let pool = open(&a, Opening::Existing).await.unwrap();
+    assert!(pool.ownership.may_replay(Epoch(1)), "it has always been of this directory");
+    crash(pool).await;
+    assert!(super::super::look(&a).await.unwrap().is_none());
 }

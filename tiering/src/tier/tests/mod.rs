@@ -12,6 +12,7 @@ mod damage;
 mod dedup;
 mod hints;
 mod histories;
+mod ill;
 mod keep;
 mod keys;
 mod objects;

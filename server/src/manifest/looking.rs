@@ -1,0 +1,29 @@
+//! Reads the ownership of a pool without taking it.
+
+use super::{Manifest, NodeDir, Terms, check_available, check_not_removed, read_known};
+use crate::chain::Chain;
+use crate::store::Store;
+use block::Result;
+use block::seal::PoolKey;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// The newest manifest of a pool that was closed in order, so that its store has all of it. `None` for a pool
+/// that this directory has open, or would make: only an opening finds out what it holds.
+///
+/// # Errors
+/// Those of [`super::Ownership::acquire`], which takes the pool. Nothing is written.
+pub(crate) async fn look(
+    store: &Store,
+    node: &NodeDir,
+    key: &PoolKey,
+    (pool, name): (Uuid, &str),
+    retention: Duration,
+) -> Result<Option<Manifest>> {
+    let newest = read_known(&Chain::new(store, "manifest"), key, node).await?;
+    node.check_not_rolled_back(pool, newest.as_ref())?;
+    let Some(newest) = newest else { return Ok(None) };
+    check_available(node, pool, &newest, false)?;
+    check_not_removed(name, Some(&newest), Terms { retention, ..Terms::default() })?;
+    Ok(Some(newest).filter(|newest| newest.is_released))
+}

@@ -1,0 +1,55 @@
+//! Opening a pool for a look: nothing of it is owned or written.
+
+use super::look_options;
+use super::opening::check_pool_is_there;
+use crate::config::Config;
+use crate::glue::admin::Look;
+use crate::keys::KeyRing;
+use crate::manifest;
+use crate::restore;
+use crate::store::{Store, StoreOptions};
+use crate::volume_keys;
+use block::{Conditions, ErrorKind, Result};
+use tiering::Tier;
+
+/// Looks at the configured pool, if it was closed in order. `None` where only an opening finds out what it holds:
+/// this directory has it open, or nothing was made yet.
+///
+/// # Errors
+/// Those of [`super::open`], which takes it.
+pub(crate) async fn look(config: &Config) -> Result<Option<Look>> {
+    let node = check_pool_is_there(config).await?;
+    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    let keys = KeyRing::open(&store, &config.key_source()).await?;
+    let (pool, key) = (keys.pool(), keys.newest().key.clone());
+    let retention = config.settings().deleted_retention.duration();
+    let named = (pool, config.settings().name.as_str());
+    let newest = manifest::look(&store, &node, &key, named, retention).await?;
+    let Some(manifest) = newest else { return Ok(None) };
+    let (keys_of_volumes, keys_destroyed_in) =
+        volume_keys::load_with_destroyed(&store, &key, pool).await?;
+    let (with_copy, restored) = restore::store_of(store.clone(), &key, pool).await?;
+    let mut options = look_options(config, &with_copy, pool, &key, manifest.epoch);
+    let conditions = Conditions::default();
+    options.conditions = conditions.clone();
+    options.volume_keys = keys_of_volumes;
+    options.left_out = restored.as_ref().and_then(restore::Restored::left_out);
+    let tier = match Tier::open_read_only(options).await {
+        Ok(tier) => tier,
+        // An opening that came to its end before there was any metadata.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let config = config.clone();
+    Ok(Some(Look {
+        config,
+        _node: node,
+        store,
+        keys,
+        manifest,
+        tier,
+        restored,
+        keys_destroyed_in,
+        conditions,
+    }))
+}
