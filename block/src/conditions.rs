@@ -5,7 +5,7 @@
 //!   from other state, so `status`, the counters and the log cannot disagree.
 //! - One condition per kind and subject. Raising it again updates its texts and keeps the moment
 //!   at which it began.
-//! - The registry is bounded: past [`CONDITIONS_MAX`] a new condition is counted and not stored.
+//! - The registry is bounded: past [`KIND_MAX`] a new condition of that kind is counted and not stored.
 //!
 //! The registry does no I/O. The process installs an observer that turns changes into log lines.
 
@@ -15,9 +15,9 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Most conditions stored at a time. Chosen by hand: a list longer than this is not read, and the
-/// memory of a registry stays below a few hundred KiB.
-pub const CONDITIONS_MAX: usize = 512;
+/// Most conditions of one kind stored at a time, so that many of one kind keep out no other. Chosen by hand: a list longer
+/// than this is not read, and the memory of a registry stays below a few MiB.
+pub const KIND_MAX: usize = 256;
 
 /// Longest text of a condition, in characters. Chosen by hand: a few lines of a terminal.
 const TEXT_CHARS_MAX: usize = 600;
@@ -187,7 +187,13 @@ struct Entry {
 struct State {
     entries: BTreeMap<(ConditionKind, String), Entry>,
     raised_counts: BTreeMap<ConditionKind, u64>,
-    excluded_count: u64,
+    excluded_counts: BTreeMap<ConditionKind, u64>,
+}
+
+impl State {
+    fn count_of(&self, kind: ConditionKind) -> usize {
+        self.entries.range((kind, String::new())..).take_while(|((of, _), _)| *of == kind).count()
+    }
 }
 
 #[derive(Default)]
@@ -222,13 +228,19 @@ impl Conditions {
                 entry.report = report;
                 return false;
             }
+            if state.count_of(kind) >= KIND_MAX {
+                let excluded_count = state.excluded_counts.entry(kind).or_default();
+                *excluded_count += 1;
+                // It is raised again and again, as nothing knows that it was raised before.
+                if !excluded_count.is_power_of_two() {
+                    return false;
+                }
+            }
             *state.raised_counts.entry(kind).or_default() += 1;
             let entry = Entry { report, since: SystemTime::now(), began: Instant::now() };
             let raised = condition(&key, &entry, entry.began);
-            if state.entries.len() < CONDITIONS_MAX {
+            if state.count_of(kind) < KIND_MAX {
                 state.entries.insert(key, entry);
-            } else {
-                state.excluded_count += 1;
             }
             raised
         };
@@ -288,10 +300,10 @@ impl Conditions {
         self.0.state.lock().raised_counts.clone()
     }
 
-    /// Conditions that were raised while the registry was full.
+    /// Attempts to raise a condition of which as many of its kind lasted as are stored.
     #[must_use]
     pub fn excluded_count(&self) -> u64 {
-        self.0.state.lock().excluded_count
+        self.0.state.lock().excluded_counts.values().sum()
     }
 
     fn tell(&self, change: Change<'_>) {
@@ -345,11 +357,21 @@ mod tests {
     #[test]
     fn the_registry_and_its_texts_are_bounded() {
         let conditions = Conditions::default();
-        for number in 0..CONDITIONS_MAX + 3 {
+        let told = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counter = told.clone();
+        conditions.observe(move |_| {
+            counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        });
+        for number in 0..KIND_MAX + 100 {
             conditions.raise(ConditionKind::ObjectMissing, &number.to_string(), report("x"));
         }
-        assert_eq!(conditions.list().len(), CONDITIONS_MAX);
-        assert_eq!(conditions.excluded_count(), 3);
+        assert_eq!(conditions.list().len(), KIND_MAX);
+        assert_eq!(conditions.excluded_count(), 100);
+        let told = told.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(told, KIND_MAX + 7, "1, 2, 4 … 64 of a hundred");
+        // None keeps another kind out.
+        assert!(conditions.raise(ConditionKind::LogFull, "pool", report("x")));
+        assert!(conditions.clear(ConditionKind::LogFull, "pool"));
         assert_eq!(Report::new("é".repeat(9000), "", "").what.chars().count(), TEXT_CHARS_MAX);
         conditions.retain(ConditionKind::ObjectMissing, |subject| subject == "7");
         assert_eq!(conditions.list().len(), 1);
