@@ -40,6 +40,7 @@ use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use object_store::ObjectStore;
+use opening::Purpose;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -273,7 +274,7 @@ impl Tier {
     /// when a higher epoch has been here, `Corrupt` when the metadata does not verify (also under
     /// another pool's key), `Invalid` for options out of range.
     pub async fn open(options: TierOptions) -> Result<Tier> {
-        Self::open_as(options, false).await
+        Self::open_as(options, Purpose::Own).await
     }
 
     /// The keys of volumes, as they are now.
@@ -300,14 +301,22 @@ impl Tier {
         self.inner.frames.forget_keys();
     }
 
-    /// Opens the tier as it is, without writing anything to the store and without fencing its owner:
-    /// for checks and for looking. It goes on showing what it found; [`Tier::destage`],
-    /// [`Tier::step`] and [`Tier::sweep_orphans`] are `Denied`.
+    /// Opens the tier as it is, without fencing its owner: for checks and copies, which take long. It goes on showing what
+    /// it found, because a checkpoint in the store keeps that; nothing else is written. [`Tier::destage`], [`Tier::step`] and
+    /// [`Tier::sweep_orphans`] are `Denied`.
     ///
     /// # Errors
     /// As [`Tier::open`]; `NotFound` in an empty store.
     pub async fn open_read_only(options: TierOptions) -> Result<Tier> {
-        Self::open_as(options, true).await
+        Self::open_as(options, Purpose::Read).await
+    }
+
+    /// As [`Tier::open_read_only`], for less than 15 minutes: nothing at all is written to the store.
+    ///
+    /// # Errors
+    /// As [`Tier::open_read_only`].
+    pub async fn open_for_look(options: TierOptions) -> Result<Tier> {
+        Self::open_as(options, Purpose::Look).await
     }
 
     /// The runtime of background work.

@@ -34,7 +34,7 @@ pub(crate) async fn look(config: &Config) -> Result<Option<Look>> {
     options.conditions = conditions.clone();
     options.volume_keys = keys_of_volumes;
     options.left_out = restored.as_ref().and_then(restore::Restored::left_out);
-    let tier = match Tier::open_read_only(options).await {
+    let tier = match Tier::open_for_look(options).await {
         Ok(tier) => tier,
         // An opening that came to its end before there was any metadata.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

@@ -29,18 +29,29 @@ use tokio::sync::Semaphore;
 const OPEN_LOOK: Duration = Duration::from_secs(5);
 const OPEN_SILENCE_MAX: Duration = Duration::from_secs(20);
 
+/// The use that is made of a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// By its owner, for writing.
+    Own,
+    /// For reading, for as long as it takes.
+    Read,
+    /// For reading, within 15 minutes.
+    Look,
+}
+
 impl Tier {
-    pub(super) async fn open_as(options: TierOptions, is_read_only: bool) -> Result<Tier> {
+    pub(super) async fn open_as(options: TierOptions, purpose: Purpose) -> Result<Tier> {
+        let is_read_only = purpose != Purpose::Own;
         check(&options)?;
         let background = options.background.clone().unwrap_or_else(Handle::current);
         let conditions = options.conditions.clone();
         let watched = Arc::new(Watched::new(options.store.clone(), conditions.clone()));
         let (opening, store) = (options.clone(), watched.clone());
         let open = async move {
-            if is_read_only {
-                read_map(&opening, &store).await
-            } else {
-                open_map(&opening, &store).await
+            match purpose {
+                Purpose::Own => open_map(&opening, &store).await,
+                Purpose::Read | Purpose::Look => read_map(&opening, &store, purpose).await,
             }
         };
         let (timeout, store) = (options.open_timeout, watched.clone());
@@ -209,12 +220,19 @@ async fn tell_of_waiting(store: &Watched) -> std::convert::Infallible {
     }
 }
 
-async fn read_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, Writer)> {
+async fn read_map(
+    options: &TierOptions,
+    store: &Arc<Watched>,
+    purpose: Purpose,
+) -> Result<(Map, Writer)> {
     let store: Arc<dyn ObjectStore> = store.clone();
     if !probe(&store, EMPTY_LOOK_COUNT).await? {
         return Err(Error::new(ErrorKind::NotFound, "open data tier: the store holds no pool"));
     }
-    let db = Database::read_pinned(store, &options.database).await?;
+    let db = match purpose {
+        Purpose::Look => Database::read_only(store, &options.database).await?,
+        Purpose::Own | Purpose::Read => Database::read_pinned(store, &options.database).await?,
+    };
     Map::read_only(Arc::new(db), &options.pool_key, options.map).await
 }
 
