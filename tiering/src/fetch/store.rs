@@ -73,6 +73,8 @@ pub struct StoreReader {
     /// A store that sends nothing at all is not waited for.
     is_impatient: bool,
     outage: Outage,
+    /// The read of it was the last one to fail in the outage.
+    waited_for: Mutex<Option<SegmentInfo>>,
     suspects: Mutex<Suspects>,
     /// Without them what is not found is not there, and no object is judged.
     peers: OnceLock<(Arc<dyn Peers>, Planted)>,
@@ -107,6 +109,7 @@ impl StoreReader {
             retry_duration_max: options.retry_duration_max,
             is_impatient: false,
             outage: Outage::new(Way::Read, options.conditions.clone()),
+            waited_for: Mutex::default(),
             suspects: Mutex::new(Suspects::new(patience)),
             peers: OnceLock::new(),
             conditions: options.conditions.clone(),
@@ -202,6 +205,7 @@ impl StoreReader {
     /// any more. Returns those whose conditions have ended.
     pub(crate) async fn try_again(&self) -> Vec<SegmentInfo> {
         let due = self.suspects.lock().take_due(Instant::now(), AGAIN_PAUSE, AGAIN_MAX);
+        self.look_for_the_end().await;
         let mut ended = Vec::new();
         for info in due {
             let is_named = match self.peers.get() {
@@ -217,6 +221,24 @@ impl StoreReader {
             }
         }
         ended
+    }
+
+    fn note_outage(&self, info: &SegmentInfo, error: &object_store::Error) {
+        *self.waited_for.lock() = Some(*info);
+        self.outage.note(error);
+    }
+
+    /// Reads a byte where an outage lasts and no reader has tried for a while: the readers may have given up.
+    async fn look_for_the_end(&self) {
+        let is_due = self.outage.status().is_some_and(|failure| failure.age >= AGAIN_PAUSE);
+        let info = (*self.waited_for.lock()).filter(|_| is_due);
+        let Some(info) = info else { return };
+        match self.attempt(&info, 0..1).await {
+            Ok(bytes) => drop(self.accept(&info, bytes)),
+            // An answer.
+            Err(object_store::Error::NotFound { .. }) => self.outage.clear(),
+            Err(error) => self.outage.note(&error),
+        }
     }
 
     async fn attempt(
@@ -280,14 +302,14 @@ impl StoreReader {
         let lasted = begun.elapsed();
         let is_not_found = matches!(error, object_store::Error::NotFound { .. });
         if is_of_the_store(error) {
-            self.outage.note(error);
+            self.note_outage(info, error);
             return self.wait_for_store(info, error);
         }
         let Some((peers, planted)) = self.peers.get() else {
             return match is_not_found || (is_first && self.is_gone(info).await?) {
                 true => Ok(Verdict::Missing),
                 false => {
-                    self.outage.note(error);
+                    self.note_outage(info, error);
                     Ok(Verdict::Undecided)
                 }
             };
@@ -317,7 +339,7 @@ impl StoreReader {
         };
         match are_others_read {
             Some(true) => self.outage.clear(),
-            _ => self.outage.note(error),
+            _ => self.note_outage(info, error),
         }
         if are_others_read == Some(false) {
             self.wait_for_store(info, error)?;
