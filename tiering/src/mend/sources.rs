@@ -65,7 +65,7 @@ impl Source {
     }
 
     fn note_failing(&self) {
-        self.failed_at.lock().get_or_insert_with(Instant::now);
+        *self.failed_at.lock() = Some(Instant::now());
     }
 
     /// As [`Source::get`], for a bounded time.
