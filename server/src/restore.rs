@@ -223,8 +223,8 @@ impl Restored {
         loop {
             let done = match &self.objects {
                 Some(objects) if !origin.is_whole => {
-                    options.gives_up_missing = self.decision.gives_up_missing();
-                    match self.fetch(tier, objects, options).await {
+                    options.given_up = self.decision.given_up();
+                    match self.fetch(tier, objects, options.clone()).await {
                         Ok(lacking) if !objects.is_whole() => {
                             self.wait_lacking(tier, &lacking).await;
                             continue;

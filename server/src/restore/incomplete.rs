@@ -9,8 +9,10 @@
 use super::{Origin, Restored};
 use block::conditions::Report;
 use block::{ConditionKind, Error, ErrorKind, Result};
+use object_store::path::Path;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tiering::{Lacking, RestoredStore, Tier, is_store_full};
 use tokio::sync::Notify;
@@ -28,18 +30,20 @@ pub(crate) struct Decision(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    gives_up_missing: AtomicBool,
+    /// Those that the condition tells of.
+    missing: Mutex<Arc<BTreeSet<Path>>>,
+    given_up: Mutex<Arc<BTreeSet<Path>>>,
     wake: Notify,
 }
 
 impl Decision {
-    pub(super) fn gives_up_missing(&self) -> bool {
-        self.0.gives_up_missing.load(Ordering::SeqCst)
+    pub(super) fn given_up(&self) -> Arc<BTreeSet<Path>> {
+        self.0.given_up.lock().clone()
     }
 
     /// What was decided is carried out, or does not count any more.
     fn forget(&self) {
-        self.0.gives_up_missing.store(false, Ordering::SeqCst);
+        *self.0.given_up.lock() = Arc::default();
     }
 
     /// Returns when it is time to ask the copy again.
@@ -65,11 +69,14 @@ impl Restored {
                  restore is";
             return Err(Error::new(ErrorKind::NotFound, what));
         }
-        self.decision.0.gives_up_missing.store(true, Ordering::SeqCst);
-        self.decision.0.wake.notify_one();
+        let state = &self.decision.0;
+        let missing = state.missing.lock().clone();
+        let count = missing.len();
+        *state.given_up.lock() = missing;
+        state.wake.notify_one();
         Ok(format!(
-            "what the copy {url} does not have is given up once everything else is here: reads of what it held are \
-             errors then; `spindle status` says how far the restore is"
+            "{count} segments that the copy {url} does not have are given up once everything else is here: reads of what \
+             they held are errors then; `spindle status` says how far the restore is"
         ))
     }
 
@@ -118,6 +125,7 @@ impl Restored {
 
     /// Names what is lacking; nothing ends the condition.
     fn show_lacking(&self, tier: &Tier, lacking: &Lacking) {
+        *self.decision.0.missing.lock() = Arc::new(lacking.missing.clone());
         let report = (!lacking.is_empty()).then(|| report(&self.origin.url, lacking));
         tier.conditions().set(ConditionKind::RestoreIncomplete, &self.origin.url, report);
     }

@@ -45,7 +45,7 @@ const COPY_RETRY_MAX: Duration = Duration::from_secs(if cfg!(test) { 6 } else { 
 const DEAD_LOOK: Duration = Duration::from_millis(500);
 
 /// How a pool is hydrated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HydrateOptions {
     /// Bytes a second, at most.
     pub bytes_per_second: Option<u64>,
@@ -54,8 +54,9 @@ pub struct HydrateOptions {
     /// A segment that the copy was not to have is not called lost, for so long from the first attempt on, while what only
     /// dropped volumes named is still being counted out.
     pub counting_patience: Duration,
-    /// A person has decided that what the copy lacks is not waited for any longer. What it has and does not send is.
-    pub gives_up_missing: bool,
+    /// Segments that a person has given up, if they are missing: they are not waited for. What the copy has and does not send
+    /// is.
+    pub given_up: Arc<BTreeSet<Path>>,
 }
 
 /// What the copy did not send, of what the pool still names.
@@ -198,7 +199,9 @@ impl Tier {
         if let Some(error) = bad_table {
             return Err(error);
         }
-        if lacking.is_empty() || (options.gives_up_missing && lacking.unreadable.is_empty()) {
+        if lacking.is_empty()
+            || (lacking.unreadable.is_empty() && lacking.missing.is_subset(&options.given_up))
+        {
             store.set_whole();
         }
         Ok(lacking)

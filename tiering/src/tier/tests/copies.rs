@@ -574,8 +574,13 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
             assert_eq!(own.list(Some(&folder)).count().await, 3);
             assert!(!store.is_whole());
         }
-        // Unless a person gives it up.
-        let options = HydrateOptions { gives_up_missing: true, ..HydrateOptions::default() };
+        // Unless a person gives it up. Others that are missing are not given up with it.
+        let others = Arc::new(BTreeSet::from([Path::from("segments/1/another")]));
+        let options = HydrateOptions { given_up: others, ..HydrateOptions::default() };
+        let lacking = restored.hydrate(&store, options, &progress).await.unwrap();
+        assert!(!lacking.is_empty() && !store.is_whole());
+        let given_up = Arc::new(gone.clone());
+        let options = HydrateOptions { given_up, ..HydrateOptions::default() };
         let lacking = restored.hydrate(&store, options, &progress).await.unwrap();
         assert_eq!(lacking.missing, gone);
         assert!(store.is_whole());

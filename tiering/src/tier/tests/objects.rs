@@ -273,7 +273,8 @@ fn a_restore_fetches_the_rest_and_goes_on_asking_for_what_the_copy_does_not_send
         let here = segment_paths(&*own).await;
         assert_eq!(here, [&paths[..1], &paths[2..]].concat());
         // Giving up what is missing does not give up what is there and not sent.
-        let giving_up = HydrateOptions { gives_up_missing: true, ..HydrateOptions::default() };
+        let given_up = Arc::new(paths.iter().cloned().collect());
+        let giving_up = HydrateOptions { given_up, ..HydrateOptions::default() };
         let lacking = restored.hydrate(&store, giving_up, &progress).await.unwrap();
         assert!(!lacking.is_empty() && !store.is_whole());
         copy.clear_injected();
