@@ -379,6 +379,7 @@ impl Copies {
             let conditions = self.source.pool.tier().conditions();
             conditions.clear(ConditionKind::CopyFailing, &url);
             conditions.clear(ConditionKind::CopyHoldsErasedKeys, &url);
+            conditions.clear(ConditionKind::ObjectUndeletable, &url);
         }
         Ok(())
     }

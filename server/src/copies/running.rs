@@ -7,7 +7,8 @@ use super::list::Published;
 use super::target::Target;
 use super::{CopySpec, CopyState, Source, StateRecord};
 use crate::units::unix_seconds_now;
-use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use block::conditions::Report;
+use block::{ConditionKind, Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -127,7 +128,7 @@ impl Running {
                     self.copy_volume_keys(target, state).await?;
                 }
                 let oldest = target.oldest_pin(key, self.source.pool.clock().is_even()).await?;
-                while copier.collect(oldest).await? > 0 {}
+                self.collect(copier, oldest).await?;
                 if heat.looked_at.is_none_or(|at| at.elapsed() >= TARGET_LOOK) {
                     self.tell_heat(target, copier, &mut heat).await;
                 }
@@ -138,6 +139,32 @@ impl Running {
             };
             *is_due_now = tokio::time::timeout(left, self.wake.notified()).await.is_ok();
         }
+    }
+
+    /// Deletes what no state needs any more. A copy that refuses deletions is brought up to date all the same.
+    async fn collect(&self, copier: &mut Copier, oldest: Option<u64>) -> Result<()> {
+        let url = &self.spec.url;
+        let refusal = loop {
+            match copier.collect(oldest).await {
+                Ok(0) => break None,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Denied => break Some(error),
+                Err(error) => return Err(error),
+            }
+        };
+        let report = refusal.map(|error| {
+            Report::new(
+                format!(
+                    "the copy {url} refuses to delete what it does not need any more: {}",
+                    error.chain()
+                ),
+                "the space of these objects does not come back; the copy is brought up to date",
+                "allow the credentials to delete, or end what holds the objects",
+            )
+        });
+        let conditions = self.source.pool.tier().conditions();
+        conditions.set(ConditionKind::ObjectUndeletable, url, report);
+        Ok(())
     }
 
     fn snapshots(&self) -> Snapshots {
