@@ -59,9 +59,14 @@ impl Times for SystemTimes {
 
     fn steady_seconds(&self) -> u64 {
         // Not clock_gettime of rustix: it panics on kernels without a vDSO (User Mode Linux).
-        static BEGUN: OnceLock<Instant> = OnceLock::new();
-        let begun = BEGUN.get_or_init(Instant::now);
-        uptime_seconds().unwrap_or_else(|| begun.elapsed().as_secs())
+        static BEGUN: OnceLock<(Instant, Option<u64>)> = OnceLock::new();
+        let (begun, uptime) = *BEGUN.get_or_init(|| (Instant::now(), uptime_seconds()));
+        let since = begun.elapsed().as_secs();
+        match uptime {
+            // One scale for the whole process, also when the file cannot be opened for a moment.
+            Some(at_begin) => uptime_seconds().unwrap_or(at_begin + since),
+            None => since,
+        }
     }
 }
 

@@ -175,8 +175,9 @@ pub(crate) fn show_descriptors(
     connection_count_max: u64,
     ring_file_count: u64,
 ) {
-    // Files of the ring are open twice: for writing, and for reading.
-    let wanted = connection_count_max + 2 * ring_file_count + DESCRIPTORS_BESIDE;
+    // A connection has a second descriptor, which tells whether its client is there. Files of the ring are open twice: for
+    // writing, and for reading.
+    let wanted = 2 * connection_count_max + 2 * ring_file_count + DESCRIPTORS_BESIDE;
     let report = limit.filter(|limit| *limit < wanted).map(|limit| {
         Report::new(
             format!(

@@ -15,8 +15,8 @@ fn a_limit_of_descriptors_below_what_is_configured_is_a_condition() {
     show_descriptors(&conditions, Some(1024), 1000, 32);
     assert_eq!(one(&conditions).kind, ConditionKind::DescriptorLimit);
     let report = one(&conditions).report;
-    assert!(report.what.contains("1024") && report.remedy.contains("1320"), "{report:?}");
-    for enough in [Some(1320), None] {
+    assert!(report.what.contains("1024") && report.remedy.contains("2320"), "{report:?}");
+    for enough in [Some(2320), None] {
         show_descriptors(&conditions, Some(1024), 1000, 32);
         show_descriptors(&conditions, enough, 1000, 32);
         assert_eq!(conditions.list(), []);
