@@ -64,7 +64,10 @@ impl Gate {
 
     fn leave(&self) {
         let before = self.running_count.fetch_sub(1, Ordering::SeqCst);
-        if before == 1 && self.is_closed.load(Ordering::SeqCst) {
+        // Nothing waits for the end of requests while others may start.
+        let is_waited_for =
+            || self.is_closed.load(Ordering::SeqCst) || self.is_over.load(Ordering::SeqCst);
+        if before == 1 && is_waited_for() {
             self.changed.notify_waiters();
         }
     }
