@@ -103,16 +103,16 @@ impl Exports for PoolExports {
             );
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        if is_remote && volume.record().is_stepped_back {
+        let record = volume.record();
+        if is_remote && record.is_stepped_back {
             let what = format!(
-                "open export {name:?}: writes that were answered may be gone since a reboot or a \
-                 take-over, and a client that goes on could find that out too late; unmount or restart \
+                "open export {name:?}: writes that were answered may be gone since a reboot, a take-over, or a loss or \
+                 failure of the write log, and a client that goes on could find that out too late; unmount or restart \
                  every client of before, then run `spindle volume accept {}` on the server",
-                volume.record().name
+                record.name
             );
             return Err(Error::new(ErrorKind::Denied, what));
         }
-        let record = volume.record();
         let said = client.claim.as_ref();
         if said.is_some_and(|said| said.export != name) {
             let what = format!("open export {name:?}: this client has claimed another");
