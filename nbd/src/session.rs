@@ -634,7 +634,8 @@ impl<D: BlockDevice> Session<D> {
     // ---- around it ----
 
     /// A client that neither sends what it announced nor takes what it asked for keeps memory from
-    /// others. It may, until others need it.
+    /// others. It may, until others need it; the kernel ends a TCP connection of which nothing is taken for
+    /// [`crate::ServerOptions::client_timeout`].
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
         let owes = matches!(&self.receiving, Receiving::Write(Incoming { piece: Some(_), .. }));
         if !owes && self.outbox.is_empty() {

@@ -19,6 +19,8 @@ use tests::store::{BUCKET, environment};
 
 /// How many of a hundred requests meet a passing fault.
 const PASSING_PERCENT: u64 = 3;
+/// Prefix of the pool's objects.
+const POOL: &str = "pools/one/";
 /// Attempts of a command while faults pass. Chosen by hand: a command makes some dozens of requests, and
 /// one that is refused for good reason (403) ends it.
 const ATTEMPTS_MAX: usize = 8;
@@ -102,7 +104,7 @@ fn passing_faults_at_any_request_of_a_run_lose_nothing() {
         start(&mut daemon);
         history.run_for(&mut open(&daemon), Duration::from_secs(2));
         insist(&daemon, &["snapshot", "create", "db,log@one"]);
-        let url = format!("s3://{BUCKET}/copies/one");
+        let url = copy_url();
         insist(&daemon, &["copy", "add", &url, "--interval", "1h"]);
         history.run_for(&mut open(&daemon), Duration::from_secs(1));
         insist(&daemon, &["flush"]);
@@ -128,32 +130,63 @@ fn passing_faults_at_any_request_of_a_run_lose_nothing() {
         daemon.stop();
         daemon.fsck();
         check_words("log", &daemon.log());
+        bucket.inject(passing());
+        insist(&daemon, &["pool", "rm"]);
+        insist(&daemon, &["pool", "purge", "--now"]);
+        let left = bucket.keys().into_iter().filter(|key| key.starts_with(POOL));
+        assert_eq!(left.collect::<Vec<_>>(), Vec::<String>::new(), "the pool was purged");
         print_counts(&bucket.injected());
     }
 }
 
-/// A pool that was restored from the copy, served, while faults pass.
-fn restored(bucket: &Bucket, source: &Daemon, url: &str) -> Daemon {
-    let key = source.dir().join("spindle.key").display().to_string();
+/// A daemon with a store of its own, which can reach the bucket.
+fn stranger(bucket: &Bucket) -> Daemon {
     let mut daemon = Daemon::new(SMALL, &[]);
-    daemon.argue(&["--key-file", &key]);
     daemon.announce("");
     let variables = environment(bucket.address());
     let pairs: Vec<(&str, &str)> =
         variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     daemon.environ(&pairs);
+    daemon
+}
+
+/// A pool that was restored from the copy, served, while faults pass.
+fn restored(bucket: &Bucket, source: &Daemon, url: &str) -> Daemon {
+    let key = source.dir().join("spindle.key").display().to_string();
+    let mut daemon = stranger(bucket);
+    daemon.argue(&["--key-file", &key]);
     insist(&daemon, &["restore", url, "--key-file", &key]);
     start(&mut daemon);
     daemon
 }
 
-/// Parts of the store that a lasting fault may hit: everything, or what one folder holds.
-const PARTS: &[&str] = &["", "segments/", "metadata/", "manifest/"];
+/// Parts of the store that a lasting fault may hit: everything, or the objects of one folder. [`ONE_OBJECT`] is one object
+/// of the pool, drawn at random.
+const PARTS: &[&str] =
+    &["", "segments/", "metadata/", "manifest/", "keyring/", "copies/", ONE_OBJECT];
+const ONE_OBJECT: &str = "one object";
+
+/// Work that meets a lasting fault, beside writes.
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Serve,
+    Restart,
+    Copy,
+    Scrub,
+    Restore,
+}
+
+const WORK: [Work; 5] = [Work::Serve, Work::Restart, Work::Copy, Work::Scrub, Work::Restore];
+
+/// Longest time that a command, a stop or a start takes while a fault lasts. Chosen by hand: above the two minutes for which
+/// an opening waits for its store.
+const WORK_TIME_MAX: Duration = Duration::from_secs(150);
 
 #[test]
 fn lasting_faults_are_shown_and_everything_goes_on_once_the_store_is_healed() {
     let count = number_of("SPINDLE_TEST_LASTING_FAULTS", 4);
     for seed in seeds(1) {
+        println!("SEED={seed}");
         let mut random = Random::new(seed, 22);
         let bucket = Bucket::start(Care::Honest);
         let mut daemon = on_ill_store(&bucket);
@@ -162,13 +195,24 @@ fn lasting_faults_are_shown_and_everything_goes_on_once_the_store_is_healed() {
         daemon.restart();
         let mut history = History::new(seed);
         history.run_for(&mut open(&daemon), Duration::from_secs(1));
+        insist(&daemon, &["copy", "add", &copy_url(), "--interval", "1h"]);
+        insist(&daemon, &["copy", "sync", &copy_url()]);
         let mut pairs: Vec<(Fault, &str)> =
             Fault::ALL.iter().flat_map(|fault| PARTS.iter().map(|part| (*fault, *part))).collect();
         for _ in 0..count.min(pairs.len() as u64) {
             let at = usize::try_from(random.below(pairs.len() as u64)).expect("small");
             let (fault, part) = pairs.swap_remove(at);
-            println!("{fault:?} on every key with {part:?}");
-            meet(&bucket, &daemon, &mut history, fault, part);
+            let part = match part {
+                ONE_OBJECT => {
+                    let mut keys = bucket.keys();
+                    keys.retain(|key| key.starts_with(POOL));
+                    random.pick(&keys).clone()
+                }
+                part => part.to_owned(),
+            };
+            let work = *random.pick(&WORK);
+            println!("{fault:?} on every key with {part:?}: {work:?}");
+            meet(&bucket, &mut daemon, &mut history, (fault, &part), work);
         }
         daemon.stop();
         daemon.restart();
@@ -180,31 +224,86 @@ fn lasting_faults_are_shown_and_everything_goes_on_once_the_store_is_healed() {
     }
 }
 
+fn copy_url() -> String {
+    format!("s3://{BUCKET}/copies/one")
+}
+
+/// A command that may fail while a fault lasts, for a right reason and in bounded time.
+fn attempt(daemon: &Daemon, arguments: &[&str]) {
+    let begun = Instant::now();
+    let mut command = daemon.prepare(arguments);
+    let output = command.output().expect("the program runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    println!("{arguments:?} after {:?}: {} {}", begun.elapsed(), output.status, said.trim());
+    check_words(&format!("{arguments:?}"), &said);
+    assert!(begun.elapsed() < WORK_TIME_MAX, "{arguments:?} took {:?}", begun.elapsed());
+}
+
+/// Does the work while the fault lasts. The daemon may not run afterwards.
+fn work_on(bucket: &Bucket, daemon: &mut Daemon, work: Work) {
+    match work {
+        Work::Serve => {}
+        Work::Copy => attempt(daemon, &["copy", "sync", &copy_url()]),
+        Work::Scrub => attempt(daemon, &["scrub", "start"]),
+        Work::Restore => {
+            let key = daemon.dir().join("spindle.key").display().to_string();
+            attempt(&stranger(bucket), &["restore", &copy_url(), "--key-file", &key]);
+        }
+        Work::Restart => {
+            let begun = Instant::now();
+            daemon.ask_to_stop();
+            let status = daemon.wait(WORK_TIME_MAX);
+            println!("the stop ended with {status} after {:?}", begun.elapsed());
+            match daemon.try_start() {
+                Ok(()) => {}
+                Err(error) => {
+                    println!("no start: {}", error.lines().last().unwrap_or_default());
+                    check_words("start", &error);
+                    daemon.kill();
+                }
+            }
+        }
+    }
+}
+
 /// One lasting fault, from its beginning until the pool is as before.
-fn meet(bucket: &Bucket, daemon: &Daemon, history: &mut History, fault: Fault, part: &str) {
+fn meet(
+    bucket: &Bucket,
+    daemon: &mut Daemon,
+    history: &mut History,
+    (fault, part): (Fault, &str),
+    work: Work,
+) {
     bucket.inject(Faults::Lasting { fault, part: part.to_owned() });
     let before = bucket.injected();
     // What was written stays acknowledged: the log has room.
     history.run_for(&mut open(daemon), Duration::from_secs(1));
     let destaged = |daemon: &Daemon| daemon.json(&["status"])["log"]["destaged_lsn"].clone();
     let (mark, begun) = (daemon.json(&["status"])["log"]["last_lsn"].clone(), Instant::now());
-    let is_shown = || {
+    let is_shown = |daemon: &Daemon| {
         let status = daemon.json(&["status"]);
         let conditions = status["conditions"].as_array().expect("a list");
         conditions.iter().any(|one| one["kind"] != "no-recovery-key")
     };
-    let has_passed = || destaged(daemon).as_u64() >= mark.as_u64();
-    while !is_shown() && !has_passed() {
+    let has_passed = |daemon: &Daemon| destaged(daemon).as_u64() >= mark.as_u64();
+    while !is_shown(daemon) && !has_passed(daemon) {
         assert!(begun.elapsed() < SHOWN_WITHIN, "{fault:?} {part:?} is in no status, nor destaged");
         std::thread::sleep(Duration::from_millis(200));
     }
-    println!("after {:?}: shown {}, destaged {}", begun.elapsed(), is_shown(), has_passed());
+    let (shown, passed) = (is_shown(daemon), has_passed(daemon));
+    println!("after {:?}: shown {shown}, destaged {passed}", begun.elapsed());
     history.run_for(&mut open(daemon), Duration::from_millis(500));
+    work_on(bucket, daemon, work);
     bucket.inject(Faults::None);
     let count = bucket.injected().get(&fault).copied().unwrap_or(0);
     println!("injected: {}", count - before.get(&fault).copied().unwrap_or(0));
+    if !daemon.is_running() {
+        start(daemon);
+    }
+    assert_eq!(history.prefix(&mut open(daemon)), history.count(), "{fault:?} {part:?} {work:?}");
     wait_for("the healed store takes everything", || {
         let _ = daemon.command(&["flush"]);
+        let _ = daemon.command(&["copy", "sync", &copy_url()]);
         let status = daemon.json(&["status"]);
         let conditions = status["conditions"].as_array().expect("a list");
         let left: Vec<_> =

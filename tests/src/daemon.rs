@@ -288,6 +288,12 @@ impl Daemon {
         process.killer().signal(rustix::process::Signal::CONT);
     }
 
+    /// Whether it was started, and not yet stopped or killed.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.process.is_some()
+    }
+
     /// Number of the running process.
     #[must_use]
     pub fn id(&self) -> u32 {
