@@ -1,11 +1,12 @@
-//! Layers made from others: clones and rollbacks, and making them independent again.
+//! Layers made from other layers (clones and rollbacks), and how they become independent again.
 //!
 //! Invariants:
-//! - A layer is made in one durable batch with all that belongs to it: the volume's record of a clone; of a
-//!   rollback, that the layer before is a former one, and the range that hides its newest state.
-//! - What is the base of a layer is kept like a snapshot, whether there still is a snapshot or not.
-//! - A page is promoted in the batch that moves the layer's record past it: the base, or a copy of what it has, is
-//!   there at every moment.
+//! - A layer is made in one durable batch with everything that belongs to it. For a clone this is
+//!   the volume's record; for a rollback, the mark of the previous layer as former, and the range
+//!   that hides its newest state.
+//! - The base of a layer is kept like a snapshot, whether or not the snapshot still exists.
+//! - A page is promoted in the batch that moves the layer's record past it, so either the base or a
+//!   copy of its contents is there at every moment.
 
 use super::commit::draft::Draft;
 use super::commit::{Fresh, Writer};
@@ -25,29 +26,32 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Layers that show something of one another. Chosen by hand: the first read of a page looks into each of them.
+/// Layers that may show parts of one another. Chosen by hand: the first read of a page looks into
+/// each of them.
 pub const BASES_MAX: usize = 16;
-/// Layers that were made from one another, however long ago. Chosen by hand: reclaim follows them.
+/// Layers in one chain of descent, however long ago they were made. Chosen by hand: reclaim follows
+/// the chain.
 pub const PARENTS_MAX: usize = 1024;
 
-/// A layer that is made from another one.
+/// A request to make a layer from another one.
 #[derive(Clone, Debug)]
 pub struct NewLayer {
-    /// Its volume: that which it is made from, for a rollback, or one that is not there yet, a clone.
+    /// The volume that gets the layer: the source itself for a rollback, or a volume that does not
+    /// exist yet for a clone.
     pub volume: VolumeId,
     /// The volume that it is made from.
     pub source: VolumeId,
-    /// As of this LSN, at which that one has a snapshot.
+    /// LSN of the source's snapshot that the layer starts from.
     pub at: Lsn,
-    /// Of a rollback: an LSN behind everything that was written before, not above what is destaged.
+    /// For a rollback, an LSN after every earlier write, and not above the destaged LSN.
     pub since: Lsn,
-    /// The volume's record then.
+    /// The volume's record afterwards.
     pub record: Option<Bytes>,
-    /// It is to be made independent at once.
+    /// Make the layer independent at once.
     pub is_promoted: bool,
 }
 
-/// What becomes of a volume's layer.
+/// A change to the layer of a volume.
 #[derive(Clone, Debug)]
 pub enum LayerChange {
     /// See [`Map::make_layer`].
@@ -58,27 +62,27 @@ pub enum LayerChange {
     Retire(VolumeId),
 }
 
-/// What a step of promoting did.
+/// The result of one step of promoting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromoteReport {
-    /// Pages that were looked at.
+    /// Pages visited.
     pub page_count: u64,
-    /// Layers that are still to be promoted.
+    /// Layers that still have to be promoted.
     pub layers_left: usize,
 }
 
 impl Map {
-    /// What a layer's base has in a page, if it has anything there.
+    /// The page of a layer's base, if it maps any blocks.
     pub(crate) async fn base_page(&self, layer: LayerId, page: u32) -> Result<Option<Arc<Page>>> {
         let Some((parent, at)) = self.layers().base(layer, page) else { return Ok(None) };
         let base = self.page_at(parent, page, at).await?;
         Ok(Some(base).filter(|base| base.mapped_count() > 0))
     }
 
-    /// Changes layers. `false`: there was nothing to be done.
+    /// Changes layers. Returns `false` if there was nothing to do.
     ///
     /// # Errors
-    /// Those of what is asked for.
+    /// Those of the requested change.
     pub async fn change_layers(&self, writer: &mut Writer, asked: LayerChange) -> Result<bool> {
         match asked {
             LayerChange::Make(new) => self.make_layer(writer, new).await.map(|()| true),
@@ -87,11 +91,11 @@ impl Map {
         }
     }
 
-    /// Makes a clone or rolls a volume back. Durable when this returns.
+    /// Makes a clone or rolls a volume back. The change is durable on return.
     ///
     /// # Errors
-    /// `NotFound` without that snapshot; `Busy` for a volume that is there, or where too many layers lie on top of
-    /// each other; as [`Map::commit`].
+    /// `NotFound` if the snapshot does not exist; `Busy` if the volume of a clone exists already,
+    /// or if too many layers lie on top of each other; those of [`Map::commit`].
     pub async fn make_layer(&self, writer: &mut Writer, new: NewLayer) -> Result<()> {
         self.check(writer)?;
         let layers = self.layers();
@@ -113,7 +117,7 @@ impl Map {
         let layer =
             layer.ok_or_else(|| Error::new(ErrorKind::Full, "make a layer: ids exhausted"))?;
         let base = Base { lsn: new.at, next_page: 0, is_promoted: new.is_promoted };
-        // Windows do not end at `since`: what was written before may have the LSN of all that is destaged.
+        // Windows do not end at `since`: earlier writes may have any LSN up to the destaged one.
         let since = if is_clone { Lsn::NONE } else { new.since.max(writer.root.destaged) };
         let record = LayerRecord {
             volume: new.volume,
@@ -151,15 +155,15 @@ impl Map {
             Vec::new(),
             Forget::Nothing,
         );
-        // Somebody may have looked for it before it was there.
+        // A reader may have looked for the layer before it existed.
         self.pages.retain(|(of, _, _)| *of != layer);
         Ok(())
     }
 
-    /// One more layer can be made from this one.
+    /// Checks that one more layer can be made from this one.
     ///
     /// # Errors
-    /// `Busy` or `Full` where too many were made from one another, saying what to do.
+    /// `Busy` or `Full` if too many layers were made from one another; the message says what to do.
     pub fn check_depth(&self, parent: LayerId) -> Result<()> {
         let layers = self.layers();
         if layers.bases(parent).len() + 1 >= BASES_MAX {
@@ -178,7 +182,7 @@ impl Map {
         Ok(())
     }
 
-    /// Nothing that the volume was written up to an LSN comes late.
+    /// Checks that no write of the volume up to an LSN is missing from the store and comes late.
     fn check_whole(&self, volume: VolumeId, until: Lsn) -> Result<()> {
         let asides = self.asides.read();
         let first = asides.get(&volume).and_then(|files| files.first());
@@ -194,7 +198,8 @@ impl Map {
         }
     }
 
-    /// A range at an LSN hides nothing that a snapshot of the layer shows, nor a layer made from it.
+    /// Checks that a range at an LSN hides nothing that a snapshot of the layer, or a layer made
+    /// from it, shows.
     fn check_above_snapshots(&self, layer: LayerId, since: Lsn) -> Result<()> {
         match self.snapshots().of(layer).last().filter(|newest| **newest >= since) {
             None => Ok(()),
@@ -209,10 +214,11 @@ impl Map {
         self.volume_records.read().contains_key(&volume)
     }
 
-    /// The layer of a volume is to be made independent of its base, in the background. `false`: it has none.
+    /// Marks the layer of a volume to be made independent of its base in the background. Returns
+    /// `false` if it has no base.
     ///
     /// # Errors
-    /// As [`Map::commit`].
+    /// Like [`Map::commit`].
     pub async fn promote(&self, writer: &mut Writer, volume: VolumeId) -> Result<bool> {
         self.check(writer)?;
         let layers = self.layers();
@@ -227,10 +233,10 @@ impl Map {
         Ok(true)
     }
 
-    /// Nobody reads the newest state of a volume any more, and nobody writes it: all of it goes.
+    /// Drops the newest state of a volume that is no longer read or written.
     ///
     /// # Errors
-    /// `Invalid` while nothing behind its newest snapshot is destaged; as [`Map::commit`].
+    /// `Invalid` until an LSN after its newest snapshot is destaged; those of [`Map::commit`].
     pub async fn retire(&self, writer: &mut Writer, volume: VolumeId) -> Result<()> {
         self.check(writer)?;
         let layers = self.layers();
@@ -238,10 +244,11 @@ impl Map {
         match layers.get(layer).filter(|record| !record.is_former && record.parent.is_some()) {
             Some(record) => {
                 let record = LayerRecord { is_former: true, ..*record };
-                // Also what says only that it is empty, and was put there when it was hidden before.
+                // The range also hides operands that only say that a page is empty, which were put
+                // there when the page was hidden before.
                 let lsn = writer.root.destaged;
                 self.check_above_snapshots(layer, lsn)?;
-                let ordinal = u32::MAX; // a window may have made one at this LSN
+                let ordinal = u32::MAX; // a window may have made a range at this LSN
                 let range = Range { lsn, ordinal, first_page: 0, last_page: u32::MAX };
                 let ranges = [(layer, range)];
                 self.make_room_for(writer, &ranges).await.map_err(|failed| failed.error)?;
@@ -256,7 +263,7 @@ impl Map {
         }
     }
 
-    /// Commits records of layers with whatever else is in the batch; durable when this returns.
+    /// Commits records of layers together with the rest of the batch; durable on return.
     async fn write_layers(
         &self,
         writer: &mut Writer,
@@ -268,7 +275,7 @@ impl Map {
         }
         let mut root = writer.root;
         root.commit_number += 1;
-        // Who does not know of bases must not open what has any.
+        // A version without support for bases must not open a map that has any.
         let header = self.opener.header();
         let header = (!header.has_bases()).then(|| header.with_bases());
         match &header {
@@ -296,16 +303,16 @@ impl Map {
         self.state.send_modify(|state| state.layers = layers);
     }
 
-    /// Layers that are being promoted.
+    /// Number of layers that are being promoted.
     pub(crate) fn promote_count(&self) -> usize {
         self.layers().iter().filter(|(_, record)| is_promoted(record)).count()
     }
 
-    /// Promotes some pages of a layer, about `budget`: gives it what its base has. Durable with the next commit; a
-    /// crash before only repeats the work.
+    /// Promotes about `budget` pages of a layer by giving it the contents of its base. The step is
+    /// durable with the next commit; a crash before that only repeats the work.
     ///
     /// # Errors
-    /// As [`Map::commit`].
+    /// Like [`Map::commit`].
     pub async fn promote_step(&self, writer: &mut Writer, budget: usize) -> Result<PromoteReport> {
         self.check(writer)?;
         let State { db, layers, .. } = self.state.borrow().clone();
@@ -350,7 +357,7 @@ impl Map {
         draft.put(&keys::layer_key(layer), &record.encode());
         let mut prune = None;
         if let Some(parent) = record.parent.filter(|_| base.is_none()) {
-            // What was kept for this layer only may go.
+            // Blocks that were kept only for this layer may go.
             let before = self.prunes.lock().get(&parent).copied();
             let again = Prune::again(before);
             draft.put(&keys::prune_key(parent), &again.encode());
@@ -367,7 +374,8 @@ impl Map {
         Ok(numbers.len() as u64)
     }
 
-    /// Gives a page of a layer what its base has, for whoever sees it: snapshots, too.
+    /// Gives a page of a layer the contents of its base, for all readers including those of
+    /// snapshots.
     async fn promote_page(
         &self,
         draft: &mut Draft<'_>,
@@ -385,7 +393,7 @@ impl Map {
             ranges.first().copied(),
         ];
         let first = first.into_iter().flatten().min();
-        // The newest snapshot that sees the base here.
+        // The newest snapshot that shows the base here.
         let shown_to = first.map(|first| living.partition_point(|snapshot| *snapshot < first));
         let last = shown_to.map(|end| living[..end].last().copied());
         let is_plain = history.operands.is_empty() || self.planted.promoted_over_newer;
@@ -420,11 +428,11 @@ impl Map {
         Ok(())
     }
 
-    /// Lets go one former layer that shows nothing any more: what it was made from is kept no longer for its sake.
-    /// One that no layer was made from is forgotten. `false`: there is none.
+    /// Releases one former layer that shows nothing any more, so that its base is no longer kept
+    /// for it. A layer without children is forgotten. Returns `false` if there is none.
     ///
     /// # Errors
-    /// As [`Map::commit`].
+    /// Like [`Map::commit`].
     pub async fn forget_layer(&self, writer: &mut Writer) -> Result<bool> {
         self.check(writer)?;
         let State { db, layers, ranges, .. } = self.state.borrow().clone();
@@ -452,7 +460,8 @@ impl Map {
             }
             self.write(writer, draft.batch).await?;
             fail_point!("forget-written");
-            // Before the layer lets go: whoever looks in between is to see that something is left to do.
+            // Must precede the release of the layer: an observer in between must see that work is
+            // left.
             self.prunes.lock().extend(prune);
             match left {
                 Some(record) => self.set_layers(layers.with([(layer, record)])),
@@ -466,7 +475,7 @@ impl Map {
         Ok(false)
     }
 
-    /// Anything is stored of the layer's pages.
+    /// Whether any page or copy of the layer is stored.
     async fn has_pages(&self, db: &super::Database, layer: LayerId) -> Result<bool> {
         let pages = (keys::page_key(layer, 0), keys::page_key(layer, u32::MAX));
         let copies =
@@ -483,7 +492,8 @@ impl Map {
     }
 }
 
-/// It is being made independent. A former layer is not: it goes with its last snapshot.
+/// Whether the layer is being made independent. Former layers never are: they go with their last
+/// snapshot.
 fn is_promoted(record: &LayerRecord) -> bool {
     !record.is_former && record.base.is_some_and(|base| base.is_promoted)
 }

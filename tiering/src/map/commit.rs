@@ -1,11 +1,13 @@
-//! Changing the map: one batch a window.
+//! Changes to the map: one batch per window.
 //!
 //! Invariants:
 //! - A commit is one database batch: page operands, range records, segment records, live blocks,
-//!   volume records, side files, destaged LSN. It is all there after a crash, or nothing of it.
-//! - Live blocks change in the batch that changes the pages they count: what a page stores, hidden
-//!   by a range or not, is counted until it is replaced.
-//! - The caches change after the batch is durable, so a crash never has shown what is not there.
+//!   volume records, side files and the destaged LSN. After a crash all of it is there or none of
+//!   it.
+//! - Live blocks change in the same batch as the pages that they count. A stored block is counted
+//!   until it is replaced, even while a range hides it.
+//! - The caches change after the batch is durable, so readers never see anything that a crash can
+//!   undo.
 
 pub(super) mod changes;
 pub(super) mod draft;
@@ -33,21 +35,22 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes of a batch beyond which pages that snapshots show get an image only where they must: with it come
-/// copies of what it replaces. Chosen by hand: what a window of scattered writes has without any snapshot.
+/// Batch size in bytes beyond which pages that snapshots show get an image only if they must,
+/// because each image adds copies of the contents it replaces. Chosen by hand: the size of a window
+/// of scattered writes without any snapshots.
 const COPIES_BYTES_MAX: u64 = if cfg!(test) { 4 << 10 } else { 32 << 20 };
 
 /// Pages whose old contents are fetched at the same time. Chosen by hand: hides the store's latency
 /// while the database's block cache is cold.
 pub(super) const FETCHES_MAX: usize = 32;
 
-/// Pages that are held in memory together while a batch is built.
+/// Pages held in memory at the same time while a batch is built.
 pub(super) const PAGES_AT_ONCE: usize = 256;
 
-/// Layers known to have a record; beyond it they are looked up again.
+/// Layers remembered as having a record; beyond this number they are looked up again.
 const KNOWN_LAYERS_MAX: usize = 65_536;
 
-/// A frame in a segment, from one of its blocks on.
+/// A position within a frame of a segment: one of the frame's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// Segment number.
@@ -58,53 +61,55 @@ pub struct Placed {
     pub within: u8,
 }
 
-/// What a window does to consecutive blocks of a layer.
+/// A change that a window makes to consecutive blocks of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The layer.
     pub layer: LayerId,
     /// First block.
     pub first_block: u64,
-    /// Blocks, at least 1; with a frame at most 16.
+    /// Number of blocks: at least 1, and at most 16 if they are in a frame.
     pub block_count: u64,
-    /// Where they are, or `None`: they hold nothing.
+    /// Where the blocks are, or `None` if they hold nothing.
     pub placed: Option<Placed>,
-    /// The frame was not written for them.
+    /// The frame was written earlier, for other blocks.
     pub is_duplicate: bool,
 }
 
-/// Everything that one window changes. The changes are disjoint.
+/// All changes of one window. They are disjoint.
 #[derive(Clone, Debug, Default)]
 pub struct Commit {
     /// LSN of the window's last entry.
     pub last_lsn: Lsn,
-    /// Where it catches up: LSN of the last entry that it brings. Otherwise as `last_lsn`. Its changes get
-    /// this LSN or, as long as no snapshot of theirs lies before it, a later one.
+    /// For a late commit, the LSN of the last entry that it brings; otherwise equal to `last_lsn`.
+    /// Its changes get this LSN or a later one, but never one beyond the next snapshot of their
+    /// layers.
     pub lsn: Lsn,
     /// Newest record of each volume that has one in the window.
     pub volume_records: Vec<(VolumeId, Bytes)>,
-    /// What happens to snapshots, at `last_lsn`.
+    /// Snapshots made and removed, at `last_lsn`.
     pub snapshots: Vec<SnapshotChange>,
-    /// Segments that are durable and that the changes name.
+    /// Durable segments that the changes name.
     pub segments: Vec<SegmentRecord>,
     /// In any order.
     pub changes: Vec<Change>,
-    /// What the next segment will be numbered.
+    /// Number of the next segment.
     pub next_segment: u64,
-    /// All side files of each volume whose side files change; none: it is no longer behind.
+    /// The complete list of side files of each volume whose side files change. An empty list: the
+    /// volume is no longer behind.
     pub asides: Vec<(VolumeId, Vec<AsideFile>)>,
-    /// It catches up: `last_lsn` is destaged already.
+    /// The commit catches up: `last_lsn` is already destaged.
     pub is_late: bool,
-    /// Fingerprints of the segments that have some.
+    /// Fingerprints of the segments that have any.
     pub(crate) fingerprints: Vec<(u64, Vec<FrameFingerprints>)>,
-    /// What deduplication has found in the window.
+    /// Results of deduplication in the window.
     pub found: Vec<(VolumeId, Found)>,
 }
 
-/// Why a commit was not made.
+/// The reason why a commit was not made.
 #[derive(Clone, Debug)]
 pub struct CommitError {
-    /// The volume whose map is the cause, if it is one volume's.
+    /// The volume whose map is the cause, if only one is.
     pub volume: Option<VolumeId>,
     /// The cause.
     pub error: Error,
@@ -116,12 +121,12 @@ impl From<Error> for CommitError {
     }
 }
 
-/// The error of something that belongs to one layer.
+/// Attributes an error to the volume of a layer.
 fn of_layer(layer: LayerId) -> impl Fn(Error) -> CommitError {
     move |error| CommitError { volume: Some(layer.volume()), error }
 }
 
-/// More side files than can be read back are not noted down.
+/// Refuses to record more side files than can be read back.
 fn check_asides(commit: &Commit) -> Result<(), CommitError> {
     match commit.asides.iter().find(|(_, files)| files.len() > ASIDE_FILES_MAX) {
         Some((volume, files)) => {
@@ -133,7 +138,7 @@ fn check_asides(commit: &Commit) -> Result<(), CommitError> {
     }
 }
 
-/// What a commit did.
+/// Counts of one commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommitReport {
     /// Pages that got an operand.
@@ -142,7 +147,7 @@ pub struct CommitReport {
     pub image_count: u64,
     /// Pages that were deleted.
     pub deleted_count: u64,
-    /// Copies of pages, for snapshots.
+    /// Copies of pages made for snapshots.
     pub copy_count: u64,
     /// Range records made.
     pub range_count: u64,
@@ -150,29 +155,29 @@ pub struct CommitReport {
     pub batch_bytes: u64,
 }
 
-/// What a step of folding ranges did.
+/// Counts of one step of folding ranges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoldReport {
-    /// Pages that were looked at.
+    /// Pages visited.
     pub page_count: u64,
-    /// Range records that still wait.
+    /// Range records that are still waiting.
     pub ranges_left: usize,
-    /// Layers that are still to be pruned.
+    /// Layers that still have to be pruned.
     pub prunes_left: usize,
-    /// Layers that are still to be promoted.
+    /// Layers that still have to be promoted.
     pub promotes_left: usize,
 }
 
-/// The right to change the map; there is one.
+/// The right to change the map. Only one exists.
 #[derive(Debug)]
 pub struct Writer {
     pub(super) root: Root,
     known_layers: HashSet<LayerId>,
-    /// Layers with a page that does not verify below a range.
+    /// Layers that cannot be folded: a page below a range does not verify.
     pub(super) unfoldable: HashSet<LayerId>,
-    /// Layers with a page or a copy that does not verify and is to be pruned.
+    /// Layers that cannot be pruned: a page or a copy does not verify.
     pub(super) unprunable: HashSet<LayerId>,
-    /// Layers with a page that does not verify, or whose base has one, and that are to be promoted.
+    /// Layers that cannot be promoted: a page of the layer or of its base does not verify.
     pub(super) unpromotable: HashSet<LayerId>,
     failed: Option<Error>,
 }
@@ -189,7 +194,7 @@ impl Writer {
         }
     }
 
-    /// Where the map stands.
+    /// The root record of the last commit.
     #[must_use]
     pub fn root(&self) -> &Root {
         &self.root
@@ -199,10 +204,11 @@ impl Writer {
         self.known_layers.remove(&layer);
     }
 
-    /// After a failure in the middle nobody knows what the database holds until it is opened again.
+    /// Checks that no commit has failed. After a failure, the contents of the database are
+    /// uncertain until it is reopened.
     ///
     /// # Errors
-    /// `Unavailable`, or `Fenced` for good, once a commit has failed.
+    /// `Unavailable` once a commit has failed, or permanently `Fenced`.
     pub fn check(&self) -> Result<()> {
         match &self.failed {
             Some(error) if error.kind() == ErrorKind::Fenced => Err(error.clone()),
@@ -216,13 +222,13 @@ impl Writer {
 }
 
 impl Map {
-    /// Commits a window. When it returns, the window is durable and readers see it.
+    /// Commits a window. On return, the window is durable and visible to readers.
     ///
-    /// A dropped future may or may not have committed; run it in a task of its own.
+    /// If the future is dropped, the commit may or may not have happened; run it in its own task.
     ///
     /// # Errors
-    /// `Fenced` when another owner has opened the map; `Corrupt` when what is replaced does not open
-    /// (nothing is written then); what the database says, after which the writer refuses all.
+    /// `Fenced` if another owner has opened the map; `Corrupt` if replaced contents do not open
+    /// (nothing is written then); database errors, after which the writer refuses every commit.
     pub async fn commit(
         &self,
         writer: &mut Writer,
@@ -249,7 +255,7 @@ impl Map {
                 let living = snapshots.of(change.layer);
                 let page = match &before.history {
                     Some(history) => {
-                        // The segments' records count in all that is new.
+                        // The segment records already count all new blocks.
                         draft.gain_duplicates(change, None);
                         draft.recount(&change.runs, std::iter::empty());
                         let settle = Settle {
@@ -314,7 +320,8 @@ impl Map {
             next_segment: commit.next_segment.max(writer.root.next_segment),
             ..writer.root
         };
-        // Who does not know of snapshots, or of keys of volumes, must not open what has any.
+        // A version without support for snapshots, volume keys or deduplication must not open a map
+        // that has them.
         let mut header = None;
         if !commit.snapshots.is_empty() && !self.opener.header().has_snapshots() {
             header = Some(self.opener.header().with_snapshots());
@@ -346,7 +353,7 @@ impl Map {
             self.opener.set_header(header);
         }
         if !commit.snapshots.is_empty() {
-            // After the commit: until then readers ask for what is in the overlay.
+            // Only after the commit: until then readers ask for blocks that are in the overlay.
             let changed = snapshots.changed(&self.layers(), &commit.snapshots, commit.last_lsn);
             *self.snapshots.write() = changed;
             self.prunes.lock().extend(prunes);
@@ -355,7 +362,7 @@ impl Map {
             writer.known_layers.clear();
         }
         writer.known_layers.extend(layers);
-        // Snapshots between the two LSNs show what comes late.
+        // Snapshots between the two LSNs show the late changes.
         let forget = if commit.is_late { Forget::All } else { Forget::Nothing };
         self.apply(fresh, &new_ranges, live, forget);
         self.space.apply(&commit.segments, &[], live_delta);
@@ -375,8 +382,9 @@ impl Map {
         Ok(report)
     }
 
-    /// The segments in which duplicates were found are there still. They are, unless the database was opened anew since:
-    /// a commit of reclaim of which nobody knew whether it was made may show then.
+    /// Checks that the segments in which duplicates were found still exist. They can be missing
+    /// only if the database was reopened since: a commit of reclaim with an uncertain outcome may
+    /// have turned out to be made.
     async fn check_duplicates(&self, commit: &Commit) -> Result<()> {
         let new: HashSet<u64> = commit.segments.iter().map(|record| record.info.number.0).collect();
         let named = commit.changes.iter().filter(|change| change.is_duplicate);
@@ -394,7 +402,7 @@ impl Map {
         futures::stream::iter(named).try_for_each_concurrent(FETCHES_MAX, check).await
     }
 
-    /// What was found, with this added.
+    /// The recorded results of deduplication plus these.
     fn found_with(&self, more: &[(VolumeId, Found)]) -> Vec<(VolumeId, Found)> {
         let known = self.found.read();
         let sum = |(volume, found): &(VolumeId, Found)| {
@@ -405,8 +413,8 @@ impl Map {
         more.iter().map(sum).collect()
     }
 
-    /// The LSN of what a window changes: as high as snapshots allow, so that it is never below that of what
-    /// an earlier late window of the volume has changed, and always below the next window's.
+    /// The LSN of a window's changes: as high as snapshots allow. It is thus never below the LSN of
+    /// changes from an earlier late window of the volume, and always below that of the next window.
     fn lsn_of_changes(&self, commit: &Commit) -> Lsn {
         let snapshots = self.snapshots();
         let layers = commit.changes.iter().map(|change| change.layer);
@@ -418,15 +426,15 @@ impl Map {
         first.map_or(commit.last_lsn, |snapshot| snapshot.min(commit.last_lsn))
     }
 
-    /// There is a record that a page keeps counting what was replaced.
+    /// Whether a record says that a page keeps counting blocks that were replaced.
     ///
     /// # Errors
-    /// What the database says.
+    /// Database errors.
     pub(crate) async fn is_noted_as_keeping(&self, layer: LayerId, page: u32) -> Result<bool> {
         Ok(super::get(&self.db(), &keys::kept_key(layer, page)).await?.is_some())
     }
 
-    /// Puts and deletes the records of snapshots; returns the prune records that this makes.
+    /// Puts and deletes the records of snapshots; returns the prune records that result.
     fn draft_snapshots(&self, draft: &mut Draft<'_>, commit: &Commit) -> Vec<(LayerId, Prune)> {
         let mut prunes = BTreeMap::new();
         let layers = self.layers();
@@ -460,7 +468,7 @@ impl Map {
         flushed.inspect_err(|error| self.fail(writer, error))
     }
 
-    /// From here on nobody knows what the database holds.
+    /// Records that the contents of the database are uncertain from this failure on.
     fn fail(&self, writer: &mut Writer, error: &Error) {
         writer.failed = Some(error.clone());
         if error.kind() == ErrorKind::Fenced {
@@ -471,7 +479,7 @@ impl Map {
     }
 
     /// Puts the records of layers that are written for the first time. Returns the layers that have
-    /// one once this is committed.
+    /// a record once this is committed.
     async fn draft_layers(
         &self,
         writer: &Writer,
@@ -487,7 +495,8 @@ impl Map {
         for layer in layers.iter().copied() {
             if self.layer(layer).await.map_err(of_layer(layer))?.is_none() {
                 let volume = layer.volume();
-                // Only the end of a volume that was rolled back comes so late that its layer is forgotten.
+                // Only the end of a rolled-back volume can come so late that its layer has been
+                // forgotten.
                 let is_former = layer != LayerId::of_volume(volume);
                 let record = LayerRecord { is_former, ..LayerRecord::plain(volume) };
                 draft.put(&keys::layer_key(layer), &record.encode());
@@ -496,9 +505,9 @@ impl Map {
         Ok(layers)
     }
 
-    /// Folds away what ranges of a late commit's layers hide at its own LSN. An earlier late commit
-    /// may have left them: LSNs tell no longer which of the two was first, and what comes now must
-    /// neither be hidden by such a range nor take its place.
+    /// Folds the contents that ranges of a late commit's layers hide at or after the commit's LSN.
+    /// An earlier late commit may have left such ranges. LSNs do not tell which of the two commits
+    /// came first, and the new changes must neither be hidden by such a range nor replace it.
     async fn settle_ranges(&self, writer: &mut Writer, commit: &Commit) -> Result<(), CommitError> {
         let layers: HashSet<LayerId> = commit.changes.iter().map(|change| change.layer).collect();
         loop {
@@ -516,9 +525,9 @@ impl Map {
         }
     }
 
-    /// Folds until `new` fit beside the ranges that wait. A layer whose pages do not verify cannot be
-    /// folded and may add none while the list is full; the other layers may, and go beyond the bound
-    /// by what they add at once, because theirs are folded first.
+    /// Folds until `new` fits beside the waiting ranges. A layer whose pages do not verify cannot
+    /// be folded and may not add ranges while the list is full. The other layers may, and may
+    /// exceed the bound by one commit's ranges, because theirs are folded first.
     pub(super) async fn make_room_for(
         &self,
         writer: &mut Writer,
@@ -543,8 +552,8 @@ impl Map {
         Ok(())
     }
 
-    /// Brings the caches to what the database holds. Ranges first, then the generation, then pages:
-    /// see `Map::page`.
+    /// Updates the caches to match the database. Ranges come first, then the generation, then
+    /// pages: see `Map::page`.
     pub(super) fn apply(
         &self,
         fresh: Fresh,
@@ -584,7 +593,7 @@ impl Map {
     }
 }
 
-/// Pages as a commit leaves them, to go into the cache; `None`: only what is cached must go.
+/// Pages as a commit leaves them, for the cache. `None` only removes the cached page.
 pub(super) struct Fresh {
     pub bytes_left: usize,
     pub pages: Vec<(PageId, Option<Arc<Page>>)>,

@@ -1,15 +1,17 @@
-//! SlateDB as the metadata database: how it is opened, and what its errors mean.
+//! SlateDB as the metadata database: how it is opened, and how its errors are classified.
 //!
 //! Invariants:
-//! - Its own write-ahead log is off: the pool's write log is the log, and a commit is durable when
-//!   its memtable was flushed. One write batch is in one memtable, so a commit is all or nothing.
-//! - Its memory is bounded by [`DatabaseOptions`]: memtables, block cache, compaction buffers.
-//! - The store failing for a while is waited out, never an error; a fenced writer is `Fenced`.
-//! - A state that is read for long is kept by a checkpoint: see [`super::pinned`].
-//! - What waiting does not mend ends the database for good: an object that is gone or was written by
-//!   somebody else or is too short, an operation that the store refuses as unknown, a table that does
-//!   not verify, a panic, in any of its background tasks. Everything fails with `Unavailable` from then on, whatever
-//!   the cause was, because another handle may do better; `tier::keep` opens one.
+//! - SlateDB's own write-ahead log is off, because the pool's write log already serves as the log.
+//!   A commit is durable once its memtable is flushed. One write batch is in one memtable, so a
+//!   commit is all or nothing.
+//! - [`DatabaseOptions`] bounds its memory: memtables, block cache, compaction buffers.
+//! - A temporary failure of the store is waited out and is never an error; a fenced writer is
+//!   `Fenced`.
+//! - A checkpoint keeps a state that is read for a long time: see [`super::pinned`].
+//! - A failure in any background task that waiting cannot mend ends the database permanently: an
+//!   object that is missing, too short or written by another process, an operation that the store
+//!   refuses as unknown, a table that does not verify, or a panic. Every later call fails with
+//!   `Unavailable`, whatever the cause, because another handle may succeed; `tier::keep` opens one.
 
 use super::forward::{ClockShift, ForwardClock};
 use super::pinned::Pin;
@@ -43,40 +45,43 @@ use tokio::sync::watch;
 /// Folder of the database within the pool's prefix.
 pub const FOLDER: &str = "metadata";
 
-/// Bytes from which a memtable is written out by itself; a commit writes it out whatever its size.
-/// Chosen by hand: above what one window's operands take.
+/// Size in bytes at which a memtable is written out between commits; a commit writes it out
+/// whatever its size. Chosen by hand: more than the operands of one window need.
 const MEMTABLE_BYTES: usize = 16 << 20;
 
-/// What memtables take together, in bytes: one that is filled and one that is written out. More
-/// writes wait.
+/// Memory of all memtables, in bytes: one being filled and one being written out. Further writes
+/// wait.
 pub const MEMTABLE_BYTES_MAX: u64 = 2 * MEMTABLE_BYTES as u64;
 
-/// Tables of level 0 before a commit waits for compaction. Chosen by hand: a minute of commits.
+/// Tables in level 0 at which a commit waits for compaction. Chosen by hand: a minute of commits.
 const LEVEL_0_COUNT_MAX: usize = 64;
-/// As many more may be there when a database is opened that is full of them, up to a bound: the first commits must not
-/// wait for a compaction, which takes seconds to begin. Chosen by hand: what is committed in the meantime.
+/// Further tables allowed, up to [`LEVEL_0_COUNT_END`], for a database that is opened with level 0
+/// full: its first commits must not wait for a compaction, which takes seconds to begin. Chosen by
+/// hand: the number of commits in that time.
 const LEVEL_0_COUNT_MORE: usize = 16;
 const LEVEL_0_COUNT_END: usize = 256;
 
-/// How often the compactor's worker says that it lives, and how long it may be silent before its
-/// work is taken over. A killed daemon leaves work claimed; until that is taken over, the one that
-/// starts after it may wait for room in level 0, and it is to serve within seconds.
+/// Interval of the compactor worker's heartbeat, and the silence after which another worker takes
+/// over its work. A killed daemon leaves work claimed. Until that is taken over, the daemon that
+/// starts next may have to wait for room in level 0, although it must serve within seconds.
 const WORKER_HEARTBEAT: Duration = Duration::from_millis(500);
 const WORKER_SILENCE_MAX: Duration = Duration::from_secs(3);
 
-/// Memory and pace of the database.
+/// Memory limits and intervals of the database.
 #[derive(Clone, Debug)]
 pub struct DatabaseOptions {
     /// Blocks, indexes and filters of tables kept in memory, in bytes.
     pub cache_bytes: u64,
-    /// How often the manifest is read to notice compactions and a fence, and how often the compactor
-    /// looks for work. Each look is a request to the store.
+    /// Interval at which the manifest is read to notice compactions and a fence, and at which the
+    /// compactor looks for work. Each look is one request to the store.
     pub poll_interval: Duration,
-    /// Age from which an unreferenced table is deleted. It is the table's own age: one that is replaced when it is older is
-    /// there for 15 minutes more, by a checkpoint of the compaction. Hours, so that what a compactor or owner of the past
-    /// is just writing is left alone. Whoever reads an earlier state makes a checkpoint of it.
+    /// Age from which an unreferenced table is deleted, counted from the creation of the table. A
+    /// table that is already older when it is replaced stays 15 minutes longer, through a
+    /// checkpoint of the compaction. The age is hours, so that tables that an earlier compactor or
+    /// owner is still writing are left alone. A reader of an earlier state makes a checkpoint of
+    /// it.
     pub garbage_age: Duration,
-    /// The store can replace an object only if it is unchanged (a local directory cannot).
+    /// Whether the store can replace an object only if it is unchanged (a local directory cannot).
     pub has_conditional_update: bool,
     /// How far the machine's clock is ahead, in tests.
     pub(crate) clock: ClockShift,
@@ -94,7 +99,7 @@ impl Default for DatabaseOptions {
     }
 }
 
-/// Appends: see `keys`.
+/// Merge operator that appends: see `keys`.
 struct Append;
 
 impl MergeOperator for Append {
@@ -125,7 +130,8 @@ impl MergeOperator for Append {
     }
 }
 
-/// For a clock that is `ahead` of the store's, and a database that has so many tables in level 0.
+/// Settings for a clock that is `ahead` of the store's, and a database that already has
+/// `level_0_count` tables in level 0.
 fn settings(options: &DatabaseOptions, ahead: Duration, level_0_count: usize) -> Settings {
     let level_0_count_max =
         (level_0_count + LEVEL_0_COUNT_MORE).clamp(LEVEL_0_COUNT_MAX, LEVEL_0_COUNT_END);
@@ -138,7 +144,7 @@ fn settings(options: &DatabaseOptions, ahead: Duration, level_0_count: usize) ->
         min_age: options.garbage_age,
         dry_run: false,
     });
-    // The store says when these were written.
+    // The store's clock, not the local one, dates these objects.
     let timed = garbage.map(|garbage| GarbageCollectorDirectoryOptions {
         min_age: garbage.min_age + ahead,
         ..garbage
@@ -203,16 +209,17 @@ fn block_cache(options: &DatabaseOptions) -> Arc<dyn DbCache> {
 
 /// The metadata database, open for writing or only for reading.
 pub enum Database {
-    /// Its one writer.
+    /// The only writer.
     Owner(Box<Db>),
-    /// A reader of the state that it found; writes nothing to the store but the checkpoint that keeps it.
+    /// A reader of the state it was opened with. It writes nothing to the store except the
+    /// checkpoint that keeps this state.
     Reader(Box<DbReader>, Keeping),
 }
 
-/// What keeps the state of a reader.
+/// Keeps the state that a reader shows.
 #[derive(Default)]
 pub struct Keeping {
-    /// A table that the reader needs was compacted away since it was opened.
+    /// A table that the reader needs has been compacted away since the reader was opened.
     is_stale: AtomicBool,
     pin: Mutex<Option<Pin>>,
 }
@@ -224,7 +231,8 @@ pub struct StateObjects {
     pub manifest: u64,
     /// The tables that the manifest names.
     pub tables: BTreeSet<Path>,
-    /// Earlier manifests that it names, which compaction keeps for a while; nothing is read through them.
+    /// Earlier manifests that this one names. Compaction keeps them for a while; nothing is read
+    /// through them.
     pub earlier: BTreeSet<u64>,
 }
 
@@ -246,7 +254,7 @@ pub fn manifest_number(path: &Path) -> Option<u64> {
     path.filename()?.strip_suffix(".manifest")?.parse().ok()
 }
 
-/// The newest state that the store has; 0 for none, once several listings agree.
+/// Number of the newest state in the store; 0 if several listings agree that there is none.
 pub(crate) async fn newest_manifest(store: &Arc<dyn ObjectStore>) -> block::Result<u64> {
     let folder = manifest_folder();
     let failed = |cause| {
@@ -277,25 +285,25 @@ pub fn table_folder() -> Path {
     Path::from(format!("{FOLDER}/compacted"))
 }
 
-/// What is known of a database before it is opened for writing.
+/// Facts about a database, read before it is opened for writing.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
-    /// Writers that it has had.
+    /// Number of writers so far.
     pub writer_count: u64,
-    /// The time of its newest write, in milliseconds since 1970.
+    /// Time of its newest write, in milliseconds since 1970.
     pub clock_tick: i64,
     /// Tables in level 0.
     pub level_0_count: usize,
 }
 
 impl Database {
-    /// Opens the database for writing, creating it if there is none, and fences every earlier writer.
-    /// With what was `seen` of it before only if no other writer has come since; `Fenced` otherwise.
-    /// Background tasks run on the runtime of the caller.
+    /// Opens the database for writing, creating it if necessary, and fences every earlier writer.
+    /// With `seen`, opens it only if no other writer has come since, and fails with `Fenced`
+    /// otherwise. Background tasks run on the runtime of the caller.
     ///
     /// # Errors
-    /// As [`error`]. It does not return while the store is away: the caller probes and limits the
-    /// time.
+    /// Like [`error`]. It does not return while the store is unreachable: the caller probes the
+    /// store and limits the time.
     pub async fn open(
         store: Arc<dyn ObjectStore>,
         options: &DatabaseOptions,
@@ -317,10 +325,11 @@ impl Database {
         Ok(Database::Owner(Box::new(db)))
     }
 
-    /// Opens an existing database for reading, for a short look: what it shows may be compacted away after 15 minutes.
+    /// Opens an existing database for a short read: compaction may delete its state after 15
+    /// minutes.
     ///
     /// # Errors
-    /// As [`Database::open`]; `Corrupt` when there is none.
+    /// Like [`Database::open`]; `Corrupt` if there is no database.
     pub async fn read_only(
         store: Arc<dyn ObjectStore>,
         options: &DatabaseOptions,
@@ -329,11 +338,12 @@ impl Database {
         Self::read_state(store, options, newest).await
     }
 
-    /// As [`Database::read_only`], for as long as it takes: a checkpoint in the store keeps what it shows until it is closed.
-    /// Without that where the store refuses to be written to: then something else keeps it, or it may become stale.
+    /// Like [`Database::read_only`], but for a read of any length: a checkpoint in the store keeps
+    /// the state until the reader is closed. If the store refuses writes, the reader has no
+    /// checkpoint and may become stale unless the state is kept by other means.
     ///
     /// # Errors
-    /// As [`Database::read_only`].
+    /// Like [`Database::read_only`].
     pub async fn read_pinned(
         store: Arc<dyn ObjectStore>,
         options: &DatabaseOptions,
@@ -374,8 +384,8 @@ impl Database {
         options: &DatabaseOptions,
         manifest: u64,
     ) -> block::Result<Database> {
-        // The reader looks for a newer state at once and from time to time; it is to show the one that it was opened
-        // with.
+        // The reader looks for a newer state at once and then periodically, but it must keep
+        // showing the state that it was opened with.
         let store = state_view(store, manifest);
         let reader = DbReader::builder(FOLDER, store)
             .with_reader_mode(DbReaderMode::FollowLatest)
@@ -392,7 +402,7 @@ impl Database {
         Ok(Database::Reader(Box::new(reader), Keeping::default()))
     }
 
-    /// What another opening has to know of this state.
+    /// Facts about this state that the next opening needs.
     #[must_use]
     pub fn seen(&self) -> Seen {
         let manifest = match self {
@@ -406,7 +416,7 @@ impl Database {
         }
     }
 
-    /// What this state is made of.
+    /// The objects of this state.
     #[must_use]
     pub fn objects(&self) -> StateObjects {
         let manifest = match self {
@@ -423,7 +433,7 @@ impl Database {
     /// The value of a key.
     ///
     /// # Errors
-    /// What the database says.
+    /// Database errors.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, slatedb::Error> {
         match self {
             Database::Owner(db) => db.get(key).await,
@@ -434,7 +444,7 @@ impl Database {
     /// Entries between two keys, in order.
     ///
     /// # Errors
-    /// What the database says.
+    /// Database errors.
     pub async fn scan(
         &self,
         range: (Bound<Vec<u8>>, Bound<Vec<u8>>),
@@ -445,10 +455,11 @@ impl Database {
         }
     }
 
-    /// Adds a batch to the memtable: all of it is durable after the next flush, or nothing.
+    /// Adds a batch to the memtable: after the next flush all of it is durable, after a crash
+    /// before that none of it.
     ///
     /// # Errors
-    /// `Denied` of a reader; what the database says.
+    /// `Denied` for a reader; database errors.
     pub async fn write(&self, batch: WriteBatch) -> block::Result<()> {
         match self.owner()?.write(batch).await {
             Ok(_handle) => Ok(()),
@@ -459,7 +470,7 @@ impl Database {
     /// Makes everything written durable.
     ///
     /// # Errors
-    /// As [`Database::write`].
+    /// Like [`Database::write`].
     pub async fn flush(&self) -> block::Result<()> {
         let options = FlushOptions { flush_type: FlushType::MemTable };
         let flushed = self.owner()?.flush_with_options(options).await;
@@ -469,7 +480,7 @@ impl Database {
     /// Ends the background tasks; the owner's writes are flushed first.
     ///
     /// # Errors
-    /// What the database says; it is closed in any case.
+    /// Database errors; the database is closed in any case.
     pub async fn close(&self) -> block::Result<()> {
         let closed = match self {
             Database::Owner(db) => db.close().await,
@@ -485,7 +496,7 @@ impl Database {
         closed.map_err(|cause| error("close metadata database", cause))
     }
 
-    /// Renews what keeps the state, if it is time.
+    /// Renews the pin of the state, if it is due.
     #[cfg(test)]
     pub(crate) async fn keep_on(&self) {
         let Database::Reader(_, keeping) = self else { return };
@@ -495,10 +506,11 @@ impl Database {
         }
     }
 
-    /// As [`Database::close`] for a database that is given up: what is not durable stays so.
+    /// Like [`Database::close`], but for a database that is given up: writes that are not durable
+    /// are not flushed.
     ///
     /// # Errors
-    /// What the database says; it is closed in any case.
+    /// Database errors; the database is closed in any case.
     pub async fn abandon(&self) -> block::Result<()> {
         let closed = match self {
             Database::Owner(db) => db.close_with_options(CloseOptions { flush_type: None }).await,
@@ -507,7 +519,7 @@ impl Database {
         closed.map_err(|cause| error("close metadata database", cause))
     }
 
-    /// Tells when it has ended.
+    /// A channel that reports when the database has ended.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<DbStatus> {
         match self {
@@ -523,20 +535,21 @@ impl Database {
         }
     }
 
-    /// A reader found that what it reads is gone: only a newer state can still be read.
+    /// Whether a reader has found objects of its state missing, so that only a newer state can be
+    /// read.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         matches!(self, Database::Reader(_, keeping) if keeping.is_stale.load(Ordering::Relaxed))
     }
 
-    /// Why it has ended, if another owner has fenced it.
+    /// The error that ended it, if another owner has fenced it.
     #[must_use]
     pub fn fence(&self) -> Option<Error> {
         let is_fenced = self.close_reason() == Some(CloseReason::Fenced);
         is_fenced.then(|| Error::new(ErrorKind::Fenced, "another owner has opened the metadata"))
     }
 
-    /// It has ended, and nobody has fenced it: another handle may go on.
+    /// Whether it has ended without having been fenced, so that another handle may succeed.
     #[must_use]
     pub fn has_given_up(&self) -> bool {
         self.close_reason().is_some_and(|reason| reason != CloseReason::Fenced)
@@ -551,8 +564,8 @@ impl Database {
         }
     }
 
-    /// What an error of this database asks of the caller. Once it has ended, what fails does so
-    /// because of that.
+    /// Classifies an error of this database for the caller. Once the database has ended, later
+    /// failures are attributed to that end.
     #[must_use]
     pub fn failed(&self, doing: impl Into<String>, cause: slatedb::Error) -> Error {
         if let Database::Reader(_, keeping) = self
@@ -577,7 +590,7 @@ impl Database {
     }
 }
 
-/// What the store has said, if that is the cause.
+/// The error of the store, if that is the cause.
 fn store_error(cause: &slatedb::Error) -> Option<&object_store::Error> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(cause);
     while let Some(error) = next {
@@ -590,17 +603,17 @@ fn store_error(cause: &slatedb::Error) -> Option<&object_store::Error> {
     None
 }
 
-/// The store has said that an object does not exist.
+/// Whether the store has reported that an object does not exist.
 fn is_object_missing(cause: &slatedb::Error) -> bool {
     matches!(store_error(cause), Some(object_store::Error::NotFound { .. }))
 }
 
-/// The store has said that it is not to be written to.
+/// Whether the store has refused a write.
 pub(super) fn is_refused(cause: &slatedb::Error) -> bool {
     matches!(store_error(cause), Some(object_store::Error::PermissionDenied { .. }))
 }
 
-/// An object of the database is too short.
+/// The error of an object of the database that is too short, if that is the cause.
 fn shorter(cause: &slatedb::Error) -> Option<Shorter> {
     match store_error(cause)? {
         object_store::Error::NotSupported { source } => source.downcast_ref::<Shorter>().cloned(),
@@ -608,7 +621,7 @@ fn shorter(cause: &slatedb::Error) -> Option<Shorter> {
     }
 }
 
-/// What an error of the database asks of the caller.
+/// Classifies an error of the database for the caller.
 #[must_use]
 pub fn error(doing: impl Into<String>, cause: slatedb::Error) -> Error {
     if let Some(shorter) = shorter(&cause) {

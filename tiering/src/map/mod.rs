@@ -1,16 +1,18 @@
-//! The map: which frame holds each block of each volume, over SlateDB.
+//! The map: which frame holds each block of each volume, stored in SlateDB.
 //!
-//! Owns the metadata database, the page cache and the segment records. Reading is here, writing in
-//! `commit`, how it is opened in `opening`.
+//! Owns the metadata database, the page cache and the segment records. This file reads the map;
+//! `commit` writes it and `opening` opens it.
 //!
 //! Invariants:
-//! - What is read is what some commit made durable, or is about to: readers never see half a page.
-//! - Every value is opened with its own key as associated data; what does not open is `Corrupt`.
-//! - Memory is bounded by [`MapOptions`] whatever the size of the volumes. Opening reads the root,
-//!   the range records and the volume records, never a page.
+//! - Readers see only states that a commit made durable or is about to make durable, never half a
+//!   page.
+//! - Every value is opened with its own key as associated data. A value that does not open is
+//!   `Corrupt`.
+//! - [`MapOptions`] bounds the memory whatever the size of the volumes. Opening reads the root, the
+//!   range records and the volume records, but no pages.
 //! - Only the holder of the [`Writer`] changes anything.
-//! - The database and the ranges that go with it are replaced together, so that no page is folded
-//!   with the ranges of another state: see [`Map::reopen`].
+//! - The database and its ranges are replaced together, so that no page is folded with the ranges
+//!   of another state: see [`Map::reopen`].
 
 pub mod clock_cache;
 mod clones;
@@ -67,11 +69,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Longest that a read waits for another handle of a database that has given up. Chosen by hand, as
-/// the patience with a store that does not answer ([`crate::fetch::FramesOptions`]).
+/// Longest time that a read waits for a new handle of a database that has given up. Chosen by hand,
+/// equal to the time that reads wait for a store that does not answer
+/// ([`crate::fetch::FramesOptions`]).
 const REOPEN_WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// Memory of the map, in bytes.
+/// Memory limits of the map, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct MapOptions {
     /// Decoded pages.
@@ -86,24 +89,25 @@ impl Default for MapOptions {
     }
 }
 
-/// A page in the cache: as it is ([`LIVE`]), or as a snapshot at that LSN shows it.
+/// Key of a page in the cache. The LSN is [`LIVE`] for the current page, or that of the snapshot
+/// that shows it.
 type PageKey = (LayerId, u32, Lsn);
-/// As it is.
+/// Stands for the current state in a [`PageKey`].
 const LIVE: Lsn = Lsn(u64::MAX);
 
-/// Pages read at the same time where only their being readable matters. Chosen by hand.
+/// Pages read at the same time by a check that they are readable. Chosen by hand.
 const CHECKS_MAX: usize = 32;
 
 /// Counts for status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapStatus {
-    /// Commits since the pool was made.
+    /// Commits since the pool was created.
     pub commit_number: u64,
-    /// Everything up to here is in the data tier.
+    /// Everything up to this LSN is in the data tier.
     pub destaged_lsn: Lsn,
     /// Range records that wait to be folded.
     pub range_count: usize,
-    /// Layers of which snapshots were removed, and what only these showed is still to be dropped.
+    /// Layers with removed snapshots whose blocks have not been dropped yet.
     pub prune_count: usize,
     /// Bytes of decoded pages in memory.
     pub page_cache_bytes: usize,
@@ -111,43 +115,43 @@ pub struct MapStatus {
     pub page_count: usize,
 }
 
-/// A page as it is stored.
+/// A page as stored in the database.
 #[derive(Debug)]
 pub struct StoredPage {
     /// Its layer.
     pub layer: LayerId,
     /// Its number within the layer.
     pub page: u32,
-    /// What readers see; empty where `operands` is an error.
+    /// The page as readers see it; empty if `operands` is an error.
     pub folded: Page,
-    /// Everything that is stored, oldest first, also what a range hides.
+    /// All stored operands, oldest first, including those that a range hides.
     pub operands: Result<Vec<Operand>>,
 }
 
-/// Whether the map can be written and read.
+/// Whether the map can be read and written.
 #[derive(Clone, Debug, Default)]
 pub enum Health {
-    /// It can.
+    /// It can be read and written.
     #[default]
     Well,
-    /// Its database has given up, or a commit has failed; another handle is needed.
+    /// Its database has given up or a commit has failed; it needs another handle.
     Ended(Error),
-    /// There will be no other handle: somebody else owns the pool, or it is closed.
+    /// It gets no other handle, because another owner has the pool or the map is closed.
     Final(Error),
 }
 
-/// Pages of snapshots, and of layers that show their base, that a change takes out of the cache.
+/// Pages of snapshots, and of layers that show their base, that a change removes from the cache.
 #[derive(Clone, Copy)]
 pub(super) enum Forget<'a> {
     /// None.
     Nothing,
-    /// Those of these numbers.
+    /// The pages with these numbers.
     Moved(&'a HashSet<u32>),
-    /// Every one.
+    /// All of them.
     All,
 }
 
-/// What a page is read with.
+/// The state that a page is read with.
 #[derive(Clone)]
 struct State {
     db: Arc<Database>,
@@ -161,45 +165,45 @@ pub struct Map {
     state: watch::Sender<State>,
     opener: Opener,
     pages: ClockCache<PageKey, Arc<Page>>,
-    /// See [`LayerList::has_later`]: most pools have none, and their reads do not ask the list.
+    /// Caches [`LayerList::has_later`]. It is false in most pools, whose reads then skip the list.
     has_later_layers: AtomicBool,
-    /// Pages that snapshots show may be in the cache.
+    /// The cache may hold pages as snapshots show them.
     has_old_pages: AtomicBool,
-    /// Bytes of new pages that a commit may hold back to put into the cache.
+    /// Bytes of new pages that a commit may hold back in order to cache them.
     page_retain_bytes: usize,
     segments: ClockCache<u64, Arc<SegmentRecord>>,
     live: ClockCache<u64, u32>,
-    /// How much of what the store holds is live.
+    /// Live bytes within the bytes that the store holds.
     pub(crate) space: SpaceCounter,
     volume_records: RwLock<BTreeMap<VolumeId, Bytes>>,
-    /// Side files of volumes that are behind the others.
+    /// Side files of the volumes that are behind the others.
     asides: RwLock<BTreeMap<VolumeId, Vec<AsideFile>>>,
     snapshots: RwLock<SnapshotList>,
-    /// Layers that have to be pruned.
+    /// Layers that must be pruned.
     prunes: Mutex<BTreeMap<LayerId, Prune>>,
-    /// What deduplication has found.
+    /// Results of deduplication.
     found: RwLock<BTreeMap<VolumeId, Found>>,
-    /// Raised before and after the caches change, so it is odd meanwhile: a page that was read under an older
-    /// number may be stale, and one that was read meanwhile may be made of another one that is. Neither is cached.
-    /// Only the holder of the writer changes it.
+    /// Raised before and after the caches change, so it is odd during a change. A page is not
+    /// cached if it was read under an older number, because it may be stale, or under an odd
+    /// number, because it may build on a stale page. Only the holder of the writer changes it.
     generation: AtomicU64,
-    /// Counts commits that have forgotten segments. Raised after the caches have changed, and before
-    /// anything is deleted: who finds a segment gone and the count as it was before it looked into the
-    /// map has found damage.
+    /// Counts commits that have forgotten segments. It is raised after the caches have changed and
+    /// before anything is deleted. A reader that finds a segment gone, and this count unchanged
+    /// since before its lookup in the map, has found damage.
     repoints: AtomicU64,
     destaged: AtomicU64,
     commit_number: AtomicU64,
-    /// Bugs, in tests.
+    /// Planted bugs, for tests.
     pub(crate) planted: Planted,
 }
 
 impl Map {
-    /// The database at this moment.
+    /// The current database.
     pub fn db(&self) -> Arc<Database> {
         self.state.borrow().db.clone()
     }
 
-    /// The database, and the cut of a page that goes with it.
+    /// The current database, and the cut of a page that belongs to it.
     fn db_and_cut(&self, layer: LayerId, page: u32) -> (Arc<Database>, Lsn) {
         let state = self.state.borrow();
         (state.db.clone(), state.ranges.cut(layer, page))
@@ -209,7 +213,7 @@ impl Map {
         self.state.borrow().ranges.clone()
     }
 
-    /// The layer of a volume's newest state, or of what its snapshot at an LSN shows.
+    /// The layer of a volume's newest state, or of its snapshot at an LSN.
     pub(crate) fn layer_of(&self, volume: VolumeId, at: Option<Lsn>) -> LayerId {
         if !self.has_later_layers.load(Ordering::Acquire) {
             return LayerId::of_volume(volume);
@@ -218,7 +222,7 @@ impl Map {
         at.map_or_else(|| layers.current(volume), |at| layers.at(volume, at))
     }
 
-    /// The layers at this moment.
+    /// The current layers.
     pub fn layers(&self) -> LayerList {
         self.state.borrow().layers.clone()
     }
@@ -227,12 +231,12 @@ impl Map {
         self.state.send_modify(|state| state.ranges = ranges);
     }
 
-    /// Whether it can be written and read.
+    /// Whether the map can be read and written.
     pub fn health(&self) -> Health {
         self.state.borrow().health.clone()
     }
 
-    /// Notes that another handle is needed. What is final stays so.
+    /// Records that another handle is needed. A final state stays final.
     pub fn set_ended(&self, error: Error) {
         self.state.send_modify(|state| {
             if !matches!(state.health, Health::Final(_)) {
@@ -241,7 +245,7 @@ impl Map {
         });
     }
 
-    /// Notes that there will be no other handle. The first reason stays.
+    /// Records that no other handle will follow. The first reason is kept.
     pub fn set_final(&self, error: Error) {
         self.state.send_modify(|state| {
             if !matches!(state.health, Health::Final(_)) {
@@ -250,17 +254,17 @@ impl Map {
         });
     }
 
-    /// To wait for the end without keeping the map alive.
+    /// Returns a handle that waits for the end of the database without keeping the map alive.
     pub fn vigil(&self) -> Vigil {
         let state = self.state.subscribe();
         let status = state.borrow().db.subscribe();
         Vigil { state, status }
     }
 
-    /// Whether the holder of `writer` may change anything.
+    /// Checks that the holder of `writer` may change the map.
     ///
     /// # Errors
-    /// `Unavailable` until another handle has been opened; `Fenced` for good.
+    /// `Unavailable` until another handle has been opened; `Fenced` permanently.
     pub fn check(&self, writer: &Writer) -> Result<()> {
         let state = self.state.borrow();
         if let Health::Final(error) = &state.health {
@@ -277,17 +281,17 @@ impl Map {
         }
     }
 
-    /// Waits until the database is not being opened anew, or for too long. Not for the holder of the
-    /// [`Writer`].
+    /// Waits until no reopening of the database is pending, at most for [`REOPEN_WAIT_MAX`]. Must
+    /// not be called by the holder of the [`Writer`].
     pub(crate) async fn wait_well(&self) {
         let mut state = self.state.subscribe();
         let settled = state.wait_for(|state| !matches!(state.health, Health::Ended(_)));
         let _ = tokio::time::timeout(REOPEN_WAIT_MAX, settled).await;
     }
 
-    /// After `db` has failed with `error`: waits until another handle has taken its place, if it has
-    /// given up; hands the error back otherwise, or when that takes too long. Not for the holder of
-    /// the [`Writer`], without which there is no other handle.
+    /// Handles the failure of `db` with `error`: if the database has given up, waits until another
+    /// handle has replaced it. Returns the error if it has not given up or the wait takes too long.
+    /// Must not be called by the holder of the [`Writer`], without which no other handle is opened.
     async fn wait_reopened(&self, db: &Arc<Database>, error: Error) -> Result<()> {
         if !db.has_given_up() {
             return Err(error);
@@ -305,7 +309,7 @@ impl Map {
         }
     }
 
-    /// Everything up to this LSN is durable in the data tier.
+    /// The LSN up to which everything is durable in the data tier.
     pub fn destaged_lsn(&self) -> Lsn {
         Lsn(self.destaged.load(Ordering::Acquire))
     }
@@ -315,20 +319,20 @@ impl Map {
         self.volume_records.read().iter().map(|(id, record)| (*id, record.clone())).collect()
     }
 
-    /// Commits that have forgotten segments: see the field.
+    /// The number of commits that have forgotten segments: see the field.
     pub(crate) fn repoint_count(&self) -> u64 {
         self.repoints.load(Ordering::SeqCst)
     }
 
-    /// Volumes that are behind the others, with the side files that hold what is missing.
+    /// Volumes that are behind the others, each with the side files that hold its missing entries.
     pub fn asides(&self) -> BTreeMap<VolumeId, Vec<AsideFile>> {
         self.asides.read().clone()
     }
 
-    /// Reads what a commit to these pages of a layer would read.
+    /// Reads everything that a commit to these pages of a layer would read.
     ///
     /// # Errors
-    /// As [`Map::page`].
+    /// Like [`Map::page`].
     pub async fn check_pages(
         &self,
         layer: LayerId,
@@ -355,18 +359,18 @@ impl Map {
         }
     }
 
-    /// The page if it is in memory. Never waits.
+    /// The page, if it is in memory. Never waits.
     pub fn cached_page(&self, layer: LayerId, page: u32) -> Option<Arc<Page>> {
         self.pages.get(&(layer, page, LIVE))
     }
 
-    /// Whoever read under this generation may keep what it has read.
+    /// Whether a page that was read under this generation may be cached.
     fn is_current(&self, generation: u64) -> bool {
         generation.is_multiple_of(2) && self.generation.load(Ordering::SeqCst) == generation
     }
 
-    /// What snapshots show of pages, and what layers show of their base, may have changed its place. While the caches
-    /// change: see the field.
+    /// Removes cached pages of snapshots, and of layers that show their base, whose blocks a change
+    /// may have moved. Called while the caches change: see the field.
     fn forget_old_pages(&self, forget: Forget<'_>) {
         if matches!(forget, Forget::Nothing) || !self.has_old_pages.load(Ordering::SeqCst) {
             return;
@@ -382,7 +386,7 @@ impl Map {
         });
     }
 
-    /// The base of a page is what it was in a state that was read.
+    /// Whether the base of a page is still the one in a state that was read.
     fn is_based_as(&self, state: &State, layer: LayerId, page: u32) -> bool {
         let now = self.state.borrow();
         Arc::ptr_eq(&now.db, &state.db)
@@ -392,15 +396,15 @@ impl Map {
     /// The page, from memory or from the database.
     ///
     /// # Errors
-    /// `Corrupt`, naming the page; what the database says.
+    /// `Corrupt`, naming the page; database errors.
     pub async fn page(&self, layer: LayerId, page: u32) -> Result<Arc<Page>> {
         if let Some(page) = self.cached_page(layer, page) {
             return Ok(page);
         }
         loop {
             let generation = self.generation.load(Ordering::SeqCst);
-            // The ranges before the page: a range that is folded in between would otherwise be missing
-            // while the page still shows what it hides. The layers likewise.
+            // Take the ranges and the layers before the page. If a range were folded in between, it
+            // would be missing while the page still shows the blocks that it hides.
             let state = self.state.borrow().clone();
             let State { db, ranges, layers, .. } = &state;
             let cut = ranges.cut(layer, page);
@@ -417,7 +421,7 @@ impl Map {
                 Some((parent, at)) => {
                     let base = Box::pin(self.page_at(parent, page, at)).await?;
                     if !self.is_based_as(&state, layer, page) {
-                        continue; // it may be promoted by now, and its base gone
+                        continue; // it may have been promoted, and its base deleted
                     }
                     Arc::new(Page { runs: base.runs.clone(), ..Page::default() })
                 }
@@ -434,7 +438,7 @@ impl Map {
         }
     }
 
-    /// What is stored of a page, oldest operand first.
+    /// The stored operands of a page, oldest first.
     async fn operands(&self, db: &Database, layer: LayerId, page: u32) -> Result<Vec<Operand>> {
         let key = keys::page_key(layer, page);
         match get(db, &key).await? {
@@ -459,7 +463,8 @@ impl Map {
     /// The record of a segment that a page names.
     ///
     /// # Errors
-    /// `NotFound` if there is none: it was forgotten since the page was read, or the map is damaged.
+    /// `NotFound` if it has no record: it was forgotten after the page was read, or the map is
+    /// damaged.
     pub async fn segment(&self, number: u64) -> Result<Arc<SegmentRecord>> {
         if let Some(record) = self.segments.get(&number) {
             return Ok(record);
@@ -481,20 +486,20 @@ impl Map {
         Ok(record)
     }
 
-    /// The record if it is in memory. Never waits.
+    /// The record, if it is in memory. Never waits.
     pub fn cached_segment(&self, number: u64) -> Option<Arc<SegmentRecord>> {
         self.segments.get(&number)
     }
 
-    /// The record of a segment, from the database, if it has one.
+    /// Reads the record of a segment from the database, if it has one.
     ///
     /// # Errors
-    /// `Corrupt`; what the database says.
+    /// `Corrupt`; database errors.
     pub async fn find_segment(&self, number: u64) -> Result<Option<SegmentRecord>> {
         self.segment_in(&self.db(), number).await
     }
 
-    /// The record of a segment in some state of the metadata, if it has one there.
+    /// The record of a segment in a given state of the metadata, if that state has one.
     pub(crate) async fn segment_in(
         &self,
         db: &Database,
@@ -510,10 +515,10 @@ impl Map {
         }
     }
 
-    /// The count of a segment's live blocks; 0 where there is none.
+    /// The number of live blocks of a segment; 0 if none is stored.
     ///
     /// # Errors
-    /// `Corrupt`, naming the segment; what the database says.
+    /// `Corrupt`, naming the segment; database errors.
     pub(crate) async fn live_blocks(&self, number: u64) -> Result<u32> {
         if let Some(blocks) = self.live.get(&number) {
             return Ok(blocks);
@@ -525,10 +530,10 @@ impl Map {
         }
     }
 
-    /// Up to `count_max` segments that follow number `last`, in order, each with its live blocks.
+    /// Up to `count_max` segments after number `last`, in order, each with its live blocks.
     ///
     /// # Errors
-    /// `Corrupt`; what the database says.
+    /// `Corrupt`; database errors.
     pub async fn segments_after(
         &self,
         last: u64,
@@ -544,12 +549,12 @@ impl Map {
         Ok(found)
     }
 
-    /// As [`Map::segments_after`], read in two scans and past the cache, with the number to go on after if
-    /// there may be more. A count that does not open is taken for all of the segment, and a segment whose
-    /// record does not open is passed over.
+    /// Like [`Map::segments_after`], but reads in two scans and past the cache, and also returns
+    /// the number to continue from if more segments may follow. A segment whose count does not open
+    /// is taken to be fully live; a segment whose record does not open is skipped.
     ///
     /// # Errors
-    /// What the database says.
+    /// Database errors.
     pub(crate) async fn live_after(
         &self,
         last: u64,
@@ -566,7 +571,7 @@ impl Map {
             let opened = self.opener.open_one(key, value);
             match opened.and_then(|plain| SegmentRecord::decode(number, &plain)) {
                 Ok(record) => found.push((record, record.block_count)),
-                // Whoever reads from it is told; the others are not to wait for it.
+                // Reads of this segment report the error; it must not hold up the other segments.
                 Err(error) => tracing::debug!(error = %error.chain(), "a segment is passed over"),
             }
         }
@@ -592,11 +597,11 @@ impl Map {
         Ok((found, next))
     }
 
-    /// Up to `count_max` pages that follow `last` (from the first one on without it), in order of
-    /// layer and number. A page that does not open is handed on with its error.
+    /// Up to `count_max` pages after `last`, or from the first page on if it is `None`, in order of
+    /// layer and number. A page that does not open is returned with its error.
     ///
     /// # Errors
-    /// What the database says.
+    /// Database errors.
     pub async fn pages_after(
         &self,
         last: Option<(LayerId, u32)>,
@@ -621,11 +626,11 @@ impl Map {
         Ok(found)
     }
 
-    /// Up to `count_max` pages of a layer from `first` to `last` that are stored, as readers see them, and the
-    /// page up to which none was left out.
+    /// Up to `count_max` stored pages of a layer from `first` to `last`, as readers see them, and
+    /// the number of the page up to which the result is complete.
     ///
     /// # Errors
-    /// `Corrupt`, naming the page; what the database says.
+    /// `Corrupt`, naming the page; database errors.
     pub async fn pages_between(
         &self,
         layer: LayerId,
@@ -660,7 +665,7 @@ impl Map {
     /// The record of a layer, if it has one.
     ///
     /// # Errors
-    /// `Corrupt`, naming the layer; what the database says.
+    /// `Corrupt`, naming the layer; database errors.
     pub async fn layer(&self, layer: LayerId) -> Result<Option<LayerRecord>> {
         let key = keys::layer_key(layer);
         match get(&self.db(), &key).await? {
@@ -671,13 +676,13 @@ impl Map {
         }
     }
 
-    /// As after a while: every page has to be read from the database.
+    /// Empties the page cache, so that every page has to be read from the database.
     #[cfg(test)]
     pub fn forget_pages(&self) {
         self.pages.retain(|_| false);
     }
 
-    /// As after a while: every count has to be read from the database.
+    /// Empties the cache of live counts, so that every count has to be read from the database.
     #[cfg(test)]
     pub fn forget_live(&self) {
         self.live.retain(|_| false);
@@ -695,7 +700,7 @@ impl Map {
     /// Makes everything written so far durable and ends the database's background tasks.
     ///
     /// # Errors
-    /// What the database says; it is closed in any case.
+    /// Database errors; the database is closed in any case.
     pub async fn close(&self) -> Result<()> {
         self.db().close().await
     }
@@ -708,11 +713,11 @@ pub struct Vigil {
 }
 
 impl Vigil {
-    /// Resolves when another handle is needed; `false` when there will be none.
+    /// Resolves to `true` when another handle is needed, and to `false` when none will follow.
     pub async fn ended(&mut self) -> bool {
         tokio::select! {
             is_ended = is_ended(&mut self.state) => is_ended,
-            // A handle that is gone has ended, too; the state tells whether it matters.
+            // A dropped handle has ended, too; the state tells whether that matters.
             _ = self.status.wait_for(|status| status.close_reason.is_some()) => {
                 self.state.has_changed().is_ok()
                     && !matches!(self.state.borrow().health, Health::Final(_))
@@ -720,9 +725,9 @@ impl Vigil {
         }
     }
 
-    /// Resolves when there will be no other handle.
+    /// Resolves when no other handle will follow.
     pub async fn finished(&mut self) {
-        // A map that is gone needs none.
+        // A map that has been dropped needs none.
         let _ = self.state.wait_for(|state| matches!(state.health, Health::Final(_))).await;
     }
 }
@@ -753,7 +758,7 @@ async fn entries(
     Ok(found)
 }
 
-/// Where the keys of a family end.
+/// The bound after the last key of a family.
 fn after(family: u8) -> Bound<Vec<u8>> {
     Bound::Excluded(vec![family + 1])
 }

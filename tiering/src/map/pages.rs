@@ -1,17 +1,20 @@
-//! Map pages: where the blocks of one MiB of a layer are. Pure: bytes and lists in, lists out.
+//! Map pages: where the blocks of one MiB of a layer are. This code is pure: bytes and lists in,
+//! lists out.
 //!
-//! A page is stored as a list of operands. An operand is what one window assigned to blocks of the
-//! page, or an *image*, which is the whole page. Byte table: docs/format-map.md#page-operand.
+//! A page is stored as a list of operands. An operand holds the blocks that one window assigned
+//! within the page, or an *image*, which is the whole page. Byte table:
+//! docs/format-map.md#page-operand.
 //!
 //! Invariants:
 //! - The runs of an operand and of a [`Page`] are sorted by block and disjoint; none is empty and
 //!   none leaves the page.
-//! - Assignments are absolute: applying an operand twice gives what applying it once gives.
-//! - A page never depends on the order in which blocks were assigned within one window, because
-//!   the extents of a window are disjoint.
+//! - Assignments are absolute: applying an operand twice has the same result as applying it once.
+//! - A page never depends on the order in which blocks were assigned within one window, because the
+//!   extents of a window are disjoint.
 //! - Decoding never panics and never allocates more than a full page needs.
 //!
-//! It does not seal, does no I/O, and knows nothing of ranges but the LSN below which a page is cut.
+//! The module does not seal and does no I/O. It knows nothing of ranges except the LSN below which
+//! a page is cut.
 
 use super::commit::Placed;
 use crate::segment::FrameAt;
@@ -21,15 +24,16 @@ use block::Lsn;
 /// 4 KiB writes stays below one 4 KiB block of the database, and an operand costs about 80 bytes.
 pub const PAGE_BLOCKS: u64 = 256;
 
-/// Versions of the operand encoding that this build reads. It writes the first where that says all.
+/// First of the two versions of the operand encoding that this build reads. Written whenever it can
+/// express the operand.
 const OPERAND_VERSION: u8 = 1;
-/// With the kinds that pages with snapshots need.
+/// Second version, with the kinds that pages with snapshots need.
 const OPERAND_VERSION_KEEPING: u8 = 2;
 const KIND_DELTA: u8 = 0;
 const KIND_IMAGE: u8 = 1;
-/// A delta that leaves counted what it replaces.
+/// A delta whose replaced blocks stay counted.
 const KIND_KEEPING_DELTA: u8 = 2;
-/// An image that follows a copy, whose LSN follows the operand's own.
+/// An image that follows a copy. The copy's LSN comes after the operand's own.
 const KIND_IMAGE_AFTER_COPY: u8 = 3;
 
 const FLAG_MAPPED: u64 = 1;
@@ -41,7 +45,7 @@ const FLAG_NEXT_FRAME: u64 = 2;
 /// 24 bytes, because a page cache holds millions of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Segment number, or 0: the blocks are unmapped and read as zeroes.
+    /// Segment number, or 0 if the blocks are unmapped and read as zeroes.
     pub segment: u64,
     /// Index of the frame in its segment.
     pub frame_index: u32,
@@ -53,18 +57,18 @@ pub struct Run {
     pub first: u8,
     /// Last block, within the page, inclusive.
     pub last: u8,
-    /// Block of the frame's plaintext that `first` is.
+    /// Block of the frame's plaintext that `first` stands for.
     pub within: u8,
 }
 
 impl Run {
-    /// Blocks that hold nothing. `first <= last`.
+    /// A run of blocks that hold nothing. `first <= last`.
     #[must_use]
     pub fn hole(first: u8, last: u8) -> Run {
         Run { segment: 0, frame_index: 0, offset: 0, sealed_bytes: 0, first, last, within: 0 }
     }
 
-    /// The run names a frame.
+    /// Whether the run names a frame.
     #[must_use]
     pub fn is_mapped(&self) -> bool {
         self.segment != 0
@@ -76,21 +80,21 @@ impl Run {
         u32::from(self.last) - u32::from(self.first) + 1
     }
 
-    /// Each of its blocks, within the page and within the frame; of a run that is mapped.
+    /// Each block of a mapped run, as its numbers within the page and within the frame.
     pub fn blocks(&self) -> impl Iterator<Item = (u8, u8)> + use<> {
         let (first, within) = (self.first, self.within);
-        // Decoding makes sure that both stay below 256.
+        // Decoding ensures that both stay below 256.
         (self.first..=self.last).map(move |block| (block, within.saturating_add(block - first)))
     }
 
-    /// The part of the run from `first` to `last`, which lie inside it.
+    /// The part of the run from `first` to `last`, which must lie inside it.
     fn part(&self, first: u8, last: u8) -> Run {
         debug_assert!(self.first <= first && first <= last && last <= self.last);
         let within = if self.is_mapped() { self.within + (first - self.first) } else { 0 };
         Run { first, last, within, ..*self }
     }
 
-    /// `next` starts where this run ends, in the page and in the frame.
+    /// Whether `next` starts where this run ends, in the page and in the frame.
     fn continues_into(&self, next: &Run) -> bool {
         self.last.checked_add(1) == Some(next.first)
             && self.segment == next.segment
@@ -102,24 +106,24 @@ impl Run {
     }
 }
 
-/// What one window assigned to a page.
+/// The blocks that one window assigned within a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operand {
     /// LSN of the window.
     pub lsn: Lsn,
-    /// What it is to the page.
+    /// How it applies to the page.
     pub kind: OperandKind,
     /// Sorted and disjoint.
     pub runs: Vec<Run>,
 }
 
-/// What an operand is to its page.
+/// How an operand applies to its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperandKind {
     /// It replaces the blocks of its runs.
     Delta {
-        /// What it replaces is still counted as live, until the page gets an image: a snapshot may show
-        /// it.
+        /// Replaced blocks stay counted as live until the page gets an image, because a snapshot
+        /// may show them.
         keeps: bool,
     },
     /// The runs are the whole page: blocks outside them are unmapped.
@@ -130,35 +134,36 @@ pub enum OperandKind {
 }
 
 impl Operand {
-    /// The runs are the whole page.
+    /// Whether the runs are the whole page.
     #[must_use]
     pub fn is_image(&self) -> bool {
         matches!(self.kind, OperandKind::Image { .. })
     }
 }
 
-/// A page as a reader sees it: every operand applied.
+/// A page as a reader sees it, with every operand applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// Sorted and disjoint. Holes that are stated explicitly are kept, because a layer with a
-    /// parent must tell "nothing here" from "look in the parent".
+    /// Sorted and disjoint. Explicit holes are kept, because a layer with a parent must distinguish
+    /// "nothing here" from "look in the parent".
     pub runs: Box<[Run]>,
-    /// LSN of the oldest operand that is stored for it, or `Lsn::NONE`.
+    /// LSN of its oldest stored operand, or `Lsn::NONE`.
     pub first_lsn: Lsn,
-    /// LSN of the newest operand that is stored for it, or `Lsn::NONE`.
+    /// LSN of its newest stored operand, or `Lsn::NONE`.
     pub last_lsn: Lsn,
-    /// Operands that are stored for it. 0 if the database has no value.
+    /// Number of its stored operands; 0 if the database has no value.
     pub operand_count: u32,
-    /// Stored operands that a range record hides; the writer counts them out when it replaces them.
+    /// A range record hides some of the stored operands. The writer subtracts their blocks from the
+    /// live counts when it replaces them.
     pub has_hidden: bool,
-    /// Blocks that were replaced are still counted, see [`OperandKind::Delta`].
+    /// Replaced blocks are still counted, see [`OperandKind::Delta`].
     pub has_kept: bool,
     /// See [`OperandKind::Image`].
     pub copy: Lsn,
 }
 
 impl Page {
-    /// Runs that overlap the blocks from `first` to `last`, clipped to them, gaps left out.
+    /// Runs that overlap the blocks from `first` to `last`, clipped to them, without the gaps.
     pub fn runs_between(&self, first: u8, last: u8) -> impl Iterator<Item = Run> + '_ {
         let start = self.runs.partition_point(|run| run.last < first);
         self.runs[start..]
@@ -167,27 +172,27 @@ impl Page {
             .map(move |run| run.part(run.first.max(first), run.last.min(last)))
     }
 
-    /// Blocks that name a frame.
+    /// Number of blocks that are in a frame.
     #[must_use]
     pub fn mapped_count(&self) -> u32 {
         self.runs.iter().filter(|run| run.is_mapped()).map(Run::count).sum()
     }
 
-    /// Bytes of memory it takes, the allocation's overhead estimated.
+    /// Bytes of memory that it takes, with an estimate for the overhead of the allocation.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of::<Page>() + 32 + self.runs.len() * size_of::<Run>()
     }
 }
 
-/// Applies `newer` over `older`. Both sorted and disjoint, and so is the result.
+/// Applies `newer` over `older`. Both are sorted and disjoint, and so is the result.
 #[must_use]
 pub fn assign(older: &[Run], newer: &[Run]) -> Vec<Run> {
     let mut result = Vec::with_capacity(older.len() + newer.len());
     let mut rest = older.iter().copied();
     let mut current = rest.next();
     for new in newer {
-        // What of the older runs lies before the new one stays.
+        // Older runs before the new one stay.
         while let Some(old) = current {
             if old.first >= new.first {
                 break;
@@ -200,7 +205,7 @@ pub fn assign(older: &[Run], newer: &[Run]) -> Vec<Run> {
                 current = Some(old.part(new.first, old.last));
             }
         }
-        // What lies under it goes.
+        // Older runs under it go.
         while let Some(old) = current {
             if old.first > new.last {
                 break;
@@ -226,7 +231,7 @@ fn push(runs: &mut Vec<Run>, run: Run) {
     }
 }
 
-/// Sorts the runs of one window and joins those that touch. They must be disjoint.
+/// Sorts the runs of one window and joins adjacent ones. They must be disjoint.
 pub fn normalize(runs: &mut Vec<Run>) {
     runs.sort_unstable_by_key(|run| run.first);
     let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
@@ -238,7 +243,7 @@ pub fn normalize(runs: &mut Vec<Run>) {
 }
 
 /// Folds operands, oldest first, into a page. Operands of windows up to `cut` are hidden by a range
-/// record and do not count.
+/// record and ignored.
 #[must_use]
 pub fn fold(operands: &[Operand], cut: Lsn) -> Page {
     let is_keeping = |operand: &Operand| matches!(operand.kind, OperandKind::Delta { keeps: true });
@@ -257,7 +262,7 @@ pub fn fold(operands: &[Operand], cut: Lsn) -> Page {
     }
 }
 
-/// What operands, oldest first, assign together; those of windows up to `cut` do not count.
+/// The combined runs of operands, oldest first, ignoring those of windows up to `cut`.
 #[must_use]
 pub fn fold_runs(operands: &[Operand], cut: Lsn) -> Vec<Run> {
     let start = operands.iter().rposition(Operand::is_image).unwrap_or(0);
@@ -274,8 +279,8 @@ pub fn fold_runs(operands: &[Operand], cut: Lsn) -> Vec<Run> {
     runs
 }
 
-/// Runs whose blocks the operands of a page count as live, hidden by a range or not, in no order: what they
-/// assign together, and what those that keep have replaced.
+/// Runs whose blocks the operands of a page count as live, hidden by a range or not, in no order:
+/// their combined runs, and the runs that keeping deltas have replaced.
 #[must_use]
 pub fn counted(operands: &[Operand]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
@@ -299,7 +304,8 @@ pub fn counted(operands: &[Operand]) -> Vec<Run> {
     runs
 }
 
-/// Those of `runs`, in any order, of which some block is elsewhere in `other`, or nowhere.
+/// The runs in `runs` (in any order) of which at least one block is elsewhere or missing in
+/// `other`.
 #[must_use]
 pub fn difference_of_all(runs: &[Run], other: &[Run]) -> Vec<Run> {
     let is_other = |run: &&Run| !difference(std::slice::from_ref(run), other).is_empty();
@@ -339,8 +345,8 @@ pub fn for_each_replaced(older: &[Run], newer: &[Run], mut lost: impl FnMut(Run)
     }
 }
 
-/// The parts of `new` whose blocks are in `current` exactly where `expected` has them: what may be
-/// re-pointed, because nobody has written there since `expected` was read.
+/// The parts of `new` whose blocks are in `current` exactly where `expected` has them. They may be
+/// re-pointed, because they have not been written since `expected` was read.
 #[must_use]
 pub fn unchanged(current: &[Run], expected: &[Run], new: &[Run]) -> Vec<Run> {
     let (current, expected) = (places(current), places(expected));
@@ -368,7 +374,8 @@ pub fn unchanged(current: &[Run], expected: &[Run], new: &[Run]) -> Vec<Run> {
     same
 }
 
-/// The blocks of `runs`, sorted, that are elsewhere now, each where `to` has it by segment, frame and block of the frame.
+/// The blocks of `runs` (sorted) that have moved, each at the place that `to` returns for its
+/// segment, frame and block of the frame.
 #[must_use]
 pub fn relocated(runs: &[Run], to: impl Fn((u64, u32, u8)) -> Option<Placed>) -> Vec<Run> {
     let mut moved = Vec::new();
@@ -388,8 +395,8 @@ pub fn relocated(runs: &[Run], to: impl Fn((u64, u32, u8)) -> Option<Placed>) ->
     moved
 }
 
-/// Blocks that `newer` has elsewhere than `older`, or not at all, as ranges of blocks, last one included; true:
-/// they are unmapped now.
+/// Blocks that `newer` has elsewhere than `older`, or not at all, as ranges of blocks (last one
+/// included), each with `true` if it is unmapped in `newer`.
 #[must_use]
 pub fn changed(older: &[Run], newer: &[Run]) -> Vec<(u8, u8, bool)> {
     let (older, newer) = (places(older), places(newer));
@@ -413,12 +420,12 @@ pub fn changed(older: &[Run], newer: &[Run]) -> Vec<(u8, u8, bool)> {
 /// Segment, frame and block of the frame.
 type Place = Option<(u64, u32, u16)>;
 
-/// Where the first block of a run is.
+/// The place of the first block of a run.
 fn place(run: &Run) -> Place {
     run.is_mapped().then(|| (run.segment, run.frame_index, run.within.into()))
 }
 
-/// Where each block of a page is.
+/// The place of each block of a page.
 fn places(runs: &[Run]) -> [Place; PAGE_BLOCKS as usize] {
     let mut places = [None; PAGE_BLOCKS as usize];
     for run in runs.iter().filter(|run| run.is_mapped()) {
@@ -430,13 +437,13 @@ fn places(runs: &[Run]) -> [Place; PAGE_BLOCKS as usize] {
     places
 }
 
-/// Why bytes are not an operand.
+/// Reasons why bytes are not an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
     /// Written by a later version.
     #[error("operand version {0} is not known")]
     Version(u8),
-    /// Ends too early, or goes on after its end.
+    /// The bytes end too early or continue past the end of the operand.
     #[error("operand has the wrong length")]
     Length,
     /// A number is outside what the format allows.
@@ -444,7 +451,7 @@ pub enum PageError {
     Range,
 }
 
-/// Encodes an operand; `runs` sorted and disjoint.
+/// Encodes an operand. `runs` must be sorted and disjoint.
 pub fn encode(lsn: Lsn, kind: OperandKind, runs: &[Run], out: &mut Vec<u8>) {
     let (version, code) = match kind {
         OperandKind::Delta { keeps: false } => (OPERAND_VERSION, KIND_DELTA),
@@ -493,7 +500,7 @@ fn follows(before: &Run, run: &Run) -> bool {
 /// Decodes an operand that takes all of `bytes`.
 ///
 /// # Errors
-/// [`PageError`] for anything that [`encode`] does not write.
+/// [`PageError`] for any bytes that [`encode`] does not write.
 pub fn decode(bytes: &[u8]) -> Result<Operand, PageError> {
     let mut reader = Reader { bytes };
     let version = reader.byte()?;
@@ -606,7 +613,8 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Reads a number and how many bytes it took; `None` past the end or past 64 bits.
+/// Reads a number, and returns it with the count of bytes read; `None` past the end or past 64
+/// bits.
 #[must_use]
 pub fn get_varint(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut value = 0u64;

@@ -1,15 +1,16 @@
-//! Changing where blocks are without changing what they hold, and forgetting segments.
+//! Changes the places of blocks without changing their contents, and forgets segments.
 //!
 //! Invariants:
-//! - Compare and set: a block is re-pointed only if its page still names the place that was read. What
-//!   a window has written since stays.
-//! - One batch re-points, records the new segments and forgets the old ones: after a crash it is all
-//!   there, or nothing of it.
-//! - A segment is forgotten only where its count of live blocks is 0 as well as what the caller saw.
-//! - What a page holds does not change, and neither does the LSN of its newest operand: a range that
-//!   hides what is re-pointed hid the block before.
-//! - Every state of a page that names a place is re-pointed in the same batch, those that only snapshots show
-//!   too: their operands become copies then; and so is the page of every layer that was made from that one.
+//! - Compare and set: a block is re-pointed only if its page still names the place that was read.
+//!   Blocks that a window has written since stay as they are.
+//! - One batch re-points, records the new segments and forgets the old ones: after a crash all of
+//!   it is there or none of it.
+//! - A segment is forgotten only if its count of live blocks is 0 and the caller found it empty.
+//! - Neither the contents of a page nor the LSN of its newest operand change: a range that hides a
+//!   re-pointed block hid it before.
+//! - Every state of a page that names a place is re-pointed in the same batch, including states
+//!   that only snapshots show, whose operands then become copies. The same holds for the page of
+//!   every layer that was made from that one.
 
 use super::commit::changes::{Before, PageChange, draft_page, has_past, page_number};
 use super::commit::draft::Draft;
@@ -31,7 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Blocks that were written to another segment. They lie in one page, and in one frame before and
-/// after.
+/// after the move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// The layer that names them.
@@ -46,24 +47,25 @@ pub struct Moved {
     pub to: Placed,
 }
 
-/// What reclaim changes at a time.
+/// The changes of one step of reclaim.
 #[derive(Clone, Debug, Default)]
 pub struct Repoint {
     /// In any order; disjoint.
     pub moved: Vec<Moved>,
-    /// Pages of which something is stored that nobody can see: they are to be left without that.
+    /// Pages that store blocks that no reader can see. These blocks are removed from them.
     pub settled: Vec<(LayerId, u32)>,
-    /// Segments that are durable and that `moved`, or `by_place`, names.
+    /// Durable segments that `moved` or `by_place` names.
     pub segments: Vec<SegmentRecord>,
-    /// Fingerprints of those that have some.
+    /// Fingerprints of the segments that have any.
     pub(crate) fingerprints: Vec<(u64, Vec<FrameFingerprints>)>,
-    /// What is moved of segments with back-references.
+    /// Moves out of segments with back-references.
     pub(crate) by_place: ByPlace,
-    /// Segments that no page named but for what `moved` takes away, when their pages were looked at.
+    /// Segments whose only references, when their pages were read, were those that `moved` takes
+    /// away.
     pub emptied: Vec<SegmentRecord>,
-    /// What the next segment will be numbered.
+    /// Number of the next segment.
     pub next_segment: u64,
-    /// Bugs, in tests.
+    /// Planted bugs, for tests.
     pub(crate) planted: Planted,
 }
 
@@ -75,48 +77,51 @@ pub(crate) type Place = (u64, u32, u8);
 pub(crate) struct ByPlace {
     /// Where they are now.
     pub places: HashMap<Place, Placed>,
-    /// Pages that named some; those of layers that were made from theirs may, too.
+    /// Pages that named some of the blocks; the same pages of layers made from theirs may name
+    /// them, too.
     pub pages: Vec<(LayerId, u32)>,
     /// Back-references of the new segments.
     pub back_references: Vec<(u64, LayerId, u32)>,
-    /// Back-references of segments that are to be forgotten.
+    /// Back-references of the segments to be forgotten.
     pub forgotten: HashMap<u64, BackReferences>,
-    /// Back-references of pages that name nothing of the segment any more; no new references to it are made.
+    /// Back-references of pages that no longer name any block of the segment, for segments to which
+    /// no new references are made.
     pub needless: Vec<(u64, LayerId, u32)>,
 }
 
-/// What became of it.
+/// The outcome of a [`Repoint`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepointReport {
-    /// Blocks that are re-pointed.
+    /// Blocks that were re-pointed.
     pub moved_block_count: u64,
-    /// Blocks that somebody wrote meanwhile.
+    /// Blocks that were written in the meantime.
     pub overtaken_block_count: u64,
-    /// Segments that the map names no more.
+    /// Segments that the map no longer names.
     pub forgotten: Vec<SegmentRecord>,
-    /// New segments of which every block was written meanwhile: the map never named them.
+    /// New segments that the map never named, because every block of theirs was written in the
+    /// meantime.
     pub unused: Vec<SegmentRecord>,
     /// Bytes of keys and values in the batch.
     pub batch_bytes: u64,
 }
 
-/// One page: where its blocks were, and where they are to be.
+/// The moves of one page: where its blocks were, and where they are to go.
 #[derive(Debug, Default)]
 struct PageMove {
     from: Vec<Run>,
     to: Vec<Run>,
 }
 
-/// All that is to be done to one page.
+/// Everything that is to be done to one page.
 #[derive(Debug)]
 struct PageMoves {
     layer: LayerId,
     page: u32,
-    /// What the page itself was asked for.
+    /// Moves requested for this page.
     own: Option<Arc<PageMove>>,
-    /// Of layers above it, whose blocks it may name, too.
+    /// Moves requested for pages of layers above it, whose blocks it may name, too.
     inherited: Vec<Arc<PageMove>>,
-    /// What is moved by place is, too.
+    /// Moves by place apply to it.
     is_by_place: bool,
 }
 
@@ -130,12 +135,13 @@ impl PageMoves {
 }
 
 impl Map {
-    /// Re-points blocks and forgets segments. When it returns, that is durable, and readers see it.
+    /// Re-points blocks and forgets segments. On return, the changes are durable and visible to
+    /// readers.
     ///
-    /// A dropped future may or may not have committed; run it in a task of its own.
+    /// If the future is dropped, the commit may or may not have happened; run it in its own task.
     ///
     /// # Errors
-    /// As [`Map::commit`].
+    /// Like [`Map::commit`].
     pub async fn repoint(&self, writer: &mut Writer, asked: Repoint) -> Result<RepointReport> {
         self.check(writer)?;
         let mut report = RepointReport::default();
@@ -145,7 +151,7 @@ impl Map {
         let moves = self.with_sharers(by_page(&asked.moved, &asked.settled), &asked.by_place.pages);
         report.moved_block_count += asked.by_place.places.len() as u64;
         let numbers: HashSet<u32> = moves.iter().map(|moves| moves.page).collect();
-        // Pages that snapshots show come with all of their copies.
+        // Pages that snapshots show are read with all of their copies.
         let at_once = (PAGES_AT_ONCE / (1 + snapshots.count_max() / 8)).max(1);
         for moves in moves.chunks(at_once) {
             let before = self.pages_to_move(moves, &snapshots).await?;
@@ -164,7 +170,8 @@ impl Map {
                     (None, None) => None,
                 };
                 let Some(page) = moved else { continue };
-                // What nobody had read lately is not put before what somebody has.
+                // Do not cache pages that were not cached before: they would displace pages that
+                // are being read.
                 match self.cached_page(layer, number) {
                     Some(_) => fresh.push((layer, number), page),
                     None => fresh.pages.push(((layer, number), None)),
@@ -244,7 +251,8 @@ impl Map {
                 None => self.live_blocks(number).await?,
             };
             if live != 0 && !asked.planted.forget_unchecked {
-                // Pages that a range hides still name it, or the count is wrong, which fsck tells.
+                // Pages that a range hides still name it, or the count is wrong, which fsck
+                // reports.
                 continue;
             }
             counts.remove(&number);
@@ -261,10 +269,10 @@ impl Map {
         Ok(counts.into_iter().collect())
     }
 
-    /// Whatever is stored of a page, and all that anybody can see of it.
+    /// Everything stored of a page, and every state of it that a reader can see.
     ///
     /// # Errors
-    /// As [`Map::page`].
+    /// Like [`Map::page`].
     pub(crate) async fn page_for_reclaim(&self, layer: LayerId, page: u32) -> Result<SeenPage> {
         let snapshots = self.snapshots();
         let living = snapshots.of(layer);
@@ -282,7 +290,7 @@ impl Map {
         let db = self.db();
         let operands = self.operands(&db, layer, page).await?;
         if operands.is_empty() {
-            // Nothing of its own, so no copies either.
+            // A page without operands has no copies either.
             return Ok(SeenPage { states: vec![Vec::new()], ..SeenPage::default() });
         }
         let copies = self.copies(&db, layer, page).await?;
@@ -310,7 +318,8 @@ impl Map {
         self.ranges().cut(layer, page)
     }
 
-    /// What the pages hold, in the order of `moves`; of those that snapshots show, everything.
+    /// The contents of the pages, in the order of `moves`, with the history of those that snapshots
+    /// show or that share blocks with other layers.
     async fn pages_to_move(
         &self,
         moves: &[PageMoves],
@@ -348,7 +357,7 @@ impl Map {
             .await
     }
 
-    /// The moves, and those of pages of other layers that may name the same places.
+    /// The moves, together with those of pages of other layers that may name the same places.
     fn with_sharers(
         &self,
         moves: Vec<((LayerId, u32), PageMove)>,
@@ -383,7 +392,7 @@ impl Map {
         all.into_values().collect()
     }
 
-    /// Re-points every state of a page; `None`: it names nothing of it.
+    /// Re-points every state of a page. Returns `None` if it names none of the moved blocks.
     fn move_all(
         &self,
         (draft, report): &mut (&mut Draft<'_>, &mut RepointReport),
@@ -420,12 +429,13 @@ impl Map {
     }
 }
 
-/// Some of the run's blocks are to be elsewhere.
+/// Whether some of the run's blocks are to move.
 fn names(asked: &[Move<'_>], run: &Run) -> bool {
     asked.iter().any(|moved| !moved.moved(&[*run]).is_empty())
 }
 
-/// Re-points the only state of a page; `None`: all of it was written meanwhile.
+/// Re-points the only state of a page. Returns `None` if all of the blocks were written in the
+/// meantime.
 fn move_one(
     (draft, report): &mut (&mut Draft<'_>, &mut RepointReport),
     (layer, page): (LayerId, u32),
@@ -452,25 +462,26 @@ fn move_one(
     Some(draft_page(draft, &mut CommitReport::default(), lsn, &change, before, &[]))
 }
 
-/// What is stored of a page, as reclaim sees it.
+/// The stored runs of a page, as reclaim sees them.
 #[derive(Debug, Default)]
 pub(crate) struct SeenPage {
-    /// Every state that somebody can see, the newest first.
+    /// Every state that a reader can see, the newest first.
     pub states: Vec<Vec<Run>>,
-    /// What is stored, also what a range hides, where one hides something and no snapshot shows the page.
+    /// All stored runs, including those that a range hides. Empty unless a range hides some and no
+    /// snapshot shows the page.
     pub hidden: Vec<Run>,
-    /// What is stored, where snapshots show the page, or have.
+    /// All stored runs, if snapshots show the page or have shown it; otherwise empty.
     pub unseen: Vec<Run>,
 }
 
 impl SeenPage {
-    /// Every run that is stored, some of them more than once.
+    /// Every stored run, some of them more than once.
     pub fn stored(&self) -> impl Iterator<Item = &Run> {
         self.states.iter().flatten().chain(&self.hidden).chain(&self.unseen)
     }
 }
 
-/// Sorted by page, each page's runs sorted.
+/// Groups the moves by page, in order, with each page's runs sorted.
 fn by_page(moved: &[Moved], settled: &[(LayerId, u32)]) -> Vec<((LayerId, u32), PageMove)> {
     let mut moves: BTreeMap<(LayerId, u32), PageMove> = BTreeMap::new();
     moves.extend(settled.iter().map(|page| (*page, PageMove::default())));

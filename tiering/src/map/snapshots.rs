@@ -1,10 +1,12 @@
-//! Snapshots: their records, and what they show of a page.
+//! Snapshots: their records, and the pages that they show.
 //!
 //! Invariants:
-//! - A snapshot is named by its layer and its LSN: it shows every window up to that LSN, and nothing of the
-//!   later ones. Windows end where a snapshot is.
-//! - The record comes with the window that ends at its LSN, and goes in one batch with a prune record.
-//! - A page is read before its copies: what is not in a copy then was still with the page.
+//! - A snapshot is identified by its layer and its LSN: it shows every window up to that LSN and
+//!   nothing of later ones. A window ends at every snapshot.
+//! - The record comes with the window that ends at its LSN. It is removed in the same batch that
+//!   adds a prune record.
+//! - A page is read before its copies: contents that were in no copy at that time were still with
+//!   the page.
 
 use super::history::{self, Copy};
 use super::keys::{self, copy_of, corrupt, family, prune_key, snapshot_key};
@@ -19,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const SNAPSHOT_VERSION: u8 = 1;
-/// What the daemon may say of a snapshot, in bytes. Chosen by hand: ten times what a name takes.
+/// Bytes that the daemon may store with a snapshot. Chosen by hand: ten times the length of a name.
 pub const SNAPSHOT_BYTES_MAX: usize = 4096;
 const PRUNE_VERSION: u8 = 1;
 const PRUNE_BYTES: usize = 1 + 4 + 1;
@@ -57,7 +59,7 @@ impl SnapshotList {
         Self::of_records(self.records.clone(), list)
     }
 
-    /// LSNs of a layer's snapshots, and of what is the base of another layer, ascending.
+    /// LSNs of a layer's snapshots and of its states that are the base of another layer, ascending.
     #[must_use]
     pub fn of(&self, layer: LayerId) -> &[Lsn] {
         self.layers.get(&layer).map_or(&[], Vec::as_slice)
@@ -68,12 +70,12 @@ impl SnapshotList {
         self.records.iter().map(|(key, record)| (*key, record))
     }
 
-    /// Snapshots of the layer that has most.
+    /// Number of snapshots of the layer that has the most.
     pub(crate) fn count_max(&self) -> usize {
         self.layers.values().map(Vec::len).max().unwrap_or(0)
     }
 
-    /// It is the same state of the list.
+    /// Whether both are the same state of the list.
     pub(crate) fn is_same(&self, other: &SnapshotList) -> bool {
         Arc::ptr_eq(&self.records, &other.records)
     }
@@ -96,21 +98,21 @@ impl SnapshotList {
     }
 }
 
-/// What a window does to snapshots.
+/// A change that a window makes to the list of snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotChange {
-    /// One is made at the window's last LSN.
+    /// A snapshot is made at the window's last LSN.
     Made {
-        /// Of what.
+        /// Its volume.
         volume: VolumeId,
-        /// What the daemon wants to know of it.
+        /// The daemon's record of it.
         record: Bytes,
     },
-    /// One is removed; what only it showed is dropped in the background.
+    /// A snapshot is removed; blocks that only it showed are dropped in the background.
     Removed {
-        /// Of what.
+        /// Its volume.
         volume: VolumeId,
-        /// Which.
+        /// Its LSN.
         lsn: Lsn,
     },
 }
@@ -133,7 +135,7 @@ pub fn encode_snapshot(record: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads the stored form: the daemon's record.
+/// Decodes the stored form and returns the daemon's record.
 ///
 /// # Errors
 /// `Corrupt`, naming the snapshot.
@@ -146,14 +148,14 @@ pub fn decode_snapshot(layer: LayerId, lsn: Lsn, bytes: &[u8]) -> Result<Bytes> 
     }
 }
 
-/// How far the copies of a layer have been looked at since one of its snapshots was removed.
+/// Progress of pruning the copies of a layer after the removal of one of its snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prune {
-    /// Where to go on.
+    /// Next page to look at.
     pub next_page: u32,
-    /// Another one was removed meanwhile: once more from the start.
+    /// Another snapshot was removed in the meantime, so a second pass from the start is needed.
     pub is_again: bool,
-    /// The copies are done; it is the turn of the pages that keep counting what was replaced.
+    /// The copies are done; the pages that keep counting replaced blocks follow.
     pub is_kept: bool,
 }
 
@@ -184,7 +186,7 @@ impl Prune {
         }
     }
 
-    /// After one more was removed.
+    /// The progress after the removal of one more snapshot.
     pub(super) fn again(before: Option<Prune>) -> Prune {
         before.map_or(Prune::default(), |prune| Prune {
             is_again: prune.next_page > 0 || prune.is_kept,
@@ -200,36 +202,37 @@ impl Map {
         self.snapshots.read().clone()
     }
 
-    /// What only removed snapshots of the layer showed is still being dropped.
+    /// Whether blocks that only removed snapshots of the layer showed are still being dropped.
     #[must_use]
     pub fn is_prune_wanted(&self, layer: LayerId) -> bool {
         self.prunes.lock().contains_key(&layer)
     }
 
-    /// Layers of which that is so.
+    /// Layers for which [`Map::is_prune_wanted`] holds.
     pub(crate) fn layers_to_prune(&self) -> Vec<LayerId> {
         self.prunes.lock().keys().copied().collect()
     }
 
-    /// What is stored under a page's own key.
+    /// The operands stored under a page's own key.
     ///
     /// # Errors
-    /// As [`Map::page`].
+    /// Like [`Map::page`].
     pub async fn stored_operands(&self, layer: LayerId, page: u32) -> Result<Vec<super::Operand>> {
         self.operands(&self.db(), layer, page).await
     }
 
-    /// The page as it was at an LSN at which its layer has a snapshot, or none is destaged beyond it.
+    /// The page as it was at an LSN. The layer must have a snapshot there, or nothing beyond it may
+    /// be destaged.
     ///
     /// # Errors
-    /// As [`Map::page`].
+    /// Like [`Map::page`].
     pub async fn page_at(&self, layer: LayerId, page: u32, at: Lsn) -> Result<Arc<Page>> {
         let key: PageKey = (layer, page, at);
         if let Some(page) = self.pages.get(&key) {
             return Ok(page);
         }
         let generation = self.generation.load(Ordering::SeqCst);
-        // Most pages have not changed since.
+        // Most pages have not changed since the snapshot.
         let live = self.cached_page(layer, page);
         let ranges = self.ranges();
         if let Some(live) = live.filter(|live| live.operand_count > 0 && live.last_lsn <= at)
@@ -240,9 +243,9 @@ impl Map {
         }
         loop {
             let generation = self.generation.load(Ordering::SeqCst);
-            // What is not destaged yet may still change what the snapshot shows.
+            // Entries that are not destaged yet may still change the page that the snapshot shows.
             let is_final = at <= self.destaged_lsn();
-            // One handle for both, and the page before its copies.
+            // Read both through one handle, and the page before its copies.
             let state = self.state.borrow().clone();
             let State { db, ranges, layers, .. } = &state;
             let read = async {
@@ -271,14 +274,15 @@ impl Map {
                 (None, Some((parent, at))) => {
                     let base = Box::pin(self.page_at(parent, page, at)).await?;
                     if !self.is_based_as(&state, layer, page) {
-                        continue; // it may be promoted by now, and its base gone
+                        continue; // it may have been promoted, and its base deleted
                     }
                     base.runs.clone()
                 }
             };
             let found = Arc::new(Page { runs, ..Page::default() });
             if is_final {
-                // Both under the cache's lock: who forgets them sees this one, or has raised the generation.
+                // Both under the cache's lock, so that a commit that removes old pages either sees
+                // this page or has raised the generation.
                 let is_current = || {
                     self.has_old_pages.store(true, Ordering::SeqCst);
                     self.is_current(generation)
@@ -317,7 +321,7 @@ impl Map {
         found.iter().map(|(key, value)| Ok(self.decode_copy(key, value)?.2)).collect()
     }
 
-    /// Reads a copy and what it is of.
+    /// Decodes a copy, with its layer and page number.
     pub(super) fn decode_copy(&self, key: &[u8], value: &[u8]) -> Result<(LayerId, u32, Copy)> {
         let (layer, page, until) = copy_of(key).ok_or_else(|| corrupt(key, "not a copy's key"))?;
         let plain = self.opener.open_one(key, value)?;
@@ -328,11 +332,11 @@ impl Map {
         Ok((layer, page, Copy { until, since: image.lsn, runs: image.runs }))
     }
 
-    /// Up to `count_max` copies that follow `last` (from the first one on without it), in order of layer,
-    /// page and LSN. One that does not open is handed on with its error.
+    /// Up to `count_max` copies after `last`, or from the first one on if it is `None`, in order of
+    /// layer, page and LSN. A copy that does not open is returned with its error.
     ///
     /// # Errors
-    /// What the database says.
+    /// Database errors.
     pub async fn copies_after(
         &self,
         last: Option<(LayerId, u32, Lsn)>,
@@ -355,11 +359,11 @@ impl Map {
         Ok(found)
     }
 
-    /// Up to `count_max` pages of a layer from `first` to `last`, as they were at an LSN, and the page up to
-    /// which none was left out.
+    /// Up to `count_max` pages of a layer from `first` to `last`, as they were at an LSN, and the
+    /// number of the page up to which the result is complete.
     ///
     /// # Errors
-    /// As [`Map::page`].
+    /// Like [`Map::page`].
     pub async fn pages_between_at(
         &self,
         layer: LayerId,
@@ -381,7 +385,7 @@ impl Map {
         Ok((found, until))
     }
 
-    /// As [`Map::pages_between`], of a layer with a base.
+    /// Like [`Map::pages_between`], for a layer with a base.
     pub(super) async fn pages_between_based(
         &self,
         layer: LayerId,
@@ -402,8 +406,8 @@ impl Map {
         Ok((found, until))
     }
 
-    /// Numbers of pages that are stored, or have copies, of the layer or of one that it shows something of, and
-    /// the one up to which none was left out.
+    /// Numbers of pages that are stored or have copies in the layer or in its bases, and the number
+    /// up to which the result is complete.
     pub(super) async fn numbers_between(
         &self,
         db: &super::Database,
@@ -421,14 +425,15 @@ impl Map {
                 until = until.min(end);
             }
             if self.layers().bases(layer) != bases {
-                continue; // promoted meanwhile: what was the base's may be its own now, and not there any more
+                continue; // a promotion may have moved pages from the base into the layer, where the scan missed them
             }
             numbers.retain(|number| *number <= until);
             return Ok((numbers, until));
         }
     }
 
-    /// Numbers of pages of a layer that are stored, or have copies, and the one up to which none was left out.
+    /// Numbers of pages of a layer that are stored or have copies, and the number up to which the
+    /// result is complete.
     async fn numbers_of(
         &self,
         db: &super::Database,
@@ -449,7 +454,8 @@ impl Map {
             until = pages.last().copied().unwrap_or(until);
         }
         numbers.extend(pages);
-        // A page with copies and nothing else is rare: a page that is empty says so while it has any.
+        // Pages with copies and nothing else are rare, because an emptied page keeps an operand
+        // that says so as long as it has copies.
         let mut next = first;
         while next <= until && numbers.len() < 2 * count_max {
             let (from, end) = keys_of(
@@ -469,16 +475,16 @@ impl Map {
     }
 }
 
-/// A copy as it is stored.
+/// A copy as stored in the database.
 #[derive(Debug)]
 pub struct StoredCopy {
     /// Its layer.
     pub layer: LayerId,
-    /// The page that it is of.
+    /// Number of its page.
     pub page: u32,
     /// LSN of the newest snapshot that shows it.
     pub until: Lsn,
-    /// It.
+    /// The decoded copy.
     pub copy: Result<Copy>,
 }
 

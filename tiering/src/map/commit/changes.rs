@@ -1,8 +1,9 @@
-//! What a commit changes page by page: the runs that a page gets, what was there before, and what goes into the batch.
+//! The changes of a commit, page by page: the runs that a page gets, its contents before, and the
+//! resulting entries of the batch.
 //!
 //! Invariants:
-//! - One operand at most is added to a page by a commit. A page gets an image instead when it has
-//!   none yet, is wholly rewritten, or has as many operands as [`OPERANDS_MIN`] and a little more.
+//! - A commit adds at most one operand to a page. A page gets an image instead if it has no
+//!   operands yet, is rewritten completely, or has [`OPERANDS_MIN`] operands or a few more.
 
 use super::draft::Draft;
 use super::{Change, Commit, CommitError, CommitReport, FETCHES_MAX, of_layer};
@@ -17,16 +18,17 @@ use futures::{StreamExt, TryStreamExt};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Operands of a page before it is folded to an image; each page adds up to as many again by its
-/// number, so that pages written together are not folded together. Chosen by hand: so many operands
-/// of a few blocks take about what the image takes.
+/// Operands of a page before it is folded to an image. Each page adds up to the same number again,
+/// depending on its own number, so that pages written together are not folded together. Chosen by
+/// hand: this many operands of a few blocks take about as much space as the image.
 const OPERANDS_MIN: u32 = 12;
 
-/// Operands of a page that snapshots show and that cannot get an image for now. Chosen by hand: a page of so many
-/// operands takes twice what the longest other one does.
+/// Operands of a page that snapshots show and that cannot get an image for now. Chosen by hand:
+/// nearly three times as many operands as the longest other page has.
 const OPERANDS_MAX: u32 = 64;
 
-/// Of the records that say which pages keep counting what was replaced. Byte table: docs/format-map.md.
+/// Version of the records that say which pages keep counting replaced blocks. Byte table:
+/// docs/format-map.md.
 const KEPT_VERSION: u8 = 1;
 
 /// The runs that a window assigns to one page.
@@ -34,31 +36,32 @@ pub(in crate::map) struct PageChange {
     pub layer: LayerId,
     pub page: u32,
     pub runs: Vec<Run>,
-    /// Those of them whose frame was not written for them.
+    /// The runs among them whose frame was written earlier, for other blocks.
     pub duplicates: Vec<Run>,
 }
 
 /// The contents of a page that is about to change.
 pub(in crate::map) struct Before {
     pub page: Arc<Page>,
-    /// Everything that is counted, hidden by ranges or not; only where something is hidden.
+    /// All counted runs, hidden by ranges or not. Present only if some are hidden.
     pub stored: Option<Box<[Run]>>,
-    /// All that is stored; only where snapshots show the page, and it is to get an image.
+    /// Everything stored of the page. Present only if snapshots show the page and it is to get an
+    /// image, or if ranges hide the base from its newest state but not from snapshots.
     pub history: Option<History>,
-    /// What the layer's base has in the page, if it has anything: see [`crate::map::layers`].
+    /// The page of the layer's base, if it maps any blocks: see [`crate::map::layers`].
     pub base: Option<Arc<Page>>,
 }
 
 impl Before {
-    /// Places of blocks that the base counts.
+    /// The runs that the base counts.
     pub fn base_runs(&self) -> Option<&[Run]> {
         self.base.as_ref().map(|base| &base.runs[..])
     }
 }
 
 impl Map {
-    /// What the pages hold before the change, in the order of `changes`. Those that a change at `lsn` would
-    /// give an image, and that snapshots show, come with all that is stored of them.
+    /// The contents of the pages before the change, in the order of `changes`. A page that
+    /// snapshots show, and that a change at `lsn` would give an image, comes with its history.
     pub(super) async fn pages_before(
         &self,
         changes: &[PageChange],
@@ -123,17 +126,18 @@ impl Map {
     }
 }
 
-/// Snapshots, of those living, show more of the page than its newest state at `lsn`, or have.
+/// Whether any of the `living` snapshots shows an older state of the page than the newest at `lsn`,
+/// or has done so.
 pub(in crate::map) fn has_past(page: &Page, living: &[Lsn], lsn: Lsn) -> bool {
     page.copy != Lsn::NONE || page.has_kept || !history::showing(page, living, lsn).is_empty()
 }
 
-/// The change cannot be appended to a page that snapshots show.
+/// Whether the change cannot be appended to a page that snapshots show.
 fn must_get_image(change: &PageChange, old: &Page) -> bool {
     old.operand_count >= OPERANDS_MAX || old.has_hidden || is_emptied(change, old)
 }
 
-/// The change gives the page an image, or takes all that it has.
+/// Whether the change gives the page an image or unmaps all of it.
 fn gets_image(change: &PageChange, old: &Page) -> bool {
     let is_full = old.operand_count >= OPERANDS_MIN + change.page % OPERANDS_MIN;
     is_full || is_whole(change) || old.has_hidden || is_emptied(change, old)
@@ -147,8 +151,9 @@ fn is_emptied(change: &PageChange, old: &Page) -> bool {
     !pages::assign(&old.runs, &change.runs).iter().any(Run::is_mapped)
 }
 
-/// Adds the change of one page to the batch and returns the page as it is then. Of a page that snapshots
-/// show, or have shown, only what appends to it.
+/// Adds the change of one page to the batch and returns the page as it is afterwards. For pages
+/// that snapshots show or have shown, it takes only changes that are appended; `Draft::settle`
+/// takes the others.
 pub(in crate::map) fn draft_page(
     draft: &mut Draft<'_>,
     report: &mut CommitReport,
@@ -159,13 +164,14 @@ pub(in crate::map) fn draft_page(
 ) -> Page {
     let old = &before.page;
     let mut runs = pages::assign(&old.runs, &change.runs);
-    // A page that stores anything is whole: it need not say that a block is unmapped.
+    // A page that stores anything is complete, so it need not say that a block is unmapped.
     runs.retain(Run::is_mapped);
     let base = before.base_runs();
     let keeps = old.copy != Lsn::NONE || !history::showing(old, living, lsn).is_empty();
     match &before.stored {
         Some(stored) => {
-            // Not by what the change assigns: it may go on where a run that stays ends.
+            // Assign holes instead of the new runs, because a new run may extend a remaining run
+            // that ends where it begins.
             let replaced = change.runs.iter().map(|run| Run::hole(run.first, run.last));
             let replaced: Vec<Run> = replaced.collect();
             let mut stays = pages::assign(&old.runs, &replaced);
@@ -208,7 +214,7 @@ pub(in crate::map) fn draft_page(
     Page { runs: runs.into_boxed_slice(), ..page }
 }
 
-/// Replaces all of a page, or deletes it if nothing is mapped and nothing may show from beneath.
+/// Replaces a whole page, or deletes it if it maps nothing and hides no base.
 pub(in crate::map) fn put_image(
     draft: &mut Draft<'_>,
     key: &[u8],
@@ -225,7 +231,7 @@ pub(in crate::map) fn put_image(
     }
 }
 
-/// Sorts changes into runs of pages, and into ranges for what unmaps many whole pages.
+/// Sorts changes into the runs of each page, and into ranges if they unmap many whole pages.
 pub(super) fn split(commit: &Commit) -> (Vec<PageChange>, Vec<(LayerId, Range)>) {
     let mut runs: BTreeMap<(LayerId, u32), [Vec<Run>; 2]> = BTreeMap::new();
     let mut ranges = Vec::new();
