@@ -1,9 +1,9 @@
-//! Folding ranges in the background, a little at a time.
+//! Folds ranges in the background, a few pages at a time.
 //!
 //! Invariants:
-//! - What a range hides is deleted or rewritten before the record goes. Of a layer with a base, the pages that
-//!   would show it again then say themselves that they are empty.
-//! - What is written becomes durable with the next commit; a crash before only repeats the work.
+//! - The pages that a range hides are deleted or rewritten before its record is removed. In a layer
+//!   with a base, pages that would then show the base get an operand that says that they are empty.
+//! - Each step becomes durable with the next commit; a crash before that only repeats the work.
 
 use super::commit::changes::{has_past, put_image};
 use super::commit::draft::Draft;
@@ -20,24 +20,25 @@ use block::{ErrorKind, Lsn, Result};
 use bytes::Bytes;
 use std::ops::Bound;
 
-/// Ranges that are folded at once, and pages that may lie between two of them. Chosen by hand: looking for pages costs
-/// more than what it finds, where a device was trimmed and written here and there since.
+/// Number of ranges that are folded at once, and number of pages that may lie between two of them.
+/// Chosen by hand: on a device with scattered trims and later writes, searching for pages costs
+/// more than folding them.
 const RUN_MAX: (usize, u32) = (256, 64);
 
-/// Pages to fold, what is stored of each, and the page to go on with if there are more.
+/// Pages to fold with their stored values, and the page to continue with if there are more.
 type Hidden = (Vec<(u32, Option<Bytes>)>, Option<u32>);
 
 impl Map {
-    /// Folds the oldest range records a little: rewrites or deletes up to `page_budget` pages that they
-    /// hide, and shortens or drops the records. What it writes becomes durable with the next commit;
-    /// a crash before only repeats the work.
+    /// Folds part of the oldest range records: rewrites or deletes up to `page_budget` pages that
+    /// they hide, and shortens or drops the records. The step becomes durable with the next commit;
+    /// a crash before that only repeats the work.
     ///
     /// # Errors
-    /// As [`Map::commit`].
+    /// Like [`Map::commit`].
     pub async fn fold_ranges(&self, writer: &mut Writer, page_budget: usize) -> Result<FoldReport> {
         self.check(writer)?;
         let ranges = self.ranges();
-        // Layers that failed come last: they must not keep the others from being folded.
+        // Layers that failed come last, so that they do not keep the others from being folded.
         let sound = ranges.iter().find(|(layer, _)| !writer.unfoldable.contains(layer));
         let Some((layer, range)) = sound.or_else(|| ranges.first()) else {
             return Ok(FoldReport::default());
@@ -47,7 +48,7 @@ impl Map {
             false => ranges.run_from(layer, &range, RUN_MAX),
         };
         let mut folded = self.fold_run(writer, page_budget, layer, &run).await;
-        // What is before the damaged one goes all the same.
+        // The damaged page may belong to a later range, so fold the first one alone.
         if run.len() > 1 && folded.as_ref().is_err_and(|error| error.kind() == ErrorKind::Corrupt) {
             folded = self.fold_run(writer, page_budget, layer, &[range]).await;
         }
@@ -59,7 +60,8 @@ impl Map {
         folded
     }
 
-    /// `run` is not empty; of one window, ascending and disjoint. Of a layer with a base, one range.
+    /// Folds a run of ranges. `run` is not empty; its ranges belong to one window, ascending and
+    /// disjoint. In a layer with a base it is a single range.
     pub(super) async fn fold_run(
         &self,
         writer: &mut Writer,
@@ -67,7 +69,7 @@ impl Map {
         layer: LayerId,
         run: &[Range],
     ) -> Result<FoldReport> {
-        // The writer is held, so the ranges are those that the caller saw.
+        // The caller holds the writer, so the ranges have not changed since it read them.
         let State { ranges, layers, .. } = self.state.borrow().clone();
         let snapshots = self.snapshots();
         let living = snapshots.of(layer);
@@ -76,7 +78,7 @@ impl Map {
         let mut draft = Draft::new(self);
         let mut report = CommitReport::default();
         let mut touched = Vec::new();
-        // A record that is dropped counts, too: there may be more.
+        // A dropped record counts as one page, so that the caller continues with the next one.
         let page_count = (hidden.len() as u64).max(1);
         for (index, (page, value)) in hidden.into_iter().enumerate() {
             let key = keys::page_key(layer, page);
@@ -87,7 +89,7 @@ impl Map {
             let (cut, cuts) = (ranges.cut(layer, page), ranges.cuts(layer, page));
             let base = self.base_page(layer, page).await?;
             let folded = pages::fold(&operands, cut);
-            // Without the range it would show what is beneath: also to snapshots of a former layer.
+            // Without the range it would show the base, in a former layer only to snapshots.
             let is_over =
                 operands.is_empty() && base.is_some() && !self.planted.range_uncovers_base;
             let is_shown =
@@ -115,7 +117,8 @@ impl Map {
                     let stored = pages::counted(&operands);
                     let base = base.as_ref().map(|base| &base.runs[..]);
                     draft.recount_over(base, &stored, &folded.runs);
-                    // The page is emptied by the range where it has no newer operand.
+                    // A page without newer operands was emptied by the range and gets the LSN of
+                    // that.
                     let lsn = if folded.runs.is_empty() { lsn } else { folded.last_lsn };
                     let keeps_empty = base.is_some() && (!is_former || is_shown);
                     put_image(&mut draft, &key, lsn, &folded.runs, keeps_empty);
@@ -144,7 +147,8 @@ impl Map {
         fail_point!("fold-written");
         self.space.apply(&[], &[], live_delta);
         let ranges_left = left.len();
-        // The counts first: whoever sees that nothing is left to fold is to see what that has counted out.
+        // Update the counts first: an observer that sees no ranges left must see the counts without
+        // their blocks.
         let none = Fresh { bytes_left: 0, pages: Vec::new() };
         self.apply(none, &[], live, Forget::Nothing);
         self.set_ranges(left);
@@ -153,8 +157,8 @@ impl Map {
         Ok(FoldReport { page_count, ranges_left, ..FoldReport::default() })
     }
 
-    /// The first pages of a run, at most about `page_budget`: those that are stored and, where the layer has a
-    /// base, those that would show it.
+    /// The first pages of a run, at most about `page_budget`: those that are stored, and in a layer
+    /// with a base also those that would show it.
     async fn pages_hidden(
         &self,
         layer: LayerId,
@@ -184,7 +188,7 @@ impl Map {
         while let Some(entry) = scan.next().await.map_err(failed)? {
             let (_, page) = keys::page_of(&entry.key)
                 .ok_or_else(|| keys::corrupt(&entry.key, "not a page key"))?;
-            // Others lie between the ranges.
+            // Skip pages between the ranges.
             let over = run.partition_point(|range| range.last_page < page);
             if !run.get(over).is_some_and(|range| range.covers(page)) {
                 continue;

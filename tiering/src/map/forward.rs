@@ -1,15 +1,17 @@
 //! The clock of the metadata database, which never shows less than the time of its newest write.
 //!
-//! The database takes no write that is older than the newest one. A machine whose clock was ahead for a
-//! while, or that follows one whose clock is, could write nothing until its own has caught up.
+//! The database rejects writes that are older than its newest one. Without this clock, a machine
+//! whose clock was ahead for a while, or that takes over from a machine whose clock is ahead, could
+//! write nothing until its own clock has caught up.
 //!
-//! A clock that jumps forward would make all garbage old enough at once, and with it what is only about to be named: it is
-//! followed no faster than time passes. One that is put back is followed: the database ends, and is opened again.
+//! A clock that jumps forward would make all garbage old enough at once, including tables that are
+//! about to be named. This clock therefore follows it no faster than time passes. It does follow a
+//! clock that is set back: the database ends and is reopened.
 //!
 //! Invariants:
-//! - Nothing of ours depends on the time that is shown. The database finds out by it how old its garbage
-//!   is: of tables, which are named by it; of manifests, whose age the store tells, so that theirs has to
-//!   be longer by as much as this clock is ahead.
+//! - No code of this project depends on the time shown. The database uses it to compute the age of
+//!   its garbage. Tables are named by this clock. The age of manifests comes from the store, so
+//!   their minimum age must be longer by the time that this clock is ahead.
 
 use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
@@ -19,17 +21,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The database waits for a clock that is behind by less. Source: slatedb 0.18 `clock.rs`, which waits for
-/// twice as long, and at most 10 s.
+/// Lag of the clock up to which the database waits for it. Source: slatedb 0.18 `clock.rs`, which
+/// waits for twice that time, and at most 10 s.
 const BEHIND_MAX: Duration = Duration::from_secs(2);
-/// On top of the time of the newest write: its table may have been named later. Chosen by hand.
+/// Added to the time of the newest write, because its table may have been named later. Chosen by
+/// hand.
 const MARGIN: Duration = Duration::from_secs(60);
 
-/// What a clock is corrected by while it goes. Chosen by hand: above what a time service does in steps, far below the
-/// age of garbage.
+/// Correction of a running clock that is followed at once. Chosen by hand: above the steps of a
+/// time service, far below the age of garbage.
 const CORRECTED_MAX: Duration = Duration::from_secs(60);
 
-/// How far the clocks of a test are ahead of the machine's, by now. Clones share it.
+/// How far the clocks of a test are currently ahead of the machine's. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClockShift(Arc<Mutex<Duration>>);
 
@@ -54,13 +57,14 @@ pub(super) struct ForwardClock {
     shift: ClockShift,
 }
 
-/// What is shown of a clock that showed `begun` when this began, that long ago.
+/// The time to show when the machine's clock shows `wall`, `passed` after it showed `begun`.
 fn shown(wall: DateTime<Utc>, begun: DateTime<Utc>, passed: Duration) -> DateTime<Utc> {
     wall.min(begun + passed + CORRECTED_MAX)
 }
 
 impl ForwardClock {
-    /// It shows more than `not_before`, in milliseconds since 1970, and is ahead by `shift` in tests.
+    /// Creates a clock that shows more than `not_before`, in milliseconds since 1970, and is ahead
+    /// by `shift` in tests.
     pub(super) fn new(not_before: Option<i64>, shift: ClockShift) -> ForwardClock {
         let inner = DefaultSystemClock::new();
         let behind = not_before.unwrap_or(i64::MIN).saturating_sub(inner.now().timestamp_millis());
@@ -73,7 +77,7 @@ impl ForwardClock {
         ForwardClock { inner, begun, behind, ahead, shift }
     }
 
-    /// Says it where the machine's clock is behind.
+    /// Logs a warning if the machine's clock is behind.
     pub(super) fn tell(&self) {
         if self.behind > BEHIND_MAX {
             tracing::warn!(
@@ -83,7 +87,7 @@ impl ForwardClock {
         }
     }
 
-    /// How far it is ahead of this machine's.
+    /// Time by which it is ahead of the machine's clock.
     pub(super) fn ahead(&self) -> Duration {
         self.ahead + self.shift.get()
     }

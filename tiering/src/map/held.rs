@@ -1,7 +1,9 @@
-//! What only one snapshot holds: what would come back if it alone were removed. For people; nothing depends on it.
+//! Space held by a single snapshot: the blocks that would be freed if it alone were removed. This
+//! is information for people; nothing depends on it.
 //!
-//! A place that a block has in two states of a page it has in all states between them, so a look at the state before
-//! and the one after tells; where blocks are deduplicated, all states are looked at. What other volumes have is not.
+//! A block that has the same place in two states of a page has it in all states between them, so
+//! each state is compared only with the one before and the one after. With deduplication all states
+//! are compared. Other volumes are not examined.
 
 use super::history::{self, Copy, History};
 use super::keys::{self, copy_key, copy_of, kept_key};
@@ -22,12 +24,12 @@ struct Shown {
 }
 
 impl Map {
-    /// Bytes of the store that each snapshot of a layer alone holds, estimated from the average block of each segment.
-    /// Walks the pages that have changed since the oldest one. What a range hides that is not folded yet is not
-    /// found.
+    /// Bytes in the store that each snapshot of a layer holds alone, estimated from the average
+    /// block of each segment. Walks the pages that have changed since the oldest snapshot. Blocks
+    /// that are hidden by a range which is not folded yet are not found.
     ///
     /// # Errors
-    /// As [`Map::page`].
+    /// Like [`Map::page`].
     pub async fn held_bytes(&self, layer: LayerId) -> Result<BTreeMap<Lsn, u64>> {
         let living = self.snapshots().of(layer).to_vec();
         let blocks = self.held_blocks(layer, &living).await?;
@@ -35,7 +37,7 @@ impl Map {
         for ((snapshot, segment), count) in blocks {
             let record = match self.segment(segment).await {
                 Ok(record) => record,
-                // Reclaimed since the page was read.
+                // It was reclaimed after the page was read.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
             };
@@ -45,7 +47,7 @@ impl Map {
         Ok(held)
     }
 
-    /// Blocks that each snapshot alone holds, by segment.
+    /// Blocks that each snapshot holds alone, by segment.
     pub(crate) async fn held_blocks(
         &self,
         layer: LayerId,
@@ -59,7 +61,7 @@ impl Map {
                 let (before, history) = self.history(layer, number, true).await?;
                 let cuts = self.ranges().cuts(layer, number);
                 let mut all = shown(&history, &cuts, living);
-                // Whoever reads the newest state is one more who shows something.
+                // The newest state is shown, too.
                 all.push(Shown { snapshots: Vec::new(), runs: before.page.runs.to_vec() });
                 let base = before.base_runs().unwrap_or_default();
                 for (index, one) in all.iter().enumerate() {
@@ -70,7 +72,7 @@ impl Map {
                     };
                     let mut others: Vec<usize> =
                         (0..all.len()).filter(|other| is_compared(*other)).collect();
-                    // The nearest ones have most in common.
+                    // Start with the nearest states, which have the most in common.
                     others.sort_by_key(|other| other.abs_diff(index));
                     for other in others {
                         if only.is_empty() {
@@ -89,7 +91,8 @@ impl Map {
         Ok(blocks)
     }
 
-    /// Some pages from `first` on of which snapshots may show more than the newest state, and where to go on.
+    /// Some pages from `first` on whose snapshots may show more than the newest state, and the page
+    /// to continue with.
     async fn changed_pages(
         &self,
         layer: LayerId,
@@ -121,7 +124,8 @@ impl Map {
     }
 }
 
-/// The states that snapshots, ascending, show of a page, oldest first; without those that it has none of its own for.
+/// The states of a page that snapshots (ascending) show, oldest first. Snapshots for which the page
+/// has no state of its own are left out.
 fn shown(history: &History, ranges: &[Lsn], living: &[Lsn]) -> Vec<Shown> {
     let mut all: Vec<Shown> = Vec::new();
     let mut last: Option<State> = None;
@@ -143,12 +147,12 @@ fn shown(history: &History, ranges: &[Lsn], living: &[Lsn]) -> Vec<Shown> {
     all
 }
 
-/// Which state a snapshot shows.
+/// Identifies the state that a snapshot shows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// That of a copy.
+    /// The state of a copy.
     Copy(usize),
-    /// That of the operands up to this LSN.
+    /// The state of the operands up to this LSN.
     Operands(Lsn),
 }
 

@@ -1,27 +1,29 @@
-//! What is stored of a page that snapshots show, too. Pure: lists in, lists out.
+//! The stored contents of a page, including those that only snapshots show. This code is pure:
+//! lists in, lists out.
 //!
-//! The operands of a page go on as if there were no snapshots, and an operand keeps its LSN: what a snapshot
-//! at LSN `s` shows of the page is what the operands up to `s` assign, as long as they are there. Before
-//! they are replaced by an image, the states that snapshots still need are put into *copies*. A copy shows
-//! the page as it was from one LSN (`since`) to another (`until`), both included.
+//! Operands are added to a page as if there were no snapshots, and an operand keeps its LSN. A
+//! snapshot at LSN `s` shows the result of the operands up to `s` as long as they are there. Before
+//! they are replaced by an image, the states that snapshots still need are put into *copies*. A
+//! copy shows the page as it was from one LSN (`since`) to another (`until`), both included.
 //!
 //! Invariants:
-//! - A snapshot at `s` shows the first copy whose `until` is not below `s`, if its `since` is not above `s`;
-//!   where it is above, the page was empty. Without such a copy it shows the operands up to `s`.
-//! - A block is counted as live once for each place that it has in the states of a page: by the newest
-//!   state that has it there. The newest copy is followed by the first image of the operands, and operands
-//!   that [keep](pages::OperandKind::Delta) count what they replace until an image takes their place. So what is
-//!   counted follows from what is stored, and from nothing else.
+//! - A snapshot at `s` shows the first copy whose `until` is not below `s`. If the copy's `since`
+//!   is above `s`, the page was empty. Without such a copy, the snapshot shows the operands up to
+//!   `s`.
+//! - A block is counted as live once for each place that it has in the states of a page, by the
+//!   newest state that has it there. The first image of the operands follows the newest copy, and
+//!   operands that [keep](pages::OperandKind::Delta) count the blocks that they replace until an
+//!   image takes their place. The counts thus follow from the stored contents alone.
 
 use super::pages::{self, Operand, Page, Run};
 use block::Lsn;
 
-/// A page as it was for a while.
+/// A page as it was for some time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copy {
     /// LSN of the newest snapshot that shows it.
     pub until: Lsn,
-    /// LSN of what changed the page last before that.
+    /// LSN of the change that produced this state.
     pub since: Lsn,
     /// Sorted and disjoint.
     pub runs: Vec<Run>,
@@ -30,7 +32,7 @@ pub struct Copy {
 /// A page with its past.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// Everything that is stored under the page's own key, oldest first.
+    /// All operands under the page's own key, oldest first.
     pub operands: Vec<Operand>,
     /// Copies, oldest first: all of them, or the newest.
     pub copies: Vec<Copy>,
@@ -45,7 +47,7 @@ impl History {
         runs
     }
 
-    /// Every run that is stored, in no order, some of them more than once.
+    /// Every stored run, in no order, some of them more than once.
     #[must_use]
     pub fn stored(&self) -> Vec<Run> {
         let mut runs = pages::counted(&self.operands);
@@ -56,7 +58,7 @@ impl History {
     }
 }
 
-/// What follows the newest copy.
+/// The state that follows the newest copy.
 #[must_use]
 pub fn base(operands: &[Operand]) -> &[Run] {
     match operands.first() {
@@ -65,7 +67,7 @@ pub fn base(operands: &[Operand]) -> &[Run] {
     }
 }
 
-/// Runs whose blocks copies count as live, where `base` follows the newest.
+/// Runs whose blocks copies count as live, if `base` follows the newest copy.
 #[must_use]
 pub fn counted_copies(copies: &[Copy], base: &[Run]) -> Vec<Run> {
     let mut runs = Vec::new();
@@ -76,8 +78,8 @@ pub fn counted_copies(copies: &[Copy], base: &[Run]) -> Vec<Run> {
     runs
 }
 
-/// Snapshots among `living`, ascending, that show operands of the page which are not its newest state at
-/// `lsn`.
+/// Snapshots among `living` (ascending) that show operands of the page other than its newest state
+/// at `lsn`.
 #[must_use]
 pub fn showing<'a>(page: &Page, living: &'a [Lsn], lsn: Lsn) -> &'a [Lsn] {
     let end = living.partition_point(|snapshot| *snapshot < lsn);
@@ -85,7 +87,8 @@ pub fn showing<'a>(page: &Page, living: &'a [Lsn], lsn: Lsn) -> &'a [Lsn] {
     if page.operand_count == 0 { &[] } else { &living[start..end] }
 }
 
-/// As [`showing`], of a page over a base of which nothing is stored: those that see it hidden by a range.
+/// Like [`showing`], for a page over a base of which nothing is stored: the snapshots that see it
+/// hidden by a range.
 #[must_use]
 pub fn showing_hidden<'a>(ranges: &[Lsn], living: &'a [Lsn], lsn: Lsn) -> &'a [Lsn] {
     let Some(first) = ranges.first() else { return &[] };
@@ -94,16 +97,16 @@ pub fn showing_hidden<'a>(ranges: &[Lsn], living: &'a [Lsn], lsn: Lsn) -> &'a [L
     &living[start..end]
 }
 
-/// Whether a page stores anything that was there at an LSN, and be it that it was empty: otherwise it shows
-/// what is beneath its layer.
+/// Whether a page had a state of its own at an LSN, even an empty one. Otherwise it shows the base
+/// of its layer.
 #[must_use]
 pub fn is_own_at(operands: &[Operand], ranges: &[Lsn], at: Lsn) -> bool {
     operands.first().is_some_and(|first| first.lsn <= at)
         || ranges.first().is_some_and(|range| *range <= at)
 }
 
-/// What the operands show at an LSN; `ranges` are the LSNs of the range records that cover the page,
-/// ascending.
+/// The state that the operands show at an LSN. `ranges` are the LSNs of the range records that
+/// cover the page, ascending.
 #[must_use]
 pub fn state_at(operands: &[Operand], ranges: &[Lsn], at: Lsn) -> Vec<Run> {
     let count = operands.partition_point(|operand| operand.lsn <= at);
@@ -113,8 +116,8 @@ pub fn state_at(operands: &[Operand], ranges: &[Lsn], at: Lsn) -> Vec<Run> {
     runs
 }
 
-/// The copies without which these snapshots, ascending, would lose what operands show them. Over a base, they
-/// say of a page that it was empty, too.
+/// The copies needed to preserve the states that operands show to these snapshots (ascending). Over
+/// a base, a copy may also say that the page was empty.
 #[must_use]
 pub fn copies_needed(
     operands: &[Operand],
@@ -143,7 +146,8 @@ pub fn copies_needed(
     copies
 }
 
-/// Some living snapshot, ascending, shows a copy; `before` is the `until` of the copy before it.
+/// Whether a living snapshot (ascending) shows a copy. `before` is the `until` of the previous
+/// copy.
 #[must_use]
 pub fn is_shown(copy: &Copy, before: Lsn, living: &[Lsn]) -> bool {
     let first = copy.since.max(before.next());

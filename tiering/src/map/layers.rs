@@ -1,14 +1,15 @@
-//! Layers: generations of a volume's map, and what they are made of.
+//! Layers: generations of a volume's map, and the layers that they were made from.
 //!
 //! Invariants:
-//! - The first layer of a volume has the volume's id as its number; each rollback adds one, `2^32` higher. No
-//!   number is ever used again, and a layer's parent never changes.
-//! - A layer with a base shows what its parent showed at the base's LSN in every page of which it stores
-//!   nothing and that no range of its own hides. A page of which it stores anything is its own: the first
-//!   operand is an image of all of it, also where that is empty.
-//! - What a page stores is never of a layer above it: blocks that were written for a layer are named by it and
-//!   by layers below it only, whatever became of the base meanwhile.
-//! - A former layer is its volume's no more: its newest state is shown by nobody, its snapshots are.
+//! - The number of a volume's first layer is the volume's id. Each rollback adds a layer whose
+//!   number is `2^32` higher. No number is ever used again, and a layer's parent never changes.
+//! - In every page of which it stores nothing, and that no range of its own hides, a layer with a
+//!   base shows the parent as of the base's LSN. A page of which the layer stores anything is its
+//!   own: the first operand is an image of the whole page, even if it is empty.
+//! - A page never stores blocks of a layer below its own: blocks written for a layer are named only
+//!   by this layer and by layers below it, even if these no longer have a base.
+//! - A former layer is no longer the current one of its volume: its snapshots can be read, but not
+//!   its newest state.
 
 use super::keys::{corrupt, layer_key};
 use block::units::{array_at, u32_at, u64_at};
@@ -16,10 +17,10 @@ use block::{Lsn, Result, VolumeId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Of layers that have no parent and are not former.
+/// Version for layers that have no parent and are not former.
 const LAYER_VERSION: u8 = 1;
 const LAYER_BYTES: usize = 1 + 4 + 8;
-/// Of the others.
+/// Version for all other layers.
 const LAYER_VERSION_BASED: u8 = 2;
 const LAYER_BYTES_BASED: usize = LAYER_BYTES + 8 + 8 + 4 + 1;
 const FLAG_PROMOTED: u8 = 1;
@@ -36,7 +37,7 @@ impl LayerId {
         LayerId(volume.0.into())
     }
 
-    /// The volume that it is, or was, a layer of.
+    /// The volume whose layer it is or was.
     #[must_use]
     pub fn volume(self) -> VolumeId {
         VolumeId((self.0 & u64::from(u32::MAX)) as u32)
@@ -55,34 +56,35 @@ impl std::fmt::Display for LayerId {
     }
 }
 
-/// What a layer shows of its parent.
+/// The part of its parent that a layer shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// As of this LSN, at which the parent has, or had, a snapshot. Not 0.
+    /// LSN as of which the parent is shown, and at which it has or had a snapshot. Not 0.
     pub lsn: Lsn,
-    /// Pages below are the layer's own: it is promoted up to here.
+    /// Pages below this number are the layer's own: it is promoted up to here.
     pub next_page: u32,
-    /// It is being promoted: made independent of its parent.
+    /// The layer is being promoted, which makes it independent of its parent.
     pub is_promoted: bool,
 }
 
-/// What is stored of a layer; written with the first page or range of the layer, or when it is made.
+/// The stored record of a layer, written with the first page or range of the layer, or when it is
+/// made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerRecord {
     /// The volume that the layer was made for.
     pub volume: VolumeId,
     /// The layer that it was made from.
     pub parent: Option<LayerId>,
-    /// What it shows of that.
+    /// The part of the parent that it shows.
     pub base: Option<Base>,
-    /// Snapshots of the volume behind this LSN are of this layer or of a later one.
+    /// Snapshots of the volume after this LSN belong to this layer or to a later one.
     pub since: Lsn,
-    /// See the module.
+    /// Its newest state is not read any more: see the module.
     pub is_former: bool,
 }
 
 impl LayerRecord {
-    /// Of a volume that was made from nothing.
+    /// The record of a volume that was not made from another one.
     #[must_use]
     pub fn plain(volume: VolumeId) -> LayerRecord {
         LayerRecord { volume, parent: None, base: None, since: Lsn::NONE, is_former: false }
@@ -176,7 +178,7 @@ impl LayerList {
         LayerList(Arc::new(Layers { records, children, current }))
     }
 
-    /// With these records in place of what they replace.
+    /// A list with these records added or replaced.
     pub(super) fn with(
         &self,
         records: impl IntoIterator<Item = (LayerId, LayerRecord)>,
@@ -203,7 +205,7 @@ impl LayerList {
         self.0.records.iter().map(|(layer, record)| (*layer, record))
     }
 
-    /// Some volume has more than its first layer.
+    /// Whether some volume has more than its first layer.
     #[must_use]
     pub(super) fn has_later(&self) -> bool {
         !self.0.current.is_empty()
@@ -216,7 +218,7 @@ impl LayerList {
         newest.unwrap_or_else(|| LayerId::of_volume(volume))
     }
 
-    /// The layer of which a volume's snapshot at an LSN is.
+    /// The layer of a volume's snapshot at an LSN.
     #[must_use]
     pub fn at(&self, volume: VolumeId, at: Lsn) -> LayerId {
         let mut found = LayerId::of_volume(volume);
@@ -232,7 +234,7 @@ impl LayerList {
         found
     }
 
-    /// Whose page, and as of which LSN, a layer shows where it has nothing of its own.
+    /// The layer, and the LSN in it, of the page that a layer shows if it has no page of its own.
     #[must_use]
     pub fn base(&self, layer: LayerId, page: u32) -> Option<(LayerId, Lsn)> {
         let record = self.get(layer)?;
@@ -240,13 +242,14 @@ impl LayerList {
         Some((record.parent?, base.lsn))
     }
 
-    /// A page of which nothing is stored may show something all the same, to whoever reads the newest state.
+    /// Whether the newest state of a page may show blocks although the layer stores nothing of the
+    /// page.
     #[must_use]
     pub fn shows_base(&self, layer: LayerId, page: u32) -> bool {
         self.get(layer).is_some_and(|record| !record.is_former) && self.base(layer, page).is_some()
     }
 
-    /// The layers that a layer's base is made of, from its parent upwards: those that it shows something of.
+    /// The layers that a layer shows parts of, from its parent upwards.
     #[must_use]
     pub fn bases(&self, layer: LayerId) -> Vec<LayerId> {
         let mut found = Vec::new();
@@ -258,7 +261,8 @@ impl LayerList {
         found
     }
 
-    /// The layers that what volumes show may have been written for: theirs, and those that these were made from.
+    /// The layers that the volumes' blocks may have been written for: those of the volumes, and the
+    /// layers these were made from.
     pub(crate) fn needed_by(
         &self,
         volumes: &BTreeSet<VolumeId>,
@@ -289,14 +293,14 @@ impl LayerList {
         false
     }
 
-    /// How many layers a layer was made from, one after the other.
+    /// Number of ancestors of a layer.
     #[must_use]
     pub fn height(&self, layer: LayerId) -> usize {
         let parent = |layer: &LayerId| self.get(*layer).and_then(|record| record.parent);
         std::iter::successors(parent(&layer), parent).count()
     }
 
-    /// The layers that were made from a layer, directly or not, each after the one that it was made from.
+    /// The layers that were made from a layer, directly or not, parents before their children.
     #[must_use]
     pub fn descendants(&self, layer: LayerId) -> Vec<LayerId> {
         let mut found = Vec::new();

@@ -1,11 +1,11 @@
-//! Opening the map: for its owner, for a reader, and over another handle of the same database.
+//! Opening the map: for its owner, for a reader, or over another handle of the same database.
 //!
 //! Invariants:
-//! - An owner commits its epoch before anything else; a map in which a higher epoch has committed is
-//!   not opened for writing.
-//! - Another handle takes the place of the one before only if it shows the same database, to an owner
-//!   in no older state than was known to be durable. Where it does not, nothing changes.
-//! - Nothing that was read from the state before is cached beside the new one.
+//! - An owner commits its epoch before anything else. A map in which a higher epoch has committed
+//!   is not opened for writing.
+//! - A new handle replaces the previous one only if it shows the same database, and for an owner
+//!   only if its state is not older than the one known to be durable. Otherwise nothing changes.
+//! - Nothing read from the previous state is cached beside the new one.
 
 use super::clock_cache::ClockCache;
 use super::database::Database;
@@ -32,10 +32,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::watch;
 
 impl Map {
-    /// Opens the map in `db`, making it if the database is empty, and commits that `epoch` owns it.
+    /// Opens the map in `db`, creating it if the database is empty, and commits that `epoch` owns
+    /// it.
     ///
     /// # Errors
-    /// `Fenced` if a higher epoch has committed; `Corrupt`, also for a key of another pool;
+    /// `Fenced` if a higher epoch has committed; `Corrupt`, also for the key of another pool;
     /// `Unsupported` for the metadata of a later version.
     pub async fn open(
         db: Arc<Database>,
@@ -62,13 +63,13 @@ impl Map {
         Ok((Map::new(db, opener, &root, options, loaded), Writer::new(root)))
     }
 
-    /// Goes on with another handle of the same database, which has fenced the one before. What that
-    /// one held and had not made durable is forgotten; `writer` is well again. Reads see the one
-    /// state or the other, never a mixture.
+    /// Replaces the database by another handle of the same database, which has fenced the previous
+    /// one. Changes that the previous handle held but had not made durable are forgotten. `writer`
+    /// accepts commits again. Reads see either the old or the new state, never a mixture.
     ///
     /// # Errors
     /// `Fenced` if a higher epoch has committed; `Corrupt` if it is another database, or an older
-    /// state of it; what the database says. Nothing has changed then.
+    /// state of it; database errors. Nothing has changed then.
     pub async fn reopen(
         &self,
         writer: &mut Writer,
@@ -86,7 +87,7 @@ impl Map {
             return Err(keys::corrupt(ROOT_KEY, what));
         }
         let loaded = Loaded::load(&db, &self.opener).await?;
-        // A commit whose end nobody has heard of may have changed its features.
+        // A commit with an unknown outcome may have changed its features.
         self.opener.set_header(header);
         let root =
             commit_root(&db, &self.opener, Root { epoch, ..root }, WriteBatch::new()).await?;
@@ -100,7 +101,7 @@ impl Map {
     /// Opens the map as it is, without writing anything. The writer refuses every change.
     ///
     /// # Errors
-    /// `NotFound` when there is no map; as [`Map::open`].
+    /// `NotFound` if there is no map; those of [`Map::open`].
     pub async fn read_only(
         db: Arc<Database>,
         pool_key: &PoolKey,
@@ -114,10 +115,10 @@ impl Map {
         Ok((Map::new(db, opener, &root, options, loaded), Writer::new(root)))
     }
 
-    /// A reader goes on with the newest state of the database.
+    /// Moves a reader to the newest state of the database.
     ///
     /// # Errors
-    /// As [`Map::read_only`]; nothing has changed then.
+    /// Like [`Map::read_only`]; nothing has changed then.
     pub async fn refresh(&self, db: Arc<Database>, pool_key: &PoolKey) -> Result<()> {
         let found = Self::find_root(&db, pool_key).await?;
         let Some((header, root)) = found.filter(|(header, _)| self.opener.is_for(header)) else {
@@ -131,7 +132,8 @@ impl Map {
         Ok(())
     }
 
-    /// Puts another state in the place of the present one, unless there is to be none: `false`.
+    /// Replaces the current state. Returns `false`, without replacing it, if the map's health is
+    /// final.
     fn replace(&self, db: Arc<Database>, loaded: Loaded, root: &Root) -> bool {
         let Loaded { ranges, layers, volume_records, asides, snapshots, prunes, found } = loaded;
         let has_later = layers.has_later();
@@ -144,8 +146,8 @@ impl Map {
             is_open
         });
         if is_replaced {
-            // Before the caches are emptied: what was read from the state before is not cached any
-            // more.
+            // Before the caches are emptied: this stops pages read from the previous state from
+            // being cached.
             self.generation.fetch_add(1, Ordering::SeqCst);
             self.pages.retain(|_| false);
             self.segments.retain(|_| false);
@@ -162,10 +164,10 @@ impl Map {
         is_replaced
     }
 
-    /// Whether `epoch` may open the map for writing.
+    /// Checks that `epoch` may open the map for writing.
     ///
     /// # Errors
-    /// As [`Map::open`].
+    /// Like [`Map::open`].
     pub async fn check_owner(db: &Database, pool_key: &PoolKey, epoch: Epoch) -> Result<()> {
         match Self::find_root(db, pool_key).await? {
             Some((header, root)) => {
@@ -175,14 +177,14 @@ impl Map {
         }
     }
 
-    /// Header and root record; `None` for a new database.
+    /// Reads the header and the root record; `None` for a new database.
     async fn find_root(db: &Database, pool_key: &PoolKey) -> Result<Option<(Header, Root)>> {
         let header = get(db, HEADER_KEY).await?;
         match (header, get(db, ROOT_KEY).await?) {
             (Some(bytes), Some(root)) => {
                 let header = Header::decode(&bytes)?;
                 let opened = Opener::new(header, pool_key).open_one(ROOT_KEY, &root);
-                // Its owner may have made its first snapshot between the two.
+                // The owner may have committed its first snapshot between the two reads.
                 if opened.is_err() && get(db, HEADER_KEY).await?.is_some_and(|now| now != bytes) {
                     return Box::pin(Self::find_root(db, pool_key)).await;
                 }
@@ -229,7 +231,7 @@ impl Map {
     }
 }
 
-/// What is kept in memory of the records beside the pages.
+/// Records, other than pages, that are kept in memory.
 struct Loaded {
     ranges: RangeList,
     layers: LayerList,
@@ -296,7 +298,7 @@ impl Loaded {
             let volume = volume_of(key).ok_or_else(|| keys::corrupt(key, "not a volume key"))?;
             match opener.open_one(key, value).and_then(|plain| decode_found(volume, &plain)) {
                 Ok(one) => drop(found.insert(volume, one)),
-                // Nothing depends on it: fsck names it.
+                // Nothing depends on this record; fsck reports it.
                 Err(error) => tracing::debug!(error = %error.chain(), "passed over"),
             }
             Ok(())
@@ -323,7 +325,7 @@ async fn scan(
     Ok(())
 }
 
-/// Commits `batch` and the next root record: how a map is opened. Returns the root.
+/// Commits `batch` and the next root record, as every opening for writing does. Returns the root.
 async fn commit_root(
     db: &Database,
     opener: &Opener,
@@ -364,7 +366,8 @@ mod tests {
         let (_owner, writer) = Map::open(db.clone(), &key, algorithm, Epoch(1), map).await.unwrap();
         let reader = Database::read_only(store.clone(), &options).await.unwrap();
         let (before, first) = (reader.objects(), writer.root().commit_number);
-        // It looks for a newer state at once; a later reader that has found one shows that there was the time to.
+        // The reader looks for a newer state at once. A later reader that finds one shows that it
+        // had time to.
         let (header, mut root) = Map::find_root(&db, &key).await.unwrap().unwrap();
         let opener = Opener::new(header, &key);
         for _ in 0..20 {

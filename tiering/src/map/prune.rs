@@ -1,12 +1,12 @@
-//! Dropping what only removed snapshots showed, a little at a time: first copies that nobody shows any more,
-//! then what pages go on counting as live for them.
+//! Drops contents that only removed snapshots showed, a few pages at a time: first the copies that
+//! no snapshot shows any more, then the replaced blocks that pages still count as live for them.
 //!
 //! Invariants:
-//! - A copy is dropped only when no living snapshot shows it, by what is stored and nothing else.
-//! - What a copy counts as live is counted out in the batch that deletes it, unless the copy before it
-//!   has the same.
-//! - The prune record says where to go on: a restart repeats a step at most.
-//! - A layer in which something does not verify does not hold up the others.
+//! - A copy is dropped only if no living snapshot shows it, judged by the stored contents alone.
+//! - The blocks that a copy counts as live are counted out in the batch that deletes it, unless the
+//!   previous copy has them, too.
+//! - The prune record says where to continue, so a restart repeats at most one step.
+//! - A layer with contents that do not verify does not hold up the others.
 
 use super::commit::draft::Draft;
 use super::commit::{Fresh, PageId};
@@ -21,16 +21,16 @@ use block::{ErrorKind, Lsn, Result};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// What a step of pruning did.
+/// Counts of one step of pruning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PruneReport {
-    /// Copies and pages that were looked at.
+    /// Copies and pages visited.
     pub looked_count: u64,
     /// Copies dropped.
     pub dropped_count: u64,
-    /// Pages that count no more than they have.
+    /// Pages that now count only the blocks that they have.
     pub settled_count: u64,
-    /// Layers that are still to be pruned.
+    /// Layers that still have to be pruned.
     pub layers_left: usize,
 }
 
@@ -43,11 +43,12 @@ struct PageCopies {
 type Touched = Vec<(PageId, Option<Arc<Page>>)>;
 
 impl Map {
-    /// Looks at the copies of some pages, about `budget`, or at some pages, of a layer of which a snapshot was
-    /// removed. What it drops is durably gone with the next commit; a crash before only repeats the work.
+    /// Visits the copies of some pages, about `budget`, or some pages, of a layer that lost a
+    /// snapshot. Deletions become durable with the next commit; a crash before that only repeats
+    /// the work.
     ///
     /// # Errors
-    /// As [`Map::commit`].
+    /// Like [`Map::commit`].
     pub async fn prune(&self, writer: &mut Writer, budget: usize) -> Result<PruneReport> {
         self.check(writer)?;
         let next = {
@@ -103,7 +104,7 @@ impl Map {
         Ok(report)
     }
 
-    /// Drops copies. Returns the page to go on with, if there may be more.
+    /// Drops copies. Returns the page to continue with, if there may be more.
     async fn prune_copies(
         &self,
         draft: &mut Draft<'_>,
@@ -134,7 +135,8 @@ impl Map {
             for copy in copies.iter().filter(|copy| !left.contains(copy)) {
                 draft.delete(&copy_key(layer, page, copy.until));
             }
-            // A page that is empty says so only while it has copies, or while a base would show instead.
+            // An operand that says that a page is empty is needed only while the page has copies,
+            // or while a base would show instead.
             let history = History { operands, copies: left };
             let is_unseen = || {
                 let first = history.operands.first().map(|image| image.lsn);
@@ -149,7 +151,8 @@ impl Map {
         Ok((next_page, touched))
     }
 
-    /// Gives an image to pages that count what nobody shows any more. Returns the page to go on with.
+    /// Gives an image to pages that count blocks which no snapshot shows any more. Returns the page
+    /// to continue with.
     async fn settle_kept(
         &self,
         draft: &mut Draft<'_>,
@@ -198,7 +201,8 @@ impl Map {
         Ok((next, touched))
     }
 
-    /// The copies of some pages from `first` on, and the page to go on with, if there may be more.
+    /// The copies of some pages from `first` on, and the page to continue with, if there may be
+    /// more.
     async fn copies_from(
         &self,
         db: &super::Database,
@@ -225,13 +229,13 @@ impl Map {
     }
 }
 
-/// Those that living snapshots show.
+/// The copies that living snapshots show.
 fn needed(copies: &[Copy], living: &[Lsn], is_planted: bool) -> Vec<Copy> {
     let mut before = Lsn::NONE;
     let mut left = Vec::with_capacity(copies.len());
     for copy in copies {
         let is_its = living.contains(&copy.until);
-        // A copy that goes leaves its snapshots to nobody: it has none.
+        // A dropped copy has no snapshots that the next copy could take over.
         if history::is_shown(copy, before, living) && (is_its || !is_planted) {
             left.push(copy.clone());
         }

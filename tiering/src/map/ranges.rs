@@ -1,12 +1,14 @@
 //! Range records: large trims, zeroes and the end of a volume as one record each.
 //!
-//! A range hides what windows up to its own LSN assigned to whole pages. It is folded in the
-//! background: hidden pages are deleted or rewritten, the record is shortened, at last dropped.
+//! A range hides blocks that windows up to its own LSN assigned to whole pages. It is folded in the
+//! background: hidden pages are deleted or rewritten, and the record is shortened and finally
+//! dropped.
 //!
 //! Invariants:
 //! - A range covers whole pages; the edges of a trim are operands of their pages.
-//! - The list is bounded by [`RANGE_COUNT_MAX`] and [`WINDOW_COUNT_MAX`]; a writer that would pass them folds first.
-//! - A lookup that took the list before it read the page sees a state that once was.
+//! - [`RANGE_COUNT_MAX`] and [`WINDOW_COUNT_MAX`] bound the list; a writer that would exceed them
+//!   folds first.
+//! - A lookup that takes the list before it reads the page sees a state that once existed.
 
 use super::keys::{corrupt, range_key};
 use super::layers::LayerId;
@@ -15,14 +17,16 @@ use block::{Lsn, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Ranges that may wait to be folded, over all layers; the newest window's may go beyond. Chosen by hand: 1.3 MiB of memory.
+/// Ranges that may wait to be folded, over all layers; the newest window may exceed it. Chosen by
+/// hand: 1.3 MiB of memory.
 pub const RANGE_COUNT_MAX: usize = 65_536;
 
-/// Windows of which ranges may wait, over all layers: a page load looks for each of them. Chosen by hand: some 10 us.
+/// Windows whose ranges may wait, over all layers; loading a page searches each of them. Chosen by
+/// hand: about 10 us.
 pub const WINDOW_COUNT_MAX: usize = 1024;
 
-/// Whole pages from which a trim becomes a range record rather than one change a page. Chosen by
-/// hand: below it, touching the pages at once costs less than folding them later.
+/// Whole pages from which a trim becomes a range record instead of one change per page. Chosen by
+/// hand: below it, changing the pages at once costs less than folding them later.
 pub const RANGE_PAGES_MIN: u32 = 16;
 
 const RANGE_VERSION: u8 = 1;
@@ -33,7 +37,7 @@ const RANGE_BYTES: usize = 1 + 4 + 4;
 pub struct Range {
     /// LSN of the window that made it.
     pub lsn: Lsn,
-    /// Tells the ranges of one window apart.
+    /// Distinguishes the ranges of one window.
     pub ordinal: u32,
     /// First page hidden.
     pub first_page: u32,
@@ -42,7 +46,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// The page is hidden.
+    /// Whether the page is hidden.
     #[must_use]
     pub fn covers(&self, page: u32) -> bool {
         self.first_page <= page && page <= self.last_page
@@ -76,16 +80,16 @@ impl Range {
     }
 }
 
-/// What one window has left in a layer. Cheap to clone.
+/// The remaining ranges of one window in a layer. Cheap to clone.
 #[derive(Clone, Debug)]
 struct WindowRanges {
-    /// The first that is left, which may have been shortened.
+    /// The first remaining range, which may have been shortened.
     first: Range,
-    /// All that there were, by page.
+    /// All ranges of the window, by page.
     all: Arc<[Range]>,
-    /// Where the first one is in `all`.
+    /// Index of the first remaining range in `all`.
     at: usize,
-    /// As all are that one window makes: no two share a page.
+    /// No two ranges share a page. This holds for every set of ranges that one window makes.
     is_disjoint: bool,
 }
 
@@ -118,7 +122,7 @@ impl WindowRanges {
         self.first.covers(page) || rest.get(next).is_some_and(|range| range.covers(page))
     }
 
-    /// Without the first one; `None` when it was the last.
+    /// The ranges without the first one; `None` if that was the last.
     fn shifted(&self) -> Option<WindowRanges> {
         let first = *self.rest().first()?;
         Some(WindowRanges { first, at: self.at + 1, ..self.clone() })
@@ -127,8 +131,8 @@ impl WindowRanges {
 
 type Windows = BTreeMap<Lsn, WindowRanges>;
 
-/// The ranges of a pool that wait to be folded. Cheap to clone; a look at a page, and to shorten or drop the first range
-/// of a window, costs little however many there are.
+/// The ranges of a pool that wait to be folded. Cheap to clone. Looking up a page and shortening or
+/// dropping the first range of a window cost little however many ranges there are.
 #[derive(Clone, Debug, Default)]
 pub struct RangeList {
     layers: Arc<BTreeMap<LayerId, Windows>>,
@@ -137,19 +141,19 @@ pub struct RangeList {
 }
 
 impl RangeList {
-    /// Ranges over all layers.
+    /// Number of ranges over all layers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Nothing waits to be folded.
+    /// Whether nothing waits to be folded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// As many more fit, of one window.
+    /// Whether these ranges of one window fit.
     #[must_use]
     pub fn has_room_for(&self, new: &[(LayerId, Range)]) -> bool {
         let layers: BTreeSet<LayerId> = new.iter().map(|(layer, _)| *layer).collect();
@@ -200,7 +204,7 @@ impl RangeList {
                 let windows = layers.entry(layer).or_default();
                 let only = ranges.values().next().filter(|_| ranges.len() == 1).copied();
                 match (windows.get_mut(&lsn), only) {
-                    // The first was shortened.
+                    // The first range was shortened.
                     (Some(old), Some(new))
                         if new.ordinal == old.first.ordinal
                             && old.first.covers(new.first_page)
@@ -220,7 +224,7 @@ impl RangeList {
         })
     }
 
-    /// Leaves out some ranges of a layer.
+    /// Removes some ranges of a layer.
     #[must_use]
     pub fn without(&self, layer: LayerId, gone: &[Range]) -> RangeList {
         self.edited(|layers| {
@@ -244,8 +248,8 @@ impl RangeList {
         })
     }
 
-    /// A range and those of its window that follow it closely, ascending: at most `count_max`, each at most `gap_pages` behind
-    /// the one before.
+    /// A range and those of its window that follow it closely, ascending: at most `count_max`, each
+    /// at most `gap_pages` after the previous one.
     #[must_use]
     pub fn run_from(
         &self,
@@ -307,7 +311,8 @@ mod tests {
         assert_eq!(list.len(), 3, "an older snapshot does not change");
     }
 
-    /// Against a plain list: any windows, shortened and dropped in any order, also ones that overlap as none should.
+    /// Compares with a plain list: random windows, shortened and dropped in any order, including
+    /// overlapping ranges, which should not occur.
     #[test]
     fn lookups_are_those_of_a_plain_list() {
         for seed in crate::testing::seeds(20) {

@@ -425,7 +425,7 @@ impl Map {
                 until = until.min(end);
             }
             if self.layers().bases(layer) != bases {
-                continue; // a promotion may have moved pages from the base into the layer, where the scan missed them
+                continue; // a promotion may have moved pages from a base into the layer
             }
             numbers.retain(|number| *number <= until);
             return Ok((numbers, until));

@@ -1,8 +1,7 @@
-//! One state of the metadata, as a store that can only be read.
+//! A read-only store that shows one state of the metadata.
 //!
 //! Invariants:
-//! - Of the manifests of the metadata none that is later than the state's own is shown, so that whoever looks for the
-//!   newest one finds it.
+//! - Manifests later than the state's own are hidden, so that a search for the newest one finds it.
 //! - Nothing is written through it.
 
 use super::database;
@@ -16,7 +15,7 @@ use object_store::{
 use slatedb_common::retry::NonRetryable;
 use std::sync::Arc;
 
-/// The state whose manifest has this number, of the copy in `target`.
+/// Shows the state of the metadata in `target` whose manifest has this number.
 #[must_use]
 pub fn state_view(target: Arc<dyn ObjectStore>, manifest: u64) -> Arc<dyn ObjectStore> {
     Arc::new(View { target, manifest })
@@ -28,14 +27,14 @@ struct View {
     manifest: u64,
 }
 
-/// Everything but later manifests.
+/// Whether the object is shown: everything except later manifests.
 fn is_shown(manifest: u64, path: &Path) -> bool {
     !path.prefix_matches(&database::manifest_folder())
         || database::manifest_number(path).is_some_and(|number| number <= manifest)
 }
 
 fn refused(path: &Path) -> Error {
-    // The database would try again for ever.
+    // Otherwise the database would retry forever.
     let source = NonRetryable("a copy is only read".into()).into();
     Error::PermissionDenied { path: path.to_string(), source }
 }

@@ -1,4 +1,4 @@
-//! A batch that is being built, and what the live blocks of segments change by with it.
+//! A batch that is being built, and its changes to the live blocks of segments.
 
 use super::FETCHES_MAX;
 use super::changes::PageChange;
@@ -19,9 +19,9 @@ pub(in crate::map) struct Draft<'a> {
     sealer: Sealer<'a>,
     pub batch: WriteBatch,
     pub bytes: u64,
-    /// What the live blocks of segments change by.
+    /// Change of each segment's live blocks.
     pub live: HashMap<u64, i64>,
-    /// The sum of that, once it is counted.
+    /// The sum of these changes, once they have been counted.
     pub live_delta: i64,
     pub planted: Planted,
 }
@@ -44,7 +44,7 @@ impl<'a> Draft<'a> {
         self.batch.put_bytes(Bytes::copy_from_slice(key), value.into());
     }
 
-    /// Puts the root record, with a header that goes with it.
+    /// Puts the root record together with its header.
     pub fn put_root_under(&mut self, header: &keys::Header, root: &Root) {
         let value = self.sealer.seal_root(header, &root.encode());
         self.bytes += (ROOT_KEY.len() + value.len()) as u64;
@@ -63,8 +63,8 @@ impl<'a> Draft<'a> {
         self.batch.delete(key);
     }
 
-    /// Counts in what a page names of frames that were not written for it, but for what its base counts. The others are
-    /// counted in with the record of their segment.
+    /// Counts in the blocks that a page names in frames written earlier, except those that its base
+    /// counts. Other blocks are counted in with the record of their segment.
     pub(super) fn gain_duplicates(&mut self, change: &PageChange, base: Option<&[Run]>) {
         let counted = pages::difference(&change.duplicates, base.unwrap_or_default());
         for run in counted {
@@ -78,7 +78,7 @@ impl<'a> Draft<'a> {
             if self.planted.count_out_twice { 2 * blocks } else { blocks };
     }
 
-    /// Counts out a run that was replaced, but for what the base counts.
+    /// Counts out a replaced run, except the blocks that the base counts.
     pub(super) fn lose_over(&mut self, base: Option<&[Run]>, run: Run) {
         match base.filter(|_| !self.planted.base_uncounted) {
             None => self.lose(run.segment, run.count()),
@@ -90,7 +90,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Counts out all that a page stored and counts in what of it stays.
+    /// Counts out everything that a page stored, and counts in the runs that stay.
     pub fn recount(&mut self, stored: &[Run], stays: impl Iterator<Item = Run>) {
         for run in stored.iter().filter(|run| run.is_mapped()) {
             self.lose(run.segment, run.count());
@@ -100,7 +100,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// As [`Draft::recount`], but for what the base counts.
+    /// Like [`Draft::recount`], but leaves out the blocks that the base counts.
     pub fn recount_over(&mut self, base: Option<&[Run]>, stored: &[Run], stays: &[Run]) {
         match base {
             None => self.recount(stored, stays.iter().copied()),
@@ -113,7 +113,7 @@ impl<'a> Draft<'a> {
 }
 
 impl Map {
-    /// Puts the live-block counts that change, and returns them for the cache.
+    /// Puts the changed live-block counts, and returns them for the cache.
     pub(in crate::map) async fn draft_live(
         &self,
         draft: &mut Draft<'_>,
@@ -125,7 +125,7 @@ impl Map {
         Ok(counts)
     }
 
-    /// The live-block counts that change.
+    /// Computes the changed live-block counts.
     pub(in crate::map) async fn count_live(
         &self,
         draft: &mut Draft<'_>,
@@ -138,7 +138,8 @@ impl Map {
             .filter(|(_, delta)| std::future::ready(*delta != 0))
             .map(|(number, delta)| async move {
                 let before = match self.live_blocks(number).await {
-                    // An estimate that nothing depends on must not stop a window: fsck names it.
+                    // The count is an estimate that nothing depends on, so it must not stop a
+                    // window; fsck reports it.
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
                         tracing::error!(segment = number, error = %error.chain(),
                             "the count of a segment's live blocks is damaged and stays as it is");
@@ -147,7 +148,7 @@ impl Map {
                     before => before?,
                 };
                 if before == u32::MAX {
-                    return Ok(None); // nobody knows how many there were
+                    return Ok(None); // the earlier count is unknown
                 }
                 let blocks = i64::from(before) + delta;
                 if blocks < 0 {

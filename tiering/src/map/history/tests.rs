@@ -1,4 +1,4 @@
-//! A page with snapshots against a model that keeps each of its states.
+//! Tests a page with snapshots against a model that keeps each of its states.
 
 use super::*;
 use crate::map::pages::OperandKind;
@@ -18,7 +18,7 @@ fn cells(runs: &[Run]) -> Cells {
     cells
 }
 
-/// A page, what is stored of it, and what it was whenever a snapshot was made.
+/// A page, its stored contents, and its state at each snapshot.
 struct World {
     rng: Rng,
     lsn: u64,
@@ -107,7 +107,7 @@ impl World {
         self.ranges.clear();
     }
 
-    /// A trim that is not folded yet, or the folding of one.
+    /// Adds a trim that is not folded yet, or folds one.
     fn trim(&mut self) {
         if self.ranges.is_empty() {
             self.lsn += 1;
@@ -140,7 +140,7 @@ impl World {
         let cut = self.ranges.last().copied().unwrap_or_default();
         let now = cells(&pages::fold(&self.history.operands, cut).runs);
         assert_eq!(now, self.now, "{context}: {:?}", self.history);
-        // Every place that somebody sees is counted once, and nothing is counted twice.
+        // Every place that a state shows is counted exactly once.
         let mut counted = BTreeSet::new();
         for run in self.history.counted() {
             for block in run.first..=run.last {
