@@ -1,9 +1,10 @@
 //! The cache file: opening, reading and writing, with or without the page cache.
 //!
 //! Invariants:
-//! - Mode 0600, held under an exclusive lock for as long as it is open.
-//! - A file of another pool, version or region size is emptied; nothing in it is ever needed.
-//! - Writes are whole aligned blocks, so that they may go past the page cache.
+//! - Its mode is 0600, and it is under an exclusive lock as long as it is open.
+//! - A file of another pool, version or region size is emptied, because its contents are never
+//!   needed.
+//! - Writes are whole aligned blocks, so that they can bypass the page cache.
 
 use super::format::{self, ALIGN, FileState};
 use super::{CacheIo, CacheOptions};
@@ -21,29 +22,30 @@ pub const FILE_NAME: &str = "frames.cache";
 /// See the module.
 #[derive(Debug)]
 pub struct CacheFile {
-    /// Through the page cache.
+    /// Uses the page cache.
     buffered: File,
-    /// Past the page cache, where the file system can.
+    /// Bypasses the page cache, if the file system supports it.
     direct: Option<File>,
-    /// Reads go past the page cache too.
+    /// Reads bypass the page cache, too.
     is_read_direct: bool,
-    /// The header was ours, and how the file was left: what is in the regions may be used.
+    /// State in which the file was left. Present only if the header was valid, so that the regions
+    /// may be used.
     kept: Option<FileState>,
     pool: [u8; 16],
     region_bytes: u32,
-    /// Bytes that still arrive before the process is killed.
+    /// Bytes that still arrive before the simulated kill.
     #[cfg(test)]
     killed_after_bytes: std::sync::atomic::AtomicU64,
-    /// What the disk is to have left.
+    /// Space that the simulated disk has left.
     #[cfg(test)]
     free_bytes: std::sync::atomic::AtomicU64,
 }
 
 impl CacheFile {
-    /// Opens or makes the file. Blocking.
+    /// Opens or creates the file. Blocking.
     ///
     /// # Errors
-    /// Of the file system; `WouldBlock` when another process holds the lock.
+    /// File system errors; `WouldBlock` if another process holds the lock.
     pub fn open(options: &CacheOptions, pool: &[u8; 16], region_bytes: u32) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(&options.dir)?;
         let path = options.dir.join(FILE_NAME);
@@ -82,8 +84,8 @@ impl CacheFile {
         })
     }
 
-    /// From here on only so many bytes arrive, whole blocks of them: a kernel stops the write of
-    /// a process that is killed between two pages.
+    /// Lets only `bytes` more bytes arrive, in whole blocks. This simulates a kill: the kernel
+    /// stops the write of a killed process between two pages.
     #[cfg(test)]
     pub fn kill_after(&self, bytes: u64) {
         self.killed_after_bytes.store(bytes, std::sync::atomic::Ordering::Relaxed);
@@ -99,16 +101,17 @@ impl CacheFile {
         &aligned[..count as usize]
     }
 
-    /// How the file was left, if it had regions of this cache when it was opened.
+    /// State in which the file was left, if it held regions of this cache when it was opened.
     #[must_use]
     pub fn kept(&self) -> Option<FileState> {
         self.kept
     }
 
-    /// Notes how the file is left if nothing more comes, once all that was written is on stable storage.
+    /// Syncs all writes, then records the state in which the file is left if nothing more is
+    /// written.
     ///
     /// # Errors
-    /// Of the file system.
+    /// File system errors.
     pub fn note_state(&self, state: FileState) -> io::Result<()> {
         let header = format::encode_file_header(&self.pool, self.region_bytes, state);
         #[cfg(test)]
@@ -120,27 +123,27 @@ impl CacheFile {
         self.buffered.sync_data()
     }
 
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     ///
     /// # Errors
-    /// Of the file system.
+    /// File system errors.
     pub fn size_bytes(&self) -> io::Result<u64> {
         Ok(self.buffered.metadata()?.len())
     }
 
-    /// Gives the file this length at most.
+    /// Truncates the file to at most this length.
     ///
     /// # Errors
-    /// Of the file system.
+    /// File system errors.
     pub fn shrink(&self, bytes: u64) -> io::Result<()> {
         if self.size_bytes()? > bytes { self.buffered.set_len(bytes) } else { Ok(()) }
     }
 
-    /// Reserves space, so that a full disk shows here and not in the middle of a pack, and so that
-    /// later writes change no file system metadata that others would have to wait for.
+    /// Reserves space, so that a full disk is noticed here and not in the middle of a pack, and so
+    /// that later writes change no file system metadata that other writers would have to wait for.
     ///
     /// # Errors
-    /// `StorageFull` and others of the file system.
+    /// `StorageFull` and other file system errors.
     pub fn reserve(&self, offset: u64, bytes: u64) -> io::Result<()> {
         #[cfg(test)]
         match self.free_bytes.load(std::sync::atomic::Ordering::Relaxed) {
@@ -157,7 +160,7 @@ impl CacheFile {
         }
     }
 
-    /// Bytes that the file's disk still has for us; `None` where it does not say.
+    /// Free bytes on the file's disk; `None` if the file system does not report them.
     #[must_use]
     pub fn free_bytes(&self) -> Option<u64> {
         #[cfg(test)]
@@ -166,22 +169,22 @@ impl CacheFile {
             free => return Some(free),
         }
         let found = rustix::fs::fstatvfs(&self.buffered).ok()?;
-        // Some file systems have no size.
+        // Some file systems report no size.
         (found.f_blocks > 0).then_some(())?;
         Some(found.f_bavail.saturating_mul(found.f_frsize))
     }
 
-    /// From here on the disk has so much space left; `u64::MAX`: what it has.
+    /// Simulates a disk with `bytes` of space left; `u64::MAX` ends the simulation.
     #[cfg(test)]
     pub fn set_free_bytes(&self, bytes: u64) {
         self.free_bytes.store(bytes, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Writes whole blocks of an aligned buffer. Past the page cache where that is possible: a
-    /// segment's worth of dirty pages would delay every other file's fsync.
+    /// Writes whole blocks of an aligned buffer. Bypasses the page cache if possible: a segment's
+    /// worth of dirty pages would delay every other file's fsync.
     ///
     /// # Errors
-    /// Of the file system.
+    /// File system errors.
     pub fn write(&self, aligned: &[u8], offset: u64) -> io::Result<()> {
         #[cfg(test)]
         let aligned = self.arrives(aligned);
@@ -191,8 +194,8 @@ impl CacheFile {
         }
     }
 
-    /// Reads without waiting for the disk. False when that is not possible; `bytes` is then
-    /// undefined.
+    /// Reads without waiting for the disk. Returns `false` if that is not possible; the contents of
+    /// `bytes` are then undefined.
     pub fn read_now(&self, bytes: &mut [u8], offset: u64) -> bool {
         if self.is_read_direct {
             return false;
@@ -203,11 +206,11 @@ impl CacheFile {
         read == Ok(wanted)
     }
 
-    /// Reads `count` bytes at `offset` with `buffer` as room and returns where they are in it.
-    /// Blocking.
+    /// Reads `count` bytes at `offset` into `buffer`, and returns the part of the buffer that holds
+    /// them. Blocking.
     ///
     /// # Errors
-    /// Of the file system; `UnexpectedEof` past the end.
+    /// File system errors; `UnexpectedEof` past the end.
     pub fn read<'a>(
         &self,
         buffer: &'a mut AlignedBuffer,
@@ -236,7 +239,7 @@ impl CacheFile {
 fn open_direct(path: &Path) -> Option<File> {
     let flags = OFlags::DIRECT.bits() as i32;
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).ok()?;
-    // Some file systems accept the flag and refuse the first read.
+    // Some file systems accept the flag but refuse the first read.
     let mut buffer = AlignedBuffer::default();
     file.read_at(buffer.room(ALIGN), 0).ok()?;
     Some(file)
@@ -255,14 +258,14 @@ fn read_full(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     Ok(done)
 }
 
-/// Reused room for reads and writes whose address is a multiple of [`ALIGN`].
+/// Reusable buffer for reads and writes; its address is a multiple of [`ALIGN`].
 #[derive(Debug, Default)]
 pub struct AlignedBuffer {
     bytes: Vec<u8>,
 }
 
 impl AlignedBuffer {
-    /// `count` bytes with undefined contents.
+    /// Returns `count` bytes with undefined contents.
     pub fn room(&mut self, count: usize) -> &mut [u8] {
         if self.bytes.len() < count + ALIGN {
             self.bytes = vec![0; (count + ALIGN).next_power_of_two()];

@@ -1,13 +1,13 @@
-//! Bytes of the cache file: file header, and packs. Pure.
+//! Byte format of the cache file: file header and packs. This code is pure.
 //!
-//! The file is one header block and then regions of equal size. A region is filled front to back
-//! with *packs*: a pack is one write, and its directory says which frames follow it, so that a
-//! region can be walked after a restart, whether it was full or not.
+//! The file consists of one header block followed by regions of equal size. A region is filled
+//! front to back with *packs*. A pack is one write, and its directory names the frames that follow,
+//! so that a region can be walked after a restart, whether or not it was full.
 //!
 //! Invariants:
-//! - Decoders take any bytes, never panic, and allocate at most what [`PACK_BYTES_MAX`] can hold.
-//! - After a loss of power a good directory may stand over bad frames: frames are verified by who
-//!   reads them, here as everywhere.
+//! - Decoders accept any bytes, never panic, and allocate at most what [`PACK_BYTES_MAX`] can hold.
+//! - After a loss of power, a valid directory may name damaged frames. Readers verify every frame,
+//!   here as everywhere.
 #![cfg_attr(
     not(test),
     deny(
@@ -20,9 +20,9 @@
 
 use block::units::{array_at, crc32c_parts, u16_at, u32_at, u64_at};
 
-/// Alignment of packs and regions, in bytes: what `O_DIRECT` asks for.
+/// Alignment of packs and regions in bytes, as `O_DIRECT` requires.
 pub const ALIGN: usize = 4096;
-/// Version of the cache file: another one is discarded.
+/// Version of the cache file; files of other versions are discarded.
 pub const VERSION: u16 = 1;
 
 /// Bytes of the file header; the rest of its first [`ALIGN`] bytes is zero.
@@ -53,16 +53,16 @@ pub const PACK_ENTRY_BYTES: usize = 16;
 /// Largest pack. Chosen by hand: writes this long reach the bandwidth of any drive.
 pub const PACK_BYTES_MAX: usize = 4 << 20;
 
-/// How the file was left. It decides nothing but how a frame that does not verify is spoken of.
+/// State in which the file was left. It affects only how frames that do not verify are reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileState {
-    /// By an orderly end, with all that was written on stable storage.
+    /// The file was closed in an orderly way, with everything written on stable storage.
     pub is_closed: bool,
-    /// Frames of earlier laps may be named though they never reached the disk.
+    /// Frames of laps before this one may be named although they never reached the disk.
     pub proven_from: u32,
 }
 
-/// The first block of the file.
+/// Encodes the first block of the file.
 #[must_use]
 pub fn encode_file_header(pool: &[u8; 16], region_bytes: u32, state: FileState) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(ALIGN);
@@ -79,7 +79,7 @@ pub fn encode_file_header(pool: &[u8; 16], region_bytes: u32, state: FileState) 
     bytes
 }
 
-/// Whether the first block of a file is that of a cache of this version, pool and region size. Any
+/// Whether the first block of a file belongs to a cache of this version, pool and region size. Any
 /// other file is discarded: it holds nothing that the store does not have.
 #[must_use]
 pub fn is_file_header(bytes: &[u8], pool: &[u8; 16], region_bytes: u32) -> bool {
@@ -91,8 +91,8 @@ pub fn is_file_header(bytes: &[u8], pool: &[u8; 16], region_bytes: u32) -> bool 
             == u32_at(bytes, FILE_AT_CRC)
 }
 
-/// What a file header for which [`is_file_header`] is true says of how the file was left. One of a program that did not
-/// note it reads as that of a file that was not closed.
+/// The state recorded in a file header for which [`is_file_header`] is true. A header written by a
+/// program that did not record it reads as not closed.
 #[must_use]
 pub fn file_state(header: &[u8]) -> FileState {
     FileState {
@@ -106,22 +106,22 @@ pub fn file_state(header: &[u8]) -> FileState {
 pub struct PackEntry {
     /// Key of the frame in the index.
     pub key: u64,
-    /// Where it starts, in bytes from the start of the pack.
+    /// Offset of its first byte from the start of the pack.
     pub offset: u32,
     /// Its length.
     pub sealed_bytes: u32,
 }
 
-/// What stands at the start of a pack.
+/// The header of a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackHeader {
     /// Frames in the pack.
     pub entry_count: u32,
-    /// Lap of the region: all packs of one lap have the same, other laps another.
+    /// Lap of the region: shared by all packs of one lap, and different from all other laps.
     pub sequence: u64,
     /// Bytes of the whole pack.
     pub pack_bytes: u32,
-    /// Where it starts in its region.
+    /// Offset of the pack in its region.
     pub position: u32,
     entries_crc: u32,
 }
@@ -134,7 +134,7 @@ impl PackHeader {
         entry_count.saturating_mul(PACK_ENTRY_BYTES).saturating_add(PACK_HEADER_BYTES)
     }
 
-    /// From the first bytes of a pack, `None` for anything else.
+    /// Decodes the first bytes of a pack. Returns `None` for anything else.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..PACK_HEADER_BYTES)?;
@@ -158,8 +158,8 @@ impl PackHeader {
         is_sane.then_some(header)
     }
 
-    /// The entries of this pack from its first [`PackHeader::directory_bytes`] bytes, `None` when
-    /// they are damaged.
+    /// Decodes the entries of this pack from its first [`PackHeader::directory_bytes`] bytes.
+    /// Returns `None` if they are damaged.
     #[must_use]
     pub fn decode_entries(&self, directory: &[u8]) -> Option<Vec<PackEntry>> {
         let entries = directory.get(PACK_HEADER_BYTES..self.directory_bytes())?;
@@ -181,7 +181,7 @@ impl PackHeader {
     }
 }
 
-/// Bytes of a pack of `entry_count` frames that are `frame_bytes` long together.
+/// Length in bytes of a pack of `entry_count` frames with a total length of `frame_bytes`.
 #[must_use]
 pub fn pack_bytes(entry_count: usize, frame_bytes: usize) -> usize {
     entry_count
@@ -192,8 +192,8 @@ pub fn pack_bytes(entry_count: usize, frame_bytes: usize) -> usize {
         .unwrap_or(usize::MAX)
 }
 
-/// Header and entries of a pack whose frames have these keys and lengths and lie one after the
-/// other behind the entries. `None` when that is more than a pack holds.
+/// Encodes header and entries of a pack whose frames have these keys and lengths and follow the
+/// entries one after the other. Returns `None` if they exceed the size of a pack.
 #[must_use]
 pub fn encode_directory(
     sequence: u64,
@@ -323,7 +323,7 @@ mod tests {
             let mut bytes = rng.bytes(count, 100);
             assert!(!is_file_header(&bytes, &[0; 16], 1), "SEED={seed}");
             assert_eq!(PackHeader::decode(&bytes), None, "SEED={seed}");
-            // With a checksum that is right, only sane sizes pass.
+            // Even with a correct checksum, only sane sizes pass.
             if bytes.len() >= PACK_HEADER_BYTES {
                 bytes[..4].copy_from_slice(&PACK_MAGIC);
                 let crc = crc32c_parts(&[&bytes[..PACK_AT_CRC]]);

@@ -1,21 +1,21 @@
-//! Which frame lies where in the cache file: a fixed-size hash table in memory.
+//! In-memory index of the cache file, from frame to position: a hash table of fixed size.
 //!
 //! Invariants:
-//! - It never allocates after it was made: 16 bytes a slot, at most four slots of five in use, so
-//!   20 bytes a frame. The bound is [`Index::entry_count_max`].
-//! - It only nominates: a key is a 64-bit hash, and who reads the frame verifies it.
+//! - It never allocates after its creation: 16 bytes per slot, with at most four of five slots in
+//!   use, so 20 bytes per frame. The bound is [`Index::entry_count_max`].
+//! - It only nominates frames: a key is a 64-bit hash, and readers verify the frame.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Shards, so that readers and the writer seldom meet. Chosen by hand.
+/// Number of shards, so that readers and the writer rarely contend. Chosen by hand.
 const SHARD_COUNT: usize = 32;
-/// Bytes a slot.
+/// Bytes per slot.
 const SLOT_BYTES: usize = 16;
-/// Set in a slot's value when its frame was read since it was inserted.
+/// Flag in a slot's value: the frame was read since it was inserted.
 const HIT: u64 = 1 << 63;
 
-/// A slot: key, value. Key 0 is an empty slot.
+/// A slot: key and value. Key 0 marks an empty slot.
 type Slot = (u64, u64);
 
 /// See the module.
@@ -43,7 +43,7 @@ fn mix(mut z: u64) -> u64 {
 }
 
 impl Index {
-    /// A table of about `bytes` bytes of memory, touched as it fills.
+    /// Creates a table of about `bytes` bytes of memory, which is touched as the table fills.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         let slots = (bytes / SLOT_BYTES / SHARD_COUNT).max(16);
@@ -52,19 +52,19 @@ impl Index {
         Index { shards, entry_count: AtomicUsize::new(0), entry_count_max }
     }
 
-    /// Entries that it may hold.
+    /// Maximum number of entries.
     #[must_use]
     pub fn entry_count_max(&self) -> usize {
         self.entry_count_max
     }
 
-    /// Entries that it holds.
+    /// Current number of entries.
     #[must_use]
     pub fn entry_count(&self) -> usize {
         self.entry_count.load(Ordering::Relaxed)
     }
 
-    /// Where the frame is, and notes that it was wanted.
+    /// The position of the frame; marks the frame as read.
     #[must_use]
     pub fn get(&self, key: u64) -> Option<u64> {
         let mut slots = self.shard(key).lock();
@@ -73,14 +73,14 @@ impl Index {
         Some(slots[at].1 & !HIT)
     }
 
-    /// Whether the frame is there, without noting anything.
+    /// Whether the frame is in the index. Does not mark it as read.
     #[must_use]
     pub fn contains(&self, key: u64) -> bool {
         find(&self.shard(key).lock(), key).is_ok()
     }
 
-    /// Adds a frame, or moves one; `value` is below 2^63. False when its shard is full, which
-    /// happens only near [`Index::entry_count_max`].
+    /// Adds or moves a frame; `value` must be below 2^63. Returns `false` if its shard is full,
+    /// which happens only near [`Index::entry_count_max`].
     pub fn insert(&self, key: u64, value: u64) -> bool {
         assert!(key != 0 && value & HIT == 0, "a key is not 0, an offset below 2^63");
         let mut slots = self.shard(key).lock();
@@ -95,7 +95,8 @@ impl Index {
         true
     }
 
-    /// Removes the frame if it still lies at `value`. `Some(was it read since it was inserted)`.
+    /// Removes the frame if it still lies at `value`. Returns `Some(true)` if it was read since it
+    /// was inserted, `Some(false)` if not, and `None` if it does not lie there.
     pub fn remove(&self, key: u64, value: u64) -> Option<bool> {
         let mut slots = self.shard(key).lock();
         let at = find(&slots, key).ok().filter(|&at| slots[at].1 & !HIT == value)?;
@@ -105,7 +106,7 @@ impl Index {
         Some(was_hit)
     }
 
-    /// Removes all entries whose value lies in `range`: for a region whose directory is lost.
+    /// Removes all entries whose value lies in `range`. Meant for a region whose directory is lost.
     pub fn remove_range(&self, range: std::ops::Range<u64>) {
         for shard in &self.shards {
             let mut slots = shard.lock();
@@ -115,7 +116,8 @@ impl Index {
                     at += 1;
                     continue;
                 }
-                // What moves into the gap comes from behind it, or was looked at: look here again.
+                // The entry that moves into the gap comes from a later slot or was already
+                // examined, so examine this slot again.
                 close_gap(&mut slots, at);
                 self.entry_count.fetch_sub(1, Ordering::Relaxed);
             }
@@ -127,12 +129,12 @@ impl Index {
     }
 }
 
-/// First slot that a key would like: its upper bits, spread evenly over any number of slots.
+/// Preferred slot of a key: its upper bits, spread evenly over any number of slots.
 fn home(key: u64, slot_count: usize) -> usize {
     ((u128::from(key) * slot_count as u128) >> 64) as usize
 }
 
-/// The slot of `key`, or the empty one where it would go, if any.
+/// The slot of `key`; otherwise the empty slot where it would go, if any.
 fn find(slots: &[Slot], key: u64) -> Result<usize, Option<usize>> {
     let mut at = home(key, slots.len());
     for _ in 0..slots.len() {
@@ -145,7 +147,8 @@ fn find(slots: &[Slot], key: u64) -> Result<usize, Option<usize>> {
     Err(None)
 }
 
-/// Empties slot `gap` and moves back what had to step over it, so that no tombstones gather.
+/// Empties slot `gap` and moves later entries back into it where possible, so that no tombstones
+/// accumulate.
 fn close_gap(slots: &mut [Slot], mut gap: usize) {
     let count = slots.len();
     let mut at = gap;
@@ -154,7 +157,7 @@ fn close_gap(slots: &mut [Slot], mut gap: usize) {
         if slots[at].0 == 0 {
             break;
         }
-        // It may move back unless its home lies behind the gap, cyclically in (gap, at].
+        // The entry may move back unless its home lies after the gap, cyclically in (gap, at].
         let distance_home = (at + count - home(slots[at].0, count)) % count;
         let distance_gap = (at + count - gap) % count;
         if distance_home >= distance_gap {

@@ -1,17 +1,18 @@
-//! The NVMe read cache: frames as they are stored, on a local disk.
+//! The NVMe read cache: frames on a local disk, in their stored form.
 //!
-//! Owns one file of equal regions, which fill in turn; when all are full, the oldest is emptied and
-//! filled again (frames of it that were read meanwhile move on, within bounds). Frames are kept as
-//! ciphertext, so nothing secret lies there that does not lie in the store, and whoever reads one
-//! verifies it as it would the store's copy.
+//! Owns one file of equal regions, which are filled in turn. When all are full, the oldest is
+//! emptied and filled again; frames of it that were read in the meantime move on, within bounds.
+//! Frames are kept as ciphertext, so the disk holds no secrets beyond those in the store, and a
+//! reader verifies a frame as it would verify the store's copy.
 //!
 //! Invariants:
-//! - Nobody waits for the cache but for its answer to a read: inserts go through a bounded queue to
-//!   one writer thread, and what does not fit is dropped and counted.
+//! - Callers wait for the cache only when they read from it: inserts go through a bounded queue to
+//!   one writer thread, and inserts that do not fit are dropped and counted.
 //! - Memory is bounded: index, waiting frames, and one pack.
-//! - Whatever happens to the file or the disk, the worst is that frames come from the store again.
-//!   The first failing write turns the cache off; nothing tries again until a restart.
-//! - A disk without space keeps the cache at the size that it has; it grows again by itself when there is space.
+//! - The worst effect of any failure of the file or the disk is that frames come from the store
+//!   again. The first failing write turns the cache off until a restart.
+//! - On a disk without space, the cache keeps its current size, and grows again once there is
+//!   space.
 //! - Nothing is ever invalidated: a key names bytes that never change.
 
 pub mod file;
@@ -52,29 +53,29 @@ pub enum CacheIo {
     /// Through the kernel's page cache, which keeps the hottest frames in otherwise idle memory.
     #[default]
     Buffered,
-    /// Past it (`O_DIRECT`), where the file system can.
+    /// Past the page cache (`O_DIRECT`), if the file system supports it.
     Direct,
 }
 
-/// Where the NVMe cache is and how large it may grow.
+/// Location and limits of the NVMe cache.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
-    /// Directory of the cache; made with mode 0700 when missing.
+    /// Directory of the cache; created with mode 0700 if missing.
     pub dir: PathBuf,
-    /// Bytes on disk.
+    /// Maximum size on disk, in bytes.
     pub bytes: u64,
-    /// Bytes of memory for the index: 20 a frame. It bounds how many frames are cached.
+    /// Memory for the index, in bytes: 20 per frame. It bounds the number of cached frames.
     pub index_bytes: u64,
-    /// Bytes of memory that may wait to be written; what comes on top is not cached.
+    /// Memory for frames that wait to be written, in bytes; frames beyond that are not cached.
     pub pending_bytes_max: u64,
     /// Buffered or direct reads.
     pub io: CacheIo,
-    /// Where the cache raises the conditions that last; the subject is its directory.
+    /// Where the cache raises lasting conditions; their subject is its directory.
     pub conditions: Conditions,
 }
 
 impl CacheOptions {
-    /// A cache of `bytes` in `dir`, the rest as measured best.
+    /// Options for a cache of `bytes` in `dir`; the other values are those that measured best.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>, bytes: u64) -> Self {
         CacheOptions {
@@ -88,46 +89,46 @@ impl CacheOptions {
     }
 }
 
-/// Largest region. Chosen by hand: evicting one costs a thousandth of a 32 GiB cache.
+/// Largest region, in bytes. Chosen by hand: evicting one costs a thousandth of a 32 GiB cache.
 const REGION_BYTES_MAX: u64 = 32 << 20;
-/// Smallest region: it must hold a pack of one frame with room to spare.
+/// Smallest region, in bytes: it must hold a pack of one frame with room to spare.
 const REGION_BYTES_MIN: u64 = 512 << 10;
-/// A small cache still has this many regions. Chosen by hand.
+/// Minimum number of regions, even in a small cache. Chosen by hand.
 const REGION_COUNT_MIN: u64 = 8;
 /// Inserts that may wait. Chosen by hand; [`CacheOptions::pending_bytes_max`] bounds their bytes.
 const QUEUE_COUNT_MAX: usize = 4096;
-/// Failing reads after which the cache is turned off. Chosen by hand.
+/// Number of failed reads that turns the cache off. Chosen by hand.
 const READ_ERROR_COUNT_MAX: u64 = 16;
-/// Frames that do not verify are a condition until none was found for so long. Chosen by hand: a disk that goes bad
-/// shows it again.
+/// Time without further frames that fail to verify after which their condition ends. Chosen by
+/// hand: a failing disk shows it again.
 const BAD_LASTS: Duration = Duration::from_secs(3600);
 
 /// Counters since the start, and gauges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheStatus {
-    /// It works. Once false, it stays so until a restart.
+    /// The cache is in use. Once false, it stays false until a restart.
     pub is_on: bool,
-    /// Frames that can be found.
+    /// Frames in the index.
     pub frame_count: u64,
     /// Bytes of regions in use.
     pub used_bytes: u64,
     /// Bytes of memory that wait to be written.
     pub pending_bytes: u64,
-    /// Frames that were written.
+    /// Frames written.
     pub insert_count: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written_bytes: u64,
-    /// Inserts that were dropped because too much was waiting.
+    /// Inserts dropped because too much was waiting.
     pub dropped_count: u64,
-    /// Regions that were emptied to be filled again.
+    /// Regions emptied to be filled again.
     pub evicted_region_count: u64,
-    /// Frames that were moved on because they had been read.
+    /// Frames moved on because they had been read.
     pub reinserted_count: u64,
-    /// Frames whose copy here did not verify; each was read from the store again.
+    /// Frames whose cached copy did not verify; each was read from the store again.
     pub bad_count: u64,
-    /// Reads and writes that failed.
+    /// Failed reads and writes.
     pub error_count: u64,
-    /// Bytes of its size for which the disk has not given space yet.
+    /// Bytes of the configured size for which the disk has not given space yet.
     pub unreserved_bytes: u64,
 }
 
@@ -144,7 +145,7 @@ struct Counters {
     read_error_count: AtomicU64,
 }
 
-/// What waits to be written; read from here meanwhile.
+/// Frames that wait to be written, and are read from here until then.
 #[derive(Default)]
 struct Pending {
     frames: Mutex<HashMap<u64, Bytes>>,
@@ -152,7 +153,7 @@ struct Pending {
     bytes: AtomicU64,
 }
 
-/// What the readers and the writer share.
+/// State that the readers and the writer share.
 struct Shared {
     file: CacheFile,
     index: Index,
@@ -163,16 +164,17 @@ struct Shared {
     pending_bytes_max: u64,
     is_on: AtomicBool,
     counters: Counters,
-    /// Laps before this one are what a run has left that was not closed. Known once the file was looked through.
+    /// Frames of laps before this one come from a run that did not close the cache, and may be
+    /// missing. Set once the file has been scanned.
     proven_from: AtomicU32,
     rejected: Rejected,
     dir: PathBuf,
     conditions: Conditions,
-    /// When a frame here did not verify last.
+    /// When a cached frame last failed to verify.
     bad_at: Mutex<Option<Instant>>,
 }
 
-/// What the writer is told.
+/// A message to the writer.
 enum Work {
     Frame { key: u64, sealed: Bytes },
     Segment { id: SegmentId, object: Bytes },
@@ -180,23 +182,24 @@ enum Work {
     Stop,
 }
 
-/// See the module. Dropped without [`FrameCache::close`], its thread writes what waits and ends.
+/// The read cache: see the module. If it is dropped without [`FrameCache::close`], its thread
+/// writes the waiting frames and ends.
 pub struct FrameCache {
     shared: Arc<Shared>,
     queue: mpsc::SyncSender<Work>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Where a frame lies in the file.
+/// Position of a frame in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Byte of the file.
+    /// Byte offset in the file.
     pub at: u64,
     sequence: u64,
 }
 
 impl Place {
-    /// Both lie in the same lap of the same region.
+    /// Whether both lie in the same lap of the same region.
     #[must_use]
     pub fn is_same_lap(&self, other: &Place) -> bool {
         self.sequence == other.sequence
@@ -205,7 +208,8 @@ impl Place {
 
 /// Where a frame was found.
 pub enum Found {
-    /// In memory: it waits to be written. To be read at once: a frame of a whole object keeps all of it in memory.
+    /// In memory, waiting to be written. The caller should read it at once, because a frame of a
+    /// whole object keeps the entire object in memory.
     Memory(Bytes),
     /// In the file.
     Disk(Place),
@@ -213,10 +217,11 @@ pub enum Found {
 
 impl FrameCache {
     /// Opens the cache and starts its thread, which finds the frames of the last run in the
-    /// background. Blocking, short.
+    /// background. Blocks briefly.
     ///
     /// # Errors
-    /// Of the file system, or `InvalidInput` when the budget is below 4 MiB: go on without it.
+    /// File system errors, or `InvalidInput` if the budget is below 4 MiB. The caller continues
+    /// without the cache.
     pub fn open(options: &CacheOptions, pool: [u8; 16]) -> io::Result<Self> {
         Self::open_planted(options, pool, Planted::from_environment())
     }
@@ -260,7 +265,7 @@ impl FrameCache {
         Ok(FrameCache { shared, queue, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Where the frame is, if it is here.
+    /// Where the frame is, if it is cached.
     #[must_use]
     pub fn find(&self, id: &SegmentId, at: FrameAt) -> Option<Found> {
         let shared = &*self.shared;
@@ -278,12 +283,13 @@ impl FrameCache {
         (sequence != 0).then_some(Found::Disk(Place { at, sequence }))
     }
 
-    /// Reads without waiting for the disk; false when that is not possible.
+    /// Reads without waiting for the disk. Returns `false` if that is not possible.
     pub fn read_now(&self, place: Place, bytes: &mut [u8]) -> bool {
         self.shared.file.read_now(bytes, place.at)
     }
 
-    /// Reads `count` bytes from `place` on. Blocking. `None` when the disk fails, which is counted.
+    /// Reads `count` bytes starting at `place`. Blocking. Returns `None` if the disk fails, which
+    /// is counted.
     pub fn read<'a>(
         &self,
         place: Place,
@@ -303,8 +309,8 @@ impl FrameCache {
         }
     }
 
-    /// What was read from `place` did not verify: forgets it. It is counted and told, unless the region was being filled
-    /// anew at the same time.
+    /// Forgets a frame that was read from `place` and did not verify. Counts and reports it, unless
+    /// the region was being refilled at the same time.
     pub fn reject(&self, frame: &FrameRef, place: Place, error: &SegmentError) {
         let shared = &self.shared;
         shared.index.remove(key_of(&frame.info.id, frame.at.offset), place.at);
@@ -330,8 +336,9 @@ impl FrameCache {
         }
     }
 
-    /// Queues a copy of one frame, verified by the caller, as it is stored. Never waits. A copy, because the frame may be
-    /// a small part of what the store sent, all of which would stay in memory while it waits.
+    /// Queues a copy of one frame in its stored form, which the caller has verified. Never waits.
+    /// It takes a copy because the frame may be a small part of a response from the store, all of
+    /// which would stay in memory while the frame waits.
     pub fn insert(&self, id: &SegmentId, at: FrameAt, sealed: &[u8]) {
         let key = key_of(id, at.offset);
         let shared = &*self.shared;
@@ -342,7 +349,7 @@ impl FrameCache {
         let sealed = Bytes::copy_from_slice(sealed);
         match shared.pending.frames.lock().entry(key) {
             Entry::Vacant(place) => drop(place.insert(sealed.clone())),
-            // It waits already.
+            // It is already waiting.
             Entry::Occupied(_) => return shared.release(bytes),
         }
         if self.queue.try_send(Work::Frame { key, sealed }).is_err() {
@@ -370,19 +377,19 @@ impl FrameCache {
         }
     }
 
-    /// Resolves when the last run's frames are known and all that was inserted before is written or
-    /// dropped.
+    /// Resolves when the frames of the last run are known, and everything inserted before this call
+    /// is written or dropped.
     pub async fn flush(&self) {
         let (done, wait) = tokio::sync::oneshot::channel();
         let queue = self.queue.clone();
         let sent = tokio::task::spawn_blocking(move || queue.send(Work::Flush(done)).is_ok()).await;
         if sent.is_ok_and(|is_sent| is_sent) {
-            // An error means that the thread is gone, and so is what waited.
+            // An error means that the thread has ended, and with it the waiting frames.
             let _ = wait.await;
         }
     }
 
-    /// Writes what waits and ends the thread. Frames are still found afterwards.
+    /// Writes the waiting frames and ends the thread. Frames can still be found afterwards.
     pub async fn close(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
         self.shared.rejected.tell();
@@ -427,7 +434,7 @@ impl std::fmt::Debug for FrameCache {
 }
 
 impl Shared {
-    /// Lap of the region that holds byte `at` of the file.
+    /// Lap of the region that contains byte `at` of the file.
     fn sequence_at(&self, at: u64) -> u64 {
         let region = at.saturating_sub(ALIGN as u64) / self.region_bytes;
         let sequence = usize::try_from(region).ok().and_then(|region| self.sequences.get(region));
@@ -444,7 +451,7 @@ impl Shared {
         })
     }
 
-    /// Room for bytes that wait, or false: the cache is off, or too much waits.
+    /// Reserves room for bytes that wait. Returns `false` if the cache is off or too much waits.
     fn reserve(&self, bytes: usize) -> bool {
         if !self.is_on.load(Ordering::Relaxed) {
             return false;
@@ -462,7 +469,7 @@ impl Shared {
         self.pending.bytes.fetch_sub(bytes as u64, Ordering::AcqRel);
     }
 
-    /// Degrades to no cache at all, once.
+    /// Turns the cache off, once.
     fn turn_off(&self, action: &str, error: &io::Error) {
         if self.is_on.swap(false, Ordering::AcqRel) {
             let report = Report::new(
@@ -493,7 +500,8 @@ impl Shared {
         }
     }
 
-    /// Ends the condition of frames that do not verify when none was found for a while.
+    /// Clears the condition for frames that do not verify once none has been found for
+    /// [`BAD_LASTS`].
     fn look_at_bad(&self) {
         let mut bad_at = self.bad_at.lock();
         if bad_at.is_some_and(|at| at.elapsed() >= BAD_LASTS) {
@@ -504,13 +512,14 @@ impl Shared {
         }
     }
 
-    /// Of its conditions.
+    /// Subject of its conditions.
     fn subject(&self) -> String {
         self.dir.display().to_string()
     }
 }
 
-/// The cache could not be opened: reads go to the store until the next start.
+/// Raises the condition for a cache that could not be opened: reads go to the store until the next
+/// start.
 pub(crate) fn report_not_opened(options: &CacheOptions, error: &io::Error) {
     let dir = options.dir.display();
     let report = Report::new(

@@ -1,31 +1,33 @@
-//! Frames of the cache file that do not verify: counted, and told in one line for many.
+//! Counts frames of the cache file that do not verify, and logs many of them in one line.
 //!
-//! A machine that loses power may leave a directory on the disk and not the frames that it names. That is expected of
-//! a cache that was not closed, costs a read from the store for each such frame, and is no reason to warn. Of frames
-//! that were proven to be on the disk it means that the disk loses data, which is one.
+//! After a loss of power, the disk may hold a directory without the frames that it names. For a
+//! cache that was not closed this is expected: it costs one read from the store per frame and needs
+//! no warning. If the frames were proven to be on the disk, the disk loses data, which does need
+//! one.
 //!
 //! Invariants:
-//! - A line says how many frames there were since the last one; lines are [`AFTER_FIRST`] behind the first frame and
-//!   [`BETWEEN`] apart, however many frames come.
+//! - A line gives the number of frames since the previous line. The first line comes
+//!   [`AFTER_FIRST`] after the first frame, and lines are [`BETWEEN`] apart, however many frames
+//!   are rejected.
 
 use crate::segment::{FrameRef, SegmentError};
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Time that is waited for more frames before the first line. Chosen by hand: a volume that is read after a loss of
-/// power meets most of them within seconds.
+/// Time to wait for more frames before the first line. Chosen by hand: reading a volume after a
+/// loss of power meets most of them within seconds.
 const AFTER_FIRST: Duration = Duration::from_secs(10);
-/// Least time between two lines. Chosen by hand: a day of them is still read.
+/// Minimum time between two lines. Chosen by hand: people still read a day of them.
 const BETWEEN: Duration = Duration::from_secs(600);
 
-/// The frames since the last line.
+/// The frames rejected since the last line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rejects {
-    /// Of laps that a run left which was not closed.
+    /// Frames of laps from a run that did not close the cache.
     pub unproven_count: u64,
-    /// Of others.
+    /// All other frames.
     pub proven_count: u64,
-    /// Names the first of the latter, and says why it was rejected.
+    /// Names the first proven frame and the reason for its rejection.
     pub example: Option<String>,
 }
 
@@ -41,7 +43,8 @@ struct State {
 pub(super) struct Rejected(Mutex<State>);
 
 impl Rejected {
-    /// Counts a frame. Returns the time after which [`Rejected::tell`] is to be called, where that is not under way.
+    /// Counts a frame. Returns the time after which the caller must call [`Rejected::tell`], unless
+    /// a call is already pending.
     pub fn note(
         &self,
         is_proven: bool,
@@ -69,14 +72,14 @@ impl Rejected {
         Some(next.max(AFTER_FIRST))
     }
 
-    /// The frames since the last call.
+    /// Takes the frames counted since the last call.
     pub fn take(&self, now: Instant) -> Rejects {
         let mut state = self.0.lock();
         (state.is_due, state.told_at) = (false, Some(now));
         std::mem::take(&mut state.rejects)
     }
 
-    /// Logs what [`Rejected::take`] gives, if that is anything.
+    /// Logs the result of [`Rejected::take`], if it is not empty.
     pub fn tell(&self) {
         let Rejects { unproven_count, proven_count, example } = self.take(Instant::now());
         if unproven_count > 0 {
@@ -86,7 +89,7 @@ impl Rejected {
                  dropped and read from the store"
             );
         }
-        // The condition is the warning; this line has the numbers.
+        // The condition is the warning; this line gives the numbers.
         if proven_count > 0 {
             tracing::info!(
                 count = proven_count,

@@ -1,4 +1,4 @@
-//! Promises of the NVMe cache.
+//! Tests of the NVMe cache's promises.
 
 use super::file::FILE_NAME;
 use super::*;
@@ -62,7 +62,7 @@ fn get(cache: &FrameCache, info: &SegmentInfo, at: FrameAt) -> Option<Vec<u8>> {
     }
 }
 
-/// The frame's bytes as the object has them.
+/// The frame's bytes in the object.
 fn stored(object: &Bytes, at: FrameAt) -> &[u8] {
     &object[at.offset as usize..(at.offset + at.sealed_bytes) as usize]
 }
@@ -122,7 +122,7 @@ async fn it_survives_a_restart_and_a_kill() {
         let cache = open(dir.path(), 64 * MIB);
         cache.insert_segment(&info, object.clone());
         cache.flush().await;
-        // A kill: the file as it is in the middle of the cache's life.
+        // A kill leaves the file as it is while the cache is in use.
         let killed = tempfile::tempdir().unwrap();
         std::fs::copy(dir.path().join(FILE_NAME), killed.path().join(FILE_NAME)).unwrap();
         cache.insert_segment(&other, other_object.clone());
@@ -134,7 +134,7 @@ async fn it_survives_a_restart_and_a_kill() {
             assert_eq!(hit_count(&cache, &info, &object, &frames), 500, "SEED={seed}");
             let found = hit_count(&cache, &other, &other_object, &other_frames);
             assert_eq!(found, other_count, "SEED={seed}");
-            // What comes next does not overwrite what was found.
+            // New frames do not overwrite those that were found.
             let (third, third_object, third_frames) = segment(&mut rng, 100);
             cache.insert_segment(&third, third_object.clone());
             cache.flush().await;
@@ -144,14 +144,15 @@ async fn it_survives_a_restart_and_a_kill() {
     }
 }
 
-/// How many frames are found after a kill in the middle of a write that are not what was stored.
+/// Number of frames found after a kill in the middle of a write whose bytes differ from the stored
+/// ones.
 async fn bad_count_after_a_kill(seed: u64, planted: Planted) -> usize {
     let mut rng = Rng::new(seed);
     let dir = tempfile::tempdir().unwrap();
     let mut segments = Vec::new();
     let options = options(dir.path(), 8 * MIB);
     let cache = FrameCache::open_planted(&options, POOL, planted).unwrap();
-    // Often more than it holds, so that other frames lie where those that come next will.
+    // Often more than the cache holds, so that the next frames go where others lie.
     let segment_count = rng.below(30) + 1;
     let last = rng.below(segment_count);
     for n in 0..segment_count {
@@ -218,7 +219,7 @@ async fn files_are_private_and_those_of_another_pool_or_size_are_discarded() {
     assert_eq!(cache.status().frame_count, 0, "another region size");
     drop(cache);
     std::fs::write(&path, b"something else altogether").unwrap();
-    // The thread of the last cache may hold its file for a moment longer.
+    // The thread of the last cache may hold its file a moment longer.
     let cache = loop {
         match FrameCache::open(&options(&cache_dir, 8 * MIB), POOL) {
             Ok(cache) => break cache,
@@ -255,7 +256,7 @@ async fn it_keeps_to_its_budget_and_keeps_what_is_read() {
         assert!(status.reinserted_count >= 15, "SEED={seed} {status:?}");
         assert!(status.frame_count * 8192 < 9 * MIB && status.used_bytes <= 8 * MIB, "{status:?}");
         assert!(dir.path().join(FILE_NAME).metadata().unwrap().len() <= 8 * MIB);
-        // After all that, a restart finds exactly what was there.
+        // A restart afterwards finds exactly the same frames.
         let before = status.frame_count;
         cache.close().await;
         drop(cache);
@@ -308,7 +309,7 @@ async fn what_exceeds_the_waiting_room_is_dropped_and_counted() {
     assert_eq!(cache.status().pending_bytes, 0);
 }
 
-/// A directory whose cache file is a memory file, so that a test can take its space away.
+/// Makes the cache file a memory file, so that a test can take its space away.
 fn memory_file(dir: &Path) -> std::os::fd::OwnedFd {
     let file = rustix::fs::memfd_create("cache", MemfdFlags::ALLOW_SEALING).unwrap();
     let target = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -375,7 +376,7 @@ async fn a_cache_whose_disk_was_full_says_so_and_grows_again_by_itself() {
     let size_bytes = cache.shared.sequences.len() as u64 * region_bytes;
     wait_until("the first look", || cache.status().unreserved_bytes == size_bytes).await;
     assert_eq!(conditions_of(&cache), []);
-    // The disk is smaller than the cache is to be: that is said before it is full.
+    // The disk is smaller than the configured cache; the condition says so before the disk is full.
     cache.shared.file.set_free_bytes(2 * region_bytes);
     wait_until("the condition", || conditions_of(&cache) == [ConditionKind::CacheShrunk]).await;
     async fn fill(cache: &FrameCache, rng: &mut Rng) {
@@ -393,7 +394,8 @@ async fn a_cache_whose_disk_was_full_says_so_and_grows_again_by_itself() {
     assert_eq!(status.unreserved_bytes, size_bytes - 2 * region_bytes);
     let what = cache.shared.conditions.list()[0].report.what.clone();
     assert!(what.contains("is to have 7 MiB and has 2 MiB"), "{what}");
-    // One region's worth is left to others; when there is more, nobody has to restart anything.
+    // The space of one region is left to others. When there is more, the cache grows without a
+    // restart.
     cache.shared.file.set_free_bytes(region_bytes);
     fill(&cache, &mut rng).await;
     assert_eq!(cache.status().used_bytes, 2 * region_bytes);
@@ -497,7 +499,8 @@ async fn damage_of_any_kind_never_panics_and_every_frame_can_be_told() {
     }
 }
 
-/// The cache file of a run that was not closed, as a loss of power leaves it: directories are there, frames are not.
+/// Simulates a loss of power during a run that was not closed: the cache file has directories
+/// without their frames.
 async fn lose_power(dir: &Path, object: &Bytes, info: &SegmentInfo, lost: &Path) {
     let cache = open(dir, 8 * MIB);
     cache.insert_segment(info, object.clone());
@@ -506,15 +509,16 @@ async fn lose_power(dir: &Path, object: &Bytes, info: &SegmentInfo, lost: &Path)
     lose_frames(&lost.join(FILE_NAME));
 }
 
-/// All but the file header and the first block of the first pack, which has its directory.
+/// Zeroes everything except the file header and the first block of the first pack, which holds its
+/// directory.
 fn lose_frames(path: &Path) {
     let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
     let length = file.metadata().unwrap().len();
     file.write_all_at(&vec![0; length as usize - 8192], 8192).unwrap();
 }
 
-/// Reads frames as the tier does, and rejects those that do not verify. Returns how many were told to be expected,
-/// and how many to be damage of the disk.
+/// Reads frames as the tier does, and rejects those that do not verify. Returns how many were
+/// counted as expected, and how many as damage of the disk.
 fn reject_bad(cache: &FrameCache, info: SegmentInfo, frames: &[FrameAt]) -> (u64, u64) {
     for &at in frames {
         let Some(Found::Disk(place)) = cache.find(&info.id, at) else { continue };
@@ -540,7 +544,7 @@ async fn frames_that_a_loss_of_power_took_are_expected_until_they_are_written_ov
     assert!(expected > 20 && damaged == 0, "{expected} and {damaged}");
     cache.close().await;
     drop(cache);
-    // A later run that ends in order proves nothing about what lay there before.
+    // An orderly end of a later run proves nothing about frames written before it.
     let cache = open(lost.path(), 8 * MIB);
     cache.flush().await;
     let (expected, damaged) = reject_bad(&cache, info, &frames);
@@ -550,7 +554,7 @@ async fn frames_that_a_loss_of_power_took_are_expected_until_they_are_written_ov
     cache.close().await;
     let Some(Found::Disk(place)) = cache.find(&own.id, own_frames[59]) else { panic!("its own") };
     drop(cache);
-    // But it does about its own frames.
+    // But it does prove its own frames.
     let file = std::fs::OpenOptions::new().write(true).open(lost.path().join(FILE_NAME)).unwrap();
     file.write_all_at(&[0; 64], place.at).unwrap();
     let cache = open(lost.path(), 8 * MIB);

@@ -1,13 +1,15 @@
-//! The thread that fills the cache file: gathers frames into packs, writes them, empties regions.
+//! The thread that fills the cache file: gathers frames into packs, writes them, and empties
+//! regions.
 //!
 //! Invariants:
-//! - It alone writes the file, and it alone knows which region is open, full or free.
+//! - Only this thread writes the file, and only it knows which regions are open, full or free.
 //! - A region's lap is set to 0 before its first byte is overwritten, and frames are in the index
 //!   only while their bytes are in the file.
-//! - A pack is named after its frames are written, and what a region held before is unnamed before
-//!   the first of them is: a process that is killed in the middle of a write leaves nothing that is
-//!   not whole.
-//! - A frame leaves the waiting room only after it is in the index, so a reader misses neither.
+//! - A pack's directory is written after its frames, and the previous contents of a region are
+//!   unnamed before the first of them is written. A process that is killed during a write therefore
+//!   leaves only complete packs.
+//! - A waiting frame is released only after it is in the index, so a reader always finds it in one
+//!   of the two.
 
 use super::file::AlignedBuffer;
 use super::format::{
@@ -27,24 +29,27 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Single frames are gathered until they are this many bytes together … Chosen by hand.
+/// Bytes of gathered single frames at which they are written. Chosen by hand.
 const GATHER_BYTES: usize = 1 << 20;
-/// … or this old. They are read from memory meanwhile, so only a crash would notice.
+/// Age of the oldest gathered frame at which they are written. Until then they are read from
+/// memory, so only a crash loses them. Chosen by hand.
 const GATHER_TIME: Duration = Duration::from_millis(100);
-/// Of a region that is emptied, at most one part in this many moves on. Chosen by hand: it bounds
-/// write amplification to 4/3.
+/// At most one part in this many of an emptied region moves on. Chosen by hand: it bounds write
+/// amplification to 4/3.
 const SURVIVOR_PART: u64 = 4;
 
-/// How often the disk's space is looked at, and the growth that it refused is tried again. Chosen by hand: one call.
+/// Interval at which the disk's space is checked and refused growth is retried. Chosen by hand: it
+/// costs one call.
 const SPACE_LOOK: Duration =
     if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(30) };
-/// Growth that was refused is tried again once the disk has space for this many regions: the last of a disk is left to
-/// others, like the log. Chosen by hand.
+/// Free space, in regions, from which refused growth is retried. The last space of a disk is left
+/// to other users such as the log. Chosen by hand.
 const GROWTH_REGIONS: u64 = 4;
-/// A disk that was too small has enough when there is this part more than the cache needs. Chosen by hand.
+/// A disk that was too small counts as large enough when its free space exceeds the cache's need by
+/// one part in this many. Chosen by hand.
 const MARGIN_PART: u64 = 16;
 
-/// A frame that is to be written: its key, and its bytes.
+/// A frame to be written: its key and its bytes.
 type Item = (u64, Bytes);
 
 /// Regions that could not be read.
@@ -69,12 +74,12 @@ pub(super) struct Writer {
     open: Option<OpenRegion>,
     /// Bytes of packs in each region.
     filled_bytes: Vec<u64>,
-    /// Space of the region is reserved on the disk.
+    /// Whether the region's space is reserved on the disk.
     is_reserved: Vec<bool>,
-    /// Regions for which the disk had no space, and what it said last.
+    /// Regions for which the disk had no space, and its last error.
     refused: Vec<usize>,
     refusal: String,
-    /// The disk has less than the cache is to have.
+    /// The disk has less space than the cache needs for its configured size.
     is_short: bool,
     looked_at: Instant,
     sequence_next: u64,
@@ -102,7 +107,7 @@ impl Writer {
         }
     }
 
-    /// The thread. Ends when told to, or when the cache was dropped.
+    /// Runs the thread. Ends when told to, or when the cache is dropped.
     pub(super) fn run(mut self, work: &Receiver<Work>) {
         if let Err(error) = self.load() {
             self.fail("load the cache file", &error);
@@ -138,7 +143,7 @@ impl Writer {
             gathered_bytes = 0;
             match next {
                 Ok(Work::Segment { id, object }) => self.write_segment(&id, &object),
-                // The one who waits may have gone.
+                // The waiting caller may have given up.
                 Ok(Work::Flush(done)) => drop(done.send(())),
                 Ok(Work::Stop) | Err(RecvTimeoutError::Disconnected) => break,
                 Ok(Work::Frame { .. }) | Err(RecvTimeoutError::Timeout) => {}
@@ -147,7 +152,7 @@ impl Writer {
         while let Ok(left) = work.try_recv() {
             self.abandon(left);
         }
-        // Of a cache that is off not all has arrived.
+        // If the cache is off, some writes have not arrived.
         if self.is_on() {
             let proven_from = self.shared.proven_from.load(Ordering::Relaxed);
             let closed = FileState { is_closed: true, proven_from };
@@ -199,8 +204,8 @@ impl Writer {
         self.shared.turn_off(action, error);
     }
 
-    /// Writes all of them in as few packs as possible; on a failure turns the cache off. Where the disk has no space,
-    /// they are not kept.
+    /// Writes all items in as few packs as possible. A failure turns the cache off, except that
+    /// items for which the disk has no space are dropped.
     fn write_items(&mut self, mut items: &[Item]) {
         while !items.is_empty() && self.is_on() {
             match self.write_some(items) {
@@ -215,8 +220,8 @@ impl Writer {
         }
     }
 
-    /// The disk had no space for what was to be written to the open region, if one is open: a file system that
-    /// reserves none.
+    /// Gives up the open region, if there is one, because the disk had no space for a write to it.
+    /// This happens on file systems that do not reserve space.
     fn give_up_open(&mut self, error: &io::Error) {
         let Some(open) = self.open.take() else { return };
         let start = self.start_of(open.region);
@@ -227,7 +232,7 @@ impl Writer {
         self.note_refused(open.region, error);
     }
 
-    /// Writes what fits one pack and returns how many that were, at least one.
+    /// Writes the items that fit one pack and returns their number, which is at least one.
     fn write_some(&mut self, items: &[Item]) -> io::Result<usize> {
         let needed_bytes = format::pack_bytes(1, items[0].1.len()) as u64;
         let region_bytes = self.shared.region_bytes;
@@ -250,7 +255,7 @@ impl Writer {
         Ok(count)
     }
 
-    /// Closes the open region and opens another one: a free one, or else the oldest full one.
+    /// Closes the open region and opens another one: a free one, or otherwise the oldest full one.
     fn open_next(&mut self) -> io::Result<()> {
         if let Some(open) = self.open.take() {
             self.full.push_back(open.region);
@@ -280,7 +285,8 @@ impl Writer {
         self.reinsert(&survivors)
     }
 
-    /// No start finds the packs of a region any more: their frames are about to be written over.
+    /// Unnames the packs of a region, so that no later start finds them: their frames are about to
+    /// be overwritten.
     fn unname(&mut self, region: usize) -> io::Result<()> {
         if self.planted.directory_first {
             return Ok(());
@@ -301,7 +307,8 @@ impl Writer {
         Ok(())
     }
 
-    /// The disk has no space for a region: the cache goes on with those that it has.
+    /// Records that the disk has no space for a region. The cache continues with the regions that
+    /// it has.
     fn note_refused(&mut self, region: usize, error: &io::Error) {
         if self.refusal.is_empty() {
             self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
@@ -313,25 +320,25 @@ impl Writer {
         self.show_space();
     }
 
-    /// Lets the cache grow again where the disk has space by now.
+    /// Lets the cache grow again once the disk has space.
     fn look_at_space(&mut self) {
         self.looked_at = Instant::now();
         let wanted_bytes = self.shared.region_bytes * GROWTH_REGIONS.min(self.refused.len() as u64);
         let free_bytes = self.shared.file.free_bytes();
         if free_bytes.is_none_or(|free| free >= wanted_bytes) {
-            // In front, so that what is reserved is filled first.
+            // In front, so that reserved regions are filled first.
             self.free.splice(..0, self.refused.drain(..));
         }
         self.show_space();
     }
 
-    /// The condition follows what the disk has, and has refused.
+    /// Updates the condition to the free space of the disk and its refusals.
     fn show_space(&mut self) {
         let count = self.is_reserved.iter().filter(|is_reserved| !**is_reserved).count();
         let missing_bytes = count as u64 * self.shared.region_bytes;
         self.shared.counters.unreserved_bytes.store(missing_bytes, Ordering::Relaxed);
         let free_bytes = self.shared.file.free_bytes();
-        // Others use the disk, too: at the edge, the condition does not come and go.
+        // Other programs use the disk, too; the margin keeps the condition from flapping.
         let margin_bytes = if self.is_short { missing_bytes / MARGIN_PART } else { 0 };
         if free_bytes.is_some_and(|free| free >= missing_bytes + margin_bytes) {
             self.refusal.clear();
@@ -358,7 +365,7 @@ impl Writer {
         self.shared.conditions.set(ConditionKind::CacheShrunk, &self.shared.subject(), report);
     }
 
-    /// Writes frames that survived into the region just opened, of which they take a fraction.
+    /// Writes surviving frames into the newly opened region, of which they take a fraction.
     fn reinsert(&mut self, mut survivors: &[Item]) -> io::Result<()> {
         while !survivors.is_empty() {
             let filled_bytes = self.open.as_ref().map_or(0, |open| open.filled_bytes);
@@ -375,7 +382,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Takes a region out of the index and returns frames of it that deserve to stay.
+    /// Removes a region from the index and returns those of its frames that deserve to stay.
     fn empty(&mut self, region: usize) -> Vec<Item> {
         let shared = self.shared.clone();
         let sequence = shared.sequences[region].swap(0, Ordering::AcqRel);
@@ -395,14 +402,15 @@ impl Writer {
                 }
             }
         });
-        // Whoever damaged the directory: no entry may outlive the bytes that it points to.
+        // If the directory is damaged for any reason, no entry may outlive the bytes that it points
+        // to.
         if !matches!(walked, Ok(filled) if filled >= self.filled_bytes[region]) {
             shared.index.remove_range(start..start + shared.region_bytes);
         }
         survivors
     }
 
-    /// Empties old regions until `count` more frames may enter the index.
+    /// Empties old regions until the index has room for `count` more frames.
     fn make_index_room(&mut self, count: usize) {
         let limit = self.shared.index.entry_count_max();
         while self.shared.index.entry_count() + count > limit {
@@ -412,7 +420,7 @@ impl Writer {
         }
     }
 
-    /// Writes one pack into the open region and its frames into the index.
+    /// Writes one pack into the open region and adds its frames to the index.
     fn write_pack(&mut self, items: &[Item]) -> io::Result<()> {
         let open = self.open.as_ref().expect("a region is open");
         let lengths: Vec<(u64, u32)> =
@@ -432,8 +440,8 @@ impl Writer {
             rest = behind;
         }
         rest.fill(0);
-        // The block that names the frames comes last: of a write that a kill interrupts, the
-        // beginning is there.
+        // Write the block that names the frames last: a write that a kill interrupts leaves its
+        // beginning on the disk.
         let (first, behind) = buffer.split_at(ALIGN);
         if self.planted.directory_first {
             self.shared.file.write(first, start)?;
@@ -459,7 +467,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Finds the frames of the last run, newest regions first, as many as the index takes.
+    /// Finds the frames of the last run, newest regions first, as many as fit the index.
     fn load(&mut self) -> io::Result<()> {
         let Some(kept) = self.shared.file.kept() else { return Ok(()) };
         let file_bytes = self.shared.file.size_bytes()?;
@@ -487,7 +495,7 @@ impl Writer {
             }
             let mut lost_count = 0;
             let walked = self.walk(region, sequence, |_, pack_start, entry| {
-                // A newer copy may be there already.
+                // A newer copy may already be in the index.
                 let is_room = shared.index.entry_count() < shared.index.entry_count_max();
                 let at = pack_start + u64::from(entry.offset);
                 if !is_room || entry.key == 0 {
@@ -519,8 +527,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Before anything is written: from here on the file is one that was not closed, and what such a run has left is
-    /// not proven, now and after later runs.
+    /// Records, before anything is written, that the file is not closed. If the last run did not
+    /// close it either, its frames are unproven, in this run and later ones.
     fn begin_state(&self, kept: FileState) -> io::Result<()> {
         let next = u32::try_from(self.sequence_next).unwrap_or(u32::MAX);
         let is_proven = kept.is_closed || self.planted.unclosed_trusted;
@@ -529,7 +537,7 @@ impl Writer {
         self.shared.file.note_state(FileState { is_closed: false, proven_from })
     }
 
-    /// Leaves a region that cannot be read as if it were empty.
+    /// Treats a region that cannot be read as empty.
     fn note_unreadable(&self, region: usize, error: io::Error, unreadable: &mut Unreadable) {
         self.shared.counters.error_count.fetch_add(1, Ordering::Relaxed);
         let start = self.start_of(region);
@@ -538,8 +546,8 @@ impl Writer {
         unreadable.first.get_or_insert(error);
     }
 
-    /// Calls `each` for every entry of every pack of a region's lap, with the file offset of its
-    /// pack. Returns the bytes of packs whose directories were whole.
+    /// Calls `each` for every entry of every pack in a region's lap, with the file offset of its
+    /// pack. Returns the bytes of the packs whose directories were complete.
     fn walk(
         &mut self,
         region: usize,
@@ -567,7 +575,7 @@ impl Writer {
         Ok(position)
     }
 
-    /// The header of the pack at `position` of a region, if there is one.
+    /// The header of the pack at `position` in a region, if there is one.
     fn pack_at(&mut self, region: usize, position: u64) -> io::Result<Option<PackHeader>> {
         if position + ALIGN as u64 > self.shared.region_bytes {
             return Ok(None);
@@ -581,7 +589,7 @@ impl Writer {
         let Some(header) = PackHeader::decode(bytes) else { return Ok(None) };
         let end = position + u64::from(header.pack_bytes);
         let is_here = u64::from(header.position) == position && end <= self.shared.region_bytes;
-        // Of a file that was cut, nothing past its end may be promised to readers.
+        // In a truncated file, a pack must not promise readers anything past the end.
         let is_whole = is_here && self.start_of(region) + end <= self.shared.file.size_bytes()?;
         Ok(is_whole.then_some(header))
     }
@@ -595,7 +603,7 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// How many of the first items fit a pack of `room_bytes`.
+/// The number of leading items that fit a pack of `room_bytes`.
 fn fitting(items: &[Item], room_bytes: usize) -> usize {
     let mut frame_bytes = 0;
     items

@@ -1,12 +1,12 @@
-//! A map in memory with a byte budget, for decoded map pages and segment records.
+//! An in-memory map with a byte budget, for decoded map pages and segment records.
 //!
 //! Invariants:
-//! - The bytes of all entries, as their owner counts them, stay within the budget; an entry larger
+//! - The bytes of all entries, as the caller counts them, stay within the budget. An entry larger
 //!   than its shard's share is not kept.
-//! - An entry that was read since the hand last passed survives that pass (the CLOCK rule), so one
-//!   scan does not sweep what is read again and again.
+//! - An entry that was read since the hand last passed survives that pass (the CLOCK rule), so a
+//!   single scan does not evict entries that are read repeatedly.
 //!
-//! It holds no lock while it calls foreign code other than `Hash`, `Eq` and the closures of
+//! While it holds a lock, it calls no foreign code other than `Hash`, `Eq` and the closures of
 //! [`ClockCache::retain`] and [`ClockCache::insert_if`].
 
 use parking_lot::Mutex;
@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, Hash, RandomState};
 
 const SHARD_COUNT: usize = 16;
 
-/// What an entry costs besides its value: hash index, slot, and reference count. Estimated.
+/// Estimated bytes of an entry besides its value: hash index, slot, and reference count.
 pub const ENTRY_OVERHEAD_BYTES: usize = 112;
 
 /// See the module.
@@ -40,7 +40,7 @@ struct Slot<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> ClockCache<K, V> {
-    /// A cache that keeps at most `bytes_max`; 0 keeps nothing.
+    /// Creates a cache that keeps at most `bytes_max`; 0 keeps nothing.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         let shard =
@@ -58,7 +58,7 @@ impl<K: Hash + Eq + Clone, V: Clone> ClockCache<K, V> {
         &self.shards[(hash >> 57) as usize % SHARD_COUNT]
     }
 
-    /// The value of `key`, if it is kept.
+    /// The value of `key`, if it is in the cache.
     pub fn get(&self, key: &K) -> Option<V> {
         let mut shard = self.shard(key).lock();
         let at = *shard.index.get(key)?;
@@ -67,14 +67,14 @@ impl<K: Hash + Eq + Clone, V: Clone> ClockCache<K, V> {
         Some(slot.value.clone())
     }
 
-    /// Keeps `value`, which takes `bytes`, instead of what `key` had.
+    /// Stores `value`, which takes `bytes`, in place of the previous value of `key`.
     pub fn insert(&self, key: K, value: V, bytes: usize) {
         self.insert_if(key, value, bytes, || true);
     }
 
-    /// As [`ClockCache::insert`], but only if `is_current` says so while the entry's shard is
-    /// locked: whoever first changes what `is_current` reads and then calls `insert` or `remove` for
-    /// the key has the last word.
+    /// Like [`ClockCache::insert`], but only if `is_current` returns true while the entry's shard
+    /// is locked. A caller that first changes the state read by `is_current` and then calls
+    /// `insert` or `remove` for the key therefore always prevails.
     pub fn insert_if(&self, key: K, value: V, bytes: usize, is_current: impl FnOnce() -> bool) {
         let bytes = bytes + ENTRY_OVERHEAD_BYTES;
         let mut shard = self.shard(&key).lock();
@@ -94,12 +94,12 @@ impl<K: Hash + Eq + Clone, V: Clone> ClockCache<K, V> {
         shard.bytes += bytes;
     }
 
-    /// Forgets `key`.
+    /// Removes `key`.
     pub fn remove(&self, key: &K) {
         self.shard(key).lock().remove(key);
     }
 
-    /// Forgets every key for which `keep` is false.
+    /// Removes every key for which `keep` returns false.
     pub fn retain(&self, keep: impl Fn(&K) -> bool) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -141,7 +141,7 @@ impl<K: Hash + Eq + Clone, V> Shard<K, V> {
         }
     }
 
-    /// At least one slot is there.
+    /// Evicts one entry. The shard must not be empty.
     fn evict_one(&mut self) {
         loop {
             if self.hand >= self.slots.len() {

@@ -1,8 +1,8 @@
-//! The counts of live blocks, one page at a time: what they should be, and putting a wrong one right.
+//! Live counts, one page at a time: computes the correct counts and replaces wrong ones.
 //!
 //! Invariants:
-//! - A page counts for a segment what it and its copies store of it, but for what the base of its layer counts. It is the
-//!   same rule by which commits change the counts.
+//! - A page counts for a segment the blocks that it and its copies store there, except those that
+//!   the base of its layer counts. Commits change the counts by the same rule.
 
 use super::commit::Fresh;
 use super::commit::draft::Draft;
@@ -17,11 +17,11 @@ impl Map {
     /// Blocks of a segment that the page of a layer counts as live.
     ///
     /// # Errors
-    /// `Corrupt` where the page, or its base, does not open; what the database says.
+    /// `Corrupt` if the page or its base does not open; database errors.
     pub(crate) async fn counted_of(&self, layer: LayerId, page: u32, segment: u64) -> Result<u64> {
         let operands = self.stored_operands(layer, page).await?;
         if operands.is_empty() {
-            return Ok(0); // nothing of its own, so no copies either
+            return Ok(0); // a page without operands has no copies either
         }
         let copies = self.copies(&self.db(), layer, page).await?;
         let mut runs = pages::counted(&operands);
@@ -40,10 +40,10 @@ impl Map {
         })
     }
 
-    /// Sets counts of live blocks, durably.
+    /// Sets live counts durably.
     ///
     /// # Errors
-    /// As [`Map::commit`].
+    /// Like [`Map::commit`].
     pub(crate) async fn set_live(&self, writer: &mut Writer, counts: &[(u64, u32)]) -> Result<()> {
         self.check(writer)?;
         let mut draft = Draft::new(self);

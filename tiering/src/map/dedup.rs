@@ -1,10 +1,11 @@
-//! What the metadata keeps for deduplication: back-references, fingerprints of segments, and what was found.
+//! Deduplication records in the metadata: back-references, fingerprints of segments, and results.
 //!
 //! Invariants:
-//! - A page that names a frame which was not written for its layer and blocks, or for those that the layer was made from,
-//!   has a back-reference from the segment, or one of the layers above has it for the page of that number. It is in the
-//!   batch that makes the reference, and goes with the segment's record.
-//! - There may be back-references of pages that name nothing of the segment any more, until a sweep drops them.
+//! - A back-reference from the segment exists for every page that names a frame which was written
+//!   neither for the page's own layer and blocks nor for those of the layers it was made from. It
+//!   names the page's layer, or one of the layers above for the page with the same number. It is
+//!   put in the batch that makes the reference, and deleted with the segment's record.
+//! - Pages that no longer name the segment may have back-references until a sweep drops them.
 
 use super::commit::draft::Draft;
 use super::keys::{
@@ -21,15 +22,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 pub(super) const BACK_REFERENCE_VERSION: u8 = 1;
-/// Back-references that are read at a time.
+/// Back-references read at a time.
 const REFERENCES_STEP: usize = if cfg!(test) { 64 } else { 4096 };
 const FOUND_VERSION: u8 = 1;
 const FOUND_BYTES: usize = 1 + 8 + 8;
 
-/// Pages that name blocks of a segment that were not written for them, by number: their layers.
+/// Pages that name blocks of a segment which were not written for them: the layers by page number.
 pub(crate) type BackReferences = BTreeMap<u32, Vec<LayerId>>;
 
-/// Up to so many segments with their fingerprints, and the segment to go on after.
+/// Segments with their fingerprints, and the segment to continue after.
 pub(crate) type FingerprintsStep = (Vec<(u64, Vec<FrameFingerprints>)>, Option<u64>);
 
 pub(super) fn decode_found(volume: VolumeId, bytes: &[u8]) -> Result<Found> {
@@ -58,7 +59,7 @@ impl Draft<'_> {
         self.put(&fingerprints_key(segment), &fingerprints::encode(frames));
     }
 
-    /// Deletes what deduplication keeps of a segment.
+    /// Deletes the deduplication records of a segment.
     pub(super) fn forget_dedup(&mut self, segment: u64, references: Option<&BackReferences>) {
         self.delete(&fingerprints_key(segment));
         for (page, layers) in references.into_iter().flatten() {
@@ -70,20 +71,20 @@ impl Draft<'_> {
 }
 
 impl Map {
-    /// Blocks are, or were, looked for among those that are stored.
+    /// Whether deduplication is or was in use.
     pub(crate) fn has_dedup(&self) -> bool {
         self.opener.header().has_dedup()
     }
 
-    /// What was found, by volume.
+    /// Results of deduplication, by volume.
     pub(crate) fn found(&self) -> BTreeMap<VolumeId, Found> {
         self.found.read().clone()
     }
 
-    /// Up to `count_max` back-references of a segment, and whether there are more.
+    /// Up to `count_max` back-references of a segment, and whether there may be more.
     ///
     /// # Errors
-    /// `Corrupt`, naming the key; what the database says.
+    /// `Corrupt`, naming the key; database errors.
     pub(crate) async fn back_references(
         &self,
         segment: u64,
@@ -107,10 +108,10 @@ impl Map {
         Ok((found, read.len() == count_max))
     }
 
-    /// Up to `count_max` back-references of a segment that follow `last`, in their order.
+    /// Up to `count_max` back-references of a segment after `last`, in order of their keys.
     ///
     /// # Errors
-    /// As [`Map::back_references`].
+    /// Like [`Map::back_references`].
     pub(crate) async fn back_references_after(
         &self,
         segment: u64,
@@ -145,10 +146,11 @@ impl Map {
         }
     }
 
-    /// Whether the page of a layer, or of one that it was made from, has a back-reference from a segment.
+    /// Whether the page of a layer, or the same page of one of the layers it was made from, has a
+    /// back-reference from a segment.
     ///
     /// # Errors
-    /// As [`Map::back_references`].
+    /// Like [`Map::back_references`].
     pub(crate) async fn is_referenced_back(
         &self,
         segment: u64,
@@ -168,10 +170,10 @@ impl Map {
         Ok(false)
     }
 
-    /// The segments of these numbers that have a back-reference to a page of one of these layers.
+    /// The segments with these numbers that have a back-reference to a page of one of these layers.
     ///
     /// # Errors
-    /// As [`Map::back_references`].
+    /// Like [`Map::back_references`].
     pub(crate) async fn referenced_from(
         &self,
         segments: std::ops::RangeInclusive<u64>,
@@ -207,7 +209,7 @@ impl Map {
     /// Whether the page has a back-reference from a segment.
     ///
     /// # Errors
-    /// As [`Map::back_references`].
+    /// Like [`Map::back_references`].
     pub(crate) async fn has_back_reference(
         &self,
         segment: u64,
@@ -221,11 +223,12 @@ impl Map {
         }
     }
 
-    /// Up to `count_max` keys that follow `last` (from the first one on without it) of back-references, or of fingerprints,
-    /// each with its segment and whether its value opens: for checks.
+    /// For checks: up to `count_max` keys of back-references or of fingerprints after `last`, or
+    /// from the first one on if it is `None`. Each comes with its segment and with the result of
+    /// opening its value.
     ///
     /// # Errors
-    /// What the database says; `Corrupt` for a key that is none.
+    /// Database errors; `Corrupt` for a malformed key.
     pub(crate) async fn dedup_keys_after(
         &self,
         is_fingerprints: bool,
@@ -257,10 +260,10 @@ impl Map {
         Ok(found)
     }
 
-    /// What is wrong with the records of what was found, if anything: for checks.
+    /// For checks: the errors of all deduplication results that do not open.
     ///
     /// # Errors
-    /// What the database says.
+    /// Database errors.
     pub(crate) async fn damaged_found(&self) -> Result<Vec<Error>> {
         let from = Bound::Included(vec![family::FOUND]);
         let read = entries(&self.db(), from, after(family::FOUND), usize::MAX).await?;
@@ -272,12 +275,12 @@ impl Map {
         Ok(read.iter().filter_map(check).collect())
     }
 
-    /// Drops back-references, of up to `count_max` that follow `last`, of pages that name nothing of their segment any more:
-    /// not in any state, and neither do those of layers that were made from theirs. Returns the key to go on after, if there
-    /// may be more, and how many were dropped.
+    /// Looks at up to `count_max` back-references after `last` and drops those of pages that no
+    /// longer name their segment in any state, if the pages of layers made from theirs do not name
+    /// it either. Returns the key to continue after, if there may be more, and the number dropped.
     ///
     /// # Errors
-    /// As [`Map::commit`]. A page that does not open keeps its back-references.
+    /// Like [`Map::commit`]. A page that does not open keeps its back-references.
     pub(crate) async fn sweep_back_references(
         &self,
         writer: &mut Writer,
@@ -303,7 +306,8 @@ impl Map {
         Ok((next, dropped_count))
     }
 
-    /// Whether anything that is stored of a page, or of the same one of a layer that was made from its layer, names a segment.
+    /// Whether any stored state of a page, or of the same page of a layer made from its layer,
+    /// names a segment.
     async fn is_named_by(&self, segment: u64, layer: LayerId, page: u32) -> Result<bool> {
         let below = match self.planted.swept_without_clones {
             true => Vec::new(),
@@ -324,7 +328,7 @@ impl Map {
     /// The fingerprints of a segment, if it has any.
     ///
     /// # Errors
-    /// `Corrupt`, naming the segment; what the database says.
+    /// `Corrupt`, naming the segment; database errors.
     pub(crate) async fn fingerprints(
         &self,
         segment: u64,
@@ -337,10 +341,10 @@ impl Map {
         fingerprints::decode(segment, &self.opener.open_one(&key, &value)?).map(Some)
     }
 
-    /// The fingerprints of segments that follow number `last`. What does not open is passed over.
+    /// The fingerprints of segments after number `last`. Those that do not open are skipped.
     ///
     /// # Errors
-    /// What the database says.
+    /// Database errors.
     pub(crate) async fn fingerprints_after(
         &self,
         last: u64,

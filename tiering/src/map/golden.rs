@@ -1,7 +1,9 @@
-//! Golden bytes of the metadata: every key, every record, the header and what seals them, annotated
-//! by field in `testdata/map-v1*.hex`. Files are added with each version, never edited.
+//! Golden bytes of the metadata: every key, every record and the header, with their sealing,
+//! annotated by field in `testdata/map-v1*.hex`. Each version adds files; existing ones are never
+//! edited.
 //!
-//! To see what this build writes: `SPINDLE_PRINT_GOLDEN=1 cargo test golden_metadata -- --nocapture`.
+//! To print the bytes that this build writes: `SPINDLE_PRINT_GOLDEN=1 cargo test golden_metadata --
+//! --nocapture`.
 
 use super::keys::{self, Header, Opener};
 use super::layers::{Base, LayerId, LayerRecord};
@@ -17,7 +19,7 @@ use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
 use std::collections::BTreeMap;
 
-/// Names of fields and their lengths; what follows the last is an error.
+/// Names and lengths of fields; bytes after the last field are an error.
 pub(crate) type Fields = &'static [(&'static str, usize)];
 
 /// The sections of one golden file.
@@ -47,7 +49,8 @@ impl Golden {
         Golden { file, sections }
     }
 
-    /// `written` is what this build writes of the section. Returns the golden bytes, to be read.
+    /// Compares `written`, this build's bytes of the section, with the golden bytes, and returns
+    /// the latter for decoding.
     pub(crate) fn take(&mut self, name: &str, written: &[u8], fields: Fields) -> Vec<u8> {
         if std::env::var_os("SPINDLE_PRINT_GOLDEN").is_some() {
             println!("[{name}]");
@@ -440,7 +443,7 @@ fn golden_metadata_sealed_of_version_1() {
         let value = golden.take("root value", &sealer.seal(key, &root().encode()), fields);
         assert_eq!(Root::decode(&opener.open_one(key, &value).unwrap()).unwrap(), root());
 
-        // A page: an image and what a later window changed, one sealed record each.
+        // A page: an image and the changes of a later window, one sealed record each.
         let key = keys::page_key(LayerId(9), 42);
         let operands = [image().0, delta().0];
         let mut value = Vec::new();

@@ -1,14 +1,15 @@
 //! Keys of the metadata database, and the sealing of its values.
 //!
 //! Invariants:
-//! - A value is a list of sealed records; the merge operator only appends, so compaction needs no
-//!   key and a record is opened exactly as it was written.
+//! - A value is a list of sealed records. The merge operator only appends, so compaction needs no
+//!   key, and a record is opened exactly as it was written.
 //! - A record is sealed with its own key as associated data: a value that was moved to another key
 //!   does not open.
-//! - A nonce is 8 random bytes a [`Sealer`] plus a counter, and a sealer lives for one commit.
-//! - Decoding never panics; what does not open is `Corrupt` and names the key.
+//! - A nonce is 8 random bytes for each [`Sealer`] plus a counter, and a sealer is used for one
+//!   commit.
+//! - Decoding never panics; a value that does not open is `Corrupt`, and the error names the key.
 //!
-//! Byte tables: docs/format-map.md. It knows nothing of what the plaintext means.
+//! Byte tables: docs/format-map.md. The meaning of the plaintext is left to other modules.
 
 use super::layers::LayerId;
 use super::pages::{get_varint, put_varint};
@@ -18,55 +19,55 @@ use block::units::{array_at, u16_at, u32_at};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::RwLock;
 
-/// Version of a sealed record. The first byte of each, and part of the associated data.
+/// Version of a sealed record: its first byte, and part of the associated data.
 const RECORD_VERSION: u8 = 1;
 const NONCE_BYTES: usize = 12;
 
 const MAGIC: &[u8; 4] = b"SPMD";
-/// Version of the metadata's format: of the header, and of everything below it.
+/// Version of the metadata format: of the header, and of everything below it.
 pub const FORMAT_VERSION: u16 = 1;
 const HEADER_BYTES: usize = 4 + 2 + 1 + 1 + 3 * 4 + SALT_BYTES;
 const AT_VERSION: usize = 4;
 const AT_ALGORITHM: usize = 6; // then one zero byte
 pub(super) const AT_READ_ONLY: usize = 12;
 const AT_INCOMPATIBLE: usize = 16;
-/// Incompatible feature: there are, or were, snapshots; pages may have copies.
+/// Incompatible feature: there are or were snapshots; pages may have copies.
 const FEATURE_SNAPSHOTS: u32 = 1;
-/// Incompatible feature: there are, or were, layers made from others.
+/// Incompatible feature: there are or were layers made from others.
 const FEATURE_BASES: u32 = 2;
-/// Incompatible feature: there are, or were, segments under keys of volumes.
+/// Incompatible feature: there are or were segments under keys of volumes.
 const FEATURE_VOLUME_KEYS: u32 = 4;
-/// Incompatible feature: blocks are, or were, looked for among those that are stored; pages may name frames that were
-/// written for other blocks.
+/// Incompatible feature: deduplication is or was in use; pages may name frames that were written
+/// for other blocks.
 const FEATURE_DEDUP: u32 = 8;
 const FEATURES_KNOWN: u32 = FEATURE_SNAPSHOTS | FEATURE_BASES | FEATURE_VOLUME_KEYS | FEATURE_DEDUP;
 const AT_SALT: usize = 20;
 const _: () = assert!(AT_SALT + SALT_BYTES == HEADER_BYTES);
 
-/// Key of the header: the only value that is not sealed, because it holds the salt.
+/// Key of the header, the only value that is not sealed, because it holds the salt.
 pub const HEADER_KEY: &[u8] = b"h";
 /// Key of the root record.
 pub const ROOT_KEY: &[u8] = b"r";
 
-/// First byte of each family of keys; what follows is big-endian, so that scans run in order.
+/// First byte of each family of keys. The rest of a key is big-endian, so that scans run in order.
 pub mod family {
     /// Volumes that are behind the others.
     pub const ASIDE: u8 = b'a';
-    /// Pages that name frames of a segment which were not written for them.
+    /// Pages that name frames of a segment which were written for other blocks.
     pub const BACK_REFERENCE: u8 = b'b';
     /// Copies of map pages, for snapshots.
     pub const COPY: u8 = b'c';
-    /// What deduplication has found for a volume.
+    /// Results of deduplication for a volume.
     pub const FOUND: u8 = b'd';
     /// Fingerprints of the blocks of a segment.
     pub const FINGERPRINTS: u8 = b'f';
-    /// Layers of which snapshots were removed.
+    /// Layers with removed snapshots.
     pub const PRUNE: u8 = b'g';
     /// Snapshot records.
     pub const SNAPSHOT: u8 = b'k';
     /// Layer records.
     pub const LAYER: u8 = b'l';
-    /// Pages that keep counting what was replaced.
+    /// Pages that keep counting replaced blocks.
     pub const KEPT: u8 = b'w';
     /// Live blocks of segments.
     pub const LIVE: u8 = b'n';
@@ -110,7 +111,7 @@ pub fn fingerprints_key(segment: u64) -> [u8; 9] {
     numbered(family::FINGERPRINTS, segment)
 }
 
-/// Key of a back-reference: segment, and the layer and page that name it.
+/// Key of a back-reference: the segment, and the layer and page that name it.
 #[must_use]
 pub fn back_reference_key(segment: u64, layer: LayerId, page: u32) -> [u8; 21] {
     let mut key = [family::BACK_REFERENCE; 21];
@@ -120,7 +121,7 @@ pub fn back_reference_key(segment: u64, layer: LayerId, page: u32) -> [u8; 21] {
     key
 }
 
-/// Key of what deduplication has found for a volume.
+/// Key of the deduplication results of a volume.
 #[must_use]
 pub fn found_key(volume: VolumeId) -> [u8; 5] {
     let mut key = [family::FOUND; 5];
@@ -173,7 +174,7 @@ pub fn copy_key(layer: LayerId, page: u32, until: Lsn) -> [u8; 21] {
     key
 }
 
-/// Key of the record that says that a page keeps counting what was replaced.
+/// Key of the record that says that a page keeps counting replaced blocks.
 #[must_use]
 pub fn kept_key(layer: LayerId, page: u32) -> [u8; 13] {
     let mut key = page_key(layer, page);
@@ -202,7 +203,7 @@ pub fn number_of(key: &[u8]) -> Option<u64> {
     if key.len() == 9 { array_at(key, 1).map(u64::from_be_bytes) } else { None }
 }
 
-/// The volume in a key that has nothing else.
+/// The volume in a key that holds nothing else.
 #[must_use]
 pub fn volume_of(key: &[u8]) -> Option<VolumeId> {
     if key.len() == 5 { array_at(key, 1).map(|id| VolumeId(u32::from_be_bytes(id))) } else { None }
@@ -261,7 +262,7 @@ pub fn back_reference_of(key: &[u8]) -> Option<(u64, LayerId, u32)> {
     Some((segment, LayerId(layer), array_at(key, 17).map(u32::from_be_bytes)?))
 }
 
-/// A key for people: its letter and its numbers, "p 00000001/2a".
+/// A key in words, for example "page 42 of layer 7".
 #[must_use]
 pub fn name_of(key: &[u8]) -> String {
     if let Some((layer, page)) = page_of(key) {
@@ -307,7 +308,7 @@ pub fn name_of(key: &[u8]) -> String {
     }
 }
 
-/// `Corrupt`, naming the key and what is wrong with its value.
+/// A `Corrupt` error that names the key and the problem with its value.
 #[must_use]
 pub fn corrupt(key: &[u8], what: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Corrupt, format!("read metadata, {}: {what}", name_of(key)))
@@ -338,16 +339,16 @@ impl Header {
         Header { bytes, algorithm }
     }
 
-    /// The bytes that are stored.
+    /// The stored bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// `Corrupt` for bytes that are none, `Unsupported` for one that a later version wrote.
+    /// `Corrupt` if the bytes are not a header, `Unsupported` if a later version wrote it.
     pub fn decode(bytes: &[u8]) -> Result<Header> {
         let bytes: [u8; HEADER_BYTES] =
             bytes.try_into().map_err(|_| corrupt(HEADER_KEY, "wrong length"))?;
@@ -388,25 +389,25 @@ impl Header {
         self.with_feature(FEATURE_VOLUME_KEYS)
     }
 
-    /// There are, or were, segments under keys of volumes.
+    /// Whether there are or were segments under keys of volumes.
     #[must_use]
     pub fn has_volume_keys(&self) -> bool {
         self.features() & FEATURE_VOLUME_KEYS != 0
     }
 
-    /// The header of metadata in which blocks were looked for among those that are stored.
+    /// The header of metadata for which deduplication was used.
     #[must_use]
     pub fn with_dedup(&self) -> Header {
         self.with_feature(FEATURE_DEDUP)
     }
 
-    /// Blocks are, or were, looked for among those that are stored.
+    /// Whether deduplication is or was in use.
     #[must_use]
     pub fn has_dedup(&self) -> bool {
         self.features() & FEATURE_DEDUP != 0
     }
 
-    /// There are, or were, layers made from others.
+    /// Whether there are or were layers made from others.
     #[must_use]
     pub fn has_bases(&self) -> bool {
         self.features() & FEATURE_BASES != 0
@@ -419,7 +420,7 @@ impl Header {
         Header { bytes, ..*self }
     }
 
-    /// There are, or were, snapshots.
+    /// Whether there are or were snapshots.
     #[must_use]
     pub fn has_snapshots(&self) -> bool {
         self.features() & FEATURE_SNAPSHOTS != 0
@@ -429,10 +430,10 @@ impl Header {
         u32_at(&self.bytes, AT_INCOMPATIBLE).unwrap_or_default()
     }
 
-    /// Whether this version may change the metadata.
+    /// Checks that this version may change the metadata.
     ///
     /// # Errors
-    /// `Unsupported` where a later version uses features that only its readers may ignore.
+    /// `Unsupported` if a later version uses features that only readers may ignore.
     pub fn check_writable(&self) -> Result<()> {
         match u32_at(&self.bytes, AT_READ_ONLY) {
             Some(0) => Ok(()),
@@ -454,8 +455,8 @@ impl Header {
     }
 }
 
-/// Opens sealed records. The header is part of the root record's associated data, so that it
-/// cannot be altered either.
+/// Opens sealed records. The header is part of the root record's associated data, so it cannot be
+/// altered undetected either.
 #[derive(Debug)]
 pub struct Opener {
     key: SealKey,
@@ -463,13 +464,13 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// For the metadata that `header` heads.
+    /// Creates an opener for the metadata that `header` belongs to.
     #[must_use]
     pub fn new(header: Header, pool_key: &PoolKey) -> Opener {
         Opener { key: header.key(pool_key), header: RwLock::new(header) }
     }
 
-    /// Opens what `header` heads, but for its features.
+    /// Whether `header` belongs to the same metadata; its features may differ.
     #[must_use]
     pub fn is_for(&self, header: &Header) -> bool {
         let plain = |header: &Header| {
@@ -480,13 +481,13 @@ impl Opener {
         plain(&self.header()) == plain(header)
     }
 
-    /// The header as it is.
+    /// The current header.
     #[must_use]
     pub fn header(&self) -> Header {
         *self.header.read()
     }
 
-    /// To be called when the header in the database is this one, for which it [is](Opener::is_for).
+    /// Records that the database now has this header, for which [`Opener::is_for`] must hold.
     pub fn set_header(&self, header: Header) {
         *self.header.write() = header;
     }
@@ -501,10 +502,10 @@ impl Opener {
         }
     }
 
-    /// Opens every record of a value, oldest first, and hands its plaintext to `each`.
+    /// Opens every record of a value, oldest first, and passes its plaintext to `each`.
     ///
     /// # Errors
-    /// `Corrupt`, naming the key; whatever `each` returns.
+    /// `Corrupt`, naming the key; errors of `each`.
     pub fn open_all(
         &self,
         key: &[u8],
@@ -528,7 +529,7 @@ impl Opener {
         Ok(())
     }
 
-    /// Opens a value that is one record.
+    /// Opens a value that consists of one record.
     ///
     /// # Errors
     /// `Corrupt`, naming the key.
@@ -543,7 +544,7 @@ impl Opener {
         plain.ok_or_else(|| corrupt(key, "no record"))
     }
 
-    /// Starts the nonces of one commit.
+    /// Creates the sealer of one commit, with its own nonces.
     #[must_use]
     pub fn sealer(&self) -> Sealer<'_> {
         let mut random = [0; 8];
@@ -551,7 +552,7 @@ impl Opener {
         self.sealer_with(random)
     }
 
-    /// `random` is never given twice for one header.
+    /// Creates a sealer. `random` must be different for each sealer of a header.
     pub(super) fn sealer_with(&self, random: [u8; 8]) -> Sealer<'_> {
         let mut nonce = [0; NONCE_BYTES];
         nonce[..8].copy_from_slice(&random);
@@ -595,7 +596,7 @@ impl Sealer<'_> {
         self.seal_bound(plain)
     }
 
-    /// Seals the root record that comes with another header.
+    /// Seals the root record under another header.
     #[must_use]
     pub fn seal_root(&mut self, header: &Header, plain: &[u8]) -> Vec<u8> {
         self.associated.clear();
@@ -605,7 +606,7 @@ impl Sealer<'_> {
         self.seal_bound(plain)
     }
 
-    /// Seals for what `associated` says.
+    /// Seals `plain` with the data in `associated`.
     fn seal_bound(&mut self, plain: &[u8]) -> Vec<u8> {
         self.counter = self.counter.checked_add(1).expect("a commit has fewer than 2^32 records");
         self.nonce[8..].copy_from_slice(&self.counter.to_le_bytes());

@@ -6,8 +6,9 @@
 //! - In every page of which it stores nothing, and that no range of its own hides, a layer with a
 //!   base shows the parent as of the base's LSN. A page of which the layer stores anything is its
 //!   own: the first operand is an image of the whole page, even if it is empty.
-//! - A page never stores blocks of a layer below its own: blocks written for a layer are named only
-//!   by this layer and by layers below it, even if these no longer have a base.
+//! - Without deduplication, a page never stores blocks of a layer below its own: blocks written for
+//!   a layer are named only by this layer and by layers below it, even if these no longer have a
+//!   base.
 //! - A former layer is no longer the current one of its volume: its snapshots can be read, but not
 //!   its newest state.
 

@@ -1,15 +1,16 @@
-//! A state of the metadata database that stays while somebody reads it.
+//! Keeps a state of the metadata database while it is being read.
 //!
 //! The database's collector deletes a table once it is old and neither the newest manifest nor a
-//! checkpoint names it. The age is that of the table, not of its replacement: of one that is older than
-//! [`super::database::DatabaseOptions::garbage_age`] nothing but the compactor's checkpoint is left, which
-//! ends 15 minutes after the compaction. Source: slatedb 0.18 `garbage_collector/compacted_gc.rs` and
-//! `compactor_state_protocols.rs`. So whoever reads a state for longer makes a checkpoint of it.
+//! checkpoint names it. The age is that of the table, not of its replacement. A table older than
+//! [`super::database::DatabaseOptions::garbage_age`] is therefore kept only by the compactor's
+//! checkpoint, which ends 15 minutes after the compaction. Source: slatedb 0.18
+//! `garbage_collector/compacted_gc.rs` and `compactor_state_protocols.rs`. A reader that needs a
+//! state for longer makes a checkpoint of it.
 //!
 //! Invariants:
-//! - The checkpoint is there before the state is read, and names that state.
-//! - It ends by itself: a reader that is killed keeps tables for [`LIFETIME`] at most.
-//! - It is renewed by the clock by which the owner's collector ends it.
+//! - The checkpoint exists before the state is read, and names that state.
+//! - It expires on its own: a reader that is killed keeps tables for [`LIFETIME`] at most.
+//! - It is renewed by the same clock by which the owner's collector ends it.
 
 use super::database::{FOLDER, is_refused};
 use super::forward::ForwardClock;
@@ -25,18 +26,19 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A checkpoint that nobody renews ends after this. Chosen by hand: some outages of the store long, and
-/// an hour of garbage is little.
+/// Time after which a checkpoint ends unless it is renewed. Chosen by hand: longer than several
+/// outages of the store, while an hour of garbage is little.
 const LIFETIME: Duration = Duration::from_secs(3600);
 /// Time after which it is renewed. Chosen by hand: three tries fit into [`LIFETIME`].
 const RENEW_AFTER: Duration = Duration::from_secs(900);
-/// How often it is looked whether it is time. Chosen by hand: a machine that has slept renews soon.
+/// Interval at which renewal is considered. Chosen by hand: a machine that was asleep renews soon.
 const LOOK: Duration = Duration::from_secs(60);
-/// Longest that making, renewing or ending one may take. The database tries again for ever, also where
-/// credentials may not write.
+/// Maximum time to make, renew or end a checkpoint. The database itself would retry forever, even
+/// if the credentials do not allow writing.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A checkpoint of a state, for as long as this lives. Dropped without [`Pin::end`], it ends by itself.
+/// A checkpoint of a state, renewed while this value lives. If it is dropped without [`Pin::end`],
+/// the checkpoint expires on its own.
 pub(super) struct Pin {
     kept: Arc<Kept>,
     renewing: tokio::task::JoinHandle<()>,
@@ -72,10 +74,12 @@ async fn in_time<T>(
 }
 
 impl Pin {
-    /// Keeps the newest state. Returns the number of its manifest, too. Renewed on the caller's runtime.
+    /// Keeps the newest state, and also returns the number of its manifest. The checkpoint is
+    /// renewed on the caller's runtime.
     ///
     /// # Errors
-    /// `Denied` for a store that is only a view; `Unavailable` also where the credentials may not write.
+    /// `Denied` if the store is only a view; `Unavailable`, also if the credentials do not allow
+    /// writing.
     pub(super) async fn newest(
         store: Arc<dyn ObjectStore>,
         clock: ForwardClock,
@@ -95,7 +99,7 @@ impl Pin {
                 loop {
                     tokio::time::sleep(LOOK).await;
                     if let Err(error) = kept.renew_if_due().await {
-                        // What is read says so where it is gone.
+                        // Readers report missing objects themselves.
                         tracing::debug!(
                             error = %error.chain(),
                             "a state of the metadata that is being read may not be kept"
@@ -107,14 +111,14 @@ impl Pin {
         Ok((Pin { kept, renewing }, manifest))
     }
 
-    /// Renews it, if it is time. What it returns does not borrow.
+    /// Renews it, if it is due. The returned future borrows nothing.
     #[cfg(test)]
     pub(super) fn renew_if_due(&self) -> impl Future<Output = Result<()>> + Send + 'static {
         let kept = self.kept.clone();
         async move { kept.renew_if_due().await }
     }
 
-    /// Nobody reads the state any more.
+    /// Ends the checkpoint once the state is no longer read.
     pub(super) async fn end(self) {
         self.renewing.abort();
         let ended = self.kept.admin.delete_checkpoint(self.kept.made.id);
@@ -128,7 +132,7 @@ impl Kept {
     async fn renew_if_due(&self) -> Result<()> {
         let now = self.clock.now();
         let age = now.signed_duration_since(*self.renewed_at.lock());
-        // Also after the clock was put back.
+        // A negative age means that the clock was set back.
         if (0..RENEW_AFTER.as_secs() as i64).contains(&age.num_seconds()) {
             return Ok(());
         }
@@ -167,7 +171,7 @@ mod tests {
         store.head(path).await.is_ok()
     }
 
-    /// Commits until no table of `old` is in the newest state any more.
+    /// Commits until the newest state contains no table of `old`.
     async fn replace_all(db: &Database, old: &BTreeSet<Path>, number: &mut u32) {
         let begun = Instant::now();
         while db.objects().tables.iter().any(|table| old.contains(table)) {
@@ -178,12 +182,13 @@ mod tests {
         }
     }
 
-    /// Reads a state some hours after all of its tables were replaced. Returns whether it was whole.
+    /// Reads a state some hours after all of its tables were replaced. Returns whether it was
+    /// complete.
     async fn is_whole_after_hours(is_pinned: bool) -> bool {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let options = DatabaseOptions {
             poll_interval: Duration::from_millis(50),
-            garbage_age: Duration::from_secs(4), // so that it is collected every second
+            garbage_age: Duration::from_secs(4), // so that garbage is collected every second
             ..DatabaseOptions::default()
         };
         let db = Database::open(store.clone(), &options, None).await.unwrap();
@@ -198,7 +203,7 @@ mod tests {
             false => Database::read_only(store.clone(), &options).await.unwrap(),
         };
         let mine = reader.objects().tables;
-        // Those of states that nobody reads show that the collector has come by.
+        // The tables of states that are not being read show when the collector has run.
         for round in 0..12 {
             let old = db.objects().tables;
             replace_all(&db, &old, &mut number).await;
@@ -214,7 +219,7 @@ mod tests {
                     assert!(begun.elapsed() < WAIT_MAX, "{table} is not collected");
                     tokio::time::sleep(Duration::from_millis(20)).await;
                     reader.keep_on().await;
-                    // Its checkpoint is the compactor's, which ends after 15 minutes.
+                    // The compactor's checkpoint keeps it, which ends after 15 minutes.
                     options.clock.advance(MINUTE);
                 }
             }
@@ -263,7 +268,7 @@ mod tests {
         assert!(kept.expire_time.is_some(), "it ends by itself");
         reader.close().await.unwrap();
         assert_eq!(count().await, 0);
-        // The owner goes on over manifests that are not its own.
+        // The owner continues after manifests that it did not write.
         commit(&db, 2).await;
         db.close().await.unwrap();
     }

@@ -193,7 +193,7 @@ impl Map {
                 is_promoted: false,
             };
             draft.settle(&mut CommitReport::default(), &history, settle);
-            // Also where it was not there: nobody puts it twice.
+            // Delete the record even if the page has no keeping operand.
             draft.delete(key);
             touched.push(((layer, page), None));
         }

@@ -1,7 +1,7 @@
 //! The small records of the metadata: root, segment, live blocks, side files.
 //!
 //! Invariants:
-//! - Each begins with its version; decoding anything else than what this version writes is an error
+//! - Each begins with its version. Decoding anything that this version does not write is an error
 //!   that names the key, never a panic.
 //!
 //! Byte tables: docs/format-map.md.
@@ -17,7 +17,7 @@ const ROOT_VERSION: u8 = 1;
 const ROOT_BYTES: usize = 1 + 8 + 8 + 8 + 8;
 const SEGMENT_VERSION: u8 = 1;
 const SEGMENT_BYTES: usize = 1 + 8 + 16 + 1 + 4 + 4 + 4;
-/// Of one whose frames are under the key of a volume.
+/// Version for a segment whose frames are under the key of a volume.
 const KEYED_SEGMENT_VERSION: u8 = 2;
 const KEYED_SEGMENT_BYTES: usize = SEGMENT_BYTES + 4;
 const LIVE_VERSION: u8 = 1;
@@ -25,15 +25,16 @@ const LIVE_BYTES: usize = 1 + 4;
 
 const ASIDE_VERSION: u8 = 1;
 const ASIDE_FILE_BYTES: usize = 8 + 8 + 16;
-/// Most side files of one volume. Chosen by hand: far above what the log keeps.
+/// Maximum number of side files of one volume. Chosen by hand: far above the number that the log
+/// keeps.
 pub const ASIDE_FILES_MAX: usize = 4096;
 
-/// A file beside the write log of some machine, in which a volume has what the tier lacks.
+/// A file beside the write log of some machine, with entries of a volume that the tier lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsideFile {
-    /// First LSN that it stands for.
+    /// First LSN that it covers.
     pub first_lsn: Lsn,
-    /// Last one.
+    /// Last LSN that it covers.
     pub last_lsn: Lsn,
     /// The file's own identity.
     pub id: [u8; 16],
@@ -52,7 +53,7 @@ pub fn encode_aside(files: &[AsideFile]) -> Vec<u8> {
     bytes
 }
 
-/// Reads the side files of a volume: oldest first, at least one.
+/// Decodes the side files of a volume: oldest first, at least one.
 ///
 /// # Errors
 /// `Corrupt`, naming the volume.
@@ -79,16 +80,16 @@ pub fn decode_aside(volume: VolumeId, bytes: &[u8]) -> Result<Vec<AsideFile>> {
     Ok(files)
 }
 
-/// Where the metadata stands; part of every commit.
+/// State of the metadata as a whole; part of every commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Root {
     /// Epoch of the owner that committed last.
     pub epoch: Epoch,
-    /// Every entry of the log up to here is in the data tier.
+    /// Every entry of the log up to this LSN is in the data tier.
     pub destaged: Lsn,
-    /// Counts commits, for status and for telling a store that was rolled back.
+    /// Counts commits, for status and to detect a store that was rolled back.
     pub commit_number: u64,
-    /// The number that the next segment gets. The first is 1.
+    /// Number of the next segment. The first is 1.
     pub next_segment: u64,
 }
 
@@ -124,10 +125,10 @@ impl Root {
     }
 }
 
-/// A segment as the map knows it.
+/// The map's record of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentRecord {
-    /// Where it is and how it opens.
+    /// Where the segment is and how it opens.
     pub info: SegmentInfo,
     /// Blocks that were mapped to it when it was written.
     pub block_count: u32,

@@ -1,8 +1,9 @@
-//! Writing pages that snapshots show, too: the one place where copies are made.
+//! Writes pages that snapshots show. Copies are made only here.
 //!
 //! Invariants:
 //! - Copies are put in the batch that replaces the operands they are made of.
-//! - What is counted as live changes in that batch, too, from what was stored to what is stored then.
+//! - The same batch changes the live counts, from those of the previous contents to those of the
+//!   new ones.
 //! - A page that has copies is never deleted: when it becomes empty, it gets an image that says so.
 
 use super::commit::changes::Before;
@@ -18,40 +19,41 @@ use std::collections::HashMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Blocks that are elsewhere now.
+/// Blocks that have moved.
 pub(super) enum Move<'a> {
-    /// Where blocks of the page were and where they are now, both sorted.
+    /// Blocks of the page at their old and at their new places, both sorted.
     Blocks { from: &'a [Run], to: &'a [Run] },
-    /// The same for whichever block is there.
+    /// Old and new places, whichever blocks of the page are there.
     Places(&'a HashMap<Place, Placed>),
 }
 
-/// How a page with a past gets an image.
+/// A page with a past that is to get an image.
 pub(super) struct Settle<'a> {
     pub layer: LayerId,
     pub page: u32,
-    /// LSN of the image: not below that of any operand, nor of the range that hides some.
+    /// LSN of the image: at least that of every operand and of every range that hides some.
     pub lsn: Lsn,
-    /// What the page holds then; what is not mapped may be left out.
+    /// The new contents of the page; unmapped blocks may be left out.
     pub runs: Vec<Run>,
-    /// Range records that cover the page, ascending.
+    /// LSNs of the range records that cover the page, ascending.
     pub ranges: Vec<Lsn>,
     /// The layer's living snapshots, ascending.
     pub living: &'a [Lsn],
-    /// To be applied to the copies, too; `runs` has it already.
+    /// Moves to apply to the copies, too; `runs` already includes them.
     pub moved: &'a [Move<'a>],
-    /// What the layer's base has in the page, if it has anything.
+    /// The page of the layer's base, if it maps any blocks.
     pub base: Option<Arc<Page>>,
-    /// Nobody sees what `runs` say.
+    /// The layer is former: no reader sees `runs`.
     pub is_former: bool,
-    /// The base is the page's no more from here on. One that is empty goes on saying so: who still reads with the
-    /// layer as it was would take the base for it.
+    /// From here on, the base no longer belongs to the page. If the page is empty, it keeps an
+    /// image that says so, because a reader that still uses the previous layer record would show
+    /// the base instead.
     pub is_promoted: bool,
 }
 
 impl Draft<'_> {
-    /// Puts an image of a page, and copies of what it replaces that some snapshot shows. With `moved`,
-    /// `history` has every copy; otherwise the newest is enough.
+    /// Puts an image of a page, and copies of the replaced states that snapshots show. With
+    /// `moved`, `history` must contain every copy; otherwise the newest is enough.
     pub(super) fn settle(
         &mut self,
         report: &mut CommitReport,
@@ -82,7 +84,7 @@ impl Draft<'_> {
         }
         let mut after = history::counted_copies(&copies, &runs);
         after.extend(&runs);
-        // The base moves along with what it shares.
+        // The base moves, too, where it shares blocks with the page.
         let mut base_after = base.filter(|_| !settle.is_promoted).map(<[Run]>::to_vec);
         if let Some(base) = &mut base_after {
             Move::apply_all(moved, base);
@@ -130,7 +132,7 @@ pub(super) fn put_copy(draft: &mut Draft<'_>, layer: LayerId, page: u32, copy: &
 }
 
 impl Move<'_> {
-    /// Re-points what is where it was, by each of `moves`. False: nothing is.
+    /// Re-points the runs that are at the old places of `moves`. Returns `false` if none is.
     pub(super) fn apply_all(moves: &[Move<'_>], runs: &mut Vec<Run>) -> bool {
         let mut is_any = false;
         for one in moves {
@@ -139,7 +141,7 @@ impl Move<'_> {
         is_any
     }
 
-    /// What of these runs is elsewhere now.
+    /// The parts of these runs that have moved, at their new places.
     pub(super) fn moved(&self, runs: &[Run]) -> Vec<Run> {
         match self {
             Move::Blocks { from, to } => pages::unchanged(runs, from, to),
@@ -158,7 +160,7 @@ impl Move<'_> {
 }
 
 impl Map {
-    /// The newest copy of a page that is stored, if any.
+    /// The newest stored copy of a page, if any.
     pub(super) async fn newest_copy(
         &self,
         db: &Database,
@@ -173,7 +175,7 @@ impl Map {
         if let Some(value) = super::get(db, &key).await? {
             return Ok(vec![self.decode_copy(&key, &value)?.2]);
         }
-        // It was dropped since, and there may be an older one.
+        // It has been dropped since, and an older copy may exist.
         let from = Bound::Included(copy_key(layer, number, Lsn::NONE).to_vec());
         let until = Bound::Excluded(key.to_vec());
         let failed = |cause| db.failed(format!("scan copies of layer {layer}"), cause);

@@ -1,33 +1,34 @@
-//! How much of what the store holds is live: estimates that nominate segments for reclaim and are shown,
-//! and that nothing else depends on.
+//! Live share of the space that the store holds. These estimates nominate segments for reclaim and
+//! are shown to people; nothing else depends on them.
 //!
 //! Invariants:
-//! - Exact in blocks once a pass over all segments has ended, as far as nothing was committed during
-//!   it; in bytes a block counts as its segment's average.
+//! - Block counts are exact once a pass over all segments has ended, unless something was committed
+//!   during it. In bytes, a block counts as the average of its segment.
 
 use super::records::SegmentRecord;
 use parking_lot::Mutex;
 
-/// What the segments of a pool hold.
+/// Totals over the segments of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
     /// Segments that have a record.
     pub segment_count: u64,
     /// Bytes of their objects.
     pub object_bytes: u64,
-    /// The part of them that is live.
+    /// Live bytes among them.
     pub live_bytes: u64,
     /// Live blocks.
     pub live_block_count: u64,
 }
 
 impl Space {
-    /// Adds a segment with so many live blocks.
+    /// Adds a segment with `live` live blocks.
     pub fn add(&mut self, record: &SegmentRecord, live: u32) {
         self.add_shared(record, live, live);
     }
 
-    /// As [`Space::add`], where that many of its blocks are live.
+    /// Like [`Space::add`], if only `places` of the segment's blocks are live because some are
+    /// named more than once.
     pub fn add_shared(&mut self, record: &SegmentRecord, live: u32, places: u32) {
         let object_bytes = u64::from(record.info.object_bytes);
         self.segment_count += 1;
@@ -37,7 +38,7 @@ impl Space {
     }
 }
 
-/// The part of a segment that is live.
+/// The live bytes of a segment.
 #[must_use]
 pub fn live_bytes(record: &SegmentRecord, live: u32) -> u64 {
     let blocks = u64::from(record.block_count.max(1));
@@ -48,7 +49,7 @@ pub fn live_bytes(record: &SegmentRecord, live: u32) -> u64 {
 struct Known {
     space: Space,
     is_known: bool,
-    /// Live blocks that were lost since the last pass began.
+    /// Live blocks lost since the last pass began.
     lost_block_count: u64,
 }
 
@@ -57,14 +58,14 @@ struct Known {
 pub struct SpaceCounter(Mutex<Known>);
 
 impl SpaceCounter {
-    /// What is known; `None` before the first pass has ended.
+    /// The current estimate; `None` before the first pass has ended.
     #[must_use]
     pub fn get(&self) -> Option<Space> {
         let known = self.0.lock();
         known.is_known.then_some(known.space)
     }
 
-    /// Live blocks that were lost since the last pass began.
+    /// Live blocks lost since the last pass began.
     #[must_use]
     pub fn lost_block_count(&self) -> u64 {
         self.0.lock().lost_block_count
@@ -80,7 +81,8 @@ impl SpaceCounter {
         known.is_known = true;
     }
 
-    /// After a commit: what it added and forgot, and what the live blocks of all segments changed by.
+    /// Accounts for a commit: the segments that it added and forgot, and the total change of live
+    /// blocks.
     pub(super) fn apply(
         &self,
         added: &[SegmentRecord],
@@ -89,12 +91,13 @@ impl SpaceCounter {
     ) {
         let mut known = self.0.lock();
         let Space { segment_count, object_bytes, live_bytes, live_block_count } = &mut known.space;
-        // What is lost counts as the average of what was there, what is new as itself.
+        // Lost blocks count as the average of the previous ones, new blocks as themselves.
         let new_blocks: i64 = added.iter().map(|record| i64::from(record.block_count)).sum();
         let new_bytes: u64 = added.iter().map(|record| u64::from(record.info.object_bytes)).sum();
         let old_delta = live_delta - new_blocks;
         if let Some(average) = live_bytes.checked_div(*live_block_count) {
-            // What is gained without a new segment is named once more: no byte more is live.
+            // Blocks gained without a new segment are named a second time, so the live bytes do not
+            // grow.
             let bytes = average.saturating_mul(old_delta.min(0).unsigned_abs());
             *live_bytes = live_bytes.saturating_sub(bytes);
         }
@@ -144,7 +147,7 @@ mod tests {
         );
         counter.begin_pass();
         counter.end_pass(space);
-        // A new segment of 10 blocks, of which 6 replace older ones.
+        // Add a segment of 10 blocks, 6 of which replace older ones.
         counter.apply(&[record(3, 2000, 10)], &[], 4);
         let now = counter.get().unwrap();
         assert_eq!((now.segment_count, now.object_bytes, now.live_block_count), (3, 6000, 19));

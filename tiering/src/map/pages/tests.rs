@@ -1,4 +1,4 @@
-//! Folding against a model that keeps one entry a block.
+//! Tests folding against a model that keeps one entry per block.
 
 use super::*;
 use proptest::prelude::*;
@@ -161,8 +161,8 @@ proptest! {
 }
 
 proptest! {
-    /// What is counted is what is there together, and what an operand that keeps has replaced since the
-    /// newest image.
+    /// The counted blocks are those of the folded page and those that keeping operands have
+    /// replaced since the newest image.
     #[test]
     fn what_is_kept_is_counted_until_an_image_comes(operands in any_operands()) {
         let mut now: Vec<Cell> = vec![None; 256];
@@ -200,7 +200,7 @@ proptest! {
 
     #[test]
     fn a_difference_is_what_is_elsewhere(runs in any_runs(), other in any_runs()) {
-        // A frame's place is told by segment and index alone.
+        // Segment and index alone identify the place of a frame.
         let of = |runs: &[Run]| cells(runs).into_iter().map(|cell| {
             cell.flatten().map(|(segment, frame, _, _, within)| (segment, frame, within))
         }).collect::<Vec<_>>();
