@@ -19,7 +19,7 @@ use std::path::Path;
 /// Name of the file within the cache's directory.
 pub const FILE_NAME: &str = "frames.cache";
 
-/// See the module.
+/// The open cache file, with its lock.
 #[derive(Debug)]
 pub struct CacheFile {
     /// Uses the page cache.

@@ -18,7 +18,7 @@ const HIT: u64 = 1 << 63;
 /// A slot: key and value. Key 0 marks an empty slot.
 type Slot = (u64, u64);
 
-/// See the module.
+/// The index: see the module.
 pub struct Index {
     shards: Vec<Mutex<Box<[Slot]>>>,
     entry_count: AtomicUsize,

@@ -47,7 +47,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How the cache reads its file.
+/// Read mode of the cache file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheIo {
     /// Through the kernel's page cache, which keeps the hottest frames in otherwise idle memory.
@@ -70,7 +70,7 @@ pub struct CacheOptions {
     pub pending_bytes_max: u64,
     /// Buffered or direct reads.
     pub io: CacheIo,
-    /// Where the cache raises lasting conditions; their subject is its directory.
+    /// Registry in which the cache raises lasting conditions; their subject is its directory.
     pub conditions: Conditions,
 }
 
@@ -206,7 +206,7 @@ impl Place {
     }
 }
 
-/// Where a frame was found.
+/// Location of a frame that was found.
 pub enum Found {
     /// In memory, waiting to be written. The caller should read it at once, because a frame of a
     /// whole object keeps the entire object in memory.
@@ -265,7 +265,7 @@ impl FrameCache {
         Ok(FrameCache { shared, queue, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Where the frame is, if it is cached.
+    /// The location of the frame, if it is cached.
     #[must_use]
     pub fn find(&self, id: &SegmentId, at: FrameAt) -> Option<Found> {
         let shared = &*self.shared;

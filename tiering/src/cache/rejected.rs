@@ -38,7 +38,7 @@ struct State {
     told_at: Option<Instant>,
 }
 
-/// See the module.
+/// Collects rejected frames until the next line: see the module.
 #[derive(Debug, Default)]
 pub(super) struct Rejected(Mutex<State>);
 

@@ -65,7 +65,7 @@ struct OpenRegion {
     filled_bytes: u64,
 }
 
-/// See the module.
+/// State of the writer thread: see the module.
 pub(super) struct Writer {
     shared: Arc<Shared>,
     /// Oldest first.

@@ -18,7 +18,7 @@ const SHARD_COUNT: usize = 16;
 /// Estimated bytes of an entry besides its value: hash index, slot, and reference count.
 pub const ENTRY_OVERHEAD_BYTES: usize = 112;
 
-/// See the module.
+/// The cache: see the module.
 pub struct ClockCache<K, V> {
     shards: Box<[Mutex<Shard<K, V>>]>,
     shard_bytes_max: usize,

@@ -70,7 +70,7 @@ pub struct Change {
     pub first_block: u64,
     /// Number of blocks: at least 1, and at most 16 if they are in a frame.
     pub block_count: u64,
-    /// Where the blocks are, or `None` if they hold nothing.
+    /// The place of the blocks, or `None` if they hold nothing.
     pub placed: Option<Placed>,
     /// The frame was written earlier, for other blocks.
     pub is_duplicate: bool,

@@ -83,7 +83,7 @@ pub struct DatabaseOptions {
     pub garbage_age: Duration,
     /// Whether the store can replace an object only if it is unchanged (a local directory cannot).
     pub has_conditional_update: bool,
-    /// How far the machine's clock is ahead, in tests.
+    /// Lead of the machine's clock, in tests.
     pub(crate) clock: ClockShift,
 }
 
@@ -166,7 +166,7 @@ fn settings(options: &DatabaseOptions, ahead: Duration, level_0_count: usize) ->
             manifest_update_timeout: Duration::from_secs(365 * 24 * 3600),
             max_concurrent_compactions: 2,
             scheduler_options: scheduler.into(),
-            // 16 sources of 2 x 256 KiB: 8 MiB a compaction.
+            // 16 sources of 2 x 256 KiB: 8 MiB per compaction.
             worker_heartbeat_timeout: WORKER_SILENCE_MAX,
             worker: Some(CompactionWorkerOptions {
                 heartbeat_interval: WORKER_HEARTBEAT,
@@ -302,7 +302,7 @@ impl Database {
     /// otherwise. Background tasks run on the runtime of the caller.
     ///
     /// # Errors
-    /// Like [`error`]. It does not return while the store is unreachable: the caller probes the
+    /// Those of [`error`]. It does not return while the store is unreachable: the caller probes the
     /// store and limits the time.
     pub async fn open(
         store: Arc<dyn ObjectStore>,

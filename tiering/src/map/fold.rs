@@ -117,8 +117,8 @@ impl Map {
                     let stored = pages::counted(&operands);
                     let base = base.as_ref().map(|base| &base.runs[..]);
                     draft.recount_over(base, &stored, &folded.runs);
-                    // A page without newer operands was emptied by the range and gets the LSN of
-                    // that.
+                    // A page without newer operands was emptied by the range, so it gets the
+                    // range's LSN.
                     let lsn = if folded.runs.is_empty() { lsn } else { folded.last_lsn };
                     let keeps_empty = base.is_some() && (!is_former || is_shown);
                     put_image(&mut draft, &key, lsn, &folded.runs, keeps_empty);

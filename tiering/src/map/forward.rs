@@ -32,7 +32,7 @@ const MARGIN: Duration = Duration::from_secs(60);
 /// time service, far below the age of garbage.
 const CORRECTED_MAX: Duration = Duration::from_secs(60);
 
-/// How far the clocks of a test are currently ahead of the machine's. Clones share it.
+/// Lead of a test's clocks over the machine's, which the test can advance. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClockShift(Arc<Mutex<Duration>>);
 
@@ -47,7 +47,7 @@ impl ClockShift {
     }
 }
 
-/// See the module.
+/// The clock: see the module.
 #[derive(Debug)]
 pub(super) struct ForwardClock {
     inner: DefaultSystemClock,

@@ -160,7 +160,7 @@ struct State {
     health: Health,
 }
 
-/// See the module.
+/// The map: see the module.
 pub struct Map {
     state: watch::Sender<State>,
     opener: Opener,

@@ -446,7 +446,7 @@ pub enum PageError {
     /// The bytes end too early or continue past the end of the operand.
     #[error("operand has the wrong length")]
     Length,
-    /// A number is outside what the format allows.
+    /// A number is out of the range that the format allows.
     #[error("operand holds a number out of range")]
     Range,
 }
@@ -604,7 +604,7 @@ fn unzigzag(coded: u64, base: u64) -> u64 {
     base.wrapping_add(difference)
 }
 
-/// Appends a number, seven bits a byte, least significant first.
+/// Appends a number, seven bits per byte, least significant first.
 pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push((value & 0x7f) as u8 | 0x80);

@@ -26,7 +26,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time after which a checkpoint ends unless it is renewed. Chosen by hand: longer than several
+/// Time after which a checkpoint ends unless it is renewed. Chosen by hand: as long as several
 /// outages of the store, while an hour of garbage is little.
 const LIFETIME: Duration = Duration::from_secs(3600);
 /// Time after which it is renewed. Chosen by hand: three tries fit into [`LIFETIME`].
@@ -154,7 +154,7 @@ mod tests {
     use std::time::Instant;
 
     const MINUTE: Duration = Duration::from_secs(60);
-    /// Longest that the test waits for a compaction or a collection.
+    /// Maximum time that the test waits for a compaction or a collection.
     const WAIT_MAX: Duration = Duration::from_secs(120);
 
     async fn commit(db: &Database, number: u32) {

@@ -128,7 +128,7 @@ impl Root {
 /// The map's record of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentRecord {
-    /// Where the segment is and how it opens.
+    /// Identity of the segment, and the data needed to open it.
     pub info: SegmentInfo,
     /// Blocks that were mapped to it when it was written.
     pub block_count: u32,

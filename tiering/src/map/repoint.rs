@@ -39,11 +39,11 @@ pub struct Moved {
     pub layer: LayerId,
     /// First block.
     pub first_block: u64,
-    /// Blocks, at least 1.
+    /// Number of blocks, at least 1.
     pub block_count: u64,
-    /// Where they were.
+    /// Their old place.
     pub from: Placed,
-    /// Where they are now.
+    /// Their new place.
     pub to: Placed,
 }
 
@@ -75,7 +75,7 @@ pub(crate) type Place = (u64, u32, u8);
 /// Blocks that are moved wherever they are named.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ByPlace {
-    /// Where they are now.
+    /// The new place of each block.
     pub places: HashMap<Place, Placed>,
     /// Pages that named some of the blocks; the same pages of layers made from theirs may name
     /// them, too.

@@ -53,7 +53,7 @@ struct Known {
     lost_block_count: u64,
 }
 
-/// See the module.
+/// Counts the space of a pool: see the module.
 #[derive(Debug, Default)]
 pub struct SpaceCounter(Mutex<Known>);
 

@@ -45,8 +45,8 @@ pub(in crate::map) struct Before {
     pub page: Arc<Page>,
     /// All counted runs, hidden by ranges or not. Present only if some are hidden.
     pub stored: Option<Box<[Run]>>,
-    /// Everything stored of the page. Present only if snapshots show the page and it is to get an
-    /// image, or if ranges hide the base from its newest state but not from snapshots.
+    /// Everything stored of the page. Present if the page is to get an image and snapshots show it
+    /// or see its base hidden by a range, or if other layers share its blocks.
     pub history: Option<History>,
     /// The page of the layer's base, if it maps any blocks: see [`crate::map::layers`].
     pub base: Option<Arc<Page>>,
@@ -126,8 +126,8 @@ impl Map {
     }
 }
 
-/// Whether any of the `living` snapshots shows an older state of the page than the newest at `lsn`,
-/// or has done so.
+/// Whether a living snapshot shows an older state of the page than the newest one at `lsn`, or any
+/// snapshot ever has.
 pub(in crate::map) fn has_past(page: &Page, living: &[Lsn], lsn: Lsn) -> bool {
     page.copy != Lsn::NONE || page.has_kept || !history::showing(page, living, lsn).is_empty()
 }
