@@ -14,13 +14,13 @@ pub const EIO: u32 = 5;
 pub const EINVAL: u32 = 22;
 /// No space left, or a write past the end.
 pub const ENOSPC: u32 = 28;
-/// Only as the answer to FAST_ZERO (spec, "WRITE_ZEROES").
+/// Answers FAST_ZERO only (spec, "WRITE_ZEROES").
 pub const ENOTSUP: u32 = 95;
-/// The server goes away or another one took over.
+/// The server is going away, or another server has taken over.
 pub const ESHUTDOWN: u32 = 108;
 
-/// The value for a failed request. `is_fast_zero`: the request carried FAST_ZERO, the only one that
-/// may be answered with ENOTSUP.
+/// Returns the error value for a failed request. `is_fast_zero` says that the request carried
+/// FAST_ZERO; only such a request may be answered with ENOTSUP.
 #[must_use]
 pub const fn to_nbd_error(kind: ErrorKind, is_fast_zero: bool) -> u32 {
     match kind {
@@ -29,7 +29,7 @@ pub const fn to_nbd_error(kind: ErrorKind, is_fast_zero: bool) -> u32 {
         ErrorKind::Unsupported => EINVAL,
         ErrorKind::Denied => EPERM,
         ErrorKind::Full => ENOSPC,
-        // The volume was removed, or another owner has it: this server will not serve it again.
+        // The volume was removed or has another owner: this server will not serve it again.
         ErrorKind::NotFound | ErrorKind::Fenced => ESHUTDOWN,
         ErrorKind::Busy
         | ErrorKind::Unavailable

@@ -1,8 +1,8 @@
-//! What the server asks of the rest of the daemon: names, devices, and who may open what.
+//! The server's view of the rest of the daemon: names, devices, and access rules.
 //!
 //! Invariants:
-//! - A client sees and opens only what [`Access`] allows it, and is told nothing about the rest:
-//!   the rule is checked before the export is looked up.
+//! - A client sees and opens only the exports that [`Access`] allows, and learns nothing about the
+//!   others: the rule is checked before the export is looked up.
 
 use crate::line::Line;
 use crate::wire::ClaimRequest;
@@ -12,7 +12,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Where a connection comes from.
+/// The origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// A TCP connection.
@@ -37,17 +37,17 @@ impl std::fmt::Display for Peer {
     }
 }
 
-/// Who asks.
+/// A connected client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// Where from.
+    /// The origin of the connection.
     pub peer: Peer,
     /// The connection is encrypted.
     pub is_tls: bool,
-    /// Names of its verified certificate (subject alternative DNS names, then the common name);
-    /// empty without one.
+    /// Names in its verified certificate (subject alternative DNS names, then the common name);
+    /// empty without a certificate.
     pub names: Vec<String>,
-    /// What it said of itself beyond this connection, if anything: only what [`Client::names`] says is
+    /// Its own statement of identity across connections, if it sent one. Only [`Client::names`] is
     /// proven.
     pub claim: Option<ClaimRequest>,
     /// Its connection.
@@ -55,7 +55,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// The first verified name, or where the client is.
+    /// Returns the first verified name, or the origin of the connection.
     #[must_use]
     pub fn label(&self) -> String {
         self.names.first().cloned().unwrap_or_else(|| self.peer.to_string())
@@ -73,16 +73,16 @@ pub struct Export {
 
 /// The daemon's exports. All methods may be called from any task at any time.
 pub trait Exports: Send + Sync + 'static {
-    /// What an open export is. Dropping the last `Arc` of a connection is the detach.
+    /// An open export. Dropping the last `Arc` of a connection detaches the client.
     type Device: BlockDevice;
 
-    /// Every export that may be shown to `client`.
+    /// Lists the exports that may be shown to `client`.
     fn list(&self, client: &Client) -> impl Future<Output = Vec<Export>> + Send;
 
     /// Attaches `client`. The empty name is the default export, if the implementation has one.
     ///
     /// # Errors
-    /// `NotFound` for no such export, `Denied` or `Busy` when this client may not have it,
+    /// `NotFound` if the export does not exist, `Denied` or `Busy` if this client may not have it,
     /// `Unavailable` while the daemon stops.
     fn open(
         &self,
@@ -90,11 +90,11 @@ pub trait Exports: Send + Sync + 'static {
         client: &Client,
     ) -> impl Future<Output = Result<Arc<Self::Device>>> + Send;
 
-    /// Ends the attachment that `claim` names: nothing that came by its connections runs any more after
-    /// that.
+    /// Ends the attachment that `claim` names. Requests from its connections no longer run when
+    /// this returns.
     ///
     /// # Errors
-    /// `Unsupported`: this implementation knows no attachments.
+    /// `Unsupported` if this implementation has no attachments.
     fn release(
         &self,
         claim: &ClaimRequest,
@@ -104,8 +104,8 @@ pub trait Exports: Send + Sync + 'static {
         async { Err(Error::new(ErrorKind::Unsupported, "no attachments are kept")) }
     }
 
-    /// Ends when `device` may not be used any more: its connection is closed then, and what runs on it is
-    /// dropped.
+    /// Resolves when `device` may no longer be used. The server then closes the connection and
+    /// drops the requests that run on it.
     fn revoked(&self, device: &Arc<Self::Device>) -> impl Future<Output = ()> + Send {
         let _ = device;
         std::future::pending()
@@ -114,7 +114,7 @@ pub trait Exports: Send + Sync + 'static {
     /// Describes an export without attaching.
     ///
     /// # Errors
-    /// As [`Exports::open`].
+    /// Those of [`Exports::open`].
     fn describe(
         &self,
         name: &str,
@@ -128,29 +128,29 @@ pub trait Exports: Send + Sync + 'static {
     }
 }
 
-/// Which certificate names may open which exports. The default lets every client that got as far
-/// as negotiation open everything.
+/// Access rules: the exports that each certificate name may open. By default, every client that
+/// completes the negotiation may open every export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     rules: Option<BTreeMap<String, Vec<String>>>,
 }
 
 impl Access {
-    /// `rules`: certificate name -> exports; `*` at the end of an export matches any rest. A
-    /// client without a listed name may open nothing.
+    /// Creates rules that map a certificate name to exports. A `*` at the end of an export matches
+    /// any suffix. A client without a listed name may open nothing.
     #[must_use]
     pub fn by_certificate(rules: impl IntoIterator<Item = (String, Vec<String>)>) -> Self {
         Access { rules: Some(rules.into_iter().collect()) }
     }
 
-    /// Not everybody may open everything.
+    /// Whether there are rules, so that some clients may not open every export.
     #[must_use]
     pub fn has_rules(&self) -> bool {
         self.rules.is_some()
     }
 
-    /// Whether `client` may see and open `export`. The unix socket is guarded by its file mode and
-    /// owner, not by certificates.
+    /// Whether `client` may see and open `export`. A client of the unix socket without a
+    /// certificate may open everything: the socket is protected by its file mode and owner.
     #[must_use]
     pub fn allows(&self, client: &Client, export: &str) -> bool {
         let Some(rules) = &self.rules else { return true };

@@ -1,8 +1,8 @@
 //! Negotiation as a state machine: options in, actions out.
 //!
 //! Invariants:
-//! - Pure: no I/O, no await. Whoever drives it looks exports up and hands the answers back.
-//! - Before TLS, where TLS is required, every option but STARTTLS and ABORT is refused.
+//! - Pure: no I/O, no await. The driver looks up the exports and passes the answers back.
+//! - Where TLS is required, every option but STARTTLS and ABORT is refused before TLS is in place.
 //! - STARTTLS forgets everything negotiated before it (spec, "NBD_OPT_STARTTLS").
 //! - A metadata context is selected only by the last SET_META_CONTEXT, only if that succeeded, and
 //!   only for the export that it named.
@@ -15,16 +15,16 @@ use crate::wire::{
 };
 use block::{ErrorKind, Limits};
 
-/// Largest data of an option that is read into memory. Chosen by hand: above the longest name
-/// (4096 bytes) with a hundred requests or queries behind it.
+/// Largest option data that is read into memory. Chosen by hand: more than the longest name (4096
+/// bytes) followed by a hundred requests or queries.
 pub const OPTION_BYTES_MAX: u32 = 64 << 10;
-/// Largest data of an option that is read and thrown away; beyond it the connection is closed
-/// (spec, "Option haggling": a server may disconnect instead of reading on). Chosen by hand.
+/// Largest option data that is read and discarded; beyond it the connection is closed (spec,
+/// "Option haggling": a server may disconnect instead of reading on). Chosen by hand.
 pub const OPTION_SKIP_BYTES_MAX: u32 = 1 << 20;
-/// Minimum block size: the device does its own read-modify-write.
+/// Minimum block size: the device does the read-modify-write itself.
 const BLOCK_BYTES_MIN: u32 = 1;
 
-/// What the driver does next.
+/// The driver's next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send these bytes and read the next option.
@@ -33,22 +33,23 @@ pub enum Action {
     Close(Vec<u8>),
     /// Send these bytes, encrypt, and call [`Handshake::on_tls`].
     StartTls(Vec<u8>),
-    /// Look up what may be listed and answer with [`Handshake::list`].
+    /// Look up the exports to list and answer with [`Handshake::list`].
     List,
     /// Look up the export and answer with [`Handshake::described`].
     Describe(Lookup),
-    /// Look up whether the export exists and answer with [`Handshake::meta`].
+    /// Check whether the export exists and answer with [`Handshake::meta`].
     Meta(MetaLookup),
     /// Open the export; answer with [`Handshake::opened`] or [`Handshake::refused`].
     Open(Lookup),
-    /// Note who the client is, or end its attachment; answer with [`Handshake::claimed`].
+    /// Record the identity of the client, or end its attachment; answer with
+    /// [`Handshake::claimed`].
     Claim(ClaimRequest),
 }
 
 /// An export that INFO, GO or EXPORT_NAME named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lookup {
-    /// As the client wrote it.
+    /// The name as the client wrote it.
     pub name: String,
     option: u32,
     wants_name: bool,
@@ -57,39 +58,39 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// The client asked for the description.
+    /// Whether the client asked for the description.
     #[must_use]
     pub fn wants_description(&self) -> bool {
         self.wants_description
     }
 }
 
-/// An export whose metadata contexts are asked for.
+/// An export whose metadata contexts the client asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetaLookup {
-    /// As the client wrote it.
+    /// The name as the client wrote it.
     pub name: String,
     is_set: bool,
     is_match: bool,
 }
 
-/// What both sides agreed on.
+/// The result of a negotiation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Requests and replies.
+    /// The form of requests and replies.
     pub dialect: Dialect,
-    /// `base:allocation` was selected, so BLOCK_STATUS may be asked.
+    /// `base:allocation` was selected, so the client may send BLOCK_STATUS.
     pub has_allocation: bool,
 }
 
-/// What an option of a given length gets before its data is read.
+/// The decision about an option from its length, before its data is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// Read the data and call [`Handshake::on_option`].
     Read,
-    /// Read and drop the data, then send these bytes.
+    /// Read and discard the data, then send these bytes.
     Skip(Vec<u8>),
-    /// Too long to read at all.
+    /// Close the connection: the data is too long to read.
     Close,
 }
 
@@ -106,7 +107,8 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// `tls` is the rule of this listener; `can_resize` offers the RESIZE command.
+    /// Starts a negotiation. `tls` is the mode of this listener; `can_resize` offers the RESIZE
+    /// command.
     #[must_use]
     pub fn new(tls: TlsMode, can_resize: bool) -> Self {
         Handshake {
@@ -119,7 +121,7 @@ impl Handshake {
         }
     }
 
-    /// The server's first bytes.
+    /// Returns the first bytes that the server sends.
     #[must_use]
     pub fn greeting(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(18);
@@ -127,8 +129,10 @@ impl Handshake {
         out
     }
 
+    /// Records the client flags.
+    ///
     /// # Errors
-    /// Unknown flags: the connection must be closed (spec, "Client flags").
+    /// Returns unknown flags: the connection must be closed (spec, "Client flags").
     pub fn on_client_flags(&mut self, bytes: [u8; CLIENT_FLAGS_BYTES]) -> Result<(), u32> {
         let flags = u32::from_be_bytes(bytes);
         let known = u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
@@ -139,20 +143,20 @@ impl Handshake {
         Ok(())
     }
 
-    /// Encryption is in place.
+    /// Records that the connection is encrypted, and forgets all earlier options.
     pub fn on_tls(&mut self) {
         self.is_tls = true;
         self.dialect = Dialect::Simple;
         self.selected = None;
     }
 
-    /// Whether the data of an option may be read.
+    /// Decides whether to read the data of an option.
     #[must_use]
     pub fn admit(&self, header: OptionHeader) -> Admission {
         if header.data_bytes <= OPTION_BYTES_MAX {
             return Admission::Read;
         }
-        // EXPORT_NAME cannot be answered with an error.
+        // EXPORT_NAME has no error reply.
         if header.data_bytes > OPTION_SKIP_BYTES_MAX || header.option == option::EXPORT_NAME {
             return Admission::Close;
         }
@@ -164,7 +168,7 @@ impl Handshake {
         Admission::Skip(error(header.option, reply, "option data is too long"))
     }
 
-    /// Decides on a whole option.
+    /// Processes a complete option.
     pub fn on_option(&mut self, option: u32, data: &[u8]) -> Action {
         if self.must_encrypt() && option != option::STARTTLS && option != option::ABORT {
             return match option {
@@ -315,7 +319,7 @@ impl Handshake {
         out
     }
 
-    /// Answers GO or EXPORT_NAME for an export that was opened; transmission starts after it.
+    /// Answers GO or EXPORT_NAME for an opened export; transmission starts after the reply.
     #[must_use]
     pub fn opened(&self, lookup: &Lookup, description: &str, limits: &Limits) -> (Vec<u8>, Terms) {
         let has_allocation = self.selected.as_deref() == Some(lookup.name.as_str());
@@ -371,7 +375,7 @@ impl Handshake {
         out
     }
 
-    /// What the server says that an export can do.
+    /// Returns the transmission flags that the server advertises for an export.
     #[must_use]
     pub fn transmission_flags(&self, limits: &Limits) -> u16 {
         use transmission_flag::*;
@@ -420,7 +424,7 @@ fn on_info(option: u32, data: &[u8]) -> Action {
     if option == option::GO { Action::Open(lookup) } else { Action::Describe(lookup) }
 }
 
-/// Spec, "Values": names are UTF-8 of at most 4096 bytes.
+/// Checks a name: UTF-8 of at most 4096 bytes (spec, "Values").
 fn name_of(bytes: &[u8]) -> Result<String, u32> {
     if bytes.len() > STRING_BYTES_MAX {
         return Err(option_reply::ERR_TOO_BIG);

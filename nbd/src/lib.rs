@@ -1,13 +1,13 @@
-//! NBD front end: a server of the Network Block Device protocol over any [`block::BlockDevice`], and
-//! devices of this machine's kernel by its NBD client.
+//! NBD front end: a server of the Network Block Device protocol for any [`block::BlockDevice`], and
+//! block devices on this machine through the kernel's NBD client.
 //!
 //! Invariants:
-//! - Bytes of a client are input: nothing it sends panics the process, makes it reserve memory
-//!   beyond [`ServerOptions::payload_memory_bytes`], or touches data outside the request's range.
-//! - A reply is sent only after the device answered; requests of a connection run concurrently and
-//!   are answered in the order in which they finish.
-//! - The specification is `doc/proto.md` of github.com/NetworkBlockDevice/nbd; "spec" in comments
-//!   means it, with the title of the section.
+//! - Bytes from a client are untrusted input: they never panic the process, make it reserve memory
+//!   beyond [`ServerOptions::payload_memory_bytes`], or touch data outside the request's range.
+//! - A reply is sent only after the device has answered. Requests of a connection run concurrently
+//!   and are answered in the order in which they finish.
+//! - The specification is `doc/proto.md` of github.com/NetworkBlockDevice/nbd. Comments call it
+//!   "spec" and give the title of the section.
 //!
 //! ```text
 //! server    listeners, limits, stop

@@ -1,8 +1,9 @@
-//! The state of a connection, for code outside of its session: whether the client has closed it, and how long the client
-//! has been silent.
+//! The state of a connection for code outside its session: whether the client has closed it, and
+//! how long the client has been silent.
 //!
 //! Invariants:
-//! - Asking changes nothing: no byte is read, and a [`Line`] does not keep its connection open.
+//! - Asking has no effect on the connection: no byte is read, and a [`Line`] does not keep its
+//!   connection open.
 
 use crate::stream::{Plain, Stream, is_closed};
 use block::units::array_at;
@@ -12,15 +13,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Time after which a silent TCP client is given up, whether or not a reply is under way to it. Chosen by hand: long enough
-/// for a switch to restart or a virtual machine to be moved, and short enough to wait for when a client has died.
+/// Time after which a silent TCP client is disconnected, whether or not a reply to it is in flight.
+/// Chosen by hand: long enough for a switch to restart or a virtual machine to migrate, and short
+/// enough to wait for when a client has died.
 pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Keep-alive probes in the second half of that time. Chosen by hand: one or two lost packets do not matter.
+/// Keep-alive probes in the second half of that time. Chosen by hand: one or two lost packets must
+/// not matter.
 pub(crate) const PROBE_COUNT: u32 = 6;
 /// Shorter silences are not reported. Chosen by hand: longer than a retransmission on a bad network.
 const SILENCE_MIN: Duration = Duration::from_secs(5);
 
-/// The second descriptor of a connection. Held by its session.
+/// The second descriptor of a connection, held by its session.
 #[derive(Debug)]
 pub(crate) struct Watched {
     socket: OwnedFd,
@@ -49,7 +52,7 @@ impl Eq for Line {}
 pub struct Silence {
     /// Time since the last packet from the client.
     pub lasts: Duration,
-    /// Time within which the connection is given up, unless the client answers.
+    /// Remaining time until the connection is closed, unless the client answers.
     pub gives_up_in: Duration,
 }
 
@@ -87,7 +90,7 @@ impl Line {
         }
     }
 
-    /// The silence of the client; `None` where it answers or need not answer.
+    /// Returns the silence of the client, or `None` if it answers or has nothing to answer.
     #[must_use]
     pub fn silence(&self) -> Option<Silence> {
         let watched = self.0.as_ref()?.upgrade()?;
@@ -103,7 +106,7 @@ impl Line {
 struct Progress {
     /// Keep-alive probes without an answer.
     probe_count: u8,
-    /// Retransmissions of the oldest unacknowledged segment, each after twice the pause before.
+    /// Retransmissions of the oldest unacknowledged segment. Each pause is twice the one before.
     retransmit_count: u8,
     /// Pause from the last retransmission to the next.
     retransmit_pause: Duration,
@@ -133,8 +136,8 @@ impl Progress {
 
     fn silence(self, client_timeout: Duration) -> Option<Silence> {
         let lasts = self.last_received;
-        // The kernel counts from the last packet received, or from the first transmission of an unacknowledged reply. A
-        // single lost packet does not count.
+        // The kernel counts from the last packet received, or from the first transmission of an
+        // unacknowledged reply. A single lost packet does not count.
         let counted = match (self.retransmit_count, self.probe_count) {
             (0 | 1, 0 | 1) => return None,
             (0 | 1, _) => lasts,
@@ -146,7 +149,7 @@ impl Progress {
         if lasts < SILENCE_MIN {
             return None;
         }
-        // The kernel looks only when it probes.
+        // The kernel checks the limit only when it sends a probe.
         let gives_up_in = client_timeout.saturating_sub(counted) + probe_pause(client_timeout);
         Some(Silence { lasts, gives_up_in })
     }
@@ -161,8 +164,8 @@ pub(crate) fn probe_pause(client_timeout: Duration) -> Duration {
 fn tcp_info(socket: BorrowedFd<'_>) -> Option<[u8; TCP_INFO_BYTES]> {
     let mut info = [0u8; TCP_INFO_BYTES];
     let mut length = TCP_INFO_BYTES as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `info`, which has as many, and the new length to `length`. The
-    // descriptor is borrowed.
+    // SAFETY: the kernel writes at most `length` bytes to `info`, which has that many, and the new
+    // length to `length`. The descriptor is borrowed.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -188,7 +191,7 @@ mod tests {
         (Stream::Plain(Plain::Tcp(ours)), theirs)
     }
 
-    /// Waits until the kernel has noticed the action of the other end.
+    /// Waits until the kernel has noticed that the other end has closed.
     async fn over(line: &Line) {
         while !line.is_over() {
             tokio::task::yield_now().await;
@@ -240,7 +243,7 @@ mod tests {
         assert_eq!(silence(idle), None, "it need not answer");
         let probed = Progress { probe_count: 2, last_received: seconds(75), ..idle };
         assert_eq!(silence(probed), Some((75, 55)));
-        // It was sent again after 5, 10 and 20 seconds.
+        // The kernel retransmitted after 5, 10 and 20 seconds.
         let owing = Progress { retransmit_count: 3, retransmit_pause: seconds(40), ..idle };
         assert_eq!(silence(owing), Some((50, 95)));
         for brief in [

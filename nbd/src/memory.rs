@@ -1,12 +1,12 @@
-//! Payload bytes of all connections, bounded.
+//! Payload memory of all connections, bounded.
 //!
 //! Invariants:
 //! - The reservations of all connections together never exceed the budget of [`PayloadMemory`].
-//! - Each connection owns a private share, so that no other connection, however greedy or slow, can
-//!   keep it from its next small request.
+//! - Each connection owns a private share, so that other connections, however greedy or slow,
+//!   cannot keep it from its next small request.
 //! - One connection holds at most a quarter of the shared part, or one largest request.
-//! - The private share is plain arithmetic inside the connection's task; only what does not fit in
-//!   it touches the shared semaphore, first come, first served.
+//! - The private share is plain arithmetic inside the connection's task. Only requests that exceed
+//!   it use the shared semaphore, which is first come, first served.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,19 +23,19 @@ pub const BUDGET_BYTES_MIN: usize = 2 * PAYLOAD_BYTES_MAX as usize;
 /// Largest private share of a connection. Chosen by hand: 64 requests of 4 KiB.
 const PRIVATE_BYTES_MAX: usize = 256 << 10;
 
-/// The budget.
+/// The memory budget of a server.
 #[derive(Debug)]
 pub struct PayloadMemory {
     shared: Arc<Semaphore>,
     shared_bytes: usize,
     private_bytes: usize,
-    /// Most of the shared part that one connection may hold.
+    /// The largest part of the shared memory that one connection may hold.
     connection_bytes_max: usize,
     waiting: AtomicUsize,
 }
 
 impl PayloadMemory {
-    /// At least [`BUDGET_BYTES_MIN`] are taken. Half of the budget, at most, becomes private
+    /// Creates a budget of at least [`BUDGET_BYTES_MIN`]. At most half of it becomes private
     /// shares; the rest is shared, so that one largest request always fits.
     #[must_use]
     pub fn new(budget_bytes: usize, connection_count_max: usize) -> Self {
@@ -51,21 +51,21 @@ impl PayloadMemory {
         }
     }
 
-    /// A connection waits for memory that others hold.
+    /// Whether a connection is waiting for memory that others hold.
     #[must_use]
     pub fn is_contended(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Shared bytes reserved at the moment.
+    /// Returns the shared bytes that are reserved at the moment.
     #[must_use]
     pub fn reserved_bytes(&self) -> usize {
         self.shared_bytes.saturating_sub(self.shared.available_permits())
     }
 }
 
-/// Payload bytes that a request holds. Give it back with [`Allotment::release`]; a dropped one
-/// returns its shared part by itself and its private part dies with the connection.
+/// Payload bytes that a request holds. Return it with [`Allotment::release`]. Dropping it returns
+/// the shared part; the private part is lost until the connection ends.
 #[derive(Debug, Default)]
 pub struct Reservation {
     private_bytes: usize,
@@ -73,7 +73,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Takes `other` into this one.
+    /// Merges `other` into this reservation.
     pub fn merge(&mut self, other: Reservation) {
         self.private_bytes += other.private_bytes;
         match (&mut self.shared, other.shared) {
@@ -94,7 +94,7 @@ pub struct Allotment {
     waiting: Option<(u32, Waiting, Acquire)>,
 }
 
-/// Counts as waiting for as long as it lives.
+/// Counts as waiting while it exists.
 struct Waiting(Arc<PayloadMemory>);
 
 impl Waiting {
@@ -111,21 +111,21 @@ impl Drop for Waiting {
 }
 
 impl Allotment {
-    /// For one connection, with its private share.
+    /// Creates the view of one connection, with its private share.
     #[must_use]
     pub fn new(memory: Arc<PayloadMemory>) -> Self {
         let private_free_bytes = memory.private_bytes;
         Allotment { memory, private_free_bytes, shared_held_bytes: 0, waiting: None }
     }
 
-    /// The budget behind it.
+    /// Returns the underlying budget.
     #[must_use]
     pub fn memory(&self) -> &PayloadMemory {
         &self.memory
     }
 
-    /// Reserves `bytes`, at most [`PAYLOAD_BYTES_MAX`]. While pending, call again with the same
-    /// `bytes`: when the waker was called, and after each [`Allotment::release`].
+    /// Reserves `bytes`, at most [`PAYLOAD_BYTES_MAX`]. While it is pending, call it again with the
+    /// same `bytes` whenever the waker is called, and after each [`Allotment::release`].
     pub fn poll_reserve(&mut self, cx: &mut Context<'_>, bytes: u32) -> Poll<Reservation> {
         assert!(bytes <= PAYLOAD_BYTES_MAX, "requests are checked before memory is reserved");
         let wanted = bytes as usize;
@@ -134,7 +134,7 @@ impl Allotment {
             self.private_free_bytes -= wanted;
             return Poll::Ready(Reservation { private_bytes: wanted, shared: None });
         }
-        // Only this connection's own releases can change that, so there is no waker to set.
+        // Only this connection's own releases can change this, so no waker is needed.
         let held_bytes = self.shared_held_bytes;
         if held_bytes > 0 && held_bytes + wanted > self.memory.connection_bytes_max {
             self.waiting = None;
@@ -159,7 +159,7 @@ impl Allotment {
         Poll::Ready(Reservation { private_bytes: 0, shared: Some(permit) })
     }
 
-    /// Gives a reservation back.
+    /// Returns a reservation.
     pub fn release(&mut self, reservation: Reservation) {
         self.private_free_bytes += reservation.private_bytes;
         if let Some(permit) = reservation.shared {
@@ -177,7 +177,7 @@ mod tests {
     fn a_greedy_connection_leaves_others_their_private_share() {
         let memory = Arc::new(PayloadMemory::new(64 << 20, 16));
         let mut cx = Context::from_waker(Waker::noop());
-        // Two of them: one alone gets no more than 32 MiB.
+        // Two connections are needed: a single one gets no more than 32 MiB.
         let mut greedy = [(); 2].map(|()| (Allotment::new(Arc::clone(&memory)), Vec::new()));
         for (greedy, held) in &mut greedy {
             while let Poll::Ready(reservation) = greedy.poll_reserve(&mut cx, 1 << 20) {

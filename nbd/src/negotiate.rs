@@ -1,9 +1,9 @@
 //! The handshake's I/O: drives [`Handshake`] over a stream, up to an open export.
 //!
 //! Invariants:
-//! - The whole of it, TLS included, ends within the caller's time limit or the connection is
-//!   closed; memory per connection is at most one option and the reply to it.
-//! - An export is looked up only after [`Access`] allowed it.
+//! - The whole negotiation, TLS included, ends within the caller's time limit or the connection is
+//!   closed. Memory per connection is at most one option and its reply.
+//! - An export is looked up only after [`Access`] has allowed it.
 
 use crate::exports::{Access, Client, Export, Exports};
 use crate::handshake::{Action, Admission, Handshake, Lookup, MetaLookup, Terms};
@@ -19,31 +19,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::AsyncWriteExt;
 use tokio_rustls::TlsAcceptor;
 
-/// Buffer while options are read. Chosen by hand: options are short, longer ones take more reads.
+/// Buffer for reading options. Chosen by hand: options are short, and longer ones take more reads.
 const INBOX_BYTES: usize = 4 << 10;
 
 /// A connection that reached transmission.
 pub struct Opened<D> {
-    /// Where requests come from.
+    /// The source of requests.
     pub stream: Stream,
-    /// Bytes that came behind the last option.
+    /// Bytes that arrived after the last option.
     pub inbox: Inbox,
-    /// Who.
+    /// The client.
     pub client: Client,
-    /// What.
+    /// The opened export.
     pub device: Arc<D>,
-    /// Its name.
+    /// The name of the export.
     pub name: String,
-    /// How.
+    /// The negotiated terms.
     pub terms: Terms,
 }
 
-/// Why a connection never reached transmission.
+/// The reason why a connection never reached transmission.
 #[derive(Debug)]
 pub enum NoSession {
-    /// The client left, in good order or not.
+    /// The client left, with or without ABORT.
     Left,
-    /// The client broke the protocol, or was refused with a close.
+    /// The client violated the protocol, or was refused by closing the connection.
     Closed(&'static str),
     /// The socket or TLS failed.
     Io(io::Error),
@@ -58,7 +58,7 @@ impl From<io::Error> for NoSession {
     }
 }
 
-/// What one listener's connections negotiate with.
+/// The settings for negotiations on one listener.
 pub struct Negotiator<'a, E> {
     pub exports: &'a E,
     pub access: &'a Access,
@@ -95,7 +95,7 @@ impl<E: Exports> Negotiator<'_, E> {
                     io.send(&reply).await?;
                     io.encrypt(self.tls.as_ref()).await?;
                     handshake.on_tls();
-                    io.client.claim = None; // anybody could have said that
+                    io.client.claim = None; // anyone could have sent it in clear text
                 }
                 Action::List => {
                     let exports = self.list(&io.client).await;
@@ -193,7 +193,7 @@ impl<E: Exports> Negotiator<'_, E> {
     }
 }
 
-/// What the server tells of a device: never a larger payload than it takes.
+/// Limits the advertised payload of a device to the largest payload that the server takes.
 pub fn advertised(limits: Limits) -> Limits {
     let payload_bytes_max = limits.payload_bytes_max.clamp(1, PAYLOAD_BYTES_MAX);
     Limits { payload_bytes_max, ..limits }
@@ -214,7 +214,7 @@ async fn refuse(
 }
 
 struct Io {
-    /// `None` only while it is being encrypted.
+    /// `None` only during encryption.
     stream: Option<Stream>,
     inbox: Inbox,
     client: Client,
@@ -231,13 +231,13 @@ impl Io {
     }
 
     async fn close(&mut self, bytes: &[u8]) {
-        // The client may be gone already; closing is all that is left to do either way.
+        // The client may already be gone; closing is the only step left in any case.
         let sent = self.send(bytes).await;
         let closed = self.stream().shutdown().await;
         tracing::debug!(?sent, ?closed, "close during negotiation");
     }
 
-    /// At least one more byte.
+    /// Reads at least one more byte.
     async fn fill(&mut self) -> io::Result<()> {
         let stream = self.stream.as_mut().expect("present outside of encrypt");
         match poll_fn(|cx| self.inbox.poll_fill(cx, stream)).await? {
@@ -273,7 +273,7 @@ impl Io {
         Ok(())
     }
 
-    /// The next option and its data; `None` when it was too long and has been answered.
+    /// Reads the next option and its data. Returns `None` if it was too long and has been answered.
     async fn option(&mut self, handshake: &Handshake) -> Result<Option<(u32, Vec<u8>)>, NoSession> {
         let header = self.take::<{ wire::OPTION_HEADER_BYTES }>().await?;
         let header =
@@ -294,7 +294,7 @@ impl Io {
     }
 
     async fn encrypt(&mut self, acceptor: Option<&TlsAcceptor>) -> Result<(), NoSession> {
-        // A man in the middle could have put options behind STARTTLS in the clear.
+        // A man in the middle could have appended options in clear text after STARTTLS.
         if !self.inbox.bytes().is_empty() {
             return Err(NoSession::Closed("bytes behind STARTTLS"));
         }

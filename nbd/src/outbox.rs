@@ -1,16 +1,16 @@
-//! Replies that are ready, gathered so that one system call sends many.
+//! Replies ready to send, gathered so that one system call sends many.
 //!
 //! Invariants:
 //! - Bytes leave in the order in which they were pushed.
-//! - The reservation of a payload is kept until its last byte was handed to the socket; bytes
-//!   without one are counted, so that the session can bound them.
+//! - The reservation of a payload is held until its last byte has been handed to the socket. Bytes
+//!   without a reservation are counted, so that the session can bound them.
 
 use crate::memory::{Allotment, Reservation};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-/// Payloads up to this size are copied behind their header, larger ones are sent from where they
-/// are. Chosen by hand: copying 4 KiB costs about as much as one more entry of a writev.
+/// Payloads up to this size are copied after their header; larger ones are sent from their own
+/// buffer. Chosen by hand: copying 4 KiB costs about as much as one more entry of a writev.
 const COPY_BYTES_MAX: usize = 16 << 10;
 /// A gathering segment is closed at this size. Chosen by hand: 16 copied replies of 4 KiB.
 const GATHER_BYTES_MAX: usize = 64 << 10;
@@ -21,16 +21,16 @@ const PARTS_MAX: usize = 16;
 struct Segment {
     bytes: Vec<u8>,
     reservation: Reservation,
-    /// Of `bytes`, those that no reservation covers.
+    /// The part of `bytes` that no reservation covers.
     unreserved_bytes: usize,
     is_gathering: bool,
 }
 
-/// Bytes on their way out.
+/// Outgoing bytes of one connection.
 #[derive(Default)]
 pub struct Outbox {
     segments: VecDeque<Segment>,
-    /// Bytes of the first segment that are sent.
+    /// Bytes of the first segment that have been sent.
     sent_bytes: usize,
     unsent_bytes: usize,
     unreserved_bytes: usize,
@@ -39,22 +39,22 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Bytes that wait.
+    /// Returns the number of bytes that wait to be sent.
     pub fn unsent_bytes(&self) -> usize {
         self.unsent_bytes
     }
 
-    /// Bytes in memory that no reservation covers: headers, messages, extents.
+    /// Returns the bytes in memory that no reservation covers: headers, messages, extents.
     pub fn unreserved_bytes(&self) -> usize {
         self.unreserved_bytes
     }
 
-    /// Nothing waits.
+    /// Whether nothing waits to be sent.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }
 
-    /// Adds what `encode` appends: headers and small things.
+    /// Adds the bytes that `encode` appends, such as headers and small replies.
     pub fn push_with(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         let segment = self.gathering();
         let before = segment.bytes.len();
@@ -65,7 +65,7 @@ impl Outbox {
         self.unsent_bytes += added_bytes;
     }
 
-    /// Adds a payload behind what was pushed last; `reservation` is what it holds.
+    /// Adds a payload after the bytes pushed last. `reservation` covers it.
     pub fn push_payload(&mut self, payload: Vec<u8>, reservation: Reservation) {
         self.unsent_bytes += payload.len();
         if payload.len() <= COPY_BYTES_MAX {
@@ -89,7 +89,8 @@ impl Outbox {
         self.segments.back_mut().expect("pushed above")
     }
 
-    /// The unsent bytes, first ones first, in as many parts as fit; returns how many parts.
+    /// Fills `parts` with the unsent bytes in order, as far as they fit, and returns the number of
+    /// parts.
     pub fn parts<'a>(&'a self, parts: &mut [IoSlice<'a>; PARTS_MAX]) -> usize {
         let mut skip = self.sent_bytes;
         let mut count = 0;
@@ -101,12 +102,12 @@ impl Outbox {
         count
     }
 
-    /// An array for [`Outbox::parts`].
+    /// Returns an empty array for [`Outbox::parts`].
     pub fn no_parts<'a>() -> [IoSlice<'a>; PARTS_MAX] {
         [IoSlice::new(&[]); PARTS_MAX]
     }
 
-    /// `bytes` more were handed to the socket.
+    /// Records that the socket has taken `bytes` more.
     pub fn advance(&mut self, bytes: usize, allotment: &mut Allotment) {
         self.unsent_bytes -= bytes;
         self.sent_bytes += bytes;

@@ -19,12 +19,14 @@ pub(crate) const LOCAL_RESERVE: usize = 16;
 pub(crate) const KERNEL_RESERVE: usize = 16;
 /// Connections that may exist beyond [`crate::ServerOptions::connection_count_max`].
 pub const RESERVED_COUNT: usize = LOCAL_RESERVE + KERNEL_RESERVE;
-/// One in so many of the configured places may negotiate on one listener, at least one place. Chosen by hand: half is
-/// enough for a hundred clients that connect at once.
+/// Fraction of the configured places that may negotiate on one listener: one in this many, rounded
+/// up. Chosen by hand: half is enough for a hundred clients that connect at once.
 const NEGOTIATING_PART: usize = 2;
-/// Silent clients get less time when one in so many of these is taken. Chosen by hand.
+/// Silent clients get less time when one in this many of the negotiating places is taken. Chosen by
+/// hand.
 const PRESSED_PART: usize = 2;
-/// The condition ends after this time without a refusal. Chosen by hand: a refused client tries again sooner.
+/// The condition ends after this time without a refusal. Chosen by hand: a refused client retries
+/// sooner.
 const REFUSALS_OVER: Duration = Duration::from_secs(30);
 
 /// The origin of a connection.
@@ -42,7 +44,7 @@ pub(crate) struct Places {
     count: AtomicUsize,
 }
 
-/// A place, given back when it is dropped.
+/// A place; dropping it releases it.
 #[derive(Debug)]
 pub(crate) struct Taken(Arc<Places>);
 
@@ -62,12 +64,12 @@ impl Places {
         self.configured_count + RESERVED_COUNT
     }
 
-    /// The number of places that are taken.
+    /// The number of places in use.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Takes a place; `None` where none is left for this kind of connection.
+    /// Takes a place, or returns `None` if none is left for this kind of connection.
     pub(crate) fn take(self: &Arc<Self>, from: From) -> Option<Taken> {
         let count_max = self.configured_count
             + match from {
@@ -88,7 +90,7 @@ pub(crate) struct Negotiations {
     count_max: usize,
 }
 
-/// A negotiation, until it is dropped.
+/// A negotiation in progress; dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Negotiating(Arc<Negotiations>);
 
@@ -99,7 +101,7 @@ impl Drop for Negotiating {
 }
 
 impl Negotiating {
-    /// Whether so many connections negotiate that silent clients get less time.
+    /// Whether enough connections negotiate to give silent clients less time.
     pub(crate) fn is_pressed(&self) -> bool {
         let Negotiations { count, count_max } = &*self.0;
         count.load(Ordering::Relaxed) >= count_max.div_ceil(PRESSED_PART)
@@ -112,7 +114,7 @@ impl Negotiations {
         Arc::new(Negotiations { count: AtomicUsize::new(0), count_max })
     }
 
-    /// Begins a negotiation; `None` where there are too many.
+    /// Begins a negotiation, or returns `None` if there are too many.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<Negotiating> {
         let more = |count| (count < self.count_max).then_some(count + 1);
         let begun = self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
@@ -134,7 +136,7 @@ impl Refusals {
         Refusals { conditions, listener, count: 0, newest: None }
     }
 
-    /// Notes a refused connection, with its cause and the remedy.
+    /// Records a refused connection, with its cause and the remedy.
     pub(crate) fn add(&mut self, why: &str, remedy: &str) {
         self.count += 1;
         self.newest = Some(Instant::now());
@@ -146,7 +148,7 @@ impl Refusals {
         self.conditions.raise(ConditionKind::ConnectionsRefused, &self.listener, report);
     }
 
-    /// Resolves when the condition is over.
+    /// Resolves when the condition has ended.
     pub(crate) async fn over(&self) {
         match self.newest {
             Some(newest) => tokio::time::sleep_until(newest + REFUSALS_OVER).await,

@@ -1,7 +1,7 @@
-//! What one request may do: a header and the terms of the connection in, work or an error out.
+//! Decides on one request: a header and the terms of the connection in, work or an error out.
 //!
 //! Invariants:
-//! - Pure. Work that comes out lies inside the export and inside the payload limit.
+//! - Pure. The resulting work lies inside the export and within the payload limit.
 //! - The order of the checks is fixed: command, flags, permission, range, size.
 
 use crate::errno::{EINVAL, ENOSPC, EPERM};
@@ -12,15 +12,15 @@ use block::{Limits, WriteFlags, ZeroFlags};
 /// A request that may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Answer success at once: a request of no length.
+    /// Answer with success at once: the request has length 0.
     Nothing,
-    /// Read; `is_whole`: in one content chunk.
+    /// Read a range.
     Read {
         /// First byte.
         offset: u64,
-        /// At most the payload limit.
+        /// Bytes to read, at most the payload limit.
         length: u32,
-        /// The client asked for one chunk, or cannot take several.
+        /// Reply in one content chunk: the client asked for it, or cannot take several.
         is_whole: bool,
     },
     /// Write the payload that follows.
@@ -32,22 +32,22 @@ pub enum Work {
         /// Modifiers.
         flags: WriteFlags,
     },
-    /// Make answered writes durable.
+    /// Make all answered writes durable.
     Flush,
-    /// Drop contents.
+    /// Discard contents.
     Discard {
         /// First byte.
         offset: u64,
-        /// Bytes of effect.
+        /// Length of the range in bytes.
         length: u64,
-        /// Durable before the answer.
+        /// Make it durable before the answer.
         fua: bool,
     },
     /// Zero a range.
     WriteZeroes {
         /// First byte.
         offset: u64,
-        /// Bytes of effect.
+        /// Length of the range in bytes.
         length: u64,
         /// Modifiers.
         flags: ZeroFlags,
@@ -56,14 +56,14 @@ pub enum Work {
     Prefetch {
         /// First byte.
         offset: u64,
-        /// Bytes of effect.
+        /// Length of the range in bytes.
         length: u64,
     },
-    /// Allocation.
+    /// Query the allocation.
     BlockStatus {
         /// First byte.
         offset: u64,
-        /// Bytes of effect.
+        /// Length of the range in bytes.
         length: u64,
         /// The client wants exactly one extent.
         is_one: bool,
@@ -77,21 +77,21 @@ pub enum Work {
         /// The client wants exactly one extent.
         is_one: bool,
     },
-    /// Another size for the volume.
+    /// Change the size of the volume.
     Resize {
-        /// Bytes.
+        /// New size in bytes.
         size_bytes: u64,
     },
-    /// No more requests; no reply.
+    /// Accept no more requests, and send no reply.
     Disconnect,
 }
 
-/// What the header of a request leads to.
+/// The decision on the header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Do it.
+    /// Run this work.
     Run(Work),
-    /// Answer `error` after dropping `payload_bytes` that follow.
+    /// Drop the `payload_bytes` that follow, then answer `error`.
     Refuse {
         /// Value of [`crate::wire`]'s error field.
         error: u32,
@@ -100,24 +100,25 @@ pub enum Verdict {
     },
 }
 
-/// Largest payload of an extended BLOCK_STATUS: a length and 1024 context ids. Chosen by hand; one
-/// context exists.
+/// Largest payload of an extended BLOCK_STATUS: a length and 1024 context ids. Chosen by hand: only
+/// one context exists.
 pub const QUERY_BYTES_MAX: u32 = 8 + 4 * 1024;
 
 /// The rules of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// What was negotiated.
+    /// The negotiated terms.
     pub terms: Terms,
     /// RESIZE was offered.
     pub can_resize: bool,
-    /// Largest payload, already limited to what the server takes.
+    /// Largest payload, already limited to the maximum of the server.
     pub payload_bytes_max: u32,
 }
 
 impl Rules {
-    /// Bytes of payload behind the header, whatever its command is worth. Spec, "Extended request
-    /// message": there the flag decides; in the compact form only WRITE has one.
+    /// Returns the number of payload bytes after the header, whether or not the command is valid.
+    /// In the extended form a flag decides; in the compact form only WRITE has a payload (spec,
+    /// "Extended request message").
     fn payload_bytes(&self, header: &RequestHeader) -> u64 {
         let has_payload = match self.terms.dialect {
             Dialect::Extended => header.flags & command_flag::PAYLOAD_LEN != 0,
@@ -126,7 +127,7 @@ impl Rules {
         if has_payload { header.length } else { 0 }
     }
 
-    /// Decides on a request; `limits` are the device's at this moment.
+    /// Decides on a request. `limits` are the current limits of the device.
     #[must_use]
     pub fn judge(&self, header: &RequestHeader, limits: &Limits) -> Verdict {
         match self.check(header, limits) {
@@ -172,7 +173,7 @@ impl Rules {
                 }
             }
             command::DISC => Ok(Work::Disconnect),
-            // Spec, "NBD_CMD_FLUSH": both fields are reserved and must be zero.
+            // Both fields are reserved and must be zero (spec, "NBD_CMD_FLUSH").
             command::FLUSH if offset != 0 || length != 0 => Err(EINVAL),
             command::FLUSH => Ok(Work::Flush),
             command::TRIM => {
@@ -219,8 +220,8 @@ impl Rules {
         Ok(Work::BlockStatus { offset, length: header.length, is_one })
     }
 
-    /// Spec, "Command flags": a flag not documented for the command is EINVAL. FUA is taken on
-    /// every command, as the specification demands where it is advertised.
+    /// Rejects flags that are not documented for the command with EINVAL (spec, "Command flags").
+    /// FUA is accepted on every command, as the specification demands where it is advertised.
     fn check_flags(&self, header: &RequestHeader) -> Result<(), u32> {
         use command_flag::*;
         let RequestHeader { command, flags, length, .. } = *header;
@@ -234,7 +235,7 @@ impl Rules {
                 command::BLOCK_STATUS => REQ_ONE,
                 _ => 0,
             };
-        // An extended write without the flag carries no payload: there is nothing to write.
+        // An extended write without the flag carries no payload, so there is nothing to write.
         let lacks_payload =
             is_extended && command == command::WRITE && flags & PAYLOAD_LEN == 0 && length > 0;
         if flags & !allowed != 0 || lacks_payload { Err(EINVAL) } else { Ok(()) }
@@ -248,11 +249,11 @@ fn check_status_range(offset: u64, length: u64, limits: &Limits) -> Result<(), u
     }
 }
 
-/// Decides on the payload of an extended BLOCK_STATUS: the length of effect and which contexts.
-/// Spec, "NBD_CMD_BLOCK_STATUS". No context at all, or one never negotiated, is EINVAL.
+/// Decides on the payload of an extended BLOCK_STATUS: the length of the range and the contexts. No
+/// context, or one that was not negotiated, is EINVAL. Spec, "NBD_CMD_BLOCK_STATUS".
 ///
 /// # Errors
-/// The NBD error to answer.
+/// Returns the NBD error to answer.
 pub fn judge_status_query(
     payload: &[u8],
     offset: u64,

@@ -1,8 +1,8 @@
-//! The three kinds of byte streams a client comes on, and the buffer in front of them.
+//! The three kinds of byte stream of a client, and the buffer in front of them.
 //!
 //! Invariants:
-//! - [`Inbox`] never grows: its size bounds what one connection buffers of what was not asked for.
-//! - No byte that arrived before encryption is ever interpreted after it.
+//! - [`Inbox`] never grows: its size bounds the unsolicited bytes that one connection buffers.
+//! - No byte that arrived before encryption is interpreted after it.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
-/// A connection before or under TLS.
+/// A connection without TLS, or the transport under it.
 #[derive(Debug)]
 pub enum Plain {
     /// TCP.
@@ -27,7 +27,7 @@ pub enum Plain {
 pub enum Stream {
     /// Without encryption.
     Plain(Plain),
-    /// With.
+    /// With encryption.
     Tls(Box<TlsStream<Plain>>),
 }
 
@@ -41,7 +41,7 @@ impl AsFd for Plain {
 }
 
 impl Stream {
-    /// The connection itself, or the one under TLS.
+    /// Returns the connection itself, or the one under TLS.
     pub(crate) fn plain(&self) -> &Plain {
         match self {
             Stream::Plain(plain) => plain,
@@ -49,7 +49,8 @@ impl Stream {
         }
     }
 
-    /// Whether the peer has closed the connection or its sending direction. Bytes that it sent before may be unread.
+    /// Whether the peer has closed the connection or its sending direction. Earlier bytes of the
+    /// peer may still be unread.
     pub(crate) fn is_closed_by_peer(&self) -> bool {
         is_closed(self.plain().as_fd())
     }
@@ -63,10 +64,10 @@ pub(crate) fn is_closed(socket: BorrowedFd<'_>) -> bool {
     found.is_ok() && asked[0].revents().intersects(gone)
 }
 
-/// One of the other sides takes nothing more: it has closed both directions, or is gone. What it sent
-/// before may still be here.
+/// Whether a peer of one of the sockets has closed both directions or has died, and so receives no
+/// more. Earlier bytes of that peer may still be unread.
 pub fn any_hung_up<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>) -> bool {
-    // A hang-up is reported whether it is asked for or not (poll(2)).
+    // poll(2) reports a hang-up whether or not it was asked for.
     let mut asked: Vec<PollFd<'_>> =
         sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::empty())).collect();
     let found = poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -181,7 +182,7 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// Bytes that arrived and were not taken yet, in a buffer of fixed size.
+/// Bytes that have arrived and not been consumed, in a buffer of fixed size.
 #[derive(Debug)]
 pub struct Inbox {
     buffer: Box<[u8]>,
@@ -190,12 +191,12 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// An empty one for `capacity_bytes`.
+    /// Creates an empty inbox for `capacity_bytes`.
     pub fn new(capacity_bytes: usize) -> Self {
         Inbox { buffer: vec![0; capacity_bytes].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// A larger one with the same bytes in it.
+    /// Returns a larger inbox with the same bytes.
     pub fn grown(&self, capacity_bytes: usize) -> Self {
         let bytes = self.bytes();
         let mut grown = Inbox::new(capacity_bytes.max(bytes.len()));
@@ -204,7 +205,7 @@ impl Inbox {
         grown
     }
 
-    /// What has arrived.
+    /// Returns the bytes that have arrived.
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
@@ -218,8 +219,8 @@ impl Inbox {
         }
     }
 
-    /// One read from `stream` into the free space; 0 is its end. There must be free space, which
-    /// there is when less than half of the capacity is waited for.
+    /// Reads once from `stream` into the free space; 0 is the end of the stream. There must be free
+    /// space, which holds if the caller waits for less than half of the capacity.
     pub fn poll_fill<S: AsyncRead + Unpin>(
         &mut self,
         cx: &mut Context<'_>,

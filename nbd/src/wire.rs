@@ -1,8 +1,8 @@
 //! NBD bytes <-> types. Everything on the wire is big-endian.
 //!
 //! Invariants:
-//! - Pure: no I/O, no allocation that a length field alone decides.
-//! - Decoders never panic, whatever the bytes: a wrong length is an error.
+//! - Pure: no I/O, and no allocation whose size a length field alone decides.
+//! - Decoders never panic, whatever the bytes are: a wrong length is an error.
 //! - Every constant names its section of the specification (`doc/proto.md`).
 #![deny(
     clippy::indexing_slicing,
@@ -14,9 +14,10 @@
 mod claim;
 
 pub use claim::{ClaimRequest, Intent, LABEL_BYTES_MAX};
-/// First 8 bytes of the server. Spec, "Newstyle negotiation".
+/// First 8 bytes that the server sends. Spec, "Newstyle negotiation".
 pub const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
-/// Second 8 bytes of the server, and the start of each option. Spec, "Newstyle negotiation".
+/// Second 8 bytes that the server sends, and the start of each option. Spec, "Newstyle
+/// negotiation".
 pub const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
 /// Start of each option reply. Spec, "Fixed newstyle negotiation".
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
@@ -33,14 +34,14 @@ pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Bytes of an option header: magic, option, length.
 pub const OPTION_HEADER_BYTES: usize = 16;
-/// Bytes of the client's flags after the greeting.
+/// Bytes of the client flags that follow the greeting.
 pub const CLIENT_FLAGS_BYTES: usize = 4;
 /// Zero bytes after the answer to EXPORT_NAME. Spec, "Newstyle negotiation".
 pub const EXPORT_NAME_PADDING_BYTES: usize = 124;
 /// Longest name, description or query. Spec, "Values": strings of at most 4096 bytes.
 pub const STRING_BYTES_MAX: usize = 4096;
 
-/// Handshake flags of server and client, and both in one. Spec, "Handshake flags", "Client flags".
+/// Handshake flags, shared by server and client. Spec, "Handshake flags", "Client flags".
 pub mod handshake_flag {
     /// Fixed newstyle.
     pub const FIXED_NEWSTYLE: u16 = 1;
@@ -50,27 +51,28 @@ pub mod handshake_flag {
 
 /// Options. Spec, "Option types".
 pub mod option {
-    /// Choose an export, old way: no error can be answered.
+    /// Choose an export in the old way, which has no error reply.
     pub const EXPORT_NAME: u32 = 1;
-    /// Leave.
+    /// End the negotiation.
     pub const ABORT: u32 = 2;
     /// List the exports.
     pub const LIST: u32 = 3;
-    /// Go on in TLS.
+    /// Continue under TLS.
     pub const STARTTLS: u32 = 5;
     /// Describe an export.
     pub const INFO: u32 = 6;
     /// Describe an export and start transmission.
     pub const GO: u32 = 7;
-    /// Structured replies from here on.
+    /// Use structured replies from here on.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Which metadata contexts exist.
+    /// List the metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Select metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
-    /// 64-bit lengths in requests and replies.
+    /// Use 64-bit lengths in requests and replies.
     pub const EXTENDED_HEADERS: u32 = 11;
-    /// An extension of this server, see [`super::ClaimRequest`]; others answer that they do not know it.
+    /// An extension of this server, see [`super::ClaimRequest`]. Other servers reply that they do
+    /// not know it.
     pub const CLAIM: u32 = 0x7370_0001;
 }
 
@@ -88,19 +90,20 @@ pub mod option_reply {
     pub const ERR_UNSUP: u32 = (1 << 31) | 1;
     /// Forbidden to this client.
     pub const ERR_POLICY: u32 = (1 << 31) | 2;
-    /// Malformed, or not at this time.
+    /// Malformed, or not allowed at this time.
     pub const ERR_INVALID: u32 = (1 << 31) | 3;
-    /// Needs TLS.
+    /// TLS is required.
     pub const ERR_TLS_REQD: u32 = (1 << 31) | 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = (1 << 31) | 6;
-    /// The server stops.
+    /// The server is stopping.
     pub const ERR_SHUTDOWN: u32 = (1 << 31) | 7;
     /// Too long.
     pub const ERR_TOO_BIG: u32 = (1 << 31) | 9;
-    /// Extended headers were negotiated, which include structured replies.
+    /// Extended headers, which include structured replies, were already negotiated.
     pub const ERR_EXT_HEADER_REQD: u32 = (1 << 31) | 10;
-    /// Of this server: the attachment of CLAIM was ended, and this client is refused for good.
+    /// An extension of this server: the attachment of CLAIM was ended, and this client is refused
+    /// permanently.
     pub const ERR_FENCED: u32 = (1 << 31) | 0x7370_0001;
 }
 
@@ -120,39 +123,39 @@ pub mod info {
 pub mod transmission_flag {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1;
-    /// Writes are answered EPERM.
+    /// Writes fail with EPERM.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// FLUSH is served.
+    /// FLUSH is supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
     /// FUA is honoured.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// TRIM is served.
+    /// TRIM is supported.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// WRITE_ZEROES is served.
+    /// WRITE_ZEROES is supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
     /// DF is honoured.
     pub const SEND_DF: u16 = 1 << 7;
     /// FLUSH covers all connections.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// RESIZE is served (branch `extension-resize` of the specification).
+    /// RESIZE is supported (branch `extension-resize` of the specification).
     pub const SEND_RESIZE: u16 = 1 << 9;
-    /// CACHE is served.
+    /// CACHE is supported.
     pub const SEND_CACHE: u16 = 1 << 10;
     /// FAST_ZERO is honoured.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
-    /// BLOCK_STATUS takes a payload.
+    /// BLOCK_STATUS accepts a payload.
     pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 }
 
 /// Command flags. Spec, "Command flags".
 pub mod command_flag {
-    /// On stable storage before the answer.
+    /// Write to stable storage before the reply.
     pub const FUA: u16 = 1;
     /// Keep the zeroed range allocated.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// One content chunk only.
+    /// Return a single content chunk.
     pub const DF: u16 = 1 << 2;
-    /// One extent only.
+    /// Return a single extent.
     pub const REQ_ONE: u16 = 1 << 3;
     /// Zero fast or not at all.
     pub const FAST_ZERO: u16 = 1 << 4;
@@ -166,9 +169,9 @@ pub mod command {
     pub const READ: u16 = 0;
     /// Write; a payload follows.
     pub const WRITE: u16 = 1;
-    /// Finish what is outstanding and close; no reply.
+    /// Finish outstanding requests and close; there is no reply.
     pub const DISC: u16 = 2;
-    /// Earlier answered writes become durable.
+    /// Make all answered writes durable.
     pub const FLUSH: u16 = 3;
     /// Drop contents.
     pub const TRIM: u16 = 4;
@@ -176,9 +179,9 @@ pub mod command {
     pub const CACHE: u16 = 5;
     /// Zero without a payload.
     pub const WRITE_ZEROES: u16 = 6;
-    /// Allocation.
+    /// Query the allocation.
     pub const BLOCK_STATUS: u16 = 7;
-    /// Another size (branch `extension-resize` of the specification).
+    /// Change the size (branch `extension-resize` of the specification).
     pub const RESIZE: u16 = 8;
 }
 
@@ -186,7 +189,7 @@ pub mod command {
 pub mod chunk {
     /// Flag of the last chunk of a reply.
     pub const FLAG_DONE: u16 = 1;
-    /// Nothing but the end.
+    /// No content.
     pub const NONE: u16 = 0;
     /// Offset and bytes.
     pub const OFFSET_DATA: u16 = 1;
@@ -198,58 +201,58 @@ pub mod chunk {
     pub const ERROR: u16 = (1 << 15) | 1;
 }
 
-/// The one metadata context that is offered. Spec, "The `base:` metadata namespace".
+/// The only metadata context that is offered. Spec, "The `base:` metadata namespace".
 pub const BASE_ALLOCATION: &[u8] = b"base:allocation";
-/// Its id on each connection that selected it. Chosen by hand.
+/// Its id on every connection that selected it. Chosen by hand.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 /// `base:allocation`: nothing is stored.
 pub const STATE_HOLE: u32 = 1;
 /// `base:allocation`: reads as zeroes.
 pub const STATE_ZERO: u32 = 2;
 
-/// What the bytes of a client are not.
+/// An error in the bytes from a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
-    /// The magic number is another one: client and server are out of step.
+    /// The magic number is wrong: client and server are out of step.
     Magic,
-    /// A length field points outside of what carries it.
+    /// A length field points outside its container.
     Length,
 }
 
-/// Reads fields off the front of a slice; past the end is [`WireError::Length`].
+/// Reads fields off the front of a slice. A read past the end is [`WireError::Length`].
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// All of `bytes`.
+    /// Starts at the front of `bytes`.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Fields(bytes)
     }
 
-    /// The next `N` bytes.
+    /// Takes the next `N` bytes.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
         let (head, tail) = self.0.split_first_chunk::<N>().ok_or(WireError::Length)?;
         self.0 = tail;
         Ok(*head)
     }
 
-    /// The next two bytes.
+    /// Takes the next two bytes.
     pub fn u16(&mut self) -> Result<u16, WireError> {
         self.array().map(u16::from_be_bytes)
     }
 
-    /// The next four bytes.
+    /// Takes the next four bytes.
     pub fn u32(&mut self) -> Result<u32, WireError> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// The next eight bytes.
+    /// Takes the next eight bytes.
     pub fn u64(&mut self) -> Result<u64, WireError> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A 32-bit length and that many bytes.
+    /// Takes a 32-bit length and that many bytes.
     pub fn string(&mut self) -> Result<&'a [u8], WireError> {
         let length = usize::try_from(self.u32()?).map_err(|_| WireError::Length)?;
         let (head, tail) = self.0.split_at_checked(length).ok_or(WireError::Length)?;
@@ -257,13 +260,13 @@ impl<'a> Fields<'a> {
         Ok(head)
     }
 
-    /// Everything was read.
+    /// Checks that everything was read.
     pub fn end(self) -> Result<(), WireError> {
         if self.0.is_empty() { Ok(()) } else { Err(WireError::Length) }
     }
 }
 
-/// Which requests and replies a connection speaks.
+/// The form of requests and replies on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dialect {
     /// Compact requests, simple replies.
@@ -276,7 +279,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// Bytes of a request's header.
+    /// Returns the size of a request header in bytes.
     #[must_use]
     pub fn request_header_bytes(self) -> usize {
         match self {
@@ -313,16 +316,16 @@ pub struct RequestHeader {
     pub flags: u16,
     /// See [`command`].
     pub command: u16,
-    /// Returned in the reply, whatever it is.
+    /// Identifies the request; the reply repeats it.
     pub cookie: u64,
     /// Bytes from the start of the export.
     pub offset: u64,
-    /// Bytes of payload or of effect.
+    /// Length of the payload or of the affected range, in bytes.
     pub length: u64,
 }
 
 impl RequestHeader {
-    /// Decodes [`Dialect::request_header_bytes`] bytes; bytes after them are left alone.
+    /// Decodes the first [`Dialect::request_header_bytes`] bytes and ignores the rest.
     pub fn decode(dialect: Dialect, bytes: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields::new(bytes);
         let magic =
@@ -367,7 +370,7 @@ impl<'a> InfoRequest<'a> {
                 info::NAME => wants_name = true,
                 info::DESCRIPTION => wants_description = true,
                 info::BLOCK_SIZE => wants_block_size = true,
-                _ => {} // the export's size always comes; others are not known and not answered
+                _ => {} // the size is always sent; unknown items are not answered
             }
         }
         fields.end()?;
@@ -380,17 +383,17 @@ impl<'a> InfoRequest<'a> {
 pub struct MetaRequest<'a> {
     /// Name of the export.
     pub name: &'a [u8],
-    /// No query at all: LIST then means every context.
+    /// The client sent queries; LIST without one returns every context.
     pub has_queries: bool,
-    /// `base:allocation` was asked for by its full name.
+    /// The client named `base:allocation` in full.
     pub names_allocation: bool,
-    /// The namespace `base:` was asked for, which only LIST answers.
+    /// The client named the namespace `base:`, which only LIST answers.
     pub names_base: bool,
 }
 
 impl<'a> MetaRequest<'a> {
-    /// Decodes and matches in one pass, so that nothing is kept of the queries.
-    /// Spec, "NBD_OPT_LIST_META_CONTEXT": a query without a colon is an error.
+    /// Decodes and matches in one pass, so that no query is stored. A query without a colon is an
+    /// error (spec, "NBD_OPT_LIST_META_CONTEXT").
     pub fn decode(data: &'a [u8]) -> Result<Self, WireError> {
         let mut fields = Fields::new(data);
         let name = fields.string()?;
@@ -417,8 +420,8 @@ pub fn put_greeting(out: &mut Vec<u8>) {
     out.extend_from_slice(&flags.to_be_bytes());
 }
 
-/// Appends an option reply whose data is the concatenation of `parts`. Parts longer in total than
-/// 2^32 - 1 bytes are a programmer error.
+/// Appends an option reply whose data is the concatenation of `parts`. A total length above 2^32 -
+/// 1 bytes is a programmer error.
 pub fn put_option_reply(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {
     let data_bytes: usize = parts.iter().map(|part| part.len()).sum();
     let data_bytes =
@@ -439,19 +442,19 @@ pub fn put_simple_reply(out: &mut Vec<u8>, error: u32, cookie: u64) {
     out.extend_from_slice(&cookie.to_be_bytes());
 }
 
-/// Which request a chunk answers.
+/// The request that a chunk answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkOf {
-    /// Structured or extended; a simple connection has no chunks.
+    /// Structured or extended; a connection with simple replies has no chunks.
     pub dialect: Dialect,
-    /// Of the request.
+    /// The cookie of the request.
     pub cookie: u64,
-    /// Of the request; extended replies repeat it.
+    /// The offset of the request; extended replies repeat it.
     pub offset: u64,
 }
 
-/// Appends the header of a chunk whose payload of `payload_bytes` the caller appends.
-/// Spec, "Structured reply chunk message", "Extended reply chunk message".
+/// Appends the header of a chunk. The caller then appends the payload of `payload_bytes`. Spec,
+/// "Structured reply chunk message", "Extended reply chunk message".
 pub fn put_chunk_header(
     out: &mut Vec<u8>,
     of: ChunkOf,
@@ -475,8 +478,8 @@ pub fn put_chunk_header(
     }
 }
 
-/// Appends an error chunk, the last of its reply. `message` is cut to 4096 bytes at a character.
-/// Spec, "NBD_REPLY_TYPE_ERROR".
+/// Appends an error chunk, the last chunk of its reply. `message` is cut to at most 4096 bytes at a
+/// character boundary. Spec, "NBD_REPLY_TYPE_ERROR".
 pub fn put_error_chunk(out: &mut Vec<u8>, of: ChunkOf, error: u32, message: &str) {
     let mut end = message.len().min(STRING_BYTES_MAX);
     while !message.is_char_boundary(end) {
@@ -490,7 +493,7 @@ pub fn put_error_chunk(out: &mut Vec<u8>, of: ChunkOf, error: u32, message: &str
     out.extend_from_slice(message);
 }
 
-/// Appends the one chunk that answers BLOCK_STATUS: `extents` are (bytes, state), not empty.
+/// Appends the single chunk that answers BLOCK_STATUS. `extents` are (bytes, state) and not empty.
 /// Spec, "NBD_REPLY_TYPE_BLOCK_STATUS", "NBD_REPLY_TYPE_BLOCK_STATUS_EXT".
 pub fn put_block_status(out: &mut Vec<u8>, of: ChunkOf, extents: &[(u64, u32)]) {
     let count = u32::try_from(extents.len()).expect("bounded by the extents asked for");

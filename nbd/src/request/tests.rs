@@ -1,4 +1,4 @@
-//! Verdicts over headers, at the edges and at random.
+//! Verdicts on headers, at the boundaries and at random.
 
 use super::*;
 use crate::wire::STATE_HOLE;

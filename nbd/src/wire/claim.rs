@@ -1,15 +1,16 @@
-//! CLAIM, an option of this server beyond the specification: who a client is, beyond one connection.
+//! CLAIM, an option of this server beyond the specification: it identifies a client across
+//! connections.
 
 use super::{Fields, STRING_BYTES_MAX, WireError};
 
-/// What a client wants with a claim.
+/// The purpose of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
-    /// The first connection of an attachment: whatever the same client had before is over.
+    /// The first connection of an attachment. Earlier attachments of the same client end.
     Attach,
-    /// One more connection of an attachment, or one that replaces a lost one.
+    /// A further connection of an attachment, or the replacement of a lost one.
     Go,
-    /// The attachment is over.
+    /// The end of the attachment.
     Release,
 }
 
@@ -18,26 +19,27 @@ pub const LABEL_BYTES_MAX: usize = 255;
 const CLAIM_VERSION: u16 = 1;
 const CLAIM_IS_SHARED: u16 = 1;
 
-/// Data of CLAIM, an extension: who the client is, beyond this connection, so that a volume can have one
-/// writer, and requests of a lost connection end before those of its replacement begin. All integers are
-/// big-endian: version (u16, 1), intent (u16: 0, 1, 2 in the order of [`Intent`]), flags (u16, 1: shared),
-/// connection (u16), client, boot, attachment (16 bytes each), label and export name (each a u32 length
-/// and UTF-8). Answered by ACK or an error.
+/// Data of CLAIM. It identifies the client across connections, so that a volume can have a single
+/// writer, and so that requests of a lost connection end before those of its replacement begin. All
+/// integers are big-endian: version (u16, 1), intent (u16: 0, 1, 2 in the order of [`Intent`]),
+/// flags (u16, 1: shared), connection (u16), client, boot, attachment (16 bytes each), label and
+/// export name (each a u32 length and UTF-8). The answer is ACK or an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRequest {
-    /// What for.
+    /// The purpose of the claim.
     pub intent: Intent,
-    /// Others may write to the volume too.
+    /// Other clients may also write to the volume.
     pub is_shared: bool,
-    /// Which of the attachment's connections: a new one ends an older one of the same number.
+    /// The index of the connection in the attachment: a new connection ends an older one with the
+    /// same index.
     pub connection: u16,
-    /// Which machine.
+    /// The id of the client's machine.
     pub client: [u8; 16],
-    /// Since when that machine runs: another number after each restart.
+    /// The id of that machine's current boot; it changes with each restart.
     pub boot: [u8; 16],
-    /// Which attachment of the volume to that machine.
+    /// The id of this attachment of the volume to that machine.
     pub attachment: [u8; 16],
-    /// What people call the machine, at most [`LABEL_BYTES_MAX`] bytes.
+    /// The machine's name for people, at most [`LABEL_BYTES_MAX`] bytes.
     pub label: String,
     /// Name of the export.
     pub export: String,
@@ -47,7 +49,7 @@ impl ClaimRequest {
     /// Decodes the data of a CLAIM option.
     ///
     /// # Errors
-    /// It is malformed, or of a later version.
+    /// The data is malformed or of a later version.
     pub fn decode(data: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields::new(data);
         if fields.u16()? != CLAIM_VERSION {
@@ -71,7 +73,7 @@ impl ClaimRequest {
         Ok(ClaimRequest { intent, is_shared, connection, client, boot, attachment, label, export })
     }
 
-    /// The data of the option.
+    /// Encodes the data of the option.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let intent: u16 = match self.intent {

@@ -1,4 +1,4 @@
-//! Bytes by the table of the specification, and decoders against anything.
+//! Encodings from the tables of the specification, and decoders on arbitrary bytes.
 
 #![allow(clippy::indexing_slicing, clippy::unwrap_used)] // a test that panics has found something
 
@@ -83,9 +83,9 @@ fn lengths_that_lie_are_refused() {
     let lies: [&[u8]; 5] = [
         &[],
         &[0, 0, 0, 9, b'x', 0, 0],       // the name ends past the data
-        &[0, 0, 0, 1, b'x'],             // no count
-        &[0, 0, 0, 1, b'x', 0, 2, 0, 3], // two requests, one there
-        &[0, 0, 0, 1, b'x', 0, 0, b'j', b'k'], // something behind
+        &[0, 0, 0, 1, b'x'], // no count of requests
+        &[0, 0, 0, 1, b'x', 0, 2, 0, 3], // two requests announced, one present
+        &[0, 0, 0, 1, b'x', 0, 0, b'j', b'k'], // trailing bytes
     ];
     for lie in lies {
         assert_eq!(InfoRequest::decode(lie), Err(WireError::Length), "{lie:?}");
