@@ -1,10 +1,10 @@
-//! The client's side of negotiation: for devices of this machine whose volume another machine serves.
+//! The client side of negotiation, for devices of this machine whose volume another machine serves.
 //!
 //! Invariants:
-//! - What a server sends is input: lengths are bounded, and nothing panics.
-//! - With `nbds`, nothing but STARTTLS is said before encryption, and the server's certificate is
-//!   verified against the CA that the user named.
-//! - Replies are simple ones: it is the kernel that reads them.
+//! - Bytes from a server are untrusted input: lengths are bounded, and nothing panics.
+//! - With `nbds`, only STARTTLS is sent before encryption, and the server's certificate is verified
+//!   against the CA that the user named.
+//! - Replies are simple ones, because the kernel reads them.
 
 use crate::stream::Plain;
 use crate::tls;
@@ -21,23 +21,24 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use url::Url;
 
-/// The port of the protocol. Source: spec, "Introduction"; IANA.
+/// Default port of the protocol. Source: spec, "Introduction"; IANA.
 const PORT: u16 = 10809;
-/// From the first byte to transmission. Chosen by hand.
+/// Time limit from the first byte to transmission. Chosen by hand.
 const NEGOTIATION_WAIT: Duration = Duration::from_secs(20);
-/// A peer that vanished is noticed after so long without a sign of it. Chosen by hand: users of a device
-/// wait for it.
+/// Silence after which an idle connection counts as lost. Chosen by hand: the users of a device
+/// wait this long.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
-/// The same while bytes of ours are on their way. Chosen by hand: longer, because a server that takes
-/// nothing for a while looks the same (RFC 5482); one that is slow is worth waiting for.
+/// The same limit while sent bytes are unacknowledged. Chosen by hand: longer, because a server
+/// that reads nothing for a while looks the same (RFC 5482), and a slow one is worth waiting for.
 const UNHEARD_MAX: Duration = Duration::from_secs(120);
-/// Longest reply to an option that is read. Chosen by hand: errors carry text.
+/// Longest option reply that is read. Chosen by hand: errors carry text.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
 
-/// Where an export is, as a URI says it. Source: doc/uri.md of github.com/NetworkBlockDevice/nbd.
+/// The location of an export, parsed from a URI. Source: doc/uri.md of
+/// github.com/NetworkBlockDevice/nbd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// As the user wrote it.
+    /// The URI as the user wrote it.
     uri: String,
     place: Place,
     tls_dir: Option<PathBuf>,
@@ -58,12 +59,12 @@ impl std::fmt::Display for Target {
 }
 
 impl Target {
-    /// Reads `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, and the same with `nbds`, which
-    /// take `tls-certificates=DIR` with `ca-cert.pem`, and `client-cert.pem` and `client-key.pem` where
-    /// the server wants them.
+    /// Parses `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, and the same with
+    /// `nbds`. The latter take `tls-certificates=DIR` with `ca-cert.pem`, and with
+    /// `client-cert.pem` and `client-key.pem` if the server requires a client certificate.
     ///
     /// # Errors
-    /// `Invalid`, saying what is wrong.
+    /// `Invalid`, with the mistake in the message.
     pub fn parse(uri: &str) -> Result<Target> {
         let invalid = |why: &str| {
             let what = format!(
@@ -107,7 +108,8 @@ impl Target {
             (false, Some(_)) => return Err(invalid("tls-certificates needs nbds")),
             _ => {}
         }
-        // The path's slash is the URI's, not the export's; what follows may have slashes of its own.
+        // The first slash of the path belongs to the URI; the name of the export may contain
+        // further slashes.
         let path = url.path().strip_prefix('/').unwrap_or(url.path());
         let encoded = format!("x={}", path.replace('+', "%2B").replace('&', "%26"));
         let export = url::form_urlencoded::parse(encoded.as_bytes()).next();
@@ -118,7 +120,7 @@ impl Target {
         Ok(Target { uri: uri.to_owned(), place, tls_dir, export })
     }
 
-    /// The server's machine and port, or a socket's path.
+    /// Returns the server's host and port, or the path of the socket.
     #[must_use]
     pub fn place_name(&self) -> (&str, Option<u16>) {
         match &self.place {
@@ -128,7 +130,7 @@ impl Target {
     }
 }
 
-/// Both directions of a connection.
+/// A byte stream in both directions.
 pub trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
 
@@ -136,24 +138,25 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
 pub struct Reached {
     /// Requests go in, simple replies come out.
     pub wire: Box<dyn Wire>,
-    /// Of the export.
+    /// Size of the export.
     pub size_bytes: u64,
-    /// Spec, "Transmission flags".
+    /// See the specification, "Transmission flags".
     pub transmission_flags: u16,
-    /// The server knows attachments: see [`ClaimRequest`].
+    /// The server supports attachments: see [`ClaimRequest`].
     pub has_claim: bool,
 }
 
-/// Reaches an export.
+/// Connects to an export.
 ///
 /// # Errors
-/// `Fenced`: the attachment was ended on the server. `Busy`: the server does not let this client in, now or
-/// ever. `Unavailable`: nobody answers, or not now.
-/// `NotFound`: there is no such export. `Invalid`: a TLS file. `Io`: the rest.
+/// `Fenced`: the attachment was ended on the server. `Busy`: the server refuses this client, for
+/// now or permanently. `Unavailable`: the server does not answer, or is not ready. `NotFound`:
+/// there is no such export. `Denied`: the server requires TLS. `Invalid`: a TLS file is wrong.
+/// `Io`: any other error.
 pub async fn open(target: &Target, claim: &ClaimRequest) -> Result<Reached> {
     within(target, async {
         let (mut wire, has_claim) = greeted(target, claim).await?;
-        // No requests for information but the export's size, which always comes.
+        // Request no information beyond the size of the export, which is always sent.
         let name = target.export.as_bytes();
         let length = u32::try_from(name.len()).expect("checked when it was read");
         let data = [&length.to_be_bytes()[..], name, &[0, 0]].concat();
@@ -182,10 +185,10 @@ pub async fn open(target: &Target, claim: &ClaimRequest) -> Result<Reached> {
     .await
 }
 
-/// Tells the server that an attachment is over.
+/// Tells the server that an attachment has ended.
 ///
 /// # Errors
-/// As [`open`]'s; `Unsupported`: it knows no attachments.
+/// Those of [`open`], and `Unsupported` if the server does not support attachments.
 pub async fn release(target: &Target, claim: &ClaimRequest) -> Result<()> {
     within(target, async {
         let claim = ClaimRequest { intent: Intent::Release, ..claim.clone() };
@@ -207,7 +210,7 @@ async fn within<T>(target: &Target, work: impl Future<Output = Result<T>>) -> Re
     done.map_err(|error| error.context(format!("reach {target}")))
 }
 
-/// Connects, encrypts and claims. The second: the server knows claims.
+/// Connects, encrypts and claims. The flag says whether the server supports claims.
 async fn greeted(target: &Target, claim: &ClaimRequest) -> Result<(Box<dyn Wire>, bool)> {
     let mut plain = connect(&target.place).await?;
     greet(&mut plain).await?;
@@ -296,7 +299,7 @@ async fn read_reply(wire: &mut (impl AsyncRead + Unpin), option: u32) -> Result<
     Ok((reply, data))
 }
 
-/// What an error reply means. Its text is the server's: it is shown, and nothing else.
+/// Converts an error reply. The text comes from the server and is only displayed.
 fn refusal(code: u32, data: &[u8]) -> Error {
     let kind = match code {
         option_reply::ERR_FENCED => ErrorKind::Fenced,

@@ -1,8 +1,8 @@
-//! Devices of this machine's kernel by its nbd driver: for kernels without ublk.
+//! Devices of this machine through the kernel's nbd driver, for kernels without ublk.
 //!
-//! The driver is a client of the protocol that lives in the kernel. It is given sockets whose other ends
-//! are in this process, by generic netlink, so that nothing needs to be installed. Source:
-//! drivers/block/nbd.c of the kernel.
+//! The driver is an NBD client inside the kernel. This process passes it sockets by generic netlink
+//! and holds the other ends, so no program needs to be installed. Source: drivers/block/nbd.c of
+//! the kernel.
 //!
 //! ```text
 //! device   a device and its connections    driver  commands, /sys

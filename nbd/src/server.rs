@@ -1,13 +1,13 @@
 //! Listeners, limits and the orderly stop.
 //!
 //! Invariants:
-//! - At most `connection_count_max` TCP connections exist, and a few more local ones (`places`); one more is closed at
-//!   once.
-//! - A client that sends nothing gets little time while many negotiate.
-//! - A silent TCP client is given up after `client_timeout`, also with a reply under way.
-//! - A listener on an address that others can reach is refused without TLS, unless allowed.
-//! - [`Server::stop`] ends every [`Server::serve`] within its grace: no request is started any
-//!   more, those that run are answered, then connections close.
+//! - At most `connection_count_max` TCP connections exist, and a few more local ones (`places`).
+//!   Further connections are closed at once.
+//! - A client that sends nothing gets little time while many clients negotiate.
+//! - A silent TCP client is disconnected after `client_timeout`, even with a reply in flight.
+//! - A listener without TLS on an address that other machines can reach is refused, unless allowed.
+//! - [`Server::stop`] ends every [`Server::serve`] within its grace period: no further request
+//!   starts, running requests are answered, then connections close.
 
 use crate::exports::{Access, Client, Exports, Peer};
 use crate::handshake::{Handshake, Terms};
@@ -35,49 +35,51 @@ use tokio_rustls::TlsAcceptor;
 
 /// Shortest `client_timeout`. Source: keep-alive options are whole seconds.
 const CLIENT_TIMEOUT_MIN: Duration = Duration::from_secs(2);
-/// Pause between two looks whether a silent client has used up its time. Chosen by hand.
+/// Pause between two checks whether a silent client has used up its time. Chosen by hand.
 const PRESSED_LOOK: Duration = Duration::from_millis(250);
-/// Pause after an accept that failed. Chosen by hand.
+/// Pause after a failed accept. Chosen by hand.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Everything that can be set.
+/// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Payload bytes of all connections together; at least 64 MiB are taken.
+    /// Budget for payload bytes of all connections together, at least 64 MiB.
     pub payload_memory_bytes: usize,
-    /// Connections at once, over all TCP listeners. [`RESERVED_COUNT`] more are reserved for the unix socket and the kernel's
-    /// devices.
+    /// Limit of connections over all TCP listeners. [`RESERVED_COUNT`] more are reserved for the
+    /// unix socket and the kernel's devices.
     pub connection_count_max: usize,
-    /// Requests of one connection that run at once.
+    /// Limit of requests that run at the same time on one connection.
     pub request_count_max: usize,
-    /// From accept to transmission.
+    /// Time limit from accept to transmission.
     pub handshake_timeout: Duration,
-    /// The same for a client that has sent nothing, while many negotiate.
+    /// The same limit for a client that has sent nothing, while many negotiate.
     pub pressed_timeout: Duration,
-    /// Time after which a TCP client is given up that acknowledges no reply and answers no probe; at least 2 s.
+    /// Time after which a TCP client that acknowledges no reply and answers no probe is
+    /// disconnected; at least 2 s.
     pub client_timeout: Duration,
-    /// A client that moves no byte for this long, in the middle of a payload or with replies
-    /// unread, is disconnected if another connection waits for payload memory.
+    /// A client that moves no byte for this long, in the middle of a payload or with unread
+    /// replies, is disconnected if another connection waits for payload memory.
     pub stall_timeout: Duration,
-    /// Certificates; without them STARTTLS is refused whatever a listener's mode.
+    /// Certificates. Without them STARTTLS is refused, whatever the mode of the listener.
     pub tls: Option<TlsOptions>,
-    /// Which certificate names open which exports.
+    /// Access rules by certificate name.
     pub access: Access,
     /// Offer RESIZE (an experimental extension of the protocol) on writable exports.
     pub can_resize: bool,
-    /// Where the server raises the conditions that last.
+    /// The registry in which the server raises conditions.
     pub conditions: Conditions,
 }
 
 impl Default for ServerOptions {
-    /// Chosen by hand: memory for eight largest requests at once, clients of a small cluster.
+    /// Chosen by hand: memory for eight of the largest requests, and the clients of a small
+    /// cluster.
     fn default() -> Self {
         ServerOptions {
             payload_memory_bytes: 256 << 20,
             connection_count_max: 256,
             request_count_max: 256,
             handshake_timeout: Duration::from_secs(10),
-            // Longer than a client on another continent needs to send its first bytes.
+            // More than a client on another continent needs to send its first bytes.
             pressed_timeout: Duration::from_secs(2),
             client_timeout: CLIENT_TIMEOUT,
             stall_timeout: Duration::from_secs(3),
@@ -89,7 +91,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// A place among the connections of a server, given back when it is dropped.
+/// A place among the connections of a server; dropping it releases it.
 #[derive(Debug)]
 pub struct Place {
     _taken: Taken,
@@ -97,13 +99,13 @@ pub struct Place {
 
 /// A connection whose other end is this machine's kernel.
 pub struct KernelConnection<D> {
-    /// Our end.
+    /// The server's end.
     pub stream: UnixStream,
-    /// What is served.
+    /// The device that is served.
     pub device: Arc<D>,
     /// Its name, for the log.
     pub name: String,
-    /// What it did is added here.
+    /// The counters for this connection.
     pub counters: Arc<Counters>,
     /// The device's other connections.
     pub siblings: Siblings,
@@ -113,12 +115,12 @@ pub struct KernelConnection<D> {
 struct Admitted {
     _place: Taken,
     negotiating: Negotiating,
-    /// Kept until the end of the connection: see [`Line`].
+    /// Held until the end of the connection: see [`Line`].
     _watched: Arc<Watched>,
     line: Line,
 }
 
-/// Counts at this moment.
+/// Current counts of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Open connections, negotiating ones included.
@@ -127,17 +129,17 @@ pub struct Status {
     pub refused_count: usize,
     /// Requests answered since the start.
     pub request_count: u64,
-    /// Of them, answered with an error.
+    /// Requests answered with an error since the start.
     pub error_count: u64,
     /// Shared payload memory in use, in bytes.
     pub payload_bytes: usize,
 }
 
 /// Refuses an address that other machines can reach, unless every connection is encrypted or
-/// `is_plain_allowed`.
+/// `is_plain_allowed` is set.
 ///
 /// # Errors
-/// `Denied`, saying what to do about it.
+/// `Denied`, with the remedy in the message.
 pub fn check_listen_address(
     address: &SocketAddr,
     tls: TlsMode,
@@ -167,7 +169,7 @@ enum Socket {
 }
 
 impl std::fmt::Display for Listener {
-    /// Its address, or the path of its socket.
+    /// Writes the address, or the path of the unix socket.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.socket {
             Socket::Tcp(listener) => match listener.local_addr() {
@@ -180,7 +182,8 @@ impl std::fmt::Display for Listener {
 }
 
 impl Listener {
-    /// Binds `address`; port 0 takes a free one. The caller has asked [`check_listen_address`].
+    /// Binds `address`; port 0 picks a free one. The caller must have called
+    /// [`check_listen_address`].
     ///
     /// # Errors
     /// `Io`, naming the address.
@@ -191,17 +194,18 @@ impl Listener {
         Ok(Listener { socket: Socket::Tcp(listener), tls })
     }
 
-    /// Binds `path` with `mode` as its permissions. A socket that a dead process left is replaced;
-    /// [`Server::serve`] removes it at the end.
+    /// Binds `path` with `mode` as its permissions. A socket left by a dead process is replaced.
+    /// [`Server::serve`] removes the socket at the end.
     ///
     /// # Errors
-    /// `Busy` when a process answers there, `Invalid` when something else is in the way, `Io`.
+    /// `Busy` if a process answers there, `Invalid` if another kind of file is in the way, `Io`
+    /// otherwise.
     pub async fn unix(path: &Path, mode: u32, tls: TlsMode) -> Result<Self> {
         let context = || format!("listen on {}", path.display());
         let failed = |error: io::Error| Error::with_source(ErrorKind::Io, context(), error);
         check_free(path).await.map_err(|error| error.context(context()))?;
-        // Bound under another name until its mode is right: nobody connects in between. The name is
-        // short, because the path of a socket has 107 bytes at most (unix(7), `sun_path`).
+        // Bind under another name until the mode is set, so that nobody connects in between. The
+        // name is short, because the path of a socket has at most 107 bytes (unix(7), `sun_path`).
         static DRAFT_COUNT: AtomicUsize = AtomicUsize::new(0);
         let draft_index = DRAFT_COUNT.fetch_add(1, Ordering::Relaxed);
         let draft = path.with_file_name(format!(".{:x}-{draft_index:x}", std::process::id()));
@@ -217,7 +221,7 @@ impl Listener {
         Ok(Listener { socket, tls })
     }
 
-    /// The TCP address, with the port that was taken.
+    /// Returns the TCP address with the actual port.
     #[must_use]
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         match &self.socket {
@@ -226,7 +230,7 @@ impl Listener {
         }
     }
 
-    /// Names the listener in messages.
+    /// Returns the name of the listener for messages.
     fn name(&self) -> String {
         match &self.socket {
             Socket::Tcp(listener) => {
@@ -253,7 +257,7 @@ impl Listener {
         }
     }
 
-    /// Removes the socket's name, if it still is this socket's.
+    /// Removes the socket's name, if it still belongs to this socket.
     fn remove(self) {
         if let Socket::Unix { path, inode, .. } = &self.socket
             && std::fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
@@ -264,8 +268,9 @@ impl Listener {
     }
 }
 
-/// Makes the kernel give up a silent peer after `client_timeout`: by keep-alive probes where nothing is under way to it, and
-/// by TCP_USER_TIMEOUT where a reply is. Without the latter the kernel retransmits a reply for 15 minutes.
+/// Makes the kernel give up a silent peer after `client_timeout`: by keep-alive probes if no reply
+/// is in flight, and by TCP_USER_TIMEOUT otherwise. Without the latter the kernel would retransmit
+/// a reply for 15 minutes.
 fn watch_peer(stream: &tokio::net::TcpStream, client_timeout: Duration) -> io::Result<()> {
     use rustix::net::sockopt;
     let client_timeout = client_timeout.max(CLIENT_TIMEOUT_MIN);
@@ -280,7 +285,7 @@ fn watch_peer(stream: &tokio::net::TcpStream, client_timeout: Duration) -> io::R
 
 async fn check_free(path: &Path) -> Result<()> {
     match std::fs::symlink_metadata(path) {
-        Err(_) => Ok(()), // absent, or bind says better what is wrong with it
+        Err(_) => Ok(()), // it is absent, or the bind reports the error better
         Ok(found) if !found.file_type().is_socket() => {
             Err(Error::new(ErrorKind::Invalid, "something that is no socket is in the way"))
         }
@@ -291,7 +296,7 @@ async fn check_free(path: &Path) -> Result<()> {
     }
 }
 
-/// The server. Clones share everything.
+/// An NBD server. All clones share one state.
 pub struct Server<E> {
     shared: Arc<Shared<E>>,
 }
@@ -305,7 +310,7 @@ impl<E> Clone for Server<E> {
 struct Shared<E> {
     exports: Arc<E>,
     options: ServerOptions,
-    /// Replaced by [`Server::reload_tls`]; each connection takes what is there at its start.
+    /// Replaced by [`Server::reload_tls`]; each connection uses the value at its start.
     acceptor: RwLock<Option<TlsAcceptor>>,
     memory: Arc<PayloadMemory>,
     counters: Arc<Counters>,
@@ -315,11 +320,11 @@ struct Shared<E> {
 }
 
 impl<E: Exports> Server<E> {
-    /// Reads the certificates. Serves nothing yet.
+    /// Reads the certificates and creates a server that serves nothing yet.
     ///
     /// # Errors
-    /// `Invalid`: a TLS file is wrong (it is named), or there are rules for certificates that no
-    /// client can show because no client CA is set.
+    /// `Invalid` if a TLS file is wrong (the error names it), or if there are rules for
+    /// certificates but no client CA, so that no client could present one.
     pub fn new(exports: Arc<E>, options: ServerOptions) -> Result<Self> {
         let has_client_ca = options.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         if options.access.has_rules() && !has_client_ca {
@@ -344,10 +349,10 @@ impl<E: Exports> Server<E> {
         Ok(Server { shared: Arc::new(shared) })
     }
 
-    /// Reads the certificates anew, for connections from here on.
+    /// Reads the certificates again, for future connections.
     ///
     /// # Errors
-    /// `Invalid`, naming the file that is wrong; the certificates from before stay in use.
+    /// `Invalid`, naming the bad file; the earlier certificates stay in use.
     pub fn reload_tls(&self) -> Result<()> {
         let acceptor = self.shared.options.tls.as_ref().map(tls::acceptor).transpose()?;
         *self.shared.acceptor.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
@@ -358,11 +363,11 @@ impl<E: Exports> Server<E> {
         self.shared.acceptor.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Accepts connections until [`Server::stop`], then waits for those that are open. Call it once
-    /// a listener, each in its own task.
+    /// Accepts connections until [`Server::stop`], then waits for the open ones. Call it once per
+    /// listener, each in its own task.
     ///
     /// # Errors
-    /// `Invalid` when the listener wants TLS and there are no certificates.
+    /// `Invalid` if the listener wants TLS and there are no certificates.
     pub async fn serve(&self, listener: Listener) -> Result<()> {
         if listener.tls != TlsMode::Off && self.acceptor().is_none() {
             return Err(Error::new(ErrorKind::Invalid, "serve with TLS: no certificate is set"));
@@ -393,7 +398,7 @@ impl<E: Exports> Server<E> {
                             let remedy = "look at the limits of the process (open files, memory)";
                             refusals.add(&format!("could not accept one: {error}"), remedy);
                         }
-                        // Accepting again at once would spin.
+                        // An immediate retry would spin.
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
@@ -415,13 +420,13 @@ impl<E: Exports> Server<E> {
         Ok(())
     }
 
-    /// No more connections and requests; what runs has `grace` to finish. Does not wait: the
-    /// futures of [`Server::serve`] end.
+    /// Stops accepting connections and requests. Running requests have `grace` to finish. Does not
+    /// wait: the futures of [`Server::serve`] end.
     pub fn stop(&self, grace: Duration) {
         self.shared.stop.send_replace(Some(Instant::now() + grace));
     }
 
-    /// Counts at this moment.
+    /// Returns the current counts.
     #[must_use]
     pub fn status(&self) -> Status {
         let shared = &self.shared;
@@ -434,10 +439,10 @@ impl<E: Exports> Server<E> {
         }
     }
 
-    /// A place among the connections, for one that needs no negotiation.
+    /// Takes a place among the connections, for one without negotiation.
     ///
     /// # Errors
-    /// `Full`: there are too many.
+    /// `Full` if there are too many.
     pub fn place(&self) -> Result<Place> {
         let taken = self.shared.places.take(From::Kernel).ok_or_else(|| {
             let what = format!(
@@ -450,8 +455,8 @@ impl<E: Exports> Server<E> {
         Ok(Place { _taken: taken })
     }
 
-    /// Serves a connection of this machine's kernel until it ends, or `stop` says so. Simple replies, no
-    /// negotiation, no rules of access. `counters` has what it did.
+    /// Serves a connection of this machine's kernel until it ends or `stop` changes: simple
+    /// replies, no negotiation, no access rules. Counts into the connection's own counters.
     pub async fn serve_kernel(
         &self,
         _place: &Place,
@@ -496,7 +501,7 @@ impl<E: Exports> Server<E> {
         }
     }
 
-    /// Accepts a connection. The error is the cause of a refusal and its remedy.
+    /// Accepts a connection. The error holds the cause of a refusal and its remedy.
     fn admit(
         &self,
         stream: &Stream,
@@ -586,8 +591,9 @@ impl<E: Exports> Server<E> {
         };
         let device = Arc::clone(&opened.device);
         let end = tokio::select! {
-            // In this order: a client whose connection was replaced asks again on the new one what is not
-            // answered on this one, and would take a refusal for the device's.
+            // The order matters: a client whose connection was replaced repeats its unanswered
+            // requests on the new one. It would take a refusal on the old connection for an answer
+            // of the device.
             biased;
             () = shared.exports.revoked(&device) => {
                 if line.is_over() {
@@ -616,15 +622,16 @@ impl<E: Exports> Server<E> {
     }
 }
 
-/// Resolves at the stop, with the moment at which its grace ends.
+/// Resolves when the server stops; returns the end of the grace period.
 pub(crate) async fn stopped(stop: &mut watch::Receiver<Option<Instant>>) -> Instant {
     match stop.wait_for(Option::is_some).await {
         Ok(deadline) => deadline.unwrap_or_else(Instant::now),
-        Err(_) => Instant::now(), // the server is gone, which is a stop as well
+        Err(_) => Instant::now(), // the server was dropped, which is a stop as well
     }
 }
 
-/// Whether descriptors or memory are short. Other errors concern a connection that has already ended.
+/// Whether descriptors or memory are short. Other errors concern a connection that has already
+/// ended.
 fn is_shortage(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];

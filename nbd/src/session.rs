@@ -1,18 +1,18 @@
-//! Transmission: reads requests, runs them, sends replies, in one task a connection. How a reply
-//! looks is in `replies`.
+//! The transmission phase: one task per connection reads requests, runs them and sends replies. The
+//! form of replies is in `replies`.
 //!
 //! Invariants:
 //! - One task polls the socket, all running requests and the outbox, so that there are no locks, no
 //!   channels and no spawn between a request and its reply.
-//! - At most `request_count_max` requests run; nothing is read from the socket beyond that, nor
-//!   while too many reply bytes wait. Payload memory is reserved before it is allocated; what
-//!   needs no reservation (headers, messages, extents) is bounded a connection.
-//! - A write that is larger than `PIECE_BYTES` reaches the device in pieces as they arrive, so a
-//!   client that stalls in the middle of one holds one piece, not all of it.
-//! - After DISC, end of file or stop no request is started; those that run are answered first, or dropped if their client
-//!   has disconnected (`gone`).
-//! - With several connections of a device of the kernel, what was received starts only when no other of
-//!   them that the kernel has given up is served any more ([`Siblings`]).
+//! - At most `request_count_max` requests run. Nothing is read from the socket beyond that, nor
+//!   while too many reply bytes wait. Payload memory is reserved before it is allocated; memory
+//!   without a reservation (headers, messages, extents) is bounded per connection.
+//! - A write larger than `PIECE_BYTES` reaches the device in pieces as they arrive, so a client
+//!   that stalls in the middle of it holds only one piece.
+//! - After DISC, end of file or stop, no request is started. Running requests are answered first,
+//!   or dropped if their client has disconnected (`gone`).
+//! - With several connections of a kernel device, a received request starts only when no other
+//!   connection that the kernel has given up is still served ([`Siblings`]).
 
 use crate::kernel::{Look, Siblings};
 use crate::memory::{Allotment, PAYLOAD_BYTES_MAX, PayloadMemory, Reservation};
@@ -42,69 +42,70 @@ use tokio::time::{Instant, Sleep};
 mod gone;
 mod replies;
 
-/// Requests read by one system call. Chosen by hand: 31 writes of 4 KiB.
+/// Size of the inbox, the most that one system call reads. Chosen by hand: 31 writes of 4 KiB.
 const INBOX_BYTES: usize = 128 << 10;
-/// Largest part of a write that is one call of the device: what that keeps without a copy.
+/// Largest part of a write that is one call of the device: the most that it keeps without a copy.
 const PIECE_BYTES: u32 = PAYLOAD_BYTES_KEPT;
-/// Pieces but the first begin at multiples of so many bytes of the volume: the device would have to read
-/// where one ends inside its smallest unit.
+/// Every piece but the first begins at a multiple of this many bytes of the volume. If a piece
+/// ended inside its smallest unit, the device would have to read that unit first.
 const PIECE_ALIGN_BYTES: u32 = 4096;
-/// Largest part of a read that is one call of the device, where the reply may come in parts. Chosen by
-/// hand: whoever scans a volume delays others of its thread by 50 us of copying; a smaller one costs
-/// the scan a fifth of its rate.
+/// Largest part of a read that is one call of the device, if the reply may come in parts. Chosen by
+/// hand: one such part of a scan delays other sessions of its thread by 50 us of copying; smaller
+/// parts cost the scan a fifth of its rate.
 const READ_PIECE_BYTES: u32 = 256 << 10;
-/// Reply bytes that may wait before no more requests are read. Chosen by hand: four pieces, so that
-/// a fast reader never waits for it.
+/// Waiting reply bytes at which no more requests are read. Chosen by hand: four pieces, so that a
+/// fast reader never has to wait.
 const OUTBOX_BYTES_MAX: usize = 4 << 20;
-/// The same for bytes that no reservation covers. Chosen by hand: thousands of small replies.
+/// The same limit for bytes that no reservation covers. Chosen by hand: thousands of small replies.
 const UNRESERVED_BYTES_MAX: usize = 256 << 10;
-/// Missing payload bytes from which on they are read past the inbox. Chosen by hand.
+/// Number of missing payload bytes from which they are read directly, past the inbox. Chosen by
+/// hand.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
-/// Payload of a refused request that is still read and dropped; a longer one ends the connection
+/// Largest payload of a refused request that is read and dropped; a longer one ends the connection
 /// (spec, "Size constraints": a server may disconnect). Chosen by hand: four largest payloads.
 const DROP_BYTES_MAX: u64 = 4 * PAYLOAD_BYTES_MAX as u64;
-/// Bytes moved by one poll of a session before other sessions of its thread get their turn. Chosen by
-/// hand: 25 us of copying.
+/// Bytes that one poll of a session moves before other sessions of its thread get their turn.
+/// Chosen by hand: 25 us of copying.
 const TURN_BYTES_MAX: u64 = 128 << 10;
 /// Extents in one answer to BLOCK_STATUS. Chosen by hand: 4 KiB in the extended form, which no
 /// reservation covers.
 const EXTENT_COUNT_MAX: usize = 256;
 
-/// Sums over all connections, updated once a batch.
+/// Totals over all connections, updated once per batch.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Requests answered.
     pub requests: AtomicU64,
-    /// Of them, answered with an error.
+    /// Requests answered with an error.
     pub errors: AtomicU64,
 }
 
-/// What a session takes from the server.
+/// The server's settings for a session.
 pub struct SessionOptions {
-    /// Requests that run at once.
+    /// Requests that run at the same time.
     pub request_count_max: usize,
-    /// Without progress for this long, while others wait for memory, a client is disconnected.
+    /// A client without progress for this long is disconnected while others wait for memory.
     pub stall_timeout: Duration,
-    /// RESIZE is served.
+    /// RESIZE is supported.
     pub can_resize: bool,
-    /// The budget.
+    /// The budget of payload memory.
     pub memory: Arc<PayloadMemory>,
-    /// Sums.
+    /// The totals to update.
     pub counters: Arc<Counters>,
     /// Changes once, when the server stops.
     pub stop: watch::Receiver<Option<Instant>>,
-    /// For a device of the kernel.
+    /// The device's other connections, for a kernel device.
     pub siblings: Option<Siblings>,
 }
 
-/// Why a session ended.
+/// The reason why a session ended.
 #[derive(Debug)]
 pub enum End {
-    /// DISC, or the client closed, or the server stops.
+    /// The client sent DISC or closed the connection, or the server stops.
     Orderly,
-    /// The client's bytes make no sense.
+    /// The client violated the protocol.
     Protocol(&'static str),
-    /// Nothing moved while others waited for memory.
+    /// No byte moved while others waited for memory.
     Stalled,
     /// The client has disconnected, and its running requests were dropped.
     Gone {
@@ -115,14 +116,14 @@ pub enum End {
     Io(io::Error),
 }
 
-/// Which request an outcome belongs to.
+/// The request that an outcome belongs to.
 #[derive(Clone, Copy, Debug)]
 struct Ticket {
     cookie: u64,
     offset: u64,
     command: u16,
     is_fast_zero: bool,
-    /// Key of the request's entry in `splits` when it runs in pieces.
+    /// Key of the request's entry in `splits` if it runs in pieces.
     split: Option<u64>,
 }
 
@@ -138,7 +139,7 @@ struct Finished {
     reservation: Reservation,
 }
 
-/// A request in pieces.
+/// A request that runs in pieces.
 #[derive(Default)]
 struct Split {
     running: usize,
@@ -149,7 +150,7 @@ struct Split {
 
 type Running = Pin<Box<dyn Future<Output = Finished> + Send>>;
 
-/// What the next bytes from the client are.
+/// The kind of the next bytes from the client.
 enum Receiving {
     Header,
     /// Payload of a refused request.
@@ -165,7 +166,7 @@ enum Receiving {
         is_one: bool,
     },
     Write(Incoming),
-    /// No bytes: memory for the next piece of a read.
+    /// No bytes; the next piece of a read waits for memory.
     Read(Outgoing),
     /// No more requests.
     Ended,
@@ -187,13 +188,13 @@ struct Outgoing {
     piece_bytes_max: u32,
 }
 
-/// What a step of receiving came to.
+/// The result of a receiving step.
 enum Flow {
-    /// Something was decided: go on.
+    /// A step was completed: continue.
     Next,
     /// Needs bytes from the socket.
     Hungry,
-    /// Needs something else, whose waker is set.
+    /// Needs another event, whose waker is set.
     Blocked,
 }
 
@@ -218,13 +219,14 @@ pub struct Session<D: BlockDevice> {
     stop: Pin<Box<dyn Future<Output = ()> + Send>>,
     is_stopping: bool,
     stall_timeout: Duration,
-    /// Armed while the client owes bytes or takes none; with the bytes moved when it was armed.
+    /// Armed while the client owes bytes or does not read its replies. Holds the value of
+    /// `moved_bytes` from when it was armed.
     stall: Option<(Pin<Box<Sleep>>, u64)>,
     moved_bytes: u64,
     watch: gone::Watch,
-    /// For a device of the kernel with several connections.
+    /// The other connections of a kernel device.
     siblings: Option<Siblings>,
-    /// Something was received since the last look at them.
+    /// Bytes have arrived since the last look at the siblings.
     needs_look: bool,
     label: String,
 }
@@ -281,14 +283,15 @@ impl<D: BlockDevice> Session<D> {
             Err(end) => end,
         };
         self.publish();
-        // Dropping the requests takes back the entries that wait in the log.
+        // Dropping the requests removes their waiting entries from the log.
         self.running.clear();
         self.close().await;
         end
     }
 
-    /// Sends the end of the stream, and takes what the client still sends for a moment: closing a
-    /// socket with unread bytes would reset it and could destroy replies on their way.
+    /// Sends the end of the stream. If the server is stopping, also reads for a moment and discards
+    /// the bytes: closing a socket with unread bytes would reset it and could destroy replies in
+    /// flight.
     async fn close(&mut self) {
         let goodbye = async {
             self.stream.shutdown().await?;
@@ -364,7 +367,7 @@ impl<D: BlockDevice> Session<D> {
             match flow {
                 Flow::Next => progressed = true,
                 Flow::Blocked => return Ok(progressed),
-                // One read a round: what runs and what is ready to be sent comes first.
+                // Read once per round, so that running requests and finished replies come first.
                 Flow::Hungry if has_read => return Ok(progressed),
                 Flow::Hungry => match self.poll_read(cx) {
                     Poll::Pending => return Ok(progressed),
@@ -383,7 +386,7 @@ impl<D: BlockDevice> Session<D> {
         }
     }
 
-    /// One read: straight into the payload that is being received where that is worth it.
+    /// Reads once, directly into the payload in progress if enough of it is missing.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if let Receiving::Write(Incoming { piece: Some((bytes, wanted, _)), .. }) =
             &mut self.receiving
@@ -597,7 +600,7 @@ impl<D: BlockDevice> Session<D> {
             }
             self.finish(finished);
             if data_bytes >= TURN_BYTES_MAX {
-                break; // these are sent first
+                break; // send these first
             }
         }
         progressed
@@ -620,7 +623,7 @@ impl<D: BlockDevice> Session<D> {
                 Poll::Ready(Err(error)) => return Err(End::Io(error)),
             }
         }
-        // TLS keeps records that the socket did not take; on plain sockets this does nothing.
+        // TLS buffers records that the socket did not take; on plain sockets this does nothing.
         if self.needs_flush {
             match Pin::new(&mut self.stream).poll_flush(cx) {
                 Poll::Pending => return Ok(progressed),
@@ -631,10 +634,11 @@ impl<D: BlockDevice> Session<D> {
         Ok(progressed)
     }
 
-    // ---- around it ----
+    // ---- limits and counters ----
 
-    /// A client that neither sends what it announced nor takes what it asked for keeps memory from
-    /// others. It may, until others need it; the kernel ends a TCP connection of which nothing is taken for
+    /// Ends the session if its client blocks memory that others need. A client may be slow to send
+    /// an announced payload or to read its replies, until another connection waits for memory.
+    /// Over TCP, the kernel ends the connection of a client that takes nothing for
     /// [`crate::ServerOptions::client_timeout`].
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
         let owes = matches!(&self.receiving, Receiving::Write(Incoming { piece: Some(_), .. }));
@@ -666,7 +670,7 @@ impl<D: BlockDevice> Session<D> {
     }
 }
 
-/// Runs what has neither a payload nor data in its reply.
+/// Runs work without a payload and without data in its reply.
 async fn perform<D: BlockDevice>(device: &D, work: Work) -> Result<Outcome> {
     match work {
         Work::Flush => device.flush().await?,
@@ -691,13 +695,13 @@ async fn perform<D: BlockDevice>(device: &D, work: Work) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The longest piece of a write that begins at `offset`.
+/// Returns the length of the longest piece of a write that begins at `offset`.
 fn piece_at(offset: u64) -> u32 {
     let ragged = offset % u64::from(PIECE_ALIGN_BYTES);
     PIECE_BYTES - u32::try_from(ragged).expect("less than a piece")
 }
 
-/// Holds the device to its word: never more than was asked for.
+/// Cuts the extents to the requested length and count, in case the device returns more.
 fn clip(extents: &mut Vec<AllocationExtent>, length: u64, extent_count_max: usize) {
     let mut left = length;
     extents.truncate(extent_count_max);

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - A client's names come only from a certificate that was verified against the configured CA.
-//! - TLS 1.2 and 1.3 only, with the cipher library that seals everything else.
+//! - Only TLS 1.2 and 1.3, with the cipher library that also seals everything else.
 
 use block::{Error, ErrorKind, Result};
 use rustls::pki_types::pem::PemObject;
@@ -16,30 +16,30 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 /// Whether a listener's connections are encrypted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TlsMode {
-    /// STARTTLS is not known.
+    /// STARTTLS is unknown.
     #[default]
     Off,
-    /// The client may choose.
+    /// The client may choose TLS.
     On,
-    /// Nothing but STARTTLS is answered before it.
+    /// The client must start TLS before any other option.
     Required,
 }
 
-/// Files, all PEM.
+/// TLS files, all in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsOptions {
     /// The server's certificate, followed by its chain.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// CA that clients' certificates must come from. With it every TLS client needs one.
+    /// CA for the certificates of clients. If set, every TLS client needs a certificate.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Reads the files.
+/// Reads the files for a server.
 ///
 /// # Errors
-/// `Invalid`, naming the file, when one is missing or wrong.
+/// `Invalid`, naming the file that is missing or wrong.
 pub fn acceptor(options: &TlsOptions) -> Result<TlsAcceptor> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -66,11 +66,12 @@ pub fn acceptor(options: &TlsOptions) -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// For a client: `dir` holds `ca-cert.pem`, and `client-cert.pem` and `client-key.pem` where the server
-/// wants to know who it is. Source of the names: gnutls of libnbd and qemu.
+/// Reads the files for a client: `dir` holds `ca-cert.pem`, and `client-cert.pem` and
+/// `client-key.pem` if the server requires a client certificate. Source of the names: the GnuTLS
+/// convention of libnbd and qemu.
 ///
 /// # Errors
-/// `Invalid`, naming the file, when one is missing or wrong.
+/// `Invalid`, naming the file that is missing or wrong.
 pub fn connector(dir: &Path) -> Result<TlsConnector> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let ca = dir.join("ca-cert.pem");
@@ -116,7 +117,8 @@ fn invalid(
     Error::with_source(ErrorKind::Invalid, context, source)
 }
 
-/// Names in a certificate that the caller has verified: DNS names, then the common name.
+/// Returns the names in a certificate that the caller has verified: DNS names, then the common
+/// name.
 #[must_use]
 pub fn certificate_names(der: &CertificateDer<'_>) -> Vec<String> {
     let Ok(certificate) = webpki::EndEntityCert::try_from(der) else { return Vec::new() };
@@ -129,14 +131,14 @@ pub fn certificate_names(der: &CertificateDer<'_>) -> Vec<String> {
     names
 }
 
-/// The first common name of a subject: `subject` is the contents of an X.501 Name, a sequence of
-/// sets of (object identifier, string).
+/// Returns the first common name of a subject. `subject` is the contents of an X.501 Name, a
+/// sequence of sets of (object identifier, string).
 fn common_name(subject: &[u8]) -> Option<String> {
     /// id-at-commonName, 2.5.4.3. Source: RFC 5280 appendix A.1.
     const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
     const SEQUENCE: u8 = 0x30;
     let mut names = Der(subject);
-    // Some versions of the parser hand out the sequence itself rather than its contents.
+    // Some versions of the parser return the sequence itself rather than its contents.
     if subject.first() == Some(&SEQUENCE) {
         names = Der(names.next()?.1);
     }
@@ -151,7 +153,7 @@ fn common_name(subject: &[u8]) -> Option<String> {
     None
 }
 
-/// Walks the elements (tag, contents) of DER; anything malformed ends the walk.
+/// Iterates over the elements (tag, contents) of DER; anything malformed ends the iteration.
 struct Der<'a>(&'a [u8]);
 
 impl<'a> Iterator for Der<'a> {

@@ -1,9 +1,9 @@
 //! One device of the kernel's nbd driver, and its connections.
 //!
 //! Invariants:
-//! - A connection that ends is replaced for as long as the device is there, never before what came by
-//!   the old one has ended: the kernel asks again for what was not answered, and an older request that
-//!   ran after that would undo newer ones.
+//! - A connection that ends is replaced while the device exists, but only after all requests
+//!   received on the old one have ended. The kernel repeats unanswered requests, and an older
+//!   request that ran afterwards would undo newer writes.
 //! - A device that is left keeps its requests, and gives them to the process that recovers it.
 
 use super::driver::{self, Driver, Made};
@@ -22,49 +22,51 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Most connections of a device. Chosen by hand: the kernel has a queue for each.
+/// Most connections of a device. Chosen by hand: the kernel has one queue for each.
 pub const CONNECTION_COUNT_MAX: u16 = 16;
-/// Requests in flight of a connection. Source: drivers/block/nbd.c of the kernel.
+/// Requests in flight on one connection. Source: drivers/block/nbd.c of the kernel.
 pub const QUEUE_DEPTH: u16 = 128;
-/// After so long the kernel looks whether the connection of an unanswered request has been replaced,
-/// and asks again if so. Chosen by hand: it is what users of the device wait at most beside the restart
-/// itself. With one connection the kernel does no more than that.
+/// Time after which the kernel checks whether the connection of an unanswered request has been
+/// replaced, and if so repeats the request. With a single connection, the kernel does nothing else.
+/// Chosen by hand: users of the device wait at most this long in addition to the restart itself.
 const LOOK_MILLISECONDS: u32 = 2_000;
-/// With several connections the kernel takes one that owes an answer for so long for dead and asks by
-/// another. Source: the kernel's default.
+/// With several connections, the kernel declares one dead that owes an answer for this long, and
+/// repeats the request on another. Source: the kernel's default.
 const GIVE_UP_MILLISECONDS: u32 = 30_000;
-/// Between two attempts to replace a connection. Chosen by hand.
+/// Shortest and longest pause between attempts to replace a connection. Chosen by hand.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-/// Buffer of a connection for each direction. Chosen by hand: one large request.
+/// Buffer of a connection per direction. Chosen by hand: one large request.
 const SOCKET_BYTES: usize = 1 << 20;
-/// Between two looks whether a device is idle. Chosen by hand: a busy device is so for a moment only.
+/// Pause between two checks whether a device is idle. Chosen by hand: a busy device is idle only
+/// for moments.
 const SIZE_WAIT: Duration = Duration::from_millis(2);
-/// How long a device's connections are there before its size is set. What waited for them is not counted
-/// as in flight until the kernel has sent it again. Chosen by hand: two of its looks, and a second.
+/// Minimum age of all connections of a device before its size is set. Requests that waited for the
+/// connections do not count as in flight until the kernel has sent them again. Chosen by hand: two
+/// of the kernel's checks, and a second.
 const SETTLED: Duration = Duration::from_secs(5);
-/// For what runs to end before a device is removed. Chosen by hand.
+/// Time for running requests to end before a device is removed. Chosen by hand.
 const END_WAIT: Duration = Duration::from_secs(5);
 
-/// Tells connections to stop, with the moment at which their grace ends.
+/// Tells connections to stop; the value is the end of their grace period.
 pub type Stop = watch::Receiver<Option<tokio::time::Instant>>;
 
-/// What answers the requests of a device.
+/// Answers the requests of a device.
 pub trait Backend: Send + Sync + 'static {
-    /// Something reached, and not in use yet.
+    /// A connection to the backend that is not in use yet.
     type Connection: Send + 'static;
 
-    /// Reaches whatever answers, for the connection of this number, from 0. Called before the kernel is
-    /// given it.
+    /// Connects to the backend for the connection with this number, counted from 0. Called before
+    /// the kernel gets the connection.
     ///
     /// # Errors
-    /// It is tried again; the error is logged.
+    /// The error is logged, and the call is repeated.
     fn dial(&self, connection: u16) -> impl Future<Output = Result<Self::Connection>> + Send;
 
-    /// Answers the requests that the kernel sends by `stream`, simple replies only, until one of the
-    /// three ends. After that none of them runs any more.
+    /// Answers the requests that the kernel sends on `stream`, with simple replies only, until the
+    /// backend connection, the stream or `stop` ends. No request still runs when this returns.
     ///
-    /// With several connections, `siblings` is asked before each request, or batch of them, that was
-    /// received: see [`Siblings`].
+    /// With several connections, the implementation must ask `siblings` before it starts a received
+    /// request or batch of requests: see [`Siblings`].
     fn serve(
         &self,
         connection: Self::Connection,
@@ -74,75 +76,75 @@ pub trait Backend: Send + Sync + 'static {
     ) -> impl Future<Output = ()> + Send;
 }
 
-/// What a device is, and what the kernel does for it.
+/// The parameters of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
-    /// The kernel keeps it with the device: by it the device is found again.
+    /// The kernel stores it with the device; the device is found again by it.
     pub identifier: String,
     /// In bytes, a multiple of the logical block.
     pub size_bytes: u64,
-    /// 512 to 4096 bytes, a power of two; what the device reports as its physical block too.
+    /// 512 to 4096 bytes, a power of two. The device also reports it as its physical block.
     pub logical_block_bytes: u32,
-    /// As the protocol has them ("Transmission flags").
+    /// Transmission flags of the protocol.
     pub transmission_flags: u16,
     /// 1 to [`CONNECTION_COUNT_MAX`].
     pub connection_count: u16,
-    /// Requests wait for so long while there is no connection, then they fail. Whole seconds.
+    /// Time for which requests wait while there is no connection, before they fail. Whole seconds.
     pub dead_timeout: Duration,
-    /// Writes a value into a file of `/sys`. The kernel may wait meanwhile for requests that this process serves: a
-    /// thread of it that writes keeps it, killed, from ending.
+    /// Writes a value to a file in `/sys`. The kernel may wait for requests that this process
+    /// serves. If this process is killed meanwhile, a thread that writes keeps it from ending.
     pub set_attribute: fn(&Path, &str) -> io::Result<()>,
 }
 
-/// What a device has done since it was made.
+/// The kernel's counts for a device since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Requests.
+    /// Number of reads.
     pub read_count: u64,
-    /// Requests.
+    /// Number of writes.
     pub write_count: u64,
-    /// Requests.
+    /// Number of discards.
     pub discard_count: u64,
-    /// Requests.
+    /// Number of flushes.
     pub flush_count: u64,
-    /// Payloads.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Payloads.
+    /// Bytes written.
     pub written_bytes: u64,
 }
 
-/// Looks whether this machine can have such devices. Blocks.
+/// Checks whether this machine can have such devices. Blocks.
 ///
 /// # Errors
-/// `Unsupported`, saying what is missing.
+/// `Unsupported`, naming the missing part.
 pub fn check() -> Result<()> {
     Driver::open().map(drop)
 }
 
-/// The number of the device with an identifier, as it is connected now. Blocks.
+/// Finds the number of the connected device with an identifier. Blocks.
 ///
 /// # Errors
-/// `Unsupported`: /sys cannot be read.
+/// `Unsupported` if /sys cannot be read.
 pub fn find(identifier: &str) -> Result<Option<u32>> {
     driver::find(identifier)
 }
 
-/// What all devices that are connected were made with, as far as they say. Blocks.
+/// Lists the identifiers of all connected devices that have one. Blocks.
 ///
 /// # Errors
-/// `Unsupported`: /sys cannot be read.
+/// `Unsupported` if /sys cannot be read.
 pub fn identifiers() -> Result<Vec<String>> {
     Ok(driver::identified()?.into_iter().map(|(_, identifier)| identifier).collect())
 }
 
-/// What the device of a number was made with, as far as it says.
+/// Returns the identifier of the device with this number, if it has one.
 #[must_use]
 pub fn identifier_of(number: u32) -> Option<String> {
     driver::identifier_of(number)
 }
 
-/// Ends the device with an identifier; whoever has it open gets errors. Returns its number, if there
-/// was one. Blocks.
+/// Ends the device with an identifier; its open users get errors. Returns its number, if it
+/// existed. Blocks.
 ///
 /// # Errors
 /// Those of the driver.
@@ -152,10 +154,11 @@ pub fn delete(identifier: &str) -> Result<Option<u32>> {
     Ok(Some(number))
 }
 
-/// Ends a device, whoever made it. Blocks.
+/// Ends a device, even of another program. Blocks.
 ///
 /// # Errors
-/// `NotFound`: it is not connected. `Busy`: the process that made it lives. Those of the driver.
+/// `NotFound`: it is not connected. `Busy`: the process that made it is alive. Otherwise those of
+/// the driver.
 pub fn delete_any(number: u32) -> Result<()> {
     let path = driver::block_path(number);
     let Ok(pid) = std::fs::read_to_string(driver::sys_path(number).join("pid")) else {
@@ -173,27 +176,27 @@ pub fn delete_any(number: u32) -> Result<()> {
     Driver::open()?.disconnect(number)
 }
 
-/// The block device of a number.
+/// Returns the path of the block device with this number.
 #[must_use]
 pub fn block_path(number: u32) -> PathBuf {
     driver::block_path(number)
 }
 
-/// A device that is served. Dropped, its connections end, and it waits for who recovers it. Its methods
-/// block: they are for threads that may.
+/// A device that is served. Dropping it ends its connections; the device then waits for a process
+/// that recovers it. The methods block, so call them only from threads that may block.
 pub struct Device {
     number: u32,
     options: DeviceOptions,
     size_bytes: watch::Sender<u64>,
     stop: watch::Sender<Option<tokio::time::Instant>>,
     is_ending: Arc<AtomicBool>,
-    /// Of each connection, since when it is served.
+    /// Start of service of each connection; `None` while it is not served.
     served: Arc<Mutex<Vec<Option<Instant>>>>,
     links: JoinSet<()>,
     runtime: Handle,
 }
 
-/// What the connections of a device share.
+/// State that the connections of a device share.
 struct Shared<B> {
     backend: Arc<B>,
     number: u32,
@@ -207,8 +210,8 @@ impl Device {
     /// Makes a device and serves it.
     ///
     /// # Errors
-    /// `Unsupported`: the kernel lacks something. `Denied`: no right to. `Invalid`: the options. Those of
-    /// reaching the backend.
+    /// `Unsupported`: the kernel lacks a feature. `Denied`: missing privileges. `Invalid`: bad
+    /// options. Otherwise those of [`Backend::dial`].
     pub fn add<B: Backend>(backend: &Arc<B>, options: &DeviceOptions) -> Result<Device> {
         check_options(options)?;
         let mut driver = Driver::open()?;
@@ -238,10 +241,10 @@ impl Device {
         Ok(device)
     }
 
-    /// Serves a device that an earlier process left. `None`: it is not there.
+    /// Serves a device that an earlier process left. Returns `None` if it does not exist.
     ///
     /// # Errors
-    /// As [`Device::add`].
+    /// Those of [`Device::add`].
     pub fn recover<B: Backend>(
         backend: &Arc<B>,
         options: &DeviceOptions,
@@ -250,9 +253,9 @@ impl Device {
         let Some(number) = driver::find(&options.identifier)? else { return Ok(None) };
         let mut device = Device::of(number, options, Handle::current());
         let mut driver = Driver::open()?;
-        // A device that was disconnected while a file system holds it shows its identifier still, and may
-        // not be usable again. The size is not set here: the kernel would wait for the requests in flight,
-        // and those for the connections.
+        // A device that was disconnected while a file system holds it still shows its identifier,
+        // and may not be usable again. The size is not set here: the kernel would wait for the
+        // requests in flight, and those for the connections.
         match driver.reconfigure(number, &options.identifier, None, &[]) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             outcome => outcome?,
@@ -300,8 +303,7 @@ impl Device {
         self.links.spawn_on(link, &self.runtime);
     }
 
-    /// How long requests wait for their answer before the kernel looks after them. Without it they do so
-    /// for 30 s.
+    /// Sets the time after which the kernel checks unanswered requests. Its default is 30 s.
     fn set_timeouts(&self) {
         let milliseconds = match self.options.connection_count {
             1 => LOOK_MILLISECONDS,
@@ -312,7 +314,8 @@ impl Device {
         if std::fs::read_to_string(&path).is_ok_and(|text| text.trim() == wanted) {
             return;
         }
-        // The kernel waits for all requests in flight first, which wait for us: nobody waits for this.
+        // The kernel first waits for all requests in flight, which need this process: do not wait
+        // for it.
         self.runtime.spawn_blocking(move || {
             if let Err(error) = set(&path, &wanted) {
                 tracing::warn!(
@@ -323,15 +326,15 @@ impl Device {
         });
     }
 
-    /// Has the kernel follow [`Device::size_bytes`]. The volume may have another one since the last
-    /// process served it.
+    /// Starts a task that makes the kernel follow [`Device::size_bytes`]. The volume may also have
+    /// changed its size since the previous process served it.
     fn keep_size(&self) {
         let (number, identifier) = (self.number, self.options.identifier.clone());
         let (mut sizes, is_ending) = (self.size_bytes.subscribe(), self.is_ending.clone());
         let served = self.served.clone();
         self.runtime.spawn(async move {
             loop {
-                // It may change again meanwhile.
+                // The size may change again meanwhile.
                 while !has_size(number, *sizes.borrow_and_update()) {
                     if is_ending.load(Ordering::Relaxed) {
                         return;
@@ -360,55 +363,58 @@ impl Device {
         });
     }
 
-    /// The device's number: 3 for `/dev/nbd3`.
+    /// Returns the device's number: 3 for `/dev/nbd3`.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Connections between the kernel and this process, those that are being replaced included.
+    /// Returns the number of connections between the kernel and this process, including those that
+    /// are being replaced.
     #[must_use]
     pub fn connection_count(&self) -> u16 {
         self.options.connection_count
     }
 
-    /// Whether the kernel has heard of a size, in bytes.
+    /// Whether the kernel shows this size, in bytes.
     #[must_use]
     pub fn has_size(&self, size_bytes: u64) -> bool {
         has_size(self.number, size_bytes)
     }
 
-    /// The block device.
+    /// Returns the path of the block device.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         driver::block_path(self.number)
     }
 
-    /// No connection is left and none can be made, because somebody else disconnected the device.
+    /// Whether no connection is left and none can be made, because the device was disconnected by
+    /// another program.
     #[must_use]
     pub fn is_gone(&mut self) -> bool {
         while self.links.try_join_next().is_some() {}
         self.links.is_empty()
     }
 
-    /// Waits until the device [is gone](Device::is_gone). May be dropped, and called again.
+    /// Waits until the device [is gone](Device::is_gone). May be cancelled and called again.
     pub async fn gone(&mut self) {
         while self.links.join_next().await.is_some() {}
     }
 
-    /// What the kernel has counted.
+    /// Returns the kernel's counts.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         let text = std::fs::read_to_string(driver::sys_path(self.number).join("stat"));
         statistics_of(&text.unwrap_or_default())
     }
 
-    /// Says that the volume has another size. The kernel is told when the connections have been there for
-    /// some seconds and the device is idle for a moment: it would wait for the requests in flight, keeping
-    /// everybody from replacing a connection that they need.
+    /// Changes the size of the device. The kernel is told once all connections have existed for
+    /// some seconds and the device is idle for a moment. Otherwise the kernel would wait for the
+    /// requests in flight, and meanwhile block the replacement of a connection that those requests
+    /// need.
     ///
     /// # Errors
-    /// `Invalid`: no multiple of the logical block.
+    /// `Invalid` if the size is not a multiple of the logical block.
     pub fn resize(&mut self, size_bytes: u64) -> Result<()> {
         let options = DeviceOptions { size_bytes, ..self.options.clone() };
         check_options(&options)?;
@@ -417,25 +423,25 @@ impl Device {
         Ok(())
     }
 
-    /// Answers what was begun, within `grace`, and stops serving; the device stays, and the next process
-    /// gets what was not answered.
+    /// Answers the requests in progress within `grace`, and stops serving. The device stays; the
+    /// next process gets the unanswered requests.
     pub fn leave(mut self, grace: Duration) {
         self.is_ending.store(true, Ordering::Relaxed);
         self.stop.send_replace(Some(tokio::time::Instant::now() + grace));
-        self.join(grace + Duration::from_secs(1)); // the goodbye takes a moment
+        self.join(grace + Duration::from_secs(1)); // the closing of connections takes a moment
     }
 
-    /// Takes the device out of the kernel; whoever has it open gets errors from then on.
+    /// Removes the device from the kernel; its open users get errors from then on.
     ///
     /// # Errors
     /// Those of the driver.
     pub fn remove(mut self) -> Result<()> {
         self.is_ending.store(true, Ordering::Relaxed);
-        // The connections first: the driver would wait for one that takes nothing, and all of netlink
-        // with it; and none may be replaced after this.
+        // End the connections first: the driver, and with it all of netlink, would wait for a
+        // connection that reads nothing. None may be replaced after this.
         self.stop.send_replace(Some(tokio::time::Instant::now() + END_WAIT));
         self.join(END_WAIT + Duration::from_secs(1));
-        // Somebody else may have ended it, and made another of its number.
+        // Another program may have ended the device, and made another one with its number.
         if driver::identifier_of(self.number).as_deref() == Some(&self.options.identifier) {
             Driver::open()?.disconnect(self.number)?;
         }
@@ -454,7 +460,7 @@ impl Device {
     }
 }
 
-/// Every connection has been there for a while.
+/// Whether every connection has existed for a while.
 fn is_settled(served: &Mutex<Vec<Option<Instant>>>) -> bool {
     served.lock().iter().all(|since| since.is_some_and(|since| since.elapsed() >= SETTLED))
 }
@@ -470,7 +476,7 @@ fn has_size(number: u32, size_bytes: u64) -> bool {
     sectors.is_ok_and(|text| text.trim().parse() == Ok(size_bytes / 512))
 }
 
-/// Blocks while requests are in flight.
+/// Sets the size. Blocks while requests are in flight.
 fn set_size(number: u32, identifier: &str, size_bytes: u64) -> Result<()> {
     if has_size(number, size_bytes) {
         return Ok(());
@@ -478,7 +484,7 @@ fn set_size(number: u32, identifier: &str, size_bytes: u64) -> Result<()> {
     Driver::open()?.reconfigure(number, identifier, Some(size_bytes), &[])
 }
 
-/// Keeps one connection of a device going.
+/// Serves one connection of a device, and replaces it whenever it ends.
 async fn link<B: Backend>(
     shared: Arc<Shared<B>>,
     index: u16,
@@ -505,7 +511,8 @@ async fn link<B: Backend>(
                         shared.served.lock()[usize::from(index)] = Some(Instant::now());
                         let serving =
                             shared.backend.serve(connection, stream, siblings, stop.clone());
-                        // Lost by that, as by an error: it is replaced.
+                        // A panic loses the connection, as an error does, and the connection is
+                        // replaced.
                         if let Err(why) = block::jobs::caught(serving).await {
                             tracing::error!(
                                 device = %device.display(), why,
@@ -540,8 +547,8 @@ async fn link<B: Backend>(
         if begun.elapsed() > delay_max {
             delay = delay_min;
         }
-        // The kernel needs a moment to see that a connection has ended; one that it has no use for yet
-        // ends at once.
+        // The kernel needs a moment to see that a connection has ended. It closes at once a
+        // connection that it has no use for yet.
         let mut stopping = stop.clone();
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
@@ -551,11 +558,11 @@ async fn link<B: Backend>(
     }
 }
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 enum Unconnected {
-    /// There is no device to connect.
+    /// The device no longer exists.
     Gone(Error),
-    /// It is worth another attempt.
+    /// Another attempt may succeed.
     NotYet(Error),
 }
 
@@ -583,14 +590,14 @@ async fn reconnect<B: Backend>(
     }
 }
 
-/// A connection: our end, and the kernel's.
+/// Makes a connection: the end of this process, and the kernel's.
 fn pair(runtime: &Handle) -> Result<(UnixStream, OwnedFd)> {
     let failed = |error: io::Error| {
         Error::with_source(ErrorKind::Io, "make a connection for an nbd device", error)
     };
     let (ours, kernels) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
     for end in [&ours, &kernels] {
-        // Root may have more than the usual limit. Smaller ones only cost switches between the two.
+        // Root may exceed the usual limit. Smaller buffers only cost more context switches.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size_force(end, SOCKET_BYTES);
     }
     ours.set_nonblocking(true).map_err(failed)?;
@@ -616,7 +623,7 @@ fn check_options(options: &DeviceOptions) -> Result<()> {
     Err(Error::new(ErrorKind::Invalid, format!("make an nbd device: it takes {wrong}")))
 }
 
-/// Source: Documentation/block/stat.rst of the kernel.
+/// Parses the kernel's counts. Source: Documentation/block/stat.rst of the kernel.
 fn statistics_of(text: &str) -> Statistics {
     let fields: Vec<u64> =
         text.split_ascii_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
@@ -626,7 +633,7 @@ fn statistics_of(text: &str) -> Statistics {
         write_count: field(4),
         discard_count: field(11),
         flush_count: field(15),
-        // In sectors of 512 bytes whatever the block: see `Documentation/block/stat.rst`.
+        // In sectors of 512 bytes, whatever the block size.
         read_bytes: field(2).saturating_mul(512),
         written_bytes: field(6).saturating_mul(512),
     }

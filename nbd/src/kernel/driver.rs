@@ -1,9 +1,9 @@
-//! The kernel's nbd driver: commands over generic netlink, and what it shows in /sys.
+//! The kernel's nbd driver: commands over generic netlink, and its state in /sys.
 //!
 //! Invariants:
-//! - Every command is waited for, for a bounded time.
-//! - A device is told by the identifier that it was made with, which the kernel keeps; its number may
-//!   have become another's.
+//! - Every command is awaited, for a bounded time.
+//! - A device is recognized by the identifier that it was made with, which the kernel keeps. Its
+//!   number may meanwhile belong to another device.
 
 use super::netlink::{self, Answer, Request, attribute, command, control};
 use block::{Error, ErrorKind, Result};
@@ -18,12 +18,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const SYS_BLOCK: &str = "/sys/block";
-/// Longest wait for an answer. Chosen by hand: a disconnect waits for replies that are under way.
+/// Longest wait for an answer. Chosen by hand: a disconnect waits for replies in flight.
 const ANSWER_WAIT: Duration = Duration::from_secs(60);
-/// Answers of this family are some hundred bytes.
+/// Buffer for one answer. Answers of this family have a few hundred bytes.
 const ANSWER_BYTES_MAX: usize = 8 << 10;
 
-/// What a device is made with.
+/// The parameters of a new device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Made<'a> {
     pub(super) identifier: &'a str,
@@ -33,7 +33,7 @@ pub(super) struct Made<'a> {
     pub(super) dead_timeout: Duration,
 }
 
-/// The driver, ready for commands. Not shared: one command at a time.
+/// The driver, ready for commands. It runs one command at a time and is not shared.
 pub(super) struct Driver {
     socket: OwnedFd,
     family: u16,
@@ -41,10 +41,10 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Finds the driver. Blocks, as everything here does.
+    /// Finds the driver. Like every method here, it blocks.
     ///
     /// # Errors
-    /// `Unsupported`: it is not there.
+    /// `Unsupported` if the driver is missing.
     pub(super) fn open() -> Result<Driver> {
         let failed = |error: Errno| {
             let what = "open a socket to the kernel's nbd driver (generic netlink)";
@@ -80,14 +80,14 @@ impl Driver {
     /// Makes a device of these sockets, and returns its number.
     ///
     /// # Errors
-    /// `Denied`: no right to. `Unsupported`: the kernel keeps no identifiers (before 5.14); nothing is
-    /// left of the device then.
+    /// `Denied`: missing privileges. `Unsupported`: the kernel keeps no identifiers (before 5.14);
+    /// the device has then been removed again.
     pub(super) fn connect(&mut self, made: &Made<'_>, sockets: &[OwnedFd]) -> Result<u32> {
         let request = self
             .request(self.family, command::CONNECT)
             .u64(attribute::SIZE_BYTES, made.size_bytes)
             .u64(attribute::BLOCK_SIZE_BYTES, u64::from(made.logical_block_bytes))
-            // None: a request is asked for again only where its connection has been replaced.
+            // No timeout: the kernel repeats a request only if its connection has been replaced.
             .u64(attribute::TIMEOUT, 0)
             .u64(attribute::SERVER_FLAGS, u64::from(made.transmission_flags))
             .u64(attribute::DEAD_CONN_TIMEOUT, made.dead_timeout.as_secs())
@@ -110,11 +110,11 @@ impl Driver {
         Ok(index)
     }
 
-    /// Gives a device that has dead connections new ones, or another size, or both. A socket that the
-    /// kernel has no use for is closed by it.
+    /// Gives a device new connections for its dead ones, another size, or both. The kernel closes a
+    /// socket that it has no use for.
     ///
     /// # Errors
-    /// `NotFound`: the device is not connected, or another's.
+    /// `NotFound`: the device is not connected, or its number belongs to another device.
     pub(super) fn reconfigure(
         &mut self,
         index: u32,
@@ -147,8 +147,8 @@ impl Driver {
         }
     }
 
-    /// Ends a device; whoever has it open gets errors. Not to be asked for another's device: see
-    /// [`find`].
+    /// Ends a device; its open users get errors. The caller must make sure that the number is still
+    /// that of its own device: see [`find`].
     pub(super) fn disconnect(&mut self, index: u32) -> Result<()> {
         let request = self.request(self.family, command::DISCONNECT).u32(attribute::INDEX, index);
         let ended = self.run(request, |_| None::<()>);
@@ -163,7 +163,7 @@ impl Driver {
         Request::new(family, command, self.sequence)
     }
 
-    /// Sends a request and waits for its end. What `take` finds in an answer is returned.
+    /// Sends a request and waits for its end. Returns the value that `take` finds in an answer.
     fn run<T>(
         &mut self,
         request: Request,
@@ -224,31 +224,31 @@ fn numbers(sockets: &[OwnedFd]) -> Vec<u32> {
     sockets.iter().map(number).collect()
 }
 
-/// The block device of a number.
+/// Returns the path of the block device with this number.
 pub(super) fn block_path(index: u32) -> PathBuf {
     PathBuf::from(format!("/dev/nbd{index}"))
 }
 
-/// What the kernel shows of a device.
+/// Returns the directory of a device in /sys.
 pub(super) fn sys_path(index: u32) -> PathBuf {
     Path::new(SYS_BLOCK).join(format!("nbd{index}"))
 }
 
-/// What a connected device was made with; `None` for others.
+/// Returns the identifier that a connected device was made with, or `None` for other devices.
 pub(super) fn identifier_of(index: u32) -> Option<String> {
     let text = std::fs::read_to_string(sys_path(index).join("backend")).ok()?;
     Some(text.trim_end().to_owned())
 }
 
-/// Something is connected to the device.
+/// Whether a process is connected to the device.
 pub(super) fn is_connected(index: u32) -> bool {
     sys_path(index).join("pid").exists()
 }
 
-/// Numbers and identifiers of the devices that have one.
+/// Lists the numbers and identifiers of the devices that have an identifier.
 ///
 /// # Errors
-/// `Unsupported`: /sys cannot be read.
+/// `Unsupported` if /sys cannot be read.
 pub(super) fn identified() -> Result<Vec<(u32, String)>> {
     let entries = std::fs::read_dir(SYS_BLOCK).map_err(|error| {
         Error::with_source(
@@ -262,10 +262,10 @@ pub(super) fn identified() -> Result<Vec<(u32, String)>> {
     Ok(numbers.filter_map(|number| Some((number, identifier_of(number)?))).collect())
 }
 
-/// The device that was made with an identifier.
+/// Finds the device that was made with an identifier.
 ///
 /// # Errors
-/// As [`identified`].
+/// Those of [`identified`].
 pub(super) fn find(identifier: &str) -> Result<Option<u32>> {
     let mut all = identified()?.into_iter();
     Ok(all.find(|(_, other)| other == identifier).map(|(number, _)| number))

@@ -1,12 +1,12 @@
-//! Messages of generic netlink, as the kernel's nbd driver takes and sends them.
+//! Messages of generic netlink in the form of the kernel's nbd driver.
 //!
 //! Invariants:
-//! - Pure: bytes in, bytes out. What the kernel sends is input all the same: lengths are checked, and
-//!   nothing panics.
-//! - All integers are in the byte order of the machine. Source: netlink(7); include/uapi/linux/netlink.h,
-//!   genetlink.h and nbd-netlink.h of Linux 5.14 and later.
+//! - Pure: bytes in, bytes out. Messages from the kernel are checked like any input: lengths are
+//!   verified, and nothing panics.
+//! - All integers are in the byte order of the machine. Source: netlink(7);
+//!   include/uapi/linux/netlink.h, genetlink.h and nbd-netlink.h of Linux 5.14 and later.
 
-/// A message to the controller of generic netlink: which families there are. Source: genetlink.h.
+/// Messages to the controller of generic netlink, which lists the families. Source: genetlink.h.
 pub(super) mod control {
     pub const FAMILY: u16 = 0x10;
     pub const GET_FAMILY: u8 = 3;
@@ -21,7 +21,7 @@ pub(super) mod command {
     pub const RECONFIGURE: u8 = 3;
 }
 
-/// Their attributes. Source: nbd-netlink.h.
+/// Attributes of the driver's commands. Source: nbd-netlink.h.
 pub(super) mod attribute {
     pub const INDEX: u16 = 1;
     pub const SIZE_BYTES: u16 = 2;
@@ -31,13 +31,14 @@ pub(super) mod attribute {
     pub const SOCKETS: u16 = 7;
     pub const DEAD_CONN_TIMEOUT: u16 = 8;
     pub const BACKEND_IDENTIFIER: u16 = 10;
-    /// Inside SOCKETS.
+    /// Nested in SOCKETS.
     pub const SOCK_ITEM: u16 = 1;
-    /// Inside SOCK_ITEM.
+    /// Nested in SOCK_ITEM.
     pub const SOCK_FD: u16 = 1;
 }
 
-/// A request, and an acknowledgement is wanted. Source: netlink.h, NLM_F_REQUEST and NLM_F_ACK.
+/// Flags of a request that wants an acknowledgement. Source: netlink.h, NLM_F_REQUEST and
+/// NLM_F_ACK.
 const REQUEST_WITH_ACK: u16 = 1 | 4;
 /// Source: netlink.h, NLMSG_ERROR.
 const ERROR: u16 = 2;
@@ -47,23 +48,23 @@ const TYPE_MASK: u16 = 0x3fff;
 const MESSAGE_HEADER_BYTES: usize = 16;
 const GENERIC_HEADER_BYTES: usize = 4;
 const ATTRIBUTE_HEADER_BYTES: usize = 4;
-/// Version of the driver's family, and of the controller's that is asked. Source: nbd-netlink.h.
+/// Version of the driver's family, also used for the controller's. Source: nbd-netlink.h.
 const VERSION: u8 = 1;
 
-/// A message that is being made.
+/// A message under construction.
 pub(super) struct Request {
     bytes: Vec<u8>,
 }
 
 impl Request {
-    /// Of `family`, numbered `sequence` so that its answers are known.
+    /// Starts a message to `family`. Its answers carry the same `sequence`.
     pub(super) fn new(family: u16, command: u8, sequence: u32) -> Request {
         let mut bytes = Vec::with_capacity(128);
-        bytes.extend_from_slice(&0u32.to_ne_bytes()); // the length, known at the end
+        bytes.extend_from_slice(&0u32.to_ne_bytes()); // the length, filled in at the end
         bytes.extend_from_slice(&family.to_ne_bytes());
         bytes.extend_from_slice(&REQUEST_WITH_ACK.to_ne_bytes());
         bytes.extend_from_slice(&sequence.to_ne_bytes());
-        bytes.extend_from_slice(&0u32.to_ne_bytes()); // the kernel fills in who sends
+        bytes.extend_from_slice(&0u32.to_ne_bytes()); // the kernel fills in the sender
         bytes.extend_from_slice(&[command, VERSION, 0, 0]);
         Request { bytes }
     }
@@ -76,13 +77,13 @@ impl Request {
         self.put(kind, &value.to_ne_bytes())
     }
 
-    /// Text, with the zero at its end that the kernel expects.
+    /// Adds text with the terminating zero byte that the kernel expects.
     pub(super) fn text(self, kind: u16, text: &str) -> Request {
         let bytes = [text.as_bytes(), &[0]].concat();
         self.put(kind, &bytes)
     }
 
-    /// The list of sockets of CONNECT and RECONFIGURE.
+    /// Adds the list of sockets of CONNECT and RECONFIGURE.
     pub(super) fn sockets(self, descriptors: &[u32]) -> Request {
         let mut list = Vec::new();
         for descriptor in descriptors {
@@ -93,7 +94,7 @@ impl Request {
         self.put(attribute::SOCKETS | NESTED, &list)
     }
 
-    /// The message.
+    /// Returns the complete message.
     pub(super) fn finish(mut self) -> Vec<u8> {
         let length = u32::try_from(self.bytes.len()).expect("a message is short");
         self.bytes[..4].copy_from_slice(&length.to_ne_bytes());
@@ -114,12 +115,12 @@ fn put(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
 }
 
-/// One message of the kernel.
+/// One message from the kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer<'a> {
-    /// The command ended; 0, or an errno as a positive number.
+    /// The command has ended: 0, or an errno as a positive number.
     End(i32),
-    /// Something with attributes.
+    /// A message with attributes.
     Data(Attributes<'a>),
 }
 
@@ -150,7 +151,8 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// The messages in `bytes` that answer request `sequence`. What cannot be read ends them.
+/// Returns the messages in `bytes` that answer request `sequence`. The first unreadable one ends
+/// the list.
 pub(super) fn answers(bytes: &[u8], sequence: u32) -> Vec<Answer<'_>> {
     let mut answers = Vec::new();
     let mut rest = bytes;
@@ -160,7 +162,7 @@ pub(super) fn answers(bytes: &[u8], sequence: u32) -> Vec<Answer<'_>> {
         let numbered = u32::from_ne_bytes([message[8], message[9], message[10], message[11]]);
         let body = &message[MESSAGE_HEADER_BYTES..];
         if numbered != sequence {
-            continue; // of a request that was given up
+            continue; // an answer to an abandoned request
         }
         if kind == ERROR {
             let Some(code) = body.get(..4).and_then(|code| code.try_into().ok()) else { break };
@@ -172,7 +174,7 @@ pub(super) fn answers(bytes: &[u8], sequence: u32) -> Vec<Answer<'_>> {
     answers
 }
 
-/// The first message and what follows it.
+/// Splits off the first message.
 fn first(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
     if length < MESSAGE_HEADER_BYTES {
@@ -187,7 +189,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Written out by hand from the kernel's headers.
+    /// The bytes were written out by hand from the kernel's headers.
     #[test]
     #[cfg(target_endian = "little")]
     fn a_request_has_the_bytes_that_the_kernel_takes() {
@@ -210,7 +212,7 @@ mod tests {
         assert_eq!(request.finish(), wanted.concat());
     }
 
-    /// An answer of the controller, and the acknowledgement behind it.
+    /// The input is an answer of the controller, followed by the acknowledgement.
     #[test]
     fn answers_are_read_and_those_of_others_are_not() {
         let mut data = Request::new(control::FAMILY, 1, 5)

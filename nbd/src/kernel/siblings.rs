@@ -1,13 +1,14 @@
-//! Several connections of one device, and which of them the kernel has given up.
+//! Tracks the connections of one device, and which of them the kernel has given up.
 //!
-//! With several connections the kernel takes one that owes an answer for long for dead: it closes it,
-//! then sends what was unanswered by another. What still lies in the closed one is older than what comes
-//! by the others from then on.
+//! If a device has several connections, the kernel declares one dead that owes an answer for too
+//! long. It closes that connection, then sends the unanswered requests on another one. Requests
+//! still unread in the closed connection are therefore older than those that later arrive on the
+//! others.
 //!
 //! Invariants:
-//! - No request that was received by one connection starts while another one is closed by the kernel and
-//!   still served. What the kernel sends again comes after the close, so that a look after the receipt
-//!   sees it.
+//! - No request received on one connection starts while another one is closed by the kernel and
+//!   still served. The kernel repeats requests only after the close, so a look after the receipt
+//!   sees the close.
 
 use crate::stream::any_hung_up;
 use parking_lot::Mutex;
@@ -23,13 +24,14 @@ pub(super) struct Group {
 }
 
 struct Links {
-    /// Of those that are served: a second descriptor of each, to look at.
+    /// A second descriptor of each connection that is served, to look at.
     served: Vec<Option<OwnedFd>>,
-    /// Connections that wait for the end of another.
+    /// Connections that wait for the end of another one.
     waiting: Vec<Waker>,
 }
 
-/// One connection's view of the others. Dropped when it is served no more.
+/// One connection's view of the others. Dropping it records that the connection is no longer
+/// served.
 pub struct Siblings {
     group: Arc<Group>,
     index: usize,
@@ -41,7 +43,7 @@ impl Group {
         Arc::new(Group { links: Mutex::new(Links { served, waiting: Vec::new() }) })
     }
 
-    /// For connection `index`, which is about to be served.
+    /// Registers connection `index`, which is about to be served.
     pub(super) fn join(self: &Arc<Self>, index: u16, stream: &UnixStream) -> io::Result<Siblings> {
         let descriptor = stream.as_fd().try_clone_to_owned()?;
         let index = usize::from(index);
@@ -50,24 +52,25 @@ impl Group {
     }
 }
 
-/// What a look came to.
+/// The result of a look at the other connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// What was received may start.
+    /// The received requests may start.
     Go,
-    /// The kernel has closed this connection and another one: it ends at once, so that they do not wait
-    /// for each other.
+    /// The kernel has closed this connection and another one. This one ends at once, so that they
+    /// do not wait for each other.
     Over,
 }
 
 impl Siblings {
-    /// To be asked after something was received and before it starts: pending while another connection
-    /// that the kernel has closed is served. What lies in that one runs before its end, which is waited
-    /// for; so it may start what it has without a further look.
+    /// Looks at the other connections; call it after bytes have arrived and before their requests
+    /// start. It is pending while another connection that the kernel has closed is served. That
+    /// connection runs its remaining requests before it ends, so it may start them without a
+    /// further look.
     pub(crate) fn poll_look(&self, cx: &mut Context<'_>) -> Poll<Look> {
         let mut links = self.group.links.lock();
         if links.served.len() == 1 {
-            return Poll::Ready(Look::Go); // the kernel never closes its only one by itself
+            return Poll::Ready(Look::Go); // the kernel never closes its only connection without a command
         }
         let others = links.served.iter().enumerate().filter(|(index, _)| *index != self.index);
         if !any_hung_up(others.filter_map(|(_, link)| Some(link.as_ref()?.as_fd()))) {

@@ -1,12 +1,12 @@
-//! Detects a client that has disconnected while requests of it run.
+//! Detects a client that has disconnected while its requests run.
 //!
-//! The end of the stream is seen only by reading, and a session does not read while it runs as many requests as it may. So it
-//! looks at the socket periodically.
+//! Only a read sees the end of the stream, and a session that runs its maximum of requests does not
+//! read. It therefore checks the socket periodically.
 //!
 //! Invariants:
-//! - The requests of a disconnected client are dropped at the second look at the latest, so they do not wait for log space
-//!   and do not keep the volume from other clients.
-//! - A client that has closed only its sending direction has until then to receive replies.
+//! - The requests of a disconnected client are dropped at the second check at the latest, so they
+//!   neither wait for log space nor keep the volume from other clients.
+//! - A client that has closed only its sending direction has until then to receive its replies.
 
 use super::{End, Session};
 use block::BlockDevice;
@@ -16,10 +16,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Sleep;
 
-/// Pause between two looks. Chosen by hand: requests on a store that answers finish in less.
+/// Pause between two checks. Chosen by hand: requests on a responsive store finish in less.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
-/// The timer of the looks, and the result of the last one.
+/// The timer of the checks, and the result of the last one.
 #[derive(Default)]
 pub(super) struct Watch {
     sleep: Option<Pin<Box<Sleep>>>,
@@ -27,11 +27,11 @@ pub(super) struct Watch {
 }
 
 impl<D: BlockDevice> Session<D> {
-    /// Looks periodically whether the client is connected while requests run.
+    /// Checks periodically whether the client is still connected while requests run.
     pub(super) fn poll_gone(&mut self, cx: &mut Context<'_>) -> Result<(), End> {
         loop {
             let sleep = match &mut self.watch.sleep {
-                // It was polled by this task when it was armed, so its waker is set.
+                // This task polled it when it was armed, so its waker is set.
                 Some(sleep) if !sleep.is_elapsed() => return Ok(()),
                 Some(sleep) => sleep,
                 None if self.running.is_empty() => return Ok(()),

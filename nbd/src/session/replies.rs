@@ -1,9 +1,10 @@
-//! What a finished request looks like on its connection.
+//! Encodes the replies to finished requests.
 //!
 //! Invariants:
-//! - Each request gets exactly one simple reply, or chunks of which exactly the last is marked so.
-//! - A request in pieces is answered when its last piece is done; one failed piece fails it, and no
-//!   contents are sent after a failure.
+//! - Each request gets either one simple reply, or chunks of which exactly the last is marked as
+//!   such.
+//! - A request in pieces is answered when its last piece has finished. One failed piece fails the
+//!   request, and no contents are sent after a failure.
 
 use super::{Finished, Outcome, Session, Ticket};
 use crate::errno::{EIO, to_nbd_error};
@@ -53,7 +54,7 @@ impl<D: BlockDevice> Session<D> {
         split.running -= 1;
         let is_last = split.running == 0 && split.is_submitted;
         match outcome {
-            // A read that failed in part sends no more contents: its error voids them all.
+            // After a failed piece, a read sends no more contents: the error voids all of them.
             Ok(Outcome::Data { offset, bytes }) if split.failure.is_none() => {
                 self.push_data(ticket, offset, bytes, is_last, reservation);
                 if is_last {
@@ -104,7 +105,7 @@ impl<D: BlockDevice> Session<D> {
     pub(super) fn answer_done(&mut self, ticket: Ticket) {
         self.answered += 1;
         let of = self.chunk_of(ticket);
-        // Spec, "Structured replies": only READ (and BLOCK_STATUS) must be answered by chunks.
+        // Only READ and BLOCK_STATUS require chunks (spec, "Structured replies").
         let is_chunk = match of.dialect {
             Dialect::Simple => false,
             Dialect::Structured => ticket.command == command::READ,
@@ -145,7 +146,7 @@ impl<D: BlockDevice> Session<D> {
     fn log_failure(&mut self, ticket: Ticket, error: &block::Error) {
         let (command, offset) = (ticket.command, ticket.offset);
         match error.kind() {
-            // The client's own doing, and it was told.
+            // The client caused the error and has received it.
             ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Denied => {}
             ErrorKind::Full
             | ErrorKind::NotFound
@@ -156,7 +157,8 @@ impl<D: BlockDevice> Session<D> {
             | ErrorKind::Corrupt
             | ErrorKind::Io => {
                 self.failed_total += 1;
-                // Every request of a broken volume fails: the 1st, 2nd, 4th, 8th… are logged.
+                // Every request on a broken volume fails, so only the 1st, 2nd, 4th, 8th… failure
+                // is logged.
                 if self.failed_total.is_power_of_two() {
                     let count = self.failed_total;
                     let (client, cause) = (&self.label, error.chain());
@@ -167,7 +169,8 @@ impl<D: BlockDevice> Session<D> {
     }
 }
 
-/// Spec, "The `base:` metadata namespace"; neighbours of one state become one extent.
+/// Converts extents to (bytes, state) and merges neighbours of the same state (spec, "The `base:`
+/// metadata namespace").
 fn merged(extents: &[AllocationExtent]) -> Vec<(u64, u32)> {
     let mut merged: Vec<(u64, u32)> = Vec::with_capacity(extents.len());
     for extent in extents {
