@@ -1,16 +1,18 @@
-//! Memory that is used again. Memory that is fresh from the kernel is mapped and cleared page by page at its first
-//! use, and an allocator that is given back what it has just handed out has to decide each time what to do with it:
-//! for a payload that costs as much as sealing it.
+//! Reusable memory for payloads.
 //!
-//! Where there is none to use again, as at the first load after an idle while, memory around what is made is mapped with
-//! it, at once: that costs a fraction of the page faults.
+//! The kernel maps and clears fresh memory page by page at first use, and an allocator that gets
+//! such memory back has to decide each time whether to keep it. For a payload this costs as much as
+//! sealing it. If no buffer can be reused, for example at the first load after an idle period, more
+//! memory around the new buffer is mapped in one call, at a fraction of the cost of page faults.
 //!
 //! Invariants:
-//! - What waits for its next use and what is out is bounded together: what waits makes room for other sizes.
-//! - What nobody used between two calls of `trim` goes back to the allocator.
-//! - A buffer that is out belongs to its holder alone; it comes home when the last reference to it is gone.
-//! - Nobody waits, neither for a buffer nor to give one back: whoever drops the last reference may hold locks that all
-//!   writers want, and another thread that is at the list may be one that the kernel schedules last.
+//! - Waiting buffers and buffers in use are bounded together: waiting ones make room for other
+//!   sizes.
+//! - Buffers that stay unused between two calls of `trim` go back to the allocator.
+//! - A buffer in use belongs to its holder alone. It returns when its last reference is dropped.
+//! - No call waits, neither to take a buffer nor to return one. The last reference may be dropped
+//!   under locks that all writers need, and the thread that holds the list may be one that the
+//!   kernel schedules last.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -19,16 +21,18 @@ use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Smallest payload whose memory is kept: the unit of map and segments.
+/// Smallest payload whose memory is reused: the unit of map and segments.
 const CLASS_BYTES_MIN: usize = 4096;
-/// Sizes that are kept: 4 KiB, 8 KiB and so on up to 1 MiB, in which front ends hand over large writes.
+/// Number of size classes: 4 KiB, 8 KiB and so on up to 1 MiB, the parts in which front ends pass
+/// large writes.
 const CLASS_COUNT: usize = 9;
 
-/// A part of `whole`, which keeps at most twice its own length in memory: a part that is most of it shares its memory,
-/// another one is a copy. For what outlives the whole, and is counted by its length.
+/// Returns a part of `whole` that keeps at most twice its own length in memory. A part longer than
+/// half of `whole` shares its memory; a shorter one is copied. Use it for parts that outlive the
+/// whole and are counted by their length.
 ///
 /// # Panics
-/// Where the range leaves `whole`.
+/// If the range exceeds `whole`.
 #[must_use]
 pub fn part_of(whole: &Bytes, range: Range<usize>) -> Bytes {
     match range.len() > whole.len() / 2 {
@@ -37,38 +41,38 @@ pub fn part_of(whole: &Bytes, range: Range<usize>) -> Bytes {
     }
 }
 
-/// Maps the memory of a buffer that was made just now, all its capacity, and perhaps what its thread will be given next,
-/// which the kernel would otherwise do page by page as they are first used. It does no harm where nothing comes of it.
+/// Maps the full capacity of a new buffer, and perhaps the memory that its thread will get next.
+/// The kernel would otherwise map them page by page at first use. A failure has no effect.
 pub type MapAhead = fn(&Vec<u8>);
 
-/// Buffers that wait for their next use; the one that came last goes first.
+/// Buffers that wait to be reused, last in, first out.
 #[derive(Debug, Default)]
 pub struct Spare {
     buffers: Vec<Vec<u8>>,
-    /// Fewest that waited at any time since the last trim: that many were of no use.
+    /// The lowest number of waiting buffers since the last trim; that many were not needed.
     idle_count: usize,
 }
 
 impl Spare {
-    /// How many wait.
+    /// Returns the number of waiting buffers.
     #[must_use]
     pub fn count(&self) -> usize {
         self.buffers.len()
     }
 
-    /// Keeps a buffer.
+    /// Adds a buffer.
     pub fn push(&mut self, buffer: Vec<u8>) {
         self.buffers.push(buffer);
     }
 
-    /// A buffer as its last holder left it.
+    /// Takes a buffer, as its last holder left it.
     pub fn pop(&mut self) -> Option<Vec<u8>> {
         let found = self.buffers.pop();
         self.idle_count = self.idle_count.min(self.buffers.len());
         found
     }
 
-    /// Takes out what was of no use since the last call. To be dropped outside of locks.
+    /// Takes out the buffers that were not needed since the last call. Drop them outside of locks.
     pub fn trim(&mut self) -> Vec<Vec<u8>> {
         let dropped = self.buffers.split_off(self.buffers.len() - self.idle_count);
         self.idle_count = self.buffers.len();
@@ -81,12 +85,12 @@ impl Spare {
 pub struct PayloadBuffers {
     classes: [Mutex<Spare>; CLASS_COUNT],
     map_ahead: MapAhead,
-    /// Of all that are out and may come back, and of all that wait.
+    /// Size of all waiting buffers and of all that may return.
     bytes: AtomicUsize,
     bytes_max: usize,
 }
 
-/// The class of payloads of this length, where their memory is kept.
+/// Returns the class of payloads of this length, if their memory is reused.
 fn class_of(length: usize) -> Option<usize> {
     let is_kept = length.is_power_of_two() && length >= CLASS_BYTES_MIN;
     let class = (length / CLASS_BYTES_MIN).trailing_zeros() as usize;
@@ -94,8 +98,8 @@ fn class_of(length: usize) -> Option<usize> {
 }
 
 impl PayloadBuffers {
-    /// Keeps at most `bytes_max`, with what is out; `map_ahead` is given what is made anew and will be kept. It is called by
-    /// whoever takes a buffer, and must not wait for locks.
+    /// Keeps at most `bytes_max`, buffers in use included. `map_ahead` is called for every new
+    /// buffer that will be reused, on the thread that takes it, and must not wait for locks.
     #[must_use]
     pub fn new(bytes_max: usize, map_ahead: MapAhead) -> Arc<PayloadBuffers> {
         Arc::new(PayloadBuffers {
@@ -106,7 +110,8 @@ impl PayloadBuffers {
         })
     }
 
-    /// An empty buffer with room for `length` bytes: memory of before, where there is some of just this size.
+    /// Takes an empty buffer with room for `length` bytes. Reuses memory if a buffer of exactly
+    /// this size is waiting.
     #[must_use]
     pub fn take(self: &Arc<Self>, length: usize) -> PayloadBuffer {
         let class = class_of(length);
@@ -125,7 +130,7 @@ impl PayloadBuffers {
         PayloadBuffer { bytes, home: home() }
     }
 
-    /// Whether so much more may be out, perhaps in the place of what waits.
+    /// Tries to count `length` more bytes, and drops waiting buffers to make room for them.
     fn is_room_made(&self, length: usize) -> bool {
         let mut bytes = self.bytes.fetch_add(length, Ordering::Relaxed) + length;
         for class in (0..CLASS_COUNT).rev() {
@@ -144,13 +149,14 @@ impl PayloadBuffers {
         is_room
     }
 
-    /// Memory of all buffers that are out and may come back, and of all that wait, in bytes.
+    /// Returns the size of all waiting buffers and of all that may return, in bytes.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Gives back what was of no use since the last call. To be called every few seconds.
+    /// Returns to the allocator the buffers that were not needed since the last call. Call it every
+    /// few seconds.
     pub fn trim(&self) {
         for (class, spare) in self.classes.iter().enumerate() {
             let dropped = spare.lock().trim();
@@ -159,7 +165,7 @@ impl PayloadBuffers {
     }
 }
 
-/// Memory for one payload, as a [`Vec`]. Not to be made longer than it was asked for.
+/// Memory for one payload, as a [`Vec`]. It must not grow beyond the requested length.
 #[derive(Debug, Default)]
 pub struct PayloadBuffer {
     bytes: Vec<u8>,
@@ -169,19 +175,19 @@ pub struct PayloadBuffer {
 #[derive(Debug)]
 struct Home {
     buffers: Arc<PayloadBuffers>,
-    /// Where it is kept; others only count while they are out.
+    /// The class to which it returns. A buffer without a class is only counted while in use.
     class: Option<usize>,
     length: usize,
 }
 
 impl PayloadBuffer {
-    /// An empty buffer with room for `length` bytes, whose memory is not kept.
+    /// Creates an empty buffer with room for `length` bytes, whose memory is not reused.
     #[must_use]
     pub fn fresh(length: usize) -> PayloadBuffer {
         PayloadBuffer { bytes: Vec::with_capacity(length), home: None }
     }
 
-    /// What was put into it, to be shared. Its memory is used again when nobody has it any more.
+    /// Returns the contents for sharing. The memory is reused once the last reference is dropped.
     #[must_use]
     pub fn into_bytes(mut self) -> Bytes {
         match self.home {
@@ -215,7 +221,7 @@ impl Drop for PayloadBuffer {
     fn drop(&mut self) {
         let Some(Home { buffers, class, length }) = self.home.take() else { return };
         let mut bytes = take(&mut self.bytes);
-        // Whoever took it out, or made it longer, has not kept to the rules: it is not kept.
+        // A holder that took the memory out or extended it broke the rules: do not reuse it.
         let class = class.filter(|_| bytes.capacity() == length);
         match class.and_then(|class| buffers.classes[class].try_lock()) {
             Some(mut spare) => {
@@ -233,7 +239,7 @@ mod tests {
 
     const KIB: usize = 1 << 10;
 
-    /// Buffers that map nothing ahead: they behave the same.
+    /// Creates buffers that map nothing ahead, and otherwise behave the same.
     fn buffers_of(bytes_max: usize) -> Arc<PayloadBuffers> {
         PayloadBuffers::new(bytes_max, |_| ())
     }
@@ -297,14 +303,14 @@ mod tests {
         assert_eq!(buffers.bytes.load(Ordering::Relaxed), 64 * KIB);
         drop(many);
         assert_eq!(spare_count(&buffers), 16);
-        // Another size takes the place of what waits.
+        // Another size takes the place of waiting buffers.
         let large = buffers.take(32 * KIB);
         assert_eq!(spare_count(&buffers), 8);
         let larger = buffers.take(64 * KIB);
         assert!(larger.home.is_none() && larger.capacity() == 64 * KIB, "too much is out");
         drop((large, larger));
         assert_eq!(buffers.bytes.load(Ordering::Relaxed), 32 * KIB);
-        // Also one that is not kept itself.
+        // So does a size that is not reused.
         drop((0..16).map(|_| buffers.take(4 * KIB)).collect::<Vec<_>>());
         assert_eq!(spare_count(&buffers), 16);
         let odd = buffers.take(12 * KIB);

@@ -1,4 +1,4 @@
-//! Conditions: states of a running pool that last and that an operator should know about.
+//! Conditions: lasting states of a running pool that an operator should know about.
 //!
 //! Invariants:
 //! - A condition is raised where it arises and cleared where it ends. Nothing recomputes the list
@@ -15,8 +15,9 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Most conditions of one kind stored at a time, so that many of one kind keep out no other. Chosen by hand: a list longer
-/// than this is not read, and the memory of a registry stays below a few MiB.
+/// Most conditions of one kind that are stored at a time, so that one kind cannot displace the
+/// others. Chosen by hand: longer lists are not read, and a registry stays below a few MiB of
+/// memory.
 pub const KIND_MAX: usize = 256;
 
 /// Longest text of a condition, in characters. Chosen by hand: a few lines of a terminal.
@@ -48,10 +49,11 @@ macro_rules! kinds {
 kinds! {
     /// The pool has stopped; subject: the pool.
     PoolStopped = "pool-stopped",
-    /// The object store does not answer, or refuses; subject: the way to it (`contact`, `upload`,
-    /// `read`, `metadata`).
+    /// The object store does not answer, or refuses requests; subject: the path to it (`contact`,
+    /// `upload`, `read`, `metadata`).
     StoreUnavailable = "store-unavailable",
-    /// The object store has no space left; subject: the way to it (`upload`, `metadata`, `restore`).
+    /// The object store has no space left; subject: the path to it (`upload`, `metadata`,
+    /// `restore`).
     StoreFull = "store-full",
     /// One object cannot be read while others can; subject: the object.
     ObjectUnreadable = "object-unreadable",
@@ -65,41 +67,41 @@ kinds! {
     VolumeStalled = "volume-stalled",
     /// Acknowledged writes of a volume may be gone; subject: the volume.
     WritesLost = "writes-lost",
-    /// The tail of the log was not proven whole at the last opening; subject: the log.
+    /// The tail of the log could not be proven complete at the last open; subject: the log.
     LogTailUnproven = "log-tail-unproven",
-    /// Parts of the log cannot be read, none of which is needed; subject: the log.
+    /// Parts of the log cannot be read, but none of them is needed; subject: the log.
     LogUnreadable = "log-unreadable",
     /// The write log is full; subject: the log.
     LogFull = "log-full",
     /// The ring of the log does not fit on its disk; subject: the log.
     LogSpace = "log-space",
-    /// The oldest write that only this machine has is too old; subject: the pool.
+    /// The oldest write that exists only on this machine is too old; subject: the pool.
     DataAtRisk = "data-at-risk",
-    /// The metadata database has ended and is being opened again; subject: the pool.
+    /// The metadata database has closed and is being reopened; subject: the pool.
     MetadataReopening = "metadata-reopening",
     /// The read cache is smaller than configured; subject: its directory.
     CacheShrunk = "cache-shrunk",
-    /// The read cache is off, or does not verify; subject: its directory.
+    /// The read cache is off, or verification fails; subject: its directory.
     CacheFailing = "cache-failing",
     /// No recovery key was made; subject: the pool.
     NoRecoveryKey = "no-recovery-key",
-    /// A copy is not brought up to date; subject: the copy.
+    /// A copy is not kept up to date; subject: the copy.
     CopyFailing = "copy-failing",
     /// A copy may still hold keys of erased volumes; subject: the copy.
     CopyHoldsErasedKeys = "copy-holds-erased-keys",
-    /// Hydration of a restored pool does not get on; subject: the copy.
+    /// Hydration of a restored pool makes no progress; subject: the copy.
     RestoreFailing = "restore-failing",
-    /// A restored pool lacks segments that its copy does not have; subject: the copy.
+    /// A restored pool lacks segments that its copy does not contain; subject: the copy.
     RestoreIncomplete = "restore-incomplete",
-    /// The scrub does not get on; subject: the pool.
+    /// The scrub makes no progress; subject: the pool.
     ScrubFailing = "scrub-failing",
-    /// Segments are damaged or missing, and no copy has them whole; subject: the pool.
+    /// Segments are damaged or missing, and no copy has them intact; subject: the pool.
     SegmentsDamaged = "segments-damaged",
     /// Segments cannot be reclaimed; subject: the pool.
     ReclaimBlocked = "reclaim-blocked",
     /// Background maintenance fails; subject: the job.
     MaintenanceFailing = "maintenance-failing",
-    /// A background job ended and was not meant to; subject: the job.
+    /// A background job ended unexpectedly; subject: the job.
     JobDied = "job-died",
     /// An attached volume is not served by its kernel device; subject: the volume.
     DeviceNotServed = "device-not-served",
@@ -111,7 +113,7 @@ kinds! {
     ClientSilent = "client-silent",
     /// The wall clock jumped; subject: the machine.
     ClockJumped = "clock-jumped",
-    /// The own key of a volume is gone; subject: the volume.
+    /// The own key of a volume is missing; subject: the volume.
     KeyMissing = "key-missing",
 }
 
@@ -124,16 +126,16 @@ impl fmt::Display for ConditionKind {
 /// The texts of a condition. Each is one sentence without a full stop, and holds no secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// States the fact, with its cause and the names of what it concerns.
+    /// States the fact, with its cause and the names of the affected objects.
     pub what: String,
-    /// States what it costs while it lasts.
+    /// States the consequence while it lasts.
     pub cost: String,
-    /// States what to do.
+    /// States the remedy.
     pub remedy: String,
 }
 
 impl Report {
-    /// Three sentences; each is cut after 600 characters.
+    /// Creates a report of three sentences; each is cut after 600 characters.
     pub fn new(
         what: impl Into<String>,
         cost: impl Into<String>,
@@ -150,12 +152,12 @@ fn cut(text: String) -> String {
     }
 }
 
-/// A condition that lasts.
+/// A condition that is currently raised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// Its kind.
     pub kind: ConditionKind,
-    /// Names the one of its kind: a volume, an object, a copy, a job.
+    /// Identifies the condition within its kind: a volume, an object, a copy, a job.
     pub subject: String,
     /// Its texts, as last raised.
     pub report: Report,
@@ -165,12 +167,12 @@ pub struct Condition {
     pub lasts: Duration,
 }
 
-/// A change of the registry, for the observer.
+/// A change of the registry, as the observer sees it.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
-    /// A condition was raised that was not there.
+    /// A new condition was raised.
     Raised(&'a Condition),
-    /// A condition has ended; `lasts` is how long it lasted.
+    /// A condition has ended; `lasts` is its duration.
     Cleared(&'a Condition),
 }
 
@@ -202,7 +204,7 @@ struct Registry {
     observer: OnceLock<Observer>,
 }
 
-/// The registry of a process, or of a pool in tests. Clones share it. Any thread may call.
+/// The registry of a process, or of a pool in tests. Clones share it. Any thread may call it.
 #[derive(Clone, Default)]
 pub struct Conditions(Arc<Registry>);
 
@@ -219,7 +221,7 @@ impl Conditions {
         let _ = self.0.observer.set(Box::new(observer));
     }
 
-    /// Raises a condition, or updates the texts of one that lasts. True where it was not there.
+    /// Raises a condition, or updates the texts of a current one. Returns whether it is new.
     pub fn raise(&self, kind: ConditionKind, subject: &str, report: Report) -> bool {
         let raised = {
             let mut state = self.0.state.lock();
@@ -231,7 +233,7 @@ impl Conditions {
             if state.count_of(kind) >= KIND_MAX {
                 let excluded_count = state.excluded_counts.entry(kind).or_default();
                 *excluded_count += 1;
-                // It is raised again and again, as nothing knows that it was raised before.
+                // The condition was not stored, so each attempt to raise it looks like the first.
                 if !excluded_count.is_power_of_two() {
                     return false;
                 }
@@ -248,7 +250,7 @@ impl Conditions {
         true
     }
 
-    /// Ends a condition. True where it was there.
+    /// Ends a condition. Returns whether it was raised.
     pub fn clear(&self, kind: ConditionKind, subject: &str) -> bool {
         let key = (kind, subject.to_owned());
         let Some(entry) = self.0.state.lock().entries.remove(&key) else { return false };
@@ -256,7 +258,7 @@ impl Conditions {
         true
     }
 
-    /// Raises the condition where there is a report, and ends it where there is none.
+    /// Raises the condition if there is a report, and ends it otherwise.
     pub fn set(&self, kind: ConditionKind, subject: &str, report: Option<Report>) {
         match report {
             Some(report) => drop(self.raise(kind, subject, report)),
@@ -264,7 +266,7 @@ impl Conditions {
         }
     }
 
-    /// Ends the conditions of a kind for whose subject `is_kept` is false.
+    /// Ends the conditions of a kind whose subject fails `is_kept`.
     pub fn retain(&self, kind: ConditionKind, mut is_kept: impl FnMut(&str) -> bool) {
         let ended: Vec<String> = {
             let state = self.0.state.lock();
@@ -277,7 +279,7 @@ impl Conditions {
         }
     }
 
-    /// The conditions that last, the oldest first.
+    /// Lists the current conditions, the oldest first.
     #[must_use]
     pub fn list(&self) -> Vec<Condition> {
         let state = self.0.state.lock();
@@ -288,19 +290,21 @@ impl Conditions {
         list
     }
 
-    /// Whether a condition lasts.
+    /// Whether a condition is raised.
     #[must_use]
     pub fn is_raised(&self, kind: ConditionKind, subject: &str) -> bool {
         self.0.state.lock().entries.contains_key(&(kind, subject.to_owned()))
     }
 
-    /// How often conditions of each kind were raised since the start of the process.
+    /// Returns the number of conditions of each kind that were raised since the start of the
+    /// process.
     #[must_use]
     pub fn raised_counts(&self) -> BTreeMap<ConditionKind, u64> {
         self.0.state.lock().raised_counts.clone()
     }
 
-    /// Attempts to raise a condition of which as many of its kind lasted as are stored.
+    /// Returns the number of attempts to raise a condition that was not stored because its kind was
+    /// full.
     #[must_use]
     pub fn excluded_count(&self) -> u64 {
         self.0.state.lock().excluded_counts.values().sum()
@@ -369,7 +373,7 @@ mod tests {
         assert_eq!(conditions.excluded_count(), 100);
         let told = told.load(std::sync::atomic::Ordering::Relaxed);
         assert_eq!(told, KIND_MAX + 7, "1, 2, 4 … 64 of a hundred");
-        // None keeps another kind out.
+        // A full kind does not keep other kinds out.
         assert!(conditions.raise(ConditionKind::LogFull, "pool", report("x")));
         assert!(conditions.clear(ConditionKind::LogFull, "pool"));
         assert_eq!(Report::new("é".repeat(9000), "", "").what.chars().count(), TEXT_CHARS_MAX);

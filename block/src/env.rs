@@ -1,22 +1,23 @@
-//! The outside world as traits, so that what depends on it can be simulated from a seed.
+//! The outside world as traits, so that code which depends on it can be simulated from a seed.
 //!
 //! Invariants:
 //! - Each trait has two implementations: the real machine, and a simulated twin for tests.
-//! - A [`Disk`] never blocks its caller for longer than a copy into the page cache, or, where it has said that it waits,
-//!   a short write to a device that takes some hundred microseconds for one: what waits longer is submitted, and its end is reaped.
+//! - A [`Disk`] never blocks its caller for longer than a copy into the page cache or, if it has
+//!   announced that it waits, a short write to a device that takes a few hundred microseconds. It
+//!   submits longer operations, and their completions are reaped.
 
 use std::io;
 use std::sync::Arc;
 
 /// Monotonic time.
 pub trait Clock: Send + Sync + 'static {
-    /// Nanoseconds since some fixed moment; never goes back.
+    /// Returns the nanoseconds since some fixed moment; never goes back.
     fn now_ns(&self) -> u64;
 }
 
 /// Unpredictable bytes, for keys, salts and identities.
 pub trait Random: Send + Sync + 'static {
-    /// Fills `bytes`. Never fails: without a source of randomness the process must not go on.
+    /// Fills `bytes`. Never fails: without a source of randomness the process must not continue.
     fn fill(&self, bytes: &mut [u8]);
 }
 
@@ -44,11 +45,11 @@ impl Random for SystemRandom {
     }
 }
 
-/// Alignment of every file offset, length and memory address of a [`Disk`] write, in bytes.
-/// Source: the page size; O_DIRECT asks for the logical block size, 512 or 4096.
+/// Alignment of every file offset, length and memory address of a [`Disk`] write, in bytes. Source:
+/// the page size; O_DIRECT requires the logical block size, 512 or 4096.
 pub const IO_ALIGN_BYTES: usize = 4096;
 
-/// A growable buffer whose first byte is aligned to [`IO_ALIGN_BYTES`]. Reused from write to write.
+/// A growable buffer whose first byte is aligned to [`IO_ALIGN_BYTES`]. Reused for many writes.
 #[derive(Debug, Default)]
 pub struct IoBuffer {
     bytes: Vec<u8>,
@@ -57,8 +58,8 @@ pub struct IoBuffer {
 }
 
 impl IoBuffer {
-    /// Empties the buffer and makes room for `capacity` bytes. Until that many were pushed the
-    /// buffer does not move, so it stays aligned.
+    /// Empties the buffer and makes room for `capacity` bytes. The buffer does not move until that
+    /// many have been pushed, so it stays aligned.
     pub fn reset(&mut self, capacity: usize) {
         let wanted = capacity + IO_ALIGN_BYTES;
         self.bytes.clear();
@@ -81,67 +82,68 @@ impl IoBuffer {
         self.bytes.resize(self.start + len, 0);
     }
 
-    /// What was pushed.
+    /// Returns the pushed bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    /// What was pushed, to be changed in place.
+    /// Returns the pushed bytes, to be changed in place.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..]
     }
 
-    /// Bytes pushed.
+    /// Returns the number of bytes pushed.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start
     }
 
-    /// Nothing was pushed.
+    /// Whether no byte was pushed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of memory held.
+    /// Returns the bytes of memory held.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.bytes.capacity()
     }
 }
 
-/// What a [`Disk`] is asked to do. Files are numbered by the caller. Tokens are the caller's and
-/// come back in the [`DiskCompletion`].
+/// A request to a [`Disk`]. The caller numbers the files and chooses the tokens, which come back in
+/// the [`DiskCompletion`].
 #[derive(Debug)]
 pub enum DiskRequest {
     /// Writes all of `buffer` at `offset`; both are multiples of [`IO_ALIGN_BYTES`].
     Write {
-        /// Names the completion.
+        /// Identifies the completion.
         token: u64,
-        /// Number of the file, which exists.
+        /// Number of an existing file.
         file: u32,
         /// Byte offset in the file.
         offset: u64,
         /// Returned with the completion.
         buffer: IoBuffer,
-        /// Hint: a sync of it follows at once, so that its way to the device is best begun now.
+        /// Hint: a sync of this file follows at once, so the device should start the write
+        /// immediately.
         is_sync_next: bool,
     },
-    /// Puts on stable storage what writes that completed before this call wrote to these files.
-    /// An error is final: a later success proves nothing about what this one was to cover.
+    /// Puts writes to these files that completed before this call on stable storage. An error is
+    /// final: a later success proves nothing about the writes that this sync should have covered.
     Sync {
-        /// Names the completion.
+        /// Identifies the completion.
         token: u64,
         /// Numbers of the files.
         files: Vec<u32>,
     },
-    /// Makes a file of `len` zero bytes behind `header`, whole and on stable storage or not there
-    /// at all.
+    /// Makes a file of `header` followed by zero bytes, `len` bytes in all. Atomic: the file is
+    /// complete and on stable storage, or does not exist.
     Create {
-        /// Names the completion.
+        /// Identifies the completion.
         token: u64,
-        /// Number of the file, which does not exist.
+        /// Number of the file, which must not exist.
         file: u32,
         /// Length of the file in bytes, header included.
         len: u64,
@@ -150,12 +152,12 @@ pub enum DiskRequest {
     },
 }
 
-/// The end of one request.
+/// The completion of one request.
 #[derive(Debug)]
 pub struct DiskCompletion {
-    /// As given in the request.
+    /// The token of the request.
     pub token: u64,
-    /// Whether it did what was asked, all of it.
+    /// Success if the whole request was carried out.
     pub result: io::Result<()>,
     /// The buffer of a write.
     pub buffer: Option<IoBuffer>,
@@ -163,23 +165,23 @@ pub struct DiskCompletion {
 
 /// A small set of numbered files with asynchronous writes and syncs.
 pub trait Disk: Send + 'static {
-    /// Starts a request. The end is told by [`Disk::reap`], never by this call.
+    /// Starts a request. [`Disk::reap`] reports its completion, never this call.
     fn submit(&mut self, request: DiskRequest);
 
-    /// Appends what has ended since the last call, in any order. Never waits.
+    /// Appends the completions since the last call, in any order. Never waits.
     fn reap(&mut self, completions: &mut Vec<DiskCompletion>);
 
-    /// Blocks until there is something to reap, or for a few milliseconds: for callers that have
-    /// nothing else to do.
+    /// Blocks until there is a completion to reap, or for a few milliseconds. For callers that have
+    /// no other work.
     fn wait(&mut self);
 
-    /// Reads, from any thread.
+    /// Returns a reader that any thread may use.
     fn reader(&self) -> Arc<dyn DiskReader>;
 }
 
-/// Reads of the files of a [`Disk`].
+/// Reads from the files of a [`Disk`].
 pub trait DiskReader: Send + Sync + 'static {
-    /// Numbers of the files that exist with their lengths in bytes, ascending.
+    /// Lists the numbers of the existing files with their lengths in bytes, ascending.
     ///
     /// # Errors
     /// Those of the file system.
@@ -191,6 +193,6 @@ pub trait DiskReader: Send + Sync + 'static {
     /// Those of the file system; `UnexpectedEof` past the end of the file.
     fn read_at(&self, file: u32, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// The file's name, for messages.
+    /// Returns the file's name, for messages.
     fn name(&self, file: u32) -> String;
 }

@@ -1,45 +1,45 @@
-//! The only error type that crosses the border of a package.
+//! The error type that crosses the borders of packages.
 //!
 //! Invariants:
 //! - [`ErrorKind`] tells the caller what to do; the context and the source tell a person why.
-//! - The source is kept as it is, never formatted into a string.
+//! - The source is kept as an error, never formatted into a string.
 
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What the caller should do about it. Exhaustive on purpose: a kind that is added breaks every
-/// front end at compile time.
+/// The caller's instruction. Exhaustive on purpose: a new kind breaks every front end at compile
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The request is wrong (alignment, range, size): do not send it again.
     Invalid,
-    /// The operation is not offered by this export (for example a fast zero that cannot be fast).
+    /// This export does not support the operation (for example a fast zero that would be slow).
     Unsupported,
-    /// The export is read-only, or the client may not do this.
+    /// The export is read-only, or the client is not permitted to do this.
     Denied,
     /// No space: free some, then retry.
     Full,
-    /// The named thing does not exist.
+    /// The named object does not exist.
     NotFound,
-    /// The named thing exists already, or is in use.
+    /// The named object already exists, or is in use.
     Busy,
-    /// Another epoch owns the pool, or another incarnation the volume: attach anew.
+    /// Another epoch owns the pool, or another incarnation owns the volume: attach again.
     Fenced,
-    /// Something outside does not answer (object store, replica): may work later.
+    /// An external service does not answer (object store, replica): a retry may succeed later.
     Unavailable,
-    /// One object of the store cannot be read, again and again, while others can: go on with the
-    /// others. It may work later.
+    /// One object of the store repeatedly fails to be read while others succeed: continue with the
+    /// others. A retry may succeed later.
     Unreadable,
-    /// Bytes at rest or on the wire failed verification: never retried, never returned.
+    /// Bytes at rest or on the wire failed verification: do not retry, and do not return them.
     Corrupt,
     /// A local device failed (log or cache disk).
     Io,
 }
 
-/// Result of anything that can fail across a package border.
+/// Result of an operation that can fail across the border of a package.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A kind, what was being done (verb + object, with names and offsets), and the cause.
+/// A kind, the failed operation (verb + object, with names and offsets), and the cause.
 pub struct Error {
     kind: ErrorKind,
     context: String,
@@ -47,12 +47,13 @@ pub struct Error {
 }
 
 impl Error {
-    /// `context` is verb + object, for example "read segment 17, frame 3: checksum differs".
+    /// Creates an error. `context` is verb + object, for example "read segment 17, frame 3:
+    /// checksum differs".
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
         Error { kind, context: context.into(), source: None }
     }
 
-    /// As [`Error::new`], keeping the cause.
+    /// Like [`Error::new`], but keeps the cause.
     pub fn with_source(
         kind: ErrorKind,
         context: impl Into<String>,
@@ -61,20 +62,20 @@ impl Error {
         Error { kind, context: context.into(), source: Some(std::sync::Arc::new(source)) }
     }
 
-    /// What the caller should do.
+    /// Returns the kind, which tells the caller what to do.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The same cause with more words in front: "attach volume db: open map: …".
+    /// Prefixes the context: "attach volume db: open map: …". The cause stays.
     #[must_use]
     pub fn context(mut self, outer: impl fmt::Display) -> Self {
         self.context = format!("{outer}: {}", self.context);
         self
     }
 
-    /// The whole chain of causes in one line, for logs and `-o text`.
+    /// Returns the whole chain of causes as one line, for logs and `-o text`.
     #[must_use]
     pub fn chain(&self) -> String {
         let mut line = self.to_string();
@@ -88,7 +89,8 @@ impl Error {
     }
 }
 
-/// Errors are answered to several waiters at once (a batch, a single-flight fetch), so they clone.
+/// Several waiters may receive the same error (a batch, a single-flight fetch), so errors can be
+/// cloned.
 impl Clone for Error {
     fn clone(&self) -> Self {
         Error { kind: self.kind, context: self.context.clone(), source: self.source.clone() }

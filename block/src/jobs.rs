@@ -1,9 +1,9 @@
-//! Jobs that run in the background: a panic in one of them is an error that somebody hears of.
+//! Background jobs: a panic in one of them becomes a visible error.
 //!
 //! Invariants:
-//! - A panic of a supervised job does not leave its task or thread: it becomes a text, and a
-//!   condition where the caller has a registry.
-//! - The name of a job is the subject of its condition, so that two jobs of one kind differ.
+//! - A panic of a supervised job does not leave its task or thread. It becomes a text, and a
+//!   condition if the caller has a registry.
+//! - The name of a job is the subject of its condition, so that two jobs of one kind are distinct.
 
 use crate::conditions::{ConditionKind, Conditions, Report};
 use std::any::Any;
@@ -12,25 +12,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
 
-/// What to do about a job that has died, where only a new process starts it again.
+/// Remedy for a job that has died and that only a new process starts again.
 const RESTART: &str = "restart the daemon, and report the error above as a bug";
 
-/// A job's name, and its cost should it end.
+/// A job's name, and the consequence of its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// For people, and unique within the process: `copy to s3://bucket/dr`.
+    /// Its name for people, unique within the process: `copy to s3://bucket/dr`.
     pub name: String,
-    /// What no longer happens once it has died, as a sentence without a full stop.
+    /// The work that stops when it has died, as a sentence without a full stop.
     pub cost: String,
 }
 
 impl Job {
-    /// A job of this name, without which `cost` is the case.
+    /// Creates a job. `cost` is the consequence of its end.
     pub fn new(name: impl Into<String>, cost: impl Into<String>) -> Self {
         Job { name: name.into(), cost: cost.into() }
     }
 
-    /// Raises [`ConditionKind::JobDied`]: it ended, and was not meant to, because of `why`.
+    /// Raises [`ConditionKind::JobDied`]: the job ended unexpectedly because of `why`.
     pub fn raise_died(&self, conditions: &Conditions, why: &str) {
         let what = format!("the background job {} has ended: {why}", self.name);
         conditions.raise(
@@ -40,9 +40,9 @@ impl Job {
         );
     }
 
-    /// What `job` returns; `None` where it panicked, and the condition is raised.
+    /// Runs `job` and returns its output. If it panics, raises the condition and returns `None`.
     pub async fn run<F: Future>(&self, conditions: &Conditions, job: F) -> Option<F::Output> {
-        // One that is started again is alive.
+        // A restarted job is alive.
         conditions.clear(ConditionKind::JobDied, &self.name);
         match caught(job).await {
             Ok(output) => Some(output),
@@ -53,7 +53,7 @@ impl Job {
         }
     }
 
-    /// As [`Job::run`], of a thread.
+    /// Like [`Job::run`], but runs a closure on the calling thread.
     pub fn run_here<T>(&self, conditions: &Conditions, job: impl FnOnce() -> T) -> Option<T> {
         conditions.clear(ConditionKind::JobDied, &self.name);
         match catch_unwind(AssertUnwindSafe(job)) {
@@ -66,8 +66,9 @@ impl Job {
     }
 }
 
-/// What `future` returns, or why it panicked. What it shared with others may be half changed then:
-/// the caller ends what depends on it, or starts it from its beginning.
+/// Returns the output of `future`, or the reason of its panic. After a panic, state that the future
+/// shared with others may be half changed: the caller must end its users, or restart them from
+/// their beginning.
 ///
 /// # Errors
 /// The message of the panic.
@@ -84,7 +85,7 @@ pub async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
     .await
 }
 
-/// The message of a panic, in one line.
+/// Returns the message of a panic as one line.
 #[must_use]
 pub fn text_of(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().copied();
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
     use std::task::{Context, Waker};
 
-    /// The output of a future that never waits for anybody else.
+    /// Returns the output of a future that never waits for another task.
     fn now<F: Future>(future: F) -> F::Output {
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());
@@ -109,7 +110,7 @@ mod tests {
         }
     }
 
-    /// Ready at the second poll, so that the panic comes after a wait.
+    /// Becomes ready at the second poll, so that the panic follows a wait.
     async fn one_wait() {
         let mut is_ready = false;
         poll_fn(|_| match std::mem::replace(&mut is_ready, true) {

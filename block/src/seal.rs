@@ -1,8 +1,8 @@
-//! Authenticated encryption and key derivation: the only place that touches a cipher.
+//! Authenticated encryption and key derivation: the only module that uses a cipher.
 //!
 //! Invariants:
-//! - A [`SealKey`] is derived for one batch, segment or metadata commit from a fresh random salt,
-//!   so a nonce, which only counts within it, never repeats.
+//! - A [`SealKey`] is derived for one batch, segment or metadata commit from a fresh random salt. A
+//!   nonce counts only within that key, and so never repeats.
 //! - Key bytes are wiped when their owner is dropped and never printed.
 //! - ChaCha20-Poly1305 (RFC 8439), AES-256-GCM (NIST SP 800-38D), HKDF-SHA-256 (RFC 5869).
 
@@ -12,9 +12,9 @@ use aws_lc_rs::hkdf;
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// Bytes of every key. Source: RFC 8439 section 2.8 and AES-256.
+/// Length of every key in bytes. Source: RFC 8439 section 2.8 and AES-256.
 pub const KEY_BYTES: usize = 32;
-/// Bytes that sealing adds. Source: RFC 8439 section 2.8; the same for GCM.
+/// Bytes that sealing adds. Source: RFC 8439 section 2.8; GCM has the same length.
 pub const TAG_BYTES: usize = 16;
 /// Bytes of a salt of [`PoolKey::derive`].
 pub const SALT_BYTES: usize = 16;
@@ -31,8 +31,8 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// The faster one on this machine: AES where the processor has instructions for it and for its
-    /// authentication. Without them AES is several times slower than the other.
+    /// Returns the faster algorithm on this machine: AES if the processor has instructions for AES
+    /// and for its authentication. Without them AES is several times slower than ChaCha20-Poly1305.
     #[must_use]
     pub fn of_this_cpu() -> Self {
         #[cfg(target_arch = "x86_64")]
@@ -46,7 +46,7 @@ impl Algorithm {
         if has_aes { Algorithm::Aes256Gcm } else { Algorithm::ChaCha20Poly1305 }
     }
 
-    /// The algorithm that a header names, if this version knows it.
+    /// Returns the algorithm named in a header, if this version knows it.
     #[must_use]
     pub fn from_u8(value: u8) -> Option<Self> {
         match value {
@@ -75,14 +75,14 @@ impl PoolKey {
         PoolKey(Zeroizing::new(bytes))
     }
 
-    /// The bytes, for wrapping by another key only.
+    /// Returns the bytes, only for wrapping by another key.
     #[must_use]
     pub fn expose(&self) -> &[u8; KEY_BYTES] {
         &self.0
     }
 
-    /// HKDF-SHA-256 of this key. `salt` is random and fresh for each derived key; `purpose` keeps
-    /// the users of this function apart ("log batch", "segment", "metadata", …).
+    /// Derives a key by HKDF-SHA-256. `salt` is random and fresh for each derived key; `purpose`
+    /// separates the users of this function ("log batch", "segment", "metadata", …).
     #[must_use]
     pub fn derive(&self, algorithm: Algorithm, salt: &[u8], purpose: &str) -> SealKey {
         let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&self.0[..]);
@@ -92,7 +92,8 @@ impl PoolKey {
         SealKey { key: LessSafeKey::new(UnboundKey::from(okm)), algorithm }
     }
 
-    /// The same, as a number: the seed of a hash that nobody without this key can compute.
+    /// Derives a number in the same way: the seed of a hash that cannot be computed without this
+    /// key.
     #[must_use]
     pub fn derive_seed(&self, salt: &[u8], purpose: &str) -> u64 {
         let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&self.0[..]);
@@ -110,7 +111,7 @@ impl fmt::Debug for PoolKey {
     }
 }
 
-/// A derived key. Nonces are numbers that the caller never uses twice.
+/// A derived key. The caller must never use a nonce twice.
 pub struct SealKey {
     key: LessSafeKey,
     algorithm: Algorithm,
@@ -123,7 +124,7 @@ impl fmt::Debug for SealKey {
 }
 
 impl SealKey {
-    /// A key used as it is, for wrapping pool keys: `nonce` must then be random 96 bits.
+    /// Uses a key directly, to wrap pool keys: `nonce` must then be 96 random bits.
     #[must_use]
     pub fn from_bytes(algorithm: Algorithm, bytes: &[u8; KEY_BYTES]) -> Self {
         let key = UnboundKey::new(algorithm.implementation(), bytes).expect("32 bytes fit both");
@@ -136,7 +137,7 @@ impl SealKey {
         self.seal_with(nonce_of(nonce), associated, bytes)
     }
 
-    /// As [`SealKey::seal`] with a full 96-bit nonce.
+    /// Like [`SealKey::seal`], but with a full 96-bit nonce.
     #[must_use]
     pub fn seal_with(
         &self,
@@ -155,7 +156,7 @@ impl SealKey {
     /// Decrypts `sealed` (ciphertext followed by its tag) in place and returns the plaintext.
     ///
     /// # Errors
-    /// `Corrupt` when the bytes, the associated data, the nonce or the key differ. The contents of
+    /// `Corrupt` if the bytes, the associated data, the nonce or the key differ. The contents of
     /// `sealed` are then undefined.
     pub fn open<'a>(
         &self,
@@ -166,10 +167,10 @@ impl SealKey {
         self.open_with(nonce_of(nonce), associated, sealed)
     }
 
-    /// As [`SealKey::open`] with a full 96-bit nonce.
+    /// Like [`SealKey::open`], but with a full 96-bit nonce.
     ///
     /// # Errors
-    /// As [`SealKey::open`].
+    /// Those of [`SealKey::open`].
     pub fn open_with<'a>(
         &self,
         nonce: [u8; 12],

@@ -1,15 +1,15 @@
-//! Numbers with a meaning: sector and block sizes, identities, and little-endian byte readers.
+//! Numbers with a meaning: sector and block sizes, identities, and byte readers (little-endian).
 //!
 //! Invariants:
 //! - [`Lsn`] and [`Epoch`] are never compared or mixed with plain integers by accident.
 //! - The byte readers never panic: out of range is `None`.
 
-/// Bytes per sector: the unit in which log entries and the overlay address a volume.
-/// Source: docs/format.md, and what every kernel's block layer counts in.
+/// Bytes per sector: the unit in which log entries and the overlay address a volume. Source:
+/// docs/format.md, and the unit of every kernel's block layer.
 pub const SECTOR_BYTES: u64 = 512;
 
-/// Bytes per map block: the granularity of the volume map and of segments.
-/// Source: DESIGN: the page size of x86-64 and the block size of ext4, XFS and NVMe.
+/// Bytes per map block: the granularity of the volume map and of segments. Source: the page size of
+/// x86-64 and the block size of ext4, XFS and NVMe.
 pub const BLOCK_BYTES: u64 = 4096;
 
 /// Sectors per map block.
@@ -23,10 +23,10 @@ pub const VOLUME_BYTES_MAX: u64 = 1 << 50;
 pub struct Lsn(pub u64);
 
 impl Lsn {
-    /// Before the first entry.
+    /// The position before the first entry.
     pub const NONE: Lsn = Lsn(0);
 
-    /// The LSN that follows this one. Panics after 2^64 entries, which no device lives to see.
+    /// Returns the following LSN. Panics after 2^64 entries, more than any device lives to see.
     #[must_use]
     pub fn next(self) -> Lsn {
         Lsn(self.0.checked_add(1).expect("LSN space exhausted"))
@@ -39,7 +39,7 @@ impl std::fmt::Display for Lsn {
     }
 }
 
-/// One owner's term over a pool: higher wins. The first is 1.
+/// One owner's term over a pool; a higher epoch wins. The first is 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
 
@@ -59,43 +59,43 @@ impl std::fmt::Display for VolumeId {
     }
 }
 
-/// `N` bytes at `at`, or `None` past the end.
+/// Reads `N` bytes at `at`; `None` past the end.
 #[must_use]
 pub fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// Little-endian `u16` at `at`, or `None` past the end.
+/// Reads a little-endian `u16` at `at`; `None` past the end.
 #[must_use]
 pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     array_at(bytes, at).map(u16::from_le_bytes)
 }
 
-/// Little-endian `u32` at `at`, or `None` past the end.
+/// Reads a little-endian `u32` at `at`; `None` past the end.
 #[must_use]
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     array_at(bytes, at).map(u32::from_le_bytes)
 }
 
-/// Little-endian `u64` at `at`, or `None` past the end.
+/// Reads a little-endian `u64` at `at`; `None` past the end.
 #[must_use]
 pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     array_at(bytes, at).map(u64::from_le_bytes)
 }
 
-/// Little-endian `u128` at `at`, or `None` past the end.
+/// Reads a little-endian `u128` at `at`; `None` past the end.
 #[must_use]
 pub fn u128_at(bytes: &[u8], at: usize) -> Option<u128> {
     array_at(bytes, at).map(u128::from_le_bytes)
 }
 
-/// CRC-32C (Castagnoli, RFC 3720 appendix B.4), the one checksum of every format.
+/// Computes CRC-32C (Castagnoli, RFC 3720 appendix B.4), the checksum of every format.
 #[must_use]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc32c_parts(&[bytes])
 }
 
-/// CRC-32C of the concatenation of `parts`.
+/// Computes the CRC-32C of the concatenation of `parts`.
 #[must_use]
 pub fn crc32c_parts(parts: &[&[u8]]) -> u32 {
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);

@@ -83,7 +83,7 @@ fn lengths_that_lie_are_refused() {
     let lies: [&[u8]; 5] = [
         &[],
         &[0, 0, 0, 9, b'x', 0, 0],       // the name ends past the data
-        &[0, 0, 0, 1, b'x'], // no count of requests
+        &[0, 0, 0, 1, b'x'],             // no count of requests
         &[0, 0, 0, 1, b'x', 0, 2, 0, 3], // two requests announced, one present
         &[0, 0, 0, 1, b'x', 0, 0, b'j', b'k'], // trailing bytes
     ];
