@@ -1,11 +1,11 @@
-//! The ublk driver's interface: numbers and byte layouts, as plain encoders and decoders.
+//! The ublk driver's interface: numbers and byte layouts, with plain encoders and decoders.
 //!
 //! Invariants:
 //! - No I/O and no pointers: bytes in, bytes out, so that every layout is tested without a kernel.
-//! - The source of every number is the kernel's `include/uapi/linux/ublk_cmd.h`; the names are its
-//!   names without the prefix. Integers are in the machine's byte order.
+//! - The source of every number is the kernel's `include/uapi/linux/ublk_cmd.h`. The names are
+//!   those of the header without their prefix. Integers are in the machine's byte order.
 
-/// Direction bits and sizes of the kernel's `_IOR` and `_IOWR` (`asm-generic/ioctl.h`).
+/// Encodes a command like the kernel's `_IOR` and `_IOWR` (`asm-generic/ioctl.h`).
 const fn ioctl(direction: u32, number: u32, argument_bytes: u32) -> u32 {
     (direction << 30) | (argument_bytes << 16) | ((b'u' as u32) << 8) | number
 }
@@ -20,8 +20,8 @@ pub(crate) const INFO_BYTES: usize = 64;
 pub(crate) const IO_COMMAND_BYTES: usize = 16;
 /// Bytes of `struct ublksrv_io_desc`.
 pub(crate) const IO_DESC_BYTES: usize = 24;
-/// Bytes of `struct ublk_params` as far as this program sets it: length, types, basic, discard.
-/// A kernel takes shorter parameters than its own.
+/// Bytes of the parts of `struct ublk_params` that this program sets: length, types, basic,
+/// discard. The kernel accepts parameters shorter than its own.
 pub(crate) const PARAMS_BYTES: usize = 8 + 32 + 20;
 
 /// Commands to `/dev/ublk-control`.
@@ -58,9 +58,9 @@ pub(crate) mod io_command {
 pub mod feature {
     /// The device outlives its server.
     pub const USER_RECOVERY: u64 = 1 << 3;
-    /// What was in flight when the server ended is given to the next one.
+    /// Requests in flight at the end of a server are given to the next one.
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
-    /// Commands are encoded as ioctls are.
+    /// Commands are encoded like ioctls.
     pub const CMD_IOCTL_ENCODE: u64 = 1 << 6;
     /// Payloads are copied by reads and writes of `/dev/ublkcN`.
     pub const USER_COPY: u64 = 1 << 7;
@@ -102,12 +102,13 @@ pub(crate) mod request_flag {
     pub(crate) const NO_UNMAP: u32 = 1 << 15;
 }
 
-/// Result of a fetch whose tag has a request; any other means that none will come.
+/// Result of a fetch whose tag has a request; after any other result none will come.
 pub(crate) const IO_RES_OK: i32 = 0;
-/// Result of a fetch: the device is stopped, or given up. Source: `UBLK_IO_RES_ABORT`, which is `-ENODEV`.
+/// Result of a fetch: the device was stopped or abandoned. Source: `UBLK_IO_RES_ABORT`, which is
+/// `-ENODEV`.
 pub(crate) const IO_RES_ABORT: i32 = -19;
 
-/// Largest number of requests in flight of one queue.
+/// Largest number of requests in flight on one queue.
 pub const QUEUE_DEPTH_MAX: u16 = 4096;
 /// Largest payload of a request, in bytes.
 pub const IO_BYTES_MAX: u32 = 32 << 20;
@@ -118,13 +119,13 @@ pub(crate) const fn payload_offset(queue: u16, tag: u16) -> u64 {
 }
 
 /// Offset in `/dev/ublkcN` at which the request descriptors of a queue are mapped. Source:
-/// `ublk_ch_mmap`: the largest array of descriptors, rounded up to pages, a queue.
+/// `ublk_ch_mmap`: per queue, the largest array of descriptors, rounded up to pages.
 pub(crate) fn descriptors_offset(queue: u16, page_bytes: u64) -> u64 {
     let most = u64::from(QUEUE_DEPTH_MAX) * IO_DESC_BYTES as u64;
     u64::from(queue) * most.next_multiple_of(page_bytes)
 }
 
-/// `struct ublksrv_ctrl_cmd`, padded to what a ring's long entry carries.
+/// Encodes `struct ublksrv_ctrl_cmd`, padded to the size of a long ring entry.
 pub(crate) fn control(device: u32, buffer: Option<(u64, u16)>, data: u64) -> [u8; 80] {
     let (address, len) = buffer.unwrap_or((0, 0));
     let mut bytes = [0; 80];
@@ -136,7 +137,7 @@ pub(crate) fn control(device: u32, buffer: Option<(u64, u16)>, data: u64) -> [u8
     bytes
 }
 
-/// `struct ublksrv_io_cmd` without a buffer.
+/// Encodes `struct ublksrv_io_cmd` without a buffer.
 pub(crate) fn io(queue: u16, tag: u16, result: i32) -> [u8; IO_COMMAND_BYTES] {
     let mut bytes = [0; IO_COMMAND_BYTES];
     bytes[0..2].copy_from_slice(&queue.to_ne_bytes());
@@ -145,7 +146,7 @@ pub(crate) fn io(queue: u16, tag: u16, result: i32) -> [u8; IO_COMMAND_BYTES] {
     bytes
 }
 
-/// `struct ublksrv_ctrl_dev_info`: what the driver knows of a device.
+/// The driver's record of a device: `struct ublksrv_ctrl_dev_info`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Info {
     pub(crate) queue_count: u16,
@@ -153,10 +154,10 @@ pub(crate) struct Info {
     pub(crate) state: u16,
     pub(crate) io_bytes_max: u32,
     pub(crate) device: u32,
-    /// Process that serves it.
+    /// Process id of the server.
     pub(crate) server_pid: i32,
     pub(crate) flags: u64,
-    /// The server's own: what it wants to know a device by.
+    /// The server's own value, by which it recognizes a device.
     pub(crate) cookie: u64,
 }
 
@@ -188,7 +189,7 @@ impl Info {
     }
 }
 
-/// `struct ublksrv_io_desc`: one request.
+/// One request: `struct ublksrv_io_desc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     pub(crate) operation: u32,
@@ -209,7 +210,7 @@ impl Descriptor {
     }
 }
 
-/// What a device is to be: `struct ublk_params`.
+/// The parameters of a device: `struct ublk_params`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Params {
     pub(crate) attributes: u32,
@@ -232,8 +233,8 @@ impl Params {
         bytes[8..12].copy_from_slice(&self.attributes.to_ne_bytes());
         bytes[12] = self.logical_shift;
         bytes[13] = self.physical_shift;
-        bytes[14] = self.physical_shift; // best size of a request
-        bytes[15] = self.physical_shift; // least size of a request that costs no more than it must
+        bytes[14] = self.physical_shift; // optimal request size
+        bytes[15] = self.physical_shift; // smallest request size without extra cost
         bytes[16..20].copy_from_slice(&self.io_sectors_max.to_ne_bytes());
         bytes[24..32].copy_from_slice(&self.device_sectors.to_ne_bytes());
         // struct ublk_param_discard
@@ -253,7 +254,7 @@ fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 mod tests {
     use super::*;
 
-    /// Numbers as the kernel's macros give them, computed apart from this file's own functions.
+    /// The numbers come from the kernel's macros, not from the functions in this file.
     #[test]
     fn commands_have_the_kernel_s_numbers() {
         assert_eq!(command::ADD_DEV, 0xc020_7504);

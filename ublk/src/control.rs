@@ -1,9 +1,9 @@
 //! `/dev/ublk-control`: commands that add, start, recover and delete devices.
 //!
 //! Invariants:
-//! - Every command is waited for, for a bounded time; memory that the driver may still use after that
+//! - Every command is awaited, for a bounded time. Memory that the driver may still use after that
 //!   is never freed.
-//! - What the kernel lacks is said in one line that names it and what to do.
+//! - A missing kernel feature is reported in one line, with its name and the remedy.
 
 use crate::abi::{self, Info, Params, command, feature};
 use block::{Error, ErrorKind, Result};
@@ -17,8 +17,8 @@ const PATH: &str = "/dev/ublk-control";
 /// Longest wait for a command. Chosen by hand: a start reads the partition table through the device,
 /// a stop waits for requests in flight.
 const COMMAND_WAIT: Duration = Duration::from_secs(60);
-/// Features without which a device would not keep what it promises. Source: all of them came with
-/// Linux 6.5 at the latest.
+/// Features without which a device would break its promises. Source: all of them came with Linux
+/// 6.5 at the latest.
 const NEEDED: [(u64, &str); 4] = [
     (feature::USER_RECOVERY, "user recovery"),
     (feature::USER_RECOVERY_REISSUE, "user recovery with reissue"),
@@ -26,20 +26,21 @@ const NEEDED: [(u64, &str); 4] = [
     (feature::USER_COPY, "user copy"),
 ];
 
-/// The driver's control device, open. Not shared: one command at a time.
+/// The open control device of the driver. It runs one command at a time and is not shared.
 pub(crate) struct Control {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     file: File,
     features: u64,
-    /// Names the newest command: the end of one that was given up is not taken for another's.
+    /// Identifies the newest command, so that the late end of an abandoned one is not mistaken for
+    /// it.
     command_count: u64,
 }
 
 impl Control {
-    /// Opens the driver and looks what it can do.
+    /// Opens the driver and checks its features.
     ///
     /// # Errors
-    /// `Unsupported`: there is no driver, or it lacks something. `Denied`: no right to use it.
+    /// `Unsupported`: there is no driver, or it lacks a feature. `Denied`: missing privileges.
     pub(crate) fn open() -> Result<Control> {
         let file = OpenOptions::new().read(true).write(true).open(PATH).map_err(|error| {
             match error.kind() {
@@ -72,19 +73,19 @@ impl Control {
         let mut bytes = Box::new([0; 8]);
         match self.run_with(command::GET_FEATURES, u32::MAX, &mut bytes, 0) {
             Ok(()) => {}
-            // Kernels before 6.5 do not know the question.
+            // Kernels before 6.5 do not know this command.
             Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => {}
             Err(errno) => return Err(failed("ask the ublk driver for its features", errno)),
         }
         check_features(u64::from_ne_bytes(*bytes))
     }
 
-    /// What the driver can do, as bits of [`feature`].
+    /// Returns the driver's features, as bits of [`feature`].
     pub(crate) fn features(&self) -> u64 {
         self.features
     }
 
-    /// Adds a device; the driver chooses its number where `info` has none (`u32::MAX`).
+    /// Adds a device. The driver chooses its number if `info` has none (`u32::MAX`).
     pub(crate) fn add(&mut self, info: &Info) -> Result<Info> {
         let mut bytes = Box::new(info.encode());
         self.run_with(command::ADD_DEV, info.device, &mut bytes, 0)
@@ -98,9 +99,9 @@ impl Control {
             .map_err(|errno| failed(&format!("set the parameters of ublk device {device}"), errno))
     }
 
-    /// What the driver knows of a device; `None` where there is no such device.
+    /// Returns the driver's record of a device, or `None` if there is no such device.
     pub(crate) fn info(&mut self, device: u32) -> Result<Option<Info>> {
-        // This command finds the device by its path in front of the buffer.
+        // This command identifies the device by its path, which precedes the buffer.
         let path = format!("/dev/ublkc{device}\0");
         let mut bytes = Box::new([0; INFO_WITH_PATH_BYTES]);
         bytes[..path.len()].copy_from_slice(path.as_bytes());
@@ -115,15 +116,15 @@ impl Control {
         }
     }
 
-    /// Makes the block device appear. All queues must be fetching, or about to.
+    /// Makes the block device appear. All queues must be fetching, or about to fetch.
     pub(crate) fn start(&mut self, device: u32) -> Result<()> {
         let pid = u64::from(std::process::id());
         self.run(command::START_DEV, device, pid)
             .map_err(|errno| failed(&format!("start ublk device {device}"), errno))
     }
 
-    /// Makes the block device disappear: requests in flight are answered first. No error where it is
-    /// stopped already.
+    /// Makes the block device disappear, after the requests in flight have been answered. A device
+    /// that is already stopped is no error.
     pub(crate) fn stop(&mut self, device: u32) -> Result<()> {
         match self.run(command::STOP_DEV, device, 0) {
             Ok(()) | Err(Errno::NODEV) => Ok(()),
@@ -131,8 +132,8 @@ impl Control {
         }
     }
 
-    /// Forgets a device that nobody serves any more, at the latest when its last user has closed it. No
-    /// error where it is gone already.
+    /// Deletes a device without a server, at the latest when its last user has closed it. A device
+    /// that is already gone is no error.
     pub(crate) fn delete(&mut self, device: u32) -> Result<()> {
         match self.run(command::DEL_DEV_ASYNC, device, 0) {
             Ok(()) | Err(Errno::NODEV) => Ok(()),
@@ -140,8 +141,8 @@ impl Control {
         }
     }
 
-    /// Begins to take a quiesced device over, once its server is gone for good: the driver says so
-    /// by `EBUSY` until then.
+    /// Begins to take over a quiesced device, once its server has ended completely. Until then the
+    /// driver answers `EBUSY`.
     pub(crate) fn start_recovery(&mut self, device: u32, until: Instant) -> Result<()> {
         loop {
             match self.run(command::START_USER_RECOVERY, device, 0) {
@@ -158,14 +159,14 @@ impl Control {
         }
     }
 
-    /// Ends taking over: requests flow again. All queues must be fetching, or about to.
+    /// Ends the take-over: requests flow again. All queues must be fetching, or about to fetch.
     pub(crate) fn end_recovery(&mut self, device: u32) -> Result<()> {
         let pid = u64::from(std::process::id());
         self.run(command::END_USER_RECOVERY, device, pid)
             .map_err(|errno| failed(&format!("go on with ublk device {device}"), errno))
     }
 
-    /// Tells the kernel another size, in sectors, while the device is in use.
+    /// Changes the size known to the kernel, in sectors, while the device is in use.
     pub(crate) fn update_size(&mut self, device: u32, sectors: u64) -> Result<()> {
         if self.features & feature::UPDATE_SIZE == 0 {
             let what = format!(
@@ -209,7 +210,7 @@ impl Control {
         self.lend(operation, command, buffer)
     }
 
-    /// Runs a command that reads or writes `buffer`, whose address it carries.
+    /// Runs a command that carries the address of `buffer` and reads or writes it.
     fn lend<const N: usize>(
         &mut self,
         operation: u32,
@@ -231,8 +232,8 @@ impl Control {
             .build()
             .user_data(self.command_count + 1);
         self.command_count += 1;
-        // SAFETY: the command holds no pointer but that of a boxed buffer, which its owner keeps until
-        // the completion, or for ever where that does not come in time (`lend`).
+        // SAFETY: the command holds no pointer except that of a boxed buffer. Its owner keeps the
+        // buffer until the completion, or forever if that does not arrive in time (`lend`).
         unsafe { self.ring.submission().push(&entry).map_err(|_| Errno::BUSY)? };
         let limit = types::Timespec::from(COMMAND_WAIT);
         let args = types::SubmitArgs::new().timespec(&limit);
@@ -256,10 +257,11 @@ impl Control {
     }
 }
 
-/// A path such as `/dev/ublkc4294967295` with its zero, and the answer behind it.
+/// Length of a path such as `/dev/ublkc4294967295` with its terminating zero, and the answer after
+/// it.
 const INFO_WITH_PATH_BYTES: usize = 24 + abi::INFO_BYTES;
 
-/// What is missing where the driver refuses; root within a container often lacks it, too.
+/// Text for a refusal by the driver; root within a container often lacks this privilege as well.
 const RIGHTS: &str = "devices of the kernel need root (CAP_SYS_ADMIN)";
 
 fn failed(what: &str, errno: Errno) -> Error {
@@ -274,10 +276,10 @@ fn failed(what: &str, errno: Errno) -> Error {
     Error::with_source(kind, what, std::io::Error::from(errno))
 }
 
-/// What the driver can do, where that is enough.
+/// Returns the features of the driver, if they suffice.
 ///
 /// # Errors
-/// `Unsupported`: what it lacks.
+/// `Unsupported`, naming the missing features.
 fn check_features(features: u64) -> Result<u64> {
     let missing: Vec<&str> =
         NEEDED.iter().filter(|(bit, _)| features & bit == 0).map(|(_, name)| *name).collect();
@@ -306,7 +308,7 @@ mod tests {
             let wanted = format!("it lacks {name}; it needs Linux 6.5 or newer");
             assert!(error.to_string().contains(&wanted), "{error}");
         }
-        // A driver that does not know the question.
+        // This is the result of a driver without the command.
         assert!(check_features(0).unwrap_err().to_string().contains("user copy"));
     }
 }

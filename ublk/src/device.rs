@@ -1,11 +1,10 @@
-//! A block device of the kernel: how it comes, how it is taken over, how it goes.
+//! The life of a kernel block device: creation, take-over and removal.
 //!
 //! Invariants:
-//! - A device is known by its number and the caller's cookie together: one that carries another
+//! - A device is identified by its number and the caller's cookie together. A device with another
 //!   cookie is never touched.
-//! - The number is told to the caller before the device can be used, so that no device is left that
-//!   nobody has a record of.
-//! - All calls block, some for seconds: they are for threads that may.
+//! - The caller learns the number before the device can be used, so that every device is on record.
+//! - All calls block, some for seconds: use them only on threads that may block.
 
 use crate::abi::{Info, feature, state};
 use crate::control::Control;
@@ -27,54 +26,55 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a device whose server is just ending is waited for. Chosen by hand: a process with much
-/// memory takes a second or two to go.
+/// Longest wait for a device whose server is ending. Chosen by hand: a process with much memory
+/// takes a second or two to end.
 const RECOVERY_WAIT: Duration = Duration::from_secs(30);
-/// How long a device is waited for that is to be removed, and whose server may be ending. Chosen by hand:
-/// a person waits for it where the server lives.
+/// Longest wait before the removal of a device whose server may be ending. Chosen by hand: if the
+/// server lives, a person waits this long.
 const END_WAIT: Duration = Duration::from_secs(2);
-/// How long the nodes in `/dev` are waited for.
+/// Longest wait for the nodes in `/dev`.
 const NODE_WAIT: Duration = Duration::from_secs(10);
-/// Time between two looks at what nobody tells us of.
+/// Pause between two checks of a state that is not signalled.
 const POLL: Duration = Duration::from_millis(5);
 
-/// How a device is made. Sizes in bytes.
+/// The parameters of a new device. Sizes in bytes.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What the caller wants to know the device by.
+    /// The value by which the caller recognizes the device.
     pub cookie: u64,
-    /// Hardware queues, each with a thread: at least 1.
+    /// Hardware queues, at least 1, each with its own thread.
     pub queue_count: u16,
-    /// Requests in flight of a queue: 1 to [`crate::QUEUE_DEPTH_MAX`].
+    /// Requests in flight per queue: 1 to [`crate::QUEUE_DEPTH_MAX`].
     pub queue_depth: u16,
     /// Largest payload of a request: a multiple of 4096, at most [`crate::IO_BYTES_MAX`].
     pub io_bytes_max: u32,
     /// 512 or 4096.
     pub logical_block_bytes: u32,
-    /// Where its queues have memory for payloads from: [`crate::own_bytes`] each, and what they borrow.
+    /// The payload memory of its queues: [`crate::own_bytes`] for each, and what they borrow.
     pub memory: Arc<Memory>,
 }
 
-/// What a device has done since it was added or taken over.
+/// The counts of a device since it was added or taken over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Requests.
+    /// Number of reads.
     pub read_count: u64,
-    /// Requests.
+    /// Number of writes.
     pub write_count: u64,
-    /// Requests.
+    /// Number of flushes.
     pub flush_count: u64,
-    /// Requests, those to write zeroes included.
+    /// Number of discards, including requests to write zeroes.
     pub discard_count: u64,
-    /// Requests that were answered with an error.
+    /// Number of requests that were answered with an error.
     pub failure_count: u64,
-    /// Payloads.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Payloads.
+    /// Bytes written.
     pub written_bytes: u64,
 }
 
-/// A device that this process serves. Dropping it stops serving as [`Device::leave`] does.
+/// A device that this process serves. Dropping it stops serving, like [`Device::leave`] without a
+/// grace period.
 pub struct Device {
     number: u32,
     cookie: u64,
@@ -83,18 +83,18 @@ pub struct Device {
     logical_block_bytes: u32,
 }
 
-/// Whether devices can be made here.
+/// Checks whether this machine can have such devices.
 ///
 /// # Errors
-/// What is missing and what to do about it, as `Unsupported` or `Denied`.
+/// `Unsupported` or `Denied`, with the missing requirement and the remedy.
 pub fn check() -> Result<()> {
     Control::open().map(drop)
 }
 
-/// The number of the device with this cookie, if there is one.
+/// Finds the number of the device with this cookie.
 ///
 /// # Errors
-/// Those of the driver, and [`check`]'s.
+/// Those of the driver and of [`check`].
 pub fn find(cookie: u64) -> Result<Option<u32>> {
     let mut control = Control::open()?;
     for number in numbers() {
@@ -105,15 +105,15 @@ pub fn find(cookie: u64) -> Result<Option<u32>> {
     Ok(None)
 }
 
-/// Numbers of the devices that the kernel has.
+/// Lists the numbers of all ublk devices of the kernel.
 fn numbers() -> Vec<u32> {
     let entries = std::fs::read_dir("/sys/class/ublk-char").into_iter().flatten().flatten();
     let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix("ublkc")?.parse().ok();
     entries.filter_map(|entry| number(entry.file_name())).collect()
 }
 
-/// Removes a device that no process serves. Where the `cookie` is not known the device may be anybody's.
-/// Users of it get errors.
+/// Removes a device that no process serves. Its users get errors. Without a `cookie` the device may
+/// belong to any program.
 ///
 /// # Errors
 /// `NotFound`: there is none with this number and cookie. `Busy`: a living process serves it.
@@ -137,23 +137,24 @@ pub fn delete(number: u32, cookie: Option<u64>) -> Result<()> {
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        // It may just be ending.
+        // The server may be ending.
         std::thread::sleep(POLL);
     }
     control.stop(number)?;
     control.delete(number)
 }
 
-/// Whether a device has no server, and requests to it wait for one. A server that is just ending is waited for.
+/// Whether a device has no server, so that its requests wait for one. Waits for a server that is
+/// ending.
 ///
 /// # Errors
-/// Those of the driver, and [`check`]'s.
+/// Those of the driver and of [`check`].
 pub fn is_waiting(number: u32) -> Result<bool> {
     let mut control = Control::open()?;
     let until = Instant::now() + END_WAIT;
     loop {
         let Some(info) = control.info(number)? else { return Ok(false) };
-        // A process that is not seen may live where this one cannot look: only the driver knows.
+        // The server may live in another process namespace, where only the driver sees it.
         let is_ending = info.state == state::LIVE && !is_alive(info.server_pid);
         if !is_ending || Instant::now() >= until {
             return Ok(info.state == state::QUIESCED);
@@ -162,7 +163,7 @@ pub fn is_waiting(number: u32) -> Result<bool> {
     }
 }
 
-/// A living process other than ours that is said to serve it.
+/// Whether a living process other than this one is recorded as the server.
 fn is_served(info: &Info) -> bool {
     let own = i32::try_from(std::process::id()).expect("process numbers are small");
     info.server_pid > 0
@@ -171,21 +172,23 @@ fn is_served(info: &Info) -> bool {
         && is_alive(info.server_pid)
 }
 
-/// One that has ended and was not waited for by its parent lives no more.
+/// Whether a process is alive. A zombie is not.
 fn is_alive(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The name before it may hold anything. Source: proc_pid_stat(5).
+    // The name before it may contain any character. Source: proc_pid_stat(5).
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     !matches!(state, Some('Z' | 'X'))
 }
 
 impl Device {
-    /// Adds a device of the driver's choice of number. `note` is told the number before the device can
-    /// be used; when it fails, nothing stays. To be called within the context of a runtime, on a thread that may block.
+    /// Adds a device whose number the driver chooses. `note` receives the number before the device
+    /// can be used; if `note` fails, the device is removed again. Call it within the context of a
+    /// runtime, on a thread that may block.
     ///
     /// # Errors
-    /// `Unsupported`, `Denied`: see [`check`]. `Invalid`: the options make no sense. `Unavailable`: the device does not
-    /// answer reads, and this kernel must not wait for it. `Io`: the driver failed.
+    /// `Unsupported`, `Denied`: see [`check`]. `Invalid`: bad options. `Unavailable`: the device
+    /// does not answer reads, and this kernel must not wait for it. `Io`: the driver failed.
+    /// Otherwise those of `note`.
     pub fn add<D: BlockDevice>(
         device: &Arc<D>,
         options: &Options,
@@ -237,12 +240,12 @@ impl Device {
         }
     }
 
-    /// Takes over the device that an earlier process served. `None`: there is none with this number
-    /// and cookie any more (the machine was rebooted), or it never started.
+    /// Takes over the device that an earlier process served. Returns `None` if no device has this
+    /// number and cookie any more (the machine was rebooted), or if it never started.
     ///
     /// # Errors
-    /// `Busy`: another process serves it, or still ends after a long wait. Otherwise as
-    /// [`Device::add`]; the device stays as it is then.
+    /// `Busy`: another process serves it, or has not ended after a long wait. Otherwise those of
+    /// [`Device::add`]. The device then stays as it is.
     pub fn recover<D: BlockDevice>(
         number: u32,
         device: &Arc<D>,
@@ -256,7 +259,7 @@ impl Device {
                 return Ok(None);
             };
             match info.state {
-                // An earlier process died before it had started it, or while it removed it.
+                // An earlier process died before it had started the device, or while removing it.
                 state::DEAD => {
                     control.delete(number)?;
                     return Ok(None);
@@ -269,12 +272,12 @@ impl Device {
                     );
                     return Err(Error::new(ErrorKind::Busy, what));
                 }
-                // Its server is being taken down; the driver is told when its last file is closed.
+                // Its server is ending; the driver notices when the server's last file is closed.
                 _ => std::thread::sleep(POLL),
             }
         };
         control.start_recovery(number, until)?;
-        // What the device was made with stays.
+        // The original parameters of the device remain.
         let made = Options {
             queue_count: info.queue_count,
             queue_depth: info.queue_depth,
@@ -290,8 +293,8 @@ impl Device {
         Ok(Some(recovered))
     }
 
-    /// Tells the kernel a size that changed while nobody served the device, or says that it stays: what is
-    /// past the volume's end gets errors then.
+    /// Tells the kernel a size that changed while the device had no server. If that fails, logs
+    /// that the device keeps its size; requests past the volume's end then get errors.
     fn follow_size(&mut self, size_bytes: u64) {
         let path = format!("/sys/block/ublkb{}/size", self.number);
         let known = std::fs::read_to_string(path).ok().and_then(|text| size_of(&text));
@@ -307,26 +310,26 @@ impl Device {
         }
     }
 
-    /// The device's number: 3 for `/dev/ublkb3`.
+    /// Returns the device's number: 3 for `/dev/ublkb3`.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Hardware queues that the kernel gave it: at most one a processor.
+    /// Returns the number of hardware queues that the kernel granted: at most one per processor.
     #[must_use]
     pub fn queue_count(&self) -> u16 {
         u16::try_from(self.threads.threads.len())
             .expect("there are as many as were asked for at most")
     }
 
-    /// The block device.
+    /// Returns the path of the block device.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         block_path(self.number)
     }
 
-    /// What the device has done.
+    /// Returns the counts of the device.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         let Counters { reads, writes, flushes, discards, failures, read_bytes, written_bytes } =
@@ -345,7 +348,8 @@ impl Device {
     /// Tells the kernel the volume's new size.
     ///
     /// # Errors
-    /// `Unsupported`: the kernel cannot. `Invalid`: no multiple of the logical block. `NotFound`: somebody else removed it.
+    /// `Unsupported`: the kernel cannot change it. `Invalid`: not a multiple of the logical block.
+    /// `NotFound`: another program removed the device.
     pub fn resize(&mut self, size_bytes: u64) -> Result<()> {
         if !size_bytes.is_multiple_of(u64::from(self.logical_block_bytes)) {
             let what = format!(
@@ -361,41 +365,41 @@ impl Device {
         self.control.update_size(self.number, size_bytes / SECTOR_BYTES)
     }
 
-    /// Whether the number is that of our device: somebody else may have removed it, and another program's may have come in
-    /// its place.
+    /// Whether the number still belongs to this device. Another program may have removed it, and
+    /// the number may have gone to another device.
     ///
     /// # Errors
     /// Those of the driver.
     pub fn is_ours(&mut self) -> Result<bool> {
         let info = self.control.info(self.number)?;
-        // The driver does not tell of a device whose node is missing.
+        // The driver does not report a device whose node is missing.
         let is_there = || numbers().contains(&self.number);
         Ok(info.map_or_else(is_there, |info| info.cookie == self.cookie || goes_by_number()))
     }
 
-    /// Whether somebody else removed it: no request reaches us any more.
+    /// Whether another program removed the device, so that no more requests arrive.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.threads.threads.iter().all(|(_, thread)| thread.is_finished())
     }
 
-    /// Answers what was begun, within `grace`, and stops serving; the device stays, and the next process
-    /// gets what was not answered.
+    /// Answers the requests in progress within `grace`, and stops serving. The device stays; the
+    /// next process gets the unanswered requests.
     pub fn leave(mut self, grace: Duration) {
         self.threads.leave(grace);
     }
 
-    /// Takes the device out of the kernel; whoever has it open gets errors from then on. Requests in
-    /// flight are answered first: all of them, or with a `grace` those that are done within it, and the
-    /// others fail.
+    /// Removes the device from the kernel; its open users get errors from then on. Requests in
+    /// flight are answered first: without a `grace` all of them, otherwise those that end within
+    /// it, while the others fail.
     ///
-    /// No error where somebody else removed it before.
+    /// A device that another program has already removed is no error.
     ///
     /// # Errors
     /// Those of the driver.
     pub fn remove(mut self, grace: Option<Duration>) -> Result<()> {
         if let Some(grace) = grace {
-            // The kernel waits for the requests of queues that are served, however long they take.
+            // The kernel waits for the requests of queues with a server, however long they take.
             self.threads.leave(grace);
         }
         if !self.is_ours()? {
@@ -407,7 +411,7 @@ impl Device {
     }
 }
 
-/// The queues of a device. Dropped, they end.
+/// The queues of a device. Dropping them ends them.
 struct Threads {
     threads: Vec<(Arc<Wakes>, JoinHandle<()>)>,
     counters: Arc<Counters>,
@@ -420,7 +424,7 @@ impl Drop for Threads {
 }
 
 impl Threads {
-    /// Returns when every queue can take requests.
+    /// Starts the queues, and returns when all of them can take requests.
     fn start<D: BlockDevice>(device: &Arc<D>, options: &Options, info: &Info) -> Result<Threads> {
         let node = Arc::new(open_node(info.device)?);
         let counters = Arc::new(Counters::default());
@@ -490,7 +494,7 @@ fn check_options(options: &Options) -> Result<()> {
     Err(Error::new(ErrorKind::Invalid, format!("make a ublk device: it takes {wrong}")))
 }
 
-/// Bytes, from what the kernel says in sectors.
+/// Converts a count of sectors in the kernel's text to bytes.
 fn size_of(text: &str) -> Option<u64> {
     text.trim_end().parse::<u64>().ok()?.checked_mul(SECTOR_BYTES)
 }
@@ -499,19 +503,21 @@ fn block_path(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{number}"))
 }
 
-/// The character device through which the kernel's requests come. One process can have it open.
+/// Opens the character device for the kernel's requests. Only one process can have it open.
 fn open_node(number: u32) -> Result<File> {
     let path = PathBuf::from(format!("/dev/ublkc{number}"));
     wait_for(&path)?;
     let until = Instant::now() + NODE_WAIT;
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).expect("a flag of open");
     loop {
-        // Nothing of it waits; a ring hands what might wait to a thread unless it is told so.
+        // None of its operations blocks. Without this flag, a ring would pass possibly blocking
+        // ones to a thread.
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(nonblocking);
         match options.open(&path) {
             Ok(node) => return Ok(node),
-            // Its owner is set by udev, and an earlier server's last file may still be closing.
+            // udev may not have set the owner yet, and an earlier server's last file may still be
+            // closing.
             Err(error) if Instant::now() >= until => {
                 let what = format!("open {}", path.display());
                 return Err(Error::with_source(ErrorKind::Io, what, error));

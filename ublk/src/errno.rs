@@ -2,22 +2,22 @@
 //!
 //! Invariants:
 //! - Exhaustive: a new kind does not compile until its answer is decided here.
-//! - Every result becomes a status of the kernel's block layer that tells file systems what to do;
-//!   what it does not know becomes EIO there (source: `errno_to_blk_status`, block/blk-core.c).
+//! - Every result becomes a status of the kernel's block layer, which tells file systems what to
+//!   do. An unknown number becomes EIO there (source: `errno_to_blk_status`, block/blk-core.c).
 
 use block::ErrorKind;
 use rustix::io::Errno;
 
-/// The negative error number that answers a failed request.
+/// Returns the negative error number that answers a failed request.
 pub(crate) const fn to_result(kind: ErrorKind) -> i32 {
     let errno = match kind {
         ErrorKind::Invalid => Errno::INVAL,
         ErrorKind::Unsupported => Errno::OPNOTSUPP,
         ErrorKind::Denied => Errno::PERM,
         ErrorKind::Full => Errno::NOSPC,
-        // Bytes that are there and wrong: file systems with copies go to another one.
+        // The bytes exist but are wrong: file systems with several copies read another one.
         ErrorKind::Corrupt => Errno::ILSEQ,
-        // Not EAGAIN and not ETIMEDOUT: the block layer would send the request again for ever.
+        // Not EAGAIN and not ETIMEDOUT: the block layer would repeat the request forever.
         ErrorKind::NotFound
         | ErrorKind::Fenced
         | ErrorKind::Busy

@@ -1,11 +1,12 @@
-//! ublk front end: block devices of this machine's kernel over any [`block::BlockDevice`].
+//! ublk front end: block devices of this machine's kernel for any [`block::BlockDevice`].
 //!
 //! Invariants:
-//! - A device outlives the process that serves it: what was in flight is answered by the next one,
+//! - A device outlives the process that serves it. The next process answers the requests in flight,
 //!   and users of the device see a pause, never an error.
-//! - The kernel's requests are input: none reaches the device outside the agreed limits.
-//! - The interface is `include/uapi/linux/ublk_cmd.h` of the kernel; it is spoken directly, so that the
-//!   build needs no binding generator.
+//! - The kernel's requests are checked like any input: none reaches the device outside the agreed
+//!   limits.
+//! - The interface is `include/uapi/linux/ublk_cmd.h` of the kernel. This crate implements it
+//!   directly, so that the build needs no binding generator.
 //!
 //! ```text
 //! device    add, recover, leave, remove      control  commands of /dev/ublk-control

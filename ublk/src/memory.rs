@@ -1,37 +1,37 @@
-//! Memory for the payloads of requests: a part that each queue has of its own, and one that all share.
+//! Memory for the payloads of requests: each queue owns a part, and all queues share the rest.
 //!
 //! Invariants:
-//! - A queue can always serve a write and a read of the largest size at a time, whatever other queues do
-//!   and whatever its own requests of the other kind wait for.
-//! - All queues together hold no more than what was given, except that what was borrowed before a queue
-//!   came may be more than what is left without its part, until it is given back.
-//! - Nothing here waits: who finds no room is woken by what its own queue gives back.
+//! - A queue can always serve one write and one read of the largest size at a time, independent of
+//!   other queues, and of waiting requests of the other kind.
+//! - All queues together hold at most the given memory, with one exception. Memory lent before a
+//!   new queue takes its own part may exceed the rest until it is returned.
+//! - No call waits. A request that finds no room is woken by the next return to its own queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// What all queues of all devices share.
+/// Payload memory of all queues of all devices.
 #[derive(Debug)]
 pub struct Memory {
-    /// Bytes that are neither borrowed nor a queue's own; below 0 for as long as those who borrowed before
-    /// have more than was left.
+    /// Bytes that are neither lent nor owned by a queue. Below 0 while earlier borrowers hold more
+    /// than the rest.
     free: AtomicI64,
 }
 
-/// What a queue takes for itself: requests of each kind have room for the largest one.
+/// Returns the memory that a queue owns: room for one largest request of each kind.
 #[must_use]
 pub const fn own_bytes(io_bytes_max: u32) -> u64 {
     2 * io_bytes_max as u64
 }
 
 impl Memory {
-    /// `bytes` for all queues.
+    /// Creates `bytes` of memory for all queues.
     #[must_use]
     pub fn new(bytes: u64) -> Arc<Memory> {
         Arc::new(Memory { free: AtomicI64::new(signed(bytes)) })
     }
 
-    /// Whether so much was to be had; to be given back then.
+    /// Borrows `bytes`, if they are free. The caller must return them.
     pub(crate) fn borrow(&self, bytes: u64) -> bool {
         let bytes = signed(bytes);
         let take = |free: i64| (free >= bytes).then(|| free - bytes);
@@ -43,7 +43,7 @@ impl Memory {
     }
 }
 
-/// What a queue has of its own, until it is dropped.
+/// The memory that a queue owns; dropping it returns the memory.
 #[derive(Debug)]
 pub(crate) struct Own {
     memory: Arc<Memory>,

@@ -1,21 +1,22 @@
-//! What the kernel is told of a device. Pure.
+//! The parameters that the kernel gets for a device. Pure.
 //!
 //! Invariants:
-//! - The attributes are true: a device has a volatile cache, and FUA, where a write that was answered may
-//!   be lost with the power until it is flushed, and only there.
+//! - The attributes are true: a device has a volatile cache and FUA exactly if answered writes may
+//!   be lost in a power failure until they are flushed.
 
 use crate::abi::{Params, attribute};
 use block::units::{BLOCK_BYTES, SECTOR_BYTES};
 use block::{Error, ErrorKind, Limits, Result};
 
 /// Longest range of one discard, in sectors. Source: the kernel's requests count bytes in 32 bits;
-/// whole blocks of them.
+/// rounded down to whole blocks.
 const RANGE_SECTORS_MAX: u32 = (u32::MAX - 4095) >> 9;
 
-/// Parameters for a device of these limits.
+/// Returns the parameters for a device with these limits.
 ///
 /// # Errors
-/// `Invalid`: the logical block is neither 512 nor 4096 bytes, or the size is no multiple of it.
+/// `Invalid` if the logical block is neither 512 nor 4096 bytes, or the size is not a multiple of
+/// it.
 pub(crate) fn params(
     limits: &Limits,
     logical_block_bytes: u32,

@@ -1,9 +1,11 @@
-//! Failures put there on purpose, which no test can bring about from outside.
+//! Planted failures, which no test can cause from outside.
 //!
 //! Invariants:
-//! - Without the feature `planted` every switch is off and nothing of their names is in the binary.
+//! - Without the feature `planted` every switch is off, and the binary contains none of their
+//!   names.
 
-/// Of how many copies of what was read one names a request that there is not. Chosen by hand: some fail, most do not.
+/// One in this many copies of read data names a request that does not exist. Chosen by hand: some
+/// fail, most do not.
 #[cfg(feature = "planted")]
 const LOST_EACH: u64 = 50;
 
@@ -30,7 +32,7 @@ fn planted() -> &'static Planted {
     &PLANTED
 }
 
-/// Whether this copy of what was read into the kernel's request is to fail.
+/// Whether this copy of read data to the kernel is to fail.
 #[cfg(feature = "planted")]
 pub(crate) fn is_copy_lost() -> bool {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,43 +41,43 @@ pub(crate) fn is_copy_lost() -> bool {
         && COPY_COUNT.fetch_add(1, Ordering::Relaxed) % LOST_EACH == LOST_EACH - 1
 }
 
-/// Whether a device is removed though a process serves it, as other programs can.
+/// Whether to remove a device that a process serves, as other programs can.
 #[cfg(feature = "planted")]
 pub(crate) fn removes_served() -> bool {
     planted().removes_served
 }
 
-/// Whether a device that carries another cookie is taken for ours.
+/// Whether to accept a device that carries another cookie.
 #[cfg(feature = "planted")]
 pub(crate) fn goes_by_number() -> bool {
     planted().goes_by_number
 }
 
-/// Whether a device is made before what may be its table of partitions was read.
+/// Whether to make a device before both of its ends have been read.
 #[cfg(feature = "planted")]
 pub(crate) fn leaves_table_unread() -> bool {
     planted().leaves_table_unread
 }
 
-/// No.
+/// Always off.
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn is_copy_lost() -> bool {
     false
 }
 
-/// No.
+/// Always off.
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn removes_served() -> bool {
     false
 }
 
-/// No.
+/// Always off.
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn goes_by_number() -> bool {
     false
 }
 
-/// No.
+/// Always off.
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn leaves_table_unread() -> bool {
     false

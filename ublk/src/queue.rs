@@ -1,17 +1,19 @@
-//! One queue: a thread that takes the kernel's requests, runs them on the device and answers them.
+//! One queue: a thread that takes requests from the kernel, runs them on the device and answers
+//! them.
 //!
 //! Invariants:
-//! - Each tag is one task that lives as long as the queue: it fetches, serves and answers in turn, so a
-//!   request costs no task, and tags run side by side on the queue's own thread.
-//! - Payload memory is bounded (`crate::memory`); whoever finds none waits, first come first. Writes may wait
-//!   long, where the device takes no more of them: reads do not wait behind them.
-//! - A request that was taken is answered once, after the device answered. When the queue leaves, what
-//!   it has begun is answered, within the time that it is given, and all else is left to whoever serves
-//!   the device next, who is given it again.
-//! - Small payloads are copied by the ring, so that they need no call of their own: what was read before
-//!   the answer, and what is written behind the fetch, where it is expected to be like the last one. The
-//!   kernel has the tag's buffer until the end of that was seen: nobody touches it before, and a queue
-//!   that leaves earlier never frees it.
+//! - Each tag has one task that lives as long as the queue. It fetches, serves and answers in turn,
+//!   so a request costs no task, and tags run concurrently on the queue's own thread.
+//! - Payload memory is bounded (`crate::memory`). Requests that find none wait, first come first
+//!   served. Writes may wait long if the device accepts no more of them; reads do not wait behind
+//!   them.
+//! - A request that was taken is answered once, after the device has answered. When the queue
+//!   leaves, requests in progress are answered within the time allowed. The kernel gives all others
+//!   to the next server of the device.
+//! - The ring copies small payloads, so that they need no system call of their own: those of reads
+//!   before the answer, and those of expected writes after the fetch. A write is expected if the
+//!   last request was one. The kernel owns the tag's buffer until the end of that copy has been
+//!   seen. Until then the buffer is not touched, and a queue that leaves earlier never frees it.
 //! - A panic ends the process: the kernel keeps the requests, and the next process answers them.
 
 use crate::abi::{self, Descriptor, IO_DESC_BYTES, QUEUE_DEPTH_MAX, io_command};
@@ -36,25 +38,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// Where the ring puts what it reads of an eventfd. Nobody looks at it, and it is never freed, so that
-/// a ring that is being taken down may still write there.
+/// Destination of the ring's reads of an eventfd. The value is never used. The memory is never
+/// freed, so that a ring that is being taken down may still write to it.
 static BELL_SINK: AtomicU64 = AtomicU64::new(0);
-/// Marks the ring's entry that waits for the eventfd; all others are tags.
+/// Marks the ring entry that waits for the eventfd; all other entries are tags.
 const BELL: u64 = u64::MAX;
-/// Set in the ring's entry that copies the payload of a tag's next write.
+/// Set in the ring entry that copies the payload of a tag's next write from the kernel.
 const TAKEN: u64 = 1 << 16;
-/// Set in the ring's entry that copies what a tag has read.
+/// Set in the ring entry that copies the data of a tag's read to the kernel.
 const GIVEN: u64 = 1 << 17;
-/// Pause where the kernel has no memory for a moment.
+/// Pause if the kernel is temporarily out of memory.
 const MEMORY_WAIT: Duration = Duration::from_millis(1);
 /// Payloads up to this size are copied by the ring. Chosen by hand: pages of databases.
 const SMALL_BYTES_MAX: u32 = 16 << 10;
-/// The result of a fetch that was not begun, as the copy before it has failed.
+/// Result of a fetch that was not started because the copy before it failed.
 const CANCELED: i32 = -Errno::CANCELED.raw_os_error();
-/// Failed requests of a device that are logged as warnings; the others count, and are for debugging.
+/// Failed requests of a device that are logged as warnings; later ones are counted, and logged for
+/// debugging.
 const FAILURES_LOGGED_MAX: u64 = 100;
 
-/// What the queues of a device have done.
+/// Totals over the queues of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) reads: AtomicU64,
@@ -66,7 +69,7 @@ pub(crate) struct Counters {
     pub(crate) written_bytes: AtomicU64,
 }
 
-/// What a queue is made of.
+/// The parts of a queue.
 pub(crate) struct QueueArgs<D> {
     pub(crate) device: Arc<D>,
     /// `/dev/ublkcN`.
@@ -88,64 +91,64 @@ struct Queue<D> {
     queue: u16,
     io_bytes_max: u32,
     memory: Arc<Memory>,
-    /// Held for [`Lane`]s.
+    /// The memory that the [`Lane`]s divide.
     _own: Own,
     counters: Arc<Counters>,
     wakes: Arc<Wakes>,
     descriptors: Descriptors,
     slots: Vec<RefCell<Slot>>,
-    /// Memory of the tags' buffers.
+    /// Size of the tags' buffers.
     buffer_bytes: Cell<u64>,
-    /// Entries for the ring.
+    /// Entries to submit to the ring.
     entries: RefCell<Vec<squeue::Entry>>,
     busy_count: Cell<u32>,
-    /// With what a fetch has ended first.
+    /// Result of the first fetch that failed.
     failed_fetch: Cell<Option<i32>>,
     reads: Lane,
     writes: Lane,
 }
 
-/// Memory for the payloads of one kind of requests.
+/// Payload memory for one kind of request.
 #[derive(Default)]
 struct Lane {
-    /// Of what the queue has of its own: at most the largest request's.
+    /// Used part of the queue's own memory: at most one largest request.
     own_bytes: Cell<u64>,
-    /// Tags that wait.
+    /// Tags that wait for memory.
     waiting: RefCell<VecDeque<u16>>,
 }
 
-/// What the ring and the task of a tag share.
+/// State that the ring and the task of a tag share.
 #[derive(Default)]
 struct Slot {
-    /// The result of the fetch once that has come.
+    /// Result of the fetch, once it has completed.
     fetched: Option<i32>,
-    /// For a small payload.
+    /// Buffer for a small payload.
     buffer: PayloadBuffer,
     lent: Lent,
-    /// Length of the last write, or 0 where another is not to be expected.
+    /// Length of the last write, or 0 if no write is expected next.
     expected_bytes: u32,
-    /// What the copy behind the fetch came to: bytes, or a negative error number.
+    /// Result of the copy after the fetch: bytes, or a negative error number.
     taken: i32,
-    /// Why what was read was not copied, and thus the request not answered.
+    /// Error of the copy of a read, which left the request unanswered.
     give_failure: Option<i32>,
 }
 
-/// Whether the kernel has the buffer.
+/// Whether the kernel owns the buffer.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Lent {
     #[default]
     No,
-    /// It reads it, until it has answered.
+    /// The kernel reads it until the request is answered.
     Giving,
-    /// It writes to it, behind the fetch.
+    /// The kernel writes to it after the fetch.
     Taking,
 }
 
-/// How a request is answered.
+/// The answer to a request.
 #[derive(Clone, Copy)]
 struct Answer {
     result: i32,
-    /// The payload that the tag's buffer has.
+    /// Payload in the tag's buffer.
     payload_bytes: u32,
 }
 
@@ -158,14 +161,15 @@ impl From<i32> for Answer {
 impl Drop for Slot {
     fn drop(&mut self) {
         if self.lent != Lent::No {
-            // The ring goes, but what it has begun may still come to its end.
+            // The ring ends, but its operations in progress may still complete.
             std::mem::forget(std::mem::take(&mut *self.buffer));
         }
     }
 }
 
-/// Serves a queue until its device is stopped or [`Wakes::leave`]. To be called on a thread of its
-/// own; calls `announce` once, before the first request can come, with what keeps it from serving.
+/// Serves a queue until its device is stopped or [`Wakes::leave`] is called. Call it on a thread of
+/// its own. It calls `announce` once, before the first request can arrive, with the error that
+/// keeps it from serving, if any.
 pub(crate) fn serve<D: BlockDevice>(args: QueueArgs<D>, announce: impl FnOnce(Result<()>)) {
     let _abort = AbortOnPanic;
     let QueueArgs { depth, runtime, .. } = &args;
@@ -197,7 +201,7 @@ pub(crate) fn serve<D: BlockDevice>(args: QueueArgs<D>, announce: impl FnOnce(Re
     };
     announce(Ok(()));
     if let Err(error) = queue.run(ring, depth) {
-        // The kernel sees that nobody serves the queue any more when the process ends.
+        // The kernel notices the missing server only when the process ends.
         tracing::error!(
             device = queue.number, queue = queue.queue, error = %error.chain(),
             "a queue of a ublk device cannot go on; the process ends, so that the next one takes the \
@@ -241,7 +245,7 @@ impl<D: BlockDevice> Queue<D> {
                 && result != abi::IO_RES_ABORT
                 && !self.wakes.is_leaving()
             {
-                // Whoever made this tag's request would wait for ever.
+                // The user of this tag's request would wait forever.
                 let error = std::io::Error::from_raw_os_error(-result);
                 let what = "fetch a ublk request";
                 return Err(Error::with_source(ErrorKind::Io, what, error));
@@ -264,15 +268,16 @@ impl<D: BlockDevice> Queue<D> {
         }
     }
 
-    /// Notes how an entry of a tag has ended. The tag goes on when it has its request, and the payload.
+    /// Records the end of a tag's entry. Wakes the tag once it has both its request and the
+    /// payload.
     fn note(&self, data: u64, result: i32) {
         let tag = u16::try_from(data & !(TAKEN | GIVEN)).expect("we gave it");
         let mut slot = self.slot(tag);
         match data & (TAKEN | GIVEN) {
             TAKEN => (slot.lent, slot.taken) = (Lent::No, result),
-            // Only of a failure. The fetch behind it was not begun, and the kernel does not say so: what
-            // is linked to an entry that asked for no completion gets none. Source: io_uring_enter(2),
-            // `IOSQE_CQE_SKIP_SUCCESS`.
+            // Reported only on failure. The linked fetch was then not started, and gets no
+            // completion either, because the entry before it asked for none. Source:
+            // io_uring_enter(2), `IOSQE_CQE_SKIP_SUCCESS`.
             GIVEN => {
                 slot.give_failure = Some(result);
                 (slot.lent, slot.fetched) = (Lent::No, Some(CANCELED));
@@ -293,7 +298,7 @@ impl<D: BlockDevice> Queue<D> {
         self.slots[usize::from(tag)].borrow_mut()
     }
 
-    /// Has the ring wait for the eventfd.
+    /// Makes the ring wait for the eventfd.
     fn listen(&self) {
         let bell = types::Fd(self.wakes.bell().as_raw_fd());
         let entry = opcode::Read::new(bell, BELL_SINK.as_ptr().cast(), 8).build().user_data(BELL);
@@ -305,19 +310,19 @@ impl<D: BlockDevice> Queue<D> {
         let mut entries = self.entries.borrow_mut();
         let is_any = !entries.is_empty() || !ring.submission().is_empty();
         if !is_any && !is_waiting {
-            // What the kernel has to say comes at the next call: whoever was made ready goes first.
+            // Completions are seen at the next call; tasks that are ready run first.
             return Ok(());
         }
-        // SAFETY: commands of tags hold no pointers. The buffer of a slot is not touched while it is
-        // lent, and not freed by `Slot::drop` then. The eventfd is read into memory that is never freed.
-        // The descriptors are open for as long as `self`, which outlives the ring.
+        // SAFETY: commands of tags hold no pointers. The buffer of a slot is not touched while it
+        // is lent, and `Slot::drop` does not free it then. The eventfd is read into memory that is
+        // never freed. The descriptors are open for as long as `self`, which outlives the ring.
         let pushed = unsafe { ring.submission().push_multiple(&entries) };
         pushed.expect("the ring has an entry for each tag and one for the eventfd");
         entries.clear();
         drop(entries);
         let Err(error) = ring.submit_and_wait(usize::from(is_waiting)) else { return Ok(()) };
         match Errno::from_io_error(&error) {
-            // What was not submitted is submitted next time.
+            // Entries that were not submitted remain for the next call.
             Some(Errno::INTR | Errno::BUSY) => Ok(()),
             Some(Errno::AGAIN | Errno::NOMEM) => {
                 std::thread::sleep(MEMORY_WAIT);
@@ -339,14 +344,14 @@ impl<D: BlockDevice> Queue<D> {
                     self.failed_fetch.set(self.failed_fetch.get().or(Some(result)));
                     return;
                 };
-                // Its answer went with the copy.
+                // The linked copy failed, so the answer was not sent either.
                 self.counters.failures.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(device = self.number, tag, failure, "what was read was not copied");
                 answer = Some(errno::to_result(ErrorKind::Io).into());
                 continue;
             }
             if self.wakes.is_leaving() {
-                // Left to the next server: it is not answered, so the kernel gives it out again.
+                // Left to the next server: it is unanswered, so the kernel hands it out again.
                 return;
             }
             self.busy_count.set(self.busy_count.get() + 1);
@@ -355,7 +360,7 @@ impl<D: BlockDevice> Queue<D> {
         }
     }
 
-    /// Answers the tag's request, if there is one, and resolves when it has the next one.
+    /// Answers the tag's request, if there is one, and resolves when the next one has arrived.
     async fn next(&self, tag: u16, answer: Option<Answer>) -> i32 {
         let (operation, result) = match answer {
             None => (io_command::FETCH_REQ, 0),
@@ -376,7 +381,7 @@ impl<D: BlockDevice> Queue<D> {
             let payload = payload.user_data(u64::from(tag) | GIVEN).flags(flags);
             self.entries.borrow_mut().extend([payload, fetch]);
         } else if let Some(copy) = self.take_next(tag) {
-            // It begins when the fetch has brought a request.
+            // The copy starts when the fetch has brought a request.
             self.entries.borrow_mut().extend([fetch.flags(squeue::Flags::IO_LINK), copy]);
         } else {
             self.entries.borrow_mut().push(fetch);
@@ -389,8 +394,8 @@ impl<D: BlockDevice> Queue<D> {
         .await
     }
 
-    /// The ring's entry that copies the payload of the tag's next request, should it be a write like
-    /// the last one. Nothing comes of it otherwise.
+    /// Returns the ring entry that copies the payload of the tag's next request, in case it is a
+    /// write like the last one. It has no effect otherwise.
     fn take_next(&self, tag: u16) -> Option<squeue::Entry> {
         let mut slot = self.slot(tag);
         slot.taken = 0;
@@ -405,7 +410,7 @@ impl<D: BlockDevice> Queue<D> {
         Some(copy.build().user_data(u64::from(tag) | TAKEN))
     }
 
-    /// False: the tags' buffers have all that they may have.
+    /// Gives the tag a large enough buffer. Returns false if no memory is left for it.
     fn make_room(&self, slot: &mut Slot, bytes: u32) -> bool {
         if slot.buffer.capacity() < bytes as usize {
             self.let_go(slot.buffer.capacity());
@@ -421,13 +426,14 @@ impl<D: BlockDevice> Queue<D> {
         true
     }
 
-    /// A tag has a buffer no more.
+    /// Returns the memory of a tag's buffer.
     fn let_go(&self, capacity: usize) {
         self.buffer_bytes.set(self.buffer_bytes.get() - capacity as u64);
         self.memory.give_back(capacity as u64);
     }
 
-    /// What kind of request comes next on a tag, by the last one. A flush says nothing of it.
+    /// Predicts the next request of a tag from the last one. A flush does not change the
+    /// prediction.
     fn expect(&self, tag: u16, work: &Work) {
         let mut slot = self.slot(tag);
         slot.expected_bytes = match *work {
@@ -511,7 +517,7 @@ impl<D: BlockDevice> Queue<D> {
             let payload = self.take(tag, start, PAYLOAD_BYTES_KEPT.min(length - start))?;
             parts.push(self.device.write(offset + u64::from(start), payload, flags));
         }
-        // All of them, also where one fails: the request is answered when nothing of it is under way.
+        // Wait for all parts even if one fails: no part may still run when the request is answered.
         futures::future::join_all(parts).await.into_iter().collect()
     }
 
@@ -527,7 +533,7 @@ impl<D: BlockDevice> Queue<D> {
         }
         let read = self.device.read(offset, &mut buffer[..bytes]).await;
         if is_small {
-            // Its memory is counted as the tag's.
+            // The memory is counted as the tag's.
             self.slot(tag).buffer = buffer;
             return read.map(|()| Answer { payload_bytes: length, ..whole(length) });
         }
@@ -536,18 +542,19 @@ impl<D: BlockDevice> Queue<D> {
         Ok(whole(length))
     }
 
-    /// The payload of a write, if it was copied behind the fetch.
+    /// Returns the payload of a write, if the ring copied it after the fetch.
     #[expect(unsafe_code, reason = "memory that the kernel has written")]
     fn taken(&self, tag: u16, length: u32) -> Option<Bytes> {
         let mut slot = self.slot(tag);
         if u32::try_from(slot.taken) != Ok(length) {
-            return None; // there was none, or it was not for so many bytes
+            return None; // no copy, or one of another length
         }
-        // SAFETY: the kernel has written the first `taken` bytes of the buffer, which has room for as
-        // many as were asked for, at least those; it is not lent any more.
+        // SAFETY: the kernel has written the first `taken` bytes of the buffer, whose capacity is
+        // at least the length of the copy. The buffer is no longer lent.
         unsafe { slot.buffer.set_len(length as usize) };
         if slot.buffer.capacity() > slot.buffer.len() {
-            // What is kept for long takes no more room than it needs.
+            // The device keeps the payload for long, so it must not occupy more memory than it
+            // needs.
             let mut payload = self.device.payload(length as usize);
             payload.extend_from_slice(&slot.buffer);
             return Some(payload.into_bytes());
@@ -556,7 +563,7 @@ impl<D: BlockDevice> Queue<D> {
         Some(std::mem::take(&mut slot.buffer).into_bytes())
     }
 
-    /// Copies the part of the payload of a write that begins at `skip` out of the kernel.
+    /// Copies a part of the payload of a write, starting at `skip`, out of the kernel.
     fn take(&self, tag: u16, skip: u32, length: u32) -> Result<Bytes> {
         let mut payload = self.device.payload(length as usize);
         let start = abi::payload_offset(self.queue, tag) + u64::from(skip);
@@ -569,11 +576,11 @@ impl<D: BlockDevice> Queue<D> {
                 Err(errno) => return Err(copy_failed(tag, errno)),
             }
         }
-        payload.truncate(length as usize); // room may be more than was asked for
+        payload.truncate(length as usize); // the buffer may be larger than requested
         Ok(payload.into_bytes())
     }
 
-    /// Copies what was read into the kernel.
+    /// Copies the data of a read into the kernel.
     fn give(&self, tag: u16, bytes: &[u8]) -> Result<()> {
         let start = abi::payload_offset(self.queue, tag);
         let mut done = 0;
@@ -590,7 +597,7 @@ impl<D: BlockDevice> Queue<D> {
 
     // --- memory ---
 
-    /// Resolves when there is room for a payload; the room is free again when the value is dropped.
+    /// Waits for room for a payload. Dropping the value frees the room.
     async fn reserve<'a>(&'a self, lane: &'a Lane, tag: u16, length: u32) -> Room<'a, D> {
         let mut is_queued = false;
         poll_fn(|_| {
@@ -600,7 +607,7 @@ impl<D: BlockDevice> Queue<D> {
                 if is_queued {
                     waiting.pop_front();
                 }
-                // There may be room for the next one too.
+                // The next tag may find room as well.
                 waiting.front().into_iter().for_each(|next| self.wakes.mark(*next));
                 return Poll::Ready(room);
             }
@@ -613,7 +620,8 @@ impl<D: BlockDevice> Queue<D> {
         .await
     }
 
-    /// `None`: others of the lane have what the queue has of its own, and what all share is out.
+    /// Takes room for a payload. Returns `None` if other requests of the lane use the queue's own
+    /// memory, and the shared memory is exhausted.
     fn room<'a>(&'a self, lane: &'a Lane, bytes: u64) -> Option<Room<'a, D>> {
         let own_bytes = lane.own_bytes.get() + bytes;
         let is_borrowed = own_bytes > u64::from(self.io_bytes_max);
@@ -653,7 +661,7 @@ impl<D> Drop for Room<'_, D> {
     }
 }
 
-/// The answer to a request whose payload went through.
+/// Returns the answer to a request whose whole payload was transferred.
 fn whole(length: u32) -> Answer {
     i32::try_from(length).expect("at most the largest payload").into()
 }
@@ -667,7 +675,7 @@ fn copy_failed(tag: u16, errno: Errno) -> Error {
     Error::with_source(ErrorKind::Io, what, std::io::Error::from(errno))
 }
 
-/// The requests of a queue, written by the kernel.
+/// The requests of a queue, in memory that the kernel writes.
 struct Descriptors {
     start: *const u8,
     bytes: usize,
@@ -680,7 +688,7 @@ impl Descriptors {
         let page_bytes = rustix::param::page_size();
         let bytes = (usize::from(depth) * IO_DESC_BYTES).next_multiple_of(page_bytes);
         let offset = abi::descriptors_offset(queue, page_bytes as u64);
-        // SAFETY: a new mapping at a place of the kernel's choice; nothing else lies there.
+        // SAFETY: a new mapping at an address of the kernel's choice, where nothing else is mapped.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -698,13 +706,13 @@ impl Descriptors {
         Ok(Descriptors { start: start.cast_const().cast(), bytes, depth })
     }
 
-    /// The request of a tag whose fetch has completed: the kernel does not touch it until it is
-    /// answered.
+    /// Returns the request of a tag whose fetch has completed. The kernel does not change it until
+    /// it is answered.
     #[expect(unsafe_code, reason = "memory shared with the kernel")]
     fn get(&self, tag: u16) -> Descriptor {
         assert!(tag < self.depth, "tags are below the depth");
-        // SAFETY: the mapping has room for `depth` descriptors and lives as long as `self`; the driver
-        // wrote this one before it completed the fetch.
+        // SAFETY: the mapping has room for `depth` descriptors and lives as long as `self`; the
+        // driver wrote this one before it completed the fetch.
         let bytes = unsafe {
             let at = self.start.add(usize::from(tag) * IO_DESC_BYTES);
             at.cast::<[u8; IO_DESC_BYTES]>().read_volatile()
@@ -716,7 +724,7 @@ impl Descriptors {
 impl Drop for Descriptors {
     #[expect(unsafe_code, reason = "memory shared with the kernel")]
     fn drop(&mut self) {
-        // SAFETY: mapped by us with this length; nothing borrows from it.
+        // SAFETY: this type made the mapping with this length, and nothing borrows from it.
         let unmapped = unsafe { rustix::mm::munmap(self.start.cast_mut().cast(), self.bytes) };
         if let Err(error) = unmapped {
             tracing::debug!(%error, "the requests of a ublk queue stay mapped");
@@ -724,7 +732,7 @@ impl Drop for Descriptors {
     }
 }
 
-/// A queue that ends without its device being told would hang whoever uses it.
+/// Aborts on a panic: a queue that ended without notice to its device would hang its users.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

@@ -1,14 +1,14 @@
-//! What a request of the kernel asks for, judged before anything is done. Pure.
+//! Checks a request of the kernel before any work starts. Pure.
 //!
 //! Invariants:
-//! - Nothing of a descriptor reaches the device that is longer than the agreed payload or whose end
-//!   does not fit 64 bits.
+//! - A request reaches the device only if its payload is within the agreed limit and its end fits
+//!   in 64 bits.
 
 use crate::abi::{Descriptor, operation, request_flag};
 use block::units::SECTOR_BYTES;
 use rustix::io::Errno;
 
-/// A request that makes sense. Offsets and lengths in bytes.
+/// A valid request. Offsets and lengths in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Read { offset: u64, length: u32 },
@@ -18,7 +18,7 @@ pub(crate) enum Work {
     WriteZeroes { offset: u64, length: u64, no_hole: bool, fua: bool },
 }
 
-/// The work of a request, or the negative error number that answers it.
+/// Returns the work of a request, or the negative error number that answers it.
 pub(crate) fn judge(descriptor: &Descriptor, io_bytes_max: u32) -> Result<Work, i32> {
     let invalid = -Errno::INVAL.raw_os_error();
     let Descriptor { operation, flags, sector_count, start_sector } = *descriptor;

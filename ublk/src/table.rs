@@ -1,12 +1,15 @@
-//! The table of partitions, which some kernels read within the command that makes a block device appear.
+//! The partition table, which some kernels read within the command that makes a block device
+//! appear.
 //!
 //! Invariants:
-//! - Linux before 6.19 holds the device's lock while it reads: should our process die meanwhile, nobody can take the
-//!   device over, or remove it, until the machine is started anew. So both ends of the device, where tables usually lie, are
-//!   read before that command, and a store that does not answer makes an attach fail that can be cut short.
-//! - That they are in memory then is up to the caches of the device, and other places are not read: logical partitions,
-//!   labels within partitions, the second copy of a GPT that is not at the end because the device has grown.
-//! - Whether there is a table, and what it says, is the kernel's business.
+//! - Linux before 6.19 holds the device's lock during that read. If this process died meanwhile,
+//!   the device could not be taken over or removed until the machine is rebooted. The daemon
+//!   therefore reads both ends of the device, where tables usually lie, before the command. If the
+//!   store does not answer, the attach then fails and can be interrupted.
+//! - The caches of the device should then hold both ends, but this is not guaranteed. Other places
+//!   are not read: logical partitions, labels within partitions, and the second copy of a GPT that
+//!   is no longer at the end because the device has grown.
+//! - The contents are left to the kernel, which decides whether there is a table.
 
 use block::{BlockDevice, Error, ErrorKind, Result};
 use std::time::Duration;
@@ -14,31 +17,33 @@ use std::time::Duration;
 /// First kernel that reads tables after the command. Source: Linux 6.19, `drivers/block/ublk_drv.c`,
 /// `ublk_partition_scan_work`.
 const READ_LATER: (u32, u32) = (6, 19);
-/// What is read at either end of a device, in bytes: tables lie there, and their copies. Source: `block/partitions/`
-/// of the kernel; the farthest is ldm's, 1 MiB before the end (`ldm.h`, `LDM_DB_SIZE`).
+/// Bytes to read at each end of a device, where tables and their copies lie. Source:
+/// `block/partitions/` of the kernel; the farthest is ldm's, 1 MiB before the end (`ldm.h`,
+/// `LDM_DB_SIZE`).
 const TABLE_BYTES: u64 = 1 << 20;
 /// Bytes of one read.
 const PART_BYTES: u64 = 128 << 10;
-/// How long the store has for it. Chosen by hand: as long as a command of the driver is waited for.
+/// Time limit for the reads. Chosen by hand: the same as for a command of the driver.
 pub(crate) const WAIT: Duration = Duration::from_secs(60);
 
-/// Whether this kernel reads tables within the command.
+/// Whether this kernel reads partition tables within the command.
 pub(crate) fn is_read_at_start() -> bool {
     is_before(&rustix::system::uname().release().to_string_lossy())
 }
 
-/// Of a release such as `6.12.57+deb13-cloud-amd64`. One that cannot be read counts as an old one: reading once too
-/// often does no harm.
+/// Parses a release such as `6.12.57+deb13-cloud-amd64`. An unreadable one counts as old, because
+/// an unnecessary read does no harm.
 fn is_before(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else { return true };
     (major, minor) < READ_LATER
 }
 
-/// Reads both ends of a device, so that it has them in memory. Damaged ones are none of ours: the kernel finds out.
+/// Reads both ends of a device, so that it has them in memory. Read errors are ignored here,
+/// because the kernel will meet them itself.
 ///
 /// # Errors
-/// `Unavailable`: it took longer than `wait`.
+/// `Unavailable` if it takes longer than `wait`.
 pub(crate) async fn read_ends(device: &impl BlockDevice, wait: Duration) -> Result<()> {
     let size = device.limits().size_bytes;
     let tail = size.saturating_sub(TABLE_BYTES);
@@ -74,7 +79,7 @@ mod tests {
     use bytes::Bytes;
     use std::sync::Mutex;
 
-    /// Notes what is read, and answers or not.
+    /// Records the ranges that are read, and answers or stays silent.
     struct Noting {
         size_bytes: u64,
         is_silent: bool,

@@ -1,10 +1,10 @@
-//! Which requests of a queue can go on, told from any thread to the queue's own.
+//! Wakes the requests of a queue from any thread.
 //!
 //! Invariants:
-//! - A wake that comes while the queue's thread is about to sleep is never lost: the thread says that
-//!   it sleeps before it looks a last time, and a waker marks its tag before it looks whether the
-//!   thread sleeps.
-//! - No lock and no allocation: a bit a tag, and one write to an eventfd where the thread sleeps.
+//! - A wake is never lost while the queue's thread is about to sleep. The thread announces its
+//!   sleep before its last check, and a waker marks its tag before it checks whether the thread
+//!   sleeps.
+//! - No lock and no allocation: one bit per tag, and one write to an eventfd if the thread sleeps.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::task::{Wake, Waker};
 
-/// Shared by the queue's thread and all that wake it.
+/// State shared by the queue's thread and all threads that wake it.
 pub(crate) struct Wakes {
     ready: Vec<AtomicU64>,
     is_asleep: AtomicBool,
@@ -35,7 +35,7 @@ impl Wakes {
         }))
     }
 
-    /// The eventfd that is written when the thread sleeps.
+    /// Returns the eventfd that is written to wake the sleeping thread.
     pub(crate) fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
@@ -45,13 +45,13 @@ impl Wakes {
         self.ready[usize::from(tag) / 64].fetch_or(1 << (tag % 64), Ordering::AcqRel);
     }
 
-    /// Asks the thread to serve what it has begun and to end.
+    /// Asks the thread to finish its running requests and to end.
     pub(crate) fn leave(&self) {
         self.is_leaving.store(true, Ordering::Release);
         self.ring();
     }
 
-    /// Asks the thread to end though requests that it has begun are not answered.
+    /// Asks the thread to end, even if running requests remain unanswered.
     pub(crate) fn leave_now(&self) {
         self.is_leaving_now.store(true, Ordering::Release);
         self.leave();
@@ -77,7 +77,7 @@ impl Wakes {
         self.ready.len()
     }
 
-    /// For the thread before it sleeps. False: there is something to do.
+    /// Announces that the thread is about to sleep. Returns false if there is work to do.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.is_asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -88,7 +88,7 @@ impl Wakes {
         !is_any
     }
 
-    /// For the thread when it goes on.
+    /// Announces that the thread is awake.
     pub(crate) fn awake(&self) {
         self.is_asleep.store(false, Ordering::Relaxed);
     }
@@ -96,12 +96,12 @@ impl Wakes {
     fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.is_asleep.swap(false, Ordering::Relaxed) || self.is_leaving() {
-            // It cannot fail but by a full counter, and then the thread is rung already.
+            // It fails only if the counter is full, and then the thread has already been notified.
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
 
-    /// A waker for each tag, made once.
+    /// Creates a waker for each tag. Call it once.
     pub(crate) fn wakers(self: &Arc<Self>, tag_count: u16) -> Vec<Waker> {
         (0..tag_count).map(|tag| Waker::from(Arc::new(Bell { wakes: self.clone(), tag }))).collect()
     }
@@ -139,7 +139,7 @@ mod tests {
         assert!(wakes.fall_asleep());
     }
 
-    /// Each side does what it does in service: a lost wake would leave the reader waiting for ever.
+    /// Both sides act as in service. A lost wake would make the reader wait forever.
     #[test]
     fn no_wake_is_lost_between_two_threads() {
         const COUNT: u64 = 20_000;
