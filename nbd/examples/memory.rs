@@ -4,7 +4,7 @@
 //! memory --size BYTES [--name NAME] [--tcp ADDRESS] [--unix PATH] [--read-only]
 //!        [--tls CERT KEY [--tls-ca CA]] [--tls-optional] [--memory BYTES] [--threads COUNT]
 //! ```
-//! Prints one URI a listener, then `ready`; SIGTERM or Ctrl-C stops it in good order.
+//! Prints one URI per listener, then `ready`. SIGTERM or Ctrl-C stops it in an orderly way.
 
 #[path = "../tests/server/memory.rs"]
 #[allow(dead_code, reason = "the tests of this package also plant failures and look at the calls")]

@@ -12,7 +12,7 @@
 //! ```text
 //! server    listeners, limits, stop
 //! negotiate the handshake's I/O       handshake  the same as a pure state machine
-//! session   requests and replies      request    what a request may do (pure)
+//! session   requests and replies      request    checks of one request (pure)
 //! wire      bytes <-> types (pure)    errno      ErrorKind -> NBD error
 //! memory    payload bytes, bounded    tls        certificates, names, STARTTLS
 //! line      a connection, as others look at it    places  how many there are at once

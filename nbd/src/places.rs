@@ -1,10 +1,10 @@
 //! Limits on the number of connections.
 //!
 //! Invariants:
-//! - TCP clients never take all places: some are reserved for the unix socket and the kernel's devices, and some of
-//!   these for the kernel's devices alone.
-//! - Negotiating connections take at most a part of the places on each listener, so clients that send nothing cannot keep
-//!   out clients that do.
+//! - TCP clients never take all places: some are reserved for the unix socket and the kernel's
+//!   devices, and some of these for the kernel's devices alone.
+//! - On each listener, negotiating connections take only part of the places, so clients that send
+//!   nothing cannot keep out other clients.
 
 use block::conditions::{ConditionKind, Conditions, Report};
 use std::sync::Arc;
@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Places beyond the configured ones for the unix socket and the kernel's devices. Chosen by hand: a few clients, or one
-/// device with all its connections.
+/// Places beyond the configured ones for the unix socket and the kernel's devices. Chosen by hand:
+/// a few clients, or one device with all its connections.
 pub(crate) const LOCAL_RESERVE: usize = 16;
-/// Further places for the kernel's devices alone. Chosen by hand: one device with all its connections.
+/// Further places for the kernel's devices alone. Chosen by hand: one device with all its
+/// connections.
 pub(crate) const KERNEL_RESERVE: usize = 16;
 /// Connections that may exist beyond [`crate::ServerOptions::connection_count_max`].
 pub const RESERVED_COUNT: usize = LOCAL_RESERVE + KERNEL_RESERVE;

@@ -204,7 +204,7 @@ impl Listener {
         let context = || format!("listen on {}", path.display());
         let failed = |error: io::Error| Error::with_source(ErrorKind::Io, context(), error);
         check_free(path).await.map_err(|error| error.context(context()))?;
-        // Bind under another name until the mode is set, so that nobody connects in between. The
+        // Bind under another name until the mode is set, so that no client connects in between. The
         // name is short, because the path of a socket has at most 107 bytes (unix(7), `sun_path`).
         static DRAFT_COUNT: AtomicUsize = AtomicUsize::new(0);
         let draft_index = DRAFT_COUNT.fetch_add(1, Ordering::Relaxed);

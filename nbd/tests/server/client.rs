@@ -1,4 +1,4 @@
-//! A client that speaks the wire format by hand, so that tests can send what no client would.
+//! A client with its own encoder, so that tests can send requests that no normal client would.
 //!
 //! Invariants:
 //! - Every reply is checked against the rules of the specification while it is read.
@@ -21,7 +21,7 @@ pub struct Client {
     pub size_bytes: u64,
     pub flags: u16,
     cookie: u64,
-    /// Reads under way: a simple reply does not say how long it is.
+    /// Ranges of the reads in flight, because a simple reply does not contain its length.
     reads: HashMap<u64, (u64, u64)>,
     replies: HashMap<u64, Reply>,
 }
@@ -58,7 +58,7 @@ pub fn named(name: &str, rest: &[u8]) -> Vec<u8> {
 }
 
 impl Client {
-    /// Greeting and client flags.
+    /// Reads the greeting and sends the client flags.
     pub async fn greet(socket: impl Socket + 'static) -> Self {
         let mut client = Self::over(socket);
         let mut greeting = [0; 18];
@@ -69,7 +69,7 @@ impl Client {
         client
     }
 
-    /// Already greeted.
+    /// Wraps a socket whose greeting is over.
     pub fn over(socket: impl Socket + 'static) -> Self {
         Client {
             socket: Box::new(socket),
@@ -89,10 +89,10 @@ impl Client {
         bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
         bytes.extend_from_slice(data);
         self.socket.write_all(&bytes).await.unwrap();
-        self.socket.flush().await.unwrap(); // TLS keeps what the socket did not take
+        self.socket.flush().await.unwrap(); // TLS buffers bytes that the socket did not take
     }
 
-    /// The final reply's type, and what came before it.
+    /// Sends an option and returns the type of the final reply, and the replies before it.
     pub async fn option(&mut self, option: u32, data: &[u8]) -> (u32, Vec<(u32, Vec<u8>)>) {
         self.send_option(option, data).await;
         let mut before = Vec::new();
@@ -117,7 +117,7 @@ impl Client {
         read.expect("no reply in time").expect("the server closed the connection");
     }
 
-    /// The server closes, whatever it sends before.
+    /// Whether the server closes within `limit`, after any number of bytes.
     pub async fn is_closed_within(&mut self, limit: Duration) -> bool {
         let mut buffer = vec![0; 64 << 10];
         let drain = async {
@@ -126,7 +126,7 @@ impl Client {
         tokio::time::timeout(limit, drain).await.is_ok()
     }
 
-    /// Negotiates `dialect` and `base:allocation` where it has it, then GO.
+    /// Negotiates `dialect`, then `base:allocation` if the dialect has it, then GO.
     pub async fn go(mut self, name: &str, dialect: Dialect) -> Self {
         match dialect {
             Dialect::Simple => {}
@@ -155,7 +155,7 @@ impl Client {
         self
     }
 
-    /// The bytes of a request's header.
+    /// Encodes the header of a request.
     pub fn header(&self, flags: u16, command: u16, cookie: u64, at: u64, length: u64) -> Vec<u8> {
         let is_extended = self.dialect == Dialect::Extended;
         let magic = if is_extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
@@ -171,7 +171,8 @@ impl Client {
         bytes
     }
 
-    /// Sends a request without waiting; returns its cookie. `payload` only for those that have one.
+    /// Sends a request without waiting, and returns its cookie. `payload` is only for requests with
+    /// one.
     pub async fn send(
         &mut self,
         command: u16,
@@ -196,7 +197,7 @@ impl Client {
         cookie
     }
 
-    /// The whole reply to `cookie`; replies to others are kept.
+    /// Returns the complete reply to `cookie`; replies to other requests are kept.
     pub async fn reply(&mut self, cookie: u64) -> Reply {
         loop {
             if self.replies.get(&cookie).is_some_and(|reply| reply.is_done) {

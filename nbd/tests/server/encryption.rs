@@ -1,4 +1,4 @@
-//! TLS: required, optional, mutual, and what certificates open.
+//! TLS: required, optional, mutual, and access by certificate.
 
 use crate::client::{Client, named};
 use crate::memory::MemoryDevice;
@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// A certificate authority, with the server's files in a directory.
+/// A certificate authority, and a directory with the server's files.
 struct Pki {
     directory: TempDir,
     ca: CertifiedIssuer<'static, KeyPair>,
@@ -54,7 +54,7 @@ impl Pki {
         }
     }
 
-    /// A client's side; `names` are its certificate's DNS name and common name.
+    /// Makes the client's side. `names` are its certificate's DNS name and common name.
     fn connector(&self, names: Option<(&str, &str)>) -> TlsConnector {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut roots = rustls::RootCertStore::empty();
@@ -75,7 +75,7 @@ impl Pki {
     }
 }
 
-/// PEM by hand: base64 in lines of 64.
+/// Encodes PEM: base64 in lines of 64 characters.
 fn pem(label: &str, der: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
@@ -100,7 +100,7 @@ async fn world(pki: &Pki, mode: TlsMode, is_mutual: bool, access: Access) -> Wor
     World::with(options, mode, MemoryDevice::new(SIZE)).await
 }
 
-/// Greets in the clear and goes on in TLS.
+/// Greets in clear text and continues under TLS.
 async fn encrypted(world: &World, connector: TlsConnector) -> std::io::Result<Client> {
     let mut socket: TcpStream = world.socket().await;
     use tokio::io::AsyncReadExt;
@@ -220,7 +220,8 @@ async fn a_certificate_opens_what_its_name_may() {
     let mut client = encrypted(&world, stranger).await.unwrap();
     assert_eq!(client.option(option::LIST, &[]).await, (option_reply::ACK, Vec::new()));
 
-    // No certificate, or one of another authority: TLS 1.3 tells the client at its first read.
+    // No certificate, or one of another authority. With TLS 1.3 the client learns it at its first
+    // read.
     for connector in [pki.connector(None), {
         let other = Pki::new();
         let mut config = (**pki.connector(None).config()).clone();

@@ -1,4 +1,5 @@
-//! Clients that break the protocol: they are closed or answered, and nobody else notices.
+//! Clients that break the protocol: the server closes or answers them, and serves others
+//! undisturbed.
 
 use crate::client::Client;
 use crate::{DIALECTS, Random, World, pattern};
@@ -43,7 +44,7 @@ async fn payloads_where_none_belong_are_dropped_and_refused() {
     let mut client = world.open(Dialect::Extended).await;
     let cookie = client.send(command::READ, 0, 0, 4096, &[7; 4096]).await;
     assert_eq!(client.reply(cookie).await.error, 22);
-    // A write that announces no payload has none.
+    // A write that announces no payload carries none.
     assert_eq!(client.call(command::WRITE, 0, 0, 4096).await.error, 22);
     assert_eq!(client.call(command::TRIM, command_flag::PAYLOAD_LEN, 0, 0).await.error, 22);
     assert_eq!(client.read_at(0, 4096).await, [0; 4096]);
@@ -71,7 +72,8 @@ async fn random_bytes_hurt_nobody() {
     let world = World::new().await;
     let guard = pattern(9, 1 << 20);
     let mut witness = world.open(Dialect::Structured).await;
-    // Out of reach of a header that happens to be right: garbage starts with the wrong magic.
+    // Garbage starts with the wrong magic. The guard also lies out of reach of a header that is
+    // valid by chance.
     assert_eq!(witness.write_at(1 << 20, &guard).await, 0);
     let mut random = Random(10);
     for round in 0..120 {
@@ -83,7 +85,7 @@ async fn random_bytes_hurt_nobody() {
             2 => world.open(Dialect::Simple).await,
             _ => world.open(Dialect::Extended).await,
         };
-        // The server may close before it has read everything.
+        // The server may close before it has read all of it.
         let _ = client.socket.write_all(&garbage).await;
         if round % 2 == 0 {
             client.is_closed_within(Duration::from_millis(5)).await;

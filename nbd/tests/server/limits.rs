@@ -1,4 +1,4 @@
-//! What is bounded, and the orderly stop.
+//! The limits of the server, and the orderly stop.
 
 use crate::client::Client;
 use crate::memory::{MemoryDevice, MemoryExports};
@@ -48,7 +48,8 @@ async fn one_connection_too_many_is_closed_and_the_rest_live() {
 
 #[tokio::test]
 async fn announced_writes_hold_one_piece_each_and_never_more_than_the_budget() {
-    // The smallest budget: 32 MiB shared, private shares of 64 KiB, less than a piece.
+    // The smallest budget: 32 MiB shared, and private shares of 64 KiB, which are less than a
+    // piece.
     let stall_timeout = Duration::from_millis(300);
     let options = ServerOptions {
         payload_memory_bytes: 0,
@@ -72,8 +73,8 @@ async fn announced_writes_hold_one_piece_each_and_never_more_than_the_budget() {
     tokio::time::sleep(stall_timeout * 2).await;
     assert_eq!(world.server.status().payload_bytes, held, "nobody waits, so nobody is evicted");
 
-    // A request of all the shared memory is served once the stalled ones were disconnected, and
-    // small requests are served meanwhile.
+    // A request for all of the shared memory is served once the stalled clients have been
+    // disconnected. Small requests are served meanwhile.
     let mut greedy = world.open(Dialect::Simple).await;
     let read = tokio::spawn(async move { greedy.read_at(0, 32 << 20).await });
     for _ in 0..10 {
@@ -115,8 +116,8 @@ async fn replies_without_payload_are_bounded_too() {
         slow.write_at(block << 17, &[1; 512]).await;
     }
     let requests = slow.header(0, command::BLOCK_STATUS, 1, 0, SIZE).repeat(100);
-    // Each answer has 256 extents, 4 KiB. What the server answers beyond its own bound is what the
-    // socket buffers took, some MiB; the rest of the flood must wait in the client.
+    // Each answer has 256 extents, 4 KiB. Beyond its own bound the server answers only as much as
+    // the socket buffers took, some MiB; the rest of the flood must wait in the client.
     let flood = async {
         for _ in 0..2500 {
             slow.socket.write_all(&requests).await.unwrap();
@@ -140,7 +141,7 @@ async fn stop_answers_what_runs_and_ends() {
     for index in 0..8 {
         cookies.push(client.send(command::WRITE, 0, index * 4096, 4096, &data).await);
     }
-    // Half a request: it will never be whole, and must not be waited for.
+    // Half a request: it is never completed, and the stop must not wait for it.
     let header = idle.header(0, command::WRITE, 9, 0, 4096);
     idle.socket.write_all(&header[..20]).await.unwrap();
     let running = || world.disk.running_count_peak.load(std::sync::atomic::Ordering::Relaxed);
@@ -255,13 +256,13 @@ async fn clients_that_say_nothing_keep_out_neither_local_ones_nor_others_for_lon
     let is_raised = || conditions.is_raised(ConditionKind::ConnectionsRefused, &listener);
     world.until("most are refused", |status| status.refused_count >= 290).await;
     assert!(is_raised(), "{conditions:?}");
-    // Half of the places are left to those who have negotiated.
+    // Half of the places remain for clients that have negotiated.
     assert!(world.server.status().connection_count <= 5);
     let socket = UnixStream::connect(&path).await.unwrap();
     let mut beside = Client::greet(socket).await.go("disk", Dialect::Simple).await;
     assert_eq!(beside.read_at(0, 512).await, [0; 512]);
     assert!(world.server.place().is_ok(), "a device of the kernel has its place");
-    // Those that said nothing go, and somebody who does comes.
+    // Silent clients are closed, and a client that negotiates connects.
     world.until("they are gone", |status| status.connection_count <= 3).await;
     let mut remote = world.open(Dialect::Simple).await;
     assert_eq!(remote.read_at(0, 512).await, [0; 512]);
@@ -275,7 +276,7 @@ async fn clients_that_say_nothing_keep_out_neither_local_ones_nor_others_for_lon
 
 #[tokio::test]
 async fn local_clients_have_places_of_their_own_when_all_others_are_taken() {
-    // All places are taken by clients that are served: the unix socket and the kernel have theirs all the same.
+    // Clients that are served take all places; the unix socket and the kernel still have theirs.
     let options = ServerOptions { connection_count_max: 2, ..ServerOptions::default() };
     let world = World::with(options, TlsMode::Off, MemoryDevice::new(SIZE)).await;
     let _served = [world.open(Dialect::Simple).await, world.open(Dialect::Simple).await];
@@ -300,7 +301,7 @@ async fn requests_of_a_client_that_is_gone_are_dropped_though_all_slots_are_take
         while running() < 2 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // No end of the stream is read while all slots are taken.
+        // The session reads no end of the stream while all request slots are taken.
         drop(client);
         world.until("its session has ended", |status| status.connection_count == 0).await;
     }

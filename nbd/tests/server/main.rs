@@ -1,7 +1,8 @@
-//! The server over real sockets, against a client that speaks the wire format by hand.
+//! The server over real sockets, with a client that has its own encoder.
 //!
 //! Invariants:
-//! - Free ports and temporary directories only; a test that hangs fails by the client's patience.
+//! - Only free ports and temporary directories are used. A test that hangs fails at the client's
+//!   time limit.
 
 mod client;
 mod encryption;
@@ -37,7 +38,7 @@ impl World {
         World::with(ServerOptions::default(), TlsMode::Off, MemoryDevice::new(SIZE)).await
     }
 
-    /// Exports `disk` and the read-only `fixed`.
+    /// Serves the exports `disk` and the read-only `fixed`.
     async fn with(options: ServerOptions, tls: TlsMode, disk: MemoryDevice) -> World {
         let disk = Arc::new(disk);
         let fixed = Arc::new(MemoryDevice::new(1 << 20).read_only());
@@ -56,17 +57,17 @@ impl World {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// In negotiation.
+    /// Connects and stops in negotiation.
     async fn greet(&self) -> Client {
         Client::greet(self.socket().await).await
     }
 
-    /// In transmission.
+    /// Connects and enters transmission.
     async fn open(&self, dialect: Dialect) -> Client {
         self.greet().await.go("disk", dialect).await
     }
 
-    /// Waits for a state that follows from what the test did.
+    /// Waits for a state that must follow from the test's actions.
     async fn until(&self, what: &str, state: impl Fn(nbd::Status) -> bool) {
         for _ in 0..1000 {
             if state(self.server.status()) {
@@ -80,7 +81,7 @@ impl World {
 
 const DIALECTS: [Dialect; 3] = [Dialect::Simple, Dialect::Structured, Dialect::Extended];
 
-/// Bytes that differ at every place, from a seed.
+/// Returns seeded bytes that differ at every position.
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut random = Random(seed);
     let mut bytes: Vec<u8> =
@@ -89,7 +90,7 @@ fn pattern(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// SplitMix64: small, seeded, good enough to pick what a test does.
+/// SplitMix64: small, seeded, and good enough for the choices of a test.
 struct Random(u64);
 
 impl Random {

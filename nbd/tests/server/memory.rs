@@ -1,4 +1,4 @@
-//! A volume in memory, for tests and for measuring the protocol alone.
+//! A volume in memory, for tests and for measurements of the protocol alone.
 //!
 //! Invariants:
 //! - Blocks are holes, allocated zeroes or bytes; only whole zeroed blocks are reported as zero.
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 const BLOCK_BYTES: usize = 64 << 10;
-/// Newest connections that are kept. Chosen by hand: more than a test looks at.
+/// Number of newest connections that are kept. Chosen by hand: more than any test inspects.
 const LINE_COUNT_MAX: usize = 64;
 
 enum Block {
@@ -24,23 +24,23 @@ enum Block {
     Data(Box<[u8]>),
 }
 
-/// See the file's head.
+/// The volume: see the head of the file.
 pub struct MemoryDevice {
     blocks: RwLock<Vec<RwLock<Block>>>,
     size_bytes: AtomicU64,
     is_read_only: bool,
-    /// Each read and write takes this long.
+    /// Duration of each read and write.
     pub latency: Duration,
-    /// The newest connections that have opened it.
+    /// The newest connections that have opened the volume.
     pub lines: Mutex<Vec<Line>>,
-    /// What every request fails with.
+    /// Error of every request, if set.
     pub failure: Mutex<Option<ErrorKind>>,
-    /// Whether zeroes can be fast.
+    /// Whether fast zeroes are supported.
     pub has_fast_zero: AtomicBool,
-    /// Requests that run, and the most there were.
+    /// Requests that run, and the maximum so far.
     running_count: AtomicUsize,
     pub running_count_peak: AtomicUsize,
-    /// Calls of flush, of prefetch, and writes with FUA.
+    /// Counts of flushes, of prefetches, and of writes with FUA.
     pub flush_count: AtomicUsize,
     pub prefetch_count: AtomicUsize,
     pub fua_count: AtomicUsize,
@@ -108,7 +108,7 @@ fn blocks(size_bytes: u64) -> Vec<RwLock<Block>> {
     (0..count).map(|_| RwLock::new(Block::Hole)).collect()
 }
 
-/// Calls `each` with a block, the offset in it, and the range of the request it covers.
+/// Calls `each` with each block, the offset in it, and the range of the request that it covers.
 fn for_each(
     offset: u64,
     length: usize,

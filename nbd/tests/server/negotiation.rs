@@ -1,4 +1,4 @@
-//! Options over a socket.
+//! Negotiation options over a socket.
 
 use crate::World;
 use crate::client::{Client, named};

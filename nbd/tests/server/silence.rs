@@ -1,5 +1,5 @@
-//! A client whose host vanishes is given up in about the same time whether or not a reply is under way to it. The tests use
-//! network namespaces of their own, which end with their processes.
+//! A client whose host vanishes is given up after about the same time, with or without a reply in
+//! flight. The tests use their own network namespaces, which end with their processes.
 
 use crate::World;
 use crate::client::Client;
@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const INSIDE: &str = "SPINDLE_NBD_TEST_INSIDE";
 const NAME: &str = "silence::a_client_whose_host_is_gone_is_given_up_busy_or_idle";
 
-/// Another network namespace, which ends with its process.
+/// Another host: a network namespace that ends with its process.
 struct Host(Child);
 
 impl Drop for Host {
@@ -45,13 +45,13 @@ impl Host {
         format!("/proc/{}/ns/net", self.0.id())
     }
 
-    /// Runs `ip` in it.
+    /// Runs `ip` in the namespace.
     fn ip(&self, arguments: &[&str]) {
         let network = format!("--net={}", self.network());
         run("nsenter", &[&[&*network, "ip"], arguments].concat());
     }
 
-    /// Connects from it.
+    /// Connects from the namespace.
     fn connect(&self, address: SocketAddr) -> tokio::net::TcpStream {
         let network = File::open(self.network()).unwrap();
         let connected = std::thread::spawn(move || {
@@ -126,7 +126,7 @@ async fn given_up() {
     while has_unacknowledged() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // One client is idle. A reply to the other is under way when its host vanishes.
+    // One client is idle. A reply to the other is in flight when its host vanishes.
     clients[1].send(command::READ, 0, 0, 4096, &[]).await;
     while world.disk.running_count_peak.load(Ordering::Relaxed) == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -159,7 +159,7 @@ fn has_unacknowledged() -> bool {
     queues.filter_map(|queue| queue.split(':').next()).any(|unsent| unsent != "00000000")
 }
 
-/// Notes when a silence was reported first, with the end that it announced, and when the connection ended.
+/// Records the first reported silence, with its announced end, and the end of the connection.
 fn look(
     line: &Line,
     gone_at: Instant,

@@ -197,7 +197,8 @@ async fn a_resize_is_seen_by_every_connection() {
     assert_eq!(world.open(Dialect::Simple).await.size_bytes, SIZE + 4096);
 }
 
-/// Random disjoint requests in flight together, against a model. `SEED=17 cargo test` replays.
+/// Random disjoint requests run concurrently and are compared with a model. `SEED=17 cargo test`
+/// replays one run.
 #[tokio::test]
 async fn contents_follow_the_model_with_many_requests_in_flight() {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20);
