@@ -5,7 +5,8 @@
 //!   from other state, so `status`, the counters and the log cannot disagree.
 //! - One condition per kind and subject. Raising it again updates its texts and keeps the moment
 //!   at which it began.
-//! - The registry is bounded: past [`KIND_MAX`] a new condition of that kind is counted and not stored.
+//! - The registry is bounded: past [`KIND_MAX`] a new condition of that kind is counted, but not
+//!   stored.
 //!
 //! The registry does no I/O. The process installs an observer that turns changes into log lines.
 

@@ -132,7 +132,8 @@ impl Handshake {
     /// Records the client flags.
     ///
     /// # Errors
-    /// Returns unknown flags: the connection must be closed (spec, "Client flags").
+    /// Returns the flags if one is unknown; the connection must then be closed (spec, "Client
+    /// flags").
     pub fn on_client_flags(&mut self, bytes: [u8; CLIENT_FLAGS_BYTES]) -> Result<(), u32> {
         let flags = u32::from_be_bytes(bytes);
         let known = u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! device   a device and its connections    driver  commands, /sys
-//! netlink  bytes of the commands (pure)    siblings  several connections, and which are over
+//! netlink  bytes of the commands (pure)    siblings  which of several connections are over
 //! ```
 
 mod device;

@@ -15,8 +15,8 @@
 //! session   requests and replies      request    checks of one request (pure)
 //! wire      bytes <-> types (pure)    errno      ErrorKind -> NBD error
 //! memory    payload bytes, bounded    tls        certificates, names, STARTTLS
-//! line      a connection, as others look at it    places  how many there are at once
-//! kernel    devices of this machine's kernel by its nbd driver
+//! line      state of a connection     places     limits on the number of connections
+//! kernel    devices of this machine through the kernel's nbd driver
 //! client    negotiation as a client, for devices whose volume another machine serves
 //! ```
 #![deny(unsafe_code)]

@@ -20,7 +20,8 @@ pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Keep-alive probes in the second half of that time. Chosen by hand: one or two lost packets must
 /// not matter.
 pub(crate) const PROBE_COUNT: u32 = 6;
-/// Shorter silences are not reported. Chosen by hand: longer than a retransmission on a bad network.
+/// Shorter silences are not reported. Chosen by hand: longer than a retransmission on a bad
+/// network.
 const SILENCE_MIN: Duration = Duration::from_secs(5);
 
 /// The second descriptor of a connection, held by its session.

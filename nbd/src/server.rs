@@ -71,8 +71,8 @@ pub struct ServerOptions {
 }
 
 impl Default for ServerOptions {
-    /// Chosen by hand: memory for eight of the largest requests, and the clients of a small
-    /// cluster.
+    /// Returns values chosen by hand: memory for eight of the largest requests, and the clients of
+    /// a small cluster.
     fn default() -> Self {
         ServerOptions {
             payload_memory_bytes: 256 << 20,

@@ -47,7 +47,7 @@ const INBOX_BYTES: usize = 128 << 10;
 /// Largest part of a write that is one call of the device: the most that it keeps without a copy.
 const PIECE_BYTES: u32 = PAYLOAD_BYTES_KEPT;
 /// Every piece but the first begins at a multiple of this many bytes of the volume. If a piece
-/// ended inside its smallest unit, the device would have to read that unit first.
+/// ended inside the device's smallest unit, the device would have to read that unit first.
 const PIECE_ALIGN_BYTES: u32 = 4096;
 /// Largest part of a read that is one call of the device, if the reply may come in parts. Chosen by
 /// hand: one such part of a scan delays other sessions of its thread by 50 us of copying; smaller
@@ -58,8 +58,7 @@ const READ_PIECE_BYTES: u32 = 256 << 10;
 const OUTBOX_BYTES_MAX: usize = 4 << 20;
 /// The same limit for bytes that no reservation covers. Chosen by hand: thousands of small replies.
 const UNRESERVED_BYTES_MAX: usize = 256 << 10;
-/// Number of missing payload bytes from which they are read directly, past the inbox. Chosen by
-/// hand.
+/// If at least this many payload bytes are missing, they are read past the inbox. Chosen by hand.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
 /// Largest payload of a refused request that is read and dropped; a longer one ends the connection
 /// (spec, "Size constraints": a server may disconnect). Chosen by hand: four largest payloads.

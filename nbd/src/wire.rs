@@ -420,8 +420,8 @@ pub fn put_greeting(out: &mut Vec<u8>) {
     out.extend_from_slice(&flags.to_be_bytes());
 }
 
-/// Appends an option reply whose data is the concatenation of `parts`. A total length above 2^32 -
-/// 1 bytes is a programmer error.
+/// Appends an option reply whose data is the concatenation of `parts`. A total length of 2^32 bytes
+/// or more is a programmer error.
 pub fn put_option_reply(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {
     let data_bytes: usize = parts.iter().map(|part| part.len()).sum();
     let data_bytes =

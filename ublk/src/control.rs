@@ -14,8 +14,8 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 const PATH: &str = "/dev/ublk-control";
-/// Longest wait for a command. Chosen by hand: a start reads the partition table through the device,
-/// a stop waits for requests in flight.
+/// Longest wait for a command. Chosen by hand: a start reads the partition table through the
+/// device, a stop waits for requests in flight.
 const COMMAND_WAIT: Duration = Duration::from_secs(60);
 /// Features without which a device would break its promises. Source: all of them came with Linux
 /// 6.5 at the latest.

@@ -10,11 +10,11 @@
 //!
 //! ```text
 //! device    add, recover, leave, remove      control  commands of /dev/ublk-control
-//! queue     one thread, one ring: requests   wakes    which of them can go on
-//! params    what the kernel is told (pure)   request  what a request may do (pure)
+//! queue     one thread, one ring: requests   wakes    of requests, from any thread
+//! params    parameters of a device (pure)    request  checks of one request (pure)
 //! abi       bytes <-> types (pure)           errno    ErrorKind -> result of a request
-//! memory    of payloads, all queues (pure)    planted  failures on purpose, for tests
-//! table     of partitions: read before the kernel does
+//! memory    of payloads, all queues (pure)   planted  deliberate failures, for tests
+//! table     reads the partition table before the kernel does
 //! ```
 #![deny(unsafe_code)]
 

@@ -14,8 +14,8 @@
 use block::{BlockDevice, Error, ErrorKind, Result};
 use std::time::Duration;
 
-/// First kernel that reads tables after the command. Source: Linux 6.19, `drivers/block/ublk_drv.c`,
-/// `ublk_partition_scan_work`.
+/// First kernel that reads tables after the command. Source: Linux 6.19,
+/// `drivers/block/ublk_drv.c`, `ublk_partition_scan_work`.
 const READ_LATER: (u32, u32) = (6, 19);
 /// Bytes to read at each end of a device, where tables and their copies lie. Source:
 /// `block/partitions/` of the kernel; the farthest is ldm's, 1 MiB before the end (`ldm.h`,
@@ -31,8 +31,8 @@ pub(crate) fn is_read_at_start() -> bool {
     is_before(&rustix::system::uname().release().to_string_lossy())
 }
 
-/// Parses a release such as `6.12.57+deb13-cloud-amd64`. An unreadable one counts as old, because
-/// an unnecessary read does no harm.
+/// Whether a release such as `6.12.57+deb13-cloud-amd64` is older than [`READ_LATER`]. An
+/// unreadable one counts as older, because an unnecessary read does no harm.
 fn is_before(release: &str) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else { return true };

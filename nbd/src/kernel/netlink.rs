@@ -40,10 +40,11 @@ pub(super) mod attribute {
 /// Flags of a request that wants an acknowledgement. Source: netlink.h, NLM_F_REQUEST and
 /// NLM_F_ACK.
 const REQUEST_WITH_ACK: u16 = 1 | 4;
-/// Source: netlink.h, NLMSG_ERROR.
+/// Type of the message that ends a command. Source: netlink.h, NLMSG_ERROR.
 const ERROR: u16 = 2;
-/// Source: netlink.h, NLA_F_NESTED and NLA_TYPE_MASK.
+/// Flag of an attribute that contains others. Source: netlink.h, NLA_F_NESTED.
 const NESTED: u16 = 1 << 15;
+/// Mask of an attribute's type without flags. Source: netlink.h, NLA_TYPE_MASK.
 const TYPE_MASK: u16 = 0x3fff;
 const MESSAGE_HEADER_BYTES: usize = 16;
 const GENERIC_HEADER_BYTES: usize = 4;

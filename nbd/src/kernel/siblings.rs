@@ -70,7 +70,7 @@ impl Siblings {
     pub(crate) fn poll_look(&self, cx: &mut Context<'_>) -> Poll<Look> {
         let mut links = self.group.links.lock();
         if links.served.len() == 1 {
-            return Poll::Ready(Look::Go); // the kernel never closes its only connection without a command
+            return Poll::Ready(Look::Go); // the kernel does not give up its only connection
         }
         let others = links.served.iter().enumerate().filter(|(index, _)| *index != self.index);
         if !any_hung_up(others.filter_map(|(_, link)| Some(link.as_ref()?.as_fd()))) {
