@@ -1,20 +1,20 @@
-//! How much of a log the data tier lacks, as its batch headers tell: for messages about a log that does
-//! not open, which may be the only copy of what it holds.
+//! How much of a log is missing from the data tier, according to its batch headers. Used in
+//! messages about a log that does not open and may be the only copy of its data.
 //!
 //! Invariants:
-//! - Never less than there is: what is overwritten within the log, and batches of a life that was cut
-//!   off, count too.
+//! - The figures are upper bounds: they include entries overwritten later in the log, and batches
+//!   of a life that was cut off.
 
 use crate::format::batch::BatchHeader;
 use block::Lsn;
 use std::fmt;
 
-/// What a log holds beyond an LSN.
+/// The contents of a log beyond an LSN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogContents {
-    /// Entries up to it are in the data tier, and are not counted.
+    /// Entries up to this LSN are in the data tier and are not counted.
     pub stored_lsn: Lsn,
-    /// Newest entry of any batch whose header can be read.
+    /// Newest entry of any batch with a readable header.
     pub last_lsn: Lsn,
     /// Entries beyond [`LogContents::stored_lsn`], at most.
     pub entry_count: u64,

@@ -1,7 +1,8 @@
 //! The error of a log whose files could not be written or synced.
 //!
 //! Invariants:
-//! - Only an error of the running log's own writes and syncs counts: for its owner it is final.
+//! - Only errors of the running log's own writes and syncs count; such an error is final for the
+//!   owner.
 
 use block::{Error, ErrorKind};
 use std::fmt;
@@ -23,12 +24,12 @@ impl std::error::Error for Failed {
     }
 }
 
-/// The error of a request of the log's disk.
+/// Builds the error of a failed request to the log's disk.
 pub(crate) fn error_of(what: String, error: io::Error) -> Error {
     Error::with_source(ErrorKind::Io, what, Failed(error))
 }
 
-/// Whether `error` says that the files of the write log could not be written or synced.
+/// Returns whether `error` says that the files of the write log could not be written or synced.
 #[must_use]
 pub fn is_log_failure(error: &Error) -> bool {
     let mut cause = std::error::Error::source(error);

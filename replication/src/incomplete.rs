@@ -1,7 +1,8 @@
-//! A log that is whole as far as it goes and goes less far than it should.
+//! A log that is intact but ends earlier than it should.
 //!
 //! Invariants:
-//! - Only what a person can mend by bringing files back, or give up, counts: not damage within a file.
+//! - Only a loss that an operator can repair by bringing files back, or accept, counts. Damage
+//!   within a file does not.
 
 use crate::contents::LogContents;
 use block::{Error, ErrorKind};
@@ -24,13 +25,13 @@ impl fmt::Display for Incomplete {
 
 impl std::error::Error for Incomplete {}
 
-/// The error of opening such a log.
+/// Builds the error of opening such a log.
 pub(crate) fn error_of(what: String, contents: LogContents) -> Error {
     Error::with_source(ErrorKind::Corrupt, what, Incomplete(contents))
 }
 
-/// Whether `error` says that the log lacks its newest part: somebody has to bring that back, or to give
-/// the log up.
+/// Returns whether `error` says that the log lacks its newest part. An operator has to bring that
+/// part back or give the log up.
 #[must_use]
 pub fn is_incomplete(error: &Error) -> bool {
     std::error::Error::source(error).is_some_and(|source| source.is::<Incomplete>())

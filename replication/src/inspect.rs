@@ -1,12 +1,12 @@
-//! A log that another owner has overtaken, before it is set aside: whether it is one, and what it holds.
-//! Needs no key and does not open it.
+//! Examines a log that another owner has overtaken, before it is set aside: whether it was
+//! overtaken, and what it holds. Needs no key and does not open the log.
 //!
 //! Invariants:
-//! - Reads only; nothing is locked or changed.
-//! - A log is overtaken only if no batch of it, wherever in the ring and whatever it follows, was written
-//!   since the present owner's directory has the pool. Any that was makes the log one to replay, or to
-//!   refuse, which recovery decides.
-//! - What it holds is never said to be in the store unless the log itself proves it.
+//! - Nothing is locked or changed.
+//! - A log is overtaken only if none of its batches, wherever in the ring and whatever it follows,
+//!   was written since the pool's directory belongs to the present owner. A single such batch makes
+//!   it a log to replay or to refuse, which recovery decides.
+//! - Its contents are reported as stored only if the log itself proves it.
 
 use crate::contents::LogContents;
 use crate::planted::Planted;
@@ -26,22 +26,23 @@ use std::path::{Path, PathBuf};
 pub struct LogSummary {
     /// Highest epoch of the owners that wrote it.
     pub epoch: Epoch,
-    /// What it holds beyond the newest entry that it knows to be in the data tier.
+    /// Contents beyond the newest entry that the log knows to be in the data tier.
     pub contents: LogContents,
-    /// It was closed in order, is whole, and everything in it was in the data tier then.
+    /// Whether the log was closed in order and is whole, and the data tier held all of it at that
+    /// time.
     pub is_in_store: bool,
-    /// Side files beside the ring: what they hold may be nowhere else.
+    /// Number of side files beside the ring; their contents may exist nowhere else.
     pub side_file_count: u64,
-    /// Length of those, in bytes.
+    /// Length of those files, in bytes.
     pub side_bytes: u64,
 }
 
-/// Looks whether the log in `dir` was written by owners before epoch `since` alone. `None` where it was
-/// not, where there is none, where it never held a batch, and where it does not say: opening it then
-/// refuses it with a reason.
+/// Checks whether the log in `dir` was written only by owners before epoch `since`. Returns `None`
+/// if it was not, if there is no log, if it never held a batch, or if the files do not tell;
+/// opening it then refuses it with a reason.
 ///
 /// # Errors
-/// `Io` when the directory or a file cannot be read. `Unsupported`: a later program wrote it.
+/// `Io` if the directory or a file cannot be read. `Unsupported`: a later program wrote it.
 pub fn find_overtaken(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Option<LogSummary>> {
     let failed = |error| {
         Error::with_source(ErrorKind::Io, format!("look at the log in {}", dir.display()), error)
@@ -54,7 +55,7 @@ pub fn find_overtaken(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Option
     Ok(Some(LogSummary { side_file_count, side_bytes, ..summary }))
 }
 
-/// As [`find_overtaken`], without the side files.
+/// Like [`find_overtaken`], without the side files.
 pub(crate) fn overtaken(
     reader: &dyn DiskReader,
     pool: [u8; 16],
@@ -75,7 +76,7 @@ pub(crate) fn overtaken(
         Err(_) => return Ok(None),
     };
     let mut all = Walk::new(&reads, pool, ring.clone(), Lsn::NONE, planted);
-    // The usual case: the log is ours, and one look at each file says so.
+    // The usual case: the log is ours, and one look at each file proves it.
     if all.first_headers()?.iter().any(|(_, header)| header.epoch >= since) {
         return Ok(None);
     }

@@ -1,11 +1,13 @@
-//! The write log of a pool: one log for all its volumes, and the index of what is only there.
+//! The write log of a pool: one log for all its volumes, and an index of the data that only the log
+//! holds.
 //!
 //! Invariants:
-//! - What was acknowledged is found again after the process dies; what was flushed, also after the
-//!   machine loses power.
-//! - What the overlay shows is what was acknowledged, in log order, never a part of an entry.
-//! - The state machine (`core.rs`) does no I/O itself and is stepped the same way by threads and by
-//!   the simulation in its tests.
+//! - An acknowledged entry survives the death of the process; a flushed entry also survives a loss
+//!   of power.
+//! - The overlay shows exactly the acknowledged entries, in log order, and never a part of an
+//!   entry.
+//! - The state machine (`core.rs`) does no I/O itself. Threads and the simulation in the tests step
+//!   it in the same way.
 #![deny(unsafe_code)]
 
 mod contents;

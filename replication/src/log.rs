@@ -1,10 +1,11 @@
-//! The write log as the rest of the daemon sees it: append, flush, overlay, generations.
+//! The log's interface to the rest of the daemon: append, flush, overlay, generations.
 //!
 //! Invariants:
-//! - Whoever needs the core stepped steps it: the task that appends, a disk thread with a
-//!   completion, or the log thread. Nobody waits for the core's lock; who finds it taken leaves a
-//!   mark that its holder looks at after letting go.
-//! - The log thread ticks a few times a second and does what no task stayed for. It notes a failure of the log's disk.
+//! - The core is stepped by the thread that needs it: the task that appends, a disk thread with a
+//!   completion, or the log thread. No step waits for the core's lock: a thread that finds it taken
+//!   leaves a mark, which the holder checks after releasing the lock.
+//! - The log thread ticks a few times a second and does the work that no task stayed for. It
+//!   records a failure of the log's disk.
 
 mod append;
 mod noting;
@@ -41,10 +42,10 @@ use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// Time between two ticks of the log thread. Chosen by hand: it bounds the age of what no flush
-/// covers to a second.
+/// Time between two ticks of the log thread. Chosen by hand: it limits the age of unflushed data to
+/// a second.
 const TICK: Duration = Duration::from_millis(200);
-/// Steps of the core that one task does for others before it leaves the rest to the log thread.
+/// Steps of the core that one task takes for others before it leaves the rest to the log thread.
 const ROUNDS_MAX: usize = 2;
 
 struct Driver {
@@ -63,7 +64,7 @@ struct Inner {
     dir: PathBuf,
     identity: LogIdentity,
     options: LogOptions,
-    /// Of the ring as it is, without the file that is being filled.
+    /// Size of the existing ring without the file that is being filled.
     usable_bytes: u64,
     ring_bytes: u64,
     payload_bytes_max: usize,
@@ -79,7 +80,7 @@ pub struct Log {
     inner: Arc<Inner>,
 }
 
-/// How the log stands. Sizes in bytes.
+/// Status of the log. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogStatus {
     /// Log space from the oldest entry that is not destaged to the head.
@@ -94,22 +95,22 @@ pub struct LogStatus {
     pub durable_lsn: Lsn,
     /// Newest entry in the data tier.
     pub destaged_lsn: Lsn,
-    /// Age of the oldest entry in the ring that is not destaged. Entries that were recovered are as
-    /// old as the last write, before the open, to the log file that has them: that is a lower bound,
-    /// by the wall clock, because the log's format has no time.
+    /// Age of the oldest entry in the ring that is not destaged. For recovered entries it is the
+    /// time since the last write, before the open, to the log file that holds them: a lower bound
+    /// by the wall clock, because the log's format stores no time.
     pub oldest_undestaged_age: Option<Duration>,
-    /// Age of the oldest entry that is in side files alone; after an open, of the last write to the
-    /// oldest side file, a lower bound as above.
+    /// Age of the oldest entry that is in side files alone. After an open it is the time since the
+    /// last write to the oldest side file, a lower bound as above.
     pub oldest_side_age: Option<Duration>,
-    /// Data that is only in the log.
+    /// Bytes of data that only the log holds.
     pub undestaged_bytes: u64,
     /// Payloads held in memory.
     pub memory_bytes: u64,
     /// Extents of the ring in the overlay.
     pub extent_count: u64,
-    /// Most of them; appends wait there.
+    /// Maximum number of extents; appends wait once it is reached.
     pub extent_count_max: u64,
-    /// Frozen generations that wait for destage.
+    /// Frozen generations waiting for destage.
     pub frozen_count: u64,
     /// Batches written since the open.
     pub batch_count: u64,
@@ -119,23 +120,24 @@ pub struct LogStatus {
     pub entry_count: u64,
     /// Syncs since the open.
     pub sync_count: u64,
-    /// Appends wait for space.
+    /// Whether appends wait for space.
     pub is_full: bool,
-    /// The log has failed for good.
+    /// Whether the log has failed for good.
     pub is_failed: bool,
 }
 
-/// The ring on its disk.
+/// The part of the ring that exists on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingSpace {
-    /// Bytes of the ring that are still to be made.
+    /// Bytes of the ring that are still to be created.
     pub missing_bytes: u64,
-    /// Why the disk refused another file when it was asked last.
+    /// The reason that the disk gave when it last refused another file.
     pub refusal: Option<String>,
 }
 
 impl LogStatus {
-    /// Age of the oldest entry that only this machine has, in the ring or in a side file.
+    /// Returns the age of the oldest entry that only this machine has, in the ring or in a side
+    /// file.
     #[must_use]
     pub fn oldest_age(&self) -> Option<Duration> {
         self.oldest_undestaged_age.max(self.oldest_side_age)
@@ -143,16 +145,16 @@ impl LogStatus {
 }
 
 impl Log {
-    /// Opens the log in `dir`, or makes one. `destaged` is the LSN up to which the data tier holds
-    /// everything. Blocks while the log is read back; starts the log's threads.
+    /// Opens the log in `dir`, or creates one. `destaged` is the LSN up to which the data tier
+    /// holds everything. Blocks while the log is read back; starts the log's threads. An error
+    /// leaves the log unchanged.
     ///
     /// # Errors
     /// `Invalid`: options that cannot work, or the log of another pool. `Busy`: open elsewhere.
-    /// `Fenced`: a higher epoch wrote it. `Corrupt`: damaged below what was on stable storage, or
-    /// it does not fit the data tier (entries missing in between, or the tier rolled back), or
-    /// files of it are missing (see [`crate::is_incomplete`]).
-    /// `Unsupported`: a later program wrote it. `Io`: the file system failed. `Full`: no room for
-    /// the opening batch. Nothing is changed then.
+    /// `Fenced`: a higher epoch wrote it. `Corrupt`: damaged below the part known to be on stable
+    /// storage, inconsistent with the data tier (entries missing in between, or the tier rolled
+    /// back), or lacking files (see [`crate::is_incomplete`]). `Unsupported`: a later program wrote
+    /// it. `Io`: the file system failed. `Full`: no room for the opening batch.
     pub fn open(
         dir: &Path,
         identity: LogIdentity,
@@ -163,11 +165,11 @@ impl Log {
         Self::open_with_sides(dir, identity, key, options, destaged, &SidesWanted::new())
     }
 
-    /// As [`Log::open`], with the side files that the data tier's metadata names. Those that it does
-    /// not name are removed: what they hold is in the data tier or in the ring.
+    /// Like [`Log::open`], with the side files that the data tier's metadata names. Other side
+    /// files are removed: their contents are in the data tier or in the ring.
     ///
     /// # Errors
-    /// As [`Log::open`]. A side file that is missing or damaged is none: it is in
+    /// Those of [`Log::open`]. A missing or damaged side file is no error: it is listed in
     /// [`Recovery::missing_sides`].
     pub fn open_with_sides(
         dir: &Path,
@@ -180,10 +182,11 @@ impl Log {
         Self::open_noted(dir, identity, key, options, destaged, wanted, &LogNotes::default())
     }
 
-    /// As [`Log::open_with_sides`], with what is noted of the log beside its own directory.
+    /// Like [`Log::open_with_sides`], with the notes about the log that are kept outside its
+    /// directory.
     ///
     /// # Errors
-    /// As [`Log::open`].
+    /// Those of [`Log::open`].
     pub fn open_noted(
         dir: &Path,
         identity: LogIdentity,
@@ -217,14 +220,15 @@ impl Log {
             destaged,
             random: &SystemRandom,
             planted,
-            // Before recovery writes the tail of the log anew.
+            // Taken before recovery rewrites the tail of the log.
             written_at: disk.written_at(),
             made_count: disk.made_count(),
             keeper: &keeper,
             mount: mounted(dir),
         };
         let mut opened = recovery::open(&mut disk, &args)?;
-        // Where an earlier program or a crash has left them unsaid, before anything is put there.
+        // An earlier program or a crash may have left ready files unrecorded; record them before
+        // anything is written there.
         let is_ready = |state: &&FileState| **state == FileState::Ready;
         let ready = opened.files.iter().filter(is_ready).count();
         disk.note_made(u32::try_from(ready).expect("file count"))?;
@@ -284,11 +288,11 @@ impl Log {
         Ok((Log { inner }, recovery))
     }
 
-    /// Resolves when everything that was answered before the call is on stable storage, with the
-    /// LSN up to which that is so. Flushes that wait at the same time share one sync.
+    /// Resolves once everything answered before the call is on stable storage, with the LSN up to
+    /// which the log is durable. Concurrent flushes share one sync.
     ///
     /// # Errors
-    /// `Io`: the log has failed; what was not yet on stable storage may be lost.
+    /// `Io`: the log has failed; entries not yet on stable storage may be lost.
     pub fn flush(&self) -> impl Future<Output = Result<Lsn>> + Send + use<> {
         let inner = Arc::clone(&self.inner);
         let target = inner.shared.begin_flush();
@@ -301,11 +305,11 @@ impl Log {
         }
     }
 
-    /// Resolves when everything up to `lsn`, an entry that was answered or is in a frozen generation,
-    /// is on stable storage.
+    /// Resolves once everything up to `lsn`, an entry that was answered or is in a frozen
+    /// generation, is on stable storage.
     ///
     /// # Errors
-    /// `Io`: the log has failed before it came there.
+    /// `Io`: the log failed before it reached `lsn`.
     pub async fn make_durable(&self, lsn: Lsn) -> Result<()> {
         if self.inner.shared.is_reached(lsn, Wait::Durable) {
             return Ok(());
@@ -313,8 +317,9 @@ impl Log {
         self.inner.sync_to(lsn).await
     }
 
-    /// Resolves when all entries are visible that were in a batch at the call. An entry whose append was dropped before is
-    /// visible then, or was taken back. Does not wait for log space.
+    /// Resolves once all entries that were in a batch at the call are visible. An entry whose
+    /// append was dropped earlier is then either visible or taken back. Does not wait for log
+    /// space.
     ///
     /// # Errors
     /// `Io`: the log has failed. `Unavailable`: it was closed.
@@ -328,24 +333,24 @@ impl Log {
         }
     }
 
-    /// Which volumes have a living snapshot at `lsn`, or that none has: so that no side file of theirs joins what
-    /// lies before it with what lies behind it. Until this is said, an entry about snapshots counts as one of
-    /// all volumes.
+    /// Sets the volumes that have a living snapshot at `lsn`; the list may be empty. Side files of
+    /// these volumes do not join data from before `lsn` with data from after it. Until this is
+    /// called, an entry about snapshots counts for all volumes.
     pub fn set_snapshots(&self, lsn: Lsn, volumes: Vec<VolumeId>) {
         self.inner.shared.overlay.set_snapshots(lsn, volumes);
     }
 
-    /// What is not yet in the data tier.
+    /// Returns the overlay: the data that is not yet in the data tier.
     #[must_use]
     pub fn overlay(&self) -> &Overlay {
         &self.inner.shared.overlay
     }
 
-    /// Reads a payload that is only in a log file: verified and decrypted. `None` when it has been
+    /// Reads a payload that is only in a log file; verifies and decrypts it. `None` if it has been
     /// destaged and released meanwhile: look the range up again.
     ///
     /// # Errors
-    /// `Corrupt`, naming file and offset, when it does not verify; `Io` when it cannot be read.
+    /// `Corrupt`, naming file and offset, if it does not verify; `Io` if it cannot be read.
     pub async fn read(&self, resident: &LogResident) -> Result<Option<Bytes>> {
         let inner = Arc::clone(&self.inner);
         let resident = resident.clone();
@@ -356,7 +361,7 @@ impl Log {
             }
             match resident.read(&*inner.reader, &inner.key) {
                 Ok(bytes) => Ok(Some(bytes)),
-                // Released while it was read, and perhaps written over.
+                // The entry was released during the read, and perhaps overwritten.
                 Err(_) if lsn <= inner.shared.destaged() => Ok(None),
                 Err(error) => Err(error),
             }
@@ -364,30 +369,30 @@ impl Log {
         read.await.map_err(|e| Error::with_source(ErrorKind::Io, "read from the write log", e))?
     }
 
-    /// Freezes everything that is visible at this moment into a generation of its own, unless
-    /// nothing was added since the last time. The log also freezes by itself when a generation is
-    /// large or the log is full.
+    /// Freezes everything visible at this moment into a generation of its own, unless nothing was
+    /// added since the last freeze. The log also freezes unasked when a generation is large or the
+    /// log is full.
     pub fn freeze(&self) -> Option<Arc<Generation>> {
         core::freeze(&self.inner.shared)
     }
 
-    /// The oldest frozen generation: the next one to destage.
+    /// Returns the oldest frozen generation, the next one to destage.
     #[must_use]
     pub fn next_frozen(&self) -> Option<Arc<Generation>> {
         self.inner.shared.overlay.next_frozen()
     }
 
-    /// To be called when all of `generation`, the oldest frozen one, is in the data tier and the
-    /// data tier durably says so: it leaves the overlay, and its log space is written over. Panics
-    /// when it is not the oldest.
+    /// Releases `generation`, the oldest frozen one, once all of it is in the data tier and the
+    /// data tier's metadata durably says so. It leaves the overlay, and its log space is reused.
+    /// Panics if it is not the oldest.
     pub fn release(&self, generation: &Arc<Generation>) {
         let obsolete = self.release_with(generation, Vec::new());
         assert!(obsolete.0.is_empty(), "side files change only by a change");
     }
 
-    /// As [`Log::release`], where the data tier's metadata durably names the side files of
-    /// `changes` too: they take the place of what the generation had of their volumes. Returns the
-    /// files that nothing names any more, for [`Log::remove_sides`].
+    /// Like [`Log::release`], once the data tier's metadata also durably names the side files of
+    /// `changes`, which replace the generation's data of their volumes. Returns the files that
+    /// nothing names any more, for [`Log::remove_sides`].
     pub fn release_with(
         &self,
         generation: &Arc<Generation>,
@@ -416,27 +421,27 @@ impl Log {
         obsolete
     }
 
-    /// To be called when a frozen generation is there and the caller waits before it destages that: the time until the next
-    /// release says nothing about how fast destage is.
+    /// Tells the pace that the caller waits before it destages the next frozen generation: the time
+    /// until the next release then says nothing about the speed of destage.
     pub fn rest(&self) {
         self.inner.pressure.lock().pace.on_rest(SystemClock.now_ns());
     }
 
-    /// From this call on writes of `volume` fail with `error`, also those that wait for log space:
-    /// they leave the queue, and whoever waits behind them moves up. Entries without payload are
-    /// still taken. `None` takes them again.
+    /// Makes writes of `volume` fail with `error` from this call on, including those that wait for
+    /// log space: they leave the queue, and the writes behind them move up. Entries without payload
+    /// are still taken. `None` allows writes again.
     pub fn refuse(&self, volume: VolumeId, error: Option<Error>) {
         self.inner.shared.refuse(volume, error);
         self.inner.drive();
     }
 
-    /// How the log stands.
+    /// Returns the status of the log.
     #[must_use]
     pub fn status(&self) -> LogStatus {
         self.inner.status()
     }
 
-    /// How far the ring is made.
+    /// Returns how much of the ring exists on disk.
     #[must_use]
     pub fn ring_space(&self) -> RingSpace {
         let counters = &self.inner.shared.counters;
@@ -448,24 +453,24 @@ impl Log {
         }
     }
 
-    /// A number that changes when a generation was frozen or released, when the log became full,
-    /// failed or closed. Look at the state after each change: changes are not counted.
+    /// Returns a number that changes when a generation is frozen or released and when the log
+    /// becomes full, fails or closes. Look at the state after each change: changes may be merged.
     #[must_use]
     pub fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
         self.inner.shared.changed.subscribe()
     }
 
-    /// Says that whoever must know that acknowledged entries may have been lost knows it durably
-    /// (see [`Recovery::is_tail_proven`]). Until then every open says it again.
+    /// Confirms that the loss of acknowledged entries has been recorded durably wherever it must be
+    /// known (see [`Recovery::is_tail_proven`]). Until then every open reports it again.
     pub fn settle_tail(&self) {
         if let Some(driver) = &mut *self.inner.driver.lock() {
             driver.core.settle();
         }
-        self.inner.drive(); // for whoever found the lock taken
+        self.inner.drive(); // for a caller that found the lock taken
     }
 
     /// Stops the log for good, for a reason that only the caller knows (the pool belongs to another
-    /// epoch): every waiter and every later call gets `error`. What was acknowledged stays.
+    /// epoch): every waiter and every later call gets `error`. Acknowledged entries stay.
     pub fn fail(&self, error: Error) {
         self.inner.shared.fail(error);
     }
@@ -476,33 +481,33 @@ impl Log {
         self.inner.payload_bytes_max
     }
 
-    /// An empty buffer for a payload of `length` bytes: see [`block::BlockDevice::payload`]. Memory that is kept for
-    /// them counts as that of payloads.
+    /// Returns an empty buffer for a payload of `length` bytes: see
+    /// [`block::BlockDevice::payload`]. Memory kept for these buffers counts as memory of payloads.
     #[must_use]
     pub fn payload(&self, length: usize) -> PayloadBuffer {
         self.inner.shared.overlay.payloads().take(length)
     }
 
-    /// Gives memory of payloads that was of no use since the last call back to the allocator. To be called every some
-    /// seconds, longer than destage takes for what a busy volume writes, by a thread that nobody waits for: there may
-    /// be many.
+    /// Gives payload memory that was unused since the last call back to the allocator. Call it
+    /// every few seconds, at an interval longer than destage takes for the writes of a busy volume,
+    /// from a thread that nothing waits for: there may be many buffers.
     pub fn trim_payloads(&self) {
         self.inner.shared.overlay.payloads().trim();
     }
 
-    /// Ends the log in an orderly way: what is queued is written, everything is on stable storage,
-    /// a clean mark says so, the threads have ended. Blocks. Later calls on other handles get
-    /// `Unavailable`; entries that found no room in a full log are not acknowledged and get it too.
+    /// Closes the log in an orderly way: writes the queue, syncs everything, writes a clean mark
+    /// and ends the threads. Blocks. Later calls on other handles get `Unavailable`; so do entries
+    /// that found no room in a full log, which are not acknowledged.
     ///
     /// # Errors
-    /// `Io` when the log has failed, now or before.
+    /// `Io` if the log has failed, now or earlier.
     pub fn close(self) -> Result<()> {
         self.inner.close()
     }
 }
 
 impl Inner {
-    /// Why nothing is queued any more.
+    /// Returns the reason why nothing is queued any more.
     fn gone(&self) -> Error {
         self.shared.check().err().unwrap_or_else(closed)
     }
@@ -514,14 +519,14 @@ impl Inner {
         Reached { inner: self, lsn, wait: Wait::Durable, is_entry: false, id: None }.await
     }
 
-    /// Steps the core, or makes sure that who is stepping it steps once more. Never waits for a device, for who comes
-    /// from the slow lane would keep all others waiting.
+    /// Steps the core, or makes sure that the thread stepping it takes another step. Never waits
+    /// for a device: a caller from the slow lane would keep all others waiting.
     fn drive(&self) {
         self.drive_patiently(0);
     }
 
-    /// As [`Inner::drive`], waiting for `patience` direct writes to a quick device at most: of those who append, one,
-    /// which is usually their own.
+    /// Like [`Inner::drive`], but waits for at most `patience` direct writes to a quick device.
+    /// Appends pass one, which is usually their own write.
     fn drive_patiently(&self, mut patience: u32) {
         for _ in 0..ROUNDS_MAX {
             // Orders the caller's mark before the look at the lock; pairs with the fence below.
@@ -537,9 +542,9 @@ impl Inner {
             drop(guard);
             drop(driver);
             if self.shared.disk_failed_at().is_some() {
-                return self.nudge(); // the log thread notes it
+                return self.nudge(); // the log thread records it
             }
-            // Orders letting go of the lock before the look at the mark.
+            // Orders the release of the lock before the look at the mark.
             fence(Ordering::SeqCst);
             if !self.shared.is_dirty.load(Ordering::Relaxed) {
                 return;
@@ -636,7 +641,7 @@ impl Inner {
         let thread = self.thread.lock().take();
         let Some(thread) = thread else { return };
         let is_own = thread.thread().id() == std::thread::current().id();
-        // One that notes a failure may wait for the disk that has failed.
+        // A thread that is recording a failure may be waiting for the disk that has failed.
         if !is_own && self.is_noted() && thread.join().is_err() {
             tracing::error!("the log thread has panicked");
         }
@@ -681,7 +686,8 @@ fn start_thread(inner: &Arc<Inner>) -> Result<()> {
     Ok(())
 }
 
-/// A core whose step did not come to its end is in no known state: nothing more is answered.
+/// Fails the log when a step panics: the core is then in an unknown state, and nothing more may be
+/// answered.
 struct FailOnPanic<'a>(&'a Shared);
 
 impl Drop for FailOnPanic<'_> {

@@ -1,18 +1,20 @@
-//! Which mounted file system a directory lies on: the superblock in the kernel's memory, with which its page cache
-//! comes and goes.
+//! Identifies the mounted file system of a directory, meaning the superblock in the kernel's
+//! memory, which has the same lifetime as its page cache.
 //!
 //! Invariants:
-//! - The same number within one boot of the kernel means that the file system was mounted all the time. So do bind
-//!   mounts, other mount namespaces and remounting with other options: all of these keep the superblock.
-//! - Unmounting and mounting gives another number.
-//! - What does not tell is `None`, which says nothing.
+//! - The same number within one boot of the kernel means that the file system stayed mounted. Bind
+//!   mounts, other mount namespaces and remounting with other options keep the superblock and so
+//!   the number.
+//! - Unmounting and mounting again gives another number.
+//! - A file system that gives no number is `None`, which proves nothing.
 //!
-//! The number is the inode of the file system's directory below `/sys/fs`, which the kernel makes with the superblock
-//! and removes with it. ext4, xfs, btrfs, f2fs and some others have one. Inodes of sysfs are given in order and not
-//! again, since Linux 4.14. Network file systems and FUSE have a node of their own below `/sys/class/bdi`. The others
-//! (overlay, tmpfs, ZFS) do not tell, and neither does a container without `/sys`. The id of a mount
-//! (`STATX_MNT_ID_UNIQUE`) would not do: each mount namespace has ids of its own, so that a service with a
-//! private one, or a container, would find another file system at each restart.
+//! The number is the inode of the file system's directory below `/sys/fs`, which the kernel makes
+//! with the superblock and removes with it. ext4, xfs, btrfs, f2fs and some others have one. Since
+//! Linux 4.14, sysfs hands out inode numbers in order and does not reuse them. Network file systems
+//! and FUSE have a node of their own below `/sys/class/bdi`. The others (overlay, tmpfs, ZFS) give
+//! no number, and neither does a container without `/sys`. The id of a mount
+//! (`STATX_MNT_ID_UNIQUE`) would not do: each mount namespace has ids of its own, so a service with
+//! a private one, or a container, would find another file system at each restart.
 
 use rustix::fs::{major, minor};
 use std::fs::File;
@@ -20,18 +22,19 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The first kernel that gives no inode of sysfs twice. Source: Linux 4.14, `kernfs: use idr instead of ida to manage
-/// inode number`.
+/// The first kernel that never reuses a sysfs inode number. Source: Linux 4.14, `kernfs: use idr
+/// instead of ida to manage inode number`.
 const KERNEL_MIN: (u32, u32) = (4, 14);
 /// Source: Linux, include/uapi/linux/magic.h, `BTRFS_SUPER_MAGIC`.
 const BTRFS_MAGIC: u64 = 0x9123_683e;
 /// Source: Linux, include/uapi/linux/btrfs.h, `BTRFS_IOC_FS_INFO`.
 const BTRFS_FS_INFO: u64 = 0x8400_941f;
-/// Bytes of its answer, and where the id of the file system is in it. Source: `struct btrfs_ioctl_fs_info_args`.
+/// Length of its answer in bytes, and the offset of the file system's id in it. Source: `struct
+/// btrfs_ioctl_fs_info_args`.
 const BTRFS_INFO_BYTES: usize = 1024;
 const BTRFS_AT_FSID: usize = 16;
 
-/// The number of the mounted file system that `dir` lies on.
+/// Returns the number of the mounted file system that holds `dir`.
 pub(crate) fn mounted(dir: &Path) -> Option<u64> {
     let release = rustix::system::uname();
     if !is_new_enough(release.release().to_str().ok()?) {
@@ -39,7 +42,7 @@ pub(crate) fn mounted(dir: &Path) -> Option<u64> {
     }
     let dir = File::open(dir).ok()?;
     let nodes = nodes_of(&dir)?;
-    // One of two would be a guess.
+    // With two candidates the choice would be a guess.
     let mut found = nodes.iter().filter_map(|path| std::fs::metadata(path).ok()).map(|it| it.ino());
     let number = found.next()?;
     found.next().is_none().then_some(number)
@@ -53,7 +56,7 @@ fn is_new_enough(release: &str) -> bool {
     }
 }
 
-/// Where the kernel may have a node of the file system.
+/// Lists the places where the kernel may have a node of the file system.
 fn nodes_of(dir: &File) -> Option<Vec<PathBuf>> {
     let device = dir.metadata().ok()?.dev();
     let magic = u64::try_from(rustix::fs::fstatfs(dir).ok()?.f_type).ok()?;
@@ -64,19 +67,19 @@ fn nodes_of(dir: &File) -> Option<Vec<PathBuf>> {
     if major(device) == 0 {
         return Some(vec![PathBuf::from("/sys/class/bdi").join(numbers)]);
     }
-    // The same name that the kernel has for the device: `sda1`, `dm-0`, `loop3`.
+    // The kernel's own name for the device: `sda1`, `dm-0`, `loop3`.
     let link = std::fs::read_link(PathBuf::from("/sys/dev/block").join(numbers)).ok()?;
     let name = link.file_name()?;
     let kinds = std::fs::read_dir("/sys/fs").ok()?;
     Some(kinds.flatten().map(|kind| kind.path().join(name)).collect())
 }
 
-/// The id of a btrfs, as sysfs writes it.
+/// Returns the id of a btrfs in the form that sysfs uses.
 #[expect(unsafe_code, reason = "an ioctl that no safe library offers")]
 fn btrfs_id(dir: &File) -> Option<String> {
     let mut info = [0u8; BTRFS_INFO_BYTES];
-    // SAFETY: the descriptor is open for as long as `dir` is borrowed; the kernel writes as many bytes as the number of
-    // the request says, which is the length of `info`.
+    // SAFETY: the descriptor is open for as long as `dir` is borrowed; the kernel writes as many
+    // bytes as the size in the request number, which is the length of `info`.
     let answer = unsafe { libc::ioctl(dir.as_raw_fd(), BTRFS_FS_INFO as _, info.as_mut_ptr()) };
     let id = info.get(BTRFS_AT_FSID..BTRFS_AT_FSID + 16)?;
     let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,7 +1,7 @@
-//! What the caller of the log chooses and says.
+//! The options, the identity and the entries that a caller hands to the log.
 //!
 //! Invariants:
-//! - Options that cannot work are refused by [`LogOptions::check`], never bent silently.
+//! - [`LogOptions::check`] refuses options that cannot work; they are never adjusted silently.
 
 use crate::format::entry::{EntryKind, EntryRow};
 use crate::format::{batch, file};
@@ -13,17 +13,17 @@ use bytes::Bytes;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMode {
     /// `pwrite` into the page cache, made durable by `fdatasync`. An acknowledgement that need not
-    /// be durable costs no device I/O. The default: measured by `examples/log_bench.rs`.
+    /// be durable costs no device I/O. The default, measured by `examples/log_bench.rs`.
     #[default]
     Buffered,
-    /// `O_DIRECT`: each write is a device I/O; memory holds no second copy of the log.
+    /// `O_DIRECT`: each write is a device I/O, and memory holds no second copy of the log.
     Direct,
 }
 
 /// Sizes and limits of a log. All sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogOptions {
-    /// Length of the whole ring, a multiple of `file_bytes`, at least two files. A ring that exists
+    /// Length of the whole ring: a multiple of `file_bytes`, at least two files. An existing ring
     /// keeps its length.
     pub ring_bytes: u64,
     /// Length of one file: a multiple of 4096, at most 2 GiB.
@@ -32,17 +32,18 @@ pub struct LogOptions {
     pub io_mode: IoMode,
     /// A batch takes no further entry once it holds this much payload.
     pub batch_bytes_max: usize,
-    /// AEAD of what is written from here on; what is there keeps its own.
+    /// AEAD of batches written from now on; existing batches keep theirs.
     pub algorithm: Algorithm,
-    /// The active generation is frozen by itself when it has used this much of the log.
+    /// Log space after which the log freezes the active generation.
     pub generation_bytes_max: u64,
-    /// Payloads kept in memory; what comes beyond is read back from the log files.
+    /// Payloads kept in memory; further payloads are read back from the log files.
     pub payload_memory_bytes: u64,
-    /// Most extents in the overlay over all generations; at half of it writers are slowed.
+    /// Maximum number of extents in the overlay over all generations; writers are slowed from half
+    /// of it.
     pub entry_count_max: u64,
     /// Payloads queued and not yet written; `append` waits before it queues more.
     pub queue_bytes_max: u64,
-    /// Once this much was written since the last sync, one is started though nobody asked.
+    /// Bytes written since the last sync after which the log starts one unasked.
     pub unsynced_bytes_max: u64,
     /// Part of the ring in use, in percent, from which writers are slowed.
     pub slow_from_percent: u8,
@@ -67,7 +68,7 @@ impl Default for LogOptions {
 }
 
 impl LogOptions {
-    /// Refuses what cannot work.
+    /// Refuses options that cannot work.
     ///
     /// # Errors
     /// `Invalid`, naming the option.
@@ -113,37 +114,38 @@ const MIN_FILE_BYTES: u64 = 256 << 10;
 /// still be opened and closed. Chosen by hand: sixteen such batches.
 pub(crate) const RESERVE_BYTES: u64 = 64 << 10;
 
-/// Largest payload of one entry in a ring of such files: half of the room in a file, 32 MiB at
-/// most.
+/// Largest payload of one entry in a ring of such files: half of the room in a file, at most 32
+/// MiB.
 pub(crate) fn payload_bytes_max(file_bytes: u64) -> usize {
     usize::try_from(((file_bytes - RESERVE_BYTES - 4096) / 2).min(32 << 20)).expect("32 MiB")
 }
 
-/// Room in a file with which no batch moves on to the next one, in bytes: the largest batch is one entry of
-/// [`payload_bytes_max`] with header, table, tags and padding, for which 8 KiB are enough.
+/// Room in a file, in bytes, that suffices for any batch, so that none moves on to the next file.
+/// The largest batch is one entry of [`payload_bytes_max`] with header, table, tags and padding,
+/// for which 8 KiB are enough.
 pub(crate) fn batch_bytes_bound(file_bytes: u64) -> u64 {
     payload_bytes_max(file_bytes) as u64 + (8 << 10) + RESERVE_BYTES
 }
 
-/// Who writes the log.
+/// The owner that writes the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogIdentity {
     /// The pool that owns the log.
     pub pool: [u8; 16],
-    /// This owner's term; a log that a higher one wrote is refused.
+    /// This owner's term; a log written in a higher epoch is refused.
     pub epoch: Epoch,
-    /// The kernel's boot id: tells a restart from a reboot.
+    /// The kernel's boot id, which tells a restart from a reboot.
     pub boot_id: [u8; 16],
-    /// Highest epoch that is known to have been served with this log, 0 where none is: a log that ends in
-    /// a lower one is an older copy, and refused.
+    /// Highest epoch known to have been served with this log; 0 if none is known. A log that ends
+    /// in a lower epoch is an older copy and is refused.
     pub served_epoch: Epoch,
 }
 
 impl LogIdentity {
-    /// The boot id of the running kernel.
+    /// Returns the boot id of the running kernel.
     ///
     /// # Errors
-    /// `Io` when the kernel does not tell.
+    /// `Io` if the kernel does not tell.
     pub fn kernel_boot_id() -> Result<[u8; 16]> {
         const PATH: &str = "/proc/sys/kernel/random/boot_id";
         let text = std::fs::read_to_string(PATH)
@@ -161,24 +163,24 @@ impl LogIdentity {
     }
 }
 
-/// What is to be logged.
+/// An entry to be logged.
 #[derive(Clone, Debug)]
 pub struct NewEntry {
-    /// Which volume; 0 only for a marker.
+    /// The volume; 0 only for a marker.
     pub volume: VolumeId,
-    /// What it does.
+    /// The kind of change.
     pub kind: EntryKind,
-    /// First sector of the range; 0 where the kind has none.
+    /// First sector of the range; 0 if the kind has no range.
     pub start_sector: u64,
-    /// Sectors of the range, with a write as many as the payload has; 0 where the kind has none.
+    /// Sectors of the range, in a write as many as the payload has; 0 if the kind has no range.
     pub sector_count: u64,
-    /// Data of a write, or a volume's record. Empty otherwise. Of a write the overlay keeps it and counts its length: it
-    /// has its memory for itself.
+    /// Data of a write, or a volume's record; empty otherwise. The overlay keeps the payload of a
+    /// write and counts its length, so the payload must not share its memory with other buffers.
     pub payload: Bytes,
 }
 
 impl NewEntry {
-    /// Nothing but a place in the order.
+    /// Makes an entry that only marks a place in the order.
     pub(crate) fn marker() -> NewEntry {
         NewEntry {
             volume: VolumeId(0),
@@ -201,7 +203,7 @@ impl NewEntry {
         row.is_sane().then_some(row)
     }
 
-    /// Bytes that the entry adds to a batch, the batch's own header aside.
+    /// Bytes that the entry adds to a batch, not counting the batch's own header.
     pub(crate) fn batch_bytes(&self) -> usize {
         crate::format::entry::ENTRY_BYTES + TAG_BYTES + self.payload.len()
     }
@@ -212,12 +214,12 @@ pub(crate) fn batch_bytes(entry_count: usize, sealed_payload_bytes: usize) -> us
     batch::batch_bytes(entry_count, sealed_payload_bytes).expect("a batch is at most a file")
 }
 
-/// When an append is answered.
+/// The point at which an append is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// The write to the log file has completed, and that of every earlier entry: safe when the
-    /// process dies.
+    /// The writes of this entry and of every earlier one to the log file have completed: safe if
+    /// the process dies.
     Written,
-    /// Also on stable storage: safe when the machine loses power.
+    /// The entry is also on stable storage: safe if the machine loses power.
     Durable,
 }

@@ -1,14 +1,14 @@
-//! Which batch follows which. Everything that walks the ring asks here, so that no two readers of a log
-//! can disagree about where it ends.
+//! Decides whether one batch follows another. All code that walks the ring uses this rule, so that
+//! no two readers of a log can disagree about its end.
 //!
 //! Invariants:
-//! - A sequence number alone proves nothing: a life that was cut off may have left a batch with the next
-//!   number behind the batch that a later life wrote. Only the whole rule counts.
-//! - Behind a batch that is authenticated none stands that is not: the format's version never falls.
+//! - A sequence number alone proves nothing: a life that was cut off may have left a batch with the
+//!   next number behind the batch that a later life wrote. Only the whole rule counts.
+//! - No unauthenticated batch follows an authenticated one: the format's version never falls.
 
 use crate::format::batch::BatchHeader;
 
-/// Whether `next` is the batch behind `before`, whose checksum is `checksum`.
+/// Returns whether `next` directly follows `before`, whose checksum is `checksum`.
 pub(crate) fn follows(before: &BatchHeader, checksum: u32, next: &BatchHeader) -> bool {
     let is_in_sequence = next.sequence == before.sequence.saturating_add(1)
         && next.previous_checksum == checksum
