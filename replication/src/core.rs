@@ -1,14 +1,16 @@
-//! The log's state machine: takes what is queued, builds batches, places them in the ring, and
-//! turns the disk's completions into acknowledgements. No thread, no clock, no wait.
+//! The log's state machine: takes entries from the queue, builds batches, places them in the ring,
+//! and turns the disk's completions into acknowledgements. It has no thread and no clock, and never
+//! waits.
 //!
 //! Invariants:
-//! - Batches are retired in order: nothing is visible or acknowledged before every earlier batch
+//! - Batches are retired in order: no entry is visible or acknowledged before every earlier batch
 //!   has been written whole.
-//! - One sync at a time; it covers what was retired when it was asked for, and nothing else.
-//! - A file is written over only when all its entries are destaged.
-//! - Before an acknowledgement may run ahead of stable storage, a batch that says so ("loud") is
+//! - Only one sync runs at a time. It covers exactly the batches that were retired when it was
+//!   requested.
+//! - A file is written over only after all its entries are destaged.
+//! - Before acknowledgements may run ahead of stable storage, a batch that announces it ("loud") is
 //!   on stable storage. So a log whose last batch is not loud ends where its acknowledgements did.
-//! - After the first failed request nothing is submitted any more.
+//! - After the first failed request nothing more is submitted.
 
 use crate::format::batch::{self, BatchHeader};
 use crate::format::entry::EntryRow;
@@ -30,43 +32,45 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Batches in flight at once, where the disk does not complete them at once (direct I/O). Chosen by
-/// hand; buffered writes complete at once and never have one in flight.
+/// Maximum number of batches in flight, for disks that do not complete writes inside the call
+/// (direct I/O). Chosen by hand. Buffered writes complete inside the call and are never in flight.
 const IN_FLIGHT_MAX: usize = 4;
 /// Ring files made ahead of need. Chosen by hand: at 1 GB/s a file lasts 64 ms.
 const FILES_AHEAD: u32 = 2;
-/// Ticks without a batch after which the next ring file is made, though no write needs it yet. Chosen
-/// by hand: a second, so that the whole ring is there within a minute of idleness.
+/// Ticks without a batch after which the next ring file is made before a write needs it. Chosen by
+/// hand: a second, so that the whole ring exists within a minute of idleness.
 const TICKS_TO_MAKE: u32 = 5;
-/// Rounds of one step. Chosen by hand: a task that steps for others does not do so for long.
+/// Maximum rounds of one step. Chosen by hand: a task that steps for others does not do so for
+/// long.
 const ROUNDS_MAX: u32 = 8;
-/// Rounds after which a sync that is wanted starts, though there is more to write.
+/// Rounds after which a requested sync starts although there is more to write.
 const ROUNDS_TO_SYNC: u32 = 4;
-/// Ticks without a batch after which the log goes quiet. Chosen by hand: about five seconds, so that
-/// only a writer that is idle for so long waits for a sync when it comes back.
+/// Ticks without a batch after which the log goes quiet. Chosen by hand: about five seconds, so
+/// that only a writer that was idle for that long waits for a sync when it returns.
 const TICKS_QUIET: u32 = 25;
-/// Ticks after which what was written is synced though nobody asked and more keeps coming.
+/// Ticks after which written batches are synced unasked although more keep coming.
 const TICKS_UNSYNCED_MAX: u32 = 5;
 
-/// Batches in a row, each followed by a flush before the next came, after which a flush is expected
-/// and the sync starts with the acknowledgement. Chosen by hand: a database that commits is
-/// recognised at once, a burst with a flush at its end never is.
+/// Consecutive batches, each flushed before the next one came, after which a flush is expected and
+/// the sync starts with the acknowledgement. Chosen by hand: a database that commits is recognised
+/// at once, a burst with a flush at its end never is.
 const FLUSHES_EXPECTED_MIN: u8 = 4;
-/// What the count of such batches rises to. Chosen by hand: a few batches without a flush end it.
+/// Upper limit of the count of such batches. Chosen by hand: a few batches without a flush end the
+/// expectation.
 const FLUSHES_EXPECTED_MAX: u8 = 8;
 
-/// Bytes of a batch up to which its way to the device may begin before its acknowledgement. Chosen by
-/// hand: handing over more takes longer than it saves.
+/// Largest batch, in bytes, whose write-back to the device may begin before its acknowledgement.
+/// Chosen by hand: handing over more takes longer than it saves.
 const SYNC_NEXT_BYTES_MAX: u64 = 64 << 10;
 
-/// Where the next batch goes and what it follows.
+/// The place of the next batch and its predecessor in the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) slot: u32,
     pub(crate) offset: u64,
     /// Sequence of the next batch.
     pub(crate) sequence: u64,
-    /// Checksum of the batch before.
+    /// Checksum of the previous batch.
     pub(crate) previous_checksum: u32,
     /// LSN of the next entry.
     pub(crate) next_lsn: Lsn,
@@ -74,20 +78,20 @@ pub(crate) struct Head {
     pub(crate) position: u64,
 }
 
-/// A file from the tail of the log to its head.
+/// A file between the tail of the log and its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiveFile {
     pub(crate) slot: u32,
-    /// Newest entry in it, or before it.
+    /// Newest entry in this file, or in an earlier one.
     pub(crate) last_lsn: Lsn,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileState {
     Absent,
-    /// With the token of the request.
+    /// Carries the token of the request.
     Creating(u64),
-    /// Could not be made; asked for again at the next tick.
+    /// The file could not be made; it is requested again at the next tick.
     Refused,
     Ready,
 }
@@ -98,11 +102,11 @@ enum Room {
     Yes,
     /// A file is being made.
     Soon,
-    /// Something must be destaged first.
+    /// Entries must be destaged first.
     Full,
 }
 
-/// What stays the same while the log is open.
+/// The parts that do not change while the log is open.
 pub(crate) struct Config {
     pub(crate) identity: LogIdentity,
     pub(crate) key: PoolKey,
@@ -148,23 +152,23 @@ pub(crate) struct Core {
     retired_position: u64,
     durable_sequence: u64,
     durable_lsn: Lsn,
-    /// Sync until this batch is durable, whoever asks.
+    /// The log syncs until this batch is durable, even if no caller asks.
     sync_sequence_wanted: u64,
     sync_position: u64,
-    /// Counts up with each batch that a flush followed at once, down by two with each other one.
+    /// Rises by one with each batch that was flushed at once, falls by two with each other one.
     flushes_expected: u8,
     /// The batch that announced loudness.
     loud_sequence: Option<u64>,
-    /// The durable LSN that the newest batch carries.
+    /// The durable LSN in the newest batch.
     told_durable_lsn: Lsn,
-    /// What an earlier life may have lost has been dealt with.
+    /// Whether a possible loss of an earlier life has been dealt with.
     is_settled: bool,
     is_closing: bool,
     is_clean_written: bool,
     tick_sequence: u64,
     ticks_unsynced: u32,
     ticks_idle: u32,
-    /// A file could not be made when it was asked for last.
+    /// Whether the last file that was requested could not be made.
     is_refused: bool,
     next_token: u64,
     completions: Vec<DiskCompletion>,
@@ -172,7 +176,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// A core that goes on behind `head`, where everything before is on stable storage.
+    /// Makes a core that continues after `head`; everything before it is on stable storage.
     pub(crate) fn new(
         mut config: Config,
         random: Arc<dyn Random>,
@@ -218,8 +222,9 @@ impl Core {
         }
     }
 
-    /// Does what can be done without waiting. While others keep adding, it ends after a few rounds
-    /// with [`Shared::is_dirty`] set: the caller is to come back, or to send somebody else.
+    /// Does all the work that is possible without waiting. If others keep adding work, it ends
+    /// after a few rounds with [`Shared::is_dirty`] set: the caller must step again or wake another
+    /// thread to do so.
     pub(crate) fn step(&mut self, disk: &mut dyn Disk, shared: &Shared) {
         for round in 1.. {
             if shared.is_failed() {
@@ -231,8 +236,8 @@ impl Core {
             let is_submitted = self.submit_batches(disk, shared);
             let is_closed = self.go_on_closing(disk, shared);
             let is_any = is_reaped || is_retired || is_released || is_submitted || is_closed;
-            // Late, so that one sync covers all that could be written before it; but writers who
-            // keep coming must not keep those who flush waiting.
+            // The sync comes late, so that it covers all earlier writes; but a stream of writers
+            // must not keep the flushers waiting.
             let is_sync_due = !is_any || round % ROUNDS_TO_SYNC == 0;
             let is_synced = is_sync_due && self.start_sync(disk, shared);
             if !is_any && !is_synced {
@@ -245,8 +250,8 @@ impl Core {
         }
     }
 
-    /// To be called a few times a second: syncs what nobody asked for and, once all is quiet,
-    /// writes a batch without entries that says how far the log is durable.
+    /// Called a few times a second. Syncs batches that no caller asked to sync and, once the log is
+    /// idle, writes a batch without entries that records how far the log is durable.
     pub(crate) fn tick(&mut self, disk: &mut dyn Disk, shared: &Shared) {
         self.step(disk, shared);
         if shared.is_failed() || self.is_closing {
@@ -262,7 +267,8 @@ impl Core {
         self.tick_sequence = self.head.sequence - 1;
         self.ticks_unsynced += 1;
         self.ticks_idle = if is_idle { self.ticks_idle.saturating_add(1) } else { 0 };
-        // Not once one was refused: what is left of the disk is for others until a write needs it.
+        // After a refusal no file is made ahead: the remaining space is for others until a write
+        // needs it.
         if is_idle && self.ticks_idle.is_multiple_of(TICKS_TO_MAKE) && !self.is_refused {
             self.make_next_file(disk);
         }
@@ -281,18 +287,19 @@ impl Core {
         self.step(disk, shared);
     }
 
-    /// Starts an orderly end; [`Core::is_closed`] tells when it is done. Nothing is queued later.
+    /// Starts an orderly close; [`Core::is_closed`] tells when it is done. Nothing may be queued
+    /// later.
     pub(crate) fn close(&mut self) {
         self.is_closing = true;
     }
 
-    /// Whoever had to know that acknowledged entries may have been lost knows it durably: batches
-    /// from here on no longer say so.
+    /// Confirms that a possible loss of acknowledged entries has been recorded durably: later
+    /// batches no longer report it.
     pub(crate) fn settle(&mut self) {
         self.is_settled = true;
     }
 
-    /// Everything is durable and, where there was room, the clean mark is.
+    /// Returns whether everything is durable, including the clean mark if there was room for it.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closing
             && self.is_clean_written
@@ -309,7 +316,7 @@ impl Core {
         self.next_token
     }
 
-    // --- what the disk says ---
+    // --- completions of the disk ---
 
     fn reap(&mut self, disk: &mut dyn Disk, shared: &Shared) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
@@ -354,7 +361,7 @@ impl Core {
                     *shared.counters.refusal.lock() = None;
                     shared.counters.made_count.fetch_add(1, Ordering::Relaxed);
                 }
-                // The log lives on with the files that it has.
+                // The log continues with the files that it has.
                 Err(e) => {
                     self.files[slot] = FileState::Refused;
                     self.is_refused = true;
@@ -387,10 +394,10 @@ impl Core {
         }
     }
 
-    /// Makes the oldest batches visible and answered, as far as they are written without a gap.
+    /// Makes the oldest batches visible and answered, up to the first one that is not yet written.
     fn retire(&mut self, shared: &Shared) -> bool {
         if shared.is_failed() {
-            return false; // what was reaped with the failure is not answered
+            return false; // completions reaped together with the failure are not answered
         }
         let mut is_any = false;
         while self.in_flight.front().is_some_and(|b| b.is_written) {
@@ -438,12 +445,12 @@ impl Core {
         }
     }
 
-    /// What is acknowledged next will probably be flushed next.
+    /// Returns whether the next acknowledged entries will probably be flushed at once.
     pub(crate) fn is_flush_expected(&self) -> bool {
         self.flushes_expected >= FLUSHES_EXPECTED_MIN
     }
 
-    /// Learns from whether somebody flushed what was there before this batch.
+    /// Updates the expectation by whether the entries before this batch were flushed.
     fn expect_flush(&mut self, shared: &Shared) {
         self.flushes_expected = if shared.flushed() >= self.retired_lsn {
             (self.flushes_expected + 1).min(FLUSHES_EXPECTED_MAX)
@@ -462,7 +469,7 @@ impl Core {
         self.live.len() != before
     }
 
-    // --- batches out ---
+    // --- batches ---
 
     fn submit_batches(&mut self, disk: &mut dyn Disk, shared: &Shared) -> bool {
         let mut is_any = false;
@@ -475,7 +482,7 @@ impl Core {
         is_any
     }
 
-    /// The entries of the next batch, if there is to be one now and there is a place for it.
+    /// Takes the entries of the next batch, if one is due and there is a place for it.
     fn take_entries(
         &mut self,
         disk: &mut dyn Disk,
@@ -487,7 +494,8 @@ impl Core {
         if count == 0 {
             return None;
         }
-        // The disk is busy: gather, unless what was gathered is worth a write of its own.
+        // The disk is busy: gather more, unless the gathered entries are worth a write of their
+        // own.
         if !self.in_flight.is_empty() && bytes < batch_bytes_max / 2 {
             return None;
         }
@@ -511,7 +519,7 @@ impl Core {
         Some((entries, room))
     }
 
-    /// Moves the head to a place with `bytes` of room, and `reserve` behind it.
+    /// Moves the head to a place with `bytes` of room and `reserve` bytes behind it.
     fn make_room(&mut self, bytes: u64, reserve: u64, disk: &mut dyn Disk) -> Room {
         let file_bytes = self.config.file_bytes;
         if self.head.offset + bytes + reserve <= file_bytes {
@@ -530,8 +538,8 @@ impl Core {
         Room::Yes
     }
 
-    /// The file after the head's. Where it cannot be made (the disk is full), the ring closes
-    /// before it and goes on in the first file.
+    /// Returns the file after the head's. If it cannot be made (the disk is full), the ring ends
+    /// before it and continues in the first file.
     fn next_slot(&mut self, disk: &mut dyn Disk) -> Result<u32, Room> {
         let next = (self.head.slot + 1) % self.config.file_count;
         let is_live = |slot| self.live.iter().any(|file| file.slot == slot);
@@ -548,8 +556,8 @@ impl Core {
         }
     }
 
-    /// Asks for the file that the head comes to soon, if it is not there. Files are made in order,
-    /// one after the other: a hole in their numbers is a file that was taken away.
+    /// Requests the file that the head will soon reach, if it does not exist. Files are made in
+    /// order, one after the other: a gap in their numbers is a file that was taken away.
     pub(crate) fn prepare_files(&mut self, disk: &mut dyn Disk) {
         let made = self.files.iter().take_while(|state| **state == FileState::Ready).count();
         if made <= (self.head.slot + FILES_AHEAD) as usize {
@@ -557,7 +565,7 @@ impl Core {
         }
     }
 
-    /// Asks for the first file that is not there, unless it is asked for already.
+    /// Requests the first file that does not exist, unless it is already requested.
     fn make_next_file(&mut self, disk: &mut dyn Disk) {
         let made = self.files.iter().take_while(|state| **state == FileState::Ready).count();
         let slot = u32::try_from(made).expect("file count");
@@ -630,7 +638,7 @@ impl Core {
         }
     }
 
-    /// Encodes a batch for the head and moves the head's chain, not its place.
+    /// Encodes a batch for the head. Advances the head's checksum chain but not its position.
     fn encode(
         &mut self,
         header: &mut BatchHeader,
@@ -679,7 +687,7 @@ impl Core {
         disk.submit(DiskRequest::Write { token, file: slot, offset, buffer, is_sync_next });
     }
 
-    /// A batch without entries. False, and nothing happens, where there is no room for one.
+    /// Writes a batch without entries. Returns false, without effect, if there is no room for one.
     fn write_marker(&mut self, disk: &mut dyn Disk, shared: &Shared, is_clean: bool) -> bool {
         // The last place in a file is for the opening batch that follows a close.
         let keep = if is_clean { batch_bytes(0, 0) as u64 } else { RESERVE_BYTES / 2 };
@@ -723,7 +731,8 @@ impl Core {
         if !self.is_closing || self.is_clean_written || !self.in_flight.is_empty() {
             return false;
         }
-        // What found no room before the end is not acknowledged, and its waiters are told so.
+        // Entries that found no room before the end are not acknowledged, and their waiters learn
+        // it.
         shared.queue.lock().clear();
         if self.retired_sequence > self.durable_sequence {
             let is_new = self.sync_sequence_wanted < self.retired_sequence;
@@ -735,12 +744,12 @@ impl Core {
     }
 }
 
-/// Extents with which a generation is frozen, however little of the log it has used.
+/// Number of extents at which a generation is frozen, however little of the log it has used.
 pub(crate) fn extents_to_freeze(options: &LogOptions) -> u64 {
     options.entry_count_max / 4
 }
 
-/// Freezes what is visible and tells who destages.
+/// Freezes the visible entries and notifies destage.
 pub(crate) fn freeze(shared: &Shared) -> Option<Arc<Generation>> {
     let frozen = shared.overlay.freeze();
     if frozen.is_some() {
@@ -749,7 +758,8 @@ pub(crate) fn freeze(shared: &Shared) -> Option<Arc<Generation>> {
     frozen
 }
 
-/// Nothing can be placed until something is released, so there must be something to destage.
+/// Makes sure that there is something to destage: no batch can be placed until a generation is
+/// released.
 fn on_full(shared: &Shared) {
     if shared.overlay.next_frozen().is_none() {
         freeze(shared);

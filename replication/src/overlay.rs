@@ -1,14 +1,14 @@
-//! What the log holds and the data tier does not yet: a stack of generations.
+//! The data that the log holds and the data tier does not have yet: a stack of generations.
 //!
 //! Invariants:
-//! - Entries enter in LSN order, when their batch has been written and before anybody is told.
-//! - A generation covers a gapless run of LSNs; frozen ones never change and are destaged oldest
-//!   first, so the data tier always holds a prefix of the log.
+//! - Entries enter in LSN order, after their batch has been written and before it is acknowledged.
+//! - A generation covers a gapless run of LSNs. Frozen generations never change and are destaged
+//!   oldest first, so the data tier always holds a prefix of the log.
 //! - A newer generation hides an older one; a generation leaves only when it is destaged durably.
-//! - An entry about snapshots is the last one of its generation: whatever a snapshot shows is in generations
-//!   and side layers that end with it or before.
-//! - Below all generations are the side layers of volumes that could not be destaged, a newer layer
-//!   above an older one. They change together with the generation that leaves, or on their own when
+//! - An entry about snapshots is the last one of its generation, so everything that a snapshot
+//!   shows is in generations and side layers that end at or before that entry.
+//! - Below all generations are the side layers of volumes that could not be destaged, newer layers
+//!   above older ones. They change together with the generation that leaves, or on their own once
 //!   the data tier has taken them in.
 
 use crate::extents::{Cut, ExtentMap, Piece, Source, Weight};
@@ -25,20 +25,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Side files of one volume. Chosen by hand: a lookup that ends below them costs some microseconds.
+/// Maximum number of side files of one volume. Chosen by hand: a lookup that ends below them costs
+/// a few microseconds.
 const SIDE_FILES_MAX: usize = 64;
-/// Fewer are not asked for, however many volumes there are. Chosen by hand.
+/// Lower limit of that maximum, however many volumes there are. Chosen by hand.
 const SIDE_FILES_MIN: usize = 4;
-/// Side files of all volumes, as long as each may have [`SIDE_FILES_MIN`]. Chosen by hand: an eighth
-/// of the open files that most systems allow a service.
+/// Side files of all volumes together, as long as each may have [`SIDE_FILES_MIN`]. Chosen by hand:
+/// an eighth of the open files that most systems allow a service.
 const SIDE_FILES_OF_ALL: usize = 1024;
 
-/// Memory of payloads that are on their way, beside what the overlay keeps: that of a full overlay would otherwise be
-/// fresh each time. It is the front ends' memory of requests until these are answered. Chosen by hand: 64 of the
-/// longest parts of writes.
+/// Buffer memory for payloads in flight, in addition to the payloads that the overlay keeps;
+/// otherwise every payload of a full overlay would need fresh memory. Front ends hold it for their
+/// requests until these are answered. Chosen by hand: 64 of the longest parts of writes.
 const IN_FLIGHT_BYTES: usize = 8 << 20;
 
-/// A run of LSNs, folded: per volume only the newest contents of each sector.
+/// A run of LSNs, folded: only the newest contents of each sector, per volume.
 #[derive(Debug)]
 pub struct Generation {
     first_lsn: Lsn,
@@ -51,7 +52,8 @@ pub struct Generation {
     pub(crate) end_position: u64,
     /// Bytes of log that it used.
     pub(crate) log_bytes: u64,
-    /// When its first entry came, or for a recovered one a moment that is not earlier.
+    /// Time of its first entry; for a recovered generation a lower bound of its age, so a moment
+    /// that is not earlier.
     pub(crate) since: Option<Instant>,
 }
 
@@ -70,57 +72,57 @@ impl Generation {
         }
     }
 
-    /// LSN of its first entry.
+    /// Returns the LSN of its first entry.
     #[must_use]
     pub fn first_lsn(&self) -> Lsn {
         self.first_lsn
     }
 
-    /// LSN of its last entry; one less than [`Generation::first_lsn`] when it is empty.
+    /// Returns the LSN of its last entry; one less than [`Generation::first_lsn`] if it is empty.
     #[must_use]
     pub fn last_lsn(&self) -> Lsn {
         self.last_lsn
     }
 
-    /// No LSN in it.
+    /// Returns whether it has no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.last_lsn < self.first_lsn
     }
 
-    /// Each volume with extents, in order of id, with its sorted, disjoint extents. Their source is
-    /// never [`Source::Beneath`].
+    /// Lists each volume with extents, in order of id, with its sorted, disjoint extents. Their
+    /// source is never [`Source::Beneath`].
     pub fn volumes(&self) -> impl Iterator<Item = (VolumeId, Vec<Piece>)> + '_ {
         let mut ids: Vec<VolumeId> = self.volumes.keys().copied().collect();
         ids.sort_unstable();
         ids.into_iter().map(|id| (id, self.volumes[&id].iter().collect()))
     }
 
-    /// The extents of one volume, as [`Generation::volumes`] gives them.
+    /// Returns the extents of one volume, in the form that [`Generation::volumes`] gives.
     pub(crate) fn pieces_of(&self, volume: VolumeId) -> Vec<Piece> {
         self.volumes.get(&volume).map_or_else(Vec::new, |extents| extents.iter().collect())
     }
 
-    /// The newest record of each volume that has one here, in order of id.
+    /// Lists the newest record of each volume that has one here, in order of id.
     pub fn volume_records(&self) -> impl Iterator<Item = (VolumeId, Bytes)> + '_ {
         let mut records: Vec<_> = self.records.iter().map(|(id, r)| (*id, r.clone())).collect();
         records.sort_unstable_by_key(|(id, _)| *id);
         records.into_iter()
     }
 
-    /// What its last entry says of snapshots, if that is what its last entry is about.
+    /// Returns the payload of its last entry, if that entry is about snapshots.
     #[must_use]
     pub fn snapshots(&self) -> Option<Bytes> {
         self.snapshots.clone()
     }
 
-    /// Bytes of data that destaging it moves.
+    /// Returns the bytes of data that destaging it moves.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         self.weight.payload_bytes
     }
 
-    /// Extents over all volumes.
+    /// Returns the number of extents over all volumes.
     #[must_use]
     pub fn extent_count(&self) -> u64 {
         self.weight.extent_count
@@ -138,10 +140,11 @@ struct Stack {
     frozen: VecDeque<Arc<Generation>>,
     active: Generation,
     sides: Sides,
-    /// Sum over the frozen ones.
+    /// Sum over the frozen generations.
     frozen_weight: Weight,
-    /// LSNs of living snapshots, with the volumes that they are of; without any where that is not known: of
-    /// all. No side layer of these may show both what is before and what is behind one.
+    /// LSNs of living snapshots with their volumes. An empty list means that the volumes are
+    /// unknown and counts for all. No side layer of these volumes may show data from both sides of
+    /// a snapshot.
     snapshots: BTreeMap<Lsn, Vec<VolumeId>>,
 }
 
@@ -154,7 +157,7 @@ impl Stack {
         self.frozen_weight.extent_count + self.active.weight.extent_count
     }
 
-    /// Newest first.
+    /// Returns a generation by its depth, 0 being the active one, which is the newest.
     fn newest_first(&self, depth: usize) -> Option<&Generation> {
         match depth {
             0 => Some(&self.active),
@@ -162,8 +165,8 @@ impl Stack {
         }
     }
 
-    /// The volume's extents in the newest generation or side layer at or below `depth` that has
-    /// any.
+    /// Returns the volume's extents in the newest generation or side layer at or below `depth` that
+    /// has any.
     fn next_with(&self, volume: VolumeId, mut depth: usize) -> Option<(usize, &ExtentMap)> {
         while let Some(generation) = self.newest_first(depth) {
             if let Some(extents) = generation.volumes.get(&volume) {
@@ -172,17 +175,17 @@ impl Stack {
             depth += 1;
         }
         let layers = self.sides.get(&volume)?;
-        // The newest one comes right below the oldest generation.
+        // The newest side layer is right below the oldest generation.
         let below = depth - (self.frozen.len() + 1);
         let layer = layers.len().checked_sub(below + 1).map(|index| &layers[index])?;
         Some((depth, &layer.extents))
     }
 
-    /// How many generations and side layers of the volume, the newest ones, have entries behind an LSN.
+    /// Counts the newest generations and side layers of the volume that have entries after `at`.
     fn depth_of(&self, volume: VolumeId, at: Lsn) -> usize {
         let is_newer = |generation: &Generation| generation.last_lsn > at;
         let generations = (0..).map_while(|depth| self.newest_first(depth));
-        // The active one is newer whatever it has.
+        // The active generation counts as newer whatever it holds.
         let newer = generations.skip(1).take_while(|generation| is_newer(generation)).count() + 1;
         let sides = self.sides.get(&volume).map_or(&[][..], Vec::as_slice);
         newer + sides.iter().filter(|layer| layer.id().last_lsn > at).count()
@@ -230,18 +233,18 @@ fn change(sides: &mut Sides, changes: Vec<LayersOf>) -> Vec<Vec<Arc<SideLayer>>>
     changes.into_iter().filter_map(replace).collect()
 }
 
-/// What the overlay has of one volume.
+/// The overlay's holdings of one volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeWeight {
     /// Bytes of payload in the ring.
     pub log_bytes: u64,
     /// Bytes of payload in side files.
     pub side_bytes: u64,
-    /// Side files.
+    /// Number of side files.
     pub side_file_count: u64,
     /// Extents, in the ring and in side files.
     pub extent_count: u64,
-    /// Those in the ring.
+    /// Extents in the ring.
     pub log_extent_count: u64,
 }
 
@@ -252,13 +255,13 @@ pub(crate) struct OverlayStatus {
     pub(crate) extent_count: u64,
     pub(crate) undestaged_bytes: u64,
     pub(crate) frozen_count: u64,
-    /// When the oldest entry of the ring came.
+    /// Time of the oldest entry in the ring.
     pub(crate) since: Option<Instant>,
-    /// The same for what side files hold.
+    /// Time of the oldest entry in side files.
     pub(crate) side_since: Option<Instant>,
 }
 
-/// An entry on its way into the overlay. The payload has its place in the log beside it.
+/// An entry on its way into the overlay, with the place of its payload in the log.
 pub(crate) struct Incoming {
     pub(crate) volume: VolumeId,
     pub(crate) kind: EntryKind,
@@ -282,14 +285,15 @@ impl Incoming {
     }
 }
 
-/// The stack. Lookups run beside each other and beside the log's I/O.
+/// The stack of generations and side layers. Lookups run in parallel with each other and with the
+/// log's I/O.
 #[derive(Debug)]
 pub struct Overlay {
     stack: RwLock<Stack>,
     /// Extents over all generations; written under the stack's lock.
     extent_count: AtomicU64,
     payload_memory_bytes: u64,
-    /// Memory of payloads, those that recovery finds and copies of rests too.
+    /// Memory for payloads, including those that recovery finds and copies of cut extents.
     payloads: Arc<PayloadBuffers>,
     planted: Planted,
 }
@@ -315,8 +319,8 @@ impl Overlay {
         &self.payloads
     }
 
-    /// Where each part of the range is found: pieces in order that cover all of it, newest contents
-    /// first. `sector_count` is not 0.
+    /// Finds the source of each part of the range. Returns pieces in order that cover all of it,
+    /// newest contents first. `sector_count` must not be 0.
     #[must_use]
     pub fn lookup(&self, volume: VolumeId, start_sector: u64, sector_count: u64) -> Vec<Piece> {
         let mut pieces = Vec::with_capacity(1);
@@ -324,7 +328,8 @@ impl Overlay {
         pieces
     }
 
-    /// As [`Overlay::lookup`], of what a snapshot at `at` shows: of nothing behind that LSN.
+    /// Like [`Overlay::lookup`], for the contents that a snapshot at `at` shows: entries after that
+    /// LSN are ignored.
     #[must_use]
     pub fn lookup_at(
         &self,
@@ -340,7 +345,8 @@ impl Overlay {
         pieces
     }
 
-    /// What entries about snapshots say that are not destaged yet, oldest first, each with its LSN.
+    /// Lists the payloads of entries about snapshots that are not destaged yet, oldest first, each
+    /// with its LSN.
     #[must_use]
     pub fn snapshots(&self) -> Vec<(Lsn, Bytes)> {
         let stack = self.stack.read();
@@ -359,14 +365,15 @@ impl Overlay {
         };
     }
 
-    /// A snapshot of the volume lies between what two LSNs have written: behind the first, before the second.
+    /// Returns whether a snapshot of the volume separates two LSNs: at or after the first, before
+    /// the second.
     pub(crate) fn is_snapshot_between(&self, volume: VolumeId, first: Lsn, second: Lsn) -> bool {
         let stack = self.stack.read();
         let is_its = |volumes: &Vec<VolumeId>| volumes.is_empty() || volumes.contains(&volume);
         stack.snapshots.range(first..second).any(|(_, volumes)| is_its(volumes))
     }
 
-    /// What there is of one volume. Walks its extents: not for hot paths.
+    /// Returns the overlay's holdings of one volume. Walks its extents, so it is not for hot paths.
     #[must_use]
     pub fn weight_of(&self, volume: VolumeId) -> VolumeWeight {
         let stack = self.stack.read();
@@ -389,37 +396,37 @@ impl Overlay {
         found
     }
 
-    /// Side files of the volume.
+    /// Returns the number of side files of the volume.
     #[must_use]
     pub fn side_file_count(&self, volume: VolumeId) -> usize {
         self.stack.read().sides.get(&volume).map_or(0, Vec::len)
     }
 
-    /// Most side files that the volume is to have: each is an open file, so many volumes that are
-    /// aside have fewer each.
+    /// Returns the maximum number of side files for the volume: each is an open file, so the more
+    /// volumes are aside, the fewer files each may have.
     pub(crate) fn side_files_max(&self, volume: VolumeId) -> usize {
         let stack = self.stack.read();
         let others = stack.sides.keys().filter(|other| **other != volume).count();
         (SIDE_FILES_OF_ALL / (others + 1)).clamp(SIDE_FILES_MIN, SIDE_FILES_MAX)
     }
 
-    /// The volume's side layers, oldest first.
+    /// Returns the volume's side layers, oldest first.
     pub(crate) fn sides_of(&self, volume: VolumeId) -> Vec<Arc<SideLayer>> {
         self.stack.read().sides.get(&volume).cloned().unwrap_or_default()
     }
 
-    /// Puts in place what was found when the log was opened.
+    /// Installs the side layers found when the log was opened.
     pub(crate) fn set_sides(&self, sides: Sides) {
         self.stack.write().sides = sides;
     }
 
-    /// Replaces the side layers of volumes; none takes the volume away.
+    /// Replaces the side layers of volumes; an empty list removes the volume.
     pub(crate) fn change_sides(&self, changes: Vec<LayersOf>) {
         let before = change(&mut self.stack.write().sides, changes);
         drop(before); // many small frees, so outside of the lock
     }
 
-    /// The newest record of the volume that is not destaged yet.
+    /// Returns the newest record of the volume that is not destaged yet.
     #[must_use]
     pub fn volume_record(&self, volume: VolumeId) -> Option<Bytes> {
         let stack = self.stack.read();
@@ -428,7 +435,7 @@ impl Overlay {
             .find_map(|generation| generation.records.get(&volume).cloned())
     }
 
-    /// The newest record of each volume that has one here, in order of id.
+    /// Lists the newest record of each volume that has one here, in order of id.
     #[must_use]
     pub fn volume_records(&self) -> Vec<(VolumeId, Bytes)> {
         let stack = self.stack.read();
@@ -439,8 +446,9 @@ impl Overlay {
         newest.into_iter().collect()
     }
 
-    /// Takes the entries of one batch, `first_lsn` upwards; `now` is asked where a generation begins. Returns
-    /// how much of the log the active generation has used, how many extents it has, and whether one was frozen.
+    /// Takes the entries of one batch, `first_lsn` upwards; `now` is called when a generation
+    /// begins. Returns the log space that the active generation uses, its number of extents, and
+    /// whether a generation was frozen.
     pub(crate) fn insert(
         &self,
         first_lsn: Lsn,
@@ -503,15 +511,15 @@ impl Overlay {
         active_used
     }
 
-    /// The log position of the first entry to come, while there is none.
+    /// Sets the log position of the first entry; the overlay must be empty.
     pub(crate) fn start_at(&self, position: u64) {
         let mut stack = self.stack.write();
         assert!(stack.active.is_empty() && stack.frozen.is_empty(), "the overlay has entries");
         stack.active.end_position = position;
     }
 
-    /// Freezes the active generation if it has any entry. What it covers is exact: all that is
-    /// visible at this moment.
+    /// Freezes the active generation if it has any entry. The generation covers exactly the entries
+    /// that are visible at this moment.
     pub(crate) fn freeze(&self) -> Option<Arc<Generation>> {
         self.stack.write().freeze()
     }
@@ -521,7 +529,7 @@ impl Overlay {
     }
 
     /// Drops the oldest frozen generation, which must be this one, and changes side layers in the
-    /// same instant: what it had and the data tier has not got is in them.
+    /// same instant: they hold the generation's data that the data tier does not have.
     pub(crate) fn release(&self, generation: &Arc<Generation>, changes: Vec<LayersOf>) {
         let mut stack = self.stack.write();
         let before = change(&mut stack.sides, changes);
@@ -542,8 +550,8 @@ impl Overlay {
 
     pub(crate) fn status(&self) -> OverlayStatus {
         let stack = self.stack.read();
-        // Of recovered generations an older one may have the later bound; whatever is older than
-        // another is at least as old as it.
+        // Of two recovered generations the older one may have the later bound, yet an older
+        // generation is at least as old as any newer one.
         let generations = stack.frozen.iter().map(|frozen| &**frozen).chain([&stack.active]);
         let since = generations.filter_map(|generation| generation.since).min();
         OverlayStatus {

@@ -1,9 +1,11 @@
-//! Reads of the ring that go on past what the disk does not read (EIO): what is not needed may be
-//! unreadable, and whoever needs it can ask.
+//! Reads of the ring that continue past places that the disk does not read (EIO). Such a place may
+//! not be needed, and code that needs it can ask.
 //!
 //! Invariants:
-//! - What was not read is zeroes in the caller's buffer, and noted. Every other error is the caller's.
-//! - The number of places is bounded, so that a disk that reads nothing does not hold up an opening.
+//! - Unread bytes are zeroes in the caller's buffer, and their place is recorded. Every other error
+//!   goes to the caller.
+//! - The number of such places is bounded, so that a disk that reads nothing does not hold up an
+//!   open.
 
 use crate::unreadable::is_eio;
 use block::env::DiskReader;
@@ -15,7 +17,8 @@ use std::io;
 
 /// Bytes that are given up together. Batches begin at multiples of it.
 const BLOCK_BYTES: usize = 4096;
-/// Blocks that may be unreadable, 1 MiB. Chosen by hand: a disk may take seconds to give up on one.
+/// Maximum number of unreadable blocks, 1 MiB in all. Chosen by hand: a disk may take seconds to
+/// give up on one.
 const BLOCKS_MAX: usize = 256;
 
 /// A part of a log file that the disk does not read.
@@ -53,9 +56,9 @@ impl<'a> Reads<'a> {
     /// Fills `buf`, with zeroes where the disk does not read.
     ///
     /// # Errors
-    /// `Io`: another error than EIO, or too many of those.
+    /// `Io`: an error other than EIO, or too many EIOs.
     pub(crate) fn read(&self, slot: u32, offset: u64, buf: &mut [u8]) -> Result<()> {
-        // Where a part of it is known to be unreadable, the rest is read around that.
+        // If a part of the range is known to be unreadable, the rest is read around it.
         if !self.is_unreadable(slot, offset, buf.len()) {
             match self.reader.read_at(slot, offset, buf) {
                 Ok(()) => return Ok(()),
@@ -63,7 +66,7 @@ impl<'a> Reads<'a> {
                 Err(error) => return Err(self.failed(slot, offset, error)),
             }
         }
-        // To the boundary of blocks in the middle, or one block.
+        // Split at the block boundary in the middle, down to single blocks.
         let first = offset / BLOCK_BYTES as u64;
         let end = (offset + buf.len() as u64).div_ceil(BLOCK_BYTES as u64);
         if end - first <= 1 {
@@ -98,14 +101,14 @@ impl<'a> Reads<'a> {
         Error::with_source(ErrorKind::Io, what, error)
     }
 
-    /// Whether a part of the range is known to be unreadable.
+    /// Returns whether a part of the range is known to be unreadable.
     pub(crate) fn is_unreadable(&self, slot: u32, offset: u64, len: usize) -> bool {
         let block = |at: u64| (slot, at / BLOCK_BYTES as u64);
         let end = (slot, (offset + len as u64).div_ceil(BLOCK_BYTES as u64));
         self.unreadable.borrow().range(block(offset)..end).next().is_some()
     }
 
-    /// What was found unreadable, adjacent blocks together.
+    /// Lists the places found unreadable, with adjacent blocks joined.
     pub(crate) fn places(&self) -> Vec<UnreadablePlace> {
         let mut places: Vec<(u32, UnreadablePlace)> = Vec::new();
         for (slot, block) in self.unreadable.borrow().iter() {
@@ -129,7 +132,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// One file of a few blocks, whose bytes are the numbers of their blocks.
+    /// One file of a few blocks, filled with the numbers of the blocks.
     struct Reader {
         bad: Vec<u64>,
         read_count: AtomicUsize,
@@ -180,7 +183,7 @@ mod tests {
             reads.is_unreadable(0, 6 * 4096 + 4000, 1) && !reads.is_unreadable(0, 7 * 4096, 8192)
         );
         assert!(!reads.is_unreadable(1, 5 * 4096, 4096));
-        // A header of a block that is known is not tried again.
+        // A header in a known unreadable block is not tried again.
         let before = reader.read_count.load(Ordering::Relaxed);
         let mut header = [1; 192];
         reads.read(0, 5 * 4096, &mut header).unwrap();

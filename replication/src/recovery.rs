@@ -1,11 +1,11 @@
-//! Opening the log: makes the ring, or finds in it where the log goes on and what it holds beyond
-//! the data tier.
+//! Opening the log: creates the ring, or finds the log's end in it and the entries that the data
+//! tier does not have.
 //!
 //! Invariants:
 //! - A log that is refused is not changed by a byte.
-//! - Before the log is served, everything that was taken is on stable storage, whatever the page
-//!   cache held; then an opening batch with a fresh open id follows it, so that nothing written by
-//!   an earlier life can ever be taken for its successor.
+//! - Before the log is served, every accepted entry is on stable storage, whatever the page cache
+//!   held. Then an opening batch with a fresh open id follows, so that nothing written by an
+//!   earlier life can be taken for its successor.
 //! - A crash at any point of recovery is followed by a recovery with the same result.
 
 use crate::contents::LogContents;
@@ -28,34 +28,35 @@ use block::{Error, ErrorKind, Lsn, Result};
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-/// What opening the log found.
+/// The findings of opening the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// Entries beyond the destaged LSN; they are in the overlay.
     pub entry_count: u64,
     /// Newest LSN of the log, or the destaged one if that is higher.
     pub last_lsn: Lsn,
-    /// The log was closed in an orderly way, or is new.
+    /// Whether the log was closed in an orderly way, or is new.
     pub was_clean: bool,
-    /// Everything that was ever acknowledged is there. False after an unclean stop of the machine, an unmounting or a
-    /// failure of the log's file system while acknowledgements ran ahead of stable storage.
+    /// Whether every entry that was ever acknowledged is there. False after an unclean stop of the
+    /// machine, an unmount or a failure of the log's file system while acknowledgements ran ahead
+    /// of stable storage.
     pub is_tail_proven: bool,
-    /// What keeps [`Recovery::is_tail_proven`] from being true.
+    /// The kind of loss that keeps [`Recovery::is_tail_proven`] from being true.
     pub tail_loss: Option<TailLoss>,
-    /// For people: why [`Recovery::is_tail_proven`] is false.
+    /// The reason why [`Recovery::is_tail_proven`] is false, for people.
     pub lost_reason: Option<String>,
-    /// The directory held no log.
+    /// Whether the directory held no log.
     pub is_new: bool,
-    /// Newest LSN that was known to be on stable storage before the open.
+    /// Newest LSN known to have been on stable storage before the open.
     pub durable_lsn: Lsn,
-    /// Side files that were asked for and are not whole: everything of their volumes that no newer
-    /// entry covers is lost until they come back.
+    /// Side files that were asked for and are missing or damaged: all data of their volumes that no
+    /// newer entry covers is lost until they come back.
     pub missing_sides: Vec<MissingSide>,
-    /// Parts of the ring that the disk does not read, none of which is needed.
+    /// Parts of the ring that the disk does not read; none of them is needed.
     pub unreadable: Vec<UnreadablePlace>,
 }
 
-/// Everything that a core needs to go on.
+/// Everything that a core needs to continue the log.
 pub(crate) struct Opened {
     pub(crate) config: Config,
     pub(crate) head: Head,
@@ -63,13 +64,13 @@ pub(crate) struct Opened {
     pub(crate) files: Vec<FileState>,
     pub(crate) overlay: Overlay,
     pub(crate) recovery: Recovery,
-    /// What is noted of this life.
+    /// The recorded state of this life.
     pub(crate) state: LogState,
     /// Log position of the first entry that is not destaged.
     pub(crate) released_position: u64,
 }
 
-/// What the caller of [`open`] knows.
+/// The arguments of [`open`].
 pub(crate) struct OpenArgs<'a> {
     pub(crate) identity: LogIdentity,
     pub(crate) key: PoolKey,
@@ -77,14 +78,15 @@ pub(crate) struct OpenArgs<'a> {
     pub(crate) destaged: Lsn,
     pub(crate) random: &'a dyn Random,
     pub(crate) planted: Planted,
-    /// When each file of the ring was last written before this open, by number: no entry in it is
-    /// younger. The format has no time of its own. A file without one counts as written at the open.
+    /// Time of the last write to each file of the ring before this open, by number: no entry in the
+    /// file is younger. The format stores no time. A file without a time counts as written at the
+    /// open.
     pub(crate) written_at: HashMap<u32, Instant>,
-    /// Files of the ring that were made, where the directory remembers that.
+    /// Number of files created for the ring, if the directory records it.
     pub(crate) made_count: Option<u32>,
-    /// Where it is noted how the log stands.
+    /// Keeper of the recorded state of the log.
     pub(crate) keeper: &'a dyn StateKeeper,
-    /// The mounted file system that the log lies on; `None` where that is not known.
+    /// The mounted file system that holds the log; `None` if it is not known.
     pub(crate) mount: Option<u64>,
 }
 
@@ -112,8 +114,9 @@ pub(crate) fn open(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Opened> {
     scan.finish(disk, files.is_empty(), &evidence)
 }
 
-/// Whether the kernel has written everything that processes before this one have written to the files. It tells the first
-/// that asks of a failure, and may have dropped what it could not write.
+/// Returns whether the kernel has written everything that earlier processes wrote to the files. The
+/// kernel reports a failure only to the first caller that asks, and may have dropped the data that
+/// it could not write.
 fn is_written_back(disk: &mut dyn Disk, files: &[(u32, u64)]) -> bool {
     let files: Vec<u32> = files.iter().map(|(file, _)| *file).collect();
     let synced = run(disk, DiskRequest::Sync { token: 8, files }, "sync the log as it was found");
@@ -140,8 +143,8 @@ fn make_first_file(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Ring> {
     Ok(Ring { id, file_count: header.file_count, file_bytes: len, is_there })
 }
 
-/// What the headers of the files say, which must agree. They all say the same but for their number, so it is
-/// enough that one can be read: a file of another ring has no batch of this one.
+/// Reads the headers of the files, which must agree. They differ only in the file's number, so one
+/// readable header is enough: a file of another ring has no batch of this one.
 pub(crate) fn read_ring(reads: &Reads<'_>, files: &[(u32, u64)], pool: [u8; 16]) -> Result<Ring> {
     let mut ring: Option<Ring> = None;
     let mut unread = Vec::new();
@@ -202,7 +205,7 @@ pub(crate) fn read_ring(reads: &Reads<'_>, files: &[(u32, u64)], pool: [u8; 16])
         };
         *is_there = true;
     }
-    // Files are made in order, so a hole in the numbers is a file that was taken away.
+    // Files are created in order, so a gap in the numbers is a file that was taken away.
     let count = ring.is_there.iter().take_while(|is_there| **is_there).count();
     if count != files.len() {
         let name = reads.name(u32::try_from(count).expect("file count"));
@@ -212,7 +215,8 @@ pub(crate) fn read_ring(reads: &Reads<'_>, files: &[(u32, u64)], pool: [u8; 16])
     Ok(ring)
 }
 
-/// All files that were made are to be there: the newest ones may hold what was flushed last.
+/// Checks that every file that was created exists: the newest ones may hold the last flushed
+/// entries.
 fn check_none_missing(reads: &Reads<'_>, ring: Option<&Ring>, args: &OpenArgs<'_>) -> Result<()> {
     let found = ring.map_or(0, |ring| ring.is_there.iter().filter(|is_there| **is_there).count());
     let found = u32::try_from(found).expect("file count");
@@ -235,7 +239,7 @@ fn check_none_missing(reads: &Reads<'_>, ring: Option<&Ring>, args: &OpenArgs<'_
     Err(crate::incomplete::error_of(why, contents))
 }
 
-/// Making the log ready, once the scan has found its end.
+/// Prepares the log for service once the scan has found its end.
 impl Scan<'_> {
     fn finish(self, disk: &mut dyn Disk, is_new: bool, evidence: &Evidence) -> Result<Opened> {
         let was_clean = match &self.walk.newest {
@@ -247,7 +251,7 @@ impl Scan<'_> {
         }
         let lost = self.judge_tail(evidence);
         self.note_writeback_failure(evidence, lost.as_ref())?;
-        // After an orderly close too: the sync of its clean mark may have failed.
+        // Done after an orderly close too: the sync of its clean mark may have failed.
         if !self.args.planted.tail_not_rewritten {
             self.note_before_rewriting(evidence, lost.as_ref())?;
             self.rewrite_tail(disk)?;
@@ -263,7 +267,7 @@ impl Scan<'_> {
             live.push_back(LiveFile { slot: head.slot, last_lsn });
         }
         write_opening(disk, header, &mut head, &self.args.key)?;
-        // Not before: what the last life has noted counts until this one has its opening batch.
+        // Not earlier: the notes of the last life count until this one has its opening batch.
         let state = self.state_of(open, lost.as_ref());
         self.args.keeper.replace(&state)?;
         let is_there = self.walk.ring.is_there.iter();
@@ -308,8 +312,8 @@ impl Scan<'_> {
         LogState { standing: Standing::Open, owed: lost.map(|lost| lost.loss), open, boot, mount }
     }
 
-    /// The page cache may hold what a failed sync lost, so what no batch says is durable is written
-    /// again, the same bytes at the same places, and synced.
+    /// Writes all batches that no later batch declares durable again, with the same bytes at the
+    /// same places, and syncs them: the page cache may hold data that a failed sync lost.
     fn rewrite_tail(&self, disk: &mut dyn Disk) -> Result<()> {
         let mut files = Vec::new();
         for taken in &self.unproven {
@@ -335,8 +339,9 @@ impl Scan<'_> {
         run(disk, DiskRequest::Sync { token: 3, files }, "sync the log's tail")
     }
 
-    /// A file whose first batch comes after the end of the log was begun by a life that lost it.
-    /// Its sequence may be reached again, so it must not be there when the log is next opened.
+    /// Clears files whose first batch comes after the end of the log: they were begun by a life
+    /// that lost that batch. The log may reach their sequence number again, so the batch must be
+    /// gone when the log is next opened.
     fn drop_stale_firsts(&self, disk: &mut dyn Disk) -> Result<()> {
         let sequence = self.walk.newest.map_or(0, |newest| newest.header.sequence);
         let mut files = Vec::new();
@@ -363,7 +368,7 @@ impl Scan<'_> {
         run(disk, DiskRequest::Sync { token: 5, files }, "sync a stale log file")
     }
 
-    /// Where the opening batch goes. It takes the place of an opening batch that nothing follows,
+    /// Chooses the place of the opening batch. It replaces an opening batch that nothing follows,
     /// so that a crash loop does not fill a full ring.
     fn next_head(&self, last_lsn: Lsn) -> Result<Head> {
         let next_lsn = last_lsn.next();
@@ -398,7 +403,7 @@ impl Scan<'_> {
         };
         let batch_bytes = batch::BATCH_ALIGN_BYTES;
         let is_last = head.offset + batch_bytes as u64 > self.walk.ring.file_bytes;
-        // Better not where the disk does not read, but there rather than nowhere.
+        // An unreadable place is avoided if possible, and used if there is no other.
         let is_bad = self.walk.reads.is_unreadable(head.slot, head.offset, batch_bytes);
         if is_last || is_bad {
             let next = (head.slot + 1) % self.walk.ring.file_count;
@@ -471,7 +476,7 @@ fn write_opening(
     Ok(())
 }
 
-/// Does one request and waits for its end.
+/// Runs one request and waits for its completion.
 fn run(disk: &mut dyn Disk, request: DiskRequest, what: &str) -> Result<()> {
     disk.submit(request);
     let mut completions = Vec::new();
@@ -486,5 +491,5 @@ fn run(disk: &mut dyn Disk, request: DiskRequest, what: &str) -> Result<()> {
     }
 }
 
-/// The reserve holds at least this many batches without entries.
+/// The reserve has room for at least sixteen batches without entries.
 const _: () = assert!(RESERVE_BYTES >= 16 * batch::BATCH_ALIGN_BYTES as u64);

@@ -1,12 +1,13 @@
-//! What callers and the log's core share: the queue, the marks that acknowledgements wait for, and
-//! who waits.
+//! State shared by the callers and the log's core: the queue, the marks that acknowledgements wait
+//! for, and the waiters.
 //!
 //! Invariants:
-//! - An LSN is given under the queue's lock when the entry is queued, so LSN order is queue order.
+//! - An LSN is assigned under the queue's lock when the entry is queued, so LSN order is queue
+//!   order.
 //! - `acked` and `durable` only rise, and rise before their waiters are woken.
 //! - A failure is set once and stays: every waiter and every later call gets it.
-//! - An entry that is refused while it waits leaves a marker in its place, and only its own waiter learns
-//!   of it.
+//! - An entry that is refused while it waits leaves a marker in its place, and only its own waiter
+//!   gets the refusal.
 
 use crate::options::Wait;
 use crate::overlay::Overlay;
@@ -20,10 +21,10 @@ use std::task::{Context, Poll, Waker};
 
 #[derive(Debug, Default)]
 struct Waiters {
-    /// By LSN, then by a number of their own.
+    /// Ordered by LSN, then by the waiter's number.
     acked: BTreeMap<(u64, u64), Waker>,
     durable: BTreeMap<(u64, u64), Waker>,
-    /// Entries that left the queue unwritten, until whoever waits for each of them has gone.
+    /// Entries that left the queue unwritten, kept until the waiter of each has gone.
     refused: HashMap<u64, Error>,
     next_id: u64,
 }
@@ -45,7 +46,7 @@ fn take_due(waiters: &mut BTreeMap<(u64, u64), Waker>, lsn: Lsn, due: &mut Vec<W
     }
 }
 
-/// See the file's head.
+/// The shared state; see the head of the file.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) queue: Mutex<Queue>,
@@ -53,45 +54,45 @@ pub(crate) struct Shared {
     pub(crate) overlay: Overlay,
     acked: AtomicU64,
     durable: AtomicU64,
-    /// The newest entry that is in a batch.
+    /// Newest entry that is in a batch.
     taken: AtomicU64,
     destaged: AtomicU64,
     sync_wanted: AtomicU64,
-    /// Entries refused whose waiters have not gone; written under the waiters' lock.
+    /// Number of refused entries whose waiters have not gone; written under the waiters' lock.
     refused_count: AtomicUsize,
-    /// Newest entry that some flush covers, whether or not it had to wait.
+    /// Newest entry covered by any flush, including flushes that did not have to wait.
     flushed: AtomicU64,
-    /// What was just acknowledged will probably be flushed next.
+    /// Whether the entries just acknowledged will probably be flushed next.
     pub(crate) is_flush_expected: AtomicBool,
-    /// Somebody changed something that the core has not seen.
+    /// Whether something changed that the core has not seen.
     pub(crate) is_dirty: AtomicBool,
     failure: OnceLock<Error>,
     /// Newest entry that was acknowledged before a write or sync of the log's files failed.
     disk_failed_at: OnceLock<Lsn>,
-    /// The failure is an orderly end.
+    /// Whether the failure is an orderly end.
     is_finished: AtomicBool,
-    /// Log position: bytes written over all laps, with what was skipped at the ends of files.
+    /// Log position: bytes written over all laps, including those skipped at the ends of files.
     pub(crate) position: AtomicU64,
     /// Log position up to which everything is destaged.
     pub(crate) released_position: AtomicU64,
     pub(crate) counters: Counters,
-    /// Counts up when a generation was frozen or released, when the log became full, failed or
-    /// closed.
+    /// Counts up when a generation is frozen or released and when the log becomes full, fails or
+    /// closes.
     pub(crate) changed: tokio::sync::watch::Sender<u64>,
 }
 
-/// What the log did since it was opened.
+/// Counters since the open.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) batch_count: AtomicU64,
     pub(crate) batch_bytes: AtomicU64,
     pub(crate) entry_count: AtomicU64,
     pub(crate) sync_count: AtomicU64,
-    /// The core could not place a batch when it last tried.
+    /// Whether the core could not place a batch when it last tried.
     pub(crate) is_full: AtomicBool,
-    /// Files of the ring that are there.
+    /// Number of existing files of the ring.
     pub(crate) made_count: AtomicU32,
-    /// Why the disk refused another one when it was asked last.
+    /// The reason that the disk gave when it last refused another file.
     pub(crate) refusal: Mutex<Option<String>>,
 }
 
@@ -171,7 +172,8 @@ impl Shared {
         placed_at
     }
 
-    /// Takes back the group whose last entry has `last_lsn`. False where it is in a batch and will be written.
+    /// Takes back the group whose last entry has `last_lsn`. Returns false if it is in a batch and
+    /// will be written.
     pub(crate) fn withdraw(&self, last_lsn: Lsn) -> bool {
         let mut queue = self.queue.lock();
         let freed = queue.withdraw(last_lsn);
@@ -189,8 +191,8 @@ impl Shared {
         let (refused, freed) = queue.refuse(volume, &error);
         let mut due = Vec::new();
         {
-            // Under the queue's lock: an entry that is a marker is not answered before its refusal
-            // is there to be seen.
+            // Done under the queue's lock: an entry that became a marker must not be answered
+            // before its refusal is visible.
             let mut waiters = self.waiters.lock();
             for lsn in refused {
                 waiters.refused.insert(lsn.0, error.clone());
@@ -210,7 +212,7 @@ impl Shared {
         due.into_iter().for_each(Waker::wake);
     }
 
-    /// Nobody waits for the entry any more.
+    /// Removes the refusal of an entry that has no waiter any more.
     pub(crate) fn forget_refusal(&self, lsn: Lsn) {
         if self.refused_count.load(Ordering::Acquire) > 0 {
             let mut waiters = self.waiters.lock();
@@ -219,7 +221,8 @@ impl Shared {
         }
     }
 
-    /// Why the entry was not written, if it was not. To be asked after it counts as answered.
+    /// Returns the reason why the entry was not written, if it was refused. Call it after the entry
+    /// counts as answered.
     fn refusal(&self, lsn: Lsn) -> Result<()> {
         if self.refused_count.load(Ordering::Acquire) == 0 {
             return Ok(());
@@ -227,20 +230,21 @@ impl Shared {
         self.waiters.lock().refused.get(&lsn.0).cloned().map_or(Ok(()), Err)
     }
 
-    /// Asks that everything up to `lsn` be put on stable storage.
+    /// Requests that everything up to `lsn` reach stable storage.
     pub(crate) fn want_sync(&self, lsn: Lsn) {
         self.sync_wanted.fetch_max(lsn.0, Ordering::AcqRel);
         self.is_dirty.store(true, Ordering::Release);
     }
 
-    /// What a flush that begins here covers. Noted: see [`Shared::flushed`].
+    /// Returns the newest entry that a flush beginning here covers, and records it for
+    /// [`Shared::flushed`].
     pub(crate) fn begin_flush(&self) -> Lsn {
         let target = self.acked();
         self.flushed.fetch_max(target.0, Ordering::Relaxed);
         target
     }
 
-    /// Up to here somebody has flushed.
+    /// Returns the newest entry that any flush has covered.
     pub(crate) fn flushed(&self) -> Lsn {
         Lsn(self.flushed.load(Ordering::Relaxed))
     }
@@ -249,22 +253,22 @@ impl Shared {
         Lsn(self.sync_wanted.load(Ordering::Acquire))
     }
 
-    /// Up to here [`Wait::Written`] is answered.
+    /// Returns the newest entry for which [`Wait::Written`] is answered.
     pub(crate) fn acked(&self) -> Lsn {
         Lsn(self.acked.load(Ordering::Acquire))
     }
 
-    /// Up to here [`Wait::Durable`] is answered.
+    /// Returns the newest entry for which [`Wait::Durable`] is answered.
     pub(crate) fn durable(&self) -> Lsn {
         Lsn(self.durable.load(Ordering::Acquire))
     }
 
-    /// The newest entry that is in a batch.
+    /// Returns the newest entry that is in a batch.
     pub(crate) fn taken(&self) -> Lsn {
         Lsn(self.taken.load(Ordering::Acquire))
     }
 
-    /// The entry is in a batch: its driver sees to the rest.
+    /// Returns whether the entry is in a batch, whose driver then does the rest.
     pub(crate) fn is_taken(&self, lsn: Lsn) -> bool {
         lsn.0 <= self.taken.load(Ordering::Acquire)
     }
@@ -283,17 +287,18 @@ impl Shared {
         self.is_dirty.store(true, Ordering::Release);
     }
 
-    /// LSN of the newest queued entry.
+    /// Returns the LSN of the newest queued entry.
     pub(crate) fn last_lsn(&self) -> Lsn {
         Lsn(self.queue.lock().next_lsn.0 - 1)
     }
 
-    /// The failure, if there was one.
+    /// Returns the failure as an error, if there was one.
     pub(crate) fn check(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// As [`Shared::check`]; an orderly end is no failure: what has come to the log by then is there.
+    /// Like [`Shared::check`], but an orderly end is no failure: entries that reached the log
+    /// before it are there.
     pub(crate) fn check_unfailed(&self) -> Result<()> {
         if self.is_finished.load(Ordering::Acquire) { Ok(()) } else { self.check() }
     }
@@ -302,7 +307,7 @@ impl Shared {
         self.failure.get().is_some()
     }
 
-    /// Final. Everybody who waits, now or later, gets the error.
+    /// Fails the log for good. All present and later waiters get the error.
     pub(crate) fn fail(&self, error: Error) {
         if self.failure.set(error.clone()).is_err() {
             return;
@@ -312,19 +317,20 @@ impl Shared {
         self.wake_all();
     }
 
-    /// As [`Shared::fail`], because a write or sync of the log's files failed. To be called by who raises the marks, who
-    /// raises none from here on.
+    /// Like [`Shared::fail`], after a failed write or sync of the log's files. Called by the thread
+    /// that raises the marks, which raises none from then on.
     pub(crate) fn fail_of_disk(&self, error: Error) {
         let _ = self.disk_failed_at.set(self.acked());
         self.fail(error);
     }
 
-    /// Newest entry that was acknowledged before a write or sync of the log's files failed, if one has.
+    /// Returns the newest entry that was acknowledged before a write or sync of the log's files
+    /// failed; `None` if none failed.
     pub(crate) fn disk_failed_at(&self) -> Option<Lsn> {
         self.disk_failed_at.get().copied()
     }
 
-    /// Why the log takes nothing more, where that is no orderly end.
+    /// Returns the reason why the log takes nothing more, unless it was closed in order.
     pub(crate) fn failure(&self) -> Option<&Error> {
         self.failure.get().filter(|_| !self.is_finished.load(Ordering::Acquire))
     }
@@ -342,7 +348,7 @@ impl Shared {
         self.changed.send_modify(|count| *count += 1);
     }
 
-    /// As [`Shared::fail`], for an orderly end.
+    /// Like [`Shared::fail`], for an orderly end.
     pub(crate) fn finish(&self, error: Error) {
         if self.failure.set(error).is_ok() {
             self.is_finished.store(true, Ordering::Release);
@@ -351,7 +357,8 @@ impl Shared {
         }
     }
 
-    /// Raises the marks and wakes whom that answers. Not once the disk has failed.
+    /// Raises the marks and wakes the waiters that they answer. Does nothing once the disk has
+    /// failed.
     pub(crate) fn advance(&self, acked: Lsn, durable: Lsn) {
         if self.disk_failed_at().is_some() {
             return;
@@ -370,7 +377,7 @@ impl Shared {
         due.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether `lsn` is answered.
+    /// Returns whether `lsn` is answered.
     pub(crate) fn is_reached(&self, lsn: Lsn, wait: Wait) -> bool {
         lsn <= match wait {
             Wait::Written => self.acked(),
@@ -378,9 +385,10 @@ impl Shared {
         }
     }
 
-    /// Ready when `lsn` is answered or the log failed; otherwise `context` is woken then. `id` is
-    /// the waiter's own, given at the first call. Of the entry itself (`is_entry`) a refusal is an
-    /// answer too; who waits for a place in the log only waits until the log has come there.
+    /// Ready when `lsn` is answered or the log failed; otherwise `context` is woken at that time.
+    /// `id` is the waiter's own, assigned at the first call. A waiter for the entry itself
+    /// (`is_entry`) also gets a refusal as an answer; other waiters only wait until the log has
+    /// reached that LSN.
     pub(crate) fn poll_reached(
         &self,
         (lsn, wait, is_entry): (Lsn, Wait, bool),
@@ -394,7 +402,7 @@ impl Shared {
         if is_entry && let Some(error) = waiters.refused.get(&lsn.0) {
             return Poll::Ready(Err(error.clone()));
         }
-        // The marks rise before this lock is taken to wake, so a look under the lock misses nothing.
+        // The marks rise before a waker takes this lock, so a check under the lock misses nothing.
         if self.is_reached(lsn, wait) {
             return Poll::Ready(Ok(()));
         }
@@ -409,19 +417,19 @@ impl Shared {
         Poll::Pending
     }
 
-    /// Takes back the wake-up of a waiter that went away.
+    /// Removes the wake-up of a waiter that went away.
     pub(crate) fn forget(&self, lsn: Lsn, wait: Wait, id: u64) {
         self.waiters.lock().of(wait).remove(&(lsn.0, id));
     }
 
-    /// Log space from the oldest entry that is not destaged to the head.
+    /// Returns the log space from the oldest entry that is not destaged to the head.
     pub(crate) fn used_bytes(&self) -> u64 {
         let position = self.position.load(Ordering::Acquire);
         position.saturating_sub(self.released_position.load(Ordering::Acquire))
     }
 }
 
-/// What calls on a closed log get.
+/// The error of calls on a closed log.
 pub(crate) fn closed() -> Error {
     Error::new(block::ErrorKind::Unavailable, "append to the write log: it is closed")
 }
@@ -501,7 +509,7 @@ mod tests {
         let kinds: Vec<_> = shared.queue.lock().pending.iter().map(|p| p.entry.kind).collect();
         assert_eq!(kinds, [EntryKind::Marker, EntryKind::Write, EntryKind::Trim]);
         assert!(push(1, EntryKind::Write).is_err());
-        // It stays refused though its place in the log is written and answered.
+        // It stays refused although its place in the log is written and answered.
         shared.advance(Lsn(13), Lsn(13));
         for (lsn, is_refused) in lsns.into_iter().zip([true, false, false]) {
             let polled = shared.poll_reached((lsn, Wait::Written, true), &mut None, &mut context);
@@ -515,7 +523,7 @@ mod tests {
         assert_eq!(shared.refused_count.load(Ordering::Relaxed), 0);
         shared.refuse(VolumeId(1), None);
         assert_eq!(push(1, EntryKind::Write).unwrap(), Lsn(14));
-        // Nobody waits for it, so nobody would take the refusal away.
+        // Without a waiter no refusal may be recorded, as nothing would remove it.
         assert!(shared.withdraw(Lsn(14)));
         shared.refuse(VolumeId(1), Some(Error::new(ErrorKind::Unavailable, "too much of it")));
         assert_eq!(shared.refused_count.load(Ordering::Relaxed), 0);

@@ -1,9 +1,9 @@
 //! Payloads that the log's disk does not read (EIO). It may read them later, or never.
 //!
 //! Invariants:
-//! - Only an error of reading a payload of the log or of a side file counts: not one of writing, not
-//!   one of another disk.
-//! - What is given up was read several times.
+//! - Only an error of reading a payload of the log or of a side file counts. Errors of writing and
+//!   of other disks do not.
+//! - A payload is read several times before it is given up.
 
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -11,8 +11,8 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-/// Reads of a payload before it is given up, and the pause between two. Chosen by hand: whoever gives
-/// up has been trying for long.
+/// Number of reads of a payload before it is given up, and the pause between two. Chosen by hand:
+/// callers that give up have already retried for long.
 const READS: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -32,25 +32,26 @@ impl std::error::Error for Unreadable {
     }
 }
 
-/// Whether the system says that the disk could not read.
+/// Returns whether the system says that the disk could not read.
 pub(crate) fn is_eio(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
 }
 
-/// The error of reading a payload.
+/// Builds the error of reading a payload.
 pub(crate) fn error_of(what: String, error: io::Error) -> Error {
     if is_eio(&error) {
         return Error::with_source(ErrorKind::Io, what, Unreadable(error));
     }
     let kind = match error.kind() {
-        // Cut short after it was opened: as bad as overwritten.
+        // The file was cut short after it was opened, which is as bad as overwritten data.
         io::ErrorKind::UnexpectedEof => ErrorKind::Corrupt,
         _ => ErrorKind::Io,
     };
     Error::with_source(kind, what, error)
 }
 
-/// Whether `error` comes from a payload of the log or of a side file that the disk does not read.
+/// Returns whether `error` comes from a payload of the log or of a side file that the disk does not
+/// read.
 #[must_use]
 pub fn is_unreadable(error: &Error) -> bool {
     let mut cause = std::error::Error::source(error);
@@ -63,7 +64,7 @@ pub fn is_unreadable(error: &Error) -> bool {
     false
 }
 
-/// Reads; what the disk does not read, several times over, is `Corrupt` then. Blocks.
+/// Reads, with retries; a payload that the disk still does not read becomes `Corrupt`. Blocks.
 pub(crate) fn read_or_lose(read: impl Fn() -> Result<Bytes>) -> Result<Bytes> {
     let mut left = READS;
     loop {

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - An entry is queued at the call, so that LSN order is call order.
-//! - An append that is dropped before its answer leaves no entry behind that could be written much later: the entry
-//!   leaves the queue, unless it is in a batch, and a batch does not wait for log space.
+//! - An append dropped before its answer leaves no entry that could be written much later: the
+//!   entry leaves the queue unless it is in a batch, and a batch does not wait for log space.
 
 use super::pressure::hold_back;
 use super::{Inner, Log, Reached};
@@ -15,10 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Log {
-    /// Queues an entry, at the call and not at the first poll, so that LSN order is call order; where the queue has no
-    /// room, first come, first served. The future returns the entry's LSN when the state that `wait` names is reached.
-    /// It never fails for lack of log space: it waits. Dropping the future takes the entry back, unless the entry is in
-    /// a batch already; see [`Log::settle`].
+    /// Queues an entry at the call, not at the first poll, so that LSN order is call order. If the
+    /// queue has no room, callers are served in order of arrival. The future returns the entry's
+    /// LSN once the log reaches the state that `wait` names. A lack of log space makes it wait and
+    /// never fail. Dropping the future takes the entry back, unless the entry is already in a
+    /// batch; see [`Log::settle`].
     ///
     /// # Errors
     /// `Invalid`: the entry makes no sense, or its payload is larger than
@@ -31,12 +32,12 @@ impl Log {
         self.append_group(entry, Vec::new(), wait)
     }
 
-    /// As [`Log::append`], for up to four entries that are one step in the history: they have consecutive LSNs, become
-    /// visible together, and are taken back or refused together. Their payloads together have at most the size of one
-    /// entry's. Returns the LSN of the last entry.
+    /// Like [`Log::append`], for up to four entries that form one step in the history: they have
+    /// consecutive LSNs, become visible together, and are taken back or refused together. Their
+    /// payloads together are limited to the size of one entry's. Returns the LSN of the last entry.
     ///
     /// # Errors
-    /// As [`Log::append`]; `Invalid` also for too many.
+    /// Those of [`Log::append`]; also `Invalid` for too many entries.
     pub fn append_group(
         &self,
         first: NewEntry,
@@ -47,11 +48,12 @@ impl Log {
         async move { appending?.answered().await }
     }
 
-    /// As [`Log::append_group`], but takes the entries back when `given_up` resolves, unless they are in a batch already. The
-    /// result says whether the entries are in the log, for a caller that keeps other state in step with it.
+    /// Like [`Log::append_group`], but takes the entries back when `given_up` resolves, unless they
+    /// are already in a batch. The result says whether the entries are in the log, for a caller
+    /// that keeps other state in step with it.
     ///
     /// # Errors
-    /// As [`Log::append_group`]; `Unavailable` also where the entries were taken back.
+    /// Those of [`Log::append_group`]; also `Unavailable` if the entries were taken back.
     pub fn append_unless(
         &self,
         first: NewEntry,
@@ -83,12 +85,12 @@ impl Log {
 struct Appending {
     inner: Arc<Inner>,
     wait: Wait,
-    /// The log space that it takes, in bytes, for pacing.
+    /// Log space that it takes, in bytes, for pacing.
     bytes: u64,
     ticket: Option<Ticket>,
-    /// The LSN of the last entry, once it has one.
+    /// LSN of the last entry, once it has one.
     lsn: Option<Lsn>,
-    /// The core has not been stepped for it yet.
+    /// Whether the core still has to be stepped for this group.
     is_due: bool,
     is_answered: bool,
 }
@@ -114,16 +116,16 @@ impl Appending {
         Ok(Appending { inner, wait, bytes, ticket, lsn, is_due: true, is_answered: false })
     }
 
-    /// Resolves when the group is answered. The future may be dropped and this called again.
+    /// Resolves once the group is answered. The future may be dropped and this method called again.
     async fn answered(&mut self) -> Result<Lsn> {
         let lsn = self.placed().await?;
         if self.is_due {
-            // Lets the tasks that are ready queue their entries too: a batch of many costs one write. Where
-            // each write is flushed before the next one is sent there is nothing to wait for.
+            // Lets other ready tasks queue their entries too: a batch of many costs one write. If
+            // each write is flushed before the next one is sent, waiting gains nothing.
             if !self.inner.shared.is_flush_expected.load(Ordering::Relaxed) {
                 tokio::task::yield_now().await;
             }
-            // Usually another task's round has taken it along, and the next batch may gather.
+            // Usually another task's round has already written it, and the next batch can gather.
             if !self.inner.shared.is_taken(lsn) {
                 self.inner.drive_patiently(1);
             }
@@ -134,7 +136,7 @@ impl Appending {
         self.is_answered = true;
         reached?;
         hold_back(&self.inner, self.bytes).await;
-        // It may have failed while this waited: nothing is answered from there on.
+        // The log may have failed during the wait: nothing is answered after a failure.
         self.inner.shared.check_unfailed()?;
         Ok(lsn)
     }
@@ -151,7 +153,7 @@ impl Appending {
         Ok(lsn)
     }
 
-    /// Takes the group back. False where it is in a batch and will be written.
+    /// Takes the group back. Returns false if it is in a batch and will be written.
     fn take_back(&mut self) -> bool {
         if let Some(mut ticket) = self.ticket.take() {
             self.lsn = self.inner.shared.leave(&mut ticket);

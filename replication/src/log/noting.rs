@@ -1,9 +1,10 @@
-//! Noting that the log's disk has failed, so that the next opening does not take what the page cache still shows for what
-//! was acknowledged.
+//! Records that the log's disk has failed, so that the next open does not mistake the remaining
+//! contents of the page cache for the acknowledged entries.
 //!
 //! Invariants:
-//! - The note is made once, by the log thread, which holds no lock of others meanwhile: the disk may never answer.
-//! - Closing waits for it, for a bounded time.
+//! - The note is made once, by the log thread, which holds no shared lock meanwhile: the disk may
+//!   never answer.
+//! - Closing waits for the note, for a bounded time.
 
 use super::{Inner, Log};
 use crate::format::state::{self, LogState, Standing};
@@ -14,20 +15,21 @@ use parking_lot::{Condvar, Mutex};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long closing waits for the note of a failure. Chosen by hand: a disk that has not written 4 KiB by then will
-/// hardly do so.
+/// Longest time that closing waits for the note of a failure. Chosen by hand: a disk that has not
+/// written 4 KiB by then will hardly do so.
 const NOTE_WAIT: Duration = Duration::from_secs(5);
 
-/// What is noted of a log beside its own directory, whose file system may be the one that fails.
+/// Notes about a log outside its own directory, whose file system may be the one that fails.
 #[derive(Clone, Debug, Default)]
 pub struct LogNotes {
-    /// Paths of files, best on another file system. They are made with the log and are needed as it is.
+    /// Paths of files, preferably on another file system. They are created with the log and needed
+    /// for as long as it exists.
     pub beside: Vec<PathBuf>,
-    /// What [`Log::failure_note`] gave an earlier process and was kept elsewhere.
+    /// Notes that an earlier process got from [`Log::failure_note`] and kept elsewhere.
     pub heard: Vec<Vec<u8>>,
 }
 
-/// What is noted of the log that is open.
+/// The state and the note of the open log.
 pub(super) struct Noted {
     keeper: StateFiles,
     state: LogState,
@@ -42,15 +44,15 @@ impl Noted {
 }
 
 impl Log {
-    /// Why the log takes nothing more, where that is no orderly end. [`crate::is_log_failure`] tells a failure of its
-    /// disk from a reason that [`Log::fail`] was given.
+    /// Returns the reason why the log takes nothing more, unless it was closed in order.
+    /// [`crate::is_log_failure`] tells a failure of its disk from a reason given to [`Log::fail`].
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.inner.shared.failure().cloned()
     }
 
-    /// Once the log's disk has failed: what an opening that cannot read this machine's notes should hear, see
-    /// [`LogNotes::heard`].
+    /// Returns a note once the log's disk has failed. Pass it to an open that cannot read this
+    /// machine's notes, see [`LogNotes::heard`].
     #[must_use]
     pub fn failure_note(&self) -> Option<Vec<u8>> {
         let acked = self.inner.shared.disk_failed_at()?;
@@ -61,7 +63,7 @@ impl Log {
 }
 
 impl Inner {
-    /// By the log thread only.
+    /// Makes the note if the disk has failed. Called by the log thread only.
     pub(super) fn note_failure(&self) {
         let Some(acked) = self.shared.disk_failed_at() else { return };
         if *self.noted.is_made.lock() {
@@ -75,7 +77,7 @@ impl Inner {
         made.notify_all();
     }
 
-    /// Nothing is to be noted, or it was tried.
+    /// Returns whether there is nothing to note or the attempt was made.
     pub(super) fn is_noted(&self) -> bool {
         self.shared.disk_failed_at().is_none() || *self.noted.is_made.lock()
     }

@@ -1,9 +1,10 @@
-//! Back-pressure on the log's writers: where acknowledgements wait that [`Pace`] holds back.
+//! Back-pressure on the log's writers: the gate at which acknowledgements held back by [`Pace`]
+//! wait.
 //!
 //! Invariants:
-//! - A gate that was closed opens after the time that was decided on, whatever becomes of those who wait at it, of the
-//!   runtime and of the log.
-//! - Nobody waits at a gate that has opened.
+//! - A closed gate opens after the time that was decided on, whatever happens to its waiters, the
+//!   runtime and the log.
+//! - An open gate has no waiters.
 
 use super::Inner;
 use crate::options::LogOptions;
@@ -14,11 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// What holds acknowledgements back.
+/// The state that holds acknowledgements back.
 pub(super) struct Pressure {
     pub(super) pace: Pace,
-    /// One for each time that it is closed, without permits: who waits is let go when it ends, whether it came
-    /// before that or after.
+    /// The current gate: a new semaphore without permits for each closing. Closing the semaphore
+    /// opens the gate and releases waiters that arrive before or after that.
     gate: Arc<Semaphore>,
 }
 
@@ -29,7 +30,7 @@ impl Pressure {
     }
 }
 
-/// Holds back an acknowledgement as [`Pace`] says.
+/// Holds back an acknowledgement as [`Pace`] decides.
 pub(super) async fn hold_back(inner: &Arc<Inner>, bytes: u64) {
     let fill = inner.fill();
     if fill * 100.0 < f64::from(inner.options.slow_from_percent) {
@@ -48,7 +49,8 @@ pub(super) async fn hold_back(inner: &Arc<Inner>, bytes: u64) {
     };
     match hold {
         Hold::Go | Hold::Wait => {}
-        // Not by whoever waits: a client that takes no answers must not keep the gate closed for others.
+        // The timer does not belong to a waiter: a client that takes no answers must not keep the
+        // gate closed for others.
         Hold::Close { delay_ns } => {
             let gate = ClosedGate(inner.pressure.clone(), gate.clone());
             if inner.planted.gate_by_waiter {
@@ -65,7 +67,7 @@ pub(super) async fn hold_back(inner: &Arc<Inner>, bytes: u64) {
     debug_assert!(opened.is_err(), "nobody gives permits");
 }
 
-/// Opens when it is dropped, also by the end of the runtime. It does not keep the log.
+/// Opens the gate when dropped, also when the runtime ends. It does not keep the log alive.
 struct ClosedGate(Arc<Mutex<Pressure>>, Arc<Semaphore>);
 
 impl Drop for ClosedGate {

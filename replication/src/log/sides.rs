@@ -1,9 +1,9 @@
-//! The side files of the log: what is set aside of a volume whose data does not go into the data
-//! tier, so that the log does not wait for it.
+//! The side files of the log: data of a volume that cannot enter the data tier is set aside, so
+//! that the log does not wait for it.
 //!
 //! Invariants:
-//! - A side file counts once the data tier's metadata names it; until then it is a copy of what the
-//!   log still holds, and nothing is lost when it is removed.
+//! - A side file counts once the data tier's metadata names it. Until then it is a copy of data in
+//!   the log, and removing it loses nothing.
 //! - Files are removed only when neither the overlay nor that metadata names them.
 
 use super::{Inner, Log};
@@ -16,38 +16,39 @@ use bytes::Bytes;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Pairs of neighbours merged with each new side file of a volume that has too many: those with the
-/// least to write, so a few percent of all that the volume has. Two, so that the number falls.
+/// Pairs of neighbours merged with each new side file of a volume that has too many. The pairs with
+/// the least to write are chosen, so a merge writes a few percent of the volume's side data. Two,
+/// so that the number of files falls.
 const SIDE_MERGES_MAX: usize = 2;
 
-/// The side files of one volume, as they are to be.
+/// The intended side files of one volume.
 #[derive(Clone, Debug)]
 pub struct SideChange {
     volume: VolumeId,
     layers: Vec<Arc<SideLayer>>,
-    /// Written and merged into others before anything named them.
+    /// Files that were written and merged into others before anything named them.
     passing: Vec<SideFileId>,
 }
 
 impl SideChange {
-    /// Whose they are.
+    /// Returns the volume of these files.
     #[must_use]
     pub fn volume(&self) -> VolumeId {
         self.volume
     }
 
-    /// What the metadata is to name, oldest first.
+    /// Lists the files that the metadata must name, oldest first.
     #[must_use]
     pub fn files(&self) -> Vec<SideFileId> {
         self.layers.iter().map(|layer| layer.id()).collect()
     }
 }
 
-/// What some of the side files of a volume hold: the oldest ones.
+/// Contents of the oldest side files of a volume.
 #[derive(Clone, Debug)]
 pub struct SidePart {
     volume: VolumeId,
-    /// What they show together: sorted, disjoint extents.
+    /// The combined contents: sorted, disjoint extents.
     pub pieces: Vec<Piece>,
     files: Vec<SideFileId>,
     /// The volume's other side files, oldest first.
@@ -55,7 +56,8 @@ pub struct SidePart {
 }
 
 impl SidePart {
-    /// LSN of the newest entry that they may hold; `Lsn::NONE` without any.
+    /// Returns the LSN of the newest entry that the files may hold; `Lsn::NONE` if there are no
+    /// files.
     #[must_use]
     pub fn last_lsn(&self) -> Lsn {
         self.files.last().map_or(Lsn::NONE, |file| file.last_lsn)
@@ -68,24 +70,24 @@ impl SidePart {
 pub struct ObsoleteSides(pub(super) Vec<PathBuf>);
 
 impl Log {
-    /// Reads a payload of a side file: verified and decrypted.
+    /// Reads a payload of a side file; verifies and decrypts it.
     ///
     /// # Errors
-    /// `Corrupt`, naming file and offset, when it does not verify; `Io` when it cannot be read.
+    /// `Corrupt`, naming file and offset, if it does not verify; `Io` if it cannot be read.
     pub async fn read_side(&self, resident: &SideResident) -> Result<Bytes> {
         let resident = resident.clone();
         let read = tokio::task::spawn_blocking(move || resident.read());
         read.await.map_err(|e| Error::with_source(ErrorKind::Io, "read a side file", e))?
     }
 
-    /// Writes what `generation`, the oldest frozen one, has of `volume` to a side file, so that the
-    /// rest of it can be destaged alone. It counts once the data tier's metadata names
-    /// [`SideChange::files`]; until then it is only a copy. A payload that does not verify any more
-    /// is noted as lost; one that the disk does not read only when `are_unreadable_lost` says that it
-    /// has been given its time.
+    /// Writes the data of `volume` in `generation`, the oldest frozen one, to a side file, so that
+    /// the rest of the generation can be destaged alone. The file counts once the data tier's
+    /// metadata names [`SideChange::files`]; until then it is only a copy. A payload that no longer
+    /// verifies is marked as lost. A payload that the disk does not read is marked as lost only if
+    /// `are_unreadable_lost` says that the disk was given its time.
     ///
     /// # Errors
-    /// `Io`, also when the disk is full: nothing is left of the file then. [`is_unreadable`] tells
+    /// `Io`, also if the disk is full: nothing is left of the file then. [`is_unreadable`] tells
     /// the payloads that the disk does not read.
     pub async fn write_side(
         &self,
@@ -99,19 +101,20 @@ impl Log {
         write.await.map_err(|e| Error::with_source(ErrorKind::Io, "write a side file", e))?
     }
 
-    /// What the oldest side files of `volume` show together: as many as have `payload_bytes_max`, at
-    /// least one, and none from behind a snapshot that another one is before. Empty where it has none.
+    /// Merges the oldest side files of `volume` for destage: at least one file, as many as fit into
+    /// `payload_bytes_max`, and none beyond the first snapshot that separates two of them. Empty if
+    /// the volume has none.
     ///
     /// # Errors
-    /// `Io` when the work was cut short.
+    /// `Io` if the work was cut short.
     pub async fn side_part(&self, volume: VolumeId, payload_bytes_max: u64) -> Result<SidePart> {
         self.side_part_of(volume, payload_bytes_max, false).await
     }
 
-    /// As [`Log::side_part`], of all side files, whatever lies between them.
+    /// Like [`Log::side_part`], for all side files, regardless of size and snapshots.
     ///
     /// # Errors
-    /// As [`Log::side_part`].
+    /// Those of [`Log::side_part`].
     pub async fn all_sides(&self, volume: VolumeId) -> Result<SidePart> {
         self.side_part_of(volume, u64::MAX, true).await
     }
@@ -148,8 +151,8 @@ impl Log {
         merged.map_err(|e| Error::with_source(ErrorKind::Io, "merge side files", e))
     }
 
-    /// To be called when the data tier has all that these side files hold, and its metadata durably
-    /// names only the rest of the volume's.
+    /// Drops the side files of `part` once the data tier holds all of their contents and its
+    /// metadata durably names only the volume's remaining files.
     pub fn drop_sides(&self, part: &SidePart) -> ObsoleteSides {
         let mut layers = self.inner.shared.overlay.sides_of(part.volume);
         layers.retain(|layer| !part.files.contains(&layer.id()));
@@ -159,8 +162,8 @@ impl Log {
         obsolete
     }
 
-    /// The files of changes that will not be made and that no metadata can name: those that were
-    /// written for them.
+    /// Returns the files that were written for changes which will not be made and which no metadata
+    /// can name.
     pub fn discard_sides(&self, changes: Vec<SideChange>) -> ObsoleteSides {
         let mut obsolete = Vec::new();
         for change in changes {
@@ -185,7 +188,7 @@ impl Log {
         (layers.collect(), ObsoleteSides(obsolete))
     }
 
-    /// Removes files that nothing names. One that cannot be removed goes at the next open.
+    /// Removes files that nothing names. The next open removes any that cannot be removed now.
     pub async fn remove_sides(&self, obsolete: ObsoleteSides) {
         if !obsolete.0.is_empty() {
             let removal = tokio::task::spawn_blocking(move || side_dir::remove(&obsolete.0));
@@ -197,7 +200,7 @@ impl Log {
 }
 
 impl Inner {
-    /// See [`Log::write_side`]. Blocks.
+    /// Implements [`Log::write_side`]. Blocks.
     fn write_side(
         &self,
         generation: &Generation,
@@ -206,7 +209,8 @@ impl Inner {
     ) -> Result<SideChange> {
         let (first_lsn, last_lsn) = (generation.first_lsn(), generation.last_lsn());
         let pieces = generation.pieces_of(volume);
-        // Nothing of a volume in the generation is older; what is younger counts as old as that.
+        // All of the volume's data in the generation is at most this old; younger data counts as
+        // this old.
         let since = generation.since;
         let mut fresh = Vec::new();
         let written = self.write_layers(volume, &mut fresh, |fresh| {
@@ -242,8 +246,8 @@ impl Inner {
         Ok(SideChange { volume, layers, passing: fresh })
     }
 
-    /// Runs `write`, which notes the files that it makes, and removes them when it fails: they will
-    /// be written again, and the space may be what is missing.
+    /// Runs `write`, which lists the files that it makes, and removes them if it fails: they will
+    /// be written again, and the failure may be a lack of space.
     fn write_layers<T>(
         &self,
         volume: VolumeId,

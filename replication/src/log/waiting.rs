@@ -1,7 +1,7 @@
-//! The wait for a place in the log.
+//! The future that waits until the log reaches an LSN.
 //!
 //! Invariants:
-//! - A waiter that goes leaves no wake-up behind.
+//! - A dropped waiter leaves no wake-up behind.
 
 use super::Inner;
 use crate::options::Wait;
@@ -9,7 +9,7 @@ use block::{Lsn, Result};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Ready when the log has come to `lsn`.
+/// Resolves once the log has reached `lsn`.
 pub(super) struct Reached<'a> {
     pub(super) inner: &'a Inner,
     pub(super) lsn: Lsn,
