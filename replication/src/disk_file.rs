@@ -1,15 +1,15 @@
 //! The real disk: numbered files in one directory.
 //!
 //! Invariants:
-//! - Buffered writes are done by the caller of [`Disk::submit`]: a copy into the page cache, faster
-//!   than any hand-over. So are direct ones on a quick device ([`Quickness`]), as many as the caller waits
-//!   for ([`FileDisk::wait_for`]). Other direct writes, syncs and the making of files have a thread each, so a
-//!   sync never delays a write.
-//! - A file that has its name is whole and on stable storage, header included, and its blocks are
+//! - The caller of [`Disk::submit`] executes buffered writes itself: a copy into the page cache is
+//!   faster than any hand-over. It also executes direct writes on a quick device ([`Quickness`]),
+//!   up to the number set by [`FileDisk::wait_for`]. Other direct writes, syncs and the making of
+//!   files have a thread each, so a sync never delays a write.
+//! - A file with its final name is whole and on stable storage, header included, and its blocks are
 //!   written: a later sync has no allocation to record.
-//! - Before a file of the ring is used, `ring.made` says that it was made: one that is gone later, the
-//!   newest ones included, is missed.
-//! - One process at a time: the directory is locked.
+//! - Before a file of the ring is used, `ring.made` counts it. So a file that disappears later is
+//!   noticed, even one of the newest.
+//! - The directory is locked, so only one process uses it.
 
 use crate::format::made;
 use crate::options::IoMode;
@@ -35,48 +35,48 @@ const ZERO_BYTES: usize = 1 << 20;
 /// Longest sleep of [`Disk::wait`].
 const WAIT: Duration = Duration::from_millis(5);
 
-/// How long a predecessor that is just ending is waited for. Chosen by hand.
+/// Longest wait for a predecessor that is just ending. Chosen by hand.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 
-/// Says how many files of the ring were made.
+/// Name of the file that records how many files of the ring were made.
 const MADE_NAME: &str = "ring.made";
-/// What takes its place next.
+/// Name of its next version until it is complete.
 const MADE_NEXT_NAME: &str = "ring.made.tmp";
 
-/// Name of a file of the ring.
+/// Returns the name of a file of the ring.
 pub(crate) fn name_of(file: u32) -> String {
     format!("ring-{file:05}.log")
 }
 
-/// Number of the file of the ring with this name, where it is the name of one.
+/// Returns the number of the ring file with this name; `None` for other names.
 pub(crate) fn number_of(name: &str) -> Option<u32> {
     name.strip_prefix("ring-")?.strip_suffix(".log")?.parse().ok()
 }
 
-/// Is called from the disk's threads when there is something to reap.
+/// Called from the disk's threads when there is something to reap.
 type Notify = Arc<dyn Fn() + Send + Sync>;
 
 struct Files {
     dir: PathBuf,
     io_mode: IoMode,
-    /// By number; written through these.
+    /// File handles for writing, by number.
     writers: RwLock<Vec<Option<Arc<File>>>>,
     readers: RwLock<Vec<Option<Arc<File>>>>,
     completions: Mutex<Vec<DiskCompletion>>,
     arrived: Condvar,
     notify: RwLock<Option<Notify>>,
-    /// What `ring.made` says; `None` where there is none.
+    /// The count in `ring.made`; `None` if it does not exist.
     made_count: Mutex<Option<u32>>,
-    /// Of direct writes.
+    /// Speed of direct writes.
     quickness: Quickness,
 }
 
 /// Files named `ring-NNNNN.log` in a directory of their own.
 pub(crate) struct FileDisk {
     files: Arc<Files>,
-    /// Ended by the caller of submit itself; not yet reaped.
+    /// Completed inside submit and not yet reaped.
     done: Vec<DiskCompletion>,
-    /// Direct writes that the caller of submit still waits for.
+    /// Direct writes that submit may still execute itself.
     patience: u32,
     writer: Option<Worker>,
     syncer: Option<Worker>,
@@ -90,7 +90,7 @@ struct Worker {
 }
 
 impl FileDisk {
-    /// Opens the directory, which is made when missing, and locks it.
+    /// Opens the directory, creating it if missing, and locks it.
     pub(crate) fn open(dir: &Path, io_mode: IoMode) -> Result<FileDisk> {
         let io = |what: &str, e| {
             Error::with_source(ErrorKind::Io, format!("{what} {}", dir.display()), e)
@@ -123,25 +123,25 @@ impl FileDisk {
         })
     }
 
-    /// When each file of the ring was last written, by number.
+    /// Returns the time of the last write to each file of the ring, by number.
     pub(crate) fn written_at(&self) -> HashMap<u32, Instant> {
         let readers = self.files.readers.read();
         let files = (0u32..).zip(readers.iter());
         files.filter_map(|(number, file)| Some((number, written_at(file.as_ref()?)?))).collect()
     }
 
-    /// Sets what is called, from other threads, when a request has ended.
+    /// Sets the callback that other threads call when a request has ended.
     pub(crate) fn set_notify(&self, notify: Notify) {
         *self.files.notify.write() = Some(notify);
     }
 
-    /// Says how many direct writes to a quick device the callers of [`Disk::submit`] wait for from here on; returns how many
-    /// they still would have.
+    /// Sets how many direct writes to a quick device [`Disk::submit`] executes itself from now on;
+    /// returns how many were left of the previous number.
     pub(crate) fn wait_for(&mut self, count: u32) -> u32 {
         std::mem::replace(&mut self.patience, count)
     }
 
-    /// Whether a request is done by who submits it.
+    /// Returns whether submit executes the request itself.
     fn is_done_here(&mut self, request: &DiskRequest) -> bool {
         let DiskRequest::Write { buffer, .. } = request else { return false };
         if self.writer.is_none() {
@@ -153,19 +153,20 @@ impl FileDisk {
         is_waited_for
     }
 
-    /// From here on the disk has no room for what is written to the file.
+    /// Makes writes to the file fail for lack of space from now on.
     #[cfg(test)]
     pub(crate) fn fill_up(&self, file: u32) {
         let full = OpenOptions::new().write(true).open("/dev/full").expect("it is there");
         put_at(&mut self.files.writers.write(), file, full);
     }
 
-    /// Files of the ring that were made, here or elsewhere; `None` where nothing says so.
+    /// Returns the number of ring files that were made, including in earlier runs; `None` if no
+    /// record exists.
     pub(crate) fn made_count(&self) -> Option<u32> {
         *self.files.made_count.lock()
     }
 
-    /// Makes sure that `ring.made` says that `count` files were made.
+    /// Makes sure that `ring.made` counts at least `count` files.
     pub(crate) fn note_made(&self, count: u32) -> Result<()> {
         let files = &self.files;
         files.write_made(count).and_then(|()| files.name_made(count)).map_err(|e| {
@@ -175,14 +176,14 @@ impl FileDisk {
     }
 }
 
-/// Files of the ring in a directory, for people.
+/// Counts the files of the ring in a directory, for messages.
 fn ring_file_count(dir: &Path) -> usize {
     let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
     names.filter(|entry| entry.file_name().to_str().and_then(number_of).is_some()).count()
 }
 
-/// A file that is damaged refuses the log: no crash damages it, and just then newer files may be
-/// missing. Somebody who knows that none is may delete it.
+/// Reads `ring.made`. A damaged file refuses the log: no crash damages it, and in that case newer
+/// files may be missing too. An operator who knows that none is missing may delete it.
 fn read_made(dir: &Path) -> Result<Option<u32>> {
     let path = dir.join(MADE_NAME);
     let bytes = match std::fs::read(&path) {
@@ -209,7 +210,7 @@ fn read_made(dir: &Path) -> Result<Option<u32>> {
     })
 }
 
-/// Makes the directory, so that it is there after a loss of power too.
+/// Makes the directory durably, so that it survives a loss of power.
 fn make_dir(dir: &Path) -> io::Result<()> {
     if dir.is_dir() {
         return Ok(());
@@ -303,8 +304,8 @@ impl Worker {
     }
 }
 
-/// Ends when the sender is dropped. The number of requests under way is bounded by the core: a few
-/// writes, one sync, a few files.
+/// Serves requests until the sender is dropped. The core bounds the number of requests under way: a
+/// few writes, one sync, a few files.
 fn serve(files: &Files, inbox: &Receiver<DiskRequest>) {
     for request in inbox {
         let completion = files.execute(request, true);
@@ -322,7 +323,7 @@ impl Files {
         self.dir.join(name_of(file))
     }
 
-    /// Opens what is there and removes what an interrupted making of a file left.
+    /// Opens the existing files and removes the remains of files that were not completed.
     fn open_all(&self) -> io::Result<()> {
         for entry in std::fs::read_dir(&self.dir)? {
             let name = entry?.file_name();
@@ -350,7 +351,7 @@ impl Files {
         Ok(())
     }
 
-    /// Does what is asked, and measures direct writes where `is_measured`.
+    /// Executes the request, and measures direct writes if `is_measured`.
     fn execute(&self, request: DiskRequest, is_measured: bool) -> DiskCompletion {
         match request {
             DiskRequest::Write { token, file, offset, buffer, is_sync_next } => {
@@ -385,10 +386,10 @@ impl Files {
         let path = self.path(file);
         let making = path.with_extension("tmp");
         let made = self.create_as(&making, len, header);
-        // All that needs space comes before the file has its name.
+        // Everything that needs space comes before the file has its name.
         let result = made.and_then(|()| self.write_made(file + 1));
         if result.is_err() {
-            // Half a file is of no use; the space may be needed.
+            // Half a file is of no use, and its space may be needed.
             if let Err(error) = std::fs::remove_file(&making) {
                 tracing::warn!(path = %making.display(), %error, "cannot remove half a log file");
             }
@@ -416,7 +417,7 @@ impl Files {
         file.sync_all()
     }
 
-    /// Puts what [`Files::write_made`] wrote in its place.
+    /// Renames the file written by [`Files::write_made`] to `ring.made`.
     fn name_made(&self, count: u32) -> io::Result<()> {
         if self.is_noted(count) {
             return Ok(());
@@ -427,7 +428,8 @@ impl Files {
         Ok(())
     }
 
-    /// Past the page cache where the file system can: the zeroes are of no use to anybody.
+    /// Writes the file past the page cache if the file system supports it: the zeroes are not worth
+    /// caching.
     fn create_as(&self, path: &Path, len: u64, header: &[u8]) -> io::Result<()> {
         let part_bytes = usize::try_from(len).unwrap_or(usize::MAX).min(ZERO_BYTES);
         let mut buffer = IoBuffer::default();
@@ -460,9 +462,9 @@ impl Files {
     }
 }
 
-/// Sends what was just written from the page cache to the device, without waiting and without any
-/// promise: the sync that follows finds the first half of its work under way. What goes wrong here is
-/// not looked at, because that sync reports it.
+/// Starts writing the given range from the page cache to the device, without waiting and without
+/// any promise: the sync that follows finds the first half of its work under way. Errors are
+/// ignored here because that sync reports them.
 #[expect(unsafe_code, reason = "a system call that no safe library offers")]
 fn start_writeback(file: &File, offset: u64, len: usize) {
     let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) else { return };
@@ -472,9 +474,9 @@ fn start_writeback(file: &File, offset: u64, len: usize) {
     }
 }
 
-/// When the file was last written, by its modification time and the wall clock: a moment of this
-/// process's clock, which may be before the machine started. `None` when the file system does not say
-/// or that moment is yet to come.
+/// Returns the time of the last write to the file, by its modification time and the wall clock. It
+/// is a moment of this process's clock and may be before the machine started. `None` if the file
+/// system does not say or the moment lies in the future.
 pub(crate) fn written_at(file: &File) -> Option<Instant> {
     let age = file.metadata().ok()?.modified().ok()?.elapsed().ok()?;
     Instant::now().checked_sub(age)
@@ -553,7 +555,8 @@ mod tests {
         assert_eq!(wait_for_one(&mut disk), 1);
         let is_waited_for = |disk: &mut FileDisk, token, len| {
             let files = Arc::clone(&disk.files);
-            // Holds the writer's thread up, so that what it has been handed is not there at once.
+            // Holds the writer's thread up, so that a request handed to it is not completed at
+            // once.
             let held = files.completions.lock();
             write(disk, token, len);
             let is_done = disk.done.iter().any(|done| done.token == token);

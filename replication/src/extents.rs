@@ -1,13 +1,15 @@
 //! Sorted, disjoint extents of one volume in one generation.
 //!
 //! Invariants:
-//! - Extents never overlap and are never empty; a newer one cuts what it covers.
-//! - A payload counts as the whole buffer that it keeps in memory, however little of it is left. A rest that is at
-//!   most half of its buffer is copied out, so each buffer is kept by one extent at most, and since each copy at least
-//!   halves, all copies of one payload together move no more than its length.
-//! - A cut never makes a map keep more memory than it may: where a rest in the middle would be copied beside a buffer
-//!   that stays, and there is no room for both, both rests are copied.
-//! - Insert and lookup cost O(log n) and what they touch.
+//! - Extents never overlap and are never empty; a newer one cuts the extents that it covers.
+//! - A payload counts as the whole buffer that it keeps in memory, however little of it is left. A
+//!   remainder of at most half its buffer is copied out, so each buffer is kept by one extent at
+//!   most. Since each copy at least halves the data, all copies of one payload together move no
+//!   more than its length.
+//! - A cut never makes a map keep more memory than allowed: if one remainder of a cut in the middle
+//!   would be copied while the buffer stays, and there is no room for both, both remainders are
+//!   copied.
+//! - Insert and lookup cost O(log n) plus the number of extents that they touch.
 
 use crate::resident::LogResident;
 use crate::side::SideResident;
@@ -18,23 +20,23 @@ use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Where the contents of a range are.
+/// The place of the contents of a range.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// Here: as many bytes as the range has.
+    /// In memory: as many bytes as the range has.
     Payload(Bytes),
     /// In a log file: [`crate::Log::read`] fetches it.
     LogResident(LogResident),
     /// In a side file: [`crate::Log::read_side`] fetches it.
     SideResident(SideResident),
-    /// Nowhere any more: the only copy does not verify. Reading it is an error.
+    /// Lost: the only copy does not verify. Reading it is an error.
     Lost {
-        /// The entry that held it, or the newest one that may have.
+        /// The entry that held the data, or the newest one that may have held it.
         lsn: Lsn,
     },
-    /// Zeroes by decree.
+    /// Zeroes, written as such and without a payload.
     Zeroes {
-        /// A hole, rather than allocated zeroes.
+        /// Whether it is a hole rather than allocated zeroes.
         is_trim: bool,
     },
     /// Not in the overlay: the data tier has it.
@@ -42,7 +44,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The part of it that starts `skip` sectors in and is `count` long.
+    /// Returns the part of it that starts `skip` sectors in and is `count` sectors long.
     fn part(&self, skip: u64, count: u64) -> Source {
         match self {
             Source::Payload(bytes) => {
@@ -67,22 +69,22 @@ fn bytes_of(sectors: u64) -> usize {
 pub struct Piece {
     /// First sector in the volume.
     pub start_sector: u64,
-    /// Sectors, never 0.
+    /// Number of sectors, never 0.
     pub sector_count: u64,
-    /// Where its contents are.
+    /// The place of its contents.
     pub source: Source,
 }
 
 #[derive(Clone, Debug)]
 struct Extent {
     sector_count: u64,
-    /// Length of the buffer that a payload keeps in memory; 0 where there is none.
+    /// Length of the buffer that a payload keeps in memory; 0 for other sources.
     buffer_sectors: u32,
     source: Source,
 }
 
 impl Extent {
-    /// A payload has its buffer for itself.
+    /// Makes an extent; a payload must not share its buffer.
     fn new(sector_count: u64, source: Source) -> Extent {
         let buffer_sectors = match source {
             Source::Payload(_) => u32::try_from(sector_count).expect("a payload fits memory"),
@@ -91,7 +93,8 @@ impl Extent {
         Extent { sector_count, buffer_sectors, source }
     }
 
-    /// The part of it that starts `skip` sectors in and is `count` long, with its buffer.
+    /// Returns the part of it that starts `skip` sectors in and is `count` sectors long, with its
+    /// buffer.
     fn slice(&self, skip: u64, count: u64, cut: &Cut<'_>) -> Extent {
         let source = self.source.part(skip, count);
         match cut.is_buffer_forgotten {
@@ -100,7 +103,7 @@ impl Extent {
         }
     }
 
-    /// As [`Extent::slice`], with a buffer of its own.
+    /// Like [`Extent::slice`], with a buffer of its own.
     fn copy(&self, skip: u64, count: u64, cut: &Cut<'_>) -> Extent {
         match self.source.part(skip, count) {
             Source::Payload(bytes) => Extent::new(count, Source::Payload(cut.copy_of(&bytes))),
@@ -109,14 +112,14 @@ impl Extent {
     }
 }
 
-/// How an insert keeps what is left of the payloads that it cuts.
+/// How an insert keeps the remainders of the payloads that it cuts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cut<'a> {
-    /// Where copies get their memory; the allocator where there are none.
+    /// Source of the memory for copies; the allocator if there is none.
     pub(crate) buffers: Option<&'a Arc<PayloadBuffers>>,
     /// Bytes by which the buffers that the map keeps may grow.
     pub(crate) room_bytes: u64,
-    /// Puts a bug there: see [`crate::planted::Planted`].
+    /// Plants a bug: see [`crate::planted::Planted`].
     pub(crate) is_buffer_forgotten: bool,
 }
 
@@ -128,7 +131,8 @@ impl Cut<'_> {
         copy.into_bytes()
     }
 
-    /// The first `head` and the last `tail` sectors of an extent whose middle goes; either may be 0.
+    /// Returns the first `head` and the last `tail` sectors of an extent whose middle is removed;
+    /// either may be 0.
     fn rests(&self, whole: &Extent, head: u64, tail: u64) -> (Extent, Extent) {
         let is_kept = |rest: u64| rest > u64::from(whole.buffer_sectors) / 2;
         let copied = if is_kept(head) { tail } else { head };
@@ -141,13 +145,13 @@ impl Cut<'_> {
     }
 }
 
-/// What an extent map holds, or how much more an insert made it hold.
+/// Totals of an extent map, or their increase by an insert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Weight {
     pub(crate) extent_count: u64,
     /// Bytes of the buffers that payloads keep in memory.
     pub(crate) memory_bytes: u64,
-    /// Bytes of payload, wherever they are.
+    /// Bytes of payload, in memory or in files.
     pub(crate) payload_bytes: u64,
 }
 
@@ -181,8 +185,8 @@ pub(crate) struct ExtentMap {
 }
 
 impl ExtentMap {
-    /// Puts `source` over the range; whatever was there is cut away. `weight` is kept up to date. A payload must have its
-    /// buffer for itself.
+    /// Puts `source` over the range and cuts away everything that was there. Keeps `weight` up to
+    /// date. A payload must not share its buffer.
     pub(crate) fn insert(
         &mut self,
         (start, count): (u64, u64),
@@ -223,8 +227,8 @@ impl ExtentMap {
         assert!(replaced.is_none(), "extents overlap at sector {start}");
     }
 
-    /// Calls `found` for each piece of the range, in order: with the source where an extent covers
-    /// it, with `None` where none does.
+    /// Calls `found` for each piece of the range, in order: with a source if an extent covers it,
+    /// otherwise with `None`.
     pub(crate) fn walk(
         &self,
         start: u64,
@@ -269,7 +273,7 @@ mod tests {
 
     const SECTORS: u64 = 40;
 
-    /// The daemon's memory budget counts on it (`server/src/config/budget.rs`).
+    /// The daemon's memory budget counts on this size (`server/src/config/budget.rs`).
     #[test]
     fn an_extent_is_small() {
         let bytes = size_of::<u64>() + size_of::<Extent>();
@@ -299,7 +303,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None,
             ..ProptestConfig::default() })]
 
-        /// Against one tag a sector.
+        /// Compares the map with an array of one tag per sector.
         #[test]
         fn a_newer_extent_hides_what_it_covers_and_nothing_else(
             inserts in prop::collection::vec((0..SECTORS, 1..SECTORS, 0u8..=255), 1..60),
@@ -356,7 +360,7 @@ mod tests {
         let zeroes = || Source::Zeroes { is_trim: false };
         let large = Bytes::from(vec![1; 1 << 20]);
         map.insert((0, 2048), Source::Payload(large.clone()), &mut weight, &cut);
-        // Each cut leaves more than half of what the one before has left.
+        // Each cut leaves more than half of the previous remainder.
         map.insert((1500, 548), zeroes(), &mut weight, &cut);
         assert_eq!((weight.memory_bytes, weight.payload_bytes), (1 << 20, 1500 * 512));
         assert!(!large.is_unique(), "most of it is left: it is not copied");

@@ -1,36 +1,38 @@
-//! Back-pressure: how long an acknowledgement is held back when the log fills. Pure.
+//! Back-pressure: how long an acknowledgement is held back as the log fills. Pure logic without
+//! I/O.
 //!
 //! Invariants:
-//! - Below the mark nothing is held back; above it, the rate that is let through falls smoothly
-//!   from unbounded to less than what destage frees, so the log never runs into its end while
-//!   destage moves.
+//! - Below the mark nothing is held back. Above it, the admitted rate falls smoothly from unbounded
+//!   to less than the rate that destage frees, so the log never fills up while destage moves.
 //! - No acknowledgement is held back for longer than [`DELAY_NS_MAX`].
-//! - Who is held back waits at one gate, which opens for all at once: many that wait cost one timer, and what they
-//!   write next gathers in one batch. While it is closed, and as long as little is owed, nobody asks the clock.
+//! - All acknowledgements that are held back wait at one gate, which opens for all at once: they
+//!   cost a single timer, and their next writes gather in one batch. The clock is not read while
+//!   the gate is closed or while little is owed.
 
-/// Longest delay of one acknowledgement. Chosen by hand: less than the second that a request may
-/// wait at most.
+/// Longest delay of one acknowledgement. Chosen by hand: less than the longest wait of a request,
+/// which is a second.
 pub(crate) const DELAY_NS_MAX: u64 = 900_000_000;
-/// Less is not waited for, but owed. Source: the granularity of tokio's timer.
+/// Shorter delays are not waited for but added to the debt. Source: the granularity of tokio's
+/// timer.
 const SLEEP_NS_MIN: u64 = 1_000_000;
-/// Time in which little was written counts for what is written next, up to so much. Chosen by hand: ten of the
+/// Longest period of few writes that counts as credit for later writes. Chosen by hand: ten of the
 /// shortest waits.
 const CREDIT_NS_MAX: u64 = 10_000_000;
-/// Rate assumed before anything was released, in bytes a second. Chosen by hand.
+/// Rate assumed before the first release, in bytes a second. Chosen by hand.
 const RATE_FIRST: f64 = 128.0 * 1024.0 * 1024.0;
-/// The rate never falls below this, in bytes a second: with destage at a stand the log is filled
-/// slowly, and only when it is full writers wait for space. Chosen by hand.
+/// Lower limit of the rate, in bytes a second: if destage stands still, the log is filled slowly,
+/// and writers wait for space only when it is full. Chosen by hand.
 const RATE_MIN: f64 = 1024.0 * 1024.0;
 const NS: f64 = 1e9;
 
-/// What becomes of an acknowledgement.
+/// The decision about an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
     /// It goes at once.
     Go,
     /// It waits until the gate opens.
     Wait,
-    /// The same; it has closed the gate, which its caller is to open after so long.
+    /// It waits too. It closed the gate, which its caller has to open after `delay_ns`.
     Close { delay_ns: u64 },
 }
 
@@ -41,11 +43,11 @@ pub(crate) struct Pace {
     mark: f64,
     /// Bytes a second that destage frees.
     rate: f64,
-    /// As it was when the clock was asked last: see [`Pace::rate_now`].
+    /// The rate when the clock was last read: see [`Pace::rate_now`].
     rate_seen: f64,
-    /// The moment up to which the admitted bytes have been paid for, but for what is owed.
+    /// The moment up to which the admitted bytes are paid for, not counting `owed_ns`.
     paid_ns: u64,
-    /// Cost of what was admitted since the clock was asked, at `asked_ns`.
+    /// Cost of the bytes admitted since the clock was read at `asked_ns`.
     owed_ns: u64,
     asked_ns: u64,
     is_closed: bool,
@@ -68,12 +70,14 @@ impl Pace {
         }
     }
 
-    /// Destage freed `bytes` of the log, by a generation that was so full: 1 where that is why it was frozen.
+    /// Records that destage freed `bytes` of the log by releasing a generation. `share` is how full
+    /// that generation was: 1 if it was frozen for being full.
     pub(crate) fn on_release(&mut self, now_ns: u64, bytes: u64, share: f64) {
         let bytes = bytes as f64;
         if let Some(before) = self.released_ns {
             let seconds = (now_ns.saturating_sub(before) as f64 / NS).max(1e-3);
-            // What each release costs however little it frees says nothing of the rate: a small one counts for little.
+            // Each release has a fixed cost, so a small one says nothing about the rate and counts
+            // for little.
             let weight = 0.5 * share.clamp(0.0, 1.0);
             self.rate = ((1.0 - weight) * self.rate + weight * bytes / seconds).max(RATE_MIN);
         }
@@ -83,30 +87,32 @@ impl Pace {
         self.rate_seen = self.rate;
     }
 
-    /// Destage ran dry: the next release says nothing about how fast it can be.
+    /// Records that destage ran dry: the next release says nothing about its possible speed.
     pub(crate) fn on_idle(&mut self) {
         self.released_ns = None;
     }
 
-    /// Destage waits though there is something to do: the next release is as late as it comes after this.
+    /// Records that destage pauses although it has work: the time to the next release counts from
+    /// now.
     pub(crate) fn on_rest(&mut self, now_ns: u64) {
         self.released_ns = Some(now_ns);
     }
 
-    /// So much of the log is in use after a release. Where it has room, nothing is owed any more.
+    /// Records how much of the log is in use after a release. If there is room, the debt is
+    /// dropped.
     pub(crate) fn on_fill(&mut self, fill: f64) {
         if fill <= self.mark {
             self.owed_ns = 0;
         }
     }
 
-    /// Decides on the acknowledgement of an entry that takes `bytes` of the log, with `fill` (0 to 1) of the log in
-    /// use. `now_ns` is asked only when enough is owed.
+    /// Decides on the acknowledgement of an entry that takes `bytes` of the log, with `fill` (0 to
+    /// 1) of the log in use. Calls `now_ns` only when enough is owed.
     pub(crate) fn admit(&mut self, bytes: u64, fill: f64, now_ns: impl FnOnce() -> u64) -> Hold {
         if fill <= self.mark {
             return Hold::Go;
         }
-        // A debt beyond the longest delay is forgiven: the fill that rises meanwhile asks for more.
+        // A debt beyond the longest delay is forgiven: the rising fill asks for more anyway.
         self.owed_ns = self.owed_ns.saturating_add(self.cost_ns(bytes, fill)).min(DELAY_NS_MAX);
         if self.is_closed {
             return Hold::Wait;
@@ -129,27 +135,27 @@ impl Pace {
         Hold::Close { delay_ns }
     }
 
-    /// The time that [`Hold::Close`] named is over, or nobody can wait any more.
+    /// Opens the gate, because the time in [`Hold::Close`] is over or the waiters are gone.
     pub(crate) fn open(&mut self) {
         self.is_closed = false;
     }
 
-    /// Acknowledgements wait.
+    /// Returns whether acknowledgements wait.
     #[cfg(test)]
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed
     }
 
-    /// What `bytes` cost at least, as time.
+    /// Returns the minimum cost of `bytes`, as time.
     fn cost_ns(&self, bytes: u64, fill: f64) -> u64 {
-        // As much is let in as is freed half-way from the mark to the end, and next to nothing at
-        // the end: even a rate that was guessed five times too high settles before it.
+        // Half-way from the mark to the end, as much is let in as is freed; at the end, next to
+        // nothing. Even a rate that was guessed five times too high settles before the end.
         let over = ((fill - self.mark) / (1.0 - self.mark)).clamp(1e-3, 1.0);
         let rate = (self.rate_seen * (1.0 - over) / over).max(RATE_MIN);
         (bytes as f64 / rate * NS) as u64
     }
 
-    /// The rate, falling while a release is overdue.
+    /// Returns the rate, which falls while a release is overdue.
     fn rate_now(&self, now_ns: u64) -> f64 {
         let Some(before) = self.released_ns else { return self.rate };
         let seconds = now_ns.saturating_sub(before) as f64 / NS;
@@ -165,8 +171,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const RING: u64 = 1024 * MIB;
 
-    /// Closed-loop writers against a destage of a fixed rate, in virtual time. Returns the highest
-    /// fill, the longest delay, and the bytes a second let in over the second half.
+    /// Runs closed-loop writers against a destage of a fixed rate, in virtual time. Returns the
+    /// highest fill, the longest delay, and the bytes a second let in over the second half.
     fn overload(writers: usize, bytes: u64, generation: u64, destage_rate: u64) -> (f64, u64, f64) {
         let mut pace = Pace::new(50, generation);
         let mut ready = vec![0u64; writers];
@@ -305,7 +311,7 @@ mod tests {
             }
             pace.rate / (MIB as f64)
         };
-        // As one that its extents have filled, a MiB each second.
+        // As for a generation frozen for its extents: a MiB each second.
         assert!(rate_after(1.0) < 10.0, "{}", rate_after(1.0));
         assert!(rate_after(1.0 / 128.0) > 120.0, "{}", rate_after(1.0 / 128.0));
     }

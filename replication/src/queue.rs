@@ -1,11 +1,14 @@
-//! The queue in front of the log: entries that wait for a batch, and entries that wait for room in the queue.
+//! The queue in front of the log: entries that wait for a batch, and entries that wait for room in
+//! the queue.
 //!
 //! Invariants:
-//! - LSN order is the order of the calls. An entry that waits for room is placed by the caller that makes the room,
-//!   before any entry that came later. Its own task does not have to run first.
-//! - The entries of a group have consecutive LSNs, go into one batch, and are withdrawn or refused together.
-//! - An entry that is not in a batch can be withdrawn. It leaves a marker. The newest entry leaves nothing and its LSN is
-//!   given out again, so clients that connect and disconnect while the log is full do not fill the queue.
+//! - LSN order is the order of the calls. An entry that waits for room is placed by the caller that
+//!   makes the room, before any entry that came later. Its own task does not have to run first.
+//! - The entries of a group have consecutive LSNs, go into one batch, and are withdrawn or refused
+//!   together.
+//! - An entry that is not in a batch can be withdrawn and leaves a marker. Withdrawing the newest
+//!   entry leaves nothing, and its LSN is assigned again, so clients that connect and disconnect
+//!   while the log is full do not fill the queue.
 
 use crate::format::entry::{EntryKind, EntryRow};
 use crate::options::{NewEntry, Wait};
@@ -17,7 +20,8 @@ use tokio::sync::oneshot;
 /// Room that an entry takes in addition to its payload, in bytes. The marker of a withdrawn entry keeps it, so markers
 /// are bounded like entries. Source: the size of a queued entry, rounded.
 pub(crate) const ENTRY_OVERHEAD_BYTES: u64 = 64;
-/// Entries of one group at most. Chosen by hand: the head, the range and the tail of an unaligned request are three.
+/// Maximum entries of one group. Chosen by hand: the head, the range and the tail of an unaligned
+/// request are three.
 const GROUP_ENTRIES_MAX: usize = 4;
 
 /// An entry that waits for a batch.
@@ -87,7 +91,7 @@ impl Group {
         Ok(group)
     }
 
-    /// As [`Group::new`], for one entry of a test that takes `room` bytes of the queue.
+    /// Like [`Group::new`], for one entry of a test that takes `room` bytes of the queue.
     #[cfg(test)]
     pub(crate) fn one(entry: NewEntry, wait: Wait, room: u32) -> Group {
         let row = entry.row().expect("it makes sense");
@@ -187,7 +191,7 @@ impl BatchSize {
     }
 }
 
-/// See the file's head.
+/// The queue; see the head of the file.
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) next_lsn: Lsn,
@@ -197,7 +201,7 @@ pub(crate) struct Queue {
     refused: HashMap<VolumeId, Error>,
     /// Room that is free, in bytes.
     room_bytes: u64,
-    /// First come, first served. Bounded by the requests that the front ends run at once.
+    /// Served in order of arrival. Bounded by the requests that the front ends run at once.
     waiting: VecDeque<Waiting>,
     next_ticket: u64,
 }
@@ -267,14 +271,15 @@ impl Queue {
                     placed.durable_lsn = Some(lsn);
                 }
             }
-            // A task that stops waiting calls `Queue::leave` under the same lock, so the send does not get lost.
+            // A task that stops waiting calls `Queue::leave` under the same lock, so the message is
+            // not lost.
             let _ = sender.send(outcome);
         }
         placed
     }
 
-    /// Removes the group of a task that stops waiting for room. Returns the LSN of its last entry where the group was
-    /// placed before.
+    /// Removes the group of a task that stops waiting for room. Returns the LSN of its last entry
+    /// if the group was already placed.
     pub(crate) fn leave(&mut self, ticket: &mut Ticket) -> Option<Lsn> {
         match self.waiting.binary_search_by_key(&ticket.number, |waiting| waiting.number) {
             Ok(index) => {
@@ -285,8 +290,8 @@ impl Queue {
         }
     }
 
-    /// Takes back the group whose last entry has `last_lsn`. Returns the room that this frees, in bytes, or `None` where
-    /// the group is in a batch and will be written.
+    /// Takes back the group whose last entry has `last_lsn`. Returns the room that this frees, in
+    /// bytes, or `None` if the group is in a batch and will be written.
     pub(crate) fn withdraw(&mut self, last_lsn: Lsn) -> Option<u64> {
         let last = self.index_of(last_lsn)?;
         let first = self.first_of(last);
@@ -302,8 +307,8 @@ impl Queue {
         Some(freed)
     }
 
-    /// Refuses writes of `volume` from now on, and those in the queue. Returns the LSN of the last entry of each refused
-    /// group, and the room that this frees, in bytes.
+    /// Refuses writes of `volume` from now on, and those in the queue. Returns the LSN of the last
+    /// entry of each refused group, and the room that this frees, in bytes.
     pub(crate) fn refuse(&mut self, volume: VolumeId, error: &Error) -> (Vec<Lsn>, u64) {
         self.refused.insert(volume, error.clone());
         let first_lsn = self.next_lsn.0 - self.pending.len() as u64;
@@ -342,7 +347,7 @@ impl Queue {
         self.waiting.clear();
     }
 
-    /// The entries of a batch of at most `bytes_max` bytes: whole groups, and at least one.
+    /// Returns the entries of a batch of at most `bytes_max` bytes: whole groups, at least one.
     pub(crate) fn next_batch(&self, bytes_max: usize) -> BatchSize {
         let (mut batch, mut group) = (BatchSize::default(), BatchSize::default());
         for pending in &self.pending {
@@ -362,14 +367,14 @@ impl Queue {
         batch
     }
 
-    /// The index of an entry in the queue; `None` where it is in a batch.
+    /// Returns the index of an entry in the queue; `None` if it is in a batch.
     fn index_of(&self, lsn: Lsn) -> Option<usize> {
         let first_lsn = self.next_lsn.0 - self.pending.len() as u64;
         let index = usize::try_from(lsn.0.checked_sub(first_lsn)?).ok()?;
         (index < self.pending.len()).then_some(index)
     }
 
-    /// The index of the first entry of the group whose last entry is at `last`.
+    /// Returns the index of the first entry of the group whose last entry is at `last`.
     fn first_of(&self, last: usize) -> usize {
         let before = self.pending.range(..last).rposition(|pending| pending.is_last);
         before.map_or(0, |before| before + 1)
