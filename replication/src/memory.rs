@@ -1,21 +1,23 @@
-//! Memory that is mapped before it is used.
+//! Maps memory before it is used.
 //!
 //! Invariants:
-//! - What the pages that are mapped hold stays, whoever has them.
+//! - The contents of the mapped pages stay unchanged, whoever owns them.
 
 use rustix::mm::{Advice, madvise};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-/// Memory that is mapped together: what the allocator of the binary hands out small buffers from, one page at a time, and
-/// has from the kernel as a whole. Source: mimalloc 3, types.h, `MI_ARENA_SLICE_SIZE`.
+/// Size of a region that is mapped together: the binary's allocator gets it from the kernel as a
+/// whole and hands out small buffers from it, one page at a time. Source: mimalloc 3, types.h,
+/// `MI_ARENA_SLICE_SIZE`.
 const REGION_BYTES: usize = 64 << 10;
 
-/// Maps what the buffer has room for, and for a small one the [`REGION_BYTES`] around it: for a page a fraction of what its
-/// fault costs, which would come when it is first written to. An allocator writes into each small buffer before it hands it
-/// out, so those that this thread will be given next have to be mapped with this one. Where the kernel cannot (before Linux
-/// 5.14), or has no memory, the faults come as ever.
+/// Maps the capacity of the buffer, and for a small buffer the [`REGION_BYTES`] around it. This
+/// costs a fraction of the page faults that would otherwise come with the first writes. An
+/// allocator writes into each small buffer before it hands it out, so this thread's next buffers
+/// have to be mapped together with this one. If the kernel cannot do it (before Linux 5.14) or has
+/// no memory, the faults come as usual.
 ///
 /// See [`block::buffers::MapAhead`].
 pub(crate) fn map_ahead(buffer: &Vec<u8>) {
@@ -29,8 +31,8 @@ pub(crate) fn map_ahead(buffer: &Vec<u8>) {
     }
 }
 
-/// What is mapped for a buffer: the pages of a large one that are its own, and for a small one all that may be its
-/// neighbours'.
+/// Returns the range to map for a buffer: for a large one only its own whole pages, for a small one
+/// the regions around it, which other buffers may share.
 fn pages_of(start: usize, length: usize) -> Range<usize> {
     static PAGE_BYTES: LazyLock<usize> = LazyLock::new(rustix::param::page_size);
     let end = start + length;
@@ -44,9 +46,9 @@ fn pages_of(start: usize, length: usize) -> Range<usize> {
 #[expect(unsafe_code, reason = "the kernel is told an address")]
 fn map(range: &Range<usize>) {
     let pages = std::ptr::without_provenance_mut(range.start);
-    // SAFETY: the kernel maps pages as a write to them would, and changes nothing that they hold, whoever has them; nothing
-    // is read or written through the pointer. Where nothing lies it answers with an error. Source: madvise(2),
-    // `MADV_POPULATE_WRITE`.
+    // SAFETY: the kernel maps pages as a write to them would and does not change their contents,
+    // whoever owns them; nothing is read or written through the pointer. For an address range
+    // without memory it returns an error. Source: madvise(2), `MADV_POPULATE_WRITE`.
     let mapped = unsafe { madvise(pages, range.len(), Advice::LinuxPopulateWrite) };
     if let Err(error) = mapped {
         tracing::debug!(%error, "memory is not mapped ahead");
@@ -57,7 +59,7 @@ fn map(range: &Range<usize>) {
 mod tests {
     use super::*;
 
-    /// Page faults of this thread that needed no disk.
+    /// Returns the page faults of this thread that needed no disk.
     fn fault_count() -> u64 {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("the kernel has it");
         // `minflt` is the tenth; the name before it may hold anything. Source: proc_pid_stat(5).
@@ -65,8 +67,9 @@ mod tests {
         rest.split_whitespace().nth(7).and_then(|text| text.parse().ok()).expect("a number")
     }
 
-    /// Faults of filling a buffer that comes fresh from the kernel: one so large is never one of before. Source: mallopt(3),
-    /// `DEFAULT_MMAP_THRESHOLD_MAX`, 32 MiB.
+    /// Counts the faults of filling a buffer that comes fresh from the kernel: the allocator never
+    /// reuses memory for one of this size. Source: mallopt(3), `DEFAULT_MMAP_THRESHOLD_MAX`, 32
+    /// MiB.
     fn faults_of_filling(prepare: impl FnOnce(&mut Vec<u8>)) -> u64 {
         let mut buffer = Vec::with_capacity(48 << 20);
         prepare(&mut buffer);
@@ -84,7 +87,7 @@ mod tests {
             map_ahead(buffer);
             assert_eq!(buffer[..], [7; 3]);
         });
-        // Huge pages make them fewer on both sides.
+        // Huge pages reduce the faults on both sides.
         assert!(without > 0 && with <= without / 2, "{with} faults instead of {without}");
     }
 

@@ -1,56 +1,56 @@
-//! Bugs put there on purpose, so that tests can show that they would notice.
+//! Planted bugs, with which tests show that they would notice such bugs.
 //!
 //! Invariants:
 //! - Without the feature `planted` (or a test build) every switch is off and cannot be turned on.
 
 use crate::format::batch;
 
-/// Which bugs are in.
+/// The bugs that are switched on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Planted {
-    /// A batch counts as written when it was submitted.
+    /// A batch counts as written as soon as it is submitted.
     pub(crate) ack_before_write: bool,
     /// A flush is answered without a sync.
     pub(crate) flush_ignored: bool,
     /// Recovery takes a batch whose checksum differs.
     pub(crate) torn_accepted: bool,
-    /// Recovery takes a batch that does not follow the one before.
+    /// Recovery takes a batch that does not follow the previous one.
     pub(crate) stale_accepted: bool,
-    /// Recovery trusts the page cache for what was never synced.
+    /// Recovery trusts the page cache for data that was never synced.
     pub(crate) tail_not_rewritten: bool,
-    /// A generation goes on behind a snapshot.
+    /// A generation continues after a snapshot.
     pub(crate) snapshot_not_frozen: bool,
-    /// What lies before a snapshot and what lies behind it is joined in one side file.
+    /// A side file joins data from both sides of a snapshot.
     pub(crate) sides_joined: bool,
-    /// The newest batch is taken to be the one with the highest number, whatever it follows.
+    /// The batch with the highest number counts as the newest, whatever it follows.
     pub(crate) newest_by_sequence: bool,
     /// Batches are written as version 1, by a program that knows no other.
     pub(crate) old_batches: bool,
-    /// A batch is taken whose tag does not fit it.
+    /// A batch is taken although its tag does not match.
     pub(crate) tag_ignored: bool,
-    /// A place that cannot be read counts as one where nothing was written.
+    /// An unreadable place counts as a place where nothing was written.
     pub(crate) unreadable_ends: bool,
-    /// Whoever closes the gate of back-pressure is the one that opens it.
+    /// The waiter that closed the gate of back-pressure has to open it.
     pub(crate) gate_by_waiter: bool,
-    /// A rest of a payload is judged by what was left of it, not by the buffer that it keeps.
+    /// The remainder of a payload is judged by its length, not by the buffer that it keeps.
     pub(crate) rest_buffer_forgotten: bool,
-    /// That the log has failed is not noted.
+    /// A failure of the log is not recorded.
     pub(crate) failure_not_noted: bool,
-    /// Recovery takes a file system that was unmounted since for the same one.
+    /// Recovery does not notice that the file system was unmounted meanwhile.
     pub(crate) remount_not_seen: bool,
-    /// Recovery does not ask whether writing back has failed since.
+    /// Recovery does not ask whether write-back has failed meanwhile.
     pub(crate) writeback_not_asked: bool,
     /// A dropped append leaves its entry in the queue.
     pub(crate) kept_when_dropped: bool,
 }
 
 impl Planted {
-    /// Format version of the batches that are written.
+    /// Returns the format version of the batches that are written.
     pub(crate) fn batch_version(self) -> u16 {
         if self.old_batches { batch::VERSION_WITHOUT_TAG } else { batch::VERSION }
     }
 
-    /// As the environment variable SPINDLE_PLANTED names them, separated by commas.
+    /// Reads the comma-separated names in the environment variable SPINDLE_PLANTED.
     #[cfg(any(test, feature = "planted"))]
     pub(crate) fn from_environment() -> Self {
         let names = std::env::var("SPINDLE_PLANTED").unwrap_or_default();
@@ -76,7 +76,7 @@ impl Planted {
         }
     }
 
-    /// None.
+    /// Returns no bugs.
     #[cfg(not(any(test, feature = "planted")))]
     pub(crate) fn from_environment() -> Self {
         Planted::default()

@@ -1,47 +1,52 @@
-//! Whether a device answers so quickly that waiting for it costs less than handing its writes to another thread.
+//! Decides whether a device answers so quickly that waiting for it costs less than handing its
+//! writes to another thread.
 //!
 //! Invariants:
-//! - Looks at a mean of what writes took lately, so that one that was late does not decide. A device that has become
-//!   three times too slow keeps the threads of clients from their work some fifty times, as one write in some is measured.
-//! - Pure: whoever writes measures.
+//! - The decision uses a mean of recent write times, so that a single late write does not decide.
+//!   Because only one write in [`MEASURED_EVERY`] is measured, a device that becomes three times
+//!   too slow delays client threads about fifty times before it counts as slow.
+//! - Pure logic: the writer measures.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Longest write that is waited for. Chosen by hand: longer ones take a device long enough that a hand-over is
-/// a small part of it.
+/// Longest write that callers wait for. Chosen by hand: a device takes so long for longer ones that
+/// a hand-over is a small part of it.
 pub(crate) const BYTES_MAX: usize = 256 << 10;
-/// Mean up to which a device is quick. Chosen by hand: a hand-over and the way back cost 10 to 50 us on a virtual
-/// machine (docs/decisions/2026-11-21-log-io-buffered.md), local NVMe takes less than this, a disk behind a network more.
+/// Highest mean of a quick device. Chosen by hand: a hand-over and the way back cost 10 to 50 us on
+/// a virtual machine (docs/decisions/2026-11-21-log-io-buffered.md); local NVMe takes less than
+/// this limit, a disk behind a network more.
 const MEAN_US_MAX: u32 = 200;
-/// What one write counts at most, so that a device that stood still once is tried again after some thirty writes.
+/// Upper limit of one sample, so that a device that once stood still is tried again after some
+/// thirty writes.
 const SAMPLE_US_MAX: u32 = 8000;
-/// Part of the mean that one write replaces, as a power of two: an eighth.
+/// Share of the mean that one sample replaces, as a power of two: an eighth.
 const SHIFT: u32 = 3;
-/// Of the writes that are waited for one in so many is measured: a look at the clock is a system call on some
-/// machines.
+/// One in this many of the writes that callers wait for is measured: reading the clock is a system
+/// call on some machines.
 const MEASURED_EVERY: u32 = 16;
 
-/// What is known of the device's writes of up to [`BYTES_MAX`].
+/// Statistics of the device's writes of up to [`BYTES_MAX`].
 #[derive(Debug, Default)]
 pub(crate) struct Quickness {
-    /// 1/8 us; rises to [`SAMPLE_US_MAX`] at most.
+    /// In 1/8 us; corresponds to at most [`SAMPLE_US_MAX`].
     mean: AtomicU32,
     waited_count: AtomicU32,
 }
 
 impl Quickness {
-    /// Whether the next write is better waited for. Of a device that is not known yet: yes.
+    /// Returns whether waiting for the next write is better. A device that was not measured yet
+    /// counts as quick.
     pub(crate) fn is_quick(&self) -> bool {
         self.mean.load(Ordering::Relaxed) >> SHIFT <= MEAN_US_MAX
     }
 
-    /// To be asked once of each write that is waited for: whether to measure it.
+    /// Returns whether to measure a write. Called once for each write that a caller waits for.
     pub(crate) fn is_measured(&self) -> bool {
         self.waited_count.fetch_add(1, Ordering::Relaxed).is_multiple_of(MEASURED_EVERY)
     }
 
-    /// Takes what one write took. Two at the same moment may count as one.
+    /// Adds the duration of one write. Two concurrent calls may count as one.
     pub(crate) fn note(&self, took: Duration) {
         let took = u32::try_from(took.as_micros()).unwrap_or(u32::MAX).min(SAMPLE_US_MAX);
         let mean = self.mean.load(Ordering::Relaxed);

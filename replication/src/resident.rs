@@ -1,7 +1,7 @@
-//! Payloads that are only in a log file: where they are and what opens them.
+//! Payloads that are only in a log file: their place and the key that opens them.
 //!
 //! Invariants:
-//! - What is read back is authenticated; a handle never yields bytes of a later lap.
+//! - Data read back is authenticated; a handle never yields bytes of a later lap.
 
 use crate::format::batch;
 use crate::format::entry::EntryRow;
@@ -15,7 +15,7 @@ use bytes::Bytes;
 use std::fmt;
 use std::sync::Arc;
 
-/// Where a batch is and what its key is derived from; shared by its entries.
+/// The place of a batch and the inputs of its key; shared by its entries.
 #[derive(Debug)]
 pub(crate) struct BatchPlace {
     pub(crate) file: u32,
@@ -55,13 +55,13 @@ impl LogResident {
         }
     }
 
-    /// LSN of the entry.
+    /// Returns the LSN of the entry.
     #[must_use]
     pub fn lsn(&self) -> Lsn {
         Lsn(self.batch.first_lsn.0 + u64::from(self.index))
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         u64::from(self.sector_count) * SECTOR_BYTES

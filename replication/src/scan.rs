@@ -1,9 +1,11 @@
-//! What recovery makes of a walk through the ring: the overlay, and whether the log is whole.
+//! Recovery's evaluation of a walk through the ring: builds the overlay and decides whether the log
+//! is whole.
 //!
 //! Invariants:
-//! - A bad batch ends the log only where nothing says that it was on stable storage; otherwise the
-//!   log is refused. What the data tier holds, and what the directory has served, says so too.
-//! - A log that is refused is said to hold what it holds: it may be the only copy.
+//! - A bad batch ends the log only if nothing shows that it was on stable storage; otherwise the
+//!   log is refused. The LSN that the data tier holds and the epoch that the directory has served
+//!   count as such evidence.
+//! - A refusal states the contents of the log: it may be the only copy.
 //! - Nothing is written.
 
 use crate::format::FormatError;
@@ -66,7 +68,7 @@ impl<'a> Scan<'a> {
         self.check_end()
     }
 
-    /// Deals with the batch that the walk has taken.
+    /// Processes the batch that the walk has taken.
     fn take(&mut self) -> Result<()> {
         let taken = self.walk.newest.expect("the walk has taken one");
         let header = taken.header;
@@ -125,7 +127,8 @@ impl<'a> Scan<'a> {
                 Err(_) if self.args.planted.torn_accepted => row.payload_bytes as usize,
                 Err(e) => return Err(corrupt(e)),
             };
-            // The overlay counts what a payload has, without room for the tag.
+            // The overlay counts the length of a payload, so its buffer must have no room for the
+            // tag.
             let mut payload = self.overlay.payloads().take(length);
             payload.extend_from_slice(&sealed[..length]);
             incoming.push(incoming_of(row, payload.into_bytes(), &place, index));
@@ -148,7 +151,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Nothing below a durable LSN may be missing, and no epoch that was served.
+    /// Checks that nothing below a durable LSN is missing, and no epoch that was served.
     fn check_end(&self) -> Result<()> {
         let (walk, destaged) = (&self.walk, self.args.destaged);
         if walk.seen.trim_lsn > destaged {
@@ -164,7 +167,7 @@ impl<'a> Scan<'a> {
         self.check_reaches_served()
     }
 
-    /// A place that cannot be read and where something may stand that was acknowledged.
+    /// Returns an unreadable place that may hold acknowledged entries.
     fn unknown_end(&self) -> Option<At> {
         let walk = &self.walk;
         if self.args.planted.unreadable_ends {
@@ -173,13 +176,14 @@ impl<'a> Scan<'a> {
         if let Some(at) = walk.unknown_at {
             return (!self.is_nothing_behind()).then_some(at);
         }
-        // What would tell a torn batch from a damaged one stands behind it.
+        // The evidence that tells a torn batch from a damaged one lies behind it.
         let is_torn = matches!(walk.end, Some(FormatError::HeaderChecksum | FormatError::Checksum));
         (is_torn && walk.is_unreadable_behind_bad()).then_some(walk.bad_at)
     }
 
-    /// Nothing that was written behind the newest batch was ever acknowledged: it is the last one of an orderly
-    /// close, and no later epoch was served, or its own epoch was not.
+    /// Returns whether no entry behind the newest batch was ever acknowledged. This holds if that
+    /// batch is the last one of an orderly close and no later epoch was served, or if its own epoch
+    /// was not served.
     fn is_nothing_behind(&self) -> bool {
         let served = self.args.identity.served_epoch;
         self.walk.newest.is_some_and(|newest| {
@@ -207,7 +211,7 @@ impl<'a> Scan<'a> {
         )
     }
 
-    /// The log does not go on at its end, though entries up to `known` were on stable storage.
+    /// Builds the error of a log that ends although entries up to `known` were on stable storage.
     fn damaged(&self, known: Lsn) -> Error {
         let why = format!(
             "entries up to {known} were on stable storage and only those up to {} can be read",
@@ -234,8 +238,9 @@ impl<'a> Scan<'a> {
         )
     }
 
-    /// Entries are in the data tier only once they are on stable storage here, so a log of this
-    /// directory reaches as far. One that does not may lack entries beyond as well.
+    /// Checks that the log reaches as far as the data tier: entries enter the data tier only after
+    /// they are on stable storage here, so a log of this directory reaches that far. A log that
+    /// does not may lack later entries too.
     fn check_reaches_tier(&self) -> Result<()> {
         let (walk, destaged) = (&self.walk, self.args.destaged);
         let last = walk.last_lsn();
@@ -254,8 +259,9 @@ impl<'a> Scan<'a> {
         Err(crate::incomplete::error_of(why, walk.seen.contents))
     }
 
-    /// The opening batch of an epoch is on stable storage before anything is served in that epoch, so a log
-    /// of this directory has one as high as the directory has served.
+    /// Checks that the log reaches the served epoch: the opening batch of an epoch is on stable
+    /// storage before anything is served in that epoch, so a log of this directory has an opening
+    /// batch of at least the served epoch.
     fn check_reaches_served(&self) -> Result<()> {
         let (walk, served) = (&self.walk, self.args.identity.served_epoch);
         let found = match (&walk.newest, self.args.planted.newest_by_sequence) {
@@ -263,7 +269,7 @@ impl<'a> Scan<'a> {
             (_, true) => walk.seen.newest_epoch,
             (None, false) => Epoch(0),
         };
-        // A ring that was made and never served may take the place of one that was given up.
+        // A ring that was made but never served may have replaced a log that was given up.
         if found >= served || self.is_fresh() {
             return Ok(());
         }
@@ -276,12 +282,13 @@ impl<'a> Scan<'a> {
         Err(crate::incomplete::error_of(why, walk.seen.contents))
     }
 
-    /// A ring that was made and never served holds at most one opening batch, which may be torn.
+    /// Returns whether the ring was made but never served: it then holds at most one opening batch,
+    /// which may be torn.
     fn is_fresh(&self) -> bool {
         self.walk.newest.is_none() && self.walk.seen.sequence <= 1
     }
 
-    /// Batches follow that were not taken.
+    /// Returns whether there are later batches that were not taken.
     fn has_more(&self) -> bool {
         self.walk.newest.is_none_or(|newest| newest.header.sequence < self.walk.seen.sequence)
     }

@@ -1,11 +1,11 @@
-//! Side files: what a volume that cannot be destaged had in generations that were destaged without
-//! it. In memory each is a *side layer*: the index of its contents, below all generations.
+//! Side files: the data of a volume that cannot be destaged, from generations that were destaged
+//! without it. In memory each is a *side layer*: the index of its contents, below all generations.
 //!
 //! Invariants:
-//! - A side file is written once, whole and on stable storage before it has its name, and never
-//!   changed. It counts only while the metadata of the data tier names it, by its random id.
-//! - What is read from it is authenticated. What did not verify when it was made is *lost*: reading
-//!   it is an error until it is written over, never zeroes and never older contents.
+//! - A side file is whole and on stable storage before it gets its name, and it never changes
+//!   afterwards. It counts only while the metadata of the data tier names it, by its random id.
+//! - Data read from it is authenticated. Data that did not verify when the file was made is *lost*:
+//!   until it is written over, reading it is an error, and never yields zeroes or older contents.
 //! - Only the index is in memory.
 
 use crate::extents::{Cut, ExtentMap, Piece, Source, Weight};
@@ -24,12 +24,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Names one side file of a volume.
+/// The identity of one side file of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SideFileId {
     /// First LSN of the generations that it stands for.
     pub first_lsn: Lsn,
-    /// Last one.
+    /// Last LSN of those generations.
     pub last_lsn: Lsn,
     /// Random, fresh for each file.
     pub id: [u8; SALT_BYTES],
@@ -43,7 +43,7 @@ impl fmt::Debug for SideFileId {
 }
 
 impl SideFileId {
-    /// The name of the file in the log's directory.
+    /// Returns the name of the file in the log's directory.
     #[must_use]
     pub fn file_name(&self, volume: VolumeId) -> String {
         let id: String = self.id.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -51,10 +51,11 @@ impl SideFileId {
     }
 }
 
-/// Extension of side files. Not that of ring files, which are counted by theirs.
+/// Extension of side files. It differs from that of ring files, because those are counted by
+/// theirs.
 pub(crate) const SIDE_EXTENSION: &str = "side";
 
-/// Where a side file's bytes are.
+/// The source of a side file's bytes.
 pub(crate) trait SideBytes: Send + Sync + 'static {
     /// Fills `buf` from `offset`. Blocks.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
@@ -63,7 +64,7 @@ pub(crate) trait SideBytes: Send + Sync + 'static {
     fn len(&self) -> io::Result<u64>;
 }
 
-/// Where a side file is written to.
+/// The destination of a side file's bytes.
 pub(crate) trait SideSink {
     /// Writes all of `bytes` at `offset`.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
@@ -100,7 +101,7 @@ impl SideResident {
         }
     }
 
-    /// Last LSN of the file: what it holds is at most as new.
+    /// Returns the last LSN of the file; the payload is at most this new.
     #[must_use]
     pub fn last_lsn(&self) -> Lsn {
         self.file.id.last_lsn
@@ -140,22 +141,22 @@ pub struct SideLayer {
     id: SideFileId,
     pub(crate) extents: ExtentMap,
     pub(crate) weight: Weight,
-    /// Sectors that are lost.
+    /// Number of lost sectors.
     pub(crate) lost_sector_count: u64,
-    /// When the oldest entry in it came, as far as is known: after an open, when the file was
-    /// written, which is not earlier. `None` where nothing is known or the file is missing.
+    /// Time of its oldest entry, as far as is known. After an open it is the time at which the file
+    /// was written, which is not earlier. `None` if nothing is known or the file is missing.
     pub(crate) since: Option<Instant>,
-    /// False: the file is missing or damaged, and every sector may be in it.
+    /// False if the file is missing or damaged, so that any sector may have been in it.
     is_whole: bool,
 }
 
 impl SideLayer {
-    /// Names its file.
+    /// Returns the identity of its file.
     pub(crate) fn id(&self) -> SideFileId {
         self.id
     }
 
-    /// Stands for a file that cannot be read: anything may have been in it.
+    /// Makes the layer of a file that cannot be read: every sector counts as lost.
     pub(crate) fn missing(id: SideFileId) -> SideLayer {
         let mut layer = SideLayer::empty(id, false);
         let sectors = crate::format::entry::SECTORS_MAX;
@@ -174,7 +175,7 @@ impl SideLayer {
         }
     }
 
-    /// The layer, with the time from which it holds entries.
+    /// Returns the layer with the time of its oldest entry set.
     pub(crate) fn since(self, since: Option<Instant>) -> SideLayer {
         SideLayer { since, ..self }
     }
@@ -207,7 +208,7 @@ impl SideLayer {
     }
 }
 
-/// What a side file is to be.
+/// The parameters of a new side file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SideSeed {
     pub(crate) pool: [u8; 16],
@@ -217,11 +218,11 @@ pub(crate) struct SideSeed {
     pub(crate) id: SideFileId,
 }
 
-/// Writes a side file that holds `pieces`, which are sorted and disjoint. `read` fetches a payload;
-/// where that is `Corrupt`, the piece is lost.
+/// Writes a side file with `pieces`, which are sorted and disjoint. `read` fetches a payload; if it
+/// returns `Corrupt`, the piece is recorded as lost.
 ///
 /// # Errors
-/// Those of `sink`, as `Io`; those of `read` that are not `Corrupt`.
+/// Those of `sink`, as `Io`; those of `read` other than `Corrupt`.
 pub(crate) fn write(
     sink: &mut dyn SideSink,
     seed: &SideSeed,
@@ -268,7 +269,7 @@ pub(crate) fn write(
     sink.write_at(0, &header.encode()).map_err(failed)
 }
 
-/// The row for a piece, and its payload.
+/// Returns the row for a piece, and its payload.
 fn content_of(
     piece: &Piece,
     offset: u64,
@@ -304,11 +305,11 @@ fn content_of(
     }
 }
 
-/// Who may have written a side file that is opened.
+/// The identity and the key of the reader, against which a side file is checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SideReader<'a> {
     pub(crate) pool: [u8; 16],
-    /// Epoch of who opens.
+    /// Epoch of the reader.
     pub(crate) epoch: Epoch,
     pub(crate) key: &'a PoolKey,
 }
@@ -349,10 +350,10 @@ pub(crate) fn read_header(
     Ok(header)
 }
 
-/// Opens a side file: header and table are verified, payloads when they are read.
+/// Opens a side file. Verifies header and table; payloads are verified when they are read.
 ///
 /// # Errors
-/// As [`read_header`].
+/// Those of [`read_header`].
 pub(crate) fn open(
     name: String,
     bytes: Box<dyn SideBytes>,
@@ -381,7 +382,7 @@ fn format_error(name: &str, error: FormatError) -> Error {
     Error::with_source(kind, format!("open side file {name}"), error)
 }
 
-/// The file ends before what was read: as bad as bytes that differ.
+/// Builds the error of a read. A file that ends early is as bad as one with other bytes.
 fn io_error(what: String, error: io::Error) -> Error {
     let kind = match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound => ErrorKind::Corrupt,
@@ -390,7 +391,7 @@ fn io_error(what: String, error: io::Error) -> Error {
     Error::with_source(kind, what, error)
 }
 
-/// What layers show together, newest on top: `layers` are the oldest first.
+/// Merges layers, given oldest first, into the contents that they show together.
 pub(crate) fn merge<'a>(layers: impl IntoIterator<Item = &'a Arc<SideLayer>>) -> Vec<Piece> {
     let mut merged = ExtentMap::default();
     let mut weight = Weight::default();
@@ -403,7 +404,8 @@ pub(crate) fn merge<'a>(layers: impl IntoIterator<Item = &'a Arc<SideLayer>>) ->
     merged.iter().collect()
 }
 
-/// Of adjacent layers that are whole, the pair with the least to write: the index of its older one.
+/// Returns the index of the older layer of the adjacent pair that costs least to rewrite. Both
+/// layers must be whole.
 pub(crate) fn cheapest_pair(
     layers: &[Arc<SideLayer>],
     may_join: impl Fn(SideFileId, SideFileId) -> bool,

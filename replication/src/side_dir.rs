@@ -1,10 +1,10 @@
 //! Side files in the log's directory.
 //!
 //! Invariants:
-//! - A file that has its name is whole and on stable storage, its name included.
-//! - A file goes only when the metadata does not name it: then the data tier, or the ring, or a
-//!   newer side file has what it holds.
-//! - Nothing of another pool or of a higher epoch is ever removed.
+//! - A file with its final name is whole and on stable storage, its name included.
+//! - A file is removed only if the metadata does not name it: then the data tier, the ring or a
+//!   newer side file has its contents.
+//! - Files of another pool or of a higher epoch are never removed.
 
 use crate::disk_file::written_at;
 use crate::extents::{Piece, Source};
@@ -23,19 +23,19 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The side files that the metadata names, oldest first, of each volume that has any.
+/// The side files that the metadata names, oldest first, for each volume that has any.
 pub type SidesWanted = BTreeMap<VolumeId, Vec<SideFileId>>;
 
-/// A side file that the metadata names and that is not here, or does not verify.
+/// A side file that the metadata names and that is missing here or does not verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingSide {
-    /// Whose it is.
+    /// The volume of the file.
     pub volume: VolumeId,
-    /// Which one.
+    /// The identity of the file.
     pub file: SideFileId,
     /// Its path.
     pub path: PathBuf,
-    /// What is wrong with it, for people.
+    /// The fault, for people.
     pub why: String,
 }
 
@@ -55,7 +55,7 @@ impl SideSink for File {
     }
 }
 
-/// What is there, before anything is changed.
+/// The findings, before anything is changed.
 pub(crate) struct Found {
     pub(crate) sides: Sides,
     pub(crate) missing: Vec<MissingSide>,
@@ -87,10 +87,11 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Count and length in bytes of the side files in the directory of a log that is not open.
+/// Returns the count and the length in bytes of the side files in the directory of a log that is
+/// not open.
 ///
 /// # Errors
-/// `Io` when the directory or a file cannot be read.
+/// `Io` if the directory or a file cannot be read.
 pub fn weigh(dir: &Path) -> Result<(u64, u64)> {
     let (mut count, mut bytes) = (0, 0);
     for path in
@@ -105,7 +106,7 @@ pub fn weigh(dir: &Path) -> Result<(u64, u64)> {
     Ok((count, bytes))
 }
 
-/// Opens what the metadata names and finds out what may go. Changes nothing.
+/// Opens the files that the metadata names and lists those that may be removed. Changes nothing.
 ///
 /// # Errors
 /// `Invalid` and `Fenced` for a file of another pool or of a higher epoch; `Io`.
@@ -120,7 +121,8 @@ pub(crate) fn find(dir: &Path, wanted: &SidesWanted, reader: &SideReader<'_>) ->
             named.insert(path.clone());
             layers.push(Arc::new(match layer {
                 Ok(layer) => layer,
-                // What may pass (no descriptors, no permission) is no loss: nothing is opened.
+                // A fault that may be temporary (no descriptors, no permission) is no loss: the
+                // open fails.
                 Err(error) if !is_gone(&error) => return Err(error),
                 Err(error) => {
                     let (volume, why) = (*volume, error.chain());
@@ -144,13 +146,13 @@ pub(crate) fn find(dir: &Path, wanted: &SidesWanted, reader: &SideReader<'_>) ->
     Ok(found)
 }
 
-/// The file is not there, does not verify, or its disk cannot read it.
+/// Returns whether the file is missing, does not verify, or cannot be read from its disk.
 fn is_gone(error: &Error) -> bool {
     let source = std::error::Error::source(error).and_then(|e| e.downcast_ref::<io::Error>());
     error.kind() == ErrorKind::Corrupt || source.is_some_and(crate::unreadable::is_eio)
 }
 
-/// Refuses what is another's. Damage is no matter: nobody asks for the file.
+/// Refuses a file of another owner. Damage does not matter, as nothing needs the file.
 fn check_ours(path: &Path, reader: &SideReader<'_>) -> Result<()> {
     let name = path.display().to_string();
     let file = File::open(path)
@@ -180,13 +182,13 @@ fn open_one(
 }
 
 impl Found {
-    /// Removes what nobody asks for.
+    /// Removes the files that nothing names.
     pub(crate) fn clean(&mut self) {
         remove(&std::mem::take(&mut self.redundant));
     }
 }
 
-/// Removes files. One that stays is harmless: it is tried again at the next open.
+/// Removes files. A file that cannot be removed is harmless: the next open tries again.
 pub(crate) fn remove(paths: &[PathBuf]) {
     for path in paths {
         match std::fs::remove_file(path) {
@@ -199,14 +201,14 @@ pub(crate) fn remove(paths: &[PathBuf]) {
     }
 }
 
-/// A random id for a new file.
+/// Makes a random id for a new file.
 pub(crate) fn fresh_id() -> [u8; 16] {
     let mut id = [0; 16];
     SystemRandom.fill(&mut id);
     id
 }
 
-/// Writes a side file, makes it durable, and opens it. Nothing is left of one that failed.
+/// Writes a side file, makes it durable, and opens it. Leaves nothing behind on failure.
 ///
 /// # Errors
 /// `Io`, also for a full disk; those of `read`.
@@ -227,7 +229,7 @@ pub(crate) fn create(
         })?;
         open_one(&path, seed.volume, seed.id, &reader)
     });
-    // Nobody knows its name, and the space may be needed.
+    // No metadata names it yet, and the space may be needed.
     made.inspect_err(|_| remove(&[making, path.clone()]))
 }
 

@@ -1,9 +1,10 @@
-//! The state of the log in files: in its own directory, and beside it where that may be another file system.
+//! The state of the log in files: in its own directory, and at other paths, preferably on another
+//! file system.
 //!
 //! Invariants:
-//! - A file is replaced whole at an opening, and kept open from then on. A failure is written over it, which takes no
-//!   space, no descriptor and no change of a directory.
-//! - Each place is tried, whatever became of the one before.
+//! - An open replaces each file whole and keeps it open. A failure is written over it in place,
+//!   which takes no space, no descriptor and no change of a directory.
+//! - Each place is tried, whatever the outcome at the previous one.
 
 use crate::format::state::{self, LogState, STATE_FILE_BYTES};
 use block::{Error, ErrorKind, Result};
@@ -16,51 +17,54 @@ use std::path::{Path, PathBuf};
 /// Name of the file in the log's own directory.
 pub(crate) const STATE_NAME: &str = "ring.state";
 
-/// A state that was there before an opening.
+/// A state that existed before an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FoundState {
-    /// `None`: it is damaged, as the power may leave it that fails while it is written over.
+    /// `None` if it is damaged, which a power failure may cause while it is written over.
     pub(crate) state: Option<LogState>,
-    /// It comes from this machine. One from elsewhere may report a loss and never rules one out.
+    /// Whether it comes from this machine. A state from elsewhere may report a loss and never rules
+    /// one out.
     pub(crate) is_own: bool,
 }
 
 /// Keeps the state of a log durably.
 pub(crate) trait StateKeeper: Send + Sync {
-    /// What is there.
+    /// Returns the states that exist.
     ///
     /// # Errors
-    /// `Io`; `Unsupported` where a later program wrote it.
+    /// `Io`; `Unsupported` if a later program wrote one.
     fn found(&self) -> Result<Vec<FoundState>>;
 
-    /// Replaces it everywhere.
+    /// Replaces the state everywhere.
     ///
     /// # Errors
     /// `Io`: the first place that could not be written. The others were tried.
     fn replace(&self, state: &LogState) -> Result<()>;
 
-    /// Writes it over what [`StateKeeper::replace`] has written, wherever that works, without taking any space.
+    /// Writes over the state from [`StateKeeper::replace`] in every place that allows it, without
+    /// taking any space.
     ///
     /// # Errors
-    /// `Io`: it worked nowhere.
+    /// `Io`: it failed in all places.
     fn write_over(&self, state: &LogState) -> Result<()>;
 }
 
 struct Place {
     path: PathBuf,
-    /// Open for writing once it was replaced.
+    /// Open for writing after the first replacement.
     file: Mutex<Option<File>>,
 }
 
-/// See the file's head.
+/// The places of the state; see the head of the file.
 pub(crate) struct StateFiles {
     places: Vec<Place>,
-    /// States that somebody else keeps.
+    /// States that are kept elsewhere.
     heard: Vec<FoundState>,
 }
 
 impl StateFiles {
-    /// In the log's directory, and at the paths `beside`. `heard` are the bytes of a state that is kept elsewhere.
+    /// Makes a keeper for the log's directory and the paths `beside`. `heard` are the encoded
+    /// states that are kept elsewhere.
     pub(crate) fn new(dir: &Path, beside: &[PathBuf], heard: &[Vec<u8>]) -> StateFiles {
         let paths = [dir.join(STATE_NAME)].into_iter().chain(beside.iter().cloned());
         let places = paths.map(|path| Place { path, file: Mutex::new(None) }).collect();
@@ -71,7 +75,7 @@ impl StateFiles {
         StateFiles { places, heard }
     }
 
-    /// Tries each place; returns what became of each.
+    /// Tries each place; returns the outcome of each.
     fn each(&self, what: impl Fn(&Place) -> io::Result<()>) -> Vec<Result<()>> {
         let one = |place: &Place| {
             what(place).map_err(|error| {
@@ -130,7 +134,7 @@ impl StateKeeper for StateFiles {
     }
 }
 
-/// Puts a new file in the place of the one before. It is on stable storage, its name included.
+/// Replaces the file. The new file is on stable storage, its name included.
 fn replace(path: &Path, bytes: &[u8; STATE_FILE_BYTES]) -> io::Result<File> {
     let making = path.with_extension("state.tmp");
     let mut options = OpenOptions::new();
@@ -168,7 +172,7 @@ mod tests {
         let failed = state(Standing::Failed { acked: Some(Lsn(9)) });
         assert!(files.write_over(&failed).is_err(), "nothing was made ahead");
         files.replace(&state(Standing::Open)).unwrap();
-        // As on a file system that has become read-only for directories, or is full.
+        // This also works on a file system that is full or has become read-only for directories.
         files.write_over(&failed).unwrap();
         let again = StateFiles::new(dir.path(), &beside, &[]);
         let own = |state| FoundState { state: Some(state), is_own: true };

@@ -1,31 +1,31 @@
-//! Judging the end of a log that was found: whether everything that was acknowledged is there.
+//! Judges the end of the log that was found: whether every acknowledged entry is there.
 //!
 //! Invariants:
-//! - Nothing counts as there because the kernel is the same: its page cache may have lost what a failed sync or an
-//!   unmounted file system could not write.
-//! - Evidence of a loss is durable before anything is done that could make it vanish.
+//! - A running kernel is no proof that entries are there: its page cache may have lost data that a
+//!   failed sync or an unmounted file system could not write.
+//! - Evidence of a loss is made durable before any step that could destroy it.
 
 use crate::format::state::{LogState, Standing, TailLoss};
 use crate::scan::Scan;
 use crate::state_files::{FoundState, StateKeeper};
 use block::{Lsn, Result};
 
-/// What is known beside the log itself.
+/// Evidence from outside the log itself.
 pub(crate) struct Evidence {
-    /// The states that were found.
+    /// The recorded states that were found.
     pub(crate) states: Vec<FoundState>,
-    /// Writing back what the page cache held has failed, and no earlier process has heard of it.
+    /// Writing back the page cache has failed, and no earlier process was told.
     pub(crate) has_writeback_failed: bool,
 }
 
-/// What may be missing, and the reason for people.
+/// The kind of loss, and its reason for people.
 pub(crate) struct Lost {
     pub(crate) loss: TailLoss,
     pub(crate) reason: String,
 }
 
 impl Scan<'_> {
-    /// What may be missing of what was acknowledged.
+    /// Returns the loss of acknowledged entries that cannot be ruled out.
     pub(crate) fn judge_tail(&self, evidence: &Evidence) -> Option<Lost> {
         let loss = self.loss(evidence)?;
         let (last, durable) =
@@ -54,7 +54,7 @@ impl Scan<'_> {
         };
         let own = || self.states_of_newest(evidence).filter(|(_, is_own)| *is_own);
         if !newest.is_settled {
-            // Where it is not known, the one that concerns most.
+            // If the kind is not known, the most serious one is assumed.
             return own().find_map(|(state, _)| state.owed).or(Some(TailLoss::Failure));
         }
         if newest.is_clean || !newest.is_loud {
@@ -83,7 +83,8 @@ impl Scan<'_> {
         is_remounted.then_some(TailLoss::Remount)
     }
 
-    /// Those of the life that wrote the newest batch. What others say is over: a later life has opened the log.
+    /// Lists the states of the life that wrote the newest batch, each with whether it comes from
+    /// this machine. Other states are outdated: a later life has opened the log.
     fn states_of_newest<'e>(
         &self,
         evidence: &'e Evidence,
@@ -94,8 +95,8 @@ impl Scan<'_> {
         states.filter(move |(state, _)| Some(state.open) == open)
     }
 
-    /// Newest entry that was acknowledged before the log failed, where this machine has noted that: a log that holds it
-    /// has lost nothing, and one that does not has.
+    /// Returns the newest entry that was acknowledged before the log failed, if this machine has
+    /// recorded it. A log that holds this entry has lost nothing; a log that does not has.
     fn acked_before_failure(&self, evidence: &Evidence) -> Option<Lsn> {
         let acked = |(state, is_own): (&LogState, bool)| match state.standing {
             Standing::Failed { acked } if is_own => acked,
@@ -104,7 +105,8 @@ impl Scan<'_> {
         self.states_of_newest(evidence).filter_map(acked).max()
     }
 
-    /// Notes a loss that no other evidence tells the next opening of: the kernel reports an error of writing back once.
+    /// Records a loss of which the next open has no other evidence: the kernel reports a write-back
+    /// error only once.
     pub(crate) fn note_writeback_failure(
         &self,
         evidence: &Evidence,
@@ -116,8 +118,8 @@ impl Scan<'_> {
         if is_new { self.note_failure(evidence, None) } else { Ok(()) }
     }
 
-    /// To be called before the tail, of which nothing is missing, is written again: the page cache may be all that has it,
-    /// and may lose it when that fails. The next opening then knows how far it reached.
+    /// Records how far the log reaches before its intact tail is written again: the page cache may
+    /// hold the only copy and may lose it if the write fails.
     pub(crate) fn note_before_rewriting(
         &self,
         evidence: &Evidence,
@@ -126,7 +128,7 @@ impl Scan<'_> {
         let newest = self.walk.newest.map(|newest| newest.header);
         let is_at_risk = newest.is_some_and(|newest| newest.is_loud && !newest.is_clean)
             && !self.unproven.is_empty();
-        // What is missing is noted, or shows as before.
+        // A loss is already recorded, or will be just as visible at the next open.
         if lost.is_some() || !is_at_risk || self.acked_before_failure(evidence).is_some() {
             return Ok(());
         }
@@ -145,10 +147,11 @@ impl Scan<'_> {
     }
 }
 
-/// Notes that the log of the life of `open` has failed, after it had acknowledged the entries up to `acked`.
+/// Records that the log of the life of `open` has failed after acknowledging the entries up to
+/// `acked`.
 ///
 /// # Errors
-/// `Io` where no place took the note.
+/// `Io` if no place took the note.
 pub(crate) fn note_failure_of(
     open: &LogState,
     acked: Lsn,
@@ -159,7 +162,7 @@ pub(crate) fn note_failure_of(
     if is_left_out { Ok(()) } else { keeper.write_over(&LogState { standing, ..*open }) }
 }
 
-/// For people, where a failure could not be noted.
+/// Logs for the operator that a failure could not be recorded.
 pub(crate) fn tell_unnoted(error: &block::Error) {
     tracing::error!(
         error = %error.chain(),

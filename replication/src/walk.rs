@@ -1,8 +1,8 @@
-//! Walking the ring: from a place where it may begin, batch by batch, to where nothing follows. Recovery
-//! and [`crate::find_overtaken`] both walk here.
+//! Walking the ring: batch by batch, from a possible start to the place where nothing follows.
+//! Recovery and [`crate::find_overtaken`] share this walk.
 //!
 //! Invariants:
-//! - A batch is taken only when it follows the one before ([`crate::succession`]) and is whole.
+//! - A batch is taken only if it follows the previous one ([`crate::succession`]) and is whole.
 //! - Nothing is written, and no key is needed.
 
 use crate::contents::LogContents;
@@ -18,10 +18,10 @@ use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use std::collections::VecDeque;
 
 pub(crate) const FIRST_AT: u64 = FILE_HEADER_BYTES as u64;
-/// Read at a time when the rest of the ring is searched. Chosen by hand.
+/// Bytes read at a time when the rest of the ring is searched. Chosen by hand.
 const SEARCH_BYTES: usize = 4 << 20;
 
-/// The ring as its files tell.
+/// The ring as its file headers describe it.
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
     pub(crate) id: [u8; 16],
@@ -37,7 +37,7 @@ pub(crate) struct At {
     pub(crate) offset: u64,
 }
 
-/// A batch that was taken.
+/// A batch that the walk has taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     pub(crate) header: BatchHeader,
@@ -47,24 +47,24 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// Log position of its first byte.
+    /// Returns the log position of its first byte.
     pub(crate) fn begin_position(&self) -> u64 {
         self.end_position - u64::from(self.header.batch_bytes)
     }
 }
 
-/// What the headers of the ring say, those of batches that were not taken included.
+/// Totals over the headers of the ring, including batches that were not taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
-    /// Highest LSN that any batch says is on stable storage.
+    /// Highest LSN that any batch declares to be on stable storage.
     pub(crate) durable_lsn: Lsn,
-    /// Highest LSN that any batch says is in the data tier.
+    /// Highest LSN that any batch declares to be in the data tier.
     pub(crate) trim_lsn: Lsn,
     pub(crate) sequence: u64,
-    /// Epoch of the batch with that sequence, which need not be in the log.
+    /// Epoch of the batch with that sequence, which may lie outside the log's chain.
     pub(crate) newest_epoch: Epoch,
     pub(crate) epoch: Epoch,
-    /// What there is beyond the LSN that the walk was told.
+    /// Contents beyond the LSN that the walk was given.
     pub(crate) contents: LogContents,
 }
 
@@ -85,26 +85,27 @@ pub(crate) struct Walk<'a> {
     pool: [u8; 16],
     pub(crate) ring: Ring,
     planted: Planted,
-    /// Contents of one file, the one being walked.
+    /// Contents of the file that is being walked.
     loaded: Option<(u32, Vec<u8>)>,
     pub(crate) newest: Option<Taken>,
-    /// Files that the walk came through, oldest first.
+    /// Files that the walk has passed, oldest first.
     pub(crate) live: VecDeque<LiveFile>,
-    /// Bytes of log up to where the walk has come.
+    /// Bytes of log up to the place that the walk has reached.
     pub(crate) position: u64,
-    /// Where the next batch would be.
+    /// The expected place of the next batch.
     pub(crate) end_at: At,
-    /// Why the batch there is not the next one.
+    /// The reason why the batch there is not the next one.
     pub(crate) end: Option<FormatError>,
-    /// Where that batch is, which may be in the next file.
+    /// The place of that batch, which may be in the next file.
     pub(crate) bad_at: At,
-    /// Where the next batch may be, for all that can be read.
+    /// An unreadable place that may hold the next batch.
     pub(crate) unknown_at: Option<At>,
     pub(crate) seen: Seen,
 }
 
 impl<'a> Walk<'a> {
-    /// A walk that has not begun. `stored` is the LSN up to which the data tier holds everything.
+    /// Makes a walk that has not begun. `stored` is the LSN up to which the data tier holds
+    /// everything.
     pub(crate) fn new(
         reads: &'a Reads<'a>,
         pool: [u8; 16],
@@ -129,12 +130,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Newest entry of the batches taken.
+    /// Returns the newest entry of the batches taken.
     pub(crate) fn last_lsn(&self) -> Lsn {
         self.newest.map_or(Lsn::NONE, |taken| taken.header.last_lsn())
     }
 
-    /// The first batch of each file, where its header is whole.
+    /// Returns the header of each file's first batch, if it is whole.
     pub(crate) fn first_headers(&self) -> Result<Vec<(u32, BatchHeader)>> {
         let mut found = Vec::new();
         for slot in (0u32..).take(self.ring.is_there.len()) {
@@ -149,7 +150,7 @@ impl<'a> Walk<'a> {
         Ok(found)
     }
 
-    /// The header at `at`, where there is one of this ring.
+    /// Returns the header at `at`, if there is one of this ring.
     fn header_at(&self, at: At) -> Result<Option<BatchHeader>> {
         let mut bytes = [0; BATCH_HEADER_BYTES];
         self.reads.read(at.slot, at.offset, &mut bytes)?;
@@ -164,10 +165,11 @@ impl<'a> Walk<'a> {
         header.pool == self.pool && header.ring == self.ring.id
     }
 
-    /// Where a walk to the end of the log may begin, best first, for who needs the entries from `needed`
-    /// on: the newest file that begins at or below it, then older ones, in case the first batch of that
-    /// file is torn; else files whose first batch cannot be read. `Err` of the oldest header where every file
-    /// begins later; none in an empty ring.
+    /// Lists the places where a walk to the end of the log may begin, best first, if the entries
+    /// from `needed` on are required. The newest file that begins at or below `needed` comes first,
+    /// then older ones in case the first batch of that file is torn. If there is none, the list
+    /// holds the files whose first batch cannot be read. Returns `Err` with the oldest header if
+    /// every file begins later, and an empty list for an empty ring.
     pub(crate) fn starts(&self, needed: Lsn) -> Result<std::result::Result<Vec<At>, BatchHeader>> {
         let firsts = self.first_headers()?;
         let at = |slot: u32| At { slot, offset: FIRST_AT };
@@ -190,7 +192,7 @@ impl<'a> Walk<'a> {
         Ok(Ok(unreadable))
     }
 
-    /// Walks from the first place where that is possible to the end.
+    /// Walks from the first possible start to the end.
     pub(crate) fn walk_to_end(&mut self) -> Result<()> {
         let starts = self.starts(self.needed())?;
         for start in starts.unwrap_or_default() {
@@ -203,24 +205,24 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The first entry that the data tier lacks.
+    /// Returns the first entry that is missing from the data tier.
     fn needed(&self) -> Lsn {
         self.seen.contents.stored_lsn.next()
     }
 
-    /// Begins the walk at `at`, before anything was taken.
+    /// Begins the walk at `at`, before any batch was taken.
     pub(crate) fn begin(&mut self, at: At) {
         self.end_at = at;
     }
 
-    /// Takes the next batch, or the next one behind a place that cannot be read where nothing of that is
-    /// needed. False at the end of the log.
+    /// Takes the next batch. An unreadable place is skipped if none of its entries is needed.
+    /// Returns false at the end of the log.
     pub(crate) fn advance(&mut self) -> Result<bool> {
         Ok(self.next()? || self.resume(self.needed())?)
     }
 
-    /// Takes the batch that follows. False: nothing follows that can be read; [`Walk::end`] says why, and
-    /// [`Walk::unknown_at`] whether something may all the same.
+    /// Takes the batch that follows. Returns false if no readable batch follows; [`Walk::end`] then
+    /// gives the reason, and [`Walk::unknown_at`] the unreadable place that may hold one.
     fn next(&mut self) -> Result<bool> {
         let here = self.end_at;
         let room = self.ring.file_bytes - here.offset;
@@ -240,7 +242,7 @@ impl<'a> Walk<'a> {
             }
             let at = At { slot, offset: FIRST_AT };
             if self.is_unreadable(at, BATCH_HEADER_BYTES)? {
-                // While any batch still fits where the walk is, the head has not come here.
+                // As long as any batch fits at the current place, the head has not moved here.
                 let has_left = room < batch_bytes_bound(self.ring.file_bytes);
                 let is_head = slot == next || !self.ring.is_there[next as usize];
                 if has_left && is_head {
@@ -256,7 +258,8 @@ impl<'a> Walk<'a> {
         Ok(false)
     }
 
-    /// Takes the batch at `at`, `skipped` bytes behind the one before, where it is the next; else notes why not.
+    /// Takes the batch at `at`, `skipped` bytes behind the previous one, if it is the next;
+    /// otherwise records why it is not.
     fn is_next_at(&mut self, at: At, skipped: u64) -> Result<bool> {
         match self.try_at(at, skipped)? {
             Ok(()) => {
@@ -273,14 +276,15 @@ impl<'a> Walk<'a> {
     }
 
     fn is_unreadable(&self, at: At, len: usize) -> Result<bool> {
-        // It may not have been looked at yet.
+        // Reads it first, as the place may not have been read yet.
         self.reads.read(at.slot, at.offset, &mut [0; BATCH_HEADER_BYTES])?;
         Ok(self.reads.is_unreadable(at.slot, at.offset, len))
     }
 
-    /// Goes on behind what cannot be read, at the first batch of the same file that lacks nothing but entries
-    /// below `needed`. It has no known predecessor, so what the walk finds is to be compared with what is known of
-    /// the log otherwise. False: there is none.
+    /// Continues behind an unreadable place, at the first batch of the same file before which only
+    /// entries below `needed` are missing. This batch has no known predecessor, so the caller must
+    /// check the result against other knowledge of the log. Returns false if there is no such
+    /// batch.
     fn resume(&mut self, needed: Lsn) -> Result<bool> {
         let Some(unknown) = self.unknown_at else { return Ok(false) };
         let mut offset = unknown.offset;
@@ -312,14 +316,15 @@ impl<'a> Walk<'a> {
         Ok(false)
     }
 
-    /// A part of the rest of its file behind a bad batch cannot be read.
+    /// Returns whether part of the file behind a bad batch cannot be read.
     pub(crate) fn is_unreadable_behind_bad(&self) -> bool {
         let At { slot, offset } = self.bad_at;
         let left = usize::try_from(self.ring.file_bytes - offset).unwrap_or(usize::MAX);
         self.reads.is_unreadable(slot, offset, left)
     }
 
-    /// The first batch of a walk has no known predecessor.
+    /// Returns whether `header` follows the newest batch. The first batch of a walk has no known
+    /// predecessor.
     fn is_successor(&self, header: &BatchHeader) -> bool {
         self.newest
             .is_none_or(|newest| succession::follows(&newest.header, newest.checksum, header))
@@ -336,7 +341,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Takes the batch at `at`, `skipped` bytes behind the one before, or says why it is not the next.
+    /// Takes the batch at `at`, `skipped` bytes behind the previous one, or returns the reason why
+    /// it is not the next.
     fn try_at(&mut self, at: At, skipped: u64) -> Result<std::result::Result<(), FormatError>> {
         self.load(at.slot)?;
         let (_, file) = self.loaded.as_ref().expect("just loaded");
@@ -377,7 +383,7 @@ impl<'a> Walk<'a> {
         self.seen.add(&header);
     }
 
-    /// The bytes of the newest batch taken.
+    /// Returns the bytes of the newest batch taken.
     pub(crate) fn newest_bytes(&self) -> &[u8] {
         let (newest, (_, file)) =
             self.newest.zip(self.loaded.as_ref()).expect("a batch was taken from a loaded file");
@@ -385,8 +391,8 @@ impl<'a> Walk<'a> {
         &file[from..from + newest.header.batch_bytes as usize]
     }
 
-    /// Looks at every place of the ring that the walk did not come through where a batch may begin, and
-    /// notes what the headers there say.
+    /// Looks at every place outside the walk where a batch may begin, and adds the headers there to
+    /// [`Walk::seen`].
     pub(crate) fn search_rest(&mut self) -> Result<()> {
         let mut bytes = vec![0; SEARCH_BYTES];
         for slot in (0u32..).take(self.ring.is_there.len()) {

@@ -2,11 +2,13 @@
 //!
 //! Invariants:
 //! - The batch's key comes from a fresh random salt, so no nonce repeats after a crash, a copied
-//!   directory or a restored machine image. The table's nonce is one that no entry can have.
-//! - Each batch has a tag that authenticates the first [`AT_HEADER_CRC`] bytes of its header, with or
-//!   without entries. The table's seal binds the same bytes, so a header cannot be moved to another table.
-//! - Version 1 had no such tag. It is read, and never written; see [`crate::succession`] for where it may stand.
-//! - The checksum covers ciphertext: who has no key can verify a batch.
+//!   directory or a restored machine image. No entry can have the table's nonce.
+//! - Each batch, with or without entries, has a tag that authenticates the first [`AT_HEADER_CRC`]
+//!   bytes of its header. The table's seal binds the same bytes, so a header cannot be moved to
+//!   another table.
+//! - Version 1 had no such tag. It is read but never written; see [`crate::succession`] for its
+//!   allowed places.
+//! - The checksum covers ciphertext, so a batch can be verified without a key.
 
 use super::entry::{ENTRY_BYTES, EntryKind, EntryRow};
 use super::{FormatError, part, put};
@@ -21,7 +23,7 @@ pub(crate) const BATCH_ALIGN_BYTES: usize = 4096;
 pub(crate) const BATCH_HEADER_BYTES: usize = 192;
 /// Format version that this program writes.
 pub(crate) const VERSION: u16 = 2;
-/// Oldest version that it reads: a batch without a tag of its own.
+/// Oldest version that this program reads: a batch without a tag of its own.
 pub(crate) const VERSION_WITHOUT_TAG: u16 = 1;
 /// Nonce of the table; entries count from 0 and are fewer than 2^32.
 const TABLE_NONCE: u64 = u64::MAX;
@@ -57,13 +59,13 @@ const AT_TAG: usize = 168; //           [u8; 16] authenticates bytes 0..160; zer
 const AT_ZERO: usize = 184; //          8 zero bytes
 const _: () = assert!(AT_ZERO + 8 == BATCH_HEADER_BYTES && AT_TAG + TAG_BYTES == AT_ZERO);
 
-/// First batch after an open; its open id differs from the batch before.
+/// First batch after an open; its open id differs from that of the previous batch.
 const FLAG_OPENING: u8 = 1;
 /// Last batch of an orderly close: everything before it is on stable storage.
 const FLAG_CLEAN: u8 = 2;
-/// Writes may be acknowledged before they are on stable storage from here on.
+/// From here on writes may be acknowledged before they are on stable storage.
 const FLAG_LOUD: u8 = 4;
-/// An earlier life may have lost acknowledged entries and the owner has not yet dealt with it.
+/// An earlier life may have lost acknowledged entries, and the owner has not dealt with that yet.
 const FLAG_UNSETTLED: u8 = 8;
 /// Incompatible feature: the batch has entries about snapshots.
 const FEATURE_SNAPSHOTS: u32 = 1;
@@ -72,18 +74,18 @@ const FLAGS_KNOWN: u8 = FLAG_OPENING | FLAG_CLEAN | FLAG_LOUD | FLAG_UNSETTLED;
 /// The header of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchHeader {
-    /// Format version: [`VERSION`] in all that is written.
+    /// Format version: [`VERSION`] in every batch that is written.
     pub(crate) version: u16,
     pub(crate) algorithm: Algorithm,
-    /// First batch of an open log: starts a chain of its own open id.
+    /// First batch of an open log: starts a chain with its own open id.
     pub(crate) is_opening: bool,
     /// Last batch of an orderly close.
     pub(crate) is_clean: bool,
     /// Acknowledgements may run ahead of stable storage from this batch on.
     pub(crate) is_loud: bool,
-    /// What an earlier life may have lost has been dealt with.
+    /// Whether a possible loss of an earlier life has been dealt with.
     pub(crate) is_settled: bool,
-    /// It has entries about snapshots, which earlier programs do not know.
+    /// Whether it has entries about snapshots, which earlier programs do not know.
     pub(crate) has_snapshots: bool,
     pub(crate) pool: [u8; 16],
     pub(crate) ring: [u8; 16],
@@ -101,8 +103,8 @@ pub(crate) struct BatchHeader {
     pub(crate) salt: [u8; SALT_BYTES],
 }
 
-/// Bytes of a batch of `entry_count` entries with `payload_bytes` of sealed payloads; `None` past
-/// what a header can say.
+/// Returns the bytes of a batch of `entry_count` entries with `payload_bytes` of sealed payloads;
+/// `None` if the header cannot express them.
 pub(crate) fn batch_bytes(entry_count: usize, payload_bytes: usize) -> Option<usize> {
     let table = table_bytes(entry_count)?;
     let used = BATCH_HEADER_BYTES.checked_add(table)?.checked_add(payload_bytes)?;
@@ -110,7 +112,7 @@ pub(crate) fn batch_bytes(entry_count: usize, payload_bytes: usize) -> Option<us
     u32::try_from(padded).ok().map(|_| padded)
 }
 
-/// Bytes of the sealed table: nothing when there are no entries.
+/// Returns the bytes of the sealed table: 0 without entries.
 fn table_bytes(entry_count: usize) -> Option<usize> {
     if entry_count == 0 {
         return Some(0);
@@ -119,23 +121,23 @@ fn table_bytes(entry_count: usize) -> Option<usize> {
 }
 
 impl BatchHeader {
-    /// LSN of the entry after this batch.
+    /// Returns the LSN of the entry after this batch.
     pub(crate) fn next_lsn(&self) -> Lsn {
         Lsn(self.first_lsn.0.saturating_add(u64::from(self.entry_count)))
     }
 
-    /// LSN of the last entry up to and including this batch.
+    /// Returns the LSN of the last entry up to and including this batch.
     pub(crate) fn last_lsn(&self) -> Lsn {
         Lsn(self.next_lsn().0.saturating_sub(1))
     }
 
-    /// Offset of the payload area in the batch.
+    /// Returns the offset of the payload area in the batch.
     pub(crate) fn payload_at(&self) -> Option<usize> {
         let count = usize::try_from(self.entry_count).ok()?;
         BATCH_HEADER_BYTES.checked_add(table_bytes(count)?)
     }
 
-    /// The header has a tag of its own.
+    /// Returns whether the header has a tag of its own.
     pub(crate) fn has_tag(&self) -> bool {
         self.version > VERSION_WITHOUT_TAG
     }
@@ -176,7 +178,7 @@ impl BatchHeader {
         bytes
     }
 
-    /// Reads a header. Its own checksum is verified, the batch's is not.
+    /// Reads a header. Verifies the header's checksum but not the batch's.
     pub(crate) fn decode(bytes: &[u8]) -> Result<BatchHeader, FormatError> {
         let header = bytes.get(..BATCH_HEADER_BYTES).ok_or(FormatError::Short)?;
         if !header.starts_with(MAGIC) {
@@ -239,9 +241,9 @@ impl BatchHeader {
     }
 }
 
-/// Lays out a batch in `buffer` and returns its checksum. `header.batch_bytes`, `payload_bytes` and
-/// `entry_count` are filled in here. `rows` and `payloads` run in parallel; the rows' payload
-/// offsets are filled in here too.
+/// Lays out a batch in `buffer` and returns its checksum. Fills in `header.batch_bytes`,
+/// `payload_bytes`, `entry_count` and `has_snapshots`, and the payload offsets of the rows. `rows`
+/// and `payloads` run in parallel.
 pub(crate) fn encode<'a>(
     header: &mut BatchHeader,
     rows: &mut [EntryRow],
@@ -304,8 +306,8 @@ pub(crate) fn verify(header: &BatchHeader, bytes: &[u8]) -> Result<u32, FormatEr
     if checksum(batch) == Some(stored) { Ok(stored) } else { Err(FormatError::Checksum) }
 }
 
-/// Verifies that the holder of the key wrote the header that was decoded from the same bytes. One of version 1
-/// says nothing by itself; where it has entries, [`open_table`] does.
+/// Verifies that the holder of the key wrote the header that was decoded from the same bytes. A
+/// header of version 1 has no tag to verify; if it has entries, [`open_table`] authenticates it.
 pub(crate) fn authenticate(
     header: &BatchHeader,
     bytes: &[u8],
@@ -351,7 +353,7 @@ pub(crate) fn open_table(
     Ok(rows)
 }
 
-/// Opens one payload, given exactly its sealed bytes, in place.
+/// Opens one payload in place, given exactly its sealed bytes.
 pub(crate) fn open_payload<'a>(
     row: &EntryRow,
     lsn: Lsn,

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - A row is 32 bytes; the table is sealed as a whole.
-//! - A payload of `n` bytes takes `n + 16` bytes in the batch (its tag follows), none when `n` is 0.
+//! - A payload of `n` bytes takes `n + 16` bytes in the batch (its tag follows); an empty payload
+//!   takes none.
 //! - Row `i` has LSN `first_lsn + i` and seals its payload under nonce `i`.
 
 use super::{FormatError, put};
@@ -21,12 +22,12 @@ const AT_PAYLOAD_OFFSET: usize = 24; // u32, from the start of the payload area
 const AT_PAYLOAD_BYTES: usize = 28; //  u32, before sealing
 const _: () = assert!(AT_PAYLOAD_BYTES + 4 == ENTRY_BYTES);
 
-/// Most sectors that a range may span: no volume is larger.
+/// Maximum number of sectors in a range: no volume is larger.
 pub(crate) const SECTORS_MAX: u64 = VOLUME_BYTES_MAX / SECTOR_BYTES;
 /// Largest record of a volume, in bytes. Chosen by hand: a record is a few hundred bytes.
 pub const RECORD_BYTES_MAX: usize = 1 << 20;
 
-/// What an entry does.
+/// The kind of change that an entry makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum EntryKind {
@@ -36,12 +37,12 @@ pub enum EntryKind {
     Zero = 2,
     /// The range reads as zeroes and is a hole.
     Trim = 3,
-    /// The payload is the volume's record, whole: create, resize and remove are such images.
+    /// The payload is the whole record of the volume; it is logged for create, resize and remove.
     VolumeRecord = 4,
-    /// Nothing but a place in the order.
+    /// Only marks a place in the order.
     Marker = 5,
-    /// The payload says which snapshots are made or removed at exactly this place: the generation ends here.
-    /// Of the pool, not of a volume.
+    /// The payload lists the snapshots that are made or removed at exactly this place: the
+    /// generation ends here. It belongs to the pool, not to a volume.
     Snapshot = 6,
 }
 
@@ -93,7 +94,7 @@ impl EntryRow {
         bytes
     }
 
-    /// Reads the row at `at` of a table in the clear.
+    /// Reads the row at `at` of a decrypted table.
     pub(crate) fn decode(table: &[u8], at: usize) -> Result<EntryRow, FormatError> {
         let row: [u8; ENTRY_BYTES] = array_at(table, at).ok_or(FormatError::Short)?;
         let [kind, 0, 0, 0] = array_at(&row, AT_KIND).ok_or(FormatError::Short)? else {
@@ -110,7 +111,7 @@ impl EntryRow {
         if row.is_sane() { Ok(row) } else { Err(FormatError::Range) }
     }
 
-    /// The rules for what an entry may say; also those for what may be appended.
+    /// Checks the rules for entries, which also apply to appends.
     pub(crate) fn is_sane(&self) -> bool {
         let has_volume = self.volume != VolumeId(0);
         let has_range = self.sector_count > 0
@@ -138,7 +139,7 @@ impl EntryRow {
         }
     }
 
-    /// Bytes of the sealed payload in the batch.
+    /// Returns the bytes of the sealed payload in the batch.
     pub(crate) fn sealed_bytes(&self) -> usize {
         match usize::try_from(self.payload_bytes) {
             Ok(0) | Err(_) => 0,
@@ -146,7 +147,7 @@ impl EntryRow {
         }
     }
 
-    /// What the payload's seal is bound to, beside the batch's key and the nonce.
+    /// Returns the bytes that the payload's seal binds, besides the batch's key and the nonce.
     pub(crate) fn associated(&self, lsn: Lsn) -> [u8; 40] {
         let mut bytes = [0; 40];
         put(&mut bytes, 0, &self.encode());

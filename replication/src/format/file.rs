@@ -1,12 +1,12 @@
 //! The header of one file of the ring.
 //!
 //! Invariants:
-//! - Written once, when the file is made, and never changed: laps are told apart by the batches.
+//! - It is written once, when the file is made, and never changes: the batches tell laps apart.
 
 use super::{FormatError, put};
 use block::units::{array_at, crc32c, u16_at, u32_at, u64_at};
 
-/// Bytes that the header takes at the start of the file; batches follow.
+/// Length of the header at the start of the file in bytes; batches follow.
 pub(crate) const FILE_HEADER_BYTES: usize = 4096;
 /// Format version that this program writes.
 pub(crate) const VERSION: u16 = 1;
@@ -24,12 +24,12 @@ const AT_FILE_BYTES: usize = 64; //     u64, length of each file
 const AT_CRC: usize = 72; //            u32, CRC-32C of bytes 0..72
 const _: () = assert!(AT_CRC + 4 <= FILE_HEADER_BYTES);
 
-/// Most files of one ring. Chosen by hand.
+/// Maximum number of files of one ring. Chosen by hand.
 pub(crate) const FILE_COUNT_MAX: u32 = 65_536;
-/// Longest file, in bytes: positions inside a file fit 32 bits.
+/// Maximum length of a file in bytes: positions inside a file fit 32 bits.
 pub(crate) const FILE_BYTES_MAX: u64 = 1 << 31;
 
-/// What a ring file says about itself.
+/// The contents of a ring file's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileHeader {
     pub(crate) pool: [u8; 16],
@@ -40,7 +40,7 @@ pub(crate) struct FileHeader {
 }
 
 impl FileHeader {
-    /// The first [`FILE_HEADER_BYTES`] of the file.
+    /// Returns the first [`FILE_HEADER_BYTES`] of the file.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; FILE_HEADER_BYTES];
         put(&mut bytes, 0, MAGIC);

@@ -1,7 +1,7 @@
-//! `ring.made`: how many files of a ring were made, so that one that is gone is missed.
+//! `ring.made`: the number of files of a ring that were made, so that a missing file is noticed.
 //!
 //! Invariants:
-//! - Replaced whole, never changed in place: a crash leaves the one before or the one after.
+//! - It is replaced whole, never changed in place: a crash leaves the old or the new version.
 
 use super::{FormatError, put};
 use crate::format::file::FILE_COUNT_MAX;
@@ -18,7 +18,7 @@ const AT_COUNT: usize = 12; //  u32, never 0
 const AT_CRC: usize = 16; //    u32, CRC-32C of bytes 0..16
 const _: () = assert!(AT_CRC + 4 == MADE_BYTES);
 
-/// The contents of the file that says that the files 0 up to and without `count` were made.
+/// Returns the contents of a file that counts the ring files below `count` as made.
 pub(crate) fn encode(count: u32) -> [u8; MADE_BYTES] {
     let mut bytes = [0; MADE_BYTES];
     put(&mut bytes, 0, MAGIC);
@@ -29,7 +29,7 @@ pub(crate) fn encode(count: u32) -> [u8; MADE_BYTES] {
     bytes
 }
 
-/// The count.
+/// Reads the count.
 pub(crate) fn decode(bytes: &[u8]) -> Result<u32, FormatError> {
     if !bytes.starts_with(MAGIC) {
         return Err(FormatError::NoMagic);

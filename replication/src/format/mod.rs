@@ -1,12 +1,13 @@
-//! The bytes of the write log: ring file header, batch header, entry table, count of files, state, side files. Pure: no
-//! I/O, no cipher state beyond a derived key, no clock.
+//! The bytes of the write log: ring file header, batch header, entry table, count of files, state,
+//! side files. Pure functions without I/O and clock; the only cipher state is a derived key.
 //!
 //! Invariants:
-//! - Decoders take any bytes and never panic; what they accept, the encoders could have written.
+//! - Decoders take any bytes and never panic; they accept only bytes that the encoders could have
+//!   written.
 //! - Every number is little-endian; byte tables are in docs/format.md#write-log, golden bytes in
 //!   `testdata/`.
-//! - Unknown compatible features are ignored, unknown read-only-compatible or incompatible features
-//!   refuse the log, never end it.
+//! - Unknown compatible features are ignored. Unknown read-only-compatible or incompatible features
+//!   refuse the log; they never end it.
 #![deny(
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects,
@@ -23,11 +24,11 @@ pub(crate) mod state;
 #[cfg(test)]
 mod tests;
 
-/// Newest version of the log's formats that this program writes: of ring files and batches.
+/// Newest version of the log's formats (ring files and batches) that this program writes.
 pub const VERSION: u16 =
     if batch::VERSION > file::VERSION { batch::VERSION } else { file::VERSION };
 
-/// Why bytes are not what was looked for. The caller knows whether that ends the log or is damage.
+/// The reason why bytes were not accepted. The caller knows whether that ends the log or is damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FormatError {
     /// Not ours at all: zeroes, or other data.
@@ -36,7 +37,7 @@ pub(crate) enum FormatError {
     /// The fixed header does not match its checksum.
     #[error("header checksum differs")]
     HeaderChecksum,
-    /// The rest does not match its checksum.
+    /// The remaining bytes do not match their checksum.
     #[error("checksum differs")]
     Checksum,
     /// A later format version.
@@ -51,10 +52,10 @@ pub(crate) enum FormatError {
     /// A number outside its range.
     #[error("a field is out of range")]
     Range,
-    /// Fewer bytes than the header says.
+    /// Fewer bytes than the header declares.
     #[error("cut short")]
     Short,
-    /// The disk does not read some of it.
+    /// The disk does not read some of the bytes.
     #[error("the disk does not read it")]
     Unreadable,
     /// The authentication tag does not match: another key, or damage that the checksum missed.
@@ -63,7 +64,8 @@ pub(crate) enum FormatError {
 }
 
 impl FormatError {
-    /// A later program wrote it: the bytes are whole, only not for us.
+    /// Returns whether a later program wrote the bytes: they are intact, but this program cannot
+    /// read them.
     pub(crate) fn is_unsupported(self) -> bool {
         matches!(
             self,
@@ -72,8 +74,8 @@ impl FormatError {
     }
 }
 
-/// Copies `value` to `at`. `bytes` is a header of fixed size that this package lays out, so a miss
-/// is a programmer's error.
+/// Copies `value` to `at`. `bytes` is a header of fixed size that this package lays out, so a field
+/// outside it is a programmer's error.
 pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     at.checked_add(value.len())
         .and_then(|end| bytes.get_mut(at..end))
@@ -81,7 +83,7 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
         .copy_from_slice(value);
 }
 
-/// The part of `bytes` from `at`, `len` long; `Short` where there is less.
+/// Returns the `len` bytes of `bytes` from `at`; `Short` if there are fewer.
 pub(crate) fn part(bytes: &[u8], at: usize, len: usize) -> Result<&[u8], FormatError> {
     at.checked_add(len).and_then(|end| bytes.get(at..end)).ok_or(FormatError::Short)
 }

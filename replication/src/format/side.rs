@@ -1,11 +1,11 @@
-//! A side file: what one volume had in one generation that was destaged without it.
+//! A side file: the data of one volume from one or more generations that were destaged without it.
 //!
 //! Invariants:
-//! - The file's key comes from a fresh random salt, which is also its id, so no nonce repeats. The
-//!   table's nonce is one that no row can have.
-//! - The table's seal binds the header up to its checksum, each payload's seal its row: nothing can
-//!   be moved within a file or between files.
-//! - The table comes last, because only reading the payloads tells which of them are lost.
+//! - The file's key comes from a fresh random salt, which is also its id, so no nonce repeats. No
+//!   row can have the table's nonce.
+//! - The table's seal binds the header up to its checksum, and each payload's seal binds its row:
+//!   nothing can be moved within a file or between files.
+//! - The table comes last, because only reading the payloads shows which of them are lost.
 
 use super::{FormatError, part, put};
 use block::seal::{Algorithm, SALT_BYTES, SealKey, TAG_BYTES};
@@ -18,7 +18,7 @@ pub(crate) const SIDE_HEADER_BYTES: usize = 128;
 pub(crate) const SIDE_ROW_BYTES: usize = 32;
 /// Purpose of the derived key; see [`block::seal::PoolKey::derive`].
 pub(crate) const SIDE_KEY_PURPOSE: &str = "side file";
-/// Largest payload of one row: that of a log entry. Source: `options::payload_bytes_max`.
+/// Largest payload of one row, which is that of a log entry. Source: `options::payload_bytes_max`.
 pub(crate) const SIDE_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// Format version that this program writes.
 const VERSION: u16 = 1;
@@ -55,7 +55,7 @@ const KIND_ZERO: u8 = 2;
 const KIND_TRIM: u8 = 3;
 const KIND_LOST: u8 = 4;
 
-/// What a side file says about itself.
+/// The header of a side file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SideHeader {
     pub(crate) algorithm: Algorithm,
@@ -70,21 +70,21 @@ pub(crate) struct SideHeader {
     pub(crate) table_checksum: u32,
 }
 
-/// Bytes of the sealed table.
+/// Returns the bytes of the sealed table.
 fn table_bytes(row_count: u32) -> Option<u64> {
     let row_bytes = u64::try_from(SIDE_ROW_BYTES).ok()?;
     u64::from(row_count).checked_mul(row_bytes)?.checked_add(u64::try_from(TAG_BYTES).ok()?)
 }
 
 impl SideHeader {
-    /// Where the sealed table begins and how long it is; `None` past 2^63 bytes.
+    /// Returns the offset and the length of the sealed table; `None` if it ends beyond 2^62 bytes.
     pub(crate) fn table(&self) -> Option<(u64, u64)> {
         let at = u64::try_from(SIDE_HEADER_BYTES).ok()?.checked_add(self.payload_bytes)?;
         let bytes = table_bytes(self.row_count)?;
         at.checked_add(bytes).filter(|end| *end <= 1 << 62).map(|_| (at, bytes))
     }
 
-    /// Length of the whole file.
+    /// Returns the length of the whole file.
     pub(crate) fn file_bytes(&self) -> Option<u64> {
         self.table().and_then(|(at, bytes)| at.checked_add(bytes))
     }
@@ -156,7 +156,7 @@ impl SideHeader {
         if is_sane { Ok(found) } else { Err(FormatError::Range) }
     }
 
-    /// What the table's seal is bound to: all of the header but the table's own checksum.
+    /// Returns the bytes that the table's seal binds: the header up to the table's checksum.
     fn associated(&self) -> [u8; AT_TABLE_CRC] {
         let mut bytes = [0; AT_TABLE_CRC];
         let header = self.encode();
@@ -165,21 +165,21 @@ impl SideHeader {
     }
 }
 
-/// What a row holds.
+/// The contents of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SideContent {
-    /// A payload of as many bytes as the row has sectors.
+    /// A payload of the row's sectors.
     Write {
-        /// Of the sealed payload, from the start of the payloads.
+        /// Offset of the sealed payload from the start of the payloads.
         offset: u64,
     },
     /// Reads as zeroes and counts as allocated.
     Zero,
     /// Reads as zeroes and is a hole.
     Trim,
-    /// What was written here did not verify any more when the file was made.
+    /// Lost: the data did not verify when the file was made.
     Lost {
-        /// The entry that held it, or the newest one that may have.
+        /// The entry that held the data, or the newest one that may have held it.
         lsn: Lsn,
     },
 }
@@ -193,7 +193,7 @@ pub(crate) struct SideRow {
 }
 
 impl SideRow {
-    /// Bytes of the payload before sealing.
+    /// Returns the bytes of the payload before sealing.
     pub(crate) fn payload_bytes(&self) -> u32 {
         match self.content {
             SideContent::Write { .. } => {
@@ -204,7 +204,7 @@ impl SideRow {
         }
     }
 
-    /// Bytes that the row takes among the payloads.
+    /// Returns the bytes that the row takes among the payloads.
     pub(crate) fn sealed_bytes(&self) -> u64 {
         let tag_bytes = u64::try_from(TAG_BYTES).unwrap_or(u64::MAX);
         match self.content {
@@ -213,7 +213,7 @@ impl SideRow {
         }
     }
 
-    /// The stored form; also what the payload's seal is bound to.
+    /// Returns the stored form, which the payload's seal binds too.
     pub(crate) fn encode(&self) -> [u8; SIDE_ROW_BYTES] {
         let (kind, place) = match self.content {
             SideContent::Write { offset } => (KIND_WRITE, offset),
@@ -257,8 +257,8 @@ impl SideRow {
     }
 }
 
-/// Seals the table and completes the header: row count, payload bytes and checksum. `None` past
-/// what a header can say.
+/// Seals the table and completes the header: row count, payload bytes and checksum. `None` if the
+/// header cannot express them.
 pub(crate) fn seal_table(
     header: &mut SideHeader,
     rows: &[SideRow],
@@ -275,8 +275,8 @@ pub(crate) fn seal_table(
     Some(table)
 }
 
-/// Opens the sealed table that belongs to `header`: rows in order, disjoint, without gaps among
-/// their payloads.
+/// Opens the sealed table that belongs to `header`. Checks that rows are in order and disjoint, and
+/// that their payloads have no gaps.
 pub(crate) fn open_table(
     header: &SideHeader,
     sealed: &mut [u8],
@@ -310,7 +310,7 @@ pub(crate) fn open_table(
     if payload_end == header.payload_bytes { Ok(rows) } else { Err(FormatError::Range) }
 }
 
-/// Opens one payload, given exactly its sealed bytes, in place.
+/// Opens one payload in place, given exactly its sealed bytes.
 pub(crate) fn open_side_payload<'a>(
     row: &SideRow,
     index: u32,

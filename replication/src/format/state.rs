@@ -1,17 +1,17 @@
-//! `ring.state`: which life has the log open, under which kernel and on which mounted file system, and whether a
-//! write or sync of its files failed.
+//! `ring.state`: which life has the log open, under which kernel and on which mounted file system,
+//! and whether a write or sync of its files failed.
 //!
 //! Invariants:
-//! - Replaced whole at each opening. At a failure it is written over in place: all that matters lies in one
-//!   sector of 512 bytes, whose space was taken at the opening.
+//! - Each open replaces the file whole. A failure is written over it in place: all meaningful bytes
+//!   lie in one sector of 512 bytes, whose space was allocated at the open.
 
 use super::{FormatError, put};
 use block::Lsn;
 use block::units::{crc32c, u16_at, u32_at, u64_at};
 
-/// Bytes of the file: one block, so that writing over it takes no space.
+/// Length of the file in bytes: one block, so that writing over it takes no space.
 pub(crate) const STATE_FILE_BYTES: usize = 4096;
-/// Bytes of it that mean something.
+/// Number of meaningful bytes in it.
 pub(crate) const STATE_BYTES: usize = 80;
 /// Format version that this program writes.
 const VERSION: u16 = 1;
@@ -33,42 +33,44 @@ const MOUNT_UNKNOWN: u32 = 0;
 const MOUNT_SYSFS: u32 = 1;
 const ACKED_UNKNOWN: u64 = u64::MAX;
 
-/// Why writes that were acknowledged may be gone.
+/// The reason why acknowledged writes may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TailLoss {
-    /// The machine stopped: what only its page cache held is gone.
+    /// The machine stopped, and data that was only in its page cache is lost.
     Reboot,
-    /// The file system of the log was unmounted since: what it could not write is gone.
+    /// The file system of the log was unmounted meanwhile, and data that it could not write is
+    /// lost.
     Remount,
-    /// A write or sync of the log's files failed: the kernel may have dropped what it could not write.
+    /// A write or sync of the log's files failed, and the kernel may have dropped data that it
+    /// could not write.
     Failure,
 }
 
-/// How the log of a life stands.
+/// The standing of the log of one life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// It is open, or its process ended without a failure of the log.
+    /// The log is open, or its process ended without a failure of the log.
     Open,
     /// A write or sync of its files failed.
     Failed {
-        /// Newest entry that was answered before; `None` where that is not known.
+        /// Newest entry that was answered before; `None` if it is not known.
         acked: Option<Lsn>,
     },
 }
 
-/// See the file's head.
+/// The state of the log; see the head of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogState {
     pub(crate) standing: Standing,
-    /// What an earlier life has lost and that its owner has not settled.
+    /// A loss of an earlier life that the owner has not settled.
     pub(crate) owed: Option<TailLoss>,
     pub(crate) open: [u8; 16],
     pub(crate) boot: [u8; 16],
-    /// The mounted file system; `None` where the kernel does not tell.
+    /// The mounted file system; `None` if the kernel does not tell.
     pub(crate) mount: Option<u64>,
 }
 
-/// The contents of the file.
+/// Returns the contents of the file.
 pub(crate) fn encode(state: &LogState) -> [u8; STATE_FILE_BYTES] {
     let mut bytes = [0; STATE_FILE_BYTES];
     let (standing, acked) = match state.standing {
@@ -96,7 +98,7 @@ pub(crate) fn encode(state: &LogState) -> [u8; STATE_FILE_BYTES] {
     bytes
 }
 
-/// What the file says.
+/// Reads the contents of the file.
 pub(crate) fn decode(bytes: &[u8]) -> Result<LogState, FormatError> {
     if !bytes.starts_with(MAGIC) {
         return Err(FormatError::NoMagic);
@@ -145,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    /// The bytes that a golden file annotates, one field a line.
+    /// Returns the bytes of an annotated golden file, which has one field a line.
     fn golden(text: &str) -> Vec<u8> {
         let hex: String = text.lines().filter_map(|line| line.split('#').next()).collect();
         let digits: Vec<u8> = hex
