@@ -1,5 +1,5 @@
-//! Measures the write log beside the raw disk, in one run:
-//! `cargo run --release -p replication --example log_bench -- [DIR] [SECONDS]`
+//! Measures the write log beside the raw disk, in one run: `cargo run --release -p replication
+//! --example log_bench -- [DIR] [SECONDS]`
 
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
@@ -45,7 +45,7 @@ fn main() {
     std::fs::remove_dir_all(&scratch).expect("remove the scratch directory");
 }
 
-/// Fills a log of the default size as far as it goes and opens it again.
+/// Fills a log of the default size as far as possible and opens it again.
 fn open_full(dir: &Path) {
     let dir = dir.join("full");
     let identity =
@@ -86,7 +86,7 @@ fn open_full(dir: &Path) {
     );
 }
 
-/// User and system time of this process.
+/// Returns the user and system time of this process.
 fn cpu() -> Duration {
     let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(usage.tv_sec as u64, usage.tv_nsec as u32)

@@ -1,4 +1,4 @@
-//! The log over real files: what survives a dropped process, an orderly close and damage.
+//! The log over real files: durability after a dropped process, an orderly close and damage.
 
 use block::seal::{KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, VolumeId};
@@ -75,17 +75,18 @@ fn files_of(dir: &Path) -> Vec<std::path::PathBuf> {
     files
 }
 
-/// Ticks sync what nobody asked for within a second or so; this is about a hundred times faster.
+/// Ticks sync unrequested data within a second or so; this is about a hundred times faster.
 #[tokio::test]
 async fn where_each_write_is_flushed_the_sync_starts_with_the_answer() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let (log, _) = open(dir.path(), 1, 0);
     let mut started = 0;
     for round in 0..40u64 {
-        // Every sync before was over when its flush was answered.
+        // Every earlier sync was over when its flush was answered.
         let before = log.status().sync_count;
         log.append(write(round * 8, 1, 8), Wait::Written).await.unwrap();
-        // The disk's thread may answer a moment before it starts the sync; a tick takes twice as long.
+        // The disk's thread may answer a moment before it starts the sync; a tick takes twice as
+        // long.
         let until = std::time::Instant::now() + std::time::Duration::from_millis(100);
         while log.status().sync_count == before && round >= 8 && std::time::Instant::now() < until {
             tokio::task::yield_now().await;
@@ -227,7 +228,7 @@ async fn refusals_are_distinct() {
     );
     let wrong_key = other.err().unwrap();
     assert_eq!(wrong_key.kind(), ErrorKind::Corrupt);
-    // A wiped directory begins behind the data tier.
+    // A log in a wiped directory begins behind the data tier.
     std::fs::remove_dir_all(dir.path()).unwrap();
     let (_, recovery) = open(dir.path(), 5, 500);
     assert!(recovery.is_new);
@@ -292,13 +293,13 @@ async fn a_missing_file_of_the_ring_is_missed_the_newest_too() {
         assert_eq!(files_of(dir.path()), files[..first_gone], "nothing was changed");
         put(kept.path(), dir.path());
     }
-    // A count that cannot be read says nothing, so nobody knows.
+    // A damaged count leaves the number of files unknown.
     let made = dir.path().join("ring.made");
     std::fs::write(&made, "ring.made").unwrap();
     let error = open_as(dir.path(), identity(2, 1), 0).err().expect("it is damaged");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     assert!(error.chain().contains("ring.made"), "{error}");
-    // A log of a program that kept no count is opened as it is, and has one from then on.
+    // A log of a program that kept no count is opened as it is, and has a count from then on.
     std::fs::remove_file(&made).unwrap();
     std::fs::remove_file(&files[3]).unwrap();
     let (log, recovery) = open(dir.path(), 2, 0);
@@ -326,7 +327,7 @@ async fn a_log_that_ends_below_what_is_destaged_is_refused() {
     log.make_durable(Lsn(2)).await.unwrap();
     assert_eq!(log.status().durable_lsn, Lsn(2));
     log.close().unwrap();
-    // In order the log reaches what is destaged, also when all of it is.
+    // Normally the log reaches the destaged LSN, even if everything is destaged.
     drop(open(dir.path(), 3, 1));
     drop(open(dir.path(), 4, 2));
     put_back();
@@ -336,7 +337,7 @@ async fn a_log_that_ends_below_what_is_destaged_is_refused() {
     for words in ["ends at LSN 1,", "up to LSN 2,", "an older copy", "nothing was changed"] {
         assert!(said.contains(words), "it does not say {words:?}: {said}");
     }
-    // What follows the end tells damage from an older copy.
+    // Batches after the end distinguish damage from an older copy.
     let mut damaged = kept[0].1.clone();
     damaged[3 * 4096] ^= 1;
     std::fs::write(&kept[0].0, damaged).unwrap();
@@ -346,8 +347,8 @@ async fn a_log_that_ends_below_what_is_destaged_is_refused() {
     put_back();
     let is_kept = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).unwrap() == *bytes;
     assert!(kept.iter().all(is_kept), "it says that nothing was changed");
-    // One that reaches is taken, and so is one that is made after the data tier, also when the power
-    // goes while its first batch is written.
+    // A log that reaches the destaged LSN is taken. So is a log made after the data tier, even if
+    // the power fails while its first batch is written.
     drop(open(dir.path(), 5, 1));
     let (log, recovery) = open(older.path(), 6, 2);
     assert_eq!(recovery.last_lsn, Lsn(2));
@@ -407,7 +408,7 @@ async fn payloads_beyond_the_memory_budget_are_read_back_from_the_log() {
     for n in 0..60u64 {
         log.append(write(n * 8, n as u8 + 1, 8), Wait::Written).await.unwrap();
     }
-    // Cut one that is only in the log.
+    // Cuts an extent that is only in the log.
     log.append(write(50 * 8 + 2, 0xcc, 3), Wait::Written).await.unwrap();
     for _ in 0..2 {
         assert!(log.status().memory_bytes <= 8192);
@@ -454,7 +455,7 @@ async fn damage_to_the_last_flushed_batch_is_seen_once_the_log_was_idle() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let (log, _) = open(dir.path(), 1, 0);
     log.append(write(0, 1, 8), Wait::Durable).await.unwrap();
-    // The marker that says so comes by itself.
+    // The marker that records it comes unasked.
     while log.status().batch_count < 2 {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
@@ -472,11 +473,11 @@ async fn writers_are_slowed_before_the_log_is_full() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let (log, _) = open(dir.path(), 1, 0);
     let append = |n: u64| log.append(write(n % 100 * 32, n as u8, 32), Wait::Written);
-    // Nine tenths of what the ring of four files of 1 MiB may hold.
+    // Nine tenths of the capacity of the ring, which has four files of 1 MiB.
     while log.status().used_bytes < 2_830_000 {
         append(1).await.unwrap();
     }
-    // 16 KiB each, at a quarter of the rate that is assumed before anything was destaged.
+    // Each takes 16 KiB, at a quarter of the rate assumed before the first release.
     let begin = std::time::Instant::now();
     for n in 0..8 {
         append(n).await.unwrap();
@@ -562,7 +563,7 @@ async fn what_a_killed_process_acknowledged_is_there() {
     }
 }
 
-/// Says of every file of the directory that it was written `age` ago.
+/// Sets the modification time of every file in the directory to `age` ago.
 fn backdate(dir: &Path, age: Duration) {
     for entry in std::fs::read_dir(dir).unwrap() {
         // A thread of the log may be about to give the ring's next file its name.
@@ -587,7 +588,7 @@ async fn what_was_recovered_is_as_old_as_its_log_file() {
     let (log, _) = open(dir.path(), 1, 0);
     let age = log.status().oldest_undestaged_age.unwrap();
     assert!(age >= HOUR && age < 2 * HOUR, "{age:?} after an outage of an hour");
-    // A younger entry beside it, in the same generation and in the next one, changes nothing.
+    // A younger entry beside it, in the same generation or the next one, changes nothing.
     log.append(write(8, 1, 8), Wait::Durable).await.unwrap();
     let frozen = log.freeze().unwrap();
     log.append(write(16, 1, 8), Wait::Durable).await.unwrap();
@@ -595,7 +596,7 @@ async fn what_was_recovered_is_as_old_as_its_log_file() {
     log.release(&frozen);
     assert!(log.status().oldest_undestaged_age.unwrap() < HOUR);
     drop(log);
-    // What is destaged has no age, and a clock that was set back makes none.
+    // Destaged entries have no age, and a clock that was set back gives none.
     backdate(dir.path(), HOUR);
     let (log, _) = open(dir.path(), 1, 3);
     assert_eq!(log.status().oldest_undestaged_age, None);
@@ -618,7 +619,7 @@ async fn what_is_in_side_files_keeps_its_age() {
     backdate(dir.path(), HOUR);
     let (log, _) = open(dir.path(), 1, 0);
     let mut files = Vec::new();
-    // So many that the oldest ones are merged.
+    // Enough rounds that the oldest files are merged.
     for round in 1..=70u64 {
         if round > 1 {
             log.append(write(round * 8, 1, 8), Wait::Written).await.unwrap();
@@ -637,7 +638,7 @@ async fn what_is_in_side_files_keeps_its_age() {
     }
     assert!(files.len() < 70 && files[0].last_lsn > Lsn(1), "the oldest ones were merged");
     drop(log);
-    // The time itself is in no file: after an open the age is that of the oldest file.
+    // No file stores the time: after an open the age is that of the oldest file.
     backdate(dir.path(), HOUR / 2);
     let wanted = SidesWanted::from([(VOLUME, files)]);
     let (log, recovery) = Log::open_with_sides(

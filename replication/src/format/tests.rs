@@ -82,7 +82,7 @@ fn encoded(algorithm: Algorithm) -> (BatchHeader, Vec<u8>, u32) {
     encoded_as(batch::VERSION, algorithm)
 }
 
-/// An opening batch, which has no entries.
+/// Encodes an opening batch, which has no entries.
 fn encoded_empty() -> (BatchHeader, Vec<u8>) {
     let (algorithm, mut buffer) = (Algorithm::Aes256Gcm, IoBuffer::default());
     let mut header = BatchHeader { algorithm, is_opening: true, durable_lsn: Lsn(999), ..header() };
@@ -128,7 +128,7 @@ const HEADER_FIELDS: &[(&str, usize)] = &[
 ];
 const TAG_FIELDS: &[(&str, usize)] = &[("tag of the header", 16), ("zero", 8)];
 const NO_TAG_FIELDS: &[(&str, usize)] = &[("zero", 24)];
-/// What follows the header of the golden batch; what follows that is zero.
+/// Fields after the header of the golden batch; the rest is zero.
 const ENTRY_FIELDS: &[(&str, usize)] = &[
     ("row 0, sealed", 32),
     ("row 1, sealed", 32),
@@ -168,7 +168,8 @@ fn annotate(bytes: &[u8], fields: &[(&str, usize)]) -> String {
     text
 }
 
-/// `GOLDEN=print cargo test … golden -- --nocapture` prints what to put in a file that is added.
+/// Compares with a golden file. `GOLDEN=print cargo test … golden -- --nocapture` prints the
+/// contents for a new file.
 fn check_golden(name: &str, golden: &str, bytes: &[u8], fields: &[(&str, usize)]) {
     let text = annotate(bytes, fields);
     if std::env::var("GOLDEN").is_ok_and(|value| value == "print") {
@@ -223,7 +224,7 @@ fn golden_bytes_of_batches_of_version_2() {
     check_golden("batch-v2-no-entries.hex", golden, &bytes, &fields);
 }
 
-/// The bytes of a golden file.
+/// Returns the bytes of a golden file.
 fn bytes_of(golden: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for line in golden.lines() {
@@ -238,7 +239,7 @@ fn bytes_of(golden: &str) -> Vec<u8> {
     bytes
 }
 
-/// Nothing writes them any more.
+/// Reads golden batches of version 1, which this program does not write.
 #[test]
 fn batches_of_version_1_are_read() {
     let fields = [HEADER_FIELDS, NO_TAG_FIELDS, ENTRY_FIELDS].concat();
@@ -263,7 +264,7 @@ fn batches_of_version_1_are_read() {
             [EntryKind::Write, EntryKind::Trim, EntryKind::VolumeRecord]
         );
         assert_eq!(found_payloads, payloads());
-        // What the tests of recovery take for an earlier program writes the same.
+        // The writer that the recovery tests use as an earlier program produces the same bytes.
         let (_, written, _) = encoded_as(1, algorithm);
         check_golden(name, golden, &written, &fields);
     }
@@ -326,7 +327,7 @@ fn side_rows() -> Vec<SideRow> {
     ]
 }
 
-/// Header, payloads and table.
+/// Returns header, payloads and table.
 fn side_encoded(algorithm: Algorithm) -> (SideHeader, Vec<u8>, Vec<u8>) {
     let mut header = side_header(algorithm);
     let (rows, key) = (side_rows(), side_key(&header));
@@ -392,7 +393,7 @@ fn a_side_table_that_makes_no_sense_is_refused() {
     );
 }
 
-/// All that a reader learns from the bytes of a batch.
+/// Everything that a reader learns from the bytes of a batch.
 type Batch = (BatchHeader, Vec<EntryRow>, Vec<Vec<u8>>);
 
 fn read_all(bytes: &[u8]) -> Result<Batch, FormatError> {
@@ -435,14 +436,14 @@ fn every_flipped_bit_of_a_batch_is_seen() {
         let mut flipped = bytes.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
         assert!(read_all(&flipped).is_err(), "bit {bit}");
-        // Without the checksum the seals see all that they cover.
+        // Even if the checksums passed, the seals notice every change of the bytes that they cover.
         let (at, used) = (bit / 8, header.payload_at().unwrap() + header.payload_bytes as usize);
         let is_sealed = at < 160 || (168..184).contains(&at) || (192..used).contains(&at);
         assert!(!is_sealed || open_all(&header, &flipped).is_err(), "bit {bit} and the seal");
     }
 }
 
-/// Puts right what needs no key.
+/// Corrects the checksums, which need no key.
 fn fix_checksums(bytes: &mut [u8]) {
     let crc = block::units::crc32c(&bytes[..160]);
     bytes[160..164].copy_from_slice(&crc.to_le_bytes());
@@ -532,7 +533,7 @@ proptest! {
         let _ = side::open_side_payload(&side_rows()[0], 0, &side_key(&header), &mut bytes);
     }
 
-    /// Fields that pass every check of a header, over bytes that do not fit them.
+    /// Uses fields that pass every check of a header, over bytes that do not match them.
     #[test]
     fn sane_headers_over_other_bytes_never_panic(
         entry_count in 0u32..=u32::MAX, payload_bytes in 0u32..=u32::MAX, cut in 0usize..5000,
@@ -571,7 +572,7 @@ fn a_batch_about_snapshots_says_so_to_programs_that_do_not_know_them() {
         let mut buffer = IoBuffer::default();
         let payloads = [&b"nights"[..]].into_iter();
         batch::encode(&mut header, &mut rows, payloads, &key, &mut buffer).unwrap();
-        // Offset 20: incompatible features, see docs/format.md.
+        // Offset 20: incompatible features, see docs/format-log.md.
         assert_eq!(buffer.as_slice()[20..24], [features, 0, 0, 0]);
         let found = BatchHeader::decode(buffer.as_slice()).unwrap();
         assert_eq!(found.has_snapshots, features == 1);

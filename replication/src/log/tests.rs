@@ -1,4 +1,5 @@
-//! The log's handle where its insides have to be seen. What survives what is in `tests/real_files.rs`.
+//! Tests of the log's handle that need to see its insides. Tests of durability are in
+//! `tests/real_files.rs`.
 
 use super::*;
 use crate::TailLoss;
@@ -11,8 +12,8 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 
-/// At the rate that is assumed first, with nine tenths of the log in use, that is some 90 ms: far more than what a busy
-/// machine's pauses count for.
+/// At the initially assumed rate, with nine tenths of the log in use, this takes some 90 ms: far
+/// more than the pauses of a busy machine.
 const HELD_BYTES: usize = 3 << 20;
 
 fn identity() -> LogIdentity {
@@ -35,7 +36,7 @@ fn open(dir: &Path, planted: Planted) -> Log {
     opened.expect("it opens").0
 }
 
-/// A log of four small files, which does not slow its writers before it is full.
+/// Opens a log of four small files, which does not slow its writers before it is full.
 fn open_small(dir: &Path, planted: Planted) -> Log {
     let identity =
         LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
@@ -62,7 +63,7 @@ fn sector(value: u8) -> NewEntry {
     }
 }
 
-/// What [`sector`] has written last.
+/// Returns the last contents that [`sector`] has written.
 fn sector_of(log: &Log) -> Option<u8> {
     match &log.overlay().lookup(VolumeId(7), 1 << 20, 1)[0].source {
         Source::Payload(bytes) => Some(bytes[0]),
@@ -71,7 +72,7 @@ fn sector_of(log: &Log) -> Option<u8> {
     }
 }
 
-/// An append that finds the log full, and waits.
+/// Appends until the log is full; returns the append that waits.
 async fn fill(log: &Log) -> Pin<Box<impl Future<Output = Result<Lsn>> + use<>>> {
     loop {
         let mut last = Box::pin(append(log, 64 << 10));
@@ -88,7 +89,7 @@ async fn fill(log: &Log) -> Pin<Box<impl Future<Output = Result<Lsn>> + use<>>> 
     }
 }
 
-/// Polls once an append that has to wait.
+/// Polls an append that has to wait once.
 async fn begun<T: Future<Output = Result<Lsn>>>(append: T) -> Pin<Box<T>> {
     let mut append = Box::pin(append);
     let is_ready = poll_fn(|context| Poll::Ready(append.as_mut().poll(context).is_ready())).await;
@@ -96,16 +97,17 @@ async fn begun<T: Future<Output = Result<Lsn>>>(append: T) -> Pin<Box<T>> {
     append
 }
 
-/// Gives back the log space of all that is visible.
+/// Gives back the log space of all visible entries.
 fn release_all(log: &Log) {
     log.freeze();
-    // Not what comes into the log meanwhile.
+    // Not that of entries that arrive meanwhile.
     for _ in 0..log.status().frozen_count {
         log.release(&log.next_frozen().expect("it is frozen"));
     }
 }
 
-/// What a sector has after a write to it was dropped while the log was full, and another has come and was answered.
+/// Drops a write to a sector while the log is full, then writes the sector again and returns its
+/// contents.
 async fn after_a_dropped_write(planted: Planted) -> Option<u8> {
     let dir = tempfile::tempdir().unwrap();
     let log = open_small(dir.path(), planted);
@@ -180,7 +182,7 @@ fn append(log: &Log, payload_bytes: usize) -> impl Future<Output = Result<Lsn>> 
     log.append(entry, Wait::Written)
 }
 
-/// An entry whose acknowledgement is held back, by a log that was filled.
+/// Fills a log and returns an append whose acknowledgement is held back.
 async fn held_back(log: &Log) -> Pin<Box<impl Future<Output = Result<Lsn>> + use<>>> {
     while log.inner.fill() < 0.9 {
         append(log, 1 << 20).await.unwrap();
@@ -199,7 +201,8 @@ async fn held_back(log: &Log) -> Pin<Box<impl Future<Output = Result<Lsn>> + use
     held
 }
 
-/// Whether others get their answers while somebody who is held back never looks for its own.
+/// Returns whether others get their answers while a client that is held back never polls for its
+/// own.
 async fn others_go_on(planted: Planted) -> bool {
     let dir = tempfile::tempdir().unwrap();
     let log = open(dir.path(), planted);
@@ -270,7 +273,8 @@ async fn what_is_held_back_is_answered_though_the_log_ends_in_order() {
     assert!(lsn > Lsn::NONE && log.status().durable_lsn >= lsn);
 }
 
-/// Takes the newest batch out of a ring file, as the kernel does with pages that it could not write.
+/// Removes the newest batch from a ring file, like a kernel that drops pages that it could not
+/// write.
 fn drop_newest_batch(dir: &Path) {
     let path = dir.join("ring-00000.log");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -288,7 +292,7 @@ fn reopened(dir: &Path, notes: &LogNotes) -> Recovery {
     recovery
 }
 
-/// A log whose disk has failed after it had answered two entries, with what it gave for others to keep.
+/// Makes the disk of a log fail after two answered entries. Returns the note for others to keep.
 async fn failed(dir: &Path) -> Vec<u8> {
     let log = open(dir, Planted::default());
     for _ in 0..2 {
@@ -333,7 +337,7 @@ async fn a_note_that_only_others_have_reports_a_loss_and_rules_none_out() {
     for has_lost in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let heard = vec![failed(dir.path()).await];
-        // As where nothing could be written here: the state says that the log is open.
+        // Simulates a note that could not be written here: the state says that the log is open.
         let path = dir.path().join("ring.state");
         let mut state = crate::format::state::decode(&std::fs::read(&path).unwrap()).unwrap();
         state.standing = crate::format::state::Standing::Open;

@@ -1,4 +1,4 @@
-//! What the overlay keeps in memory. `SEED=17` replays one run.
+//! Memory use of the overlay. `SEED=17` replays one run.
 
 use super::*;
 use crate::format::entry::EntryRow;
@@ -9,7 +9,7 @@ use block::units::SECTOR_BYTES;
 
 /// Room for payloads: some writes of the largest size.
 const PAYLOAD_MEMORY_BYTES: u64 = 1 << 20;
-/// Sectors of the largest payload that is not copied by the volume.
+/// Sectors of the largest payload that the volume does not copy.
 const WRITE_SECTORS_MAX: u64 = 256;
 const VOLUME_SECTORS: u64 = 8192;
 const STEPS: usize = 3000;
@@ -52,13 +52,14 @@ fn zeroes_of(start_sector: u64, sector_count: u64) -> Incoming {
     Incoming { volume, kind, start_sector, sector_count, payload: Bytes::new(), resident: None }
 }
 
-/// Bytes of the payload buffers that somebody has: what waits for its next use is given back first.
+/// Returns the bytes of the payload buffers in use; buffers kept for reuse are given back first.
 fn pinned_bytes(overlay: &Overlay) -> u64 {
     (0..2).for_each(|_| overlay.payloads().trim());
     overlay.payloads().held_bytes() as u64
 }
 
-/// Writes and cuts, and says where the overlay keeps other memory than it counts, or more than it may.
+/// Writes and cuts; returns an error if the overlay's memory differs from its count or exceeds its
+/// limit.
 fn run(seed: u64, planted: Planted) -> Result<u64, String> {
     let mut rng = Rng::new(seed);
     let overlay = Overlay::new(Lsn(0), PAYLOAD_MEMORY_BYTES, planted);
@@ -112,7 +113,8 @@ fn a_rest_that_keeps_a_buffer_uncounted_is_found() {
     println!("rest buffer forgotten: {why}");
 }
 
-/// As a client that clears what it has just written, up to a last sector, while nothing is destaged.
+/// Acts as a client that clears the data that it has just written, except for a last sector, while
+/// nothing is destaged.
 #[test]
 fn writes_that_are_cut_to_a_rest_keep_no_more_than_the_rest() {
     let overlay = Overlay::new(Lsn(0), PAYLOAD_MEMORY_BYTES, Planted::default());

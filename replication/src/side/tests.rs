@@ -1,4 +1,4 @@
-//! Side files read back what was set aside, or say what is lost.
+//! Tests that side files read back the data that was set aside, or say that it is lost.
 
 use super::*;
 use crate::sim::SimSide;
@@ -45,7 +45,8 @@ fn opened(file: &SimSide, id: SideFileId) -> Result<SideLayer> {
     open("side".into(), Box::new(file.clone()), VOLUME, id, &reader)
 }
 
-/// Start, length and what is there, as a byte: 0 zero, 1 trim, 2 lost, 3 damaged, else the payload.
+/// Returns start, length and contents as a byte: 0 zero, 1 trim, 2 lost, 3 damaged, otherwise the
+/// payload.
 fn shown(pieces: &[Piece]) -> Vec<(u64, u64, u8)> {
     let tag = |piece: &Piece| match &piece.source {
         Source::Zeroes { is_trim } => u8::from(*is_trim),

@@ -1,15 +1,17 @@
 //! A disk that forgets, tears, reorders and fails.
 //!
 //! Invariants:
-//! - A write changes the page cache; only a sync that was submitted after the write completed
-//!   promises that it reaches the platter. At a power cut each sector of 512 bytes that no sync
-//!   covers is there or not, for itself.
+//! - A write changes the page cache. Only a sync that was submitted after the write completed
+//!   guarantees that it reaches the platter. At a power cut each sector of 512 bytes that no sync
+//!   covers survives or not, independently of the others.
 //! - A sector can be unreadable; writing it heals it.
-//! - A sync or a writing back that fails leaves its pages clean and unwritten: later syncs do not write them, and the
-//!   kernel drops them when it likes, so that reads see what the platter has.
-//! - The first sync that is asked for after a writing back has failed says so, whoever asks. No later one does, unless
-//!   the process was killed before it heard of that: the moment in between is not simulated.
-//! - A file system that is shut down writes nothing more; unmounting it drops what it has not written.
+//! - A failed sync or write-back leaves its pages clean and unwritten: later syncs do not write
+//!   them, and the kernel drops them at any time, after which reads see the platter.
+//! - The first sync requested after a failed write-back reports the failure, to any process; later
+//!   syncs do not, unless the process was killed before it received the report. The moment between
+//!   the two is not simulated.
+//! - A file system that is shut down writes nothing more; an unmount drops the data that it has not
+//!   written.
 
 use super::Rng;
 use crate::format::batch::BatchHeader;
@@ -28,15 +30,15 @@ const PAGE: usize = 4096;
 
 #[derive(Clone, Debug, Default)]
 struct SimFile {
-    /// On the platter.
+    /// Contents of the platter.
     stable: Vec<u8>,
-    /// In the page cache: what reads see.
+    /// Contents of the page cache, which reads see.
     cache: Vec<u8>,
-    /// Sectors written and not covered by a sync.
+    /// Sectors that were written and are not covered by a sync.
     dirty: BTreeSet<usize>,
     /// Sectors that could not be written: clean in the cache, and not on the platter.
     unwritten: BTreeSet<usize>,
-    /// Writing back has failed, and nobody has heard of it.
+    /// Whether a write-back has failed without a report to any process.
     is_error_unseen: bool,
 }
 
@@ -52,23 +54,23 @@ impl SimFile {
     }
 }
 
-/// What outlives a process.
+/// The state that outlives a process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Platter {
     files: BTreeMap<u32, SimFile>,
-    /// Counts up each time that the file system is mounted.
+    /// Counts the mounts of the file system.
     pub(crate) mount: u64,
-    /// The file system has shut down: nothing is written until it is mounted again.
+    /// Whether the file system has shut down: nothing is written until it is mounted again.
     pub(crate) is_shut: bool,
     /// State of the log in its own directory, and beside it on another file system.
     state: Option<LogState>,
     state_beside: Option<LogState>,
-    /// File and sector that reads fail with EIO, until they are written.
+    /// Files and sectors whose reads fail with EIO until they are written.
     unreadable: BTreeSet<(u32, usize)>,
 }
 
 impl Platter {
-    /// The kernel writes some pages back by itself, or fails to.
+    /// Makes the kernel write some pages back unasked, or fail to.
     pub(crate) fn write_back(&mut self, rng: &mut Rng, fails_percent: u64) {
         let is_failing = self.is_shut || rng.chance(fails_percent);
         for file in self.files.values_mut() {
@@ -89,7 +91,8 @@ impl Platter {
         }
     }
 
-    /// The kernel needs memory: some clean pages go. True where one of them was never written.
+    /// Drops some clean pages, as a kernel short of memory does. Returns true if one of them was
+    /// never written.
     pub(crate) fn drop_clean(&mut self, rng: &mut Rng) -> bool {
         let mut is_any = false;
         for file in self.files.values_mut() {
@@ -104,7 +107,7 @@ impl Platter {
         is_any
     }
 
-    /// The file system is unmounted, which writes what it can, and mounted again.
+    /// Unmounts the file system, which writes all that it can, and mounts it again.
     pub(crate) fn remount(&mut self) {
         for file in self.files.values_mut() {
             for sector in std::mem::take(&mut file.dirty) {
@@ -119,7 +122,7 @@ impl Platter {
         self.is_shut = false;
     }
 
-    /// The machine loses power: only the platter counts, and chance where nothing was promised.
+    /// Cuts the power of the machine: the platter survives, and unsynced sectors survive by chance.
     pub(crate) fn cut_power(&mut self, rng: &mut Rng) {
         let kept_percent = [0, 10, 50, 90, 100][rng.index(5)];
         for file in self.files.values_mut() {
@@ -135,7 +138,7 @@ impl Platter {
         self.is_shut = false;
     }
 
-    /// Flips one bit of one file, on the platter and in the cache.
+    /// Flips one bit of one file, on the platter and in the cache. Returns its place.
     pub(crate) fn flip(&mut self, rng: &mut Rng) -> (u32, usize) {
         let (number, at) = self.somewhere(rng);
         let file = self.files.get_mut(&number).expect("listed");
@@ -145,8 +148,9 @@ impl Platter {
         (number, at)
     }
 
-    /// Makes the batch with the highest number, where it has no entries, say that all before it was closed in order,
-    /// with right checksums and without the key. False where it says so already, or has entries.
+    /// Changes the batch with the highest number, if it has no entries, to claim that everything
+    /// before it was closed in order, with correct checksums and without the key. Returns false if
+    /// it claims so already or has entries.
     pub(crate) fn forge_newest(&mut self) -> bool {
         let blocks = self.files.iter().flat_map(|(number, file)| {
             file.cache.chunks(4096).enumerate().map(move |(index, block)| (*number, index, block))
@@ -163,7 +167,7 @@ impl Platter {
         }
         let file = self.files.get_mut(&number).expect("found there");
         let block = &mut file.cache[index * 4096..(index + 1) * 4096];
-        // Clean, and not unsettled; see docs/format-log.md for the offsets.
+        // Sets clean and clears unsettled; see docs/format-log.md for the offsets.
         block[11] = block[11] & !8 | 2;
         let crc = crc32c(&block[..160]);
         block[160..164].copy_from_slice(&crc.to_le_bytes());
@@ -173,7 +177,8 @@ impl Platter {
         true
     }
 
-    /// As the directory of a log remembers: what is made is there for good.
+    /// Returns the number of files made, as a log's directory records it: created files never
+    /// vanish.
     pub(crate) fn made_count(&self) -> Option<u32> {
         let made = u32::try_from(self.files.len()).expect("a small ring");
         (made > 0).then_some(made)
@@ -191,8 +196,7 @@ impl Platter {
         file.dirty.extend(sectors);
     }
 
-    /// Makes one sector of one file unreadable, where something was written for the most part; returns its
-    /// file and offset.
+    /// Makes one sector of one file unreadable, usually one with data; returns its file and offset.
     pub(crate) fn spoil(&mut self, rng: &mut Rng) -> (u32, u64) {
         let (number, at) = self.somewhere(rng);
         self.unreadable.insert((number, at / SECTOR));
@@ -203,7 +207,7 @@ impl Platter {
         let numbers: Vec<u32> = self.files.keys().copied().collect();
         let number = numbers[rng.index(numbers.len())];
         let cache = &self.files[&number].cache;
-        // Most of a file is empty; something is to be where it happens, or was.
+        // Most of a file is empty; the fault should hit a sector with data.
         let used: Vec<usize> = (0..cache.len() / SECTOR)
             .filter(|s| cache[s * SECTOR..(s + 1) * SECTOR].iter().any(|b| *b != 0))
             .collect();
@@ -211,36 +215,36 @@ impl Platter {
     }
 }
 
-/// How often things fail, in percent of requests.
+/// Rates of failures, in percent of requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) write: u64,
     pub(crate) sync: u64,
     pub(crate) create: u64,
-    /// Of the writing back that the kernel does by itself.
+    /// Of write-backs by the kernel.
     pub(crate) write_back: u64,
-    /// The file system shuts down, in percent of lives.
+    /// Shutdowns of the file system, in percent of lives.
     pub(crate) shutdown: u64,
-    /// It is unmounted and mounted between two lives, in percent.
+    /// Unmounts and mounts between two lives, in percent.
     pub(crate) remount: u64,
 }
 
 struct Pending {
     request: DiskRequest,
-    /// For a sync: what was dirty when it was submitted.
+    /// For a sync: the sectors that were dirty when it was submitted.
     covers: Vec<(u32, usize)>,
 }
 
-/// The disk as one process sees it.
+/// The disk from the view of one process.
 pub(crate) struct SimDisk {
     platter: Arc<Mutex<Platter>>,
     rng: Rng,
     pending: Vec<Pending>,
     done: Vec<DiskCompletion>,
-    /// Files of syncs that have failed and of which the process has not heard yet.
+    /// Files of failed syncs of which the process has not been told yet.
     unheard: Vec<u32>,
     pub(crate) faults: Faults,
-    /// Writes complete at once, as buffered ones do.
+    /// Whether writes complete inside submit, like buffered ones.
     is_immediate: bool,
     stop: Arc<Mutex<Stop>>,
 }
@@ -259,18 +263,18 @@ impl SimDisk {
         }
     }
 
-    /// After as many requests the machine stops: nothing has an effect any more.
+    /// Stops the machine after `count` requests: later ones have no effect.
     pub(crate) fn stop_after(&mut self, count: u64) {
         self.stop.lock().left = Some(count);
     }
 
-    /// Where the state of the log is kept, with or without a place on another file system.
+    /// Returns the keeper of the log's state, with or without a place on another file system.
     pub(crate) fn keeper(&self, is_beside: bool) -> SimKeeper {
         let (platter, stop) = (Arc::clone(&self.platter), Arc::clone(&self.stop));
         SimKeeper { platter, stop, is_beside }
     }
 
-    /// Ends one request, any one. False when there was none.
+    /// Completes one request at random. Returns false if there was none.
     pub(crate) fn run_one(&mut self) -> bool {
         if self.pending.is_empty() {
             return false;
@@ -281,12 +285,12 @@ impl SimDisk {
         true
     }
 
-    /// A sync has failed, and the process has not heard of it.
+    /// Returns whether a sync has failed without the process being told.
     pub(crate) fn has_unheard_failure(&self) -> bool {
         !self.unheard.is_empty()
     }
 
-    /// The process dies: what was under way may have happened, in part.
+    /// Kills the process: the requests under way may have taken effect, in whole or in part.
     pub(crate) fn kill(mut self) {
         let mut platter = self.platter.lock();
         for number in &self.unheard {
@@ -363,7 +367,7 @@ impl SimDisk {
         let mut platter = self.platter.lock();
         for &(number, sector) in covers {
             let file = platter.files.get_mut(&number).expect("exists");
-            // Otherwise it was written back meanwhile, or that has failed.
+            // A sector that is not dirty was written back meanwhile, or its write-back failed.
             if file.dirty.remove(&sector) {
                 if is_failing {
                     file.unwritten.insert(sector);
@@ -375,10 +379,10 @@ impl SimDisk {
     }
 }
 
-/// When the machine stops.
+/// The point at which the machine stops.
 #[derive(Debug, Default)]
 struct Stop {
-    /// Requests that still have an effect; `None`: all.
+    /// Number of requests that still take effect; `None` if all do.
     left: Option<u64>,
     has_stopped: bool,
 }
@@ -394,7 +398,7 @@ impl Stop {
     }
 }
 
-/// Keeps the state of the log on the platter, at once and whole.
+/// Keeps the state of the log on the platter; updates are immediate and whole.
 pub(crate) struct SimKeeper {
     platter: Arc<Mutex<Platter>>,
     stop: Arc<Mutex<Stop>>,
@@ -410,7 +414,8 @@ impl StateKeeper for SimKeeper {
     }
 
     fn replace(&self, state: &LogState) -> block::Result<()> {
-        // Nothing comes between a failure that a process has seen and its note: nobody could tell.
+        // No stop is simulated between a failure that a process has seen and its note: no recovery
+        // could tell.
         let is_stopped = match state.standing {
             Standing::Open => self.stop.lock().is_next_stopped(),
             Standing::Failed { .. } => self.stop.lock().has_stopped,

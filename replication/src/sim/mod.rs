@@ -1,5 +1,5 @@
-//! The log under a simulated disk, driven from a seed: the same core, recovery and overlay that
-//! ship, without threads.
+//! The log under a simulated disk, driven from a seed: the core, recovery and overlay of the
+//! product, without threads.
 //!
 //! Invariants:
 //! - A run is a function of its seed and options; every failure names the seed.
@@ -31,7 +31,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// From 0 up to and without `end`.
+    /// Returns a number from 0 up to but not including `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
@@ -40,13 +40,14 @@ impl Rng {
         self.below(len as u64) as usize
     }
 
-    /// True in `percent` of 100 cases.
+    /// Returns true in `percent` of 100 cases.
     pub(crate) fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 }
 
-/// A side file in memory: durable as soon as it is written, as the real one is once it has its name.
+/// A side file in memory. It is durable as soon as it is written, like the real one once it has its
+/// name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SimSide(pub(crate) Arc<Mutex<Vec<u8>>>);
 
@@ -73,7 +74,7 @@ impl SideBytes for SimSide {
     }
 }
 
-/// Seeded "unpredictable" bytes.
+/// Seeded bytes in place of unpredictable ones.
 pub(crate) struct SimRandom(Mutex<Rng>);
 
 impl SimRandom {

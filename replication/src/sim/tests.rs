@@ -101,7 +101,7 @@ fn a_log_of_version_1_is_read_and_goes_on_in_version_2() {
     }
 }
 
-/// Runs with `count` unreadable sectors: those that were refused, and those that opened.
+/// Runs with `count` unreadable sectors. Returns the numbers of refused and of opened logs.
 fn unreadable(planted: Planted, count: u64, seeds: u64) -> Result<(u64, u64), String> {
     let (from, to) = number("SEED").map_or((0, seeds), |seed| (seed, seed + 1));
     let (mut refused, mut opened, mut had_to) = (0, 0, 0);
@@ -135,7 +135,7 @@ fn an_end_that_cannot_be_read_is_not_taken_for_the_end() {
     assert!(why.contains("the log ends at") || why.contains("refused: false"));
 }
 
-/// Of batches without entries that were forged, those that recovery refused, and those that it took.
+/// Forges batches without entries. Returns how many recovery refused and how many it took.
 fn forgeries(planted: Planted) -> (u64, u64) {
     let (mut refused, mut taken) = (0, 0);
     for seed in 0..200 {
@@ -156,12 +156,12 @@ fn a_forged_batch_without_entries_is_refused() {
     assert!(refused > 50 && taken == 0);
     let (refused, taken) = forgeries(Planted { tag_ignored: true, ..Planted::default() });
     assert!(refused == 0 && taken > 50, "the planted bug was not found");
-    // Such batches had nothing that would tell.
+    // Batches of version 1 have no tag that could reveal the forgery.
     let (refused, taken) = forgeries(Planted { old_batches: true, ..Planted::default() });
     assert!(refused == 0 && taken > 50);
 }
 
-/// Seeds within which a planted bug must be found.
+/// Number of seeds within which a planted bug must be found.
 const FOUND_WITHIN: u64 = 50;
 
 fn finds(name: &str, planted: Planted, faults: Faults) {

@@ -1,12 +1,12 @@
-//! One run: a machine with a log, a data tier, and a model of what may be read.
+//! One run: a machine with a log, a data tier, and a model of the contents that may be read.
 //!
 //! Invariants of the product that a run checks after each crash:
-//! - Everything answered as durable is there after a power cut; everything answered as written is
-//!   there after the death of the process; and after a power cut too when recovery says that the
-//!   tail is proven. So too after a failed write or sync, after which the kernel drops what it could not write, and after
-//!   the file system was unmounted.
-//! - Recovery reports no loss where nothing has happened that could cause one.
-//! - What is there is the history up to one LSN: nothing missing before it, nothing after it,
+//! - Every entry answered as durable survives a power cut. Every entry answered as written survives
+//!   the death of the process, and also a power cut, a failed write or sync (after which the kernel
+//!   drops the data that it could not write) and an unmount if recovery says that the tail is
+//!   proven.
+//! - Recovery reports no loss if nothing has happened that could cause one.
+//! - The contents found are the history up to one LSN: complete up to it, with nothing after it and
 //!   nothing invented.
 
 use super::disk::{Faults, Platter, SimDisk};
@@ -38,7 +38,7 @@ mod damage;
 const VOLUMES: u64 = 3;
 const SECTORS: u64 = 96;
 
-/// (volume, sector) -> what it holds: the tag of the write, or 0 for zeroes. Absent: never touched.
+/// (volume, sector) -> its contents: the tag of the write, or 0 for zeroes. Absent: never touched.
 type Contents = BTreeMap<(u32, u64), u64>;
 
 #[derive(Clone, Debug)]
@@ -61,12 +61,12 @@ impl Entry {
     }
 }
 
-/// What differs between runs beside the seed.
+/// The differences between runs, besides the seed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) planted: Planted,
     pub(crate) faults: Faults,
-    /// Crashes until the run ends.
+    /// Number of crashes before the run ends.
     pub(crate) lives: u64,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct World {
     is_immediate: bool,
     platter: Arc<Mutex<Platter>>,
     identity: LogIdentity,
-    /// Entry with LSN `n` at index `n - 1`.
+    /// The entry with LSN `n` is at index `n - 1`.
     history: Vec<Entry>,
     next_tag: u64,
     /// The data tier.
@@ -95,24 +95,26 @@ pub(crate) struct World {
     destaged: Lsn,
     /// The side files that the data tier's metadata names, oldest first.
     asides: BTreeMap<u32, Vec<SideFileId>>,
-    /// All that are in the directory, by name.
+    /// All side files in the directory, by name.
     side_files: BTreeMap<String, SimSide>,
     acked: Lsn,
     durable: Lsn,
-    /// The owner was told that acknowledged entries may be gone and has not dealt with it.
+    /// False after the owner was told that acknowledged entries may be lost, until it has dealt
+    /// with that.
     is_settled: bool,
-    /// The state of the log is kept on another file system, too.
+    /// Whether the state of the log is also kept on another file system.
     is_beside: bool,
-    /// Something has happened that may lose what was acknowledged.
+    /// Whether an event has happened that may lose acknowledged entries.
     may_be_lost: bool,
-    /// What was lost is settled, and said again where no batch has that yet.
+    /// Whether a settled loss may be reported again, because no batch records yet that it is
+    /// settled.
     may_be_repeated: bool,
-    /// The life before has failed, and it is noted how far it had acknowledged.
+    /// Whether the previous life has failed and recorded how far it had acknowledged.
     is_failure_noted: bool,
     pub(crate) stats: Stats,
 }
 
-/// What a run met, so that a test can tell that it met enough.
+/// Events of a run, so that a test can tell that it covered enough.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stats {
     pub(crate) crashes: u64,
@@ -126,18 +128,18 @@ pub(crate) struct Stats {
     pub(crate) clean: u64,
     pub(crate) set_aside: u64,
     pub(crate) caught_up: u64,
-    /// Volumes that were compared as a snapshot shows them.
+    /// Volumes compared with the contents of a snapshot.
     pub(crate) snapshots: u64,
-    /// Looks at the log as one that was overtaken, and those that found all of it in the data tier.
+    /// Checks of the log as an overtaken one, and those that found all of it in the data tier.
     pub(crate) summaries: u64,
     pub(crate) in_store: u64,
     /// Batches after which a flush was expected.
     pub(crate) expected: u64,
     pub(crate) shutdowns: u64,
     pub(crate) remounts: u64,
-    /// Times that the kernel dropped what it could not write.
+    /// Times that the kernel dropped data that it could not write.
     pub(crate) drops: u64,
-    /// Failures that were noted, after which all that was acknowledged was found.
+    /// Recorded failures after which every acknowledged entry was found.
     pub(crate) noted_whole: u64,
 }
 
@@ -197,7 +199,8 @@ impl World {
         Ok(())
     }
 
-    /// Nobody writes for a while: files of the ring that are there then, and as many as it has.
+    /// Lets the log idle for a while. Returns the number of ring files that exist then, and the
+    /// number of a full ring.
     pub(crate) fn files_after_idleness(&mut self) -> (u64, u64) {
         let mut process = self.open_after_crashes().expect("an empty log opens");
         for _ in 0..200 {
@@ -215,7 +218,7 @@ impl World {
     fn try_open(&mut self, mut disk: SimDisk) -> (Result<recovery::Opened, block::Error>, SimDisk) {
         let keeper = disk.keeper(self.is_beside);
         let mount = Some(self.platter.lock().mount);
-        // As ownership does, each opening has an epoch of its own.
+        // Each open has an epoch of its own, as ownership arranges it.
         self.identity.epoch.0 += 1;
         let args = OpenArgs {
             identity: self.identity,
@@ -232,9 +235,9 @@ impl World {
         (recovery::open(&mut disk, &args), disk)
     }
 
-    /// What an opening asks before it opens the log: whether another owner has overtaken it. None has,
-    /// so it must be so only for an owner that comes later than all that wrote it; and what is not in the
-    /// data tier must not be said to be there.
+    /// Checks the question that precedes an open: whether another owner has overtaken the log. None
+    /// has, so the answer may be yes only for an owner later than all that wrote it, and entries
+    /// that are not in the data tier must not be reported as stored.
     fn check_not_overtaken(&mut self) -> Result<(), String> {
         let reader = self.disk().reader();
         let (pool, planted) = (self.identity.pool, self.plan.planted);
@@ -278,7 +281,8 @@ impl World {
         let disk = self.disk();
         let (opened, mut disk) = self.try_open(disk);
         self.note_open(&opened)?;
-        // The directory notes it before anything is served; a crash above came before that.
+        // The directory records the epoch before anything is served; the crashes above came before
+        // that.
         self.identity.served_epoch = self.identity.epoch;
         let opened = opened.map_err(|e| e.chain())?;
         let last_lsn = opened.recovery.last_lsn;
@@ -302,7 +306,7 @@ impl World {
         Ok(process)
     }
 
-    /// What recovery found must fit what was promised.
+    /// Checks that recovery's findings fit the promises made.
     fn note_open(&mut self, opened: &Result<recovery::Opened, block::Error>) -> Result<(), String> {
         let recovery = match opened {
             Ok(opened) => &opened.recovery,
@@ -338,7 +342,7 @@ impl World {
         self.stats.lost_unacked += self.history.len() as u64 - found.0;
         self.is_settled = recovery.is_tail_proven;
         self.history.truncate(found.0 as usize);
-        // Recovery made it durable.
+        // Recovery has made it durable.
         self.acked = found;
         self.durable = found;
         Ok(())
@@ -362,7 +366,7 @@ impl World {
         Ok(())
     }
 
-    /// As the log thread does.
+    /// Records a failure like the log thread.
     fn note_failure(&mut self, process: &Process) {
         let Some(acked) = process.shared.disk_failed_at() else { return };
         self.may_be_lost = true;
@@ -393,7 +397,7 @@ impl World {
             }
             82..83 => self.write_back(),
             83..86 if !self.is_settled => {
-                // The owner has written down that clients must attach anew, and durably so.
+                // The owner has durably recorded that clients must attach again.
                 core.settle();
                 self.is_settled = true;
                 self.may_be_repeated = true;
@@ -404,7 +408,8 @@ impl World {
         Ok(())
     }
 
-    /// A database that commits: each write is answered and flushed before the next one comes.
+    /// Acts as a database that commits: each write is answered and flushed before the next one
+    /// comes.
     fn commit_in_turn(&mut self, process: &mut Process) -> Result<(), String> {
         for _ in 0..self.rng.below(12) {
             self.append(&process.shared);
@@ -466,14 +471,14 @@ impl World {
             return Err(format!("generation begins at {}", generation.first_lsn()));
         }
         if process.shared.durable() < generation.last_lsn() {
-            // The tier is never ahead of what is on stable storage.
+            // The tier is never ahead of stable storage.
             process.shared.want_sync(generation.last_lsn());
             return Ok(());
         }
         self.check_snapshots(process, generation.last_lsn())?;
         let layers = self.set_aside(process, &generation)?;
         if self.rng.chance(5) {
-            // Side files that the metadata never hears of.
+            // Leaves side files that the metadata never names.
             process.shared.fail(block::Error::new(ErrorKind::Io, "dies before the commit"));
             return Ok(());
         }
@@ -493,7 +498,7 @@ impl World {
             self.asides.insert(volume.0, layers.iter().map(|layer| layer.id()).collect());
         }
         self.check_tier()?;
-        // The process may die here, with the tier ahead of what the log was told.
+        // The process may die here, with the tier ahead of the LSN that the log knows.
         if self.rng.chance(80) {
             process.shared.overlay.release(&generation, layers);
             process.shared.set_destaged(generation.last_lsn(), generation.end_position);
@@ -503,8 +508,8 @@ impl World {
         Ok(())
     }
 
-    /// Writes side files for the volumes that cannot be destaged: those that have some already, and
-    /// now and then another one.
+    /// Writes side files for the volumes that cannot be destaged: those that already have some, and
+    /// occasionally another one.
     fn set_aside(
         &mut self,
         process: &Process,
@@ -575,7 +580,7 @@ impl World {
         layer.map(Arc::new).map_err(|e| e.chain())
     }
 
-    /// As the log does when it is opened: what the metadata names is there, what it does not goes.
+    /// Opens the side files that the metadata names and removes the others, like the open of a log.
     fn open_sides(&mut self) -> Result<Sides, String> {
         let mut sides = Sides::new();
         let mut named = std::collections::BTreeSet::new();
@@ -589,7 +594,7 @@ impl World {
         Ok(sides)
     }
 
-    /// A late window: the tier takes in all that the side files of a volume hold.
+    /// Simulates a late window: the tier takes in all side files of a volume.
     fn catch_up(&mut self, process: &Process) -> Result<(), String> {
         let Some((&volume, _)) = self.asides.iter().next() else { return Ok(()) };
         let id = VolumeId(volume);
@@ -609,8 +614,8 @@ impl World {
         Ok(())
     }
 
-    /// The tier holds the history up to the destaged LSN, of a volume that is aside up to where its
-    /// first side file begins.
+    /// Checks that the tier holds the history up to the destaged LSN, and for a volume that is
+    /// aside, up to the beginning of its first side file.
     fn check_tier(&self) -> Result<(), String> {
         let mut expected = self.contents_at(self.destaged);
         for (&volume, files) in &self.asides {
@@ -631,14 +636,15 @@ impl World {
         contents
     }
 
-    /// Snapshots in the history up to `lsn`.
+    /// Returns the snapshots in the history up to `lsn`.
     fn snapshots(&self, lsn: Lsn) -> Vec<Lsn> {
         let entries = self.history[..lsn.0 as usize].iter().zip(1..);
         let is_one = |(entry, _): &(&Entry, u64)| entry.kind == EntryKind::Snapshot;
         entries.filter(is_one).map(|(_, lsn)| Lsn(lsn)).collect()
     }
 
-    /// Of what the tier has not beyond a snapshot, the overlay over it shows what was there then.
+    /// Checks the snapshots that the tier has not passed yet: the overlay over the tier must show
+    /// the contents at the snapshot.
     fn check_snapshots(&mut self, process: &Process, lsn: Lsn) -> Result<(), String> {
         let overlay = &process.shared.overlay;
         for at in self.snapshots(lsn) {
@@ -663,7 +669,7 @@ impl World {
         Ok(())
     }
 
-    /// What pieces of a volume show, over the tier.
+    /// Returns the contents that pieces of a volume show, over the tier.
     fn read(&self, process: &Process, volume: u32, pieces: Vec<Piece>) -> Result<Contents, String> {
         let mut found = Contents::new();
         for piece in pieces {
@@ -679,7 +685,7 @@ impl World {
         Ok(found)
     }
 
-    /// The overlay over the tier must read as the history up to `lsn`.
+    /// Checks that the overlay over the tier reads as the history up to `lsn`.
     fn check_contents(&self, process: &Process, lsn: Lsn) -> Result<(), String> {
         let expected = self.contents_at(lsn);
         let mut found = Contents::new();
@@ -698,14 +704,14 @@ impl World {
         Ok(())
     }
 
-    /// The kernel writes back what it likes, where it can.
+    /// Lets the kernel write back some pages, or fail to.
     fn write_back(&mut self) {
         let fails_percent = self.plan.faults.write_back;
         self.platter.lock().write_back(&mut self.rng, fails_percent);
         self.may_be_lost |= fails_percent > 0;
     }
 
-    /// What happens between two processes.
+    /// Simulates the time between two processes.
     fn pass_time(&mut self) -> Result<(), String> {
         if self.rng.chance(30) {
             self.write_back();
@@ -759,7 +765,7 @@ fn new_entry(entry: &Entry) -> NewEntry {
     }
 }
 
-/// The tag of each sector; a sector that is not one tag throughout is an error.
+/// Returns the tag of each sector; a sector that does not repeat one tag is an error.
 fn tags_of(reader: &dyn DiskReader, source: &Source, count: u64) -> Result<Vec<u64>, String> {
     let bytes = match source {
         Source::Payload(bytes) => bytes.clone(),

@@ -1,7 +1,8 @@
 //! Runs that end with damage: a flipped bit, a forged batch, sectors that the disk does not read.
 //!
 //! Invariants:
-//! - The log is refused, or shows a true past: with sectors that are not read, what it shows without that.
+//! - The log is refused, or shows a true past. With unreadable sectors it shows exactly the
+//!   contents that it would show without them.
 
 use super::*;
 use crate::format::FormatError;
@@ -12,15 +13,16 @@ use crate::walk::{FIRST_AT, Walk};
 type Range = (u32, u64, u64);
 
 impl World {
-    /// Lives, then makes `count` sectors unreadable: the log shows what it would show without that, or is refused.
-    /// Whether it was refused, and whether it had to open, or not to, because of where the one sector is.
+    /// Lives, then makes `count` sectors unreadable: the log shows the same contents as without
+    /// that, or is refused. Returns whether it was refused, and whether the place of a single
+    /// sector required it to open (`Some(true)`) or to be refused (`Some(false)`).
     pub(crate) fn run_with_unreadable(
         &mut self,
         count: u64,
     ) -> Result<(bool, Option<bool>), String> {
         self.run()?;
         if self.rng.chance(50) {
-            // Mostly destaged, as after a while of rest.
+            // Destages most of the log, as after a while of rest.
             let mut process = self.open_after_crashes()?;
             for _ in 0..8 {
                 if process.shared.is_failed() {
@@ -36,7 +38,7 @@ impl World {
             self.crash(process)?;
         }
         if self.rng.chance(70) {
-            // No opening batch says what was flushed.
+            // Continues without an opening batch that records how far the log was flushed.
             let mut process = self.open_after_crashes()?;
             self.live(&mut process)?;
             self.crash(process)?;
@@ -84,7 +86,8 @@ impl World {
         Ok((false, must_open))
     }
 
-    /// Ranges (file, from, to) whose bytes an opening needs, and those where it depends on what else is known.
+    /// Returns the ranges (file, from, to) whose bytes an open needs, and those for which it
+    /// depends on other knowledge.
     fn places_needed(&self, platter: &Arc<Mutex<Platter>>) -> Result<[Vec<Range>; 2], String> {
         let reader = SimDisk::new(Arc::clone(platter), 1, true).reader();
         let reads = Reads::new(&*reader);
@@ -102,7 +105,8 @@ impl World {
                 let (from, len) = (taken.at.offset, u64::from(taken.header.batch_bytes));
                 let is_needed =
                     taken.header.last_lsn() > self.destaged && taken.header.entry_count > 0;
-                // Without entries beyond what is destaged, what follows may be found without it, or not.
+                // If a batch has no entries beyond the destaged ones, the batches behind it may or
+                // may not be found without it.
                 let place = (taken.at.slot, from, from + len);
                 if is_needed {
                     needed.push(place);
@@ -131,8 +135,8 @@ impl World {
         self.run()
     }
 
-    /// Lives once, then forges the batch at the end of the log. `None` where that has entries; else whether the log
-    /// was refused.
+    /// Lives once, then forges the batch at the end of the log. Returns `None` if that batch cannot
+    /// be forged, otherwise whether the log was refused.
     pub(crate) fn run_with_forgery(&mut self) -> Result<Option<bool>, String> {
         self.run()?;
         if !self.platter.lock().forge_newest() {
@@ -146,7 +150,8 @@ impl World {
         }
     }
 
-    /// Lives once, then damages one bit: the log is refused, or what it shows is a true past.
+    /// Lives once, then damages one bit: the log is refused, or shows a true past. Returns whether
+    /// it was refused.
     pub(crate) fn run_with_damage(&mut self) -> Result<bool, String> {
         self.run()?;
         self.platter.lock().flip(&mut self.rng);
@@ -160,7 +165,7 @@ impl World {
         }
     }
 
-    /// What was opened shows a true past.
+    /// Checks that the opened log shows a true past.
     fn check_opened(&mut self, opened: recovery::Opened, disk: SimDisk) -> Result<(), String> {
         let last_lsn = opened.recovery.last_lsn;
         opened.overlay.set_sides(self.open_sides()?);
