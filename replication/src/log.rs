@@ -146,8 +146,8 @@ impl LogStatus {
 
 impl Log {
     /// Opens the log in `dir`, or creates one. `destaged` is the LSN up to which the data tier
-    /// holds everything. Blocks while the log is read back; starts the log's threads. An error
-    /// leaves the log unchanged.
+    /// holds everything. Blocks while the log is read back; starts the log's threads. A log that is
+    /// refused keeps its contents.
     ///
     /// # Errors
     /// `Invalid`: options that cannot work, or the log of another pool. `Busy`: open elsewhere.
@@ -453,8 +453,9 @@ impl Log {
         }
     }
 
-    /// Returns a number that changes when a generation is frozen or released and when the log
-    /// becomes full, fails or closes. Look at the state after each change: changes may be merged.
+    /// Returns a receiver of a number that changes when a generation is frozen or released and when
+    /// the log becomes full, fails or closes. Look at the state after each change: changes may be
+    /// merged.
     #[must_use]
     pub fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
         self.inner.shared.changed.subscribe()

@@ -38,14 +38,14 @@ pub struct LogOptions {
     pub generation_bytes_max: u64,
     /// Payloads kept in memory; further payloads are read back from the log files.
     pub payload_memory_bytes: u64,
-    /// Maximum number of extents in the overlay over all generations; writers are slowed from half
-    /// of it.
+    /// Maximum number of extents in the overlay over all generations. Their share of it slows
+    /// writers like used log space; see [`LogOptions::slow_from_percent`].
     pub entry_count_max: u64,
     /// Payloads queued and not yet written; `append` waits before it queues more.
     pub queue_bytes_max: u64,
     /// Bytes written since the last sync after which the log starts one unasked.
     pub unsynced_bytes_max: u64,
-    /// Part of the ring in use, in percent, from which writers are slowed.
+    /// Part of the ring or of `entry_count_max` in use, in percent, from which writers are slowed.
     pub slow_from_percent: u8,
 }
 

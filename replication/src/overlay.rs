@@ -30,8 +30,9 @@ use std::time::Instant;
 const SIDE_FILES_MAX: usize = 64;
 /// Lower limit of that maximum, however many volumes there are. Chosen by hand.
 const SIDE_FILES_MIN: usize = 4;
-/// Side files of all volumes together, as long as each may have [`SIDE_FILES_MIN`]. Chosen by hand:
-/// an eighth of the open files that most systems allow a service.
+/// Maximum number of side files of all volumes together, as long as each may have
+/// [`SIDE_FILES_MIN`]. Chosen by hand: an eighth of the open files that most systems allow a
+/// service.
 const SIDE_FILES_OF_ALL: usize = 1024;
 
 /// Buffer memory for payloads in flight, in addition to the payloads that the overlay keeps;
@@ -52,8 +53,7 @@ pub struct Generation {
     pub(crate) end_position: u64,
     /// Bytes of log that it used.
     pub(crate) log_bytes: u64,
-    /// Time of its first entry; for a recovered generation a lower bound of its age, so a moment
-    /// that is not earlier.
+    /// Time of its first entry; for a recovered generation a moment that is not earlier.
     pub(crate) since: Option<Instant>,
 }
 

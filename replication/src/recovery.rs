@@ -312,8 +312,8 @@ impl Scan<'_> {
         LogState { standing: Standing::Open, owed: lost.map(|lost| lost.loss), open, boot, mount }
     }
 
-    /// Writes all batches that no later batch declares durable again, with the same bytes at the
-    /// same places, and syncs them: the page cache may hold data that a failed sync lost.
+    /// Rewrites the batches that no batch declares durable, with the same bytes at the same places,
+    /// and syncs them: the page cache may hold data that a failed sync lost.
     fn rewrite_tail(&self, disk: &mut dyn Disk) -> Result<()> {
         let mut files = Vec::new();
         for taken in &self.unproven {

@@ -405,7 +405,7 @@ pub(crate) fn merge<'a>(layers: impl IntoIterator<Item = &'a Arc<SideLayer>>) ->
 }
 
 /// Returns the index of the older layer of the adjacent pair that costs least to rewrite. Both
-/// layers must be whole.
+/// layers must be whole, and `may_join` must allow the pair.
 pub(crate) fn cheapest_pair(
     layers: &[Arc<SideLayer>],
     may_join: impl Fn(SideFileId, SideFileId) -> bool,

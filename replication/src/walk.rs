@@ -88,7 +88,7 @@ pub(crate) struct Walk<'a> {
     /// Contents of the file that is being walked.
     loaded: Option<(u32, Vec<u8>)>,
     pub(crate) newest: Option<Taken>,
-    /// Files that the walk has passed, oldest first.
+    /// Files that the walk has entered, oldest first.
     pub(crate) live: VecDeque<LiveFile>,
     /// Bytes of log up to the place that the walk has reached.
     pub(crate) position: u64,

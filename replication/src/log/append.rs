@@ -17,9 +17,9 @@ use std::sync::atomic::Ordering;
 impl Log {
     /// Queues an entry at the call, not at the first poll, so that LSN order is call order. If the
     /// queue has no room, callers are served in order of arrival. The future returns the entry's
-    /// LSN once the log reaches the state that `wait` names. A lack of log space makes it wait and
-    /// never fail. Dropping the future takes the entry back, unless the entry is already in a
-    /// batch; see [`Log::settle`].
+    /// LSN once the log reaches the state that `wait` names. It waits while the log is full and
+    /// never fails for that reason. Dropping the future takes the entry back, unless the entry is
+    /// already in a batch; see [`Log::settle`].
     ///
     /// # Errors
     /// `Invalid`: the entry makes no sense, or its payload is larger than

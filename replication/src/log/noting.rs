@@ -22,8 +22,8 @@ const NOTE_WAIT: Duration = Duration::from_secs(5);
 /// Notes about a log outside its own directory, whose file system may be the one that fails.
 #[derive(Clone, Debug, Default)]
 pub struct LogNotes {
-    /// Paths of files, preferably on another file system. They are created with the log and needed
-    /// for as long as it exists.
+    /// Paths of files, preferably on another file system. They are created with the log and must be
+    /// kept like it.
     pub beside: Vec<PathBuf>,
     /// Notes that an earlier process got from [`Log::failure_note`] and kept elsewhere.
     pub heard: Vec<Vec<u8>>,

@@ -89,7 +89,7 @@ async fn fill(log: &Log) -> Pin<Box<impl Future<Output = Result<Lsn>> + use<>>> 
     }
 }
 
-/// Polls an append that has to wait once.
+/// Polls once an append that has to wait.
 async fn begun<T: Future<Output = Result<Lsn>>>(append: T) -> Pin<Box<T>> {
     let mut append = Box::pin(append);
     let is_ready = poll_fn(|context| Poll::Ready(append.as_mut().poll(context).is_ready())).await;
