@@ -1,5 +1,5 @@
-//! Measures the write log beside the raw disk, in one run: `cargo run --release -p replication
-//! --example log_bench -- [DIR] [SECONDS]`
+//! Measures the write log beside the raw disk, in one run:
+//! `cargo run --release -p replication --example log_bench -- [DIR] [SECONDS]`
 
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, Lsn, VolumeId};

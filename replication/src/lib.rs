@@ -4,8 +4,7 @@
 //! Invariants:
 //! - An acknowledged entry survives the death of the process; a flushed entry also survives a loss
 //!   of power.
-//! - The overlay shows exactly the acknowledged entries, in log order, and never a part of an
-//!   entry.
+//! - The overlay shows the acknowledged entries, in log order, and never a part of an entry.
 //! - The state machine (`core.rs`) does no I/O itself. Threads and the simulation in the tests step
 //!   it in the same way.
 #![deny(unsafe_code)]

@@ -13,11 +13,11 @@ use std::sync::LazyLock;
 /// `MI_ARENA_SLICE_SIZE`.
 const REGION_BYTES: usize = 64 << 10;
 
-/// Maps the capacity of the buffer, and for a small buffer the [`REGION_BYTES`] around it. This
-/// costs a fraction of the page faults that would otherwise come with the first writes. An
-/// allocator writes into each small buffer before it hands it out, so this thread's next buffers
-/// have to be mapped together with this one. If the kernel cannot do it (before Linux 5.14) or has
-/// no memory, the faults come as usual.
+/// Maps the capacity of the buffer, and for a small buffer the [`REGION_BYTES`] around it. Mapping
+/// a page here costs a fraction of the page fault that its first write would cause. An allocator
+/// writes into each small buffer before it hands it out, so this thread's next buffers have to be
+/// mapped together with this one. If the kernel cannot do it (before Linux 5.14) or has no memory,
+/// the faults come as usual.
 ///
 /// See [`block::buffers::MapAhead`].
 pub(crate) fn map_ahead(buffer: &Vec<u8>) {

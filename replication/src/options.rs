@@ -166,7 +166,7 @@ impl LogIdentity {
 /// An entry to be logged.
 #[derive(Clone, Debug)]
 pub struct NewEntry {
-    /// The volume; 0 only for a marker.
+    /// The volume; 0 only for a marker or an entry about snapshots.
     pub volume: VolumeId,
     /// The kind of change.
     pub kind: EntryKind,
@@ -174,8 +174,9 @@ pub struct NewEntry {
     pub start_sector: u64,
     /// Sectors of the range, in a write as many as the payload has; 0 if the kind has no range.
     pub sector_count: u64,
-    /// Data of a write, or a volume's record; empty otherwise. The overlay keeps the payload of a
-    /// write and counts its length, so the payload must not share its memory with other buffers.
+    /// Data of a write, a volume's record, or the contents of an entry about snapshots; empty
+    /// otherwise. The overlay keeps the payload of a write and counts its length, so the payload
+    /// must not share its memory with other buffers.
     pub payload: Bytes,
 }
 

@@ -51,10 +51,10 @@ const AT_TRIM_LSN: usize = 120; //      u64, destaged when this was written
 const AT_ENTRY_COUNT: usize = 128; //   u32
 const AT_BATCH_BYTES: usize = 132; //   u32, all of it, a multiple of 4096
 const AT_PAYLOAD_BYTES: usize = 136; // u32, sealed payloads
-const AT_PREVIOUS: usize = 140; //      u32, checksum of the batch before, 0 in the first
+const AT_PREVIOUS: usize = 140; //      u32, checksum of the previous batch, 0 in the first
 const AT_SALT: usize = 144; //          [u8; 16]
 const AT_HEADER_CRC: usize = 160; //    u32, CRC-32C of bytes 0..160
-const AT_CRC: usize = 164; //           u32, CRC-32C of bytes 0..164 and of all after 168
+const AT_CRC: usize = 164; //           u32, CRC-32C of bytes 0..164 and all bytes from 168
 const AT_TAG: usize = 168; //           [u8; 16] authenticates bytes 0..160; zero in version 1
 const AT_ZERO: usize = 184; //          8 zero bytes
 const _: () = assert!(AT_ZERO + 8 == BATCH_HEADER_BYTES && AT_TAG + TAG_BYTES == AT_ZERO);

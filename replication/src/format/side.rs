@@ -45,7 +45,7 @@ const AT_ZERO: usize = 104; //         24 zero bytes
 const _: () = assert!(AT_ZERO + 24 == SIDE_HEADER_BYTES);
 
 const ROW_AT_SECTOR_COUNT: usize = 8; //   u64
-const ROW_AT_PLACE: usize = 16; //         u64, payload offset; LSN of what is lost
+const ROW_AT_PLACE: usize = 16; //         u64, payload offset, or LSN of a lost entry
 const ROW_AT_PAYLOAD_BYTES: usize = 24; // u32, before sealing
 const ROW_AT_KIND: usize = 28; //          u8, then 3 zero bytes
 const _: () = assert!(ROW_AT_KIND + 4 == SIDE_ROW_BYTES);
