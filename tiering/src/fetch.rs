@@ -1,16 +1,17 @@
-//! Reading frames: memory, then the NVMe cache, then the object store.
+//! Reading frames: from memory, then the NVMe cache, then the object store.
 //!
 //! Invariants:
-//! - Every frame that is returned was verified by checksum, authentication and size, wherever it
-//!   came from; memory alone holds frames that were verified before.
-//! - A frame is fetched from the store once, however many want it, and the fetch goes on when they
-//!   lose interest: it runs in a task of its own.
-//! - A bad copy in the NVMe cache is dropped and fetched again. What does not verify as the store
-//!   gave it is read from the store once more, because the transfer may have been bad; if that does
-//!   not verify either it is a final error that names segment, frame and object.
-//! - Everything is bounded: memory by the budgets, store reads by a count, read-ahead by bytes.
+//! - Every returned frame was verified by checksum, authentication and size, whatever its source.
+//!   Only memory holds frames that were verified earlier.
+//! - A frame that several readers want is fetched from the store once. The fetch runs in a task of
+//!   its own and continues when its readers lose interest.
+//! - A bad copy in the NVMe cache is dropped and fetched again. Data from the store that does not
+//!   verify is read from the store once more, because the transfer may have been bad. If that does
+//!   not verify either, the error is final and names segment, frame and object.
+//! - Everything is bounded: memory by budgets, store reads by a count, read-ahead by bytes.
 //!
-//! It does not know volumes or maps: who does tells which frames, and whether they are a stream.
+//! This module does not know volumes or maps. Its caller says which frames to read, and whether
+//! they are a stream.
 
 pub mod flights;
 mod local;
@@ -50,14 +51,17 @@ use streams::Streams;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// Frames of one segment that lie closer than this are read from the store in one request: it costs
-/// less to transfer the gap than to ask twice. Chosen by hand, from 20 ms a request at 10 MiB/s.
+/// Frames of one segment that lie closer together than this are read from the store in one request,
+/// because transferring the gap costs less than a second request. Chosen by hand, from 20 ms per
+/// request at 10 MiB/s.
 const STORE_GAP_BYTES: u32 = 64 << 10;
-/// Longest request to the store. Chosen by hand: longer ones gain nothing, several run at once.
+/// Longest request to the store. Chosen by hand: longer requests gain nothing, as several run
+/// concurrently.
 const STORE_RUN_BYTES: u32 = 4 << 20;
-/// More sealed bytes than this are opened on a thread that may block. Chosen by hand: 50 us.
+/// Runs with more sealed bytes than this are opened on a blocking thread. Chosen by hand: 50 us.
 const INLINE_BYTES_MAX: usize = 64 << 10;
-/// Store reads for read-ahead under way at once. Chosen by hand: most places stay for readers.
+/// Maximum number of concurrent store reads for read-ahead. Chosen by hand: leaves most places to
+/// readers.
 const AHEAD_READ_COUNT_MAX: usize = 16;
 /// First guess at the size of a segment's directory and footer, in bytes. Chosen by hand.
 const TAIL_BYTES_FIRST: u64 = 64 << 10;
@@ -90,7 +94,8 @@ struct Inner {
     counters: Counters,
 }
 
-/// Every read of a frame goes through here. Cheap to clone; any method from any task at any time.
+/// The reader of frames; every read of a frame passes through it. It is cheap to clone, and any
+/// method may be called from any task at any time.
 #[derive(Clone)]
 pub struct Frames(Arc<Inner>);
 
@@ -100,7 +105,7 @@ impl std::fmt::Debug for Frames {
     }
 }
 
-/// Bytes of frames that are read ahead of their readers, until that has ended in any way.
+/// Accounts for the bytes of a read-ahead until it ends, in whatever way.
 struct Ahead {
     inner: Arc<Inner>,
     bytes: u64,
@@ -113,8 +118,9 @@ impl Drop for Ahead {
 }
 
 impl Frames {
-    /// `store` is prefixed to the pool already. Opens the NVMe cache (blocking, short); a cache that
-    /// cannot be opened is reported once and left off, it never fails the caller.
+    /// Opens the reader on `store`, which has the prefix of the pool already. Opening the NVMe
+    /// cache blocks for a short time. A cache that cannot be opened is reported once and not used;
+    /// it never fails the caller.
     #[must_use]
     pub fn open(
         store: Arc<dyn ObjectStore>,
@@ -147,23 +153,25 @@ impl Frames {
         }))
     }
 
-    /// One frame's blocks. Must be called from a tokio runtime.
+    /// Reads the blocks of one frame. Must be called from a tokio runtime.
     ///
     /// # Errors
-    /// `Corrupt` when the store's copy does not verify, read twice (or no frame can be there), `NotFound` when the object is not in the
-    /// store: both final, naming segment, frame and object. `Unreadable` when the object cannot be read, again and again,
-    /// while others can. `Unavailable` when the store did not answer for [`FramesOptions::retry_duration_max`].
+    /// `Corrupt` when the store's copy does not verify in two reads, or when no frame can be at
+    /// this place; `NotFound` when the object is not in the store. Both are final and name segment,
+    /// frame and object. `Unreadable` when the object repeatedly cannot be read while others can.
+    /// `Unavailable` when the store did not answer for [`FramesOptions::retry_duration_max`].
     pub async fn read(&self, info: &SegmentInfo, at: FrameAt) -> Result<Bytes> {
         let frame = FrameRef { info: *info, at };
         let mut frames = self.read_many(&[frame], Access::Random).await?;
         Ok(frames.pop().expect("one frame was asked for"))
     }
 
-    /// The blocks of several frames, of any segments, in the order asked for. Adjacent ones are
-    /// read from disk or store in one request, and all requests run at once.
+    /// Reads the blocks of several frames of any segments, and returns them in the requested order.
+    /// Adjacent frames are read from disk or store in one request, and all requests run
+    /// concurrently.
     ///
     /// # Errors
-    /// As [`Frames::read`]: the first error.
+    /// Those of [`Frames::read`]: the first error.
     pub async fn read_many(&self, frames: &[FrameRef], access: Access) -> Result<Vec<Bytes>> {
         let inner = &self.0;
         if let Some(wrong) = frames.iter().find(|frame| !frame.is_possible()) {
@@ -187,28 +195,28 @@ impl Frames {
         Ok(found.into_iter().map(|plain| plain.expect("all were found or failed")).collect())
     }
 
-    /// A key of a volume was destroyed: nothing that was derived from it is kept.
+    /// Discards all derived keys, after a key of a volume was destroyed.
     pub fn forget_keys(&self) {
         self.0.keys.clear();
     }
 
-    /// Whether a frame is in memory or in the NVMe cache.
+    /// Returns whether a frame is in memory or in the NVMe cache.
     #[must_use]
     pub fn is_local(&self, frame: &FrameRef) -> bool {
         let is_cached = |cache: &FrameCache| cache.find(&frame.info.id, frame.at).is_some();
         self.0.memory.contains(&key_of(frame)) || self.0.cache.as_ref().is_some_and(is_cached)
     }
 
-    /// Tells of a read of a volume, before it is carried out, and learns how to carry it out.
-    /// Streams are found per volume; offset and length are bytes of the volume.
+    /// Registers a read of a volume before it is carried out, and returns advice on how to carry it
+    /// out. Streams are detected per volume; offset and length are bytes of the volume.
     #[must_use]
     pub fn on_read(&self, volume: VolumeId, offset: u64, length: u64) -> Advice {
         self.0.streams.lock().on_read(volume, offset, length)
     }
 
-    /// Reads frames in the background into the stream cache. Never waits and never fails; what
-    /// exceeds the budget is dropped and counted. Must be called from a tokio runtime. Returns the
-    /// task that fetches, if there is anything to fetch; it goes on when it is not waited for.
+    /// Reads frames into the stream cache in the background. Never waits and never fails; frames
+    /// beyond the budget are dropped and counted. Must be called from a tokio runtime. Returns the
+    /// fetching task if there is anything to fetch; the task also completes if it is not awaited.
     pub fn read_ahead(&self, frames: &[FrameRef]) -> Option<JoinHandle<()>> {
         let inner = &self.0;
         let mut wanted = Vec::new();
@@ -239,18 +247,20 @@ impl Frames {
         }))
     }
 
-    /// After a segment's upload: its frames enter the NVMe cache in the background, and can be read
-    /// from memory until they are there. Never waits and never fails. `object` is the whole object.
+    /// Inserts the frames of a segment into the NVMe cache in the background, after its upload.
+    /// They can be read from memory until they are in the cache. Never waits and never fails.
+    /// `object` is the whole object.
     pub fn insert_segment(&self, info: &SegmentInfo, object: Bytes) {
         if let Some(cache) = &self.0.cache {
             cache.insert_segment(info, object);
         }
     }
 
-    /// Reads and opens the directory of a segment from the store: for reclaim and repair.
+    /// Reads and opens the directory of a segment from the store, for reclaim and repair.
     ///
     /// # Errors
-    /// As [`Frames::read`]; `Corrupt` also when it is another segment's, or another pool's.
+    /// Those of [`Frames::read`]; also `Corrupt` when the directory belongs to another segment or
+    /// another pool.
     pub async fn read_directory(&self, info: &SegmentInfo) -> Result<Vec<DirectoryEntry>> {
         match self.0.read_directory(info).await {
             Err(error) if is_bad(&error) => {
@@ -261,12 +271,12 @@ impl Frames {
         }
     }
 
-    /// Reads a whole segment from the store, past every cache, and opens everything in it: for fsck
-    /// and scrub. Holds the object in memory meanwhile.
+    /// Reads a whole segment from the store, bypassing every cache, and opens everything in it, for
+    /// fsck and scrub. Holds the object in memory meanwhile.
     ///
     /// # Errors
-    /// `Corrupt` when the directory does not open or is another segment's; `NotFound` and
-    /// `Unavailable` as [`Frames::read`]. Damaged frames are part of the report.
+    /// `Corrupt` when the directory does not open or belongs to another segment; `NotFound` and
+    /// `Unavailable` like [`Frames::read`]. Damaged frames are part of the report.
     pub async fn check_segment(&self, info: &SegmentInfo) -> Result<ObjectReport> {
         let first = self.0.check_segment(info).await;
         match &first {
@@ -280,26 +290,28 @@ impl Frames {
         self.0.check_segment(info).await
     }
 
-    /// The whole object of a segment from the store, past every cache, unverified: for copies.
+    /// Reads the whole object of a segment from the store, bypassing every cache and without
+    /// verifying it, for copies.
     ///
     /// # Errors
-    /// As [`StoreReader::get`].
+    /// Those of [`StoreReader::get`].
     pub async fn read_object(&self, info: &SegmentInfo) -> Result<Bytes> {
         self.0.store.get(info, 0..u64::from(info.object_bytes)).await
     }
 
-    /// Whom to ask whether a segment is wanted, and which others there are. Without them an object that is not found is not
-    /// there, and any other failure is the store's.
+    /// Sets the source that tells whether a segment is wanted and which others exist. Without it,
+    /// an object that is not found counts as missing, and any other failure is attributed to the
+    /// store.
     pub(crate) fn set_peers(&self, peers: Arc<dyn peers::Peers>, planted: Planted) {
         self.0.store.set_peers(peers, planted);
     }
 
-    /// The reader of the store.
+    /// Returns the reader of the store.
     pub(crate) fn store(&self) -> &StoreReader {
         &self.0.store
     }
 
-    /// Counters and gauges.
+    /// Returns counters and gauges.
     #[must_use]
     pub fn status(&self) -> FramesStatus {
         let (inner, counters) = (&self.0, &self.0.counters);
@@ -322,15 +334,16 @@ impl Frames {
         }
     }
 
-    /// Resolves when the NVMe cache knows the frames of the last run and has written what was
-    /// inserted before the call.
+    /// Waits until the NVMe cache has loaded the frames of the last run and written the frames that
+    /// were inserted before the call.
     pub async fn flush_cache(&self) {
         if let Some(cache) = &self.0.cache {
             cache.flush().await;
         }
     }
 
-    /// Writes what waits for the NVMe cache and stops its thread. Reads still work.
+    /// Writes the pending frames to the NVMe cache and stops its thread. Reads still work
+    /// afterwards.
     pub async fn close(&self) {
         if let Some(cache) = &self.0.cache {
             cache.close().await;
@@ -338,28 +351,28 @@ impl Frames {
     }
 }
 
-/// Frames of one segment that one request reads, with the duty to land each.
+/// Frames of one segment that one request reads, each with the duty to deliver it.
 struct StoreRun {
     info: SegmentInfo,
     range: Range<u32>,
     frames: Vec<(FrameRef, Ticket)>,
 }
 
-/// A frame that did not verify as the store gave it.
+/// A frame from the store that did not verify.
 struct Bad {
     frame: FrameRef,
     ticket: Ticket,
     error: SegmentError,
 }
 
-/// It was read and does not verify, or cannot be read by this release: a bit that flipped on the
-/// way may look like either.
+/// Returns whether data was read but does not verify, or cannot be read by this release. A bit that
+/// flipped in transfer may look like either.
 fn is_bad(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported)
 }
 
 impl Inner {
-    /// Fetches frames, or waits for who fetches them already.
+    /// Fetches frames, or waits for the tasks that are fetching them already.
     async fn read_store(
         self: &Arc<Self>,
         frames: &[FrameRef],
@@ -373,7 +386,7 @@ impl Inner {
             let key = key_of(&frames[n]);
             let (ticket, wait) = self.flights.join(key);
             if let Some(ticket) = ticket {
-                // It may have landed between the look into memory and now.
+                // The frame may have been delivered after memory was checked.
                 if let Some(plain) = self.memory.get(&key) {
                     found[n] = Some(plain);
                     continue;
@@ -391,7 +404,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Fetches a run, and once more those of its frames that do not verify.
+    /// Fetches a run, then fetches its frames that do not verify once more.
     async fn fetch_run(self: Arc<Self>, run: StoreRun, access: Access) {
         let bad = self.clone().fetch_once(run, access).await;
         let mut again = Vec::with_capacity(bad.len());
@@ -408,8 +421,8 @@ impl Inner {
         }
     }
 
-    /// One request to the store. Lands what verifies, and everything if the store fails; returns
-    /// the others.
+    /// Performs one request to the store. Delivers the frames that verify, or the error to all of
+    /// them if the request fails; returns the frames that do not verify.
     async fn fetch_once(self: Arc<Self>, run: StoreRun, access: Access) -> Vec<Bad> {
         let range = u64::from(run.range.start)..u64::from(run.range.end);
         match self.store.get(&run.info, range).await {
@@ -422,7 +435,7 @@ impl Inner {
                 Vec::new()
             }
             Ok(bytes) if bytes.len() > INLINE_BYTES_MAX => {
-                // Failing means that it panicked, which its tickets have told to who waits.
+                // A failed task has panicked, and its dropped tickets have informed the waiters.
                 let opened =
                     tokio::task::spawn_blocking(move || self.open_run(run, &bytes, access)).await;
                 opened.unwrap_or_default()
@@ -431,7 +444,8 @@ impl Inner {
         }
     }
 
-    /// Opens what the store gave, fills the caches, and lands the frames that verify.
+    /// Opens the frames in the store's answer, fills the caches, and delivers the frames that
+    /// verify.
     fn open_run(&self, run: StoreRun, bytes: &Bytes, access: Access) -> Vec<Bad> {
         let mut bad = Vec::new();
         let mut buffer = Vec::new();
@@ -478,7 +492,7 @@ impl Inner {
         fits
     }
 
-    /// Reads frames into the stream cache, wherever they are, and lands them.
+    /// Reads frames into the stream cache from the NVMe cache or the store, and delivers them.
     async fn fetch_ahead(self: Arc<Self>, wanted: Vec<(FrameRef, Ticket)>) {
         let frames: Vec<FrameRef> = wanted.iter().map(|(frame, _)| *frame).collect();
         let mut found = vec![None; frames.len()];
@@ -534,7 +548,8 @@ impl Inner {
         Ok(report)
     }
 
-    /// Counts and reports a second read of what did not verify: the 1st, 2nd, 4th, 8th… of them.
+    /// Counts each second read after a failed verification, and logs the 1st, 2nd, 4th, 8th and so
+    /// on.
     fn note_refetch(
         &self,
         info: &SegmentInfo,
@@ -563,7 +578,7 @@ impl Inner {
     }
 }
 
-/// Frames in as few requests as sensible: sorted, and joined where they lie close to each other.
+/// Groups frames into few requests: sorts them and joins frames that are close to each other.
 fn store_runs(mut frames: Vec<(FrameRef, Ticket)>) -> Vec<StoreRun> {
     frames.sort_by_key(|(frame, _)| (frame.info.id, frame.at.offset));
     let mut runs: Vec<StoreRun> = Vec::new();

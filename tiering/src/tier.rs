@@ -1,11 +1,12 @@
-//! The data tier of one pool as the daemon sees it.
+//! The data tier of one pool, as the daemon uses it.
 //!
 //! Invariants:
-//! - One [`Tier`] is open for writing on a store; opening fences every earlier one, whose next
-//!   commit fails with `Fenced`.
-//! - A read sees every window whose destage has returned. During a destage the caller's overlay still
-//!   shows the window, so it does not matter which of its pages a read finds.
-//! - Bytes that do not verify are an error that names volume, offset, segment and frame, never data.
+//! - At most one [`Tier`] is open for writing on a store. Opening one fences every earlier one: its
+//!   next commit fails with `Fenced`.
+//! - A read sees every window whose destage has returned. During a destage the caller's overlay
+//!   still shows the window, so it does not matter whether a read finds old or new pages.
+//! - Bytes that fail verification are never returned as data. They cause an error that names
+//!   volume, offset, segment and frame.
 
 mod hints;
 mod keep;
@@ -52,24 +53,26 @@ use tokio::sync::Semaphore;
 /// Bytes of address space of one map page.
 const PAGE_BYTES: u64 = PAGE_BLOCKS * BLOCK_BYTES;
 
-/// Frames fetched by one read at the same time: bounds what a large read holds besides its buffer.
+/// Maximum number of frames that one read fetches concurrently. Bounds the memory that a large read
+/// holds besides its buffer.
 const FRAMES_AT_ONCE: usize = 64;
 
-/// Pages that one allocation query looks at; it answers for a shorter range beyond.
+/// Maximum number of pages that one allocation query examines. A query over more pages is answered
+/// for a shorter range.
 const ALLOCATION_PAGES_MAX: usize = 4096;
 
-/// Layers that one step forgets. Chosen by hand: a commit each.
+/// Maximum number of layers that one step forgets. Chosen by hand: each costs one commit.
 const LAYERS_AT_ONCE: u64 = 64;
 /// Longest wait for the store when closing. Chosen by hand: nothing is lost by giving up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Asks whoever grants ownership of the pool whether this process still has it.
+/// Asks the authority that grants ownership of the pool whether this process still owns it.
 #[derive(Clone)]
 pub struct OwnerCheck(Arc<dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync>);
 
 impl OwnerCheck {
-    /// `check` returns `Fenced` when another owner has taken the pool, anything else when nothing is
-    /// known. A new owner must show there before it opens the tier.
+    /// `check` returns `Fenced` when another owner has taken the pool, and any other error when the
+    /// owner is unknown. A new owner must be visible to `check` before it opens the tier.
     pub fn new(check: impl Fn() -> BoxFuture<'static, Result<()>> + Send + Sync + 'static) -> Self {
         OwnerCheck(Arc::new(check))
     }
@@ -85,28 +88,29 @@ impl std::fmt::Debug for OwnerCheck {
     }
 }
 
-/// How a tier is opened.
+/// Options for opening a tier.
 #[derive(Clone, Debug)]
 pub struct TierOptions {
-    /// The object store, prefixed to the pool.
+    /// The object store, with the prefix of the pool.
     pub store: Arc<dyn ObjectStore>,
     /// Identity of the pool.
     pub pool: [u8; 16],
     /// Root key of the pool.
     pub pool_key: PoolKey,
-    /// Keys of volumes; all of them before anything is read or destaged.
+    /// Keys of volumes. All of them must be present before anything is read or destaged.
     pub volume_keys: VolumeKeys,
     /// The owner's epoch, not 0.
     pub epoch: Epoch,
-    /// Cipher of what is written.
+    /// Cipher for new data.
     pub algorithm: Algorithm,
     /// Compression level of frames; negative levels are faster.
     pub zstd_level: i32,
-    /// Blocks before compression that fill a segment, in bytes.
+    /// Size of a segment: the bytes of uncompressed blocks that fill it.
     pub segment_bytes: usize,
-    /// Blocks of a frame of sequential data, 1 to 16.
+    /// Blocks in a frame of sequential data, 1 to 16.
     pub frame_blocks: u8,
-    /// Segments built and uploaded at the same time. Each takes up to twice `segment_bytes`.
+    /// Maximum number of segments that are built and uploaded concurrently. Each takes up to twice
+    /// `segment_bytes` of memory.
     pub segments_in_flight_max: usize,
     /// Caches and read-ahead.
     pub frames: FramesOptions,
@@ -116,29 +120,32 @@ pub struct TierOptions {
     pub database: DatabaseOptions,
     /// Opening fails if the store has not answered for this long.
     pub open_timeout: Duration,
-    /// Runtime of background work (database, destage); the opener's without it.
+    /// Runtime for background work (database, destage). `None` uses the runtime of the task that
+    /// opens the tier.
     pub background: Option<Handle>,
-    /// Memory of the index of deduplication, in bytes; it is used where a volume wants that.
+    /// Memory for the deduplication index, in bytes. The index is used only while a volume has
+    /// deduplication on.
     pub dedup_index_bytes: usize,
-    /// Blocks of every volume are looked for, in tests.
+    /// Deduplicates every volume; for tests.
     pub(crate) is_dedup: bool,
-    /// The bits of a fingerprint that count: less of them in tests.
+    /// Mask of the fingerprint bits that are compared; tests clear some of them.
     pub(crate) fingerprint_mask: u64,
-    /// Of a copy of some volumes, or a pool that was restored from one: segments that may be missing.
+    /// Segments that may be missing, in a copy of some volumes or in a pool that was restored from
+    /// one.
     pub left_out: Option<LeftOut>,
-    /// The store, where it has a copy behind it that it still needs.
+    /// The store, if it still needs the copy behind it.
     pub restored: Option<Arc<RestoredStore>>,
-    /// Asked each time before the metadata is claimed; without it only the metadata's own epochs
-    /// tell owners apart.
+    /// Called each time before the metadata is claimed. Without it, owners are told apart only by
+    /// the epochs in the metadata.
     pub owner_check: Option<OwnerCheck>,
-    /// Where the data tier raises the conditions that last.
+    /// Registry in which the data tier raises lasting conditions.
     pub conditions: block::Conditions,
-    /// Bugs, in tests.
+    /// Bugs that tests plant.
     pub(crate) planted: Planted,
 }
 
 impl TierOptions {
-    /// Defaults for a pool.
+    /// Returns the default options for a pool.
     #[must_use]
     pub fn new(
         store: Arc<dyn ObjectStore>,
@@ -183,47 +190,49 @@ pub struct TierStatus {
     pub frames: FramesStatus,
     /// Uploads that failed and were tried again.
     pub upload_retry_count: u64,
-    /// Why the last attempt to upload failed, until one succeeds: the store is away, or refuses.
+    /// Cause of the last failed upload, until an upload succeeds: the store is unreachable, or it
+    /// refuses.
     pub upload_failure: Option<StoreFailure>,
-    /// Segments that nothing names and that wait to be deleted from the store.
+    /// Segments that nothing references and that wait to be deleted from the store.
     pub abandoned_count: u64,
-    /// Times that the metadata database had ended and was opened anew.
+    /// Number of times that the metadata database ended and was reopened.
     pub reopen_count: u64,
-    /// Why the metadata database has ended, until it is open again.
+    /// Reason why the metadata database ended, until it is open again.
     pub metadata_failure: Option<String>,
     /// Bytes that the metadata database has written to the store.
     pub metadata_written_bytes: u64,
-    /// Segments that were damaged or missing in the store and were put back from a copy.
+    /// Segments that were damaged or missing in the store and were restored from a copy.
     pub mended_count: u64,
-    /// Hints to prefetch and read-ahead of streams that were dropped, because too many were under way.
+    /// Prefetch hints and read-aheads of streams that were dropped because too many were under way.
     pub hint_dropped_count: u64,
 }
 
-/// Bytes of a volume that two snapshots show differently.
+/// A range of a volume that differs between two snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangedExtent {
-    /// Where.
+    /// Offset of the range, in bytes.
     pub offset: u64,
-    /// How many, never 0.
+    /// Length of the range, never 0.
     pub length_bytes: u64,
-    /// The later one has nothing there: it reads as zeroes.
+    /// The later snapshot has no data here, so the range reads as zeroes.
     pub is_hole: bool,
 }
 
-/// What a volume was made from.
+/// The source that a volume was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The volume; its own, after a rollback.
+    /// The source volume. After a rollback it is the volume itself.
     pub volume: VolumeId,
     /// LSN of the snapshot.
     pub at: Lsn,
-    /// It is being made independent of it.
+    /// A promotion is making the volume independent of its source.
     pub is_promoted: bool,
-    /// Up to here, in bytes of its address space.
+    /// Progress of the promotion, in bytes of the volume's address space.
     pub done_bytes: u64,
 }
 
-/// See the module. Cheap to clone; every method may be called from any task at any time.
+/// The data tier; see the module. It is cheap to clone, and every method may be called from any
+/// task at any time.
 #[derive(Clone)]
 pub struct Tier {
     pub(crate) inner: Arc<Inner>,
@@ -234,7 +243,7 @@ pub(crate) struct Inner {
     /// See [`TierOptions::left_out`] and [`Tier::set_left_out`].
     pub(crate) left_out: parking_lot::RwLock<Option<LeftOut>>,
     pub(crate) store: Arc<dyn ObjectStore>,
-    /// The same one, for the metadata database.
+    /// The same store, for the metadata database.
     pub(crate) watched: Arc<Watched>,
     pub(crate) pool_key: PoolKey,
     pub(crate) map: Map,
@@ -246,20 +255,21 @@ pub(crate) struct Inner {
     pub(crate) mending: Mending,
     pub(crate) background: Handle,
     pub(crate) buffers: Arc<Buffers>,
-    /// One destage at a time, in the order of the calls.
+    /// Serializes destages, in the order of the calls.
     pub(crate) destage_turn: tokio::sync::Mutex<()>,
     pub(crate) writer: tokio::sync::Mutex<Writer>,
     pub(crate) is_read_only: bool,
     opened_at_commit: u64,
     pub(crate) next_segment: AtomicU64,
     pub(crate) upload_retry_count: AtomicU64,
-    /// Reads of blocks that complete others, which the store did not answer.
+    /// Retries of reads that complete a partly overwritten block, after the store did not answer.
     pub(crate) complete_retry_count: AtomicU64,
     pub(crate) uploads: Outage,
     /// See [`Tier::set_urgent`].
     pub(crate) is_urgent: AtomicBool,
     pub(crate) reopen_count: AtomicU64,
-    /// Objects on their way to copies, or back: see [`crate::copier`] and [`crate::mend`].
+    /// Limits the objects that are being sent to copies or brought back: see [`crate::copier`] and
+    /// [`crate::mend`].
     pub(crate) copy_places: Arc<Semaphore>,
     prefetch_places: Arc<Semaphore>,
     read_ahead_places: Arc<Semaphore>,
@@ -267,78 +277,82 @@ pub(crate) struct Inner {
 }
 
 impl Tier {
-    /// Opens the tier, making it in an empty store, and fences every earlier owner.
+    /// Opens the tier, creates it if the store is empty, and fences every earlier owner.
     ///
     /// # Errors
-    /// `Unavailable` when the store does not answer in time, `Denied` when it refuses us, `Fenced`
-    /// when a higher epoch has been here, `Corrupt` when the metadata does not verify (also under
-    /// another pool's key), `Invalid` for options out of range.
+    /// `Unavailable` when the store does not answer in time, `Denied` when it refuses access,
+    /// `Fenced` when a higher epoch has opened it, `Corrupt` when the metadata does not verify
+    /// (also with the key of another pool), `Invalid` for options out of range.
     pub async fn open(options: TierOptions) -> Result<Tier> {
         Self::open_as(options, Purpose::Own).await
     }
 
-    /// The keys of volumes, as they are now.
+    /// Returns the keys of volumes that are present now.
     #[must_use]
     pub fn volume_keys(&self) -> &VolumeKeys {
         &self.inner.options.volume_keys
     }
 
-    /// Where conditions that last are raised: those of the data tier, and of what works on it.
+    /// Returns the registry of lasting conditions, for the data tier and the components that use
+    /// it.
     #[must_use]
     pub fn conditions(&self) -> &block::Conditions {
         &self.inner.options.conditions
     }
 
-    /// Commits that the metadata had when it was opened.
+    /// Returns the number of commits that the metadata contained when it was opened.
     #[must_use]
     pub fn opened_at_commit(&self) -> u64 {
         self.inner.opened_at_commit
     }
 
-    /// The key of volumes is destroyed: what it has sealed cannot be read from here on.
+    /// Discards a destroyed key of volumes. Data sealed with it can no longer be read.
     pub fn forget_key(&self, key: KeyId) {
         self.inner.options.volume_keys.remove(key);
         self.inner.frames.forget_keys();
     }
 
-    /// Opens the tier as it is, without fencing its owner: for checks and copies, which take long. It goes on showing what
-    /// it found, because a checkpoint in the store keeps that; nothing else is written. [`Tier::destage`], [`Tier::step`] and
-    /// [`Tier::sweep_orphans`] are `Denied`.
+    /// Opens the tier in its present state without fencing its owner, for checks and copies, which
+    /// take long. The tier keeps showing that state, because it writes a checkpoint to the store
+    /// that preserves it; it writes nothing else. [`Tier::destage`], [`Tier::step`] and
+    /// [`Tier::sweep_orphans`] return `Denied`.
     ///
     /// # Errors
-    /// As [`Tier::open`]; `NotFound` in an empty store.
+    /// Those of [`Tier::open`]; `NotFound` for an empty store.
     pub async fn open_read_only(options: TierOptions) -> Result<Tier> {
         Self::open_as(options, Purpose::Read).await
     }
 
-    /// As [`Tier::open_read_only`], for less than 15 minutes: nothing at all is written to the store.
+    /// Like [`Tier::open_read_only`], but for less than 15 minutes and without writing anything to
+    /// the store.
     ///
     /// # Errors
-    /// As [`Tier::open_read_only`].
+    /// Those of [`Tier::open_read_only`].
     pub async fn open_for_look(options: TierOptions) -> Result<Tier> {
         Self::open_as(options, Purpose::Look).await
     }
 
-    /// The runtime of background work.
+    /// Returns the runtime of background work.
     #[must_use]
     pub fn background(&self) -> &Handle {
         &self.inner.background
     }
 
-    /// Every entry of the log up to this LSN is durable in the tier. A log that was trimmed further
-    /// than this belongs to another state of the bucket.
+    /// Returns the LSN up to which every entry of the log is durable in the tier. A log that was
+    /// trimmed beyond this LSN belongs to another state of the bucket.
     #[must_use]
     pub fn destaged_lsn(&self) -> Lsn {
         self.inner.map.destaged_lsn()
     }
 
-    /// The newest destaged record of every volume, by id.
+    /// Returns the newest destaged record of every volume, by id.
     #[must_use]
     pub fn volume_records(&self) -> Vec<(VolumeId, Bytes)> {
         self.inner.map.volume_records()
     }
 
-    /// Fills `buf` with the bytes at `offset`; what was never written, or was trimmed, is zero.
+    /// Fills `buf` with the bytes at `offset`. Ranges that were never written, or were trimmed,
+    /// read as zeroes.
     ///
     /// # Errors
     /// `Corrupt`, naming volume, offset, segment and frame; `Unavailable` when the store does not
@@ -351,11 +365,12 @@ impl Tier {
         self.inner.read_with(volume, None, offset, buf, advice.access).await
     }
 
-    /// As [`Tier::read`], of the volume as its snapshot at `at` shows it. Also before that is destaged, as
-    /// long as nothing beyond it is.
+    /// Like [`Tier::read`], but reads the volume's snapshot at `at`. It works before the snapshot
+    /// is destaged, as long as nothing beyond `at` is destaged.
     ///
     /// # Errors
-    /// As [`Tier::read`]. What is read of a snapshot that is removed meanwhile means nothing.
+    /// Those of [`Tier::read`]. If the snapshot is removed during the read, the result is
+    /// meaningless.
     pub async fn read_at(
         &self,
         volume: VolumeId,
@@ -366,10 +381,10 @@ impl Tier {
         self.inner.read_with(volume, Some(at), offset, buf, Access::Random).await
     }
 
-    /// As [`Tier::allocation`], of a snapshot.
+    /// Like [`Tier::allocation`], but for a snapshot.
     ///
     /// # Errors
-    /// As [`Tier::read_at`].
+    /// Those of [`Tier::read_at`].
     pub async fn allocation_at(
         &self,
         volume: VolumeId,
@@ -382,12 +397,13 @@ impl Tier {
         found.map_err(|error| error.context(format!("map volume {volume}, offset {offset}")))
     }
 
-    /// What has changed of a volume from one LSN at which it has a snapshot to a later one, in the bytes from
-    /// `range.start` to `range.end`: at most about `count_max` extents, and where to go on if there may be more. Both
-    /// are destaged. What was written anew with the same bytes counts as changed.
+    /// Compares two snapshots of a volume, `older` and `newer`, in the bytes from `range.start` to
+    /// `range.end`. Returns at most about `count_max` extents and, if there may be more, the offset
+    /// at which to continue. Both snapshots must be destaged. Blocks that were overwritten with the
+    /// same bytes count as changed.
     ///
     /// # Errors
-    /// As [`Tier::read_at`].
+    /// Those of [`Tier::read_at`].
     pub async fn differences(
         &self,
         volume: VolumeId,
@@ -399,7 +415,8 @@ impl Tier {
         found.map_err(|error| error.context(format!("compare snapshots of volume {volume}")))
     }
 
-    /// The snapshots that are destaged and not removed: volume, LSN and what the daemon said of each.
+    /// Returns the snapshots that are destaged and not removed: volume, LSN and the daemon's record
+    /// of each.
     #[must_use]
     pub fn snapshots(&self) -> Vec<(VolumeId, Lsn, Bytes)> {
         let list = self.inner.map.snapshots();
@@ -409,14 +426,16 @@ impl Tier {
         list.iter().map(of).collect()
     }
 
-    /// Bytes of the store that each snapshot of a volume alone holds, by LSN: an estimate, of what is destaged. Walks
-    /// the metadata of what has changed since the oldest one.
+    /// Estimates the bytes of the store that each snapshot of a volume holds exclusively, by LSN,
+    /// counting only destaged data. Walks the metadata of everything that has changed since the
+    /// oldest snapshot.
     ///
     /// # Errors
-    /// As [`Tier::read`].
+    /// Those of [`Tier::read`].
     pub async fn held_bytes(&self, volume: VolumeId) -> Result<BTreeMap<Lsn, u64>> {
         let layers = self.inner.map.layers();
-        // The list has no first layer of a volume that was first written since the start.
+        // The list lacks the first layer of a volume that was first written after the tier was
+        // opened.
         let first = LayerId::of_volume(volume);
         let later = layers.iter().map(|(layer, _)| layer);
         let later = later.filter(|layer| layer.volume() == volume && *layer != first);
@@ -427,11 +446,11 @@ impl Tier {
         Ok(held)
     }
 
-    /// Allocation of a range as consecutive runs from `offset` on: at least one, at most
-    /// `extent_count_max`, together at most `length` bytes, which is not 0.
+    /// Returns the allocation of a range as consecutive runs starting at `offset`: between 1 and
+    /// `extent_count_max` runs that together cover at most `length` bytes. `length` must not be 0.
     ///
     /// # Errors
-    /// As [`Tier::read`].
+    /// Those of [`Tier::read`].
     pub async fn allocation(
         &self,
         volume: VolumeId,
@@ -444,17 +463,17 @@ impl Tier {
         found.map_err(|error| error.context(format!("map volume {volume}, offset {offset}")))
     }
 
-    /// Moves one window of the log into the tier. When it returns, the window is durable, reads show
-    /// it, and the log may forget it. Windows come in the order of the log; one that is destaged
-    /// already is left alone.
+    /// Moves one window of the log into the tier. When it returns, the window is durable, reads
+    /// show it, and the log may discard it. Windows must come in the order of the log; a window
+    /// that is already destaged is ignored.
     ///
-    /// Waits for the store as long as it takes. Dropping the future stops it; the window may then
-    /// be destaged or not, and is given again.
+    /// Waits for the store as long as it takes. Dropping the future stops the destage; the window
+    /// may or may not be destaged then, and the caller must pass it again.
     ///
     /// # Errors
-    /// `Fenced` when another owner has opened the tier; `Corrupt` when something that the window
-    /// builds on does not verify (with the volume); what `source` returns. Nothing of the window is
-    /// in the tier then.
+    /// `Fenced` when another owner has opened the tier; `Corrupt`, with the volume, when data that
+    /// the window builds on does not verify; any error of `source`. After an error nothing of the
+    /// window is in the tier.
     pub async fn destage<S: LogSource>(
         &self,
         window: Window<S::Handle>,
@@ -464,12 +483,12 @@ impl Tier {
         self.inner.destage(window, source).await
     }
 
-    /// Whether the tier could take these extents of a volume (first sector, sectors, whether there is
-    /// payload; sorted and disjoint): reads everything that a window of them would build on, and
-    /// changes nothing. So that nothing is uploaded in vain for a volume that failed before.
+    /// Checks whether the tier could take these extents of a volume (first sector, sectors, whether
+    /// there is payload; sorted and disjoint). It reads everything that a window of them would
+    /// build on and changes nothing. This avoids uploading in vain for a volume that failed before.
     ///
     /// # Errors
-    /// As [`Tier::read`].
+    /// Those of [`Tier::read`].
     pub async fn check_extents(
         &self,
         volume: VolumeId,
@@ -478,25 +497,26 @@ impl Tier {
         self.inner.check_extents(volume, extents).await
     }
 
-    /// Volumes of which the tier lacks something that other volumes have, with the side files of the
-    /// log in which it is.
+    /// Returns the volumes for which the tier lacks entries up to the destaged LSN, each with the
+    /// side files of the log that contain those entries.
     #[must_use]
     pub fn asides(&self) -> BTreeMap<VolumeId, Vec<AsideFile>> {
         self.inner.map.asides()
     }
 
-    /// Says whether destage should rather be fast than store little: while the log fills, segments are
+    /// Sets whether destage favours speed over size. While the log fills up, segments are
     /// compressed less.
     pub fn set_urgent(&self, is_urgent: bool) {
         self.inner.is_urgent.store(is_urgent, Ordering::Relaxed);
     }
 
-    /// One step of background work: folds what large trims hide in the map, up to `page_budget`
-    /// pages, or else drops what only removed snapshots showed, and gives back memory that destage did not
-    /// need since the last step. Call it while something is left, at the lowest priority.
+    /// Performs one step of background work. It folds large trims into the map, up to `page_budget`
+    /// pages; if there are none, it drops pages that only removed snapshots showed. It also frees
+    /// memory that destage has not needed since the last step. Call it at the lowest priority while
+    /// work is left.
     ///
     /// # Errors
-    /// As [`Tier::destage`].
+    /// Those of [`Tier::destage`].
     pub async fn step(&self, page_budget: usize) -> Result<FoldReport> {
         self.inner.check_writable()?;
         self.inner.buffers.trim();
@@ -504,14 +524,14 @@ impl Tier {
         let step = async move {
             let mut writer = inner.writer.lock().await;
             let folded = inner.map.fold_ranges(&mut writer, page_budget).await;
-            // Also where a range cannot be folded.
+            // Prune also when a range cannot be folded.
             let is_pruned = folded.as_ref().map_or(true, |done| done.page_count == 0)
                 && inner.map.status().prune_count > 0;
             let pruned = match is_pruned {
                 true => inner.map.prune(&mut writer, page_budget).await,
                 false => Ok(PruneReport::default()),
             };
-            // Nothing that cannot be done keeps the rest from being done.
+            // A failure of one kind of work must not block the others.
             let is_folding = folded.as_ref().is_ok_and(|done| done.page_count > 0);
             let is_pruning = pruned.as_ref().is_ok_and(|done| done.layers_left > 0);
             let is_promoted = !is_folding && !is_pruning;
@@ -532,7 +552,7 @@ impl Tier {
                 }
             }
             let mut done = folded?;
-            // A step that has found nothing more has gone on all the same.
+            // A step counts as progress even if it found nothing.
             done.page_count += pruned?.looked_count.max(is_pruned.into());
             done.page_count += promoted?.page_count.max(is_promoting.into());
             done.page_count += forgotten?;
@@ -544,7 +564,7 @@ impl Tier {
         done.map_err(|cause| Error::with_source(ErrorKind::Io, "fold ranges", cause))?
     }
 
-    /// Deletes segments of earlier epochs that nothing names.
+    /// Deletes segments of earlier epochs that nothing references.
     ///
     /// # Errors
     /// `Unavailable` when the store does not answer; call again later.
@@ -553,29 +573,30 @@ impl Tier {
         self.inner.sweep_orphans().await
     }
 
-    /// Deletes some of the segments that this process uploaded and never committed: of destages that
-    /// failed or were cancelled. Cheap where there are none.
+    /// Deletes some of the segments that this process uploaded but never committed, because their
+    /// destage failed or was cancelled. It is cheap when there are none.
     ///
     /// # Errors
-    /// As [`Tier::sweep_orphans`]; what is left is tried again with the next call.
+    /// Those of [`Tier::sweep_orphans`]. The next call retries the remaining segments.
     pub async fn sweep_abandoned(&self) -> Result<SweepReport> {
         self.inner.check_writable()?;
         self.inner.sweep_abandoned().await
     }
 
-    /// One step of reclaim: looks at some segments, drops some that are dead, or rewrites some that mostly
-    /// are. Call it while it is not idle, and from time to time when it is, at the lowest priority. Its
-    /// reads and writes are in the report, for the caller's pace.
+    /// Performs one step of reclaim: examines some segments, drops dead ones, or rewrites mostly
+    /// dead ones. Call it at the lowest priority, repeatedly while it is not idle and from time to
+    /// time when it is. The report contains its reads and writes, so that the caller can pace it.
     ///
     /// # Errors
-    /// As [`Tier::destage`]. Damage is no error: a segment that cannot be read is left alone, and counted.
+    /// Those of [`Tier::destage`]. Damage is not an error: a segment that cannot be read is left
+    /// alone and counted.
     pub async fn reclaim_step(&self, options: ReclaimOptions) -> Result<ReclaimReport> {
         self.inner.check_writable()?;
         self.inner.reclaim_step(options).await
     }
 
-    /// Tries some of the objects again that were missing or unreadable while others were read. Their conditions end where
-    /// they can be read. Call it from time to time.
+    /// Retries some of the objects that were found missing or unreadable while others could be
+    /// read, and ends the conditions of those that are readable again. Call it from time to time.
     pub async fn try_unreadable_again(&self) {
         for info in self.inner.frames.store().try_again().await {
             self.inner.reclaim.note_well(info.number.0);
@@ -583,7 +604,7 @@ impl Tier {
         }
     }
 
-    /// What the segments hold, and what reclaim has done.
+    /// Returns the usage of the segments and the work that reclaim has done.
     #[must_use]
     pub fn reclaim_status(&self) -> ReclaimStatus {
         self.inner.reclaim_status()
@@ -597,18 +618,20 @@ impl Tier {
         self.inner.fsck(options).await
     }
 
-    /// Puts the counts of live blocks of these segments right, by looking at every page that may name them. A count that
-    /// is too high keeps its segment from being reclaimed. Nothing is committed while one of them is looked at. Returns
-    /// those that were wrong: number, count before and now.
+    /// Corrects the counts of live blocks of these segments, by examining every page that may
+    /// reference them. A count that is too high keeps its segment from being reclaimed. Nothing is
+    /// committed while a segment is being examined. Returns the counts that were wrong: number of
+    /// the segment, count before, and count now.
     ///
     /// # Errors
-    /// `Corrupt` where a page or a segment's directory does not open, which is damage of its own; as [`Tier::destage`].
+    /// `Corrupt` when a page or the directory of a segment does not open, which is damage of a
+    /// different kind; those of [`Tier::destage`].
     pub async fn repair_counts(&self, numbers: &[u64]) -> Result<Vec<(u64, u32, u32)>> {
         self.inner.check_writable()?;
         self.inner.repair_counts(numbers).await
     }
 
-    /// Counts for status.
+    /// Returns counts for status.
     #[must_use]
     pub fn status(&self) -> TierStatus {
         TierStatus {
@@ -622,7 +645,7 @@ impl Tier {
             metadata_failure: match self.inner.map.health() {
                 Health::Well => None,
                 Health::Final(error) => Some(error.chain()),
-                // The attempt that is under way may be waiting for a call that fails.
+                // The attempt under way may be waiting for a call that keeps failing.
                 Health::Ended(error) => {
                     let failure = self.inner.watched.last_failure();
                     let said = failure.map_or_else(String::new, |said| format!("; {said}"));
@@ -635,7 +658,7 @@ impl Tier {
         }
     }
 
-    /// Ends background work. What was destaged is durable with or without it.
+    /// Stops background work. Destaged data is durable whether or not this is called.
     ///
     /// # Errors
     /// `Unavailable` when the store does not answer; nothing is lost then.

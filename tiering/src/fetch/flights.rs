@@ -1,10 +1,11 @@
-//! Single flight: a frame that is being fetched is fetched once, whoever else wants it.
+//! Single flight: a frame that is being fetched is fetched only once, however many readers want it.
 //!
 //! Invariants:
-//! - Per frame there is at most one [`Ticket`]; all others wait for what it lands.
-//! - A failure is for those who waited for it: who comes after it landed starts anew.
-//! - A ticket that is dropped without landing wakes its waiters with an error, and the next reader
-//!   starts anew: nobody waits for a task that is gone.
+//! - There is at most one [`Ticket`] per frame; all other readers wait for its result.
+//! - Only the waiters at that time receive a failure; a reader that comes after the failure starts
+//!   a new fetch.
+//! - A ticket that is dropped without a result wakes its waiters with an error, and the next reader
+//!   starts a new fetch. So no reader waits for a task that is gone.
 
 use super::memory::FrameKey;
 use block::{Error, ErrorKind, Result};
@@ -18,7 +19,7 @@ use tokio::sync::watch;
 
 type Landed = Option<Result<Bytes>>;
 
-/// What is under way.
+/// The fetches under way.
 #[derive(Debug, Default)]
 pub struct Flights {
     waiting: Mutex<HashMap<FrameKey, watch::Receiver<Landed>>>,
@@ -31,28 +32,28 @@ pub struct Ticket {
     flights: Arc<Flights>,
     key: FrameKey,
     landed: watch::Sender<Landed>,
-    /// Others find it among those under way.
+    /// Whether other readers find this fetch in the list.
     is_listed: bool,
 }
 
-/// A wait for somebody's ticket.
+/// A wait for the ticket of another reader.
 #[derive(Debug)]
 pub struct Wait(watch::Receiver<Landed>);
 
 impl Flights {
-    /// Whether somebody fetches this frame.
+    /// Returns whether this frame is being fetched.
     #[must_use]
     pub fn contains(&self, key: &FrameKey) -> bool {
         self.count.load(Ordering::Acquire) > 0 && self.waiting.lock().contains_key(key)
     }
 
-    /// Frames under way.
+    /// Returns the number of fetches under way.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A wait for the frame, and the ticket when nobody fetches it yet.
+    /// Returns a wait for the frame, and the ticket if the frame is not being fetched yet.
     pub fn join(self: &Arc<Self>, key: FrameKey) -> (Option<Ticket>, Wait) {
         match self.waiting.lock().entry(key) {
             Entry::Occupied(flight) => (None, Wait(flight.get().clone())),
@@ -67,8 +68,8 @@ impl Flights {
 }
 
 impl Ticket {
-    /// Hands the result to everybody who waits. The caller has filled the caches before, so that
-    /// who comes later finds it there.
+    /// Delivers the result to all waiters. The caller must have filled the caches before, so that
+    /// later readers find the frame there.
     pub fn land(mut self, result: Result<Bytes>) {
         if result.is_err() {
             self.unlist();
@@ -77,13 +78,13 @@ impl Ticket {
     }
 
     fn unlist(&mut self) {
-        // Once: later it may be another's.
+        // Remove the entry only once: later it may belong to another ticket.
         if std::mem::take(&mut self.is_listed) {
             self.flights.waiting.lock().remove(&self.key);
         }
     }
 
-    /// The frame.
+    /// Returns the key of the frame.
     #[must_use]
     pub fn key(&self) -> FrameKey {
         self.key
@@ -98,10 +99,11 @@ impl Drop for Ticket {
 }
 
 impl Wait {
-    /// What the ticket landed.
+    /// Waits for the result of the ticket.
     ///
     /// # Errors
-    /// The fetch's own; `Unavailable` when it was given up without a result (the runtime stops).
+    /// The error of the fetch; `Unavailable` when the fetch ended without a result (the runtime is
+    /// stopping).
     pub async fn landed(mut self) -> Result<Bytes> {
         let landed = match self.0.wait_for(Option::is_some).await {
             Ok(landed) => landed.clone(),
@@ -135,7 +137,7 @@ mod tests {
         assert!(flights.join((1, 2)).0.is_some(), "a later reader leads again");
     }
 
-    /// Joins at the moment at which it is woken.
+    /// A waker that joins at the moment it is woken.
     struct Joins {
         flights: Arc<Flights>,
         has_led: AtomicBool,

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - A copy that does not verify is dropped and counts as not found.
-//! - A frame that the kernel has in memory costs no change of thread; others are read and opened on
-//!   threads that may block, of which a bounded number is busy.
+//! - A frame that the kernel holds in memory is read without a change of thread. Other frames are
+//!   read and opened on blocking threads, of which a bounded number is busy.
 
 use super::memory::key_of;
 use super::{Access, INLINE_BYTES_MAX, Inner};
@@ -14,19 +14,20 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Blocking reads under way at once. Chosen by hand: the queue depth at which NVMe drives level
-/// out; each holds a buffer of up to [`RUN_BYTES_MAX`].
+/// Maximum number of concurrent blocking reads. Chosen by hand: the queue depth at which NVMe
+/// drives level out. Each read holds a buffer of up to [`RUN_BYTES_MAX`].
 pub(super) const DISK_READ_COUNT_MAX: usize = 64;
-/// Longest read: several run at once, so that large reads are opened by several threads.
+/// Longest read. Several reads run concurrently, so that several threads open the frames of a large
+/// request.
 const RUN_BYTES_MAX: u64 = 256 << 10;
-/// Frames that lie closer than this are read in one go. Chosen by hand: one block.
+/// Frames closer together than this are read in one go. Chosen by hand: one block.
 const GAP_BYTES_MAX: u64 = 4096;
 
 thread_local! {
     static BUFFER: RefCell<AlignedBuffer> = RefCell::default();
 }
 
-/// Frames that one read of the file gives. `n` is the frame's position in the request.
+/// Frames that are read from the file in one go. `n` is the frame's position in the request.
 #[derive(Debug)]
 struct Run {
     place: Place,
@@ -37,8 +38,8 @@ struct Run {
 type Opened = Vec<(usize, Bytes)>;
 
 impl Inner {
-    /// Fills `found[n]` for each `n` of `wanted` whose frame the NVMe cache has. In the background
-    /// nothing is opened on the calling thread.
+    /// Fills `found[n]` for each `n` in `wanted` whose frame is in the NVMe cache. For background
+    /// reads, nothing is opened on the calling thread.
     pub(super) async fn read_local(
         self: &Arc<Self>,
         frames: &[FrameRef],
@@ -84,7 +85,7 @@ impl Inner {
         Some(plain)
     }
 
-    /// The run on this thread, if the kernel has it in memory.
+    /// Opens the run on this thread, if the kernel holds it in memory.
     fn open_now(&self, run: &Run, access: Access) -> Option<Opened> {
         let cache = self.cache.as_ref()?;
         BUFFER.with_borrow_mut(|buffer| {
@@ -93,7 +94,7 @@ impl Inner {
         })
     }
 
-    /// The run on a thread that may block.
+    /// Opens the run on a blocking thread.
     async fn open_slow(self: Arc<Self>, run: Run, access: Access) -> Opened {
         let place = self.disk_places.clone().acquire_owned().await.expect("never closed");
         let read = tokio::task::spawn_blocking(move || {
@@ -107,7 +108,7 @@ impl Inner {
         read.await.unwrap_or_default()
     }
 
-    /// Opens each frame of a run that was read to `bytes`.
+    /// Opens each frame of a run that was read into `bytes`.
     fn open_disk_run(&self, run: &Run, bytes: &mut [u8], access: Access) -> Opened {
         let mut opened = Vec::with_capacity(run.frames.len());
         for (n, place, frame) in &run.frames {
@@ -136,7 +137,7 @@ fn keep(found: &mut [Option<Bytes>], opened: Opened) {
     }
 }
 
-/// Places in as few reads as sensible.
+/// Groups places into few reads.
 fn runs_of(mut places: Vec<(usize, Place, FrameRef)>) -> Vec<Run> {
     places.sort_by_key(|(_, place, _)| place.at);
     let mut runs: Vec<Run> = Vec::new();

@@ -1,12 +1,13 @@
 //! Plaintext frames in memory, and the keys of segments.
 //!
-//! Two caches, so that a scan cannot sweep what others need: the *main* one for random reads
-//! (S3-FIFO, which forgets what is read once first), and the *stream* one, small and first in first
-//! out, through which sequential reads and their read-ahead pass.
+//! There are two caches, so that a scan cannot evict frames that other readers need. The *main*
+//! cache serves random reads (S3-FIFO, which first evicts frames that were read only once). The
+//! *stream* cache is small and first in, first out; sequential reads and their read-ahead pass
+//! through it.
 //!
 //! Invariants:
-//! - Each keeps to its byte budget, counting what an entry costs beside its bytes.
-//! - A budget of 0 keeps nothing.
+//! - Each cache stays within its byte budget, which includes the overhead of an entry.
+//! - A cache with a budget of 0 holds nothing.
 
 use crate::keys::VolumeKeys;
 use crate::segment::read::segment_key;
@@ -18,22 +19,22 @@ use parking_lot::RwLock;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-/// Segment id and offset: names bytes that never change.
+/// Segment id and offset. Identifies bytes that never change.
 pub type FrameKey = (u128, u32);
 
-/// Key of a frame.
+/// Returns the key of a frame.
 #[must_use]
 pub fn key_of(frame: &FrameRef) -> FrameKey {
     (u128::from_le_bytes(frame.info.id), frame.at.offset)
 }
 
-/// Memory that an entry takes beside its bytes. Chosen by hand, from the sizes of foyer's record,
-/// its hash table slot and the allocator's rounding.
+/// Memory overhead of an entry. Chosen by hand, from the sizes of foyer's record, its hash table
+/// slot and the allocator's rounding.
 const ENTRY_OVERHEAD_BYTES: usize = 192;
-/// Shards of each cache. Chosen by hand: two to four threads read at once.
+/// Shards of each cache. Chosen by hand: two to four threads read concurrently.
 const SHARD_COUNT: usize = 8;
 
-/// Ids are random already; mixing in the offset is all that a hash must do.
+/// Hasher of frame keys. Ids are random already, so it only needs to mix in the offset.
 #[derive(Debug, Default)]
 pub struct KeyHasher(u64);
 
@@ -60,14 +61,14 @@ impl Hasher for KeyHasher {
 
 type FrameCache = Cache<FrameKey, Bytes, BuildHasherDefault<KeyHasher>>;
 
-/// See the module.
+/// The two memory caches; see the module.
 pub struct Memory {
     main: Option<FrameCache>,
     stream: Option<FrameCache>,
 }
 
 impl Memory {
-    /// Budgets in bytes; 0 = none.
+    /// Creates the caches with budgets in bytes; 0 disables a cache.
     #[must_use]
     pub fn new(main_bytes: u64, stream_bytes: u64) -> Self {
         Memory {
@@ -76,35 +77,35 @@ impl Memory {
         }
     }
 
-    /// A frame, from either.
+    /// Returns a frame from either cache.
     #[must_use]
     pub fn get(&self, key: &FrameKey) -> Option<Bytes> {
         let found = |cache: &FrameCache| cache.get(key).map(|entry| entry.value().clone());
         self.main.as_ref().and_then(found).or_else(|| self.stream.as_ref().and_then(found))
     }
 
-    /// Whether a frame is in either, without counting it as wanted.
+    /// Returns whether a frame is in either cache, without counting this as an access.
     #[must_use]
     pub fn contains(&self, key: &FrameKey) -> bool {
         let is_in = |cache: &FrameCache| cache.contains(key);
         self.main.as_ref().is_some_and(is_in) || self.stream.as_ref().is_some_and(is_in)
     }
 
-    /// Keeps a frame in the main cache.
+    /// Inserts a frame into the main cache.
     pub fn insert_main(&self, key: FrameKey, plain: Bytes) {
         if let Some(cache) = &self.main {
             cache.insert(key, plain);
         }
     }
 
-    /// Keeps a frame in the stream cache.
+    /// Inserts a frame into the stream cache.
     pub fn insert_stream(&self, key: FrameKey, plain: Bytes) {
         if let Some(cache) = &self.stream {
             cache.insert(key, plain);
         }
     }
 
-    /// Bytes in use, of both.
+    /// Returns the bytes that both caches use.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         let used = |cache: &Option<FrameCache>| cache.as_ref().map_or(0, |cache| cache.usage());
@@ -125,47 +126,47 @@ fn build(bytes: u64, eviction: impl Into<EvictionConfig>) -> Option<FrameCache> 
 
 type Slot = Option<(SegmentId, Arc<SealKey>)>;
 
-/// Keys of frames, derived once and kept: deriving costs as much as decrypting a small frame.
+/// Cache of the keys of frames. Deriving a key costs as much as decrypting a small frame.
 pub struct Keys {
     pool_key: PoolKey,
     volume_keys: VolumeKeys,
-    /// Direct-mapped by id: a newcomer takes the place of who was there.
+    /// Direct-mapped by id: a new key replaces the one in its slot.
     slots: Vec<RwLock<Slot>>,
 }
 
-/// Keys that are kept: enough for 32 GiB of segments of 32 MiB; about 1 MiB of memory.
+/// Number of cached keys: enough for 32 GiB of segments of 32 MiB; about 1 MiB of memory.
 const KEY_COUNT: usize = 1024;
 
 impl Keys {
-    /// None derived yet.
+    /// Creates an empty cache.
     #[must_use]
     pub fn new(pool_key: PoolKey, volume_keys: VolumeKeys) -> Self {
         Keys { pool_key, volume_keys, slots: (0..KEY_COUNT).map(|_| RwLock::new(None)).collect() }
     }
 
-    /// The pool's key.
+    /// Returns the key of the pool.
     #[must_use]
     pub fn pool_key(&self) -> &PoolKey {
         &self.pool_key
     }
 
-    /// Those of volumes.
+    /// Returns the keys of volumes.
     #[must_use]
     pub fn volume_keys(&self) -> &VolumeKeys {
         &self.volume_keys
     }
 
-    /// Nothing that was derived is kept.
+    /// Discards all derived keys.
     pub fn clear(&self) {
         for slot in &self.slots {
             *slot.write() = None;
         }
     }
 
-    /// The key of a segment's frames.
+    /// Returns the key of a segment's frames.
     ///
     /// # Errors
-    /// `NoKey` where it is not there.
+    /// `NoKey` when the volume's key is not present.
     pub fn of(&self, info: &SegmentInfo) -> Result<Arc<SealKey>, SegmentError> {
         let slot = &self.slots[u128::from_le_bytes(info.id) as usize % KEY_COUNT];
         if let Some((id, key)) = &*slot.read()

@@ -1,7 +1,7 @@
-//! What [`Frames`](super::Frames) is told and what it tells.
+//! Options, advice and counters of [`Frames`](super::Frames).
 //!
 //! Invariants:
-//! - Every budget is in bytes and every limit is reached by a test.
+//! - Every budget is in bytes, and a test reaches every limit.
 
 use crate::cache::{CacheOptions, CacheStatus};
 use crate::outage::StoreFailure;
@@ -9,36 +9,40 @@ use block::Conditions;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Chosen by hand: longer than a bucket or a mount takes to be renamed or remounted in one step, and short beside the time
-/// that a reader waits for an outage.
+/// Default of [`FramesOptions::missing_patience`]. Chosen by hand: longer than it takes to rename a
+/// bucket or to remount a mount in one step, and short compared with the time that a reader waits
+/// for an outage.
 const MISSING_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 60 } else { 5_000 });
-/// Chosen by hand: longer than a node of a store takes to be restarted.
+/// Default of [`FramesOptions::unreadable_patience`]. Chosen by hand: longer than a node of a store
+/// takes to restart.
 const UNREADABLE_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 120 } else { 10_000 });
 
 /// Budgets and limits of [`Frames`](super::Frames).
 #[derive(Clone, Debug)]
 pub struct FramesOptions {
-    /// Plaintext frames kept in memory, in bytes; 0 = none.
+    /// Memory for plaintext frames, in bytes; 0 disables the cache.
     pub memory_bytes: u64,
-    /// Plaintext frames of sequential streams and their read-ahead, in bytes; 0 = no read-ahead.
+    /// Memory for plaintext frames of sequential streams and their read-ahead, in bytes; 0 disables
+    /// read-ahead.
     pub stream_bytes: u64,
-    /// Largest read-ahead window of one stream, in bytes of the volume; at most a quarter of
+    /// Largest read-ahead window of one stream, in bytes of the volume. At most a quarter of
     /// `stream_bytes` is used.
     pub window_bytes_max: u64,
     /// The NVMe cache, if any.
     pub cache: Option<CacheOptions>,
-    /// Reads of the object store under way at once.
+    /// Maximum number of concurrent reads of the object store.
     pub store_read_count_max: usize,
-    /// One attempt of a store read is given up after this long, and a second more for each MiB.
+    /// Timeout of one attempt of a store read; each MiB adds one second.
     pub attempt_timeout: Duration,
-    /// A store read that keeps failing for passing reasons fails after this long.
+    /// A store read that keeps failing for transient reasons fails for good after this long.
     pub retry_duration_max: Duration,
-    /// An object that is not found counts as missing after this long at the earliest, if it is looked for again and again
-    /// and others are read meanwhile.
+    /// Shortest time after which an object that is not found counts as missing. It must be looked
+    /// for repeatedly, and others must be read meanwhile.
     pub missing_patience: Duration,
-    /// The same for an object that cannot be read: it counts as unreadable.
+    /// Shortest time after which an object that cannot be read counts as unreadable, under the same
+    /// conditions.
     pub unreadable_patience: Duration,
-    /// Where store reads and the NVMe cache raise the conditions that last.
+    /// Registry in which store reads and the NVMe cache raise lasting conditions.
     pub conditions: Conditions,
 }
 
@@ -59,26 +63,27 @@ impl Default for FramesOptions {
     }
 }
 
-/// How the caller reads: it decides which cache the frames enter.
+/// Access pattern of the caller; determines which cache the frames enter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Frames may be wanted again: they enter the main memory cache.
+    /// Frames may be wanted again, so they enter the main memory cache.
     #[default]
     Random,
-    /// Part of a sequential stream: frames pass through the small stream cache, so that a scan does
-    /// not sweep the main one.
+    /// Part of a sequential stream. Frames pass through the small stream cache, so that a scan does
+    /// not evict the main one.
     Sequential,
-    /// For a background job that moves frames: they enter no cache.
+    /// A background job that moves frames. They enter no cache.
     Once,
 }
 
-/// What [`Frames::on_read`](super::Frames::on_read) advises.
+/// Advice of [`Frames::on_read`](super::Frames::on_read).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
-    /// To read this range with.
+    /// Access pattern to use for this read.
     pub access: Access,
-    /// Resolve this range of the volume, in bytes, in the background and give its frames to
-    /// [`Frames::read_ahead`](super::Frames::read_ahead). It may reach past the end of the volume.
+    /// Range of the volume, in bytes, that the caller should resolve in the background and whose
+    /// frames it should pass to [`Frames::read_ahead`](super::Frames::read_ahead). It may reach
+    /// past the end of the volume.
     pub ahead: Option<Range<u64>>,
 }
 
@@ -93,24 +98,24 @@ pub struct FramesStatus {
     pub store_frame_count: u64,
     /// Requests to the object store.
     pub store_request_count: u64,
-    /// Requests to the object store that failed for a passing reason.
+    /// Requests to the object store that failed for a transient reason.
     pub store_retry_count: u64,
-    /// Why the last of them did, until one succeeds.
+    /// Cause of the last such failure, until a request succeeds.
     pub store_failure: Option<StoreFailure>,
     /// Bytes read from the object store.
     pub store_read_bytes: u64,
-    /// Frames and whole objects that did not verify as they arrived and were read once more.
+    /// Frames and whole objects that did not verify on arrival and were read once more.
     pub store_refetch_count: u64,
-    /// Frames whose copy in the store did not verify, read twice.
+    /// Frames whose copy in the store did not verify in two reads.
     pub store_bad_count: u64,
     /// Frames read ahead.
     pub ahead_frame_count: u64,
-    /// Frames that were to be read ahead, but would have exceeded the budget.
+    /// Frames that were not read ahead because they would have exceeded the budget.
     pub ahead_dropped_count: u64,
     /// Bytes of plaintext frames in memory.
     pub memory_used_bytes: u64,
-    /// Frames being fetched.
+    /// Frames that are being fetched.
     pub flight_count: u64,
-    /// The NVMe cache; `None` when there is none or it could not be opened.
+    /// The NVMe cache; `None` if there is none or it could not be opened.
     pub cache: Option<CacheStatus>,
 }

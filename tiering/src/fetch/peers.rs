@@ -1,18 +1,20 @@
-//! What a reader of objects asks those who know the others: the map of the pool, or the list of a copy.
+//! Questions that a reader of objects asks about other objects, answered by the map of the pool or
+//! by the list of a copy.
 
 use crate::segment::{SegmentId, SegmentInfo};
 use object_store::path::Path;
 use std::collections::HashSet;
 
-/// Whether an object is wanted, and which others there are.
+/// Knows whether an object is wanted, and which others exist.
 #[async_trait::async_trait]
 pub(crate) trait Peers: std::fmt::Debug + Send + Sync {
-    /// Whether the segment is still named. One that is not may be gone, and is not waited for. True where that cannot be
-    /// found out.
+    /// Returns whether the segment is still referenced. An unreferenced segment may be gone and is
+    /// not waited for. Returns true if this cannot be determined.
     async fn is_named(&self, info: &SegmentInfo) -> bool;
 
-    /// Another object of the same store, which is there as far as is known, a different one each time where there are
-    /// several; with what it is, if it is a segment. `suspects` are the segments whose last read failed: others come first.
+    /// Returns the path of another object of the same store that exists as far as is known, and its
+    /// segment if it is one. Successive calls return different objects where there are several.
+    /// `suspects` are the segments whose last read failed; other segments are preferred.
     async fn another(
         &self,
         info: &SegmentInfo,

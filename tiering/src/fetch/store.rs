@@ -1,14 +1,15 @@
-//! Ranged reads of segment objects: bounded, retried, and told apart into passing and final failures, and into those of
-//! the store and those of one object.
+//! Ranged reads of segment objects. Reads are bounded and retried, and failures are classified:
+//! transient or final, and caused by the store or by one object.
 //!
 //! Invariants:
-//! - At most `read_count_max` requests are under way, and [`SUSPECT_READS_MAX`] for objects that failed before, so that
-//!   one that hangs does not keep others from being read; who waits to try again holds no place.
-//! - A read ends: with the bytes, with a final error, or when it has failed for too long.
-//! - The bytes are exactly as many as were asked for; a body that ends early counts as a failed
-//!   transfer. Whether they are the right ones, the caller finds out.
-//! - That an object is not there, or cannot be read, is final only with evidence: see [`super::suspects`]. A bucket that is
-//!   not there is an outage.
+//! - At most `read_count_max` requests are under way, plus [`SUSPECT_READS_MAX`] for objects that
+//!   failed before, so that an object that hangs does not block reads of others. A read that waits
+//!   for its next attempt holds no place.
+//! - Every read ends: with the bytes, with a final error, or after it has failed for too long.
+//! - Exactly the requested number of bytes is returned; a body that ends early counts as a failed
+//!   transfer. The caller verifies the contents.
+//! - A missing or unreadable object is a final error only with evidence: see [`super::suspects`]. A
+//!   missing bucket is an outage.
 
 use super::FramesOptions;
 use super::peers::Peers;
@@ -29,23 +30,29 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// Wait before the second attempt; doubles from then on. Chosen by hand.
+/// Pause before the second attempt; it doubles from then on. Chosen by hand.
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
-/// Longest wait between two attempts: how late an outage's end is noticed. Chosen by hand.
+/// Longest pause between two attempts: bounds the delay until the end of an outage is noticed.
+/// Chosen by hand.
 const BACKOFF_MAX: Duration = Duration::from_secs(3);
-/// Requests under way for objects whose last read failed, beside those of others. Chosen by hand.
+/// Maximum number of concurrent requests for objects whose last read failed, in addition to those
+/// for other objects. Chosen by hand.
 const SUSPECT_READS_MAX: usize = 16;
-/// Reads of other objects under way, to tell the store's failures from those of one object; and how long one may take.
-/// Chosen by hand: much longer than a store takes for one byte.
+/// Maximum number of concurrent probes, and the timeout of each. A probe reads another object to
+/// tell a failure of the store from one of a single object. Chosen by hand: much longer than a
+/// store takes for one byte.
 const PROBES_MAX: usize = 4;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
-/// An attempt to read an object that was judged is given up after this long, and a second more for each MiB. Chosen by hand.
+/// Timeout of an attempt to read an object that was judged; each MiB adds one second. Chosen by
+/// hand.
 const JUDGED_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause before an object that was judged is tried again by itself, and how many are tried in one go. Chosen by hand.
+/// Pause before a judged object is tried again in the background, and the number that is tried in
+/// one go. Chosen by hand.
 const AGAIN_PAUSE: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 15 });
 const AGAIN_MAX: usize = 4;
 
-/// Words of stores that say that a whole bucket is not there, or that there are too many requests.
+/// Words in the errors of stores that mean that a whole bucket is missing, or that there are too
+/// many requests.
 const OF_THE_STORE: [&str; 7] = [
     "NoSuchBucket",
     "ContainerNotFound",
@@ -56,12 +63,12 @@ const OF_THE_STORE: [&str; 7] = [
     "ServerBusy",
 ];
 
-/// Name of the store in errors that concern one object of the copy behind a restored pool, while the copy is there; and in
-/// errors of the copy as a whole.
+/// Names of the store in errors of the copy behind a restored pool: for one object while the copy
+/// itself is reachable, and for the copy as a whole.
 pub(crate) const OF_COPY_OBJECT: &str = "object of the copy";
 pub(crate) const OF_COPY: &str = "copy";
 
-/// See the module.
+/// Reader of segment objects; see the module.
 #[derive(Debug)]
 pub struct StoreReader {
     store: Arc<dyn ObjectStore>,
@@ -70,24 +77,25 @@ pub struct StoreReader {
     probe_places: Semaphore,
     attempt_timeout: Duration,
     retry_duration_max: Duration,
-    /// A store that sends nothing at all is not waited for.
+    /// Reads fail at once, rather than wait, while the store answers nothing at all.
     is_impatient: bool,
     outage: Outage,
-    /// The read of it was the last one to fail in the outage.
+    /// The segment whose read was the last to fail in the outage.
     waited_for: Mutex<Option<SegmentInfo>>,
     suspects: Mutex<Suspects>,
-    /// Without them what is not found is not there, and no object is judged.
+    /// Source of knowledge about other objects. Without it, an object that is not found counts as
+    /// missing, and no object is judged.
     peers: OnceLock<(Arc<dyn Peers>, Planted)>,
     conditions: Conditions,
-    /// Requests sent, of any outcome.
+    /// Requests sent, whatever their outcome.
     pub request_count: AtomicU64,
-    /// Requests that failed for a passing reason.
+    /// Requests that failed for a transient reason.
     pub retry_count: AtomicU64,
-    /// Bytes that arrived.
+    /// Bytes received.
     pub read_bytes: AtomicU64,
 }
 
-/// What asking for the size of an object said.
+/// Outcome of asking for the size of an object.
 enum Head {
     There,
     NotThere,
@@ -95,7 +103,7 @@ enum Head {
 }
 
 impl StoreReader {
-    /// Reads through `store`, which is prefixed to the pool.
+    /// Creates a reader of `store`, which has the prefix of the pool.
     #[must_use]
     pub fn new(store: Arc<dyn ObjectStore>, options: &FramesOptions) -> Self {
         let patience =
@@ -119,14 +127,14 @@ impl StoreReader {
         }
     }
 
-    /// A read ends as soon as it is known that the store sends nothing else either, rather than wait for it: for a caller
-    /// that tries again by itself.
+    /// Makes reads fail as soon as it is known that the store answers nothing else either, instead
+    /// of waiting for it. For callers that retry themselves.
     #[must_use]
     pub(crate) fn impatient(self) -> Self {
         StoreReader { is_impatient: true, ..self }
     }
 
-    /// Whom to ask about other objects; the first call counts.
+    /// Sets the source of knowledge about other objects. Only the first call has an effect.
     pub(crate) fn set_peers(&self, peers: Arc<dyn Peers>, planted: Planted) {
         let _ = self.peers.set((peers, planted));
     }
@@ -135,16 +143,17 @@ impl StoreReader {
         self.peers.get().map(|(_, planted)| *planted).unwrap_or_default()
     }
 
-    /// Bytes `range` of a segment's object.
+    /// Reads the bytes `range` of a segment's object.
     ///
     /// # Errors
-    /// `NotFound` when there is no such object: at once where nothing names it any more, else once that is confirmed.
-    /// `Unreadable` when it cannot be read, again and again, while others can. `Corrupt` when it is not as long as `info`
-    /// says, `Unavailable` when the store kept failing.
+    /// `NotFound` when there is no such object: at once if it is no longer referenced, otherwise
+    /// once this is confirmed. `Unreadable` when the object repeatedly cannot be read while others
+    /// can. `Corrupt` when its length differs from `info`; `Unavailable` when the store kept
+    /// failing.
     pub async fn get(&self, info: &SegmentInfo, range: Range<u64>) -> Result<Bytes> {
         let started = Instant::now();
         let mut backoff = BACKOFF_FIRST;
-        // Many readers of one bad object do not all ask for it.
+        // Spares the store a request from each of many readers of one bad object.
         let (verdict, _) = self.suspects.lock().verdict(&info.id, started);
         if verdict != Verdict::Undecided {
             return Err(verdict_error(info, verdict, None));
@@ -173,36 +182,36 @@ impl StoreReader {
         }
     }
 
-    /// Why the last read failed for a passing reason, until one succeeds.
+    /// Returns the cause of the last transient failure, until a read succeeds.
     #[must_use]
     pub fn failure(&self) -> Option<StoreFailure> {
         self.outage.status()
     }
 
-    /// Whether an object was judged: it is missing or unreadable, while others are read.
+    /// Returns whether an object was judged missing or unreadable while others can be read.
     #[must_use]
     pub fn is_judged(&self, info: &SegmentInfo) -> bool {
         self.suspects.lock().judged(&info.id) != Verdict::Undecided
     }
 
-    /// Whether the last read of an object failed.
+    /// Returns whether the last read of an object failed.
     #[must_use]
     pub fn is_suspect(&self, info: &SegmentInfo) -> bool {
         self.suspects.lock().has(&info.id)
     }
 
-    /// An object was written again: the next read of it asks the store.
+    /// Discards the verdict on an object that was written again: its next read asks the store.
     pub(crate) fn set_stale(&self, info: &SegmentInfo) {
         self.suspects.lock().set_stale(&info.id);
     }
 
-    /// The next read of each object asks the store, whatever is known of it.
+    /// Discards the verdicts on all objects: the next read of each asks the store.
     pub(crate) fn set_all_stale(&self) {
         self.suspects.lock().set_all_stale();
     }
 
-    /// Tries some of the judged objects again, so that their conditions end when they can be read, or nothing names them
-    /// any more. Returns those whose conditions have ended.
+    /// Retries some of the judged objects, and ends the conditions of those that can be read or are
+    /// no longer referenced. Returns the objects whose conditions have ended.
     pub(crate) async fn try_again(&self) -> Vec<SegmentInfo> {
         let due = self.suspects.lock().take_due(Instant::now(), AGAIN_PAUSE, AGAIN_MAX);
         self.look_for_the_end().await;
@@ -228,14 +237,15 @@ impl StoreReader {
         self.outage.note(error);
     }
 
-    /// Reads a byte where an outage lasts and no reader has tried for a while: the readers may have given up.
+    /// Reads one byte if an outage lasts and no reader has tried for a while, because the readers
+    /// may have given up.
     async fn look_for_the_end(&self) {
         let is_due = self.outage.status().is_some_and(|failure| failure.age >= AGAIN_PAUSE);
         let info = (*self.waited_for.lock()).filter(|_| is_due);
         let Some(info) = info else { return };
         match self.attempt(&info, 0..1).await {
             Ok(bytes) => drop(self.accept(&info, bytes)),
-            // An answer.
+            // The store has answered.
             Err(object_store::Error::NotFound { .. }) => self.outage.clear(),
             Err(error) => self.outage.note(&error),
         }
@@ -275,7 +285,7 @@ impl StoreReader {
         bytes
     }
 
-    /// An object was read, or is not wanted any more.
+    /// Forgets the failures of an object that was read, or that is no longer wanted.
     pub(crate) fn clear(&self, info: &SegmentInfo) {
         let verdict = {
             let mut suspects = self.suspects.lock();
@@ -291,7 +301,8 @@ impl StoreReader {
         }
     }
 
-    /// Whether a failure that may pass is the object's own, as far as is known by now.
+    /// Judges whether a transient failure is caused by the object itself, as far as is known by
+    /// now.
     async fn judge(
         &self,
         info: &SegmentInfo,
@@ -320,7 +331,7 @@ impl StoreReader {
         }
         let place = self.probe_places.try_acquire();
         let is_round = place.is_ok() && self.suspects.lock().begin_round(info, Instant::now());
-        // A cut object is found out at once, whoever else is failing.
+        // A truncated object is found out at once, whatever else is failing.
         let head = match is_round || is_first {
             true => self.head(info).await?,
             false => Head::Unknown,
@@ -356,7 +367,7 @@ impl StoreReader {
         Ok(verdict)
     }
 
-    /// The store sends nothing.
+    /// Handles the case that the store answers nothing: waits, or fails if the reader is impatient.
     fn wait_for_store(&self, info: &SegmentInfo, error: &object_store::Error) -> Result<Verdict> {
         if !self.is_impatient {
             return Ok(Verdict::Undecided);
@@ -369,8 +380,8 @@ impl StoreReader {
         tokio::time::timeout(PROBE_TIMEOUT, peers.is_named(info)).await.unwrap_or(true)
     }
 
-    /// Reads a byte of another object. `None`: there is none to be asked, or that one is missing, too, which says nothing
-    /// of the store.
+    /// Reads a byte of another object. Returns `None` if there is no other object to ask, or if it
+    /// is missing too, which proves nothing about the store.
     async fn are_others_read(&self, info: &SegmentInfo, peers: &dyn Peers) -> Option<bool> {
         let suspects = self.suspects.lock().ids();
         let probe = async {
@@ -384,7 +395,7 @@ impl StoreReader {
                     Some(true)
                 }
                 (Err(object_store::Error::NotFound { .. }), Some(other)) => {
-                    // The next one to be asked is another one.
+                    // The next probe will ask a different object.
                     let _ = self.suspects.lock().begin_round(&other, Instant::now());
                     None
                 }
@@ -394,8 +405,8 @@ impl StoreReader {
         tokio::time::timeout(PROBE_TIMEOUT, probe).await.unwrap_or(Some(false))
     }
 
-    /// Stores report a range past the end in the same way as an outage: a cut object must not be
-    /// waited for.
+    /// Asks for the size of an object. Stores report a range past the end in the same way as an
+    /// outage, and a truncated object must not be waited for.
     async fn head(&self, info: &SegmentInfo) -> Result<Head> {
         let path = info.object_path();
         let timeout = PROBE_TIMEOUT.min(self.attempt_timeout);
@@ -443,8 +454,8 @@ fn is_unsupported(error: &object_store::Error) -> bool {
     matches!(error, E::InvalidPath { .. } | E::NotSupported { .. } | E::NotImplemented { .. })
 }
 
-/// Whether a failure says by itself that it concerns the store, or the copy behind it, rather than one object. Refused
-/// credentials may be refused for one object, as an archive does.
+/// Returns whether an error is evidently a failure of the store, or of the copy behind it, rather
+/// than of one object. Refused credentials do not count: an archive refuses single objects.
 fn is_of_the_store(error: &object_store::Error) -> bool {
     if matches!(error, object_store::Error::Generic { store, .. } if *store == OF_COPY) {
         return true;
@@ -464,7 +475,7 @@ fn is_of_copy_object(error: &object_store::Error) -> bool {
     matches!(error, object_store::Error::Generic { store, .. } if *store == OF_COPY_OBJECT)
 }
 
-/// `source`: what the store said just now.
+/// Builds the error for a verdict. `source` is the store's latest error.
 fn verdict_error(
     info: &SegmentInfo,
     verdict: Verdict,
@@ -481,7 +492,8 @@ fn verdict_error(
     }
 }
 
-/// Between half and all of `backoff`, so that many readers do not come back at the same instant.
+/// Returns a duration between half of `backoff` and all of it, so that many readers do not retry at
+/// the same instant.
 fn jittered(backoff: Duration) -> Duration {
     use std::hash::{BuildHasher, RandomState};
     let random = RandomState::new().hash_one(0u8) % 512;

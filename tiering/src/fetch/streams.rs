@@ -1,19 +1,19 @@
-//! Finding sequential streams among the reads of all volumes. Pure.
+//! Detection of sequential streams among the reads of all volumes. Pure logic.
 //!
 //! Invariants:
-//! - A bounded number of streams is remembered; the one that was quiet longest is forgotten.
-//! - Advice never asks for a byte twice while the stream goes on, and never for more than a window
-//!   ahead of what was read.
+//! - A bounded number of streams is remembered; the one that has been idle longest is forgotten.
+//! - While a stream continues, advice never asks for a byte twice, and never for more than a window
+//!   ahead of the data already read.
 
 use super::{Access, Advice};
 use block::VolumeId;
 
-/// Streams that are remembered, over all volumes. Chosen by hand.
+/// Maximum number of remembered streams, over all volumes. Chosen by hand.
 const STREAM_COUNT_MAX: usize = 128;
-/// How far apart two reads of one stream may be, in bytes: clients send several requests at once,
-/// and they arrive in any order. Chosen by hand, from 4 requests of 128 KiB.
+/// Maximum distance between two reads of one stream, in bytes: clients send several requests
+/// concurrently, and they arrive in any order. Chosen by hand, from 4 requests of 128 KiB.
 const SLACK_BYTES: u64 = 512 << 10;
-/// Bytes read in sequence that make a stream. Chosen by hand: one small extra read does not.
+/// Bytes read in sequence that make a stream. Chosen by hand: one small extra read is not enough.
 const RUN_BYTES_MIN: u64 = 64 << 10;
 /// First window. Chosen by hand.
 const WINDOW_BYTES_FIRST: u64 = 256 << 10;
@@ -21,19 +21,19 @@ const WINDOW_BYTES_FIRST: u64 = 256 << 10;
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     volume: VolumeId,
-    /// End of what was read so far.
+    /// End of the data read so far.
     next: u64,
-    /// Bytes by which `next` moved forward in sequence.
+    /// Bytes by which `next` has advanced in sequence.
     run_bytes: u64,
-    /// Reads that made it.
+    /// Reads that belong to the stream.
     read_count: u64,
-    /// End of what was advised to be read ahead.
+    /// End of the range for which read-ahead was advised.
     ahead: u64,
     window_bytes: u64,
     used_at: u64,
 }
 
-/// See the module.
+/// The detector; see the module.
 #[derive(Debug)]
 pub struct Streams {
     streams: Vec<Stream>,
@@ -42,13 +42,13 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// `window_bytes_max` 0 = never read ahead.
+    /// Creates a detector. A `window_bytes_max` of 0 disables read-ahead.
     #[must_use]
     pub fn new(window_bytes_max: u64) -> Self {
         Streams { streams: Vec::new(), window_bytes_max, time: 0 }
     }
 
-    /// Tells of a read, in bytes of the volume, and learns how to carry it out.
+    /// Registers a read, in bytes of the volume, and returns advice on how to carry it out.
     pub fn on_read(&mut self, volume: VolumeId, offset: u64, length: u64) -> Advice {
         self.time += 1;
         let end = offset.saturating_add(length);
@@ -57,7 +57,7 @@ impl Streams {
                 && offset <= stream.next.saturating_add(SLACK_BYTES)
                 && end.saturating_add(SLACK_BYTES) >= stream.next
         };
-        // The nearest, where two streams of one volume run close to each other.
+        // Choose the nearest where two streams of one volume are close to each other.
         let nearest =
             self.streams.iter_mut().filter(follows).min_by_key(|s| s.next.abs_diff(offset));
         let Some(stream) = nearest else {
@@ -66,7 +66,7 @@ impl Streams {
         };
         stream.used_at = self.time;
         if offset > stream.next || end <= stream.next {
-            // A hole, or something read again: no progress of a sequence, nor its end.
+            // A gap, or a repeated read: this neither advances the sequence nor ends it.
             let is_late = end <= stream.next;
             stream.next = stream.next.max(end);
             stream.run_bytes = if is_late { stream.run_bytes } else { stream.run_bytes / 2 };
@@ -95,7 +95,7 @@ impl Streams {
 }
 
 impl Stream {
-    /// The next range to read ahead, once half of the last one was consumed.
+    /// Returns the next range to read ahead, once half of the last one has been consumed.
     fn advance(&mut self, window_bytes_max: u64) -> Option<std::ops::Range<u64>> {
         let start = self.ahead.max(self.next);
         if window_bytes_max == 0 || start - self.next > self.window_bytes / 2 {

@@ -1,58 +1,65 @@
-//! Objects whose reads fail, and the verdict on each: whether this one object is lost or unreadable, while the store
-//! answers for others.
+//! Objects whose reads fail, and the verdict on each: whether this object is missing or unreadable
+//! while the store answers for others.
 //!
 //! Invariants:
-//! - Logic only: no clock and no I/O. The reader says how an attempt failed, and whether another object was read at the
-//!   same time.
-//! - A verdict needs rounds: in each of them this object failed, and one read of another object succeeded, at the first
-//!   try. An outage, and a store that fails some requests at random, therefore do not look like one bad object.
-//! - A verdict lasts until the object is read. It holds only while others are read: in an outage it is suspended.
-//! - The list is bounded. Beyond the bound a failing object is not judged, and its readers wait as in an outage.
+//! - Logic only: no clock and no I/O. The reader reports how an attempt failed, and whether another
+//!   object was read at the same time.
+//! - A verdict needs rounds. In each round this object failed and one read of another object
+//!   succeeded at the first try. Therefore neither an outage nor a store that fails some requests
+//!   at random looks like one bad object.
+//! - A verdict lasts until the object is read. It applies only while others are read: in an outage
+//!   it is suspended.
+//! - The list is bounded. Beyond the bound a failing object is not judged, and its readers wait as
+//!   in an outage.
 
 use crate::segment::{SegmentId, SegmentInfo};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Rounds, in the sum of their weights, before an object counts as unreadable. Chosen by hand: a store that fails every
-/// second request at random passes six of them once in 4,096 times, and fails the object's own reads meanwhile.
+/// Rounds, in the sum of their weights, before an object counts as unreadable. Chosen by hand: with
+/// a store that fails every second request at random, six of them succeed in a row once in 4,096
+/// rounds, and the object's own reads must fail meanwhile.
 pub(super) const UNREADABLE_ROUNDS: u32 = 6;
-/// Rounds in which the object was not found, before it counts as missing. Chosen by hand: one, and two confirmations.
+/// Rounds in which the object was not found before it counts as missing. Chosen by hand: one, and
+/// two confirmations.
 pub(super) const MISSING_ROUNDS: u32 = 3;
-/// An attempt that lasted so long counts for one round more, up to [`WEIGHT_MAX`]. Chosen by hand: no request that a
-/// store refuses at random takes that long.
+/// Each such period that an attempt lasted adds one to the weight of its round, up to
+/// [`WEIGHT_MAX`]. Chosen by hand: no request that a store refuses at random takes that long.
 const WEIGHT_TIME: Duration = Duration::from_secs(10);
 const WEIGHT_MAX: u32 = 3;
-/// Rounds that one takes back in which nothing else was read either.
+/// Rounds that are subtracted when a round finds that nothing else could be read either.
 const SETBACK: u32 = 2;
-/// For so long after a round that went against the object its readers are answered without another one. Chosen by hand.
+/// For this long after a round that went against the object, its readers are answered without
+/// another round. Chosen by hand.
 const FRESH: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 5_000 });
-/// Failures that lie further apart are not one that lasts. Chosen by hand: a few times as long as a reader waits.
+/// Failures further apart than this do not count as one lasting failure. Chosen by hand: a few
+/// times as long as a reader waits.
 const STALE: Duration = Duration::from_secs(600);
-/// Objects on the list. Chosen by hand: a few hundred KiB.
+/// Maximum number of objects on the list. Chosen by hand: a few hundred KiB.
 pub(super) const SUSPECTS_MAX: usize = 4096;
 
 /// How an attempt to read an object failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// In a way that may pass.
+    /// A failure that may be transient.
     Passing,
-    /// The object is not there, and asking for its size says the same.
+    /// The object was not found, and the request for its size confirms this.
     Missing,
 }
 
-/// The state of an object that is on the list.
+/// State of an object on the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It may be the store: wait.
+    /// The cause may be the store: wait.
     Undecided,
-    /// The object is not there.
+    /// The object does not exist.
     Missing,
-    /// The object is there and cannot be read.
+    /// The object exists and cannot be read.
     Unreadable,
 }
 
-/// How long an object has to fail.
+/// How long an object must keep failing before it is judged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub missing: Duration,
@@ -60,7 +67,7 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Shortest time between two rounds of one object.
+    /// Returns the shortest time between two rounds of one object.
     fn spacing(&self) -> Duration {
         self.unreadable / UNREADABLE_ROUNDS
     }
@@ -69,22 +76,22 @@ impl Patience {
 #[derive(Clone, Copy, Debug)]
 struct Suspect {
     info: SegmentInfo,
-    /// First and newest failure.
+    /// First and latest failure.
     since: Instant,
     newest: Instant,
-    /// First of the failures in a row that did not find it.
+    /// Start of the current series of failures that did not find the object.
     missing_since: Option<Instant>,
     round_begun: Option<Instant>,
-    /// The newest round in which another object was read.
+    /// The latest round in which another object was read.
     others_read: Option<Instant>,
     unreadable_rounds: u32,
     missing_rounds: u32,
-    /// As last judged: what is shown and tried again from time to time.
+    /// The latest judgement; it is shown to the user and retried from time to time.
     verdict: Verdict,
     tried_again: Instant,
 }
 
-/// See the module.
+/// The list; see the module.
 #[derive(Debug)]
 pub(super) struct Suspects {
     patience: Patience,
@@ -104,18 +111,18 @@ impl Suspects {
         self.list.contains_key(id)
     }
 
-    /// The objects on the list.
+    /// Returns the ids of the objects on the list.
     pub(super) fn ids(&self) -> HashSet<SegmentId> {
         self.list.keys().copied().collect()
     }
 
-    /// The verdict on an object, without a look at whether others are read now.
+    /// Returns the verdict on an object, regardless of whether others are read now.
     pub(super) fn judged(&self, id: &SegmentId) -> Verdict {
         self.list.get(id).map_or(Verdict::Undecided, |suspect| suspect.verdict)
     }
 
-    /// Notes that an attempt failed. True: its reader is to find out whether others are read, and to say so to
-    /// [`Suspects::end_round`].
+    /// Registers a failed attempt. If it returns true, the reader must find out whether other
+    /// objects can be read, and report the outcome to [`Suspects::end_round`].
     pub(super) fn begin_round(&mut self, info: &SegmentInfo, now: Instant) -> bool {
         let spacing = self.patience.spacing();
         if !self.make_room(info) {
@@ -145,8 +152,9 @@ impl Suspects {
         is_due
     }
 
-    /// Judges an object after a round: `lasted` is how long the attempt took, `are_others_read` whether a read of another
-    /// object succeeded after it. Returns the verdict for who waits, and whether the object was not judged so before.
+    /// Judges an object after a round. `lasted` is the duration of the attempt; `are_others_read`
+    /// says whether a read of another object succeeded after it. Returns the verdict for waiting
+    /// readers, and whether it is new.
     pub(super) fn end_round(
         &mut self,
         id: &SegmentId,
@@ -194,22 +202,22 @@ impl Suspects {
         (verdict, is_new)
     }
 
-    /// The object may have been changed: the next reader tries it.
+    /// Makes the next reader try the object, which may have changed.
     pub(super) fn set_stale(&mut self, id: &SegmentId) {
         if let Some(suspect) = self.list.get_mut(id) {
             suspect.others_read = None;
         }
     }
 
-    /// The same of all objects.
+    /// Makes the next reader of every object try it.
     pub(super) fn set_all_stale(&mut self) {
         for suspect in self.list.values_mut() {
             suspect.others_read = None;
         }
     }
 
-    /// The verdict for a reader that takes part in no round, while the evidence of the last one is fresh; and whether it
-    /// is known that others are read.
+    /// Returns the verdict for a reader that takes part in no round, while the evidence of the last
+    /// round is fresh, and whether other objects are known to be readable.
     pub(super) fn verdict(&self, id: &SegmentId, now: Instant) -> (Verdict, bool) {
         let Some(suspect) = self.list.get(id) else { return (Verdict::Undecided, false) };
         let is_fresh = suspect.others_read.is_some_and(|at| now - at <= FRESH);
@@ -219,13 +227,14 @@ impl Suspects {
         }
     }
 
-    /// Takes an object off the list, which was read, or is not wanted any more. Returns the verdict that it had.
+    /// Removes an object from the list because it was read or is no longer wanted. Returns its last
+    /// verdict.
     pub(super) fn clear(&mut self, id: &SegmentId) -> Verdict {
         self.list.remove(id).map_or(Verdict::Undecided, |suspect| suspect.verdict)
     }
 
-    /// Judged objects that were not tried again within `pause`, the longest ago first, at most `count_max`; they count as
-    /// tried from now on.
+    /// Returns at most `count_max` judged objects that were not retried within `pause`, least
+    /// recently tried first, and marks them as tried now.
     pub(super) fn take_due(
         &mut self,
         now: Instant,
@@ -245,7 +254,7 @@ impl Suspects {
         due.into_iter().map(take).collect()
     }
 
-    /// False: the list is full of objects that are judged.
+    /// Makes room for an object. Returns false if the list is full of judged objects.
     fn make_room(&mut self, info: &SegmentInfo) -> bool {
         if self.list.len() < SUSPECTS_MAX || self.list.contains_key(&info.id) {
             return true;
@@ -279,7 +288,8 @@ mod tests {
         }
     }
 
-    /// Attempts at the times of a reader that doubles its pause. Returns when the first verdict was made, and which.
+    /// Simulates the attempts of a reader that doubles its pause. Returns the time of the first
+    /// verdict, and the verdict.
     fn judge(
         seconds: u64,
         mut attempt: impl FnMut(&mut Suspects, Duration) -> Option<(Cause, Duration, bool)>,
@@ -317,11 +327,12 @@ mod tests {
         let (at, verdict) = judge(100, |_, _| Some((Cause::Missing, quick, true))).unwrap();
         assert_eq!(verdict, Verdict::Missing);
         assert!(at >= PATIENCE.missing && at < Duration::from_secs(10), "{at:?}");
-        // One that hangs is judged before its readers give up.
+        // An object that hangs is judged before its readers give up.
         let hang = Duration::from_secs(30);
         let (at, _) = judge(200, |_, _| Some((Cause::Passing, hang, true))).unwrap();
         assert!(at < Duration::from_secs(100), "{at:?}");
-        // An outage is not the object's, however long it lasts; nor is a 404 in one.
+        // An outage is not attributed to the object, however long it lasts; nor is a 404 during
+        // one.
         for cause in [Cause::Passing, Cause::Missing] {
             assert_eq!(judge(3600, |_, _| Some((cause, quick, false))), None);
         }

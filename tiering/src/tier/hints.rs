@@ -1,7 +1,8 @@
-//! What clients announce, and what streams will read next: fetched in the background, as far as there is room.
+//! Background fetching of ranges that clients announce and of ranges that streams will read next,
+//! within fixed budgets.
 //!
 //! Invariants:
-//! - What a hint starts is bounded in tasks and in bytes, however slow the store is.
+//! - The work that hints start is bounded in tasks and in bytes, however slow the store is.
 
 use super::Tier;
 use crate::segment::FrameRef;
@@ -11,28 +12,30 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::Semaphore;
 
-/// Most that one hint to prefetch asks for, in bytes. Chosen by hand: more than the stream cache
-/// holds by default is fetched in vain.
+/// Maximum number of bytes that one prefetch hint fetches. Chosen by hand: the stream cache holds
+/// no more by default, so anything beyond would be fetched in vain.
 const PREFETCH_BYTES_MAX: u64 = 32 << 20;
-/// Hints of clients that are followed at the same time; one more is dropped. Chosen by hand: enough to
-/// fill the budget of read-ahead with requests of 512 KiB, and a hint over the most scattered map
-/// holds less than 1 MiB while it is resolved.
+/// Maximum number of client hints that are processed concurrently; further hints are dropped.
+/// Chosen by hand: enough to fill the read-ahead budget with requests of 512 KiB, and even a hint
+/// over the most scattered map holds less than 1 MiB while it is resolved.
 pub(super) const PREFETCH_COUNT_MAX: usize = 32;
-/// The same for read-ahead of streams, apart from it so that hints of one client do not end the
-/// read-ahead of another. Chosen by hand: a read asks for at most 8 MiB, mostly for less.
+/// Maximum number of concurrent read-aheads of streams. It is separate from the limit for hints so
+/// that the hints of one client do not stop the read-ahead of another. Chosen by hand: a read asks
+/// for at most 8 MiB of read-ahead, mostly for less.
 pub(super) const READ_AHEAD_COUNT_MAX: usize = 64;
 
 impl Tier {
-    /// Hint that a range will be read. Fetches the frames of its first 32 MiB in the background, as
-    /// far as there is room. Never waits: while the store is slow, hints beyond a fixed number are
-    /// dropped and counted.
+    /// Hints that a range will be read. Fetches the frames of its first 32 MiB in the background,
+    /// as far as there is room. Never waits: while the store is slow, hints beyond a fixed number
+    /// are dropped and counted.
     pub fn prefetch(&self, volume: VolumeId, offset: u64, length: u64) {
         let range = offset..offset.saturating_add(length);
         self.read_ahead(volume, range, &self.inner.prefetch_places);
     }
 
     pub(super) fn read_ahead(&self, volume: VolumeId, range: Range<u64>, places: &Arc<Semaphore>) {
-        // Whoever hints does not wait for what the hint starts, so nothing else bounds the tasks.
+        // The caller does not wait for the task, so this semaphore is the only bound on the number
+        // of tasks.
         let Ok(place) = places.clone().try_acquire_owned() else {
             self.inner.hint_dropped_count.fetch_add(1, Ordering::Relaxed);
             return;
@@ -51,7 +54,7 @@ impl Tier {
                         tracing::debug!(%error, "read-ahead ended early");
                     }
                 }
-                // The read itself will say it.
+                // The read itself will report the error.
                 Err(error) => tracing::debug!(%error, "read-ahead given up"),
             }
             drop(place);

@@ -1,11 +1,12 @@
-//! Keeps the metadata database open: when it has given up, another handle takes its place.
+//! Keeps the metadata database open: when it has given up, another handle replaces it.
 //!
 //! Invariants:
-//! - Only the owner comes back: every attempt makes the checks of the first opening, and what is
-//!   `Fenced` then is final.
-//! - The handle changes while no commit is under way. A window whose commit failed is given again; it
-//!   is then found to be destaged, or destaged anew from the log: never half of it.
-//! - Attempts go on until one succeeds or the tier ends; the pause between two is bounded.
+//! - Only the owner reopens the database. Every attempt repeats the checks of the first opening,
+//!   and a `Fenced` result is final.
+//! - The handle changes only while no commit is under way. A window whose commit failed is passed
+//!   again; it then proves to be destaged already, or is destaged again from the log, but never in
+//!   part.
+//! - Attempts continue until one succeeds or the tier ends. The pause between attempts is bounded.
 
 use super::opening::{close_quietly, open_database};
 use super::{CLOSE_TIMEOUT, Inner};
@@ -15,18 +16,19 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Pause after the first attempt that failed; it doubles up to [`PAUSE_MAX`]. Chosen by hand: how
-/// late the end of an outage is noticed.
+/// Pause after the first failed attempt; it doubles up to [`PAUSE_MAX`]. Chosen by hand: bounds the
+/// delay until the end of an outage is noticed.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// An attempt that takes longer than this is a condition. Chosen by hand: an opening takes a second, on a busy machine
-/// a few.
+/// An attempt that takes longer than this raises a condition. Chosen by hand: an opening takes a
+/// second, or a few on a busy machine.
 const NOTICE: Duration = Duration::from_secs(5);
-/// The subject of the condition.
+/// Subject of the condition.
 const SUBJECT: &str = "pool";
 
-/// As [`keep`]. Should that panic it is begun again: without it a database that has ended stays so.
+/// Runs [`keep`] and restarts it if it panics. Without it, a database that has ended would stay
+/// closed.
 pub(super) async fn supervised(tier: Weak<Inner>) {
     let job = block::Job::new("metadata upkeep", "a metadata database that ends is opened late");
     while let Err(why) = block::jobs::caught(keep(tier.clone())).await {
@@ -37,7 +39,7 @@ pub(super) async fn supervised(tier: Weak<Inner>) {
     }
 }
 
-/// Runs as long as the tier.
+/// Reopens the metadata database whenever it ends, for as long as the tier lives.
 pub(super) async fn keep(tier: Weak<Inner>) {
     loop {
         let Some(mut vigil) = tier.upgrade().map(|inner| inner.map.vigil()) else { return };
@@ -69,7 +71,7 @@ pub(super) async fn keep(tier: Weak<Inner>) {
 }
 
 impl Inner {
-    /// As [`Inner::reopen`], with the condition that lasts until one succeeds.
+    /// Like [`Inner::reopen`], but raises a condition that lasts until an attempt succeeds.
     async fn reopen_or_say(&self) -> Result<()> {
         let conditions = &self.options.conditions;
         let say = |why: &str| {
@@ -98,16 +100,16 @@ impl Inner {
         reopened
     }
 
-    /// One attempt to go on with another handle of the metadata database.
+    /// Makes one attempt to continue with another handle of the metadata database.
     async fn reopen(&self) -> Result<()> {
-        // No commit is under way, and none begins.
+        // While this lock is held, no commit is under way and none begins.
         let mut writer = self.writer.lock().await;
         let old = self.map.db();
         if let Some(error) = old.fence() {
             return Err(error);
         }
-        // Its background tasks are not to work beside the next one's. What only its memory holds is
-        // in the log.
+        // The background tasks of the old handle must not run beside those of the next. Data that
+        // only its memory holds is still in the log.
         if let Ok(Err(error)) = tokio::time::timeout(CLOSE_TIMEOUT, old.abandon()).await {
             tracing::debug!(error = %error.chain(), "a metadata database that has ended");
         }
@@ -123,11 +125,11 @@ impl Inner {
     }
 }
 
-/// What [`super::TierOptions::owner_check`] says, and what it means to an attempt to open the
-/// database that found another writer's claim.
+/// Interprets a failed opening that found another writer's claim, by asking
+/// [`super::TierOptions::owner_check`].
 pub(super) async fn fence_or_own_claim(options: &super::TierOptions, fenced: Error) -> Error {
     match &options.owner_check {
-        // The pool is still ours, so the claim is our own: of an attempt whose answer was lost.
+        // The pool is still ours, so the claim is our own, from an attempt whose answer was lost.
         Some(check) if check.ask().await.is_ok() => {
             let what = "open metadata: an earlier attempt of our own came in between";
             Error::with_source(ErrorKind::Unavailable, what, fenced)

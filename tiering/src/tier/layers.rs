@@ -1,4 +1,5 @@
-//! Clones and rollbacks as the daemon asks for them: layers are made, promoted and retired, and say what they depend on.
+//! Clones and rollbacks for the daemon: making, promoting and retiring layers, and reporting
+//! dependencies between them.
 
 use super::{Inner, Origin, PAGE_BYTES, Tier};
 use crate::copier::LeftOut;
@@ -7,14 +8,15 @@ use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 
 impl Inner {
-    /// As [`Tier::is_dropping`].
+    /// Implements [`Tier::is_dropping`].
     pub(crate) fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
-        // The layers first: one that lets go what it was made from has that pruned before it says so.
+        // Read the layers first: a layer that is released from its source has the source's pages
+        // pruned before its record changes.
         let layers = self.map.layers();
         let others =
             layers.iter().map(|(layer, _)| layer.volume()).filter(|volume| !is_one(*volume));
         let needed = layers.needed_by(&others.collect(), false);
-        // It is not retired yet, or not forgotten: what it shows of others is kept for its sake.
+        // The layer is not yet retired or forgotten, so pages of its source are kept for it.
         let is_based = |(layer, record): (LayerId, &LayerRecord)| {
             record.base.is_some() && is_one(layer.volume()) && !needed.contains(&layer)
         };
@@ -28,13 +30,14 @@ impl Inner {
 }
 
 impl Tier {
-    /// Makes a volume that shows what another one did at an LSN at which that one has a snapshot, and that can be
-    /// written. Durable, with the new volume's `record`, when this returns. The snapshot is destaged, also of what
-    /// was aside.
+    /// Makes a writable volume that shows the state of `source` at the LSN `at`, at which `source`
+    /// has a snapshot. The new volume, with its `record`, is durable when this returns. The
+    /// snapshot must be destaged, including entries that were aside.
     ///
     /// # Errors
-    /// `NotFound` without that snapshot; `Busy` where the volume is there already, or too many are made from one
-    /// another; as [`Tier::destage`]. Nothing was made then.
+    /// `NotFound` if there is no such snapshot; `Busy` if the volume exists already or the chain of
+    /// volumes made from one another is too long; those of [`Tier::destage`]. After an error
+    /// nothing was made.
     pub async fn clone_volume(
         &self,
         (source, at): (VolumeId, Lsn),
@@ -46,13 +49,13 @@ impl Tier {
         self.make_layer(new, Some(LayerId::of_volume(volume))).await
     }
 
-    /// The volume shows what its snapshot at an LSN shows, and its snapshots stay. Durable, with the volume's `record`,
-    /// when this returns. `since`
-    /// is an LSN of the log behind everything that the volume was written, and destaged; nobody reads or writes it
-    /// meanwhile.
+    /// Rolls a volume back to its snapshot at the LSN `at`; its snapshots are retained. The
+    /// rollback is durable, with the volume's `record`, when this returns. `since` is an LSN of the
+    /// log behind every write to the volume, and must be destaged. The caller must prevent reads
+    /// and writes of the volume meanwhile.
     ///
     /// # Errors
-    /// As [`Tier::clone_volume`].
+    /// Those of [`Tier::clone_volume`].
     pub async fn roll_back(
         &self,
         volume: VolumeId,
@@ -69,25 +72,27 @@ impl Tier {
         self.make_layer(new, next).await
     }
 
-    /// Makes a clone independent of what it was made from, in the background. `false`: it is.
+    /// Makes a clone independent of its source, in the background. Returns `false` if it is
+    /// independent already.
     ///
     /// # Errors
-    /// As [`Tier::destage`].
+    /// Those of [`Tier::destage`].
     pub async fn promote(&self, volume: VolumeId) -> Result<bool> {
         self.change_layers(LayerChange::Promote(volume)).await
     }
 
-    /// Nobody reads what the volume holds any more: what it was made from is not kept for its sake, once
-    /// its own pages are gone.
+    /// Marks a volume whose contents are no longer read. Once its own pages are gone, its source is
+    /// no longer kept for it.
     ///
     /// # Errors
-    /// As [`Tier::destage`].
+    /// Those of [`Tier::destage`].
     pub async fn retire(&self, volume: VolumeId) -> Result<()> {
         self.change_layers(LayerChange::Retire(volume)).await.map(drop)
     }
 
-    /// Makes a layer, and says for sure whether it is there: where a commit has failed, the metadata as it is opened
-    /// anew tells, however long that takes. Only where it is not opened any more, nobody knows.
+    /// Makes a layer and determines for certain whether it exists. If the commit failed, it waits
+    /// until the metadata is open again and looks there, however long that takes. The outcome stays
+    /// unknown only if the metadata never opens again.
     async fn make_layer(&self, new: NewLayer, made: Option<LayerId>) -> Result<()> {
         let Err(error) = self.change_layers(LayerChange::Make(new)).await else { return Ok(()) };
         let is_refused = matches!(
@@ -104,7 +109,7 @@ impl Tier {
         }
     }
 
-    /// In a task of its own: a call that is dropped does not leave the map halfway.
+    /// Runs in a task of its own, so that dropping the call does not leave the map half changed.
     async fn change_layers(&self, asked: LayerChange) -> Result<bool> {
         self.inner.check_writable()?;
         let inner = self.inner.clone();
@@ -115,7 +120,8 @@ impl Tier {
         task.await.map_err(|cause| Error::with_source(ErrorKind::Io, "change layers", cause))?
     }
 
-    /// The volume has a layer that was made from another one, and [`Tier::retire`] was not called for it.
+    /// Returns whether the volume has a layer that was made from another one and [`Tier::retire`]
+    /// was not yet called for it.
     #[must_use]
     pub fn is_retirable(&self, volume: VolumeId) -> bool {
         let layers = self.inner.map.layers();
@@ -123,18 +129,19 @@ impl Tier {
         record.is_some_and(|record| record.parent.is_some() && !record.is_former)
     }
 
-    /// What a volume shows at an LSN can be cloned or rolled back to, as far as it is not made from too many others.
+    /// Checks that the volume's state at an LSN can be cloned or rolled back to, given the limit on
+    /// the length of a chain of clones.
     ///
     /// # Errors
-    /// `Busy` or `Full`, saying what to do.
+    /// `Busy` or `Full`, with advice for the user.
     pub fn check_depth(&self, volume: VolumeId, at: Lsn) -> Result<()> {
         self.inner.map.check_depth(self.inner.map.layers().at(volume, at))
     }
 
-    /// This process still owns the pool, as far as can be told.
+    /// Checks, as far as possible, that this process still owns the pool.
     ///
     /// # Errors
-    /// `Fenced` where another one has taken it; those of asking.
+    /// `Fenced` if another process has taken it; those of the owner check.
     pub async fn check_owner(&self) -> Result<()> {
         match &self.inner.options.owner_check {
             Some(check) => check.ask().await,
@@ -142,19 +149,20 @@ impl Tier {
         }
     }
 
-    /// What a copy lacks on purpose is known better now.
+    /// Updates the set of segments that a copy lacks on purpose.
     pub fn set_left_out(&self, left_out: Option<LeftOut>) {
         *self.inner.left_out.write() = left_out;
     }
 
-    /// What removed snapshots or a trim of these volumes hid from everybody is still being dropped from the metadata, or is
-    /// still kept for what one of them was made from.
+    /// Returns whether the metadata still holds pages to be dropped that removed snapshots or a
+    /// trim of these volumes made unreachable, or pages that are kept for the source of one of
+    /// them.
     #[must_use]
     pub fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
         self.inner.is_dropping(is_one)
     }
 
-    /// What a volume was made from and still depends on.
+    /// Returns the source that a volume was made from and still depends on.
     #[must_use]
     pub fn origin(&self, volume: VolumeId) -> Option<Origin> {
         let layers = self.inner.map.layers();
@@ -168,8 +176,9 @@ impl Tier {
         })
     }
 
-    /// Volumes whose newest state depends on what a volume's snapshot at an LSN shows, in order of id. What only
-    /// their snapshots of before a rollback show is kept without it.
+    /// Returns the volumes whose newest state depends on a volume's snapshot at an LSN, in order of
+    /// id. Volumes that depend on it only through snapshots from before a rollback are not
+    /// included: their data is kept without the snapshot.
     #[must_use]
     pub fn dependents(&self, volume: VolumeId, at: Lsn) -> Vec<VolumeId> {
         let layers = self.inner.map.layers();

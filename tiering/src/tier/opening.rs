@@ -1,4 +1,5 @@
-//! Opening the tier, for its owner or for a reader: within a time, and only where no later owner has been.
+//! Opens the tier for its owner or for a reader, within a time limit and only if no later owner has
+//! opened it.
 
 use super::hints::{PREFETCH_COUNT_MAX, READ_AHEAD_COUNT_MAX};
 use super::peers::MapPeers;
@@ -24,19 +25,20 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-/// How often an opening that waits looks whether it is to say so, and from when on it says so where no
-/// call has failed. Chosen by hand: an opening takes a second, on a busy machine a few.
+/// Interval at which a waiting opening checks whether to log, and the time after which it logs even
+/// though no call has failed. Chosen by hand: an opening takes a second, or a few on a busy
+/// machine.
 const OPEN_LOOK: Duration = Duration::from_secs(5);
 const OPEN_SILENCE_MAX: Duration = Duration::from_secs(20);
 
-/// The use that is made of a tier.
+/// Purpose for which a tier is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// By its owner, for writing.
+    /// Writing, by the owner.
     Own,
-    /// For reading, for as long as it takes.
+    /// Reading, without a time limit.
     Read,
-    /// For reading, within 15 minutes.
+    /// Reading, for less than 15 minutes.
     Look,
 }
 
@@ -61,7 +63,7 @@ impl Tier {
                 never = tell_of_waiting(&store) => match never {},
             }
         });
-        // Whoever gives the opening up does not want the metadata to be claimed later.
+        // If the caller drops the opening, the metadata must not be claimed later.
         let _abort = AbortOnDrop(task.abort_handle());
         let (mut map, writer) = match task.await {
             Ok(Ok(opened)) => opened?,
@@ -129,7 +131,7 @@ impl Tier {
     }
 }
 
-/// Ends a task that nobody waits for any more.
+/// Aborts a task when the last interest in it is dropped.
 struct AbortOnDrop(tokio::task::AbortHandle);
 
 impl Drop for AbortOnDrop {
@@ -152,7 +154,7 @@ fn check(options: &TierOptions) -> Result<()> {
     Ok(())
 }
 
-/// Opens the map for writing, unless a later epoch has been here.
+/// Opens the map for writing, unless a later epoch has opened it.
 async fn open_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, Writer)> {
     let db = open_database(options, store, false).await?;
     let (key, algorithm) = (&options.pool_key, options.algorithm);
@@ -163,7 +165,7 @@ async fn open_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, W
     opened
 }
 
-/// Claims the metadata database, unless a later owner has been here.
+/// Claims the metadata database, unless a later owner has opened it.
 pub(super) async fn open_database(
     options: &TierOptions,
     watched: &Arc<Watched>,
@@ -172,19 +174,20 @@ pub(super) async fn open_database(
     let store: Arc<dyn ObjectStore> = watched.clone();
     let key = &options.pool_key;
     let mut seen = None;
-    // The first owner makes it. For a later one to make another beside it would hide all that there is.
+    // The first owner creates the database. If a later owner created a second one, all existing
+    // data would be hidden.
     let is_believed = (options.epoch.0 == 1 && !must_exist) || options.planted.listing_believed;
     let look_count = if is_believed { 1 } else { EMPTY_LOOK_COUNT };
     if probe(&store, look_count).await? {
-        // An owner of the past that wakes up here must not fence the present one, so it looks before
-        // it claims, and claims only if nobody has come in between.
+        // An owner of the past that resumes here must not fence the present one. So it looks before
+        // it claims, and claims only if no other claim has come in between.
         let reader = Database::read_only(store.clone(), &options.database).await?;
         let checked = Map::check_owner(&reader, key, options.epoch).await;
         seen = Some(reader.seen());
         close_quietly(&reader).await;
         checked?;
-        // In this order: a later owner takes the pool before it claims the metadata, so it is found
-        // here, or its claim is not counted yet and ours fails.
+        // The order matters. A later owner takes the pool before it claims the metadata: either the
+        // check finds it here, or its claim is not yet counted and ours fails.
         if let Some(check) = &options.owner_check {
             check.ask().await?;
         }
@@ -192,7 +195,8 @@ pub(super) async fn open_database(
         let what = "open metadata: it is gone from the store; bring it back, spindle tries again";
         return Err(Error::new(ErrorKind::Corrupt, what));
     } else if !is_believed && has_below(&store, FOLDER, EMPTY_LOOK_COUNT).await? {
-        // A new database would name none of them, and what nothing names is deleted.
+        // A new database would reference none of the segments, and unreferenced segments are
+        // deleted.
         let what = "open data tier: the store holds segments, and no metadata that names them: its objects below \
                     metadata/ are gone. Bring them back; nothing was changed";
         return Err(Error::new(ErrorKind::Corrupt, what));
@@ -206,7 +210,7 @@ pub(super) async fn open_database(
     }
 }
 
-/// Says from time to time that an opening waits, and for what.
+/// Logs from time to time that an opening is waiting, and for which call.
 async fn tell_of_waiting(store: &Watched) -> std::convert::Infallible {
     let mut waited = Duration::ZERO;
     loop {
@@ -242,9 +246,9 @@ pub(super) async fn close_quietly(db: &Database) {
     }
 }
 
-/// Asks the store whether there is a database, because opening one would wait for it forever. Only
-/// an object counts: in a local directory, a first start that was cut short leaves empty folders.
-/// There is none once `look_count` listings agree.
+/// Asks the store whether there is a database, because opening a missing one would wait for it
+/// forever. Only an object counts: in a local directory, an interrupted first start leaves empty
+/// folders. The answer is no once `look_count` listings agree.
 async fn probe(store: &Arc<dyn ObjectStore>, look_count: u32) -> Result<bool> {
     has_below(store, database::FOLDER, look_count).await
 }

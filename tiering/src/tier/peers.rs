@@ -1,4 +1,4 @@
-//! What the map knows of the objects beside one that cannot be read.
+//! Finds objects that the map references, to compare with an object that cannot be read.
 
 use super::Inner;
 use crate::fetch::peers::Peers;
@@ -10,13 +10,13 @@ use std::collections::HashSet;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Segments that are looked at for another one. Chosen by hand.
+/// Maximum number of segments that are examined to find such an object. Chosen by hand.
 const LOOK: usize = 16;
 
-/// See the module.
+/// Peers from the map; see the module.
 pub(super) struct MapPeers {
     inner: Weak<Inner>,
-    /// Number of the segment that was named last.
+    /// Number of the segment that was returned last.
     last: AtomicU64,
 }
 
@@ -47,7 +47,8 @@ impl Peers for MapPeers {
         suspects: &HashSet<SegmentId>,
     ) -> Option<(Path, Option<SegmentInfo>)> {
         let inner = self.inner.upgrade()?;
-        // While a copy is behind the store, a segment says nothing of the store itself: it may come from there.
+        // While a copy is behind the store, a readable segment proves nothing about the store
+        // itself, because it may come from the copy.
         let is_behind = inner.options.restored.as_ref().is_some_and(|store| !store.is_whole());
         if !is_behind {
             let last = self.last.load(Ordering::Relaxed);
@@ -64,19 +65,19 @@ impl Peers for MapPeers {
 }
 
 impl Inner {
-    /// Whether the map names a segment, and it is not missing on purpose.
+    /// Returns whether the map references a segment that is not missing on purpose.
     pub(crate) async fn is_wanted(&self, info: &SegmentInfo) -> bool {
         match self.map.find_segment(info.number.0).await {
             Ok(Some(record)) if record.info.id == info.id => {
                 !self.may_be_missing(info.number.0).await
             }
             Ok(_) => false,
-            // Nobody knows.
+            // The answer is unknown; assume it is wanted.
             Err(_) => true,
         }
     }
 
-    /// Some segments behind the number `after` that are to be there.
+    /// Returns some segments numbered above `after` that should exist in the store.
     async fn other_segments(&self, after: u64, info: &SegmentInfo) -> Result<Vec<SegmentInfo>> {
         let (found, _) = self.map.live_after(after, LOOK).await?;
         let others = found.into_iter().map(|(record, _)| record.info);

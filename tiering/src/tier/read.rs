@@ -1,11 +1,13 @@
-//! Reading: from a range of a volume to frames, and from frames to bytes.
+//! Reading: resolves a range of a volume to frames, and frames to bytes.
 //!
 //! Invariants:
-//! - Frames are asked for in the order of the address, each once where it serves neighbours.
+//! - Frames are requested in address order. A frame that serves neighbouring parts is requested
+//!   once.
 //! - A frame that holds fewer blocks than the map says is `Corrupt`, never a short read.
-//! - Reclaim may delete a segment between the look into the map and the read of the frame: what is not
-//!   there is looked up again, and is an error only if the map still says so.
-//! - What is damaged or missing is read from a copy of the pool, where there is one that has it, and put back ([`crate::mend`]).
+//! - Reclaim may delete a segment between the lookup in the map and the read of the frame. A
+//!   missing segment is looked up again, and is an error only if the map still references it.
+//! - Data that is damaged or missing is read from a copy of the pool, if one has it, and restored
+//!   ([`crate::mend`]).
 
 use super::{ALLOCATION_PAGES_MAX, ChangedExtent, FRAMES_AT_ONCE, Inner, PAGE_BYTES};
 use crate::fetch::Access;
@@ -22,17 +24,18 @@ use std::time::Duration;
 /// Pages that an allocation query takes from the map at a time. Chosen by hand.
 const ALLOCATION_STEP: usize = 64;
 
-/// Looks into the map for a frame whose segment is gone, after the first one. Chosen by hand: each of them
-/// would have to meet another commit of reclaim.
+/// Maximum number of further map lookups for a frame whose segment is gone. Chosen by hand: each
+/// one would have to collide with another commit of reclaim.
 const GONE_TRIES_MAX: u32 = 8;
 
-/// How often is read again what was put back. Twice, as the first may be answered by a fetch that began before.
+/// Maximum number of times that restored data is read again. Twice, because the first may be
+/// answered by a fetch that began before the repair.
 const REREADS_MAX: u32 = 2;
-/// Longest wait for a commit that is under way. Chosen by hand, as the patience with a store that does not
-/// answer ([`crate::fetch::FramesOptions`]).
+/// Longest wait for a commit under way. Chosen by hand, equal to the patience with a store that
+/// does not answer ([`crate::fetch::FramesOptions`]).
 const GONE_WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// A part of a read that one frame holds.
+/// The part of a read that one frame holds.
 pub(super) struct Wanted {
     pub frame: FrameRef,
     /// First byte in the frame's plaintext.
@@ -41,23 +44,23 @@ pub(super) struct Wanted {
     at: Range<usize>,
 }
 
-/// What a read lacks.
+/// Outcome of looking for the segments that a read lacks.
 enum Lacking {
-    /// Nothing that a copy is worth asking for.
+    /// Nothing that a copy could supply.
     Vain,
-    /// Nothing any more: somebody else has put it back meanwhile.
+    /// Nothing any more: another task has restored it meanwhile.
     Back,
-    /// A copy may have these.
+    /// Segments that a copy may have.
     These(Vec<SegmentInfo>),
 }
 
 impl Inner {
-    /// Reads for destage: nothing about streams is learned from it.
+    /// Reads for destage, without influencing the detection of streams.
     pub(crate) async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_with(volume, None, offset, buf, Access::Random).await
     }
 
-    /// `at`: as a snapshot at that LSN shows it.
+    /// Reads a range of the volume, or of its snapshot at the LSN `at`.
     pub(super) async fn read_with(
         &self,
         volume: VolumeId,
@@ -76,14 +79,15 @@ impl Inner {
                 break read;
             }
             tries_left -= 1;
-            // Whoever forgets the segment may be about to tell the readers: it has done so when the
-            // writer is free. Where its commit failed, the next handle of the database shows the outcome.
+            // Reclaim forgets a segment and tells the readers while it holds the writer, so once
+            // the writer is free they know. If its commit failed, the next handle of the database
+            // shows the outcome.
             let _ = tokio::time::timeout(GONE_WAIT_MAX, self.writer.lock()).await;
             self.map.wait_well().await;
         };
         let read = match read {
             Err(error) if is_lost(&error) => {
-                // One of them is bad; nothing new is to depend on any.
+                // One of these segments is bad, so nothing new may depend on any of them.
                 let wanted = self.resolve(volume, at, offset, buf.len() as u64).await;
                 for part in wanted.iter().flatten() {
                     self.dedup.note_bad(part.frame.info.number.0);
@@ -109,15 +113,15 @@ impl Inner {
         read.map_err(|error| {
             let place = format!("read volume {volume}, offset {offset}");
             match error.kind() {
-                // The map names an object that is not there: to the reader the data is damaged,
-                // whatever the store calls it.
+                // The map references an object that does not exist. For the reader this is damaged
+                // data, whatever the store's error says.
                 ErrorKind::NotFound => Error::with_source(ErrorKind::Corrupt, place, error),
                 _ => error.context(place),
             }
         })
     }
 
-    /// What a read could not have a moment ago.
+    /// Determines which segments a failed read lacked.
     async fn lacking(
         &self,
         volume: VolumeId,
@@ -186,7 +190,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The frames of a range, in order of address.
+    /// Returns the frames of a range, in address order.
     pub(super) async fn resolve(
         &self,
         volume: VolumeId,
@@ -250,7 +254,7 @@ impl Inner {
         Ok(())
     }
 
-    /// See [`crate::Tier::allocation`].
+    /// Implements [`crate::Tier::allocation`].
     pub(super) async fn allocation(
         &self,
         volume: VolumeId,
@@ -304,7 +308,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// See [`crate::Tier::differences`].
+    /// Implements [`crate::Tier::differences`].
     pub(super) async fn differences(
         &self,
         volume: VolumeId,
@@ -323,7 +327,7 @@ impl Inner {
             let (mut pages, mut until) =
                 self.map.pages_between_at(layer, (next, last), newer, ALLOCATION_STEP).await?;
             if then_layer != layer {
-                // What only the older one has.
+                // Pages that only the older snapshot has.
                 let between = (next, until);
                 let (more, end) =
                     self.map.pages_between_at(then_layer, between, older, ALLOCATION_STEP).await?;
@@ -377,7 +381,7 @@ struct Extents {
 }
 
 impl Extents {
-    /// What lies between the end so far and `until` is a hole, or data. False: no more fits.
+    /// Extends the answer to `until` with a hole or with data. Returns false if no more fits.
     fn push(&mut self, until: u64, is_hole: bool) -> bool {
         let Some(length_bytes) = until.checked_sub(self.at).filter(|length| *length > 0) else {
             return true;
