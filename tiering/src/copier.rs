@@ -1,22 +1,26 @@
-//! A copy of the data tier in another store, brought up to one state after the other.
+//! Maintains a copy of the data tier in another store, bringing it up to one state after another.
 //!
-//! A state is a manifest of the metadata database, the tables that it names, and the segments that the
-//! metadata has records of. All of them are immutable objects that keep their names, so copying is resumed
-//! by a listing, and what two states share is copied once.
+//! A state consists of a manifest of the metadata database, the tables that the manifest
+//! references, and the segments that the metadata has records of. All of them are immutable objects
+//! that keep their names. Therefore a listing is enough to resume copying, and objects that two
+//! states share are copied once.
 //!
 //! Invariants:
-//! - Order: tables and segments, then the manifest. Whoever finds a manifest in the copy, and is told that its
-//!   state was published, finds all that it names.
-//! - The manifest is created only if absent. A copy in which there is a later one than the pool has, or another one
-//!   of the same number, is refused: it holds what this pool does not have.
-//! - What a state needs is not deleted in the pool before the copy has it ([`crate::orphans::Hold`]); beyond a bound the
-//!   pool's space goes first, and the copy begins anew with a newer state. The published states stay whole.
-//! - Nothing that the newest published state names is deleted in the copy, nor what a reader's pin keeps, nor
-//!   anything within the grace of whoever is just opening an earlier state.
-//! - Segments are verified on their way. A damaged one is copied as it is, counted and reported, and never takes the
-//!   place of one that the copy has.
-//! - A copy of some volumes has all of the metadata, and the segments that these volumes need: see [`part`].
-//! - Memory is bounded: two segments ([`places`]), two parts of tables, and 40 bytes for each segment of the copy.
+//! - Order: tables and segments first, then the manifest. A reader that finds a manifest in the
+//!   copy, and knows that its state was published, finds every object that it references.
+//! - The manifest is created only if absent. A copy that has a later manifest than the pool, or a
+//!   different one of the same number, is refused: it holds data that this pool does not have.
+//! - Objects that a state needs are not deleted in the pool before the copy has them
+//!   ([`crate::orphans::Hold`]). Beyond a bound, the pool's space takes precedence, and the copy
+//!   starts again with a newer state. The published states stay complete.
+//! - No object is deleted in the copy if the newest published state references it, if a reader's
+//!   pin keeps it, or within a grace period for readers that are just opening an earlier state.
+//! - Segments are verified while they are copied. A damaged one is copied as it is, counted and
+//!   reported, and never replaces one that the copy has.
+//! - A copy of some volumes has all of the metadata, and the segments that these volumes need: see
+//!   [`part`].
+//! - Memory is bounded: two segments ([`places`]), two parts of tables, and 40 bytes for each
+//!   segment of the copy.
 
 mod hydrate;
 mod lineage;
@@ -60,23 +64,23 @@ use transfer::{Pace, copy_parts, each, source_error, target_error};
 
 /// Segment records taken from the metadata at a time.
 const STEP: usize = 1024;
-/// Objects of all copies of a process that are on their way at the same time. Chosen by hand: one is read while
-/// the one before is written.
+/// Maximum number of objects, over all copies of a process, that are in transit concurrently.
+/// Chosen by hand: one is read while the previous one is written.
 pub const OBJECTS_AT_ONCE: usize = 2;
-/// Memory of the metadata that a pass reads.
+/// Memory for the metadata that a pass reads.
 const CACHE_BYTES: u64 = 4 << 20;
-/// Longest that a replaced object stays before it is deleted, unless a pin keeps it. Chosen by hand: far above what
-/// it takes to find the newest state and to pin it.
+/// Time after which a replaced object is deleted, unless a pin keeps it. Chosen by hand: far longer
+/// than it takes to find the newest state and to pin it.
 const GRACE: Duration = Duration::from_secs(600);
-/// Folder of marks, one for each segment that is in the copy as damaged as it was in the pool.
+/// Folder of marks, one for each segment that was damaged in the pool and copied as it was.
 const DAMAGED: &str = "damaged";
 
-/// How a copy is made.
+/// Options for making a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct CopierOptions {
-    /// Bytes a second that are written to the copy, at most.
+    /// Limit on the bytes per second written to the copy.
     pub bytes_per_second: Option<u64>,
-    /// How long what is replaced stays in the copy.
+    /// Time for which replaced objects stay in the copy.
     pub grace: Duration,
 }
 
@@ -86,30 +90,33 @@ impl Default for CopierOptions {
     }
 }
 
-/// A state that the copy holds whole.
+/// A state that is complete in the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopiedState {
-    /// Number of the metadata's manifest: what [`crate::map::view::state_view`] shows it by.
+    /// Number of the metadata's manifest, by which [`crate::map::view::state_view`] shows the
+    /// state.
     pub manifest: u64,
     /// Epoch that committed last.
     pub epoch: Epoch,
-    /// Everything of the log up to here is in it, but for volumes that are aside.
+    /// LSN up to which the state contains all entries of the log, except for volumes that are
+    /// aside.
     pub destaged_lsn: Lsn,
-    /// Commits since the pool was made.
+    /// Commits since the pool was created.
     pub commit_number: u64,
-    /// Volumes of which it has an earlier state, because the pool's store lacks what side files hold.
+    /// Volumes that have an earlier state in it, because the pool's store lacks the entries in
+    /// their side files.
     pub aside_count: u64,
-    /// Segments that it names.
+    /// Segments that the state references.
     pub segment_count: u64,
     /// Bytes of their objects.
     pub segment_bytes: u64,
     /// Tables of the metadata.
     pub table_count: u64,
-    /// First number that no segment of it has.
+    /// The first segment number above all segments of the state.
     pub next_segment: u64,
 }
 
-/// How far a pass is, and what was done since the start. Shared with whoever shows it.
+/// Progress of the current pass, and totals since the start. Shared with the code that reports it.
 #[derive(Debug, Default)]
 pub struct CopyProgress {
     copied_bytes: AtomicU64,
@@ -135,14 +142,15 @@ pub struct CopyCounts {
     pub damaged_count: u64,
     /// Segments that are missing in the pool's store, or could not be read there.
     pub missing_count: u64,
-    /// Of the numbers of segments, this many thousandths are done in the pass that runs; `None` between passes.
+    /// Progress of the current pass over the segment numbers, in thousandths; `None` between
+    /// passes.
     pub pass_permille: Option<u64>,
     /// Replaced objects that wait to be deleted in the copy.
     pub waiting_count: u64,
 }
 
 impl CopyProgress {
-    /// At this moment.
+    /// Returns the counts at this moment.
     #[must_use]
     pub fn counts(&self) -> CopyCounts {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -164,14 +172,14 @@ impl CopyProgress {
     }
 }
 
-/// What the copy holds of a segment.
+/// A segment in the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
     epoch: Epoch,
     id: SegmentId,
 }
 
-/// See the module. One for each copy at a time.
+/// The copier; see the module. There is at most one for each copy.
 pub struct Copier {
     inner: Arc<Inner>,
     target: Arc<dyn ObjectStore>,
@@ -181,10 +189,10 @@ pub struct Copier {
     segments: BTreeMap<u64, Held>,
     tables: BTreeSet<Path>,
     manifests: BTreeSet<u64>,
-    /// The newest of them is known to be the pool's own.
+    /// Newest manifest that is known to belong to the pool.
     known_manifest: Option<u64>,
     strays: Vec<Path>,
-    /// Permits of this copy.
+    /// Permits for this copy.
     places: Places,
     /// Segments that were damaged, missing or unreadable in the pool's store.
     bad: BTreeMap<u64, Bad>,
@@ -202,10 +210,11 @@ impl std::fmt::Debug for Copier {
 }
 
 impl Tier {
-    /// Looks what the copy in `target` holds. Call its methods from the background runtime.
+    /// Lists the contents of the copy in `target`. Call the copier's methods from the background
+    /// runtime.
     ///
     /// # Errors
-    /// `Unavailable` or `Denied` where the copy cannot be listed.
+    /// `Unavailable` or `Denied` when the copy cannot be listed.
     pub async fn copier(
         &self,
         target: Arc<dyn ObjectStore>,
@@ -237,7 +246,8 @@ impl Tier {
 }
 
 impl Copier {
-    /// The segments of the copy that the pool's users read most, by number and with how often, most read first.
+    /// Returns the segments of the copy that the pool's users read most, with their number and read
+    /// count, most read first.
     #[must_use]
     pub fn hottest(&self) -> Vec<(u64, u32)> {
         let mut hottest = Hottest::default();
@@ -255,7 +265,7 @@ impl Copier {
         while let Some(found) = listing.try_next().await.map_err(failed)? {
             let Some((epoch, number, id)) = parse_object_path(&found.location) else { continue };
             if let Some(other) = self.segments.insert(number.0, Held { epoch, id }) {
-                // The first pass finds which of them it needs, and copies it again.
+                // The first pass determines which of the two it needs, and copies it again.
                 self.strays.push(path_of(number.0, other));
             }
         }
@@ -280,15 +290,17 @@ impl Copier {
         Ok(())
     }
 
-    /// Brings the copy up to the state that the pool's store holds now. `None`: it has that one already. The state
-    /// counts once the caller has published it, and said so by [`Copier::published`].
+    /// Brings the copy up to the state that the pool's store holds now. Returns `None` if the copy
+    /// has that state already. The state counts only after the caller has published it and has
+    /// called [`Copier::published`].
     ///
     /// # Errors
-    /// `Unavailable` when a store does not answer, or the state was overtaken; call it again, what was copied stays.
-    /// `Denied` where the copy refuses; `Invalid` for a copy that holds a later state than the pool; `Corrupt` for
-    /// one of another pool, and for metadata that does not verify.
+    /// `Unavailable` when a store does not answer, or the state was overtaken; call it again, the
+    /// copied objects are kept. `Denied` when the copy refuses; `Invalid` for a copy that holds a
+    /// later state than the pool; `Corrupt` for a copy of another pool, and for metadata that does
+    /// not verify.
     pub async fn pass(&mut self) -> Result<Option<CopiedState>> {
-        // Of a pass whose state was not published.
+        // From a pass whose state was not published.
         self.strays.extend(self.replaced.take().into_iter().flat_map(|replaced| replaced.strays));
         if self.last_commit == Some(self.inner.map.status().commit_number) {
             self.complete().await?;
@@ -339,7 +351,7 @@ impl Copier {
                     let bytes = got.bytes().await.map_err(|cause| source_error(&path, cause))?;
                     self.put_manifest(*number, bytes).await?;
                 }
-                // Its time was over.
+                // It has expired.
                 Err(object_store::Error::NotFound { .. }) => {}
                 Err(cause) => return Err(source_error(&path, cause)),
             }
@@ -380,7 +392,7 @@ impl Copier {
             Ok(path)
         })
         .await;
-        // Also of a pass that ends here: the next one does not copy them again.
+        // Record them even if the pass ends here, so that the next one does not copy them again.
         self.tables.extend(copied);
         done
     }
@@ -405,7 +417,7 @@ impl Copier {
         let failed = |cause| target_error(format!("copy {path}"), cause);
         match create(&self.target, &path, &bytes).await.map_err(failed)? {
             Created::Ours => {}
-            // By an earlier pass, or a try whose answer was lost.
+            // Written by an earlier pass, or by an attempt whose answer was lost.
             Created::Exists => {
                 let found = self.target.get(&path).await.map_err(failed)?;
                 if found.bytes().await.map_err(failed)? != bytes {
@@ -433,7 +445,7 @@ fn held_of(info: &SegmentInfo) -> Held {
     Held { epoch: info.epoch, id: info.id }
 }
 
-/// What is wrong with a segment's object, if something is.
+/// Verifies a segment's object. Returns a description of the damage, if any.
 pub(crate) async fn verify(
     inner: &Inner,
     info: &SegmentInfo,
@@ -453,7 +465,8 @@ pub(crate) async fn verify(
     checked.map_err(|cause| Error::with_source(ErrorKind::Io, "verify a segment", cause))
 }
 
-/// Marks a segment that was damaged in the pool's store when it was copied.
+/// Returns the path of the mark for a segment that was damaged in the pool's store when it was
+/// copied.
 fn damaged_path(number: u64) -> Path {
     Path::from(format!("{DAMAGED}/{number:016x}"))
 }

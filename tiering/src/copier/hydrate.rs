@@ -1,16 +1,19 @@
-//! Hydration: a restored pool gets what it still reads from the copy, in the background.
+//! Hydration: fetches the objects that a restored pool still reads from the copy, in the
+//! background.
 //!
 //! Invariants:
-//! - What is copied is what the pool's metadata names at that time: what clients have overwritten since the restore and
-//!   reclaim has dropped is never fetched.
-//! - Done is done: the end is reported only after a whole look at the metadata has found nothing that is missing. What the
-//!   copy itself lacks, or does not send while it sends others, does not keep the rest from being fetched; it is named, and
-//!   the pool is whole only once it is there, or a person has given it up. What that look has seen is durable by then: a commit
-//!   that forgets a segment is seen before it is, and may be lost.
-//! - What clients wait for comes first, then what was read most before ([`Tier::warm`]), then the rest.
-//! - Segments of which nothing counts as live come last, and where it is asked for only after reclaim had the time to look
-//!   into them and drop them: counts alone are no proof.
-//! - It gives way: while clients wait for the copy, it pauses between objects.
+//! - Hydration fetches objects that the pool's metadata references at that time. Data that clients
+//!   have overwritten since the restore and reclaim has dropped is never fetched.
+//! - The end is final: it is reported only after a complete pass over the metadata has found
+//!   nothing missing. Segments that the copy itself lacks, or does not send while it sends others,
+//!   do not stop the rest from being fetched. They are named, and the pool is whole only once they
+//!   are present or a person has given them up. The metadata that this pass sees is durable by
+//!   then: a commit that forgets a segment becomes visible before it is durable, and may be lost.
+//! - Objects that clients wait for come first, then segments that were read most before
+//!   ([`Tier::warm`]), then the rest.
+//! - Segments whose live count is zero come last and, on request, only after reclaim had time to
+//!   examine and drop them: counts alone are no proof that they are dead.
+//! - Hydration yields to clients: while they wait for the copy, it pauses between objects.
 
 use super::origin::RestoredStore;
 use super::places::Places;
@@ -34,48 +37,51 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// While clients have read from the copy within this time, hydration waits as long between two objects.
+/// If clients have read from the copy within this time, hydration waits for the same time between
+/// two objects.
 const GIVE_WAY: Duration = Duration::from_millis(20);
 
-/// A read of the copy that keeps failing ends the attempt after so long. Chosen by hand: one object that hangs is found out
-/// before that, and the caller tries again.
+/// Time after which a failing read of the copy ends the attempt. Chosen by hand: an object that
+/// hangs is detected earlier, and the caller tries again.
 const COPY_RETRY_MAX: Duration = Duration::from_secs(if cfg!(test) { 6 } else { 90 });
 
-/// How often is looked whether reclaim has dropped what is dead.
+/// Interval at which hydration checks whether reclaim has dropped the dead segments.
 const DEAD_LOOK: Duration = Duration::from_millis(500);
 
-/// How a pool is hydrated.
+/// Options for hydrating a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HydrateOptions {
-    /// Bytes a second, at most.
+    /// Limit on the bytes fetched per second.
     pub bytes_per_second: Option<u64>,
-    /// Segments of which nothing counts as live are left to reclaim as long as one goes in this time.
+    /// Segments with a live count of zero are left to reclaim as long as it drops one of them
+    /// within this time.
     pub dead_patience: Duration,
-    /// A segment that the copy was not to have is not called lost, for so long from the first attempt on, while what only
-    /// dropped volumes named is still being counted out.
+    /// For this long from the first attempt on, a segment that the copy lacks on purpose is not
+    /// called lost while references from dropped volumes are still being subtracted from the
+    /// counts.
     pub counting_patience: Duration,
-    /// Segments that a person has given up, if they are missing: they are not waited for. What the copy has and does not send
-    /// is.
+    /// Segments that a person has given up if they are missing; hydration does not wait for them.
+    /// It still waits for segments that the copy has and does not send.
     pub given_up: Arc<BTreeSet<Path>>,
 }
 
-/// What the copy did not send, of what the pool still names.
+/// Segments that the pool still references and the copy did not send.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lacking {
-    /// Segments that are not there: that was confirmed.
+    /// Segments that are confirmed to be missing.
     pub missing: BTreeSet<Path>,
     /// Segments that could not be read while others could, with the reason.
     pub unreadable: BTreeMap<Path, String>,
 }
 
 impl Lacking {
-    /// Nothing is lacking.
+    /// Returns whether nothing is lacking.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.unreadable.is_empty()
     }
 
-    /// All of them.
+    /// Returns the paths of all lacking segments.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.missing.iter().chain(self.unreadable.keys())
     }
@@ -85,10 +91,11 @@ impl Lacking {
     }
 }
 
-/// How far it is.
+/// Progress of hydration.
 #[derive(Debug, Default)]
 pub struct HydrateProgress {
-    /// Bytes of segments that the state has; an upper bound of what is left before that is measured.
+    /// Bytes of the segments of the state; an upper bound of the bytes left until those are
+    /// measured.
     state_bytes: u64,
     left_bytes: AtomicU64,
     done_bytes: AtomicU64,
@@ -101,26 +108,29 @@ pub struct HydrateProgress {
 /// [`HydrateProgress`] at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HydrateCounts {
-    /// Bytes of segments that are still to be fetched. Until the metadata is here, which comes first, those of
-    /// the state less those that the pool's own store has: at most so many.
+    /// Bytes of segments that are still to be fetched. Until the metadata has been fetched, which
+    /// comes first, an upper bound: the bytes of the state less those that the pool's own store
+    /// has.
     pub left_bytes: u64,
     /// Bytes fetched since the start.
     pub done_bytes: u64,
-    /// Segments that were damaged in the copy, and those that are missing there or could not be read at the last attempt.
+    /// Segments that were damaged in the copy, plus those that are missing there or could not be
+    /// read at the last attempt.
     pub bad_count: u64,
-    /// Seconds left at the pace since the start, once there is one.
+    /// Estimated seconds left at the average pace since the start, once known.
     pub left_seconds: Option<u64>,
 }
 
 impl HydrateProgress {
-    /// That of a state with so many bytes of segments, of which nothing is known to be here.
+    /// Creates the progress for a state with this many bytes of segments, all of which count as
+    /// still to be fetched.
     #[must_use]
     pub fn of_state(state_bytes: u64) -> HydrateProgress {
         let left_bytes = AtomicU64::new(state_bytes);
         HydrateProgress { state_bytes, left_bytes, ..HydrateProgress::default() }
     }
 
-    /// At this moment.
+    /// Returns the counts at this moment.
     #[must_use]
     pub fn counts(&self) -> HydrateCounts {
         let (left, done) =
@@ -137,14 +147,16 @@ impl HydrateProgress {
 }
 
 impl Tier {
-    /// Fetches everything that a restored pool still has in the copy only. Returns when the pool's own store has all that
-    /// the copy sends, with what that is not: segments that it lacks, and those that it does not send while it sends others.
-    /// Where there are any, the pool still needs the copy, unless they are given up: call it again after a while. Call it from
-    /// the background runtime.
+    /// Fetches every object of a restored pool that is still only in the copy. Returns when the
+    /// pool's own store has everything that the copy sends. The result names the segments that
+    /// could not be fetched: those that the copy lacks, and those that it does not send while it
+    /// sends others. If there are any, the pool still needs the copy unless they are given up: call
+    /// it again after a while. Call it from the background runtime.
     ///
     /// # Errors
-    /// `Unavailable` when a store does not answer: call it again, what was fetched stays. `Corrupt` where the copy lacks
-    /// a table of the metadata; the segments are fetched all the same.
+    /// `Unavailable` when a store does not answer: call it again, the fetched objects are kept.
+    /// `Corrupt` when the copy lacks a table of the metadata; the segments are fetched
+    /// nevertheless.
     pub async fn hydrate(
         &self,
         store: &Arc<RestoredStore>,
@@ -187,7 +199,7 @@ impl Tier {
             if self.inner.options.planted.whole_unsettled {
                 break;
             }
-            // Whoever commits holds it until the commit is durable, or has failed.
+            // A committer holds the writer until its commit is durable or has failed.
             let writer = self.inner.writer.lock().await;
             self.inner.map.check(&writer)?;
             if Arc::ptr_eq(&db, &self.inner.map.db()) {
@@ -211,7 +223,8 @@ impl Tier {
 /// Segments that the pool's own store has, by number.
 type Own = BTreeMap<u64, [u8; 16]>;
 
-/// These, and the bytes of those that the state may have.
+/// Lists the segments of the pool's own store, and returns the bytes of those that the state may
+/// have.
 async fn list_own(store: &RestoredStore) -> Result<(Own, u64)> {
     let failed =
         |cause| Error::with_source(ErrorKind::Unavailable, "restore: list the pool's store", cause);
@@ -237,11 +250,11 @@ struct Hydration<'a> {
     progress: &'a HydrateProgress,
     own: Own,
     lacking: Lacking,
-    /// What the first table was that could not be fetched.
+    /// The first table that could not be fetched.
     bad_table: Option<Error>,
-    /// The copy was not to have them, and nothing names them.
+    /// Segments that the copy lacks on purpose and nothing references.
     left_out: Own,
-    /// Nor these, but counts say that they are named yet.
+    /// Segments that the copy lacks on purpose but that the counts still show as referenced.
     uncounted: Own,
     counting_patience: Duration,
 }
@@ -260,7 +273,8 @@ impl Hydration<'_> {
         begun.is_some_and(|begun| begun.elapsed() < self.counting_patience)
     }
 
-    /// Returns how many it has fetched. A table that the copy does not send does not keep segments from being fetched.
+    /// Fetches the tables and returns how many it fetched. A table that the copy does not send does
+    /// not stop segments from being fetched.
     async fn fetch_tables(&mut self) -> Result<u64> {
         let mut count = 0;
         self.bad_table = None;
@@ -283,7 +297,7 @@ impl Hydration<'_> {
         let head = GetOptions { head: true, ..GetOptions::default() };
         let bytes = match self.store.get_of_copy(path, head).await {
             Ok(found) => found.meta.size,
-            // Compacted away meanwhile.
+            // The table was compacted away meanwhile.
             Err(object_store::Error::NotFound { .. })
                 if !self.inner.map.db().objects().tables.contains(path) =>
             {
@@ -303,7 +317,8 @@ impl Hydration<'_> {
         Ok(true)
     }
 
-    /// One look at all segments, or at those of which something is live. Returns how many it has fetched.
+    /// Makes one pass over all segments, or over those with live blocks. Returns the number of
+    /// fetched segments.
     async fn fetch_segments(&mut self, with_dead: bool) -> Result<u64> {
         let hottest = self.measure(with_dead).await?.into_list();
         let (mut last, mut count) = (0, 0);
@@ -330,7 +345,7 @@ impl Hydration<'_> {
         }
     }
 
-    /// What clients wait for comes first.
+    /// Fetches the objects that clients wait for.
     async fn fetch_waited_for(&mut self) -> Result<u64> {
         let mut count = 0;
         while let Some(path) = self.store.most_read(|path| parse_object_path(path).is_some()) {
@@ -340,7 +355,7 @@ impl Hydration<'_> {
         Ok(count)
     }
 
-    /// How much is missing, and what of it is hot.
+    /// Measures how much is missing, and finds the most read of the missing segments.
     async fn measure(&mut self, with_dead: bool) -> Result<Hottest> {
         let (mut last, mut bytes) = (0, 0);
         let mut hottest = Hottest::default();
@@ -362,7 +377,8 @@ impl Hydration<'_> {
         Ok(hottest)
     }
 
-    /// Returns when the copy has no dead segment that is missing here, or reclaim has not dropped one for that long.
+    /// Waits until no dead segment is missing here that the copy has, or until reclaim has dropped
+    /// none for `patience`.
     async fn wait_for_reclaim(&mut self, patience: Duration) -> Result<()> {
         let (mut fewest, mut since) = (u64::MAX, Instant::now());
         loop {
@@ -448,7 +464,7 @@ impl Hydration<'_> {
         if self.progress.lacking.lock().remove(&path) {
             self.inner.dedup.note_well(info.number.0);
         }
-        // Reclaim may have dropped it before it was there to be deleted.
+        // Reclaim may have dropped the segment before its object was here to be deleted.
         if !self.is_named(info).await? {
             self.inner.orphans.abandon(vec![path.clone()]);
         }
@@ -456,9 +472,10 @@ impl Hydration<'_> {
         Ok(1)
     }
 
-    /// The copy has no such segment, which was confirmed where it is to have it.
+    /// Records a segment that the copy does not have. If the copy should have it, its absence was
+    /// confirmed.
     async fn note_missing(&mut self, info: &SegmentInfo) -> Result<()> {
-        // In this order: counting may come to its end in between.
+        // The order matters: the subtraction of counts may finish in between.
         let is_uncounted = self.is_patient()
             && self.inner.may_be_left_out(info.number.0)
             && self.inner.is_counting_out();
@@ -477,7 +494,7 @@ impl Hydration<'_> {
         Ok(())
     }
 
-    /// The copy does not send a segment, while it sends others.
+    /// Records a segment that the copy does not send while it sends others.
     async fn note_unreadable(&mut self, info: &SegmentInfo, error: &Error) -> Result<()> {
         if self.is_named(info).await? {
             let path = info.object_path();
@@ -500,7 +517,7 @@ impl Hydration<'_> {
         Ok(found.is_some_and(|record| record.info == *info))
     }
 
-    /// The object of a segment as the copy has it.
+    /// Reads the object of a segment from the copy.
     async fn get(&self, info: &SegmentInfo) -> Result<Bytes> {
         if self.store.is_read_within(GIVE_WAY) {
             tokio::time::sleep(GIVE_WAY).await;
@@ -524,7 +541,7 @@ impl Hydration<'_> {
     }
 
     async fn put(&self, path: &Path, bytes: Bytes) -> Result<()> {
-        // Never over what has come there meanwhile, by a mend or an operator.
+        // Never overwrite an object that a mend or an operator has put there meanwhile.
         let put = match self.inner.options.planted.hydrate_overwrites {
             true => self.store.own().put(path, bytes.into()).await.map(drop),
             false => create(self.store.own(), path, &bytes).await.map(drop),
@@ -536,7 +553,8 @@ impl Hydration<'_> {
     }
 }
 
-/// What is known of the objects of a copy that is hydrated from: its witness is there as long as the copy is.
+/// Knowledge about the objects of the copy that the pool is hydrated from. The witness exists as
+/// long as the copy does.
 struct CopyPeers {
     inner: Weak<Inner>,
     witness: Path,
@@ -551,7 +569,7 @@ impl std::fmt::Debug for CopyPeers {
 impl CopyPeers {
     fn reader(store: &RestoredStore, inner: &Arc<Inner>) -> StoreReader {
         let mut options = inner.options.frames.clone();
-        // What is lacking is named by the caller.
+        // The caller reports lacking segments itself.
         options.conditions = block::Conditions::default();
         options.retry_duration_max = options.retry_duration_max.min(COPY_RETRY_MAX);
         let reader = StoreReader::new(store.of_copy().clone(), &options).impatient();

@@ -1,9 +1,12 @@
-//! Whether a copy is of the pool as it is: before a pass makes anything, in either store.
+//! Checks whether a copy belongs to the history of the pool, before a pass writes anything to
+//! either store.
 //!
 //! Invariants:
-//! - The pool is only read here: the checkpoint of a pass takes a number of its own, and a pass that is refused again and
-//!   again would otherwise come past the number that it is refused for.
-//! - A manifest is immutable, so two of one number that differ are of two histories. What cannot be read says nothing.
+//! - The check only reads the pool. The checkpoint of a pass takes a manifest number of its own, so
+//!   a pass that is refused again and again would otherwise advance beyond the number for which it
+//!   is refused.
+//! - A manifest is immutable, so two different manifests of the same number belong to two
+//!   histories. A manifest that cannot be read proves nothing.
 
 use super::Copier;
 use crate::map::database;
@@ -18,11 +21,11 @@ async fn read(store: &Arc<dyn ObjectStore>, path: &Path) -> Option<Bytes> {
 }
 
 impl Copier {
-    /// Refuses a copy whose newest manifest the pool does not have yet, or has otherwise.
+    /// Refuses a copy whose newest manifest the pool does not have yet, or has with other contents.
     ///
     /// # Errors
-    /// `Invalid` for one that is later than the pool's; `Corrupt` for one of another history; `Unavailable` where the pool's
-    /// store cannot be listed.
+    /// `Invalid` for a copy that is later than the pool; `Corrupt` for one of another history;
+    /// `Unavailable` when the pool's store cannot be listed.
     pub(super) async fn check_lineage(&mut self) -> Result<()> {
         let Some(newest) = self.manifests.last().copied() else { return Ok(()) };
         let pools = database::newest_manifest(&self.inner.store).await?;

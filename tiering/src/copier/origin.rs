@@ -1,11 +1,13 @@
-//! The store of a pool that was restored from a copy: what it has not got yet is read from there.
+//! The store of a pool that was restored from a copy: objects that are not here yet are read from
+//! the copy.
 //!
 //! Invariants:
-//! - Only objects that never change are read from the copy: segments and tables of the metadata. Their names hold random
-//!   ids, so that what the pool writes is never taken for what the copy has, or the reverse.
-//! - That the copy lacks something is believed only where its witness is: a folder that is not mounted, or a bucket that
-//!   is gone, has nothing either.
-//! - Everything is written, listed and deleted in the pool's own store only.
+//! - Only objects that never change are read from the copy: segments and tables of the metadata.
+//!   Their names contain random ids, so an object that the pool writes is never confused with one
+//!   of the copy.
+//! - An object counts as missing in the copy only if the copy's witness can be read: an unmounted
+//!   folder or a deleted bucket also has no objects.
+//! - All writes, listings and deletions affect only the pool's own store.
 
 use crate::fetch::store::{OF_COPY, OF_COPY_OBJECT, StoreReader};
 use crate::map::database;
@@ -23,34 +25,36 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Objects of the copy whose reads are counted. Chosen by hand: 16 MiB of names.
+/// Maximum number of objects of the copy whose reads are counted. Chosen by hand: 16 MiB of names.
 const COUNTED_MAX: usize = 100_000;
 
 /// Longest wait for the witness. Chosen by hand: much longer than a store takes for one byte.
 const WITNESS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// The combined store; see the module.
 #[derive(Debug)]
 pub struct RestoredStore {
     own: Arc<dyn ObjectStore>,
     copy: Arc<dyn ObjectStore>,
-    /// An object that is in the copy as long as that is there.
+    /// An object that exists in the copy as long as the copy does.
     witness: Path,
-    /// First number that no segment of the copy has.
+    /// The first segment number above all segments of the copy.
     below: u64,
-    /// Objects that were read from the copy and that the pool's own store does not have, with how often.
+    /// Read counts of objects that were read from the copy and that the pool's own store does not
+    /// have.
     read: Mutex<HashMap<Path, u64>>,
     is_whole: AtomicBool,
     started: Instant,
-    /// What hydration reads the copy with; it remembers what could not be read.
+    /// Reader with which hydration reads the copy; it remembers objects that could not be read.
     reader: OnceLock<StoreReader>,
-    /// When somebody read from the copy last, in milliseconds since `started`, or 0.
+    /// Time of the last read from the copy, in milliseconds since `started`, or 0.
     last_read_ms: AtomicU64,
 }
 
 impl RestoredStore {
-    /// `own` before `copy`, which is a [`crate::map::view::state_view`] with the object `witness`, and has no segment of the
-    /// number `below` or a later one.
+    /// Creates a store that reads from `own` before `copy`. `copy` is a
+    /// [`crate::map::view::state_view`] that contains the object `witness` and has no segment
+    /// numbered `below` or higher.
     #[must_use]
     pub fn new(
         own: Arc<dyn ObjectStore>,
@@ -75,7 +79,7 @@ impl RestoredStore {
         &self.own
     }
 
-    /// Without the witness.
+    /// Returns the copy's store, without the check of the witness.
     pub(crate) fn of_copy(&self) -> &Arc<dyn ObjectStore> {
         &self.copy
     }
@@ -84,7 +88,7 @@ impl RestoredStore {
         self.below
     }
 
-    /// Of the copy. What is not there is `NotFound` only if the copy itself is.
+    /// Reads from the copy. A missing object is `NotFound` only if the witness can be read.
     pub(crate) async fn get_of_copy(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
         let missing = match self.copy.get_opts(path, options).await {
             Err(error @ Error::NotFound { .. }) => error,
@@ -99,8 +103,8 @@ impl RestoredStore {
         }
     }
 
-    /// As [`RestoredStore::get_of_copy`], for the pool's reads: a failure says whether it is that of one object, or of the
-    /// copy.
+    /// Like [`RestoredStore::get_of_copy`], for the pool's reads: the error says whether it
+    /// concerns one object, or the copy as a whole.
     async fn read_of_copy(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
         let error = match self.get_of_copy(path, options).await {
             Err(error @ Error::NotFound { .. }) => return Err(error),
@@ -115,7 +119,7 @@ impl RestoredStore {
         Err(Error::Generic { store, source: Box::new(error) })
     }
 
-    /// Whether the copy is there and is read.
+    /// Checks that the copy exists and can be read.
     pub(super) async fn read_witness(&self) -> Result<()> {
         let read = self.copy.get_range(&self.witness, 0..1);
         let read = tokio::time::timeout(WITNESS_TIMEOUT, read).await;
@@ -129,7 +133,7 @@ impl RestoredStore {
         self.reader.get_or_init(make)
     }
 
-    /// The pool's own store has everything.
+    /// Returns whether the pool's own store has everything.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.is_whole.load(Ordering::SeqCst)
@@ -139,25 +143,27 @@ impl RestoredStore {
         &self.witness
     }
 
-    /// The pool's own store has everything: the copy is not asked any more.
+    /// Marks the pool's own store as complete; the copy is no longer read.
     pub(crate) fn set_whole(&self) {
         self.is_whole.store(true, Ordering::SeqCst);
         self.read.lock().clear();
     }
 
-    /// Of these, the one that was read from the copy most often, and the pool's own store has not got yet.
+    /// Returns the wanted object that was read from the copy most often and is not yet in the
+    /// pool's own store.
     pub(crate) fn most_read(&self, is_wanted: impl Fn(&Path) -> bool) -> Option<Path> {
         let read = self.read.lock();
         let wanted = read.iter().filter(|(path, _)| is_wanted(path));
         wanted.max_by_key(|(_, count)| **count).map(|(path, _)| path.clone())
     }
 
-    /// The pool's own store has it now, or nobody needs it.
+    /// Stops counting reads of an object that the pool's own store has now, or that is no longer
+    /// needed.
     pub(crate) fn forget(&self, path: &Path) {
         self.read.lock().remove(path);
     }
 
-    /// Somebody waited for the copy within this time.
+    /// Returns whether a client waited for the copy within this time.
     pub(crate) fn is_read_within(&self, time: Duration) -> bool {
         let last = self.last_read_ms.load(Ordering::Relaxed);
         let now = self.started.elapsed().as_millis() as u64;
@@ -215,7 +221,7 @@ impl ObjectStore for RestoredStore {
         if self.is_whole.load(Ordering::SeqCst) || !self.is_shared(path) {
             return self.own.get_opts(path, options).await;
         }
-        // Asking both for each read would double the requests.
+        // Asking both stores for each read would double the requests.
         if !self.read.lock().contains_key(path) {
             match self.own.get_opts(path, options.clone()).await {
                 Err(Error::NotFound { .. }) => {}
@@ -227,7 +233,8 @@ impl ObjectStore for RestoredStore {
                 self.note_read(path);
                 Ok(got)
             }
-            // It came to the pool's own store meanwhile, and then nothing kept it in the copy.
+            // It was added to the pool's own store meanwhile, and from then on nothing kept it in
+            // the copy.
             Err(Error::NotFound { .. }) => {
                 self.forget(path);
                 self.own.get_opts(path, options).await

@@ -1,10 +1,11 @@
-//! Copies of some volumes: which segments these need.
+//! Copies of some volumes: determines which segments these volumes need.
 //!
 //! Invariants:
-//! - A segment is left out only if its own directory has nothing that was written for a layer of these volumes, or for one
-//!   that such a layer was made from, and it has no back-reference to a page of these layers. What cannot be read is taken.
-//! - A directory never changes: of what was left out only back-references are looked at again, in each state, as long as no
-//!   other layer comes to those that are needed.
+//! - A segment is excluded only if its own directory has nothing that was written for a layer of
+//!   these volumes, or for a layer that such a layer was made from, and it has no back-reference to
+//!   a page of these layers. A segment whose directory cannot be read is copied.
+//! - A directory never changes. Of an excluded segment only the back-references are examined again,
+//!   in each state, as long as no layer is added to the needed ones.
 
 use super::{Copier, held_of};
 use crate::map::records::SegmentRecord;
@@ -17,44 +18,48 @@ use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Directories that are read at the same time. Chosen by hand: two requests each, and a MiB at most.
+/// Maximum number of directories that are read concurrently. Chosen by hand: two requests each, and
+/// at most 1 MiB.
 const DIRECTORIES_AT_ONCE: usize = 8;
 
-/// What a copy of some volumes, or a pool that was restored from one, lacks on purpose.
+/// Segments that a copy of some volumes, or a pool that was restored from one, lacks on purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
-    /// First number that no segment of the copy has.
+    /// The first segment number above all segments of the copy.
     pub below: u64,
-    /// The volumes that it is of.
+    /// The volumes that the copy contains.
     pub volumes: Arc<BTreeSet<VolumeId>>,
-    /// Volumes from this one on were made since, and lack nothing; `None`: there is none of these.
+    /// Volumes from this one on were created since and lack nothing; `None` while it is unknown
+    /// which volumes are new.
     pub first_new_volume: Option<VolumeId>,
 }
 
-/// Which volumes a copy is of.
+/// The volumes that a copy contains.
 pub(super) struct Part {
     volumes: BTreeSet<VolumeId>,
-    /// The layers that they needed in the newest state that was looked at.
+    /// The layers that they needed in the newest state that was examined.
     layers: BTreeSet<LayerId>,
-    /// Ids of the segments whose directories name nothing of them, by number: 40 bytes each.
+    /// Ids of the segments whose directories name nothing of these layers, by number: 40 bytes
+    /// each.
     left_out: BTreeMap<u64, [u8; 16]>,
 }
 
 impl Copier {
-    /// Copies what these volumes need, and their snapshots; the metadata is copied whole. What the copy has already stays
-    /// as long as the pool has it.
+    /// Restricts the copy to the data of these volumes and their snapshots; the metadata is copied
+    /// whole. Objects that the copy already has stay as long as the pool has them.
     #[must_use]
     pub fn of_volumes(mut self, volumes: BTreeSet<VolumeId>) -> Copier {
         self.part = Some(Part { volumes, layers: BTreeSet::new(), left_out: BTreeMap::new() });
         self
     }
 
-    /// The copy is of this volume.
+    /// Returns whether the copy contains this volume.
     pub(super) fn is_of(&self, volume: VolumeId) -> bool {
         self.part.as_ref().is_none_or(|part| part.volumes.contains(&volume))
     }
 
-    /// Of these segments, all that have records from `first` to `last`, those that the copy is to have.
+    /// Selects the segments that the copy should have from `all`, which are all segments with
+    /// records from `first` to `last`.
     pub(super) async fn needed(
         &mut self,
         map: &Map,
@@ -119,16 +124,17 @@ async fn is_written_for(
 }
 
 impl Inner {
-    /// A segment of this number that is not there may be one that the copy was not to have.
+    /// Returns whether a missing segment of this number may be one that the copy lacks on purpose.
     pub(crate) fn may_be_left_out(&self, number: u64) -> bool {
         self.left_out.read().as_ref().is_some_and(|left_out| number < left_out.below)
     }
 
-    /// What only the volumes named that were dropped, as they were not restored, is still being counted out.
+    /// Returns whether references from volumes that were dropped because they were not restored are
+    /// still being subtracted from the counts.
     pub(crate) fn is_counting_out(&self) -> bool {
         self.left_out.read().as_ref().is_some_and(
             |LeftOut { volumes, first_new_volume, .. }| {
-                // Until it is known which volumes are new, the others are still to be dropped.
+                // Until it is known which volumes are new, the others have yet to be dropped.
                 if first_new_volume.is_none() && !self.options.planted.lacking_unchosen {
                     return true;
                 }
@@ -138,7 +144,8 @@ impl Inner {
         )
     }
 
-    /// Whether a segment may be missing on purpose: who does not find it does not look for it again and again.
+    /// Returns whether a segment may be missing on purpose. A reader that does not find it does not
+    /// retry.
     pub(crate) async fn may_be_missing(&self, number: u64) -> bool {
         self.may_be_left_out(number)
             && (self.is_read_only
@@ -146,10 +153,11 @@ impl Inner {
                 || self.is_left_out(number).await.unwrap_or(false))
     }
 
-    /// A segment that is not there is one that the copy was not to have, as far as counts say.
+    /// Returns whether a missing segment is one that the copy lacks on purpose, according to its
+    /// count of live blocks.
     ///
     /// # Errors
-    /// As [`Map::live_blocks`].
+    /// Those of [`Map::live_blocks`].
     pub(crate) async fn is_left_out(&self, number: u64) -> Result<bool> {
         Ok(self.may_be_left_out(number) && self.map.live_blocks(number).await? == 0)
     }

@@ -1,17 +1,19 @@
-//! Permits for objects that are on their way between stores.
+//! Permits for objects in transit between stores.
 //!
 //! Invariants:
-//! - Each destination has permits of its own: one that hangs takes none of another's.
-//! - Beside these there are a few for the whole process, which bound the memory while all goes well. An object that takes
-//!   longer than [`LEND_MAX`] gives the shared one back, and keeps that of its destination. So each destination that is slow
-//!   or hangs holds at most [`OBJECTS_AT_ONCE`] objects beyond the shared bound.
+//! - Each destination has permits of its own: one that hangs does not take permits of another.
+//! - In addition there are a few shared permits for the whole process, which bound the memory in
+//!   normal operation. An object that takes longer than [`LEND_MAX`] returns its shared permit and
+//!   keeps the one of its destination. So each destination that is slow or hangs holds at most
+//!   [`OBJECTS_AT_ONCE`] objects beyond the shared bound.
 
 use super::OBJECTS_AT_ONCE;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Longest that an object on its way keeps others from theirs. Chosen by hand: 16 MiB at 13 Mbit/s.
+/// Longest time for which an object in transit holds a shared permit. Chosen by hand: 16 MiB at 13
+/// Mbit/s.
 const LEND_MAX: Duration = Duration::from_secs(10);
 
 /// Permits of one destination. Clones share them.
@@ -26,14 +28,14 @@ impl Places {
         Places { shared: shared.clone(), own: Arc::new(Semaphore::new(OBJECTS_AT_ONCE)) }
     }
 
-    /// Carries out `work` with a permit of the destination, and at first with one of all.
+    /// Runs `work` with a permit of the destination and, for at most [`LEND_MAX`], a shared permit.
     pub(crate) async fn with<T>(&self, work: impl Future<Output = T>) -> T {
         let _own = self.own.acquire().await.expect("never closed");
         lend(&self.shared, work).await
     }
 }
 
-/// Carries out `work`, at first with a permit of all.
+/// Runs `work`, holding a shared permit for at most [`LEND_MAX`].
 pub(crate) async fn lend<T>(shared: &Semaphore, work: impl Future<Output = T>) -> T {
     let place = shared.acquire().await.expect("never closed");
     tokio::pin!(work);

@@ -1,5 +1,5 @@
-//! What later states have replaced: it is noted by each pass, and deleted in the copy a while after a state without it was
-//! published.
+//! Objects that later states have replaced. Each pass records them, and they are deleted in the
+//! copy a while after a state without them was published.
 
 use super::transfer::target_error;
 use super::{Copier, damaged_path, path_of};
@@ -11,38 +11,39 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Replaced objects that are remembered; beyond it the oldest are left to the listing of the next start. Chosen by
-/// hand: 25 MiB of names, while a reader keeps them.
+/// Maximum number of replaced objects that are remembered. Beyond it the oldest are left to the
+/// listing of the next start. Chosen by hand: 25 MiB of names, while a reader keeps them.
 const DOOMED_MAX: usize = 250_000;
-/// Objects deleted by one call. Chosen by hand: so that who calls can be stopped.
+/// Maximum number of objects that one call deletes. Chosen by hand, so that the caller can be
+/// stopped.
 const DELETES_MAX: usize = 256;
 
-/// Objects that one call does not manage to delete, before it ends. Chosen by hand.
+/// Failed deletions after which a call ends. Chosen by hand.
 const FAILED_MAX: usize = 3;
 
-/// What is no longer needed.
+/// An object that is no longer needed.
 #[derive(Debug)]
 pub(super) struct Doomed {
     path: Path,
-    /// The first published state that does not name it.
+    /// The first published state that does not reference it.
     since_state: u64,
     since: Instant,
 }
 
-/// What a pass has found to be replaced, until its state is published.
+/// Objects that a pass has found to be replaced, held until its state is published.
 #[derive(Debug, Default)]
 pub(super) struct Replaced {
     pub commit_number: u64,
     pub segments: Vec<u64>,
     pub tables: BTreeSet<Path>,
     pub manifests: BTreeSet<u64>,
-    /// Of the listing: other objects of the copy's folders.
+    /// Other objects of the copy's folders, from the listing.
     pub strays: Vec<Path>,
 }
 
 impl Copier {
-    /// The state of the last pass counts now, as number `state` of the published ones: what it does not name will be
-    /// deleted in the copy.
+    /// Marks the state of the last pass as published, with the number `state`. Objects that it does
+    /// not reference will be deleted in the copy.
     pub fn published(&mut self, state: u64) {
         let Some(replaced) = self.replaced.take() else { return };
         let Replaced { commit_number, segments, tables, manifests, strays } = replaced;
@@ -70,18 +71,21 @@ impl Copier {
         self.progress.waiting_count.store(self.doomed.len() as u64, Ordering::Relaxed);
     }
 
-    /// Deletes some of what no published state names since long enough, and no pin keeps: `pinned` is the oldest
-    /// state that somebody reads. To be called while the caller knows that the copy is still its own.
+    /// Deletes some of the objects that no published state has referenced for the grace period and
+    /// that no pin keeps. `pinned` is the oldest state that a reader uses. Call it only while the
+    /// copy is known to belong to this pool.
     ///
     /// # Errors
-    /// `Unavailable` or `Denied`; what is left is deleted later. `Fenced` when the pool is not ours any more.
+    /// `Unavailable` or `Denied`; the remaining objects are deleted later. `Fenced` when another
+    /// process owns the pool.
     pub async fn collect(&mut self, pinned: Option<u64>) -> Result<u64> {
         let is_pin_ignored = self.inner.options.planted.pin_ignored;
         let is_free = |doomed: &Doomed| {
             doomed.since.elapsed() >= self.options.grace
                 && (is_pin_ignored || pinned.is_none_or(|pinned| pinned >= doomed.since_state))
         };
-        // In the order in which they were replaced, so that none is free behind one that is not.
+        // In the order in which they were replaced, so that no free object is behind one that is
+        // not.
         let count = self.doomed.iter().take_while(|doomed| is_free(doomed)).count();
         if count == 0 {
             return Ok(0);
@@ -99,12 +103,12 @@ impl Copier {
                     let what = format!("delete {} in the copy", doomed.path);
                     failed.push((doomed, target_error(what, cause)));
                     if failed.len() >= FAILED_MAX {
-                        break; // the copy refuses, or is away
+                        break; // the copy refuses, or is unreachable
                     }
                 }
             }
         }
-        // The others do not wait for those that cannot be deleted.
+        // Objects that cannot be deleted must not delay the others.
         let mut first = None;
         for (doomed, error) in failed {
             self.doomed.push_back(doomed);

@@ -1,4 +1,5 @@
-//! The segments of a state, copied: each one is verified on its way, and what is damaged or missing is noted.
+//! Copies the segments of a state. Each one is verified while it is copied, and damaged or missing
+//! ones are recorded.
 
 use super::replaced::Replaced;
 use super::transfer::{each, target_error};
@@ -15,27 +16,28 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A segment that was damaged or missing in the pool's store is looked at again after so long: it may have been mended,
-/// or only what was read was damaged.
+/// Time after which a segment that was damaged or missing in the pool's store is examined again: it
+/// may have been mended, or only the transfer was damaged.
 const BAD_AGAIN: Duration = Duration::from_secs(3600);
 
-/// One that could not be read while others could, likewise. Chosen by hand: one request then.
+/// Time after which a segment that could not be read while others could is examined again. Chosen
+/// by hand: it costs one request.
 const UNREADABLE_AGAIN: Duration = Duration::from_secs(60);
-/// Segments that one pass without a new state tries again. Chosen by hand.
+/// Maximum number of segments that a pass without a new state retries. Chosen by hand.
 const COMPLETED_MAX: usize = 64;
 
-/// A segment that the pool's store did not have whole.
+/// A segment that was not intact in the pool's store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bad {
     found: Found,
-    /// As it was counted.
+    /// The finding under which it was counted.
     first: Found,
-    /// When it is looked at again; `None`: with the next pass.
+    /// Time at which it is examined again; `None` means with the next pass.
     again_at: Option<Instant>,
 }
 
 impl Bad {
-    /// The copy has a mark of it from before this start.
+    /// Creates the record of a segment whose mark the copy had before this start.
     pub(super) fn of_listing() -> Bad {
         Bad { found: Found::Damaged, first: Found::Damaged, again_at: None }
     }
@@ -45,7 +47,7 @@ impl Bad {
     }
 }
 
-/// What the pool's store had of a segment.
+/// State of a segment in the pool's store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Whole,
@@ -53,12 +55,12 @@ enum Found {
     Missing,
     /// It cannot be read, while others can.
     Unreadable,
-    /// The pool was restored from a copy that was not to have it.
+    /// The pool was restored from a copy that lacked it on purpose.
     LeftOut,
 }
 
 impl Copier {
-    /// Returns how many segments the state has, and their bytes.
+    /// Copies the segments of the state. Returns how many it has, and their bytes.
     pub(super) async fn copy_segments(
         &mut self,
         map: &Map,
@@ -82,13 +84,15 @@ impl Copier {
                 self.segments.range(last + 1..=end).filter(|(number, held)| !has(number, held));
             for (number, held) in gone {
                 match named.contains_key(number) {
-                    // Of a life of the pool that was undone. It is copied under its own name.
+                    // It belongs to an undone history of the pool. The referenced segment is copied
+                    // under its own name.
                     true => self.strays.push(path_of(*number, *held)),
                     false => gone_numbers.push(*number),
                 }
             }
             for number in gone_numbers {
-                // A record that does not open was passed over: what the copy has of it may be all that there is.
+                // A record that does not open was skipped; the object in the copy may be the only
+                // one left.
                 match map.find_segment(number).await {
                     Ok(None) => replaced.segments.push(number),
                     Ok(Some(_)) => {}
@@ -132,7 +136,8 @@ impl Copier {
         }
     }
 
-    /// Tries again to copy what the newest published state lacks because it could not be read, or was not there.
+    /// Retries copying segments that the newest published state lacks because they could not be
+    /// read or were missing.
     pub(super) async fn complete(&mut self) -> Result<()> {
         let is_wanted =
             |bad: &Bad| bad.is_due() && matches!(bad.found, Found::Unreadable | Found::Missing);
@@ -166,7 +171,7 @@ impl Copier {
         }
     }
 
-    /// Counts it once, and notes when it is looked at again.
+    /// Counts a bad segment once, and sets the time of its next examination.
     fn note_bad(&mut self, number: u64, found: Found) {
         let pause = if found == Found::Unreadable { UNREADABLE_AGAIN } else { BAD_AGAIN };
         let first = self.bad.get(&number).map(|bad| bad.first);
@@ -185,7 +190,7 @@ impl Copier {
         self.places.with(self.copy_segment_now(info)).await
     }
 
-    /// The object as the pool's store has it, also where it has another size.
+    /// Reads the object from the pool's store, even if its size is not the expected one.
     async fn read_segment(&self, info: &SegmentInfo) -> Result<Bytes> {
         match self.inner.frames.read_object(info).await {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -203,7 +208,7 @@ impl Copier {
             let object = match self.read_segment(info).await {
                 Ok(object) => object,
                 Err(error) if error.kind() == ErrorKind::Unreadable => {
-                    // Another copy may have it, and then the pool's store has it again.
+                    // Another copy may have it; the pool's store then has it again.
                     let healed = self.inner.heal_now(info).await?;
                     match healed {
                         Finding::Whole { .. } | Finding::Mended { .. } if !is_healed => {
@@ -215,7 +220,7 @@ impl Copier {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    // Reclaim forgets it soon.
+                    // Reclaim will forget it soon.
                     let may_be = self.inner.may_be_left_out(info.number.0);
                     let is_left_out = (may_be && self.inner.is_counting_out())
                         || self.inner.is_left_out(info.number.0).await?;
@@ -229,13 +234,14 @@ impl Copier {
             };
             match verify(&self.inner, info, &object).await? {
                 None => break object,
-                // The way may have been bad, not the object.
+                // The transfer may have been bad, not the object.
                 Some(_) if !is_second => is_second = true,
                 Some(why) => {
                     if !planted.damage_overwrites && self.has_whole(info).await? {
                         return Ok(Found::Whole);
                     }
-                    // Before it: whoever copies next knows that this one is to be looked at again.
+                    // Write the mark first, so that a later run knows that this segment must be
+                    // examined again.
                     let mark = damaged_path(info.number.0);
                     let marked = self.target.put(&mark, PutPayload::new());
                     marked.await.map_err(|cause| target_error(format!("copy {path}"), cause))?;
@@ -256,7 +262,8 @@ impl Copier {
         Ok(if is_damaged { Found::Damaged } else { Found::Whole })
     }
 
-    /// What the copy has of a segment is whole: it was copied before the damage, or put there since.
+    /// Returns whether the segment in the copy is intact: it was copied before the damage, or was
+    /// put there since.
     async fn has_whole(&self, info: &SegmentInfo) -> Result<bool> {
         let path = info.object_path();
         let failed = |cause| target_error(format!("read {path} of the copy"), cause);
@@ -272,8 +279,8 @@ impl Copier {
         Ok(verify(&self.inner, info, &object).await?.is_none())
     }
 
-    /// A segment that was not there is damage only if the pool still names it, and is still ours: whoever has it now may
-    /// have reclaimed that.
+    /// Fails for a missing segment only if the pool still references it and is still owned by this
+    /// process: a new owner may have reclaimed it.
     async fn check_missing(&self, info: &SegmentInfo) -> Result<()> {
         let named = {
             let writer = self.inner.writer.lock().await;

@@ -1,4 +1,5 @@
-//! How objects go from one store to another: a few at a time, large ones part by part, and no faster than was asked for.
+//! Transfers objects between stores: a few at a time, large ones in parts, and within the requested
+//! rate.
 
 use super::OBJECTS_AT_ONCE;
 use super::places::Places;
@@ -11,11 +12,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Objects above this are copied in parts of this size. Chosen by hand: as large as the parts of a store must be.
+/// Larger objects are copied in parts of this size. Chosen by hand: the minimum size of a part in
+/// common stores.
 const PART_BYTES: usize = 8 << 20;
 
-/// Copies an object of so many bytes. A large one part by part: a request that waits for its turn in the middle would come
-/// to its end.
+/// Copies an object of the given size. A large object is copied in parts, because a long request
+/// that waits for its turn in the middle would time out.
 pub(super) async fn copy_parts(
     from: &Arc<dyn ObjectStore>,
     to: &Arc<dyn ObjectStore>,
@@ -49,7 +51,7 @@ pub(super) async fn copy_parts(
         match places.with(next).await {
             Ok(piece) => parts.put(piece),
             Err(error) => {
-                // What is left of it is the store's to clean.
+                // The store cleans up the remaining parts.
                 let _ = parts.abort().await;
                 return Err(error);
             }
@@ -58,7 +60,8 @@ pub(super) async fn copy_parts(
     parts.finish().await.map(drop).map_err(failed)
 }
 
-/// Does something to each, a few at a time. Returns what was done before the first failure, and that.
+/// Applies `of` to each element, a few at a time. Returns the results up to the first failure, and
+/// that failure.
 pub(super) async fn each<A, B, F>(all: Vec<A>, of: impl Fn(A) -> F) -> (Vec<B>, Result<()>)
 where
     F: Future<Output = Result<B>>,
@@ -95,10 +98,10 @@ pub(super) fn target_error(doing: impl Into<String>, cause: object_store::Error)
     Error::with_source(kind, doing, cause)
 }
 
-/// Spreads bytes over time.
+/// Limits the transfer rate.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Bytes a second.
+    /// Bytes per second.
     rate: Option<u64>,
     free_at: Mutex<Instant>,
 }
@@ -108,7 +111,7 @@ impl Pace {
         Pace { rate, free_at: Mutex::new(Instant::now()) }
     }
 
-    /// Waits until so many bytes may be sent.
+    /// Waits until this many bytes may be sent.
     pub(super) async fn wait(&self, bytes: u64) {
         let Some(rate) = self.rate else { return };
         let at = {

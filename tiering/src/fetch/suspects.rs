@@ -18,8 +18,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Rounds, in the sum of their weights, before an object counts as unreadable. Chosen by hand: with
-/// a store that fails every second request at random, six of them succeed in a row once in 4,096
-/// rounds, and the object's own reads must fail meanwhile.
+/// a store that fails every second request at random, six such rounds in a row occur once in 4,096
+/// times, and only if the object's own reads keep failing meanwhile.
 pub(super) const UNREADABLE_ROUNDS: u32 = 6;
 /// Rounds in which the object was not found before it counts as missing. Chosen by hand: one, and
 /// two confirmations.
