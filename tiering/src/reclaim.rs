@@ -1,17 +1,22 @@
-//! Reclaim: space of what was overwritten or trimmed comes back. Live blocks of segments that are mostly
-//! dead are written to new segments, pages re-pointed, the old segments forgotten and deleted.
+//! Reclaim: frees the space of blocks that were overwritten or trimmed. Live blocks of mostly dead
+//! segments are written to new segments, pages are re-pointed, and the old segments are forgotten
+//! and deleted.
 //!
 //! Invariants:
-//! - Counts of live blocks nominate, the segment's own directory and every page that it was written for
-//!   decide: a segment is forgotten only when none of them names it.
-//! - Order: new segments durable, then one metadata batch that re-points and forgets, durable, then the
-//!   old objects are deleted. A crash in between leaves orphan segments, never dangling pointers.
-//! - What a write has changed meanwhile stays: see [`crate::map::repoint`].
-//! - What a snapshot shows is live, and what any layer shows that was made from the one that a block was written
-//!   for. References go down from a layer to those made from it, and so do the looks. A segment has a block of a layer once at most, and so have all segments
-//!   that one step rewrites: a block that was overwritten between two snapshots is in two of them.
-//! - Memory is bounded: one segment that is built, one that is gathered, and the frames of a few requests.
-//! - Dropping the future stops it between two steps; a commit that has begun ends by itself.
+//! - Counts of live blocks nominate a segment. Its own directory and every page that it was written
+//!   for decide: a segment is forgotten only when none of these pages references it.
+//! - Order: the new segments are made durable, then one metadata batch that re-points pages and
+//!   forgets segments, then the old objects are deleted. A crash in between leaves orphan segments,
+//!   never dangling pointers.
+//! - Pages that a write has changed meanwhile are left as they are: see [`crate::map::repoint`].
+//! - A block is live if a snapshot shows it, or if any layer shows it that was made from the layer
+//!   for which it was written. References lead from a layer down to the layers made from it, so the
+//!   search for references goes the same way. A segment has each block of a layer at most once, and
+//!   so do all segments together that one step rewrites; a block that was overwritten between two
+//!   snapshots is in two segments.
+//! - Memory is bounded: one segment being built, one being gathered, and the frames of a few
+//!   requests.
+//! - Dropping the future stops reclaim between two steps. A commit that has begun runs to its end.
 
 mod look;
 mod moves;
@@ -37,52 +42,56 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use victims::{Pass, STUCK_MAX, Victim, worth};
 
-/// Segments that one step of a pass looks at. Chosen by hand: some milliseconds.
+/// Segments that one step of a pass examines. Chosen by hand: some milliseconds.
 const PASS_STEP: usize = 2048;
-/// Dead segments that are forgotten with one commit. Chosen by hand.
+/// Dead segments that are forgotten in one commit. Chosen by hand.
 const DEAD_AT_ONCE: usize = 32;
-/// Segments that are rewritten with one commit, at most. Chosen by hand.
+/// Maximum number of segments that are rewritten in one commit. Chosen by hand.
 const VICTIMS_AT_ONCE: usize = 16;
-/// Live bytes that are rewritten with one commit, about; one segment at least. Chosen by hand.
+/// Approximate number of live bytes that are rewritten in one commit, though always at least one
+/// segment. Chosen by hand.
 const LIVE_BYTES_AT_ONCE: u64 = 32 << 20;
-/// States of pages, those that snapshots show too, that one step re-points, about. Chosen by hand: 3 KiB each at
-/// most, and mostly far less.
+/// Approximate number of page states that one step re-points, including those that snapshots show.
+/// Chosen by hand: at most 3 KiB each, and mostly far less.
 const STATES_AT_ONCE: usize = 16_384;
-/// For so long a segment is passed over that took too long to look into. Chosen by hand.
+/// Time for which a segment is skipped that took too long to examine. Chosen by hand.
 const POSTPONED_TIME: Duration = Duration::from_secs(600);
-/// Size of the new segments before compression, at most. Chosen by hand: two of them are in memory.
+/// Maximum size of the new segments before compression. Chosen by hand: two of them are in memory.
 pub const SEGMENT_BYTES_MAX: usize = 8 << 20;
-/// Memory that reclaim takes at most, beside twice a segment's, up to [`SEGMENT_BYTES_MAX`] each.
+/// Maximum memory of reclaim for frames, in addition to two segments of up to [`SEGMENT_BYTES_MAX`]
+/// each.
 pub const READ_BYTES_MAX: u64 =
     (FRAMES_AT_ONCE * READS_AT_ONCE * BLOCK_COUNT_MAX as usize * BLOCK) as u64;
-/// Frames read in one go, and how many such reads run at the same time. Chosen by hand: 8 MiB at most.
+/// Frames read in one go, and the number of such reads that run concurrently. Chosen by hand: at
+/// most 8 MiB.
 const FRAMES_AT_ONCE: usize = 64;
 const READS_AT_ONCE: usize = 2;
-/// Pause between two passes, at least, and this many times as long as the last one took. Chosen by hand.
+/// Shortest pause between two passes, and the minimum pause as a multiple of the duration of the
+/// last pass. Chosen by hand.
 const PASS_PAUSE: Duration = Duration::from_secs(1);
 const PASS_PAUSE_PARTS: u32 = 10;
-/// After this time a pass is made for less than a segment of lost blocks. Chosen by hand.
+/// After this pause a pass is made even if less than a segment of blocks has died. Chosen by hand.
 const PASS_PAUSE_MAX: Duration = Duration::from_secs(30);
-/// While destage is urgent, rewriting waits unless more than so many percent of the live bytes are stored.
-/// Chosen by hand: the log goes first, but not for ever.
+/// While destage is urgent, rewriting waits unless the stored bytes exceed this percentage of the
+/// live bytes. Chosen by hand: the log takes precedence, but not for ever.
 const URGENT_PERCENT: u64 = 200;
-/// A step's rewriting is given up after so long, and dead segments alone are dropped for a while: a store that
-/// is full takes nothing, and gets room by that. Chosen by hand.
+/// Timeout of rewriting in one step. After it, only dead segments are dropped for a while, because
+/// a full store accepts nothing and gets room by deletions. Chosen by hand.
 const REWRITE_TIME_MAX: Duration = Duration::from_secs(120);
-/// No further segment is begun after so long. Chosen by hand: half of that.
+/// Time after which a step begins no further segment. Chosen by hand: half of that.
 const VICTIMS_TIME_MAX: Duration = Duration::from_secs(60);
 const REWRITE_PAUSE: Duration = Duration::from_secs(60);
-/// Deletions that may wait before more segments are forgotten. Chosen by hand: the store refuses, or is
-/// away.
+/// Maximum number of pending deletions before more segments are forgotten. Chosen by hand: beyond
+/// it, the store refuses or is unreachable.
 const DELETIONS_MAX: usize = 1024;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// What reclaim is asked for.
+/// Options for reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReclaimOptions {
-    /// Segments are rewritten while more than this part of the live bytes is stored, in percent, above
-    /// 100. Dead ones are dropped at any rate.
+    /// Segments are rewritten while the stored bytes exceed this percentage of the live bytes;
+    /// above 100. Dead segments are always dropped.
     pub target_percent: u64,
 }
 
@@ -94,16 +103,16 @@ impl Default for ReclaimOptions {
     }
 }
 
-/// What one step did.
+/// Work done by one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimReport {
     /// There is nothing to do for now.
     pub is_idle: bool,
-    /// Bytes of frames that were read, from whichever tier.
+    /// Bytes of frames that were read, from any tier.
     pub read_bytes: u64,
     /// Bytes of new segments.
     pub written_bytes: u64,
-    /// Blocks that are re-pointed.
+    /// Blocks that were re-pointed.
     pub moved_block_count: u64,
     /// Segments forgotten.
     pub forgotten_count: u64,
@@ -114,19 +123,19 @@ pub struct ReclaimReport {
 /// Counts since the start, and gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimStatus {
-    /// What the segments hold; `None` until all of them were looked at once.
+    /// Usage of the segments; `None` until all of them were examined once.
     pub space: Option<Space>,
     /// Segments forgotten.
     pub forgotten_count: u64,
     /// Bytes of their objects.
     pub forgotten_bytes: u64,
-    /// Blocks written anew.
+    /// Blocks that were rewritten.
     pub moved_block_count: u64,
     /// Bytes of the segments that they were written to.
     pub written_bytes: u64,
-    /// Segments that could not be read, and are left alone.
+    /// Segments that could not be read and are left alone.
     pub stuck_count: u64,
-    /// Segments that are forgotten and not deleted yet, because copies still need them.
+    /// Segments that are forgotten but not yet deleted, because copies still need them.
     pub held_count: u64,
 }
 
@@ -144,26 +153,27 @@ struct State {
     pass_begun: Option<Instant>,
     pass_ended: Option<Instant>,
     pass_took: Duration,
-    /// Segments were nominated, or would have been, that nobody has reclaimed.
+    /// Segments were nominated, or could have been, that were not reclaimed.
     is_pass_wanted: bool,
-    /// Nothing is rewritten before.
+    /// Time before which nothing is rewritten.
     rewrite_not_before: Option<Instant>,
-    /// The best one last.
+    /// Victims in ascending order of worth; the best is last.
     victims: Vec<Victim>,
     stuck: HashSet<u64>,
-    /// The newest of them, and what is wrong with it.
+    /// Description of the newest stuck segment and its damage.
     stuck_why: String,
-    /// Segments that could not be read while others could: left alone for as long as that lasts.
+    /// Segments that could not be read while others could. They are left alone for as long as that
+    /// lasts.
     unreadable: HashSet<u64>,
-    /// The segment that is being looked into.
+    /// The segment that is being examined.
     looking: Option<u64>,
-    /// Segments that took too long to look into, and when.
+    /// Segments that took too long to examine, and when.
     postponed: HashMap<u64, Instant>,
-    /// Segments that are named more often than they have blocks, the one that is named most last.
+    /// Segments with more references than blocks, in ascending order of references.
     crowded: Vec<SegmentRecord>,
-    /// The one whose pages are being looked at.
+    /// The segment whose pages are being examined.
     recount: Option<Recount>,
-    /// Those whose pages were.
+    /// Segments whose pages were examined.
     recounted: HashMap<u64, Recounted>,
 }
 
@@ -181,8 +191,9 @@ impl Reclaim {
         Reclaim { conditions, ..Reclaim::default() }
     }
 
-    /// `may_be_well`: of a stuck one that counts as dead by now, what was wrong with it may be over. `is_unreadable`: it
-    /// still cannot be read.
+    /// Takes the best victim. `may_be_well` says of a stuck segment that counts as dead now whether
+    /// its damage may no longer matter. `is_unreadable` says whether a segment still cannot be
+    /// read.
     fn next_victim(
         &self,
         may_be_well: impl Fn(&SegmentRecord) -> bool,
@@ -204,7 +215,7 @@ impl Reclaim {
         }
     }
 
-    /// Nothing is wrong with this segment any more: the next pass may take it.
+    /// Records that a segment is readable again, so that the next pass may take it.
     pub(crate) fn note_well(&self, number: u64) {
         let mut state = self.state.lock();
         let was_unreadable = state.unreadable.remove(&number);
@@ -214,7 +225,8 @@ impl Reclaim {
         }
     }
 
-    /// The condition follows the list. Its lock is held, so that an earlier list is never shown after a later one.
+    /// Updates the condition from the list. The caller holds the lock of the list, so that an
+    /// earlier list is never shown after a later one.
     fn show_stuck(&self, state: &State) {
         let report = (!state.stuck.is_empty()).then(|| {
             let count = state.stuck.len();
@@ -231,7 +243,7 @@ impl Reclaim {
         self.conditions.set(ConditionKind::ReclaimBlocked, "pool", report);
     }
 
-    /// As after a while: a pass is due at once.
+    /// Makes a pass due at once, as if the pause were over.
     #[cfg(test)]
     pub(crate) fn look_again(&self) {
         let mut state = self.state.lock();
@@ -240,7 +252,7 @@ impl Reclaim {
     }
 }
 
-/// Live blocks of a segment, in one page and one frame.
+/// Live blocks of a segment within one page and one frame.
 #[derive(Clone, Copy, Debug)]
 struct Live {
     layer: LayerId,
@@ -250,7 +262,7 @@ struct Live {
 }
 
 impl Inner {
-    /// See [`crate::Tier::reclaim_status`].
+    /// Implements [`crate::Tier::reclaim_status`].
     pub(crate) fn reclaim_status(&self) -> ReclaimStatus {
         let counters = &self.reclaim.counters;
         ReclaimStatus {
@@ -267,7 +279,7 @@ impl Inner {
         }
     }
 
-    /// See [`crate::Tier::reclaim_step`].
+    /// Implements [`crate::Tier::reclaim_step`].
     pub(crate) async fn reclaim_step(
         self: &Arc<Self>,
         options: ReclaimOptions,
@@ -292,7 +304,7 @@ impl Inner {
             Err(error) => Err(error),
         };
         if done.is_err() {
-            // What was nominated is not any more.
+            // The chosen victims are no longer nominated.
             self.reclaim.state.lock().is_pass_wanted = true;
         }
         done
@@ -315,7 +327,7 @@ impl Inner {
         since >= pause.max(state.pass_took * PASS_PAUSE_PARTS)
     }
 
-    /// Looks at some more segments.
+    /// Examines some more segments.
     async fn pass_step(&self, next_segment: u64) -> Result<()> {
         let last = {
             let mut state = self.reclaim.state.lock();
@@ -354,13 +366,13 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes what is to be reclaimed next: some dead segments, or some to be rewritten.
+    /// Takes the next victims to reclaim: either some dead segments, or some to be rewritten.
     async fn next_victims(
         &self,
         options: ReclaimOptions,
         next_segment: u64,
     ) -> Result<Vec<Victim>> {
-        // Bytes that are stored beyond so many percent of the live ones.
+        // Bytes that are stored beyond the given percentage of the live bytes.
         let excess = |percent: u64| {
             let space = self.map.space.get().unwrap_or_default();
             let allowed = u128::from(space.live_bytes) * u128::from(percent) / 100;
@@ -376,7 +388,7 @@ impl Inner {
             && (!is_urgent || excess(URGENT_PERCENT.max(options.target_percent)) > 0);
         let mut chosen = Vec::new();
         let (mut live_bytes, mut freed_bytes) = (0, 0);
-        // It was missing on purpose, or volumes went with their key.
+        // The segment was missing on purpose, or its volumes were dropped together with their key.
         let may_be_well = |record: &SegmentRecord| {
             let info = &record.info;
             self.may_be_left_out(info.number.0) || !self.options.volume_keys.has(info.key)
@@ -384,7 +396,7 @@ impl Inner {
         let is_unreadable = |record: &SegmentRecord| self.frames.store().is_judged(&record.info);
         while let Some(victim) = self.reclaim.next_victim(may_be_well, is_unreadable) {
             let number = victim.record.info.number.0;
-            // What was counted in the pass may have changed.
+            // The count may have changed since the pass.
             let live = self.map.live_blocks(number).await?;
             let live = self.reclaim.state.lock().live_places(number, live);
             let victim = Victim { live, ..victim };
@@ -416,7 +428,8 @@ impl Inner {
 
     async fn reclaim_victims(self: &Arc<Self>, mut victims: Vec<Victim>) -> Result<ReclaimReport> {
         fail_point!("reclaim-start");
-        // From here on nothing in them is taken for a duplicate. Those that a destage uses wait for the next pass.
+        // From here on no block in them is used as a duplicate. Victims that a destage uses wait
+        // for the next pass.
         let numbers = victims.iter().map(|victim| victim.record.info.number.0);
         let taken = self.dedup.take_victims(numbers);
         let count = victims.len();
@@ -424,7 +437,7 @@ impl Inner {
         if victims.len() < count {
             self.reclaim.state.lock().is_pass_wanted = true;
         }
-        // What is seen of the map is worth nothing once its database was opened anew: a commit that was
+        // Lookups in the map become invalid when its database is reopened: a commit that was
         // visible may be undone by that.
         let seen = self.map.db();
         let snapshots = self.map.snapshots();
@@ -434,7 +447,7 @@ impl Inner {
             let mut state = self.reclaim.state.lock();
             state.rewrite_not_before = Some(Instant::now() + REWRITE_PAUSE);
             if let Some(number) = state.looking.take() {
-                // Not the same one first of all again.
+                // Do not start with the same segment again.
                 state.postponed.retain(|_, at| at.elapsed() < POSTPONED_TIME);
                 if state.postponed.len() < STUCK_MAX {
                     state.postponed.insert(number, Instant::now());
@@ -454,13 +467,15 @@ impl Inner {
         }
         report.written_bytes = rewritten.written.report.object_bytes;
         let emptied = rewritten.emptied.clone();
-        // What of these was overtaken is not counted: they are looked at again.
+        // Overtaken references to these segments are not counted, so the segments are examined
+        // again.
         let is_by_place = rewritten.by_place.live.clone();
         fail_point!("reclaim-before-commit");
         let done = self.commit_moves(seen, rewritten, taken).await?;
         fail_point!("reclaim-committed");
-        // What was overtaken may be hidden by a range now, which is not counted out before it is folded.
-        // A snapshot that was made meanwhile shows what is overwritten since.
+        // If pages were overtaken, a range may hide references now, and these are subtracted only
+        // when the range is folded. A snapshot that was made meanwhile shows blocks that were
+        // overwritten since.
         if done.overtaken_block_count == 0 && snapshots.is_same(&self.map.snapshots()) {
             let is_left = |record: &&SegmentRecord| {
                 !done.forgotten.contains(record) && !is_by_place.contains(&record.info.number.0)
@@ -486,8 +501,9 @@ impl Inner {
         Ok(report)
     }
 
-    /// A segment that is damaged is left alone until the next start, and one that cannot be read while others can, as long
-    /// as that lasts; what does not answer ends the step.
+    /// Leaves a segment alone: a damaged one until the next start, and one that cannot be read
+    /// while others can for as long as that lasts. A segment that does not answer ends the step
+    /// with the error.
     fn leave_alone(&self, record: &SegmentRecord, error: Error) -> Result<()> {
         if error.kind() == ErrorKind::Unreadable {
             let mut state = self.reclaim.state.lock();

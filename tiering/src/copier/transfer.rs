@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Larger objects are copied in parts of this size. Chosen by hand: the minimum size of a part in
-/// common stores.
+/// Larger objects are copied in parts of this size. Chosen by hand: no smaller than stores require
+/// parts to be.
 const PART_BYTES: usize = 8 << 20;
 
 /// Copies an object of the given size. A large object is copied in parts, because a long request

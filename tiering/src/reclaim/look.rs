@@ -1,4 +1,5 @@
-//! The exact look into a segment: what pages name of it, by its own directory and the states of these pages.
+//! The exact examination of a segment: finds the pages that reference it, from its own directory
+//! and the states of these pages.
 
 use super::referenced::Foreign;
 use super::{Live, STATES_AT_ONCE};
@@ -14,24 +15,26 @@ use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Instant;
 
-/// Back-references of a segment that one step looks at. Chosen by hand: some MiB, and as many pages.
+/// Back-references of a segment that one step examines. Chosen by hand: some MiB, and as many
+/// pages.
 pub(super) const REFERENCES_AT_ONCE: usize = if cfg!(test) { 64 } else { 16_384 };
-/// Pages looked up at the same time.
+/// Pages looked up concurrently.
 pub(super) const PAGES_AT_ONCE: usize = 32;
 
-/// What is known of a segment that was looked into.
+/// Findings about a segment that was examined.
 #[derive(Default)]
 pub(super) struct Look {
     pub live: Vec<Live>,
-    /// Pages that a range hides name it, too.
+    /// Pages that a range hides reference it too.
     pub has_hidden: bool,
-    /// Pages that store places of it which nobody can see.
+    /// Pages that store invisible references to it.
     pub settled: Vec<(LayerId, u32)>,
-    /// States of pages that name it, or may: what re-pointing has to write.
+    /// Number of page states that reference it, or may: re-pointing has to write them.
     pub state_count: usize,
-    /// There are more pages than one step may write: it is the turn of the rest after that.
+    /// There are more pages than one step may write; later steps handle the rest.
     pub is_cut: bool,
-    /// Of a segment with back-references: these, the pages that name it, and what they name of others' blocks.
+    /// For a segment with back-references: these, the pages that reference it, and their references
+    /// to blocks that were written for others.
     pub references: Option<BackReferences>,
     pub naming: Vec<(LayerId, u32)>,
     pub foreign: Vec<Foreign>,
@@ -39,8 +42,8 @@ pub(super) struct Look {
 }
 
 impl Inner {
-    /// What pages name of a segment, by its own directory and its back-references. `nobody` is the next number of a block
-    /// that is written for nobody.
+    /// Finds the references of pages to a segment, from its own directory and its back-references.
+    /// `nobody` is the next number for a block without an owner.
     pub(super) async fn look_into(
         &self,
         record: &SegmentRecord,
@@ -53,7 +56,7 @@ impl Inner {
         let entries = self.frames.read_directory(&record.info).await?;
         let references = self.map.back_references(record.info.number.0, REFERENCES_AT_ONCE).await?;
         let snapshot_count = self.map.snapshots().count_max();
-        // Each page with all of its copies, and with those of all layers below.
+        // Each page is taken with all of its copies, and with the copies of all layers below.
         let written_for = entries.iter().map(|entry| entry.layer);
         let written_for: BTreeSet<u64> =
             written_for.chain(references.0.values().flatten().map(|layer| layer.0)).collect();
@@ -87,8 +90,8 @@ impl Inner {
         Ok(Some(all))
     }
 
-    /// Of a segment that a copy of some volumes lacks on purpose, and of which nothing counts as live: that nobody names it, and
-    /// the back-references that go with it.
+    /// For a segment that a copy of some volumes lacks on purpose and that has no live blocks by
+    /// its count: verifies that no page references it, and returns its back-references.
     pub(super) async fn look_at_left_out(&self, record: &SegmentRecord) -> Result<Look> {
         let number = record.info.number.0;
         let (references, is_cut) = self.map.back_references(number, REFERENCES_AT_ONCE).await?;
@@ -102,8 +105,8 @@ impl Inner {
         Ok(look)
     }
 
-    /// What pages of this number name of a segment: those of the layers that its frames were written for, and of
-    /// all layers that were made from these.
+    /// Finds the references to a segment in all pages of one number: those of the layers that its
+    /// frames were written for, and of all layers that were made from these.
     async fn look_at_page(
         &self,
         record: &SegmentRecord,
@@ -125,7 +128,7 @@ impl Inner {
         look_at(record, page, &seen)
     }
 
-    /// The layers that may name blocks that were written for these.
+    /// Returns the layers that may reference blocks written for the given layers.
     pub(super) fn holders(&self, layers: &LayerList, written_for: &BTreeSet<u64>) -> Vec<LayerId> {
         let mut holders: HashSet<LayerId> = HashSet::new();
         for layer in written_for.iter().copied().map(LayerId) {
@@ -135,13 +138,14 @@ impl Inner {
             }
         }
         let mut holders: Vec<LayerId> = holders.into_iter().collect();
-        // Who was made from another one comes after it: what it takes from there meanwhile is seen.
+        // A layer comes after the one it was made from, so that references it takes over meanwhile
+        // are seen.
         holders.sort_by_cached_key(|holder| (layers.height(*holder), *holder));
         holders
     }
 }
 
-/// What a directory says, by page.
+/// Groups the entries of a directory by page.
 pub(super) fn pages_of(
     record: &SegmentRecord,
     entries: impl IntoIterator<Item = DirectoryEntry>,
@@ -160,7 +164,8 @@ pub(super) fn pages_of(
     Ok(pages)
 }
 
-/// What the pages of one number name of a segment: of each layer the frames that it may name, and its page.
+/// Finds the references to a segment in the pages of one number. Each layer comes with the frames
+/// that it may reference, and its page.
 fn look_at(
     record: &SegmentRecord,
     page: u32,
@@ -168,7 +173,7 @@ fn look_at(
 ) -> Result<Look> {
     let number = record.info.number.0;
     let page_block = u64::from(page) * PAGE_BLOCKS;
-    // By the layer that they were written for.
+    // By the layer that the frames were written for.
     let mut places: BTreeMap<u64, Places> = BTreeMap::new();
     let mut look = Look::default();
     for (layer, entries, seen) in seen {
@@ -246,5 +251,5 @@ fn look_at(
     Ok(look)
 }
 
-/// Where each block of a page is in a segment.
+/// Place in a segment of each block of a page.
 type Places = [Option<(FrameAt, u8)>; PAGE_BLOCKS as usize];

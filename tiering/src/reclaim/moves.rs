@@ -1,5 +1,5 @@
-//! The commit of a step: where blocks were is paired with where they are, and one batch re-points their pages and forgets the
-//! old segments.
+//! The commit of a step: pairs the old places of blocks with the new ones; one batch re-points
+//! their pages and forgets the old segments.
 
 use super::Live;
 use super::referenced::Foreign;
@@ -18,21 +18,21 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What is done for the segments of a step that have back-references.
+/// Data for the segments of a step that have back-references.
 #[derive(Debug, Default)]
 pub(super) struct ByPlace {
     /// Their back-references.
     pub references: HashMap<u64, BackReferences>,
-    /// Those of which something is live.
+    /// The segments of these that have live blocks.
     pub live: HashSet<u64>,
     pub naming: Vec<(LayerId, u32)>,
     pub foreign: Vec<Foreign>,
-    /// Back-references that have become needless.
+    /// Back-references that are no longer needed.
     pub needless: Vec<(u64, LayerId, u32)>,
 }
 
 impl Inner {
-    /// Commits in a task of its own: a step that is dropped does not leave the map halfway.
+    /// Commits in a task of its own, so that dropping the step does not leave the map half changed.
     pub(super) async fn commit_moves(
         self: &Arc<Self>,
         seen: Arc<Database>,
@@ -73,7 +73,7 @@ impl Inner {
         };
         let inner = self.clone();
         let task = self.background.spawn(async move {
-            let _taken = taken; // until it is over
+            let _taken = taken; // until the commit is over
             let mut writer = inner.writer.lock().await;
             let mut lists = asked.fingerprints.clone();
             if !Arc::ptr_eq(&seen, &inner.map.db()) {
@@ -93,7 +93,8 @@ impl Inner {
                     let gone = report.forgotten.iter().chain(&report.unused);
                     inner.orphans.abandon(gone.map(|record| record.info.object_path()).collect());
                 }
-                // Nobody knows which of them the map names: each is deleted only if it does not.
+                // It is unknown which of them the map references; each is deleted only if it is not
+                // referenced.
                 Err(_) => inner.orphans.abandon(new.into_iter().chain(old).collect()),
             }
             done
@@ -103,7 +104,7 @@ impl Inner {
 }
 
 impl ByPlace {
-    /// Takes what was moved of segments with back-references out of `moved`; the rest goes by blocks.
+    /// Splits off the moves of segments with back-references; the rest is re-pointed by block.
     fn split(self, moved: Vec<Moved>) -> (crate::map::repoint::ByPlace, Vec<Moved>) {
         let is_its = |one: &Moved| self.references.contains_key(&one.from.segment);
         let (its, rest): (Vec<Moved>, Vec<Moved>) = moved.into_iter().partition(is_its);
@@ -131,7 +132,7 @@ impl ByPlace {
     }
 }
 
-/// Pairs where blocks were with where they are now.
+/// Pairs the old places of blocks with their new places.
 fn moves_of(mut live: Vec<Live>, written: &Written) -> Result<Vec<Moved>> {
     live.sort_unstable_by_key(|one| (one.layer, one.first_block));
     let overlaps = |pair: &[Live]| {

@@ -1,14 +1,17 @@
-//! Looking at all pages that may name a segment, in bounded parts: how many of its blocks are live where its count says
-//! more, because pages share blocks; and what its count should be.
+//! Examines all pages that may reference a segment, in bounded parts. It finds how many blocks are
+//! live when the count is higher because pages share blocks, and determines the correct count.
 //!
-//! A count says how often blocks are named, so that of a segment with duplicates it may be far above what is live. Such a
-//! segment is nominated once its pages were looked at.
+//! The count says how often blocks are referenced. For a segment with duplicates it may therefore
+//! be far above the number of live blocks. Such a segment is nominated once its pages have been
+//! examined.
 //!
 //! Invariants:
-//! - What is found here nominates, as counts do; what is forgotten is decided by `look` and `referenced`.
-//! - A part is [`REFERENCES_AT_ONCE`] back-references, or the pages of the directory. Rewriting works through the segment in such
-//!   parts, too, and writes for each what is live by it.
-//! - A count is put right only while nothing is committed, and only where every page opens.
+//! - Findings of this module only nominate, as counts do; `look` and `referenced` decide whether a
+//!   segment is forgotten.
+//! - A part is [`REFERENCES_AT_ONCE`] back-references, or the pages of the directory. Rewriting
+//!   processes the segment in the same parts, and writes for each part the blocks that are live by
+//!   it.
+//! - A count is corrected only while nothing is committed, and only if every page opens.
 
 use super::look::{PAGES_AT_ONCE, REFERENCES_AT_ONCE, pages_of};
 use super::referenced::NOBODY;
@@ -22,24 +25,26 @@ use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeSet, HashSet};
 use std::time::Instant;
 
-/// Segments whose pages were looked at that are remembered. Chosen by hand: 200 KiB.
+/// Segments with examined pages that are remembered. Chosen by hand: 200 KiB.
 const RECOUNTED_MAX: usize = 4096;
-/// What a page that was looked at costs, in bytes that are read, for the pace of reclaim. Chosen by hand: most are smaller.
+/// Cost of examining a page, in bytes read, for the pace of reclaim. Chosen by hand: most are
+/// smaller.
 const PAGE_BYTES: u64 = 3072;
-/// Pages of one segment that are looked at to put its count right. Chosen by hand: 100 MiB of memory.
+/// Maximum number of pages of one segment that are examined to correct its count. Chosen by hand:
+/// 100 MiB of memory.
 const NAMERS_MAX: usize = 4 << 20;
 
-/// What the pages of a segment have shown.
+/// Result of examining the pages of a segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recounted {
-    /// The count that it had when they were looked at.
+    /// The count of the segment at that time.
     live: u32,
-    /// Blocks that rewriting it would write.
+    /// Blocks that rewriting the segment would write.
     places: u32,
     at: Instant,
 }
 
-/// A segment whose pages are being looked at.
+/// A segment whose pages are being examined.
 #[derive(Debug)]
 pub(super) struct Recount {
     record: SegmentRecord,
@@ -49,18 +54,18 @@ pub(super) struct Recount {
     places: u64,
 }
 
-/// Which pages come next.
+/// Position in the pages to examine.
 #[derive(Clone, Copy, Debug)]
 enum Cursor {
-    /// Those that the directory says.
+    /// The pages named in the directory.
     Own,
-    /// Those with back-references, after this one.
+    /// The pages with back-references, after this one.
     After(Option<(LayerId, u32)>),
     Done,
 }
 
 impl State {
-    /// How many blocks are live, as far as that is known, of a segment of which so many are counted.
+    /// Returns the number of live blocks of a segment as far as it is known, given its count.
     pub(super) fn live_places(&self, number: u64, live: u32) -> u32 {
         match self.recounted.get(&number) {
             Some(known) if live <= known.live => known.places.min(live),
@@ -68,7 +73,7 @@ impl State {
         }
     }
 
-    /// Its pages are worth another look.
+    /// Returns whether the pages should be examined again.
     pub(super) fn is_recount_due(&self, number: u64, live: u32) -> bool {
         self.recounted.get(&number).is_none_or(|known| {
             known.live != live && (cfg!(test) || known.at.elapsed() >= POSTPONED_TIME)
@@ -87,7 +92,7 @@ impl State {
 }
 
 impl Inner {
-    /// Looks at the next part of a segment that is named more often than it has blocks, if there is one.
+    /// Examines the next part of a segment that has more references than blocks, if there is one.
     pub(super) async fn recount_step(&self) -> Result<ReclaimReport> {
         let begun = self.reclaim.state.lock().recount.take();
         let mut recount = match begun {
@@ -102,7 +107,8 @@ impl Inner {
         let mut state = self.reclaim.state.lock();
         let page_count = match found {
             Ok(page_count) => page_count,
-            // Whoever rewrites it would find the same. It is not begun again before its count changes.
+            // Rewriting it would fail in the same way. It is not examined again before its count
+            // changes.
             Err(error) if error.kind() != ErrorKind::Unavailable => {
                 tracing::debug!(
                     segment = number,
@@ -114,7 +120,7 @@ impl Inner {
                 return Ok(ReclaimReport::default());
             }
             Err(error) => {
-                // From its beginning, with the next pass.
+                // The next pass starts it again from the beginning.
                 state.is_pass_wanted = true;
                 return Err(error);
             }
@@ -157,7 +163,7 @@ impl Inner {
                     return Ok(Some(Recount { record, live, entries, cursor, places }));
                 }
                 Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
-                // Each block is named once, or nobody knows.
+                // Each block is referenced once, or the number is unknown.
                 _ => {
                     let known = Recounted { live, places: live, at: Instant::now() };
                     self.reclaim.state.lock().note_recounted(number, known);
@@ -166,7 +172,7 @@ impl Inner {
         }
     }
 
-    /// Returns how many pages were looked at.
+    /// Examines one part, and returns the number of pages examined.
     async fn recount_part(&self, recount: &mut Recount) -> Result<usize> {
         let number = recount.record.info.number.0;
         let (namers, next) = self.namers(&recount.record, &recount.entries, recount.cursor).await?;
@@ -185,7 +191,8 @@ impl Inner {
         Ok(page_count)
     }
 
-    /// Some of the pages that may name a segment, and where to go on.
+    /// Returns some of the pages that may reference a segment, and the position at which to
+    /// continue.
     async fn namers(
         &self,
         record: &SegmentRecord,
@@ -222,10 +229,12 @@ impl Inner {
         Ok((namers.into_iter().collect(), next))
     }
 
-    /// What the count of a segment's live blocks should be. The caller holds the writer, so that nothing changes.
+    /// Determines the correct count of a segment's live blocks. The caller must hold the writer, so
+    /// that nothing changes.
     ///
     /// # Errors
-    /// `Corrupt` where a page or the directory does not open; `Full` where too many pages name it.
+    /// `Corrupt` when a page or the directory does not open; `Full` when too many pages reference
+    /// it.
     pub(crate) async fn exact_count(&self, record: &SegmentRecord) -> Result<u64> {
         let entries = self.frames.read_directory(&record.info).await?;
         let number = record.info.number.0;
@@ -250,11 +259,12 @@ impl Inner {
         Ok(count)
     }
 
-    /// See [`crate::Tier::repair_counts`].
+    /// Implements [`crate::Tier::repair_counts`].
     pub(crate) async fn repair_counts(&self, numbers: &[u64]) -> Result<Vec<(u64, u32, u32)>> {
         let mut repaired = Vec::new();
         for number in numbers {
-            // No commit meanwhile; between two of them destage has its turn.
+            // The lock prevents commits during one segment, and is released between two so that
+            // destage has its turn.
             let mut writer = self.writer.lock().await;
             self.map.check(&writer)?;
             let Some(record) = self.map.find_segment(*number).await? else { continue };

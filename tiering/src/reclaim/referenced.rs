@@ -1,13 +1,16 @@
-//! Reclaim of segments with back-references: pages name their blocks that these were not written for.
+//! Reclaim of segments with back-references, which have blocks that are referenced by pages other
+//! than those they were written for.
 //!
 //! Invariants:
-//! - What is live is found by place: a block of the segment is live if any state of any page names it. The pages are those
-//!   that the directory says, those that have back-references, and those of all layers that were made from theirs.
-//! - A block that only such pages name is written anew for nobody: under layer 0, which is no volume's, numbered within
-//!   the step.
-//! - What is looked at in one step is bounded; back-references of pages that name nothing go with it, so that each step
-//!   gets further.
-//! - A page that names a frame and is neither where the directory says nor has a back-reference is damage: the segment stays.
+//! - Liveness is determined by place: a block of the segment is live if any state of any page
+//!   references it. The pages examined are those named in the directory, those with
+//!   back-references, and those of all layers made from the layers of these pages.
+//! - A block that only pages with back-references use is rewritten without an owner: under layer 0,
+//!   which belongs to no volume, with a number that is unique within the step.
+//! - Each step examines a bounded number of pages. Back-references of pages that no longer
+//!   reference the segment are removed on the way, so that each step gets further.
+//! - A page that references a frame, and is neither where the directory says nor has a
+//!   back-reference, is damage: the segment stays.
 
 use super::look::{Look, pages_of};
 use super::{Live, STATES_AT_ONCE, VICTIMS_TIME_MAX};
@@ -23,10 +26,11 @@ use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Instant;
 
-/// Of blocks that are written for nobody.
+/// Layer of blocks without an owner.
 pub(super) const NOBODY: LayerId = LayerId(0);
 
-/// A page that names a block which was not written for it, and for which it has a back-reference.
+/// A page that references a block which was not written for it, and for which it has a
+/// back-reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Foreign {
     pub layer: LayerId,
@@ -34,14 +38,14 @@ pub(super) struct Foreign {
     pub place: Place,
 }
 
-/// Blocks of a segment that some page names, with the layer and block that they were written for, where one of the pages is
-/// such a one.
+/// Referenced blocks of a segment. The value is the layer and block that a block was written for,
+/// if a page of these references it.
 type LivePlaces = BTreeMap<Place, Option<(LayerId, u64)>>;
 
-/// The pages of one number, as far as they may name a segment.
+/// The pages of one number, as far as they may reference a segment.
 struct PageRoots {
     page: u32,
-    /// What was written for the page, of layers that are somebody's.
+    /// Directory entries written for the page, of layers that have an owner.
     entries: Vec<DirectoryEntry>,
     /// Layers whose page has a back-reference.
     foreign: Vec<LayerId>,
@@ -51,9 +55,9 @@ struct PageRoots {
 struct PageLook {
     places: LivePlaces,
     foreign: BTreeSet<Foreign>,
-    /// Pages that name something of it.
+    /// Layers whose page references the segment.
     naming: Vec<LayerId>,
-    /// Layers whose back-reference has become needless.
+    /// Layers whose back-reference is no longer needed.
     needless: Vec<LayerId>,
     settled: Vec<LayerId>,
     has_hidden: bool,
@@ -61,7 +65,8 @@ struct PageLook {
 }
 
 impl Inner {
-    /// As `look_into`, of a segment that has back-references. `nobody` is the next number of a block that is nobody's.
+    /// Like `look_into`, but for a segment that has back-references. `nobody` is the next number
+    /// for a block without an owner.
     pub(super) async fn look_into_referenced(
         &self,
         record: &SegmentRecord,
@@ -122,7 +127,7 @@ impl Inner {
             seen.push((holder, self.map.page_for_reclaim(holder, roots.page).await?));
         }
         if has_more {
-            // Some of the page's back-references may be behind those that were read.
+            // Some of the page's back-references may come after those that were read.
             let number = record.info.number.0;
             let names = |page: &SeenPage| page.stored().any(|run| run.segment == number);
             for (holder, _) in seen.iter().filter(|(_, page)| names(page)) {
@@ -140,7 +145,7 @@ impl Inner {
     }
 }
 
-/// What the pages of one number name of a segment.
+/// Finds the references to a segment in the pages of one number.
 fn look_at(
     record: &SegmentRecord,
     entries: &[DirectoryEntry],
@@ -155,7 +160,7 @@ fn look_at(
     let foreign: HashSet<LayerId> = roots.foreign.iter().copied().collect();
     let mut needed: HashSet<LayerId> = HashSet::new();
     for (layer, page) in seen {
-        // The nearest one that has a back-reference.
+        // The nearest layer that has a back-reference.
         let root =
             std::iter::successors(Some(*layer), parent).find(|layer| foreign.contains(layer));
         let mut shown: HashSet<(u8, Place)> = HashSet::new();
@@ -221,7 +226,7 @@ fn look_at(
         if is_settled || !shown.is_empty() || of_it(&page.hidden) > 0 {
             for above in std::iter::successors(Some(*layer), parent) {
                 if !needed.insert(above) {
-                    break; // and so are those above it
+                    break; // then the layers above are included already
                 }
             }
         }
@@ -230,7 +235,7 @@ fn look_at(
     Ok(look)
 }
 
-/// The live blocks of a segment, those that are somebody's first, each list in order.
+/// Returns the live blocks of a segment, those with an owner first, each list in order.
 fn live_of(
     record: &SegmentRecord,
     entries: &[DirectoryEntry],

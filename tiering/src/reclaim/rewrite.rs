@@ -1,4 +1,4 @@
-//! Writes what is live of the segments of a step into new ones.
+//! Writes the live blocks of the segments of a step to new segments.
 
 use super::look::Look;
 use super::moves::ByPlace;
@@ -22,32 +22,32 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Live blocks that were written anew, and the segments that nothing else is in.
+/// Live blocks that were rewritten, and the segments that are empty as a result.
 pub(super) struct Rewritten {
     pub live: Vec<Live>,
     pub settled: Vec<(LayerId, u32)>,
     pub emptied: Vec<SegmentRecord>,
     pub written: Written,
-    /// Of frames.
+    /// Bytes of frames that were read.
     pub read_bytes: u64,
-    /// What is done by place: see [`super::referenced`].
+    /// Moves by place: see [`super::referenced`].
     pub by_place: ByPlace,
 }
 
-/// Why a segment could not be rewritten.
+/// Reason why a segment could not be rewritten.
 enum Stopped {
     /// It cannot be read.
     Reading(Error),
-    /// Another one cannot be written.
+    /// A new segment cannot be written.
     Writing(Error),
 }
 
 impl Inner {
-    /// Writes what is live of the victims to new segments.
+    /// Writes the live blocks of the victims to new segments.
     pub(super) async fn rewrite_victims(self: &Arc<Self>, victims: &[Victim]) -> Result<Rewritten> {
         let segment_bytes = self.options.segment_bytes.min(SEGMENT_BYTES_MAX);
         let mut writer = SegmentWriter::new(self, 1, segment_bytes);
-        // Those under one key one after the other, so that they share segments.
+        // Segments with the same key follow one another, so that their blocks share new segments.
         let mut victims: Vec<&Victim> = victims.iter().collect();
         victims.sort_by_key(|victim| victim.record.info.key);
         let (mut live, mut emptied, mut read_bytes) = (Vec::new(), Vec::new(), 0);
@@ -56,11 +56,11 @@ impl Inner {
         let mut by_place = ByPlace::default();
         let mut later = Vec::new();
         let begun = Instant::now();
-        // Also after a step that was dropped.
+        // Clear it also after a step that was dropped.
         self.reclaim.state.lock().looking = None;
         for victim @ Victim { record, .. } in victims {
             if begun.elapsed() > VICTIMS_TIME_MAX {
-                later.push(*victim); // what is done so far is not to be in vain
+                later.push(*victim); // do not waste the work done so far
                 continue;
             }
             if self.options.planted.forget_unchecked {
@@ -73,7 +73,8 @@ impl Inner {
             let look = match look {
                 Ok(Some(look)) => look,
                 Ok(None) => continue, // forgotten meanwhile
-                // Nothing that the copy was of has ever named it, and what did is counted out.
+                // No volume of the copy has ever referenced it, and references of other volumes are
+                // no longer counted.
                 Err(error) if self.may_lack(record, &error) => match self.live_of(victim).await? {
                     0 => match self.look_at_left_out(record).await {
                         Ok(look) => look,
@@ -98,7 +99,7 @@ impl Inner {
             };
             let is_too_much = state_count > 0 && state_count + look.state_count > STATES_AT_ONCE;
             if is_too_much || overlaps(&look.live, &blocks) {
-                // Or another version of a block. It is the turn of this one after that.
+                // Or it has another version of a block. It will be handled later.
                 later.push(*victim);
                 continue;
             }
@@ -107,12 +108,13 @@ impl Inner {
             }
             match self.rewrite(record, &look.live, &mut writer).await {
                 Ok(bytes) => read_bytes += bytes,
-                // The volumes went with their key, and what they held is on its way out.
+                // The volumes were dropped together with their key, and their pages are being
+                // dropped too.
                 Err(Stopped::Reading(_)) if self.is_dropped_with_key(record, &look) => {
                     self.reclaim.state.lock().is_pass_wanted = true;
                     continue;
                 }
-                // What was read of it is not moved either.
+                // Blocks of it that were read are not moved either.
                 Err(Stopped::Reading(error)) => {
                     self.leave_alone(record, error)?;
                     continue;
@@ -124,7 +126,7 @@ impl Inner {
                 !look.live.is_empty() || !look.settled.is_empty() || !look.needless.is_empty();
             match look.is_cut {
                 true if is_step => later.push(*victim),
-                // Only ranges that are to be folded hide it.
+                // It is hidden only by ranges that are yet to be folded.
                 true => self.reclaim.state.lock().is_pass_wanted = true,
                 false if look.has_hidden => {}
                 false => emptied.push(*record),
@@ -150,7 +152,7 @@ impl Inner {
         Ok(Rewritten { live, settled, emptied, written, read_bytes, by_place })
     }
 
-    /// As it counts by now: it may have been counted out since it became a victim.
+    /// Returns the present count: references may have been subtracted since it became a victim.
     async fn live_of(&self, victim: &Victim) -> Result<u32> {
         match victim.live {
             0 => Ok(0),
@@ -160,7 +162,7 @@ impl Inner {
     }
 
     fn is_dropped_with_key(&self, record: &SegmentRecord, look: &Look) -> bool {
-        // What only others name is under no layer.
+        // Blocks that only other pages reference are under no layer.
         let own = look.live.iter().map(|one| one.layer).filter(|layer| *layer != NOBODY);
         let naming = look.naming.iter().map(|(layer, _)| *layer);
         let volumes: BTreeSet<VolumeId> = own.chain(naming).map(LayerId::volume).collect();
@@ -174,7 +176,7 @@ impl Inner {
         error.kind() == ErrorKind::NotFound && self.may_be_left_out(record.info.number.0)
     }
 
-    /// Puts the live blocks of a segment, sorted, into new ones. Returns the bytes of their frames.
+    /// Writes the live blocks of a segment, sorted, to new ones. Returns the bytes of their frames.
     async fn rewrite(
         &self,
         record: &SegmentRecord,
@@ -187,13 +189,13 @@ impl Inner {
             return Err(Stopped::Reading(Error::new(ErrorKind::NotFound, what)));
         }
         writer.set_key(key).await.map_err(Stopped::Writing)?;
-        // What was nominated for duplicates goes on being so.
+        // If the segment has fingerprints, its blocks remain candidates for deduplication.
         let number = record.info.number.0;
         let fingerprinter = match live.is_empty() {
             true => None,
             false => match self.map.fingerprints(number).await {
                 Ok(found) => found.and_then(|_| self.fingerprinter(key)),
-                // They decide nothing.
+                // Fingerprints decide nothing, so damage to them is ignored.
                 Err(error) if error.kind() == ErrorKind::Corrupt => None,
                 Err(error) => return Err(Stopped::Reading(error)),
             },
@@ -253,7 +255,7 @@ fn overlaps(live: &[Live], blocks: &HashSet<(LayerId, u64)>) -> bool {
     live.iter().any(|one| one.blocks().any(|block| blocks.contains(&block)))
 }
 
-/// The bytes of live blocks within their frame.
+/// Returns the bytes of live blocks within their frame.
 fn blocks_of(record: &SegmentRecord, frame: &FrameRef, plain: &Bytes, one: &Live) -> Result<Bytes> {
     let start = usize::from(one.from.within) * BLOCK;
     let end = start + one.block_count as usize * BLOCK;
@@ -263,6 +265,7 @@ fn blocks_of(record: &SegmentRecord, frame: &FrameRef, plain: &Bytes, one: &Live
             format!("{}, frame {index}: it holds fewer blocks than the map says", record.info);
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
-    // A segment gathers many of these: one block must not keep a frame of sixteen.
+    // A segment gathers many of these; a single block must not keep a frame of sixteen blocks in
+    // memory.
     Ok(part_of(plain, start..end))
 }

@@ -1,7 +1,7 @@
-//! Which segments are worth rewriting. Pure.
+//! Selects the segments that are worth rewriting. Pure logic.
 //!
 //! Invariants:
-//! - Estimates nominate only: nothing is dropped because of what is decided here.
+//! - Estimates only nominate: nothing is dropped because of a decision made here.
 //! - Memory is bounded: of a pass over all segments, the best [`VICTIMS_MAX`] are kept.
 
 use crate::map::records::SegmentRecord;
@@ -9,29 +9,31 @@ use crate::map::space::Space;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 
-/// Segments that one pass nominates. Chosen by hand: 64 GiB of segments of the default size, in 400 KiB.
+/// Maximum number of segments that one pass nominates. Chosen by hand: 64 GiB of segments of the
+/// default size, in 400 KiB.
 pub(super) const VICTIMS_MAX: usize = 4096;
-/// Segments of which a pass says that they are named more often than they have blocks. Chosen by hand: what is looked into
-/// before the next pass.
+/// Maximum number of segments that a pass reports as having more references than blocks. Chosen by
+/// hand: as many as can be examined before the next pass.
 const CROWDED_MAX: usize = 64;
-/// Segments that could not be read and are left alone until the next start. Chosen by hand.
-pub(super) const STUCK_MAX: usize = 4096;
-/// Rewriting a segment with a larger live part, in percent, gives back less than a tenth of the effort.
+/// Maximum number of segments that could not be read and are left alone until the next start.
 /// Chosen by hand.
+pub(super) const STUCK_MAX: usize = 4096;
+/// Rewriting a segment with a higher percentage of live blocks gains less than a tenth of the
+/// effort. Chosen by hand.
 const LIVE_PERCENT_MAX: u64 = 90;
 
-/// A segment that is nominated.
+/// A nominated segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Victim {
     pub record: SegmentRecord,
-    /// Live blocks when it was looked at.
+    /// Live blocks when it was examined.
     pub live: u32,
 }
 
-/// What rewriting a segment gains, by what it costs: free space for as long as it has lasted already,
-/// over reading it all and writing its live part. `None`: not worth it. A dead one is worth most.
-/// Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System,
-/// section 3.6.
+/// Returns the benefit of rewriting a segment divided by its cost: the freed space times its age,
+/// over reading all of it and writing its live part. Returns `None` if it is not worth it. A dead
+/// segment is worth most. Source: Rosenblum and Ousterhout, The Design and Implementation of a
+/// Log-Structured File System, section 3.6.
 pub(super) fn worth(record: &SegmentRecord, live: u32, next_segment: u64) -> Option<u64> {
     let (live, blocks) = (u64::from(live), u64::from(record.block_count.max(1)));
     if live == 0 {
@@ -40,29 +42,30 @@ pub(super) fn worth(record: &SegmentRecord, live: u32, next_segment: u64) -> Opt
     if live * 100 > blocks * LIVE_PERCENT_MAX {
         return None;
     }
-    // In segments written since: what was written together has seen the same load.
+    // The age is measured in segments written since, because data written together has seen the
+    // same load.
     let age = next_segment.saturating_sub(record.info.number.0).max(1);
-    // At most 2^24 blocks, and a number of segments that stays below 2^40.
+    // There are at most 2^24 blocks, and the number of segments stays below 2^40.
     Some((blocks - live).saturating_mul(age).saturating_mul(1 << 10) / (blocks + live))
 }
 
 /// A pass over all segments.
 #[derive(Debug, Default)]
 pub(super) struct Pass {
-    /// Looked at up to this number.
+    /// Number of the last segment examined.
     pub last: u64,
     pub space: Space,
-    /// More segments are worth it than are kept.
+    /// More segments are worth rewriting than are kept.
     pub has_more: bool,
-    /// The least worthy on top.
+    /// The least worthy is on top.
     best: BinaryHeap<Reverse<(u64, Reverse<u64>)>>,
     found: Vec<Victim>,
-    /// Those that are named most, by how often.
+    /// The segments with most references, with their number.
     crowded: Vec<(u32, SegmentRecord)>,
 }
 
 impl Pass {
-    /// Looks at a segment of which so many blocks are live, as far as is known, and so many counted.
+    /// Adds a segment with its number of live blocks, as far as known, and its count.
     pub fn add(&mut self, record: &SegmentRecord, places: u32, live: u32, next_segment: u64) {
         self.space.add_shared(record, live, places);
         let Some(worth) = worth(record, places, next_segment) else { return };
@@ -73,7 +76,7 @@ impl Pass {
         }
     }
 
-    /// This one may have far less blocks that are live than are counted.
+    /// Adds a segment that may have far fewer live blocks than its count says.
     pub fn add_crowded(&mut self, record: &SegmentRecord, live: u32) {
         self.crowded.push((live, *record));
         if self.crowded.len() > 2 * CROWDED_MAX {
@@ -86,7 +89,7 @@ impl Pass {
         self.crowded.truncate(CROWDED_MAX);
     }
 
-    /// Those, the one that is named most last.
+    /// Returns the segments with more references than blocks, in ascending order of references.
     pub fn end_crowded(&mut self) -> Vec<SegmentRecord> {
         self.shrink_crowded();
         self.crowded.drain(..).rev().map(|(_, record)| record).collect()
@@ -101,7 +104,7 @@ impl Pass {
         self.found.retain(|victim| kept.contains(&victim.record.info.number.0));
     }
 
-    /// The victims, the best one last.
+    /// Returns the victims; the best is last.
     pub fn end(&mut self, next_segment: u64) -> Vec<Victim> {
         self.shrink(VICTIMS_MAX);
         let mut found = std::mem::take(&mut self.found);
