@@ -1,14 +1,17 @@
 //! Deduplication: a block that is stored already is not stored again.
 //!
-//! A fingerprint nominates a stored block, the bytes of both are compared, and the map then names the stored one. For reclaim,
-//! each page that names a frame which was not written for it has a *back-reference* from the segment.
+//! A fingerprint nominates a stored block, the bytes of both are compared, and the map then
+//! references the stored one. For reclaim, each page that references a frame which was not written
+//! for it has a *back-reference* from the segment.
 //!
 //! Invariants:
-//! - Nothing is taken for a duplicate but what was read back and is equal, byte for byte.
-//! - A segment is either used by a destage that has found duplicates in it, or looked into by reclaim, never both: a
-//!   reference that reclaim does not see is never made.
+//! - A block counts as a duplicate only if the stored one was read back and is equal, byte for
+//!   byte.
+//! - A segment is either used by a destage that has found duplicates in it, or examined by reclaim,
+//!   never both. So no reference is made that reclaim does not see.
 //! - Blocks under different keys are never duplicates of each other.
-//! - The index is in memory, bounded, and made anew from the metadata after a start; without it less is found.
+//! - The index is in memory and bounded, and is rebuilt from the metadata after a start. Without it
+//!   fewer duplicates are found.
 
 pub(crate) mod fingerprints;
 pub(crate) mod index;
@@ -25,21 +28,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of memory that the index takes for a block, at most: hash tables are filled by half at least.
+/// Maximum memory per block in the index, in bytes: hash tables are at least half full.
 const ENTRY_BYTES: usize = 2 * (size_of::<Location>() + size_of::<u64>() + 1);
-/// Segments whose fingerprints are read at a start, the newest ones. Chosen by hand: 128 GiB of segments of the default size.
+/// Number of newest segments whose fingerprints are read at a start. Chosen by hand: 128 GiB of
+/// segments of the default size.
 const LOADED_SEGMENTS_MAX: u64 = 8192;
-/// Segments that are known to be damaged, at most. Chosen by hand.
+/// Maximum number of segments that are remembered as damaged. Chosen by hand.
 const BAD_MAX: usize = 65_536;
 /// Segments whose fingerprints are read at a time.
 const LOAD_STEP: usize = 16;
 
-/// What deduplication has found for a volume, since it was made.
+/// Results of deduplication for a volume since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Blocks that were destaged, those of zeroes aside.
+    /// Blocks that were destaged, without those of zeroes.
     pub block_count: u64,
-    /// Of these, blocks that were stored already.
+    /// Blocks among these that were stored already.
     pub duplicate_count: u64,
 }
 
@@ -50,14 +54,14 @@ impl std::ops::AddAssign for Found {
     }
 }
 
-/// Shortest time from the end of one sweep of the back-references to the next one. Chosen by hand: it reads a page of the map
-/// for each.
+/// Shortest time from the end of one sweep of the back-references to the next. Chosen by hand: the
+/// sweep reads a page of the map for each.
 const SWEEP_PAUSE: Duration = Duration::from_secs(3600);
 
-/// Where the sweep of back-references is.
+/// Progress of the sweep of back-references.
 #[derive(Debug, Default)]
 struct Sweep {
-    /// Key that it goes on after; `None`: it is to begin.
+    /// Key after which the sweep continues; `None` means at the beginning.
     last: Option<Vec<u8>>,
     ended: Option<Instant>,
 }
@@ -65,26 +69,27 @@ struct Sweep {
 /// Counts for status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DedupStatus {
-    /// What was found, by volume, since each was made.
+    /// Results by volume, since the creation of each.
     pub found: BTreeMap<VolumeId, Found>,
-    /// Blocks of which the index knows.
+    /// Blocks in the index.
     pub index_block_count: u64,
-    /// One in so many blocks is in the index.
+    /// The index contains one in this many blocks.
     pub index_one_in: u64,
-    /// Blocks that had the fingerprint of another one and were not equal to it, since the start.
+    /// Blocks since the start whose fingerprint was that of a stored block but whose bytes
+    /// differed.
     pub unequal_count: u64,
-    /// Blocks that were nominated and could not be read, since the start.
+    /// Nominated blocks that could not be read, since the start.
     pub unread_count: u64,
 }
 
-/// Which segments are used, and by whom.
+/// Users of segments.
 #[derive(Debug, Default)]
 struct Uses {
-    /// How many steps of reclaim look into them.
+    /// Number of reclaim steps that are examining each segment.
     victims: HashMap<u64, usize>,
-    /// How many destages have found duplicates in them.
+    /// Number of destages that have found duplicates in each segment.
     pins: HashMap<u64, usize>,
-    /// Segments that are damaged or missing in the store: nothing new is to depend on them.
+    /// Segments that are damaged or missing in the store; nothing new may depend on them.
     bad: HashSet<u64>,
     /// Segments below this number are in the store of the copy that the pool was restored from.
     floor: u64,
@@ -99,7 +104,7 @@ fn count_out(counts: &mut HashMap<u64, usize>, segment: u64) {
     }
 }
 
-/// Keeps reclaim from a segment, as long as it is there.
+/// Protects a segment from reclaim until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Pin {
     segment: u64,
@@ -112,7 +117,7 @@ impl Drop for Pin {
     }
 }
 
-/// Keeps destage from taking blocks of these segments for duplicates, as long as it is there.
+/// Prevents destage from using blocks of these segments as duplicates until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Victims {
     segments: Vec<u64>,
@@ -128,7 +133,7 @@ impl Drop for Victims {
     }
 }
 
-/// See the module.
+/// State of deduplication; see the module.
 #[derive(Debug)]
 pub(crate) struct Dedup {
     volumes: Mutex<HashSet<VolumeId>>,
@@ -141,7 +146,7 @@ pub(crate) struct Dedup {
 }
 
 impl Dedup {
-    /// With an index of so many bytes.
+    /// Creates the state, with an index of `index_bytes`.
     pub fn new(index_bytes: usize, planted: Planted) -> Dedup {
         Dedup {
             volumes: Mutex::default(),
@@ -158,13 +163,14 @@ impl Dedup {
         self.volumes.lock().contains(&volume)
     }
 
-    /// Keeps reclaim from a segment; `None` while reclaim looks into it, and where nothing new is to depend on it.
+    /// Protects a segment from reclaim. Returns `None` while reclaim examines the segment, or if
+    /// nothing new may depend on it.
     pub fn pin(&self, segment: u64) -> Option<Pin> {
         let mut uses = self.uses.lock();
         if uses.victims.contains_key(&segment) && !self.planted.unpinned {
             return None;
         }
-        // Where there are more than are known, any may be.
+        // If the list is full, any segment may be bad.
         let is_bad = uses.bad.len() >= BAD_MAX || uses.bad.contains(&segment);
         if (is_bad || segment < uses.floor) && !self.planted.bad_reused {
             return None;
@@ -173,7 +179,7 @@ impl Dedup {
         Some(Pin { segment, uses: self.uses.clone() })
     }
 
-    /// Takes those of the segments for reclaim that no destage uses.
+    /// Takes for reclaim those of the segments that no destage uses.
     pub fn take_victims(&self, segments: impl Iterator<Item = u64>) -> Victims {
         let mut uses = self.uses.lock();
         let is_free = |segment: &u64| self.planted.unpinned || !uses.pins.contains_key(segment);
@@ -184,7 +190,7 @@ impl Dedup {
         Victims { segments, uses: self.uses.clone() }
     }
 
-    /// A segment is damaged or missing in the store.
+    /// Marks a segment as damaged or missing in the store.
     pub fn note_bad(&self, segment: u64) {
         let mut uses = self.uses.lock();
         if uses.bad.len() < BAD_MAX {
@@ -192,12 +198,12 @@ impl Dedup {
         }
     }
 
-    /// Nothing is wrong with it any more.
+    /// Removes the mark of a segment that is intact again.
     pub fn note_well(&self, segment: u64) {
         self.uses.lock().bad.remove(&segment);
     }
 
-    /// Segments that are gone.
+    /// Removes deleted segments from the index.
     pub fn forget(&self, segments: impl Iterator<Item = u64>) {
         let segments: HashSet<u64> = segments.collect();
         if segments.is_empty() {
@@ -207,7 +213,7 @@ impl Dedup {
         self.uses.lock().bad.retain(|segment| !segments.contains(segment));
     }
 
-    /// What was written, and is committed.
+    /// Adds the fingerprints of committed segments.
     pub fn add(&self, lists: &[(u64, Vec<FrameFingerprints>)]) {
         let mut index = self.index.lock();
         for (segment, frames) in lists {
@@ -223,7 +229,7 @@ impl Victims {
 }
 
 impl Inner {
-    /// Makes fingerprints of the blocks under a key; `None`: the key is not there.
+    /// Returns the fingerprinter for a key; `None` if the key is not present.
     pub(crate) fn fingerprinter(&self, key: KeyId) -> Option<Fingerprinter> {
         let root = self.options.volume_keys.root(key, &self.pool_key)?;
         Some(Fingerprinter::new(&root, &self.options.pool, self.options.fingerprint_mask))
@@ -231,27 +237,27 @@ impl Inner {
 }
 
 impl Tier {
-    /// Blocks of volumes may have been found among what was stored: since the first time, for good.
+    /// Returns whether deduplication was ever used in this pool; once true, it stays true.
     #[must_use]
     pub fn has_dedup(&self) -> bool {
         self.inner.map.has_dedup()
     }
 
-    /// These segments are damaged or missing in the store: nothing is taken for a duplicate of what they hold until they are
-    /// found to be whole.
+    /// Marks segments as damaged or missing in the store. Their blocks are not used as duplicates
+    /// until the segments are found intact.
     pub fn note_bad_segments(&self, numbers: impl Iterator<Item = u64>) {
         for number in numbers {
             self.inner.dedup.note_bad(number);
         }
     }
 
-    /// Nothing is taken for a duplicate of what segments below this number hold: of a pool that was restored, until what it
-    /// was restored from is in its own store.
+    /// Excludes segments below this number from deduplication, in a restored pool, until all
+    /// segments of the copy are in the pool's own store.
     pub fn set_dedup_floor(&self, number: u64) {
         self.inner.dedup.uses.lock().floor = number;
     }
 
-    /// From here on, what is destaged of a volume is looked for among what is stored, or is not. What was found stays.
+    /// Turns deduplication on or off for a volume, for future destages. Existing duplicates stay.
     pub fn set_dedup(&self, volume: VolumeId, is_on: bool) {
         let mut volumes = self.inner.dedup.volumes.lock();
         match is_on {
@@ -260,11 +266,12 @@ impl Tier {
         };
     }
 
-    /// Brings the fingerprints of what is stored into memory, of the newest segments. Call it once after a start, in the
-    /// background, where a volume wants it; a future that is dropped has done a part.
+    /// Loads the fingerprints of the newest segments into memory. Call it once after a start, in
+    /// the background, if a volume uses deduplication. Dropping the future leaves a part of them
+    /// loaded.
     ///
     /// # Errors
-    /// What the metadata says. A list that does not open is passed over.
+    /// The errors of the metadata. A list that does not open is skipped.
     pub async fn load_fingerprints(&self) -> Result<()> {
         let inner = &self.inner;
         let is_wanted = inner.options.is_dedup || !inner.dedup.volumes.lock().is_empty();
@@ -277,7 +284,7 @@ impl Tier {
             let (lists, last) = inner.map.fingerprints_after(after, LOAD_STEP).await?;
             inner.dedup.add(&lists);
             match last {
-                // What is written from here on adds itself.
+                // Segments written from here on are added by their destage.
                 Some(last) if last < next => after = last,
                 _ => return Ok(()),
             }
@@ -285,11 +292,12 @@ impl Tier {
         }
     }
 
-    /// One step of background work: drops back-references of pages that share nothing any more, of up to `budget` that it
-    /// looks at, once an hour. `false`: there is nothing to do for now. Call it at the lowest priority.
+    /// Performs one step of background work: examines up to `budget` back-references, and drops
+    /// those of pages that no longer share blocks. A sweep runs once an hour. Returns `false` if
+    /// there is nothing to do for now. Call it at the lowest priority.
     ///
     /// # Errors
-    /// As [`Tier::destage`].
+    /// Those of [`Tier::destage`].
     pub async fn sweep_back_references(&self, budget: usize) -> Result<bool> {
         self.inner.check_writable()?;
         let last = {
@@ -321,13 +329,13 @@ impl Tier {
         Ok(sweep.last.is_some())
     }
 
-    /// As after a while: a sweep is due at once.
+    /// Makes a sweep due at once, as if the pause were over.
     #[cfg(test)]
     pub(crate) fn sweep_again(&self) {
         self.inner.dedup.sweep.lock().ended = None;
     }
 
-    /// Counts for status.
+    /// Returns counts for status.
     #[must_use]
     pub fn dedup_status(&self) -> DedupStatus {
         let dedup = &self.inner.dedup;
@@ -342,7 +350,8 @@ impl Tier {
     }
 }
 
-/// An error that says of a segment that it is not to be used, rather than that nobody can be asked.
+/// Returns whether an error means that the segment cannot be used, rather than that the store does
+/// not answer.
 pub(crate) fn is_of_segment(kind: ErrorKind) -> bool {
     use ErrorKind::{Corrupt, Denied, NotFound, Unreadable, Unsupported};
     matches!(kind, Corrupt | NotFound | Unreadable | Unsupported | Denied)

@@ -1,13 +1,13 @@
-//! Destage: one window of the log becomes segments and one commit of the map.
+//! Destage: turns one window of the log into segments and one commit of the map.
 //!
 //! Invariants:
-//! - Order: every segment durable in the store, then one metadata batch durable, then the caller may
-//!   trim the log. A crash in between leaves orphan segments, or repeats the window.
-//! - A window that is destaged already is left alone, so repeating one is harmless.
-//! - Memory is bounded: payload of one gathering step, plus [`TierOptions::segments_in_flight_max`]
-//!   segments, whatever the size of the window.
-//! - The store being away is waited out. Dropping the future stops a destage between two steps; a
-//!   commit that has begun ends by itself.
+//! - Order: every segment is durable in the store, then one metadata batch is durable, then the
+//!   caller may trim the log. A crash in between leaves orphan segments, or repeats the window.
+//! - A window that is already destaged is ignored, so repeating one is harmless.
+//! - Memory is bounded: the payload of one gathering step, plus
+//!   [`TierOptions::segments_in_flight_max`] segments, whatever the size of the window.
+//! - An outage of the store is waited out. Dropping the future stops a destage between two steps; a
+//!   commit that has begun runs to its end.
 //!
 //! [`TierOptions::segments_in_flight_max`]: crate::TierOptions::segments_in_flight_max
 
@@ -37,50 +37,53 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use write::{SegmentWriter, Written};
 
-/// Payload gathered before it is packed, in bytes. Chosen by hand: large beside an extent, small
-/// beside a segment.
+/// Payload gathered before it is packed, in bytes. Chosen by hand: large compared with an extent,
+/// small compared with a segment.
 const GATHER_BYTES: u64 = 4 << 20;
 
-/// Extents read from the log at the same time.
+/// Extents read from the log concurrently.
 const SOURCE_READS_MAX: usize = 16;
 
-/// Partly written blocks that are completed from the tier at the same time.
+/// Partly written blocks that are completed from the tier concurrently.
 const MERGES_MAX: usize = 32;
-/// Blocks read at the same time where only their being readable matters. Chosen by hand.
+/// Blocks read concurrently to check only that they are readable. Chosen by hand.
 const CHECKS_MAX: usize = 32;
 
 /// Pause after the first failed upload; it doubles up to [`RETRY_PAUSE_MAX`].
 const RETRY_PAUSE_MIN: Duration = Duration::from_millis(100);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// Compression level, at most, while the log fills faster than it is emptied. Source: zstd 1.5 on half
-/// random data, in frames of 32 KiB: 1,400 MB/s a core instead of 650 at level 1, for the same size; on
-/// program text 350 instead of 250, for an eighth more.
+/// Highest compression level while the log fills faster than it is drained. Source: zstd 1.5 on
+/// half random data, in frames of 32 KiB: 1,400 MB/s per core instead of 650 at level 1, for the
+/// same size; on program text 350 instead of 250, for an eighth more.
 const URGENT_LEVEL: i32 = -1;
 
-/// Room for what a segment holds beside its frames and their directory entries. Chosen by hand.
+/// Room for the contents of a segment other than its frames and their directory entries. Chosen by
+/// hand.
 const FOOTER_ROOM_BYTES: usize = 4 << 10;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const SECTOR: usize = SECTOR_BYTES as usize;
 
-/// What the log has for the data tier: everything that happened up to an LSN since the window
-/// before, newest state only.
+/// The input of a destage from the log: all changes since the previous window up to an LSN, reduced
+/// to the newest state.
 #[derive(Clone, Debug)]
 pub struct Window<H> {
     /// LSN of its last entry.
     pub last_lsn: Lsn,
-    /// What happens to snapshots at `last_lsn`.
+    /// Snapshots made or removed at `last_lsn`.
     pub snapshots: Vec<SnapshotChange>,
     /// The newest record of each volume that has one in the window.
     pub volume_records: Vec<(VolumeId, Bytes)>,
-    /// Each volume once.
+    /// The extents by volume, each volume once.
     pub volumes: Vec<WindowVolume<H>>,
-    /// All side files of each volume whose side files change with this window: those that hold what
-    /// the window lacks of it, or none when the window brings what they held.
+    /// All side files of each volume whose side files change with this window. They contain the
+    /// entries that the window lacks for the volume. The list is empty when the window contains the
+    /// entries that were in side files.
     pub asides: Vec<(VolumeId, Vec<AsideFile>)>,
-    /// It brings what earlier windows lacked, up to this LSN: `last_lsn` is the destaged LSN, and the
-    /// volumes had side files until now. No snapshot of them lies among what it brings.
+    /// Set for a late window, which contains entries up to this LSN that earlier windows lacked.
+    /// `last_lsn` is then the destaged LSN, and the volumes have had side files until now. No
+    /// snapshot of these volumes lies among the entries.
     pub late: Option<Lsn>,
 }
 
@@ -94,7 +97,7 @@ pub struct WindowExtent<H> {
     pub start_sector: u64,
     /// Sectors, at least 1.
     pub sector_count: u64,
-    /// What is there.
+    /// Content of these sectors.
     pub content: ExtentContent<H>,
 }
 
@@ -108,28 +111,28 @@ async fn payload_of<S: LogSource>(
     }
 }
 
-/// What an extent holds.
+/// Content of an extent.
 #[derive(Clone, Debug)]
 pub enum ExtentContent<H> {
-    /// Payload, of exactly the extent's length, which [`LogSource::read`] returns.
+    /// Payload of exactly the extent's length, to be read with [`LogSource::read`].
     Data(H),
-    /// Nothing: it reads as zeroes.
+    /// No data: the extent reads as zeroes.
     Zero,
 }
 
-/// Where payload comes from. Implemented by the daemon over its log.
+/// Source of payload. The daemon implements it over its log.
 pub trait LogSource: Send + Sync {
-    /// Names the payload of one extent.
+    /// Handle of the payload of one extent.
     type Handle: Clone + Send + Sync;
 
-    /// The payload, from memory or read back from the log.
+    /// Returns the payload, from memory or from the log.
     fn read(&self, handle: &Self::Handle) -> impl Future<Output = Result<Bytes>> + Send;
 }
 
-/// Why a window could not be destaged. Nothing of it is in the map then.
+/// Failure of a destage. Nothing of the window is in the map then.
 #[derive(Clone, Debug)]
 pub struct DestageError {
-    /// The volume whose data is the cause, if it is one volume's.
+    /// The volume whose data is the cause, if it is a single one.
     pub volume: Option<VolumeId>,
     /// The cause.
     pub error: Error,
@@ -156,10 +159,10 @@ impl From<DestageError> for Error {
     }
 }
 
-/// What a destage did.
+/// Work done by a destage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DestageReport {
-    /// The window was in the tier already.
+    /// The window was already in the tier.
     pub was_done: bool,
     /// Segments written.
     pub segment_count: u64,
@@ -167,36 +170,36 @@ pub struct DestageReport {
     pub object_bytes: u64,
     /// Blocks stored.
     pub stored_block_count: u64,
-    /// Blocks that were stored already.
+    /// Blocks that are duplicates of stored ones.
     pub duplicate_count: u64,
-    /// Blocks that held only zeroes, or were trimmed, and are not stored.
+    /// Blocks that contained only zeroes or were trimmed, and are not stored.
     pub zero_block_count: u64,
     /// Blocks completed from the tier because the window had only some of their sectors.
     pub merged_block_count: u64,
-    /// Time spent compressing and sealing, over all threads.
+    /// Time spent compressing and sealing, summed over all threads.
     pub build_us: u64,
     /// Time of the metadata commit.
     pub commit_us: u64,
-    /// The metadata commit.
+    /// Report of the metadata commit.
     pub commit: CommitReport,
 }
 
 impl Inner {
-    /// See [`crate::Tier::destage`].
+    /// Implements [`crate::Tier::destage`].
     pub(crate) async fn destage<S: LogSource>(
         self: &Arc<Self>,
         window: Window<S::Handle>,
         source: &S,
     ) -> Result<DestageReport, DestageError> {
         let _turn = self.destage_turn.lock().await;
-        // Before anything is uploaded in vain.
+        // Check before anything is uploaded in vain.
         self.map.check(&*self.writer.lock().await)?;
         if self.is_done(window.last_lsn, window.late.is_some(), self.map.destaged_lsn())? {
             return Ok(DestageReport { was_done: true, ..DestageReport::default() });
         }
         fail_point!("destage-start");
         let mut job = Job::new(self);
-        // Those under one key one after the other, so that they share segments.
+        // Volumes with the same key follow one another, so that they share segments.
         let mut volumes: Vec<&WindowVolume<S::Handle>> = window.volumes.iter().collect();
         volumes.sort_by_key(|(volume, _)| self.options.volume_keys.of(*volume));
         for (volume, extents) in volumes {
@@ -215,7 +218,7 @@ impl Inner {
         Ok(report)
     }
 
-    /// Whether a window is in the tier already.
+    /// Returns whether a window is already in the tier.
     fn is_done(&self, last_lsn: Lsn, is_late: bool, destaged: Lsn) -> Result<bool> {
         if is_late && last_lsn != destaged {
             let what = format!("destage a late window of {last_lsn}: the tier is at {destaged}");
@@ -224,7 +227,7 @@ impl Inner {
         Ok(!is_late && last_lsn <= destaged)
     }
 
-    /// See [`crate::Tier::check_extents`].
+    /// Implements [`crate::Tier::check_extents`].
     pub(crate) async fn check_extents(
         &self,
         volume: VolumeId,
@@ -244,7 +247,8 @@ impl Inner {
             .await
     }
 
-    /// Commits in a task of its own: a destage that is dropped does not leave the map halfway.
+    /// Commits in a task of its own, so that dropping the destage does not leave the map half
+    /// changed.
     async fn commit(
         self: &Arc<Self>,
         commit: Commit,
@@ -252,7 +256,7 @@ impl Inner {
     ) -> Result<CommitReport, CommitError> {
         let inner = self.clone();
         let task = self.background.spawn(async move {
-            let _pins = pins; // until it is over
+            let _pins = pins; // until the commit is over
             let mut writer = inner.writer.lock().await;
             let lists = commit.fingerprints.clone();
             let names: Vec<Path> =
@@ -267,7 +271,7 @@ impl Inner {
             let committed = inner.map.commit(&mut writer, commit).await;
             match &committed {
                 Ok(_) => inner.dedup.add(&lists),
-                // Deleted only if the map turns out not to name them.
+                // They are deleted only if the map turns out not to reference them.
                 Err(_) => inner.orphans.abandon(names),
             }
             committed
@@ -276,11 +280,11 @@ impl Inner {
     }
 }
 
-/// A window on its way into segments.
+/// A window that is being turned into segments.
 struct Job<'a> {
     inner: &'a Arc<Inner>,
     writer: SegmentWriter,
-    /// What the window unmaps.
+    /// Ranges that the window unmaps.
     unmapped: Vec<Change>,
     duplicates: Duplicates,
     report: DestageReport,
@@ -327,7 +331,7 @@ impl<'a> Job<'a> {
             let mut bytes = 0;
             let count = rest.iter().take_while(|extent| {
                 let takes = bytes < GATHER_BYTES;
-                // At each end there may be a block that has to be completed.
+                // Each end may have a block that must be completed.
                 bytes += 2 * BLOCK_BYTES;
                 if let ExtentContent::Data(_) = extent.content {
                     bytes += extent.sector_count * SECTOR_BYTES;
@@ -336,8 +340,8 @@ impl<'a> Job<'a> {
             });
             let (now, later) = rest.split_at(count.count());
             rest = later;
-            // A list of futures, not a closure over `now`: such a closure is not `Send` for every
-            // lifetime, and the daemon spawns this.
+            // Build a list of futures rather than a closure over `now`: such a closure is not
+            // `Send` for every lifetime, and the daemon spawns this future.
             let mut reads = Vec::with_capacity(now.len());
             for extent in now {
                 reads.push(payload_of(source, &extent.content));
@@ -358,7 +362,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Splits one extent into items, and notes what it unmaps.
+    /// Splits one extent into items, and records the range that it unmaps.
     fn split<H>(
         &mut self,
         splitter: &mut Splitter,
@@ -379,7 +383,8 @@ impl<'a> Job<'a> {
         if let Some((first_block, block_count)) = splitter.add(extent, payload.as_ref()) {
             self.report.zero_block_count += block_count;
             let layer = self.inner.map.layers().current(volume);
-            // Trims of a whole device come in many requests, one behind the other: they are one range.
+            // A trim of a whole device arrives as many consecutive requests; join them into one
+            // range.
             match self.unmapped.last_mut() {
                 Some(last)
                     if last.layer == layer
@@ -430,7 +435,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Waits for every segment. From here on the commit owns the objects.
+    /// Waits for every segment. From then on the commit owns the objects.
     async fn finish<H>(mut self, window: Window<H>) -> Result<(Commit, Vec<Pin>, DestageReport)> {
         let written = self.writer.finish().await?;
         let Written { segments, mut changes, fingerprints, report: written } = written;
@@ -471,7 +476,7 @@ impl<'a> Job<'a> {
 }
 
 impl Inner {
-    /// Fills the sectors that the window does not have from the tier.
+    /// Fills the sectors that the window lacks from the tier.
     async fn complete(&self, volume: VolumeId, partial: Partial) -> Result<(u64, Bytes)> {
         let Partial { block, mut bytes, have } = partial;
         let mut old = vec![0; BLOCK];
@@ -480,7 +485,8 @@ impl Inner {
             if error.kind() != ErrorKind::Unavailable {
                 return Err(error);
             }
-            // Many blocks wait for one store: the 1st, 2nd, 4th, 8th… attempt is told.
+            // Many blocks may wait for one store, so only the 1st, 2nd, 4th, 8th and so on attempt
+            // is logged.
             let count = self.complete_retry_count.fetch_add(1, Ordering::Relaxed) + 1;
             if count.is_power_of_two() {
                 tracing::warn!(error = %error.chain(), count, "blocks not completed, trying again");
@@ -498,11 +504,11 @@ impl Inner {
     }
 }
 
-/// Blocks of which the extents (first sector, sectors, whether there is payload) have some sectors
-/// and not all. The extents are sorted and disjoint.
+/// Returns the blocks of which the extents contain some but not all sectors. The extents (first
+/// sector, sectors, whether there is payload) are sorted and disjoint.
 pub(crate) fn partial_blocks(extents: &[(u64, u64, bool)]) -> Vec<u64> {
     let mut partial = Vec::new();
-    // Of the block of the last extent's end: its index and how many of its sectors there are.
+    // The block at the end of the last extent: its index, and the number of its sectors so far.
     let mut open = (0, 0);
     let mut close = |(index, count): (u64, u64)| {
         if count > 0 && count < SECTORS_PER_BLOCK {
@@ -528,8 +534,8 @@ pub(crate) fn partial_blocks(extents: &[(u64, u64, bool)]) -> Vec<u64> {
     partial
 }
 
-/// The pages that a commit of an extent reads. Whole pages without payload become a range if there
-/// are enough of them, and are not read.
+/// Returns the pages that a commit of an extent reads. A sufficient number of whole pages without
+/// payload becomes a range, and these pages are not read.
 fn pages_of((start, count, has_payload): (u64, u64, bool)) -> Vec<u32> {
     const PAGE_SECTORS: u64 = PAGE_BLOCKS * SECTORS_PER_BLOCK;
     let number = |page: u64| u32::try_from(page).expect("a volume of 1 PiB has 2^30 pages");

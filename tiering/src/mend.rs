@@ -1,13 +1,17 @@
-//! Puts back segments that are damaged or missing in the pool's store, from copies of the pool that have them.
+//! Mending: restores segments that are damaged or missing in the pool's store, from copies of the
+//! pool that have them.
 //!
 //! Invariants:
-//! - What is put back verifies as that very segment, in every frame: a copy is not trusted. Where the key of the frames was
-//!   destroyed, that is by their checksums, which the directory has under the pool's key.
-//! - Only what the map names is put back, and only by the pool's owner. It is held meanwhile ([`crate::orphans::Hold`]),
-//!   and deleted where the map has forgotten it all the same.
-//! - What no copy has whole is changed in no way.
-//! - Readers mend [`READERS_AT_ONCE`] segments at a time, and none that could not be mended within [`TRY_AGAIN`].
-//! - Nobody waits for one copy that hangs while another one has it: see [`sources`].
+//! - A segment from a copy is not trusted: it is written only if every frame of it verifies as that
+//!   very segment. If the key of the frames was destroyed, their checksums are verified, which the
+//!   directory holds under the pool's key.
+//! - Only segments that the map references are restored, and only by the pool's owner. A segment is
+//!   held meanwhile ([`crate::orphans::Hold`]), and deleted if the map has forgotten it
+//!   nevertheless.
+//! - A segment that no copy has intact is not changed in any way.
+//! - For readers, [`READERS_AT_ONCE`] segments are mended concurrently, and none whose mending
+//!   failed within [`TRY_AGAIN`].
+//! - A copy that hangs does not delay mending while another copy has the segment: see [`sources`].
 
 mod sources;
 
@@ -27,25 +31,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// A reader whose segment could not be mended does not ask the copies again for so long. Chosen by hand.
+/// Time for which the copies are not asked again for a reader after mending its segment has failed.
+/// Chosen by hand.
 const TRY_AGAIN: Duration = Duration::from_secs(3600);
-/// The same, where a copy did not answer. Chosen by hand: such an attempt takes as long.
+/// The same time if a copy did not answer. Chosen by hand: such an attempt takes as long.
 const TRY_AGAIN_AWAY: Duration = Duration::from_secs(60);
-/// Longest that a reader waits for copies. Chosen by hand: as for a store that does not answer.
+/// Longest time that a reader waits for copies. Chosen by hand, as for a store that does not
+/// answer.
 const READER_PATIENCE: Duration = Duration::from_secs(120);
-/// Segments that are mended for readers at the same time. Chosen by hand: a segment each in memory.
+/// Segments that are mended for readers concurrently. Chosen by hand: each holds a segment in
+/// memory.
 const READERS_AT_ONCE: usize = 2;
-/// Segments of which is remembered that they could not be mended. Chosen by hand; beyond it all are forgotten.
+/// Maximum number of remembered segments whose mending failed. Chosen by hand; beyond it all are
+/// forgotten.
 const TRIED_MAX: usize = 4096;
 
-/// Where segments can be had from, and what came of it.
+/// The copies to mend from, and the results so far.
 #[derive(Debug)]
 pub(crate) struct Mending {
     sources: Mutex<Arc<[Arc<Source>]>>,
-    /// Until when a reader does not ask the copies again.
+    /// Time until which the copies are not asked again for a reader, by segment.
     tried: Mutex<HashMap<u64, Instant>>,
     readers: Semaphore,
-    /// One reader at a time mends a segment.
+    /// Ensures that a segment is mended for one reader at a time.
     turns: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
     mended_count: AtomicU64,
 }
@@ -62,32 +70,32 @@ impl Default for Mending {
     }
 }
 
-/// How a segment is in the pool's store.
+/// State of a segment in the pool's store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// Every frame opens.
     Whole {
-        /// Frames.
+        /// Number of frames.
         frame_count: u64,
     },
-    /// It was not, and now it is.
+    /// It was not intact, and has been restored.
     Mended {
-        /// What was wrong.
+        /// The damage that was found.
         why: String,
         /// The copy that had it.
         source: String,
     },
-    /// It is not.
+    /// It is not intact.
     Bad {
-        /// What is wrong, and what each copy has.
+        /// The damage, and the state of each copy.
         why: String,
     },
-    /// The map does not name it any more.
+    /// The map no longer references it.
     Gone,
 }
 
 impl Mending {
-    /// Segments put back since the start.
+    /// Returns the number of segments restored since the start.
     pub(crate) fn mended_count(&self) -> u64 {
         self.mended_count.load(Ordering::Relaxed)
     }
@@ -109,7 +117,8 @@ impl Mending {
         tried.insert(number, Instant::now() + pause);
     }
 
-    /// The turn to mend a segment for a reader. Others of the same segment wait for its end.
+    /// Acquires the turn to mend a segment for a reader. Other readers of the same segment wait for
+    /// it.
     async fn turn(&self, number: u64) -> tokio::sync::OwnedMutexGuard<()> {
         let turn = {
             let mut turns = self.turns.lock();
@@ -121,7 +130,8 @@ impl Mending {
 }
 
 impl Tier {
-    /// From now on, what is damaged or missing in the pool's store is looked for in these copies, in this order.
+    /// Sets the copies, in order of preference, from which damaged and missing segments of the
+    /// pool's store are restored.
     pub fn set_mend_sources(&self, sources: Vec<MendSource>) {
         let sources = sources.into_iter().map(|source| Arc::new(Source::new(source)));
         *self.inner.mending.sources.lock() = sources.collect();
@@ -129,24 +139,24 @@ impl Tier {
     }
 }
 
-/// The data cannot be had, however often it is asked for.
+/// Returns whether the error means that the data cannot be read, however often it is retried.
 pub(crate) fn is_lost(error: &Error) -> bool {
     use ErrorKind::{Corrupt, NotFound, Unreadable, Unsupported};
     matches!(error.kind(), Corrupt | NotFound | Unreadable | Unsupported)
 }
 
 impl Inner {
-    /// Reads a segment whole, past every cache, and puts it back where it is damaged, missing or unreadable. Holds one
-    /// segment in memory, in the place of one that goes to a copy.
+    /// Reads a whole segment, bypassing every cache, and restores it if it is damaged, missing or
+    /// unreadable. Holds one segment in memory, within the limit for objects in transit to copies.
     ///
     /// # Errors
-    /// `Unavailable` when the pool's store does not answer, or the metadata database is being opened anew; `Fenced`
-    /// when the pool is not ours any more.
+    /// `Unavailable` when the pool's store does not answer, or the metadata database is being
+    /// reopened; `Fenced` when another process owns the pool.
     pub(crate) async fn heal(&self, info: &SegmentInfo) -> Result<Finding> {
         lend(&self.copy_places, self.heal_now(info)).await
     }
 
-    /// As [`Inner::heal`], for a caller that has a place.
+    /// Like [`Inner::heal`], for a caller that holds a permit already.
     pub(crate) async fn heal_now(&self, info: &SegmentInfo) -> Result<Finding> {
         match self.look_at_own(info).await? {
             Ok(found) => Ok(found),
@@ -154,7 +164,8 @@ impl Inner {
         }
     }
 
-    /// As [`Inner::heal`], for a reader, who was told that the data cannot be had: a store that hangs is not waited for.
+    /// Like [`Inner::heal`], for a reader whose data was found unreadable: it does not wait for a
+    /// store that hangs.
     async fn heal_for_reader(&self, info: &SegmentInfo) -> Result<Finding> {
         let looked = tokio::time::timeout(HEDGE, self.look_at_own(info)).await;
         match looked.unwrap_or_else(|_| Ok(Err(format!("not sent in {HEDGE:?}"))))? {
@@ -163,7 +174,7 @@ impl Inner {
         }
     }
 
-    /// How the pool's store has it, or why it has to be mended.
+    /// Determines the state of a segment in the pool's store, or the reason to mend it.
     async fn look_at_own(&self, info: &SegmentInfo) -> Result<Result<Finding, String>> {
         let why = match self.frames.check_segment(info).await {
             Ok(report) => match report.damage() {
@@ -178,12 +189,13 @@ impl Inner {
             Err(error) if is_lost(&error) => error.chain(),
             Err(error) => return Err(error),
         };
-        // Until it is put back.
+        // Until it is restored.
         self.dedup.note_bad(info.number.0);
         Ok(Err(why))
     }
 
-    /// `patience`: longest that is waited for the pool's store to show what was put back.
+    /// Restores a segment from the copies. `patience` limits the wait for the pool's store to
+    /// return the restored segment.
     async fn mend(
         &self,
         info: &SegmentInfo,
@@ -191,7 +203,8 @@ impl Inner {
         patience: Option<Duration>,
     ) -> Result<Finding> {
         let planted = self.options.planted;
-        // In this order: whatever forgets it from now on, its object is not deleted before we are done.
+        // The order matters: even if the segment is forgotten from now on, its object is not
+        // deleted before mending is done.
         let hold = (!planted.mend_unheld).then(|| self.orphans.hold_one(info.number));
         if !self.is_named(info.number, info.id).await? {
             return Ok(Finding::Gone);
@@ -205,7 +218,7 @@ impl Inner {
             }
         };
         self.check_owner().await?;
-        // One that cannot be written does not keep the others from being looked at.
+        // A failed write of this segment must not prevent the check of others.
         if let Err(cause) = self.store.put(&path, object.into()).await {
             let cause = public_text(&cause);
             let why =
@@ -248,7 +261,8 @@ impl Inner {
         Ok(Finding::Mended { why, source })
     }
 
-    /// Whether copies have given back what a reader lacks of these segments: then it is worth reading again.
+    /// Mends the segments that a reader lacks. Returns true if some were restored, so that reading
+    /// again is worthwhile.
     pub(crate) async fn mend_for_reader(&self, lacking: &[SegmentInfo]) -> bool {
         let mend = async {
             let mut is_mended = false;
@@ -259,7 +273,7 @@ impl Inner {
                 }
                 let _place = self.mending.readers.acquire().await;
                 match lend(&self.copy_places, self.heal_for_reader(info)).await {
-                    // By somebody else meanwhile, or the way was bad.
+                    // Another task has restored it meanwhile, or the transfer was bad.
                     Ok(Finding::Whole { .. } | Finding::Mended { .. } | Finding::Gone) => {
                         is_mended = true;
                     }
@@ -282,7 +296,8 @@ impl Inner {
         tokio::time::timeout(READER_PATIENCE, mend).await.unwrap_or(false)
     }
 
-    /// Nothing could be mended, or everything was tried lately.
+    /// Returns whether mending would be in vain: there are no copies, or this segment was tried
+    /// recently.
     pub(crate) fn is_mending_vain(&self, info: &SegmentInfo) -> bool {
         self.mending.sources().is_empty() || self.mending.was_tried(info.number.0)
     }

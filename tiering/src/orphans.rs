@@ -1,18 +1,21 @@
-//! Segments that nothing names: what a crash, a cancelled destage or reclaim left in the store.
+//! Deletion of unreferenced segments that a crash, a cancelled destage or reclaim left in the
+//! store.
 //!
 //! Invariants:
-//! - Deleted is only a segment of an epoch below ours that no segment record names, what this process
-//!   uploaded and knows that it never committed, and what it knows that the map has durably forgotten.
-//!   The metadata database fenced the lower epochs before we opened it, so no record of theirs can appear
-//!   any more.
-//! - Whether the map names an object is asked while no commit is under way, so that what was seen is durable;
-//!   and whether the pool is still ours, before the first one is deleted.
-//! - What a copy in another store still needs is not deleted before it has it, nor what is just put back: see [`Hold`].
+//! - A segment is deleted only in one of three cases: its epoch is below ours and no segment record
+//!   references it; this process uploaded it and knows that it was never committed; or the map has
+//!   durably forgotten it. The metadata database fenced the lower epochs before we opened it, so no
+//!   record of theirs can appear any more.
+//! - Whether the map references an object is looked up while no commit is under way, so the answer
+//!   is durable. Whether this process still owns the pool is checked before the first deletion.
+//! - A segment that a copy in another store still needs is not deleted before the copy has it, nor
+//!   is one that is being mended: see [`Hold`].
 //! - An object whose name is not that of a segment is left alone and counted.
-//! - One that the store does not delete, while it answers, keeps nothing else waiting: see [`undeletable`].
-//! - An abandoned upload is forgotten only once its object was deleted, or is found to be named. One
-//!   that reaches the store after that, still under way when it was given up, is left to the next
-//!   epoch's sweep.
+//! - An object that the store refuses to delete, while it answers, does not delay others: see
+//!   [`undeletable`].
+//! - An abandoned upload is forgotten only once its object was deleted or is found to be
+//!   referenced. An upload that was still under way when it was given up, and reaches the store
+//!   after that, is left to the next epoch's sweep.
 
 mod undeletable;
 
@@ -31,40 +34,43 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 use undeletable::Undeletable;
 
-/// Abandoned uploads that are remembered; beyond it the oldest are left to the next epoch's sweep.
-/// Chosen by hand: 400 KiB of names, and 64 GiB of segments that all failed to be committed.
+/// Maximum number of abandoned uploads that are remembered; beyond it the oldest are left to the
+/// next epoch's sweep. Chosen by hand: 400 KiB of names, and 64 GiB of segments that all failed to
+/// be committed.
 const ABANDONED_MAX: usize = 4096;
 
 /// Abandoned uploads that one call deletes, one request after the other. Chosen by hand: a second
-/// or two at the store's latency, so that who calls can be stopped.
+/// or two at the store's latency, so that the caller can be stopped.
 const ABANDONED_PER_SWEEP_MAX: usize = 32;
 
-/// Objects that one sweep of the whole folder finds undeletable before it leaves the rest to the next one, which passes
-/// over these. Chosen by hand: the client tries each of them for some seconds.
+/// Undeletable objects after which a sweep of the whole folder stops. The next sweep skips these
+/// and continues. Chosen by hand: the client tries each of them for some seconds.
 const REFUSED_PER_SWEEP_MAX: u64 = 16;
 
-/// What a sweep found.
+/// Result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
-    /// Objects looked at.
+    /// Objects examined.
     pub object_count: u64,
     /// Segments deleted.
     pub deleted_count: u64,
-    /// Their size.
+    /// Total size of these segments.
     pub deleted_bytes: u64,
-    /// Objects among the segments that are none; left alone.
+    /// Objects in the segments folder that are not segments; left alone.
     pub foreign_count: u64,
-    /// Objects that the store has not deleted just now.
+    /// Objects that the store failed to delete in this sweep.
     pub refused_count: u64,
-    /// Not everything was looked at: another sweep goes on.
+    /// Not everything was examined: another sweep will continue.
     pub is_cut: bool,
 }
 
-/// Deletions that wait for copies. Beyond it, what a copy needs is deleted all the same, and it begins anew with
-/// a newer state. Chosen by hand: 6 MiB of names, and a terabyte of segments.
+/// Maximum number of deletions that wait for copies. Beyond it, objects that a copy needs are
+/// deleted nevertheless, and the copy starts again with a newer state. Chosen by hand: 6 MiB of
+/// names, and a terabyte of segments.
 const HELD_MAX: usize = 65_536;
 
-/// Segments that are not deleted, by number: those of one state that is being copied, or one that is put back.
+/// A range of segment numbers that are not deleted: those of a state that is being copied, or a
+/// segment that is being mended.
 #[derive(Debug)]
 pub(crate) struct Hold {
     from: AtomicU64,
@@ -72,12 +78,12 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// The state has no number from here on.
+    /// Sets the end of the range: the state has no segment numbered `below` or higher.
     pub(crate) fn set_below(&self, below: u64) {
         self.below.store(below, Ordering::SeqCst);
     }
 
-    /// Everything below this number has been copied.
+    /// Releases all numbers below `from`, which have been copied.
     pub(crate) fn release_below(&self, from: u64) {
         self.from.store(from, Ordering::SeqCst);
     }
@@ -88,19 +94,19 @@ impl Hold {
     }
 }
 
-/// Uploads of this process that no commit will name.
+/// Objects to be deleted.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
     abandoned: Mutex<VecDeque<Path>>,
     holds: Mutex<Vec<Weak<Hold>>>,
     held: Mutex<VecDeque<Path>>,
     undeletable: Undeletable,
-    /// One sweep of them at a time.
+    /// Serializes sweeps of abandoned uploads.
     sweep: tokio::sync::Mutex<()>,
 }
 
 impl Orphans {
-    /// Remembers objects that may have been written and are not named by the map.
+    /// Registers objects that may have been written and that the map does not reference.
     pub(crate) fn abandon(&self, names: Vec<Path>) {
         let mut abandoned = self.abandoned.lock();
         abandoned.extend(names);
@@ -108,30 +114,30 @@ impl Orphans {
         abandoned.drain(..excess);
     }
 
-    /// Uploads that wait to be deleted.
+    /// Returns the number of uploads that wait to be deleted.
     pub(crate) fn abandoned_count(&self) -> usize {
         self.abandoned.lock().len()
     }
 
-    /// Objects that the store does not delete.
+    /// Returns the number of objects that the store does not delete.
     pub(crate) fn undeletable_count(&self) -> usize {
         self.undeletable.count()
     }
 
-    /// As after hours, when those are tried again.
+    /// Makes undeletable objects due for another try, as if hours had passed.
     #[cfg(test)]
     pub(crate) fn make_undeletable_due(&self) {
         self.undeletable.make_due();
     }
 
-    /// From now on no segment is deleted, until the hold says of which it is not; dropping it ends it.
+    /// Holds all segments until the range of the hold is narrowed. Dropping the hold releases them.
     pub(crate) fn hold(&self) -> Arc<Hold> {
         let hold = Arc::new(Hold { from: AtomicU64::new(0), below: AtomicU64::new(u64::MAX) });
         self.holds.lock().push(Arc::downgrade(&hold));
         hold
     }
 
-    /// From now on this segment is not deleted; dropping it ends it.
+    /// Holds one segment. Dropping the hold releases it.
     pub(crate) fn hold_one(&self, number: SegmentNumber) -> Arc<Hold> {
         let (from, below) = (AtomicU64::new(number.0), AtomicU64::new(number.0.saturating_add(1)));
         let hold = Arc::new(Hold { from, below });
@@ -139,7 +145,7 @@ impl Orphans {
         hold
     }
 
-    /// Deletions that wait for copies.
+    /// Returns the number of deletions that wait for copies.
     pub(crate) fn held_count(&self) -> usize {
         self.held.lock().len()
     }
@@ -151,7 +157,7 @@ impl Orphans {
         holds.iter().filter_map(Weak::upgrade).any(|hold| hold.has(number))
     }
 
-    /// Puts a deletion off, if some copy needs the object and not too many wait already.
+    /// Postpones a deletion, if a copy needs the object and not too many are waiting already.
     fn put_off(&self, path: &Path) -> bool {
         let is_held = self.is_held(path);
         let mut held = self.held.lock();
@@ -162,7 +168,7 @@ impl Orphans {
         is_put_off
     }
 
-    /// Takes up again what no copy needs any more.
+    /// Resumes deletions of objects that no copy needs any more.
     fn take_up(&self) {
         let mut held = self.held.lock();
         let waiting = std::mem::take(&mut *held);
@@ -183,14 +189,14 @@ impl Orphans {
         self.abandoned.lock().front().cloned()
     }
 
-    /// Takes `path` off the list. It may have gone meanwhile, because the list was full.
+    /// Removes `path` from the list. It may be gone already, because the list was full.
     fn forget(&self, path: &Path) {
         self.abandoned.lock().retain(|abandoned| abandoned != path);
     }
 }
 
 impl Inner {
-    /// See [`crate::Tier::sweep_abandoned`].
+    /// Implements [`crate::Tier::sweep_abandoned`].
     pub(crate) async fn sweep_abandoned(&self) -> Result<SweepReport> {
         let _alone = self.orphans.sweep.lock().await;
         let mut report = SweepReport::default();
@@ -207,7 +213,7 @@ impl Inner {
                 self.check_owner().await?;
             }
             report.object_count += 1;
-            // A commit that failed may have become durable all the same: the map decides.
+            // A failed commit may have become durable nevertheless, so ask the map.
             let is_named = match parse_object_path(&path) {
                 Some((_, number, id)) => self.is_named(number, id).await?,
                 None => true,
@@ -221,7 +227,7 @@ impl Inner {
                     }
                     Ok(false) => report.refused_count += 1,
                     Err(error) => {
-                        // The others are not to wait for this one.
+                        // The other objects must not wait for this one.
                         self.orphans.forget(&path);
                         self.orphans.abandon(vec![path]);
                         return Err(error);
@@ -233,7 +239,7 @@ impl Inner {
         Ok(report)
     }
 
-    /// See [`crate::Tier::sweep_orphans`].
+    /// Implements [`crate::Tier::sweep_orphans`].
     pub(crate) async fn sweep_orphans(&self) -> Result<SweepReport> {
         let mut report = SweepReport::default();
         let mut listing = listing::list(&self.store, Some(&Path::from(FOLDER)));
@@ -249,7 +255,7 @@ impl Inner {
             {
                 continue;
             }
-            // Those that the store does not delete are tried again by themselves.
+            // Known undeletable objects are retried separately.
             let is_known = self.orphans.undeletable.has(&found.location);
             if is_known || self.orphans.put_off(&found.location) {
                 continue;
@@ -272,10 +278,11 @@ impl Inner {
         Ok(report)
     }
 
-    /// Deletes an object. False where the store does not, though it answers: it is tried again by itself.
+    /// Deletes an object. Returns false if the store does not delete it although it answers; the
+    /// object is then retried separately.
     ///
     /// # Errors
-    /// `Unavailable` where the store does not answer otherwise either.
+    /// `Unavailable` when the store does not answer other requests either.
     async fn delete_or_note(&self, path: &Path) -> Result<bool> {
         let refused = match self.delete(path).await {
             Ok(()) => None,
@@ -296,8 +303,8 @@ impl Inner {
         Ok(refused.is_none())
     }
 
-    /// Whether the map names a segment, durably or not yet. What it does not name then, it never names
-    /// again: while a commit is under way, or was left halfway by a failure, there is no answer.
+    /// Returns whether the map references a segment. An unreferenced segment will never be
+    /// referenced again. Fails while the outcome of a failed commit is unknown.
     pub(crate) async fn is_named(&self, number: SegmentNumber, id: SegmentId) -> Result<bool> {
         if self.options.planted.sweep_unlocked {
             return self.has_record(number, id).await;
@@ -307,12 +314,13 @@ impl Inner {
         self.has_record(number, id).await
     }
 
-    /// As [`Inner::is_named`], at this moment.
+    /// Like [`Inner::is_named`], but without waiting for commits.
     async fn has_record(&self, number: SegmentNumber, id: SegmentId) -> Result<bool> {
         Ok(self.map.find_segment(number.0).await?.is_some_and(|record| record.info.id == id))
     }
 
-    /// An owner of the past that wakes up must not delete what the present one names.
+    /// Fails if this process no longer owns the pool: an owner of the past that resumes must not
+    /// delete objects that the present one references.
     pub(crate) async fn check_owner(&self) -> Result<()> {
         match &self.options.owner_check {
             Some(check) => check.ask().await,

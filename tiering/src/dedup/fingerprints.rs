@@ -1,9 +1,10 @@
-//! Fingerprints of blocks: what nominates one that may be stored already. Pure.
+//! Fingerprints of blocks, which nominate stored blocks that may be equal. Pure logic.
 //!
 //! Invariants:
-//! - A fingerprint nominates and never decides: two blocks of one fingerprint need not be equal.
-//! - Fingerprints of blocks under different keys have nothing to do with each other, and say nothing of a block to who has
-//!   not got the key.
+//! - A fingerprint nominates and never decides: two blocks with the same fingerprint need not be
+//!   equal.
+//! - Fingerprints of blocks under different keys are unrelated, and reveal nothing about a block
+//!   without its key.
 //!
 //! Byte table: docs/format-map.md#fingerprints.
 
@@ -15,12 +16,12 @@ use block::seal::PoolKey;
 use block::units::{BLOCK_BYTES, u64_at};
 use twox_hash::XxHash64;
 
-/// Of the hash that fingerprints are made by, and of their record.
+/// Version of the fingerprint hash and of the record.
 const VERSION: u8 = 1;
-/// What the seed is derived for.
+/// Purpose string for deriving the seed.
 const PURPOSE: &str = "fingerprint";
 
-/// Makes fingerprints of the blocks that are under one key.
+/// Computes fingerprints of the blocks under one key.
 #[derive(Clone, Copy)]
 pub(crate) struct Fingerprinter {
     seed: u64,
@@ -28,12 +29,12 @@ pub(crate) struct Fingerprinter {
 }
 
 impl Fingerprinter {
-    /// `mask` leaves less of them, in tests.
+    /// Creates a fingerprinter. `mask` reduces the number of distinct fingerprints in tests.
     pub fn new(key: &PoolKey, pool: &[u8; 16], mask: u64) -> Fingerprinter {
         Fingerprinter { seed: key.derive_seed(pool, PURPOSE), mask }
     }
 
-    /// One for each block of whole blocks.
+    /// Returns one fingerprint per block of `bytes`, which contains whole blocks.
     pub fn of_blocks(self, bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
         let blocks = bytes.chunks_exact(BLOCK_BYTES as usize);
         blocks.map(move |block| XxHash64::oneshot(self.seed, block) & self.mask)
@@ -44,11 +45,11 @@ impl Fingerprinter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FrameFingerprints {
     pub at: FrameAt,
-    /// One for each of its blocks.
+    /// One for each block of the frame.
     pub fingerprints: Vec<u64>,
 }
 
-/// The stored form, of frames in the order of the segment.
+/// Encodes frames, in the order of the segment, to the stored form.
 #[must_use]
 pub(crate) fn encode(frames: &[FrameFingerprints]) -> Vec<u8> {
     let count: usize = frames.iter().map(|frame| frame.fingerprints.len()).sum();
@@ -68,7 +69,7 @@ pub(crate) fn encode(frames: &[FrameFingerprints]) -> Vec<u8> {
     bytes
 }
 
-/// Reads the stored form.
+/// Decodes the stored form.
 ///
 /// # Errors
 /// `Corrupt`, naming the segment.
@@ -123,7 +124,7 @@ mod tests {
         let bytes = encode(&frames);
         for at in 0..bytes.len() {
             match decode(7, &bytes[..at]) {
-                // Where one frame ends the list may end.
+                // A list may end where a frame ends.
                 Ok(read) => assert!(read.len() < 2 && at > 0, "{at}"),
                 Err(error) => assert!(error.to_string().contains("fingerprints of segment 7")),
             }

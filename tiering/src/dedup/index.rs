@@ -1,21 +1,24 @@
-//! Which stored block may be equal to one that is written: fingerprints in memory. Pure.
+//! In-memory index of fingerprints: finds stored blocks that may be equal to a new one. Pure logic.
 //!
 //! Invariants:
-//! - Memory is bounded. What does not fit is thinned out by the value of the fingerprints, one in 2, 4, 8 …, so that what is
-//!   kept is spread over all that is stored; the lists of the segments that it leads to give the neighbours back.
-//! - What it says nominates only: the segment may be gone, and the block another one.
+//! - Memory is bounded. When it is full, the index is thinned out by the value of the fingerprints,
+//!   to one in 2, 4, 8 and so on. So the kept ones are spread over all stored data, and the lists
+//!   of the segments that they lead to recover the neighbours.
+//! - Results only nominate: the segment may be gone, and the block may be a different one.
 //!
-//! Source: Lillibridge and others, Sparse Indexing: Large Scale, Inline Deduplication Using Sampling and Locality, FAST 2009.
+//! Source: Lillibridge and others, Sparse Indexing: Large Scale, Inline Deduplication Using
+//! Sampling and Locality, FAST 2009.
 
 use super::fingerprints::FrameFingerprints;
 use crate::segment::FrameAt;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Lists of segments that are kept whole, beside the index. Chosen by hand: 5 MiB for segments of the default size.
+/// Lists of segments that are kept complete, in addition to the index. Chosen by hand: 5 MiB for
+/// segments of the default size.
 const LISTS_MAX: usize = 16;
 
-/// Where a block is.
+/// Place of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Location {
     pub segment: u64,
@@ -23,7 +26,7 @@ pub(crate) struct Location {
     pub within: u8,
 }
 
-/// A fingerprint is a hash already.
+/// Identity hasher, because a fingerprint is a hash already.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AsItIs(u64);
 
@@ -39,25 +42,25 @@ impl Hasher for AsItIs {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // Those that are kept have the lowest bits in common.
+        // The kept fingerprints share their lowest bits.
         self.0 = number.rotate_right(32);
     }
 }
 
 pub(crate) type ByFingerprint<V> = HashMap<u64, V, BuildHasherDefault<AsItIs>>;
 
-/// See the module.
+/// The index; see the module.
 #[derive(Debug)]
 pub(crate) struct Index {
     capacity: usize,
-    /// One in 2^so many fingerprints is kept.
+    /// One in 2 to the power of this many fingerprints is kept.
     thinned_by: u32,
     entries: ByFingerprint<Location>,
     lists: VecDeque<(u64, ByFingerprint<Location>)>,
 }
 
 impl Index {
-    /// For so many blocks at most, at least one.
+    /// Creates an index for at most `capacity` blocks, at least one.
     pub fn new(capacity: usize) -> Index {
         Index {
             capacity: capacity.max(1),
@@ -71,14 +74,14 @@ impl Index {
         fingerprint.trailing_zeros() >= self.thinned_by
     }
 
-    /// Where a block with this fingerprint was written last, as far as is known.
+    /// Returns the latest known place of a block with this fingerprint.
     pub fn find(&self, fingerprint: u64) -> Option<Location> {
         let in_list = || self.lists.iter().find_map(|(_, list)| list.get(&fingerprint));
         self.entries.get(&fingerprint).or_else(in_list).copied()
     }
 
-    /// The segments whose lists are worth reading for what is written together: those that one of the fingerprints leads
-    /// to, while there are fingerprints that are not kept.
+    /// Returns the segments whose lists are worth reading for blocks that are written together:
+    /// those that one of the fingerprints leads to, if the index is thinned out.
     pub fn lists_wanted(
         &self,
         fingerprints: impl Iterator<Item = u64>,
@@ -103,7 +106,7 @@ impl Index {
         wanted.into_iter().take(count_max).map(|(_, segment)| segment).collect()
     }
 
-    /// Adds a segment's fingerprints. What was known under one of them is known no more.
+    /// Adds a segment's fingerprints. An existing entry of the same fingerprint is replaced.
     pub fn add(&mut self, segment: u64, frames: &[FrameFingerprints]) {
         for (fingerprint, location) in locations(segment, frames) {
             if !self.is_kept(fingerprint) {
@@ -126,7 +129,7 @@ impl Index {
         self.lists.push_front((segment, locations(segment, frames).collect()));
     }
 
-    /// The block is not there any more.
+    /// Removes a block that is no longer there.
     pub fn forget(&mut self, fingerprint: u64, location: &Location) {
         if self.entries.get(&fingerprint) == Some(location) {
             self.entries.remove(&fingerprint);
@@ -134,17 +137,17 @@ impl Index {
         self.lists.retain(|(segment, _)| *segment != location.segment);
     }
 
-    /// These segments are gone.
+    /// Removes segments that are gone.
     pub fn forget_segments(&mut self, segments: &HashSet<u64>) {
         self.entries.retain(|_, location| !segments.contains(&location.segment));
         self.lists.retain(|(segment, _)| !segments.contains(segment));
-        // What is written from here on is kept in part more often again.
+        // There is room again to keep a larger part of new fingerprints.
         if self.entries.len() < self.capacity / 4 {
             self.thinned_by = self.thinned_by.saturating_sub(1);
         }
     }
 
-    /// Blocks that are known, and one in how many is.
+    /// Returns the number of entries, and how many blocks there are for one entry.
     pub fn status(&self) -> (usize, u64) {
         (self.entries.len(), 1u64.checked_shl(self.thinned_by).unwrap_or(u64::MAX))
     }
@@ -190,7 +193,7 @@ mod tests {
         assert!(index.find(10).is_none() && index.find(20).is_some());
     }
 
-    /// Segments come and go, and what is stored at a time is not much more than fits.
+    /// Segments come and go, and the data stored at any time is not much more than fits.
     #[test]
     fn what_is_gone_takes_no_place_for_long() {
         let mut rng = Rng::new(5);
@@ -206,7 +209,7 @@ mod tests {
         }
     }
 
-    /// Far more is stored than fits, and what comes in sequence is found all the same.
+    /// Far more is stored than fits, yet sequential data is found.
     #[test]
     fn neighbours_are_found_where_the_index_is_thin() {
         let mut rng = Rng::new(3);

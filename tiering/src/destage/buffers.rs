@@ -1,23 +1,23 @@
-//! Memory for segments under construction, used again: memory that is fresh from the kernel is
-//! cleared page by page first, which costs as much as sealing what is put there.
+//! Reusable memory for segments under construction. The kernel clears fresh memory page by page,
+//! which costs as much as sealing the data that is put there.
 //!
 //! Invariants:
-//! - At most `count_max` buffers wait; what nobody used between two calls of [`Buffers::trim`] goes
-//!   back to the system.
+//! - At most `count_max` buffers are kept. Buffers that stay unused between two calls of
+//!   [`Buffers::trim`] are returned to the system.
 
 use block::buffers::Spare;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// See the module.
+/// The pool of buffers; see the module.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     spare: Mutex<Spare>,
     count_max: usize,
 }
 
-/// A buffer that comes home when the last reference to it is gone.
+/// A buffer that returns to the pool when its last reference is dropped.
 struct Borrowed {
     bytes: Vec<u8>,
     home: Arc<Buffers>,
@@ -43,7 +43,7 @@ impl Buffers {
         Arc::new(Buffers { spare: Mutex::default(), count_max })
     }
 
-    /// An empty buffer with room for `room` bytes.
+    /// Returns an empty buffer with room for `room` bytes.
     pub(crate) fn take(&self, room: usize) -> Vec<u8> {
         let found = self.spare.lock().pop();
         match found {
@@ -55,12 +55,12 @@ impl Buffers {
         }
     }
 
-    /// Shares what was built in a buffer; the buffer is used again afterwards.
+    /// Shares the contents of a buffer. The buffer is reused afterwards.
     pub(crate) fn share(self: &Arc<Self>, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(Borrowed { bytes, home: self.clone() })
     }
 
-    /// Gives back what was of no use since the last call. To be called every few seconds.
+    /// Frees the buffers that were not needed since the last call. Call it every few seconds.
     pub(crate) fn trim(&self) {
         let dropped = self.spare.lock().trim();
         drop(dropped);

@@ -1,11 +1,11 @@
-//! What of a window is stored already: fingerprints nominate, bytes decide.
+//! Finds blocks of a window that are stored already. Fingerprints nominate; the bytes decide.
 //!
 //! Invariants:
-//! - A block is taken for a duplicate only if the stored one was read, opened and is equal.
-//! - Every segment that a duplicate was found in, but for those of the window itself, is pinned until the window is
-//!   committed, or is not.
-//! - What cannot be read soon is stored once more: deduplication never keeps a window from being destaged, and reads for it
-//!   for [`WAIT_MAX`] at most.
+//! - A block counts as a duplicate only if the stored one was read and opened, and is equal.
+//! - Every segment that contains a duplicate, except those of the window itself, is pinned until
+//!   the commit of the window has ended.
+//! - A block that cannot be read soon is stored once more. Deduplication never blocks a window, and
+//!   spends at most [`WAIT_MAX`] reading for it.
 
 use super::pack::Packer;
 use super::{BLOCK, Job};
@@ -24,17 +24,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Frames that are read at a time, to be compared. Chosen by hand: 4 MiB at most.
+/// Frames that are read at a time for comparison. Chosen by hand: at most 4 MiB.
 const FRAMES_AT_ONCE: usize = 64;
-/// Longest that one such read is waited for. Chosen by hand: many times what a store takes.
+/// Timeout of one such read. Chosen by hand: many times the latency of a store.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
-/// Longest that one window waits for all of them. Chosen by hand: a window that is all duplicates of what is in a store a
-/// hundred milliseconds away takes that.
+/// Time limit for all such reads of one window. Chosen by hand: a window that consists of
+/// duplicates of data in a store a hundred milliseconds away takes that long.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Lists of fingerprints that are read for one gathering step. Chosen by hand.
 const LISTS_AT_ONCE: usize = 4;
 
-/// How the blocks of a volume are looked for.
+/// Parameters for finding duplicates of the blocks of a volume.
 #[derive(Clone, Copy)]
 pub(super) struct Search {
     pub volume: VolumeId,
@@ -43,27 +43,27 @@ pub(super) struct Search {
     pub fingerprinter: Fingerprinter,
 }
 
-/// What a job knows of duplicates.
+/// State of deduplication within a job.
 #[derive(Default)]
 pub(super) struct Duplicates {
-    /// Of the segments that the window itself has written.
+    /// Blocks in the segments that the window itself has written.
     own: ByFingerprint<Location>,
-    /// How many lists of these are in `own`.
+    /// Number of lists of these segments that are in `own`.
     own_count: usize,
-    /// Segments that were nominated; `None`: it is not to be used.
+    /// Nominated segments; `None` for a segment that must not be used.
     used: HashMap<u64, Option<SegmentRecord>>,
     pub pins: Vec<Pin>,
-    /// The store does not answer: nothing more is looked for in this window.
+    /// The store does not answer, so deduplication is off for the rest of this window.
     is_given_up: bool,
-    /// How long was waited for blocks that may be equal.
+    /// Time spent waiting for candidate blocks.
     waited: Duration,
     pub changes: Vec<Change>,
-    /// Blocks of the window that are equal to an earlier one, of which it is not known yet where that is stored.
+    /// Blocks of the window that are equal to an earlier one whose place is not yet known.
     repeats: Vec<Repeat>,
     pub found: BTreeMap<VolumeId, dedup::Found>,
 }
 
-/// A block of a layer that is equal to another one.
+/// A block of a layer that is equal to an earlier one.
 #[derive(Clone, Copy)]
 struct Repeat {
     layer: LayerId,
@@ -71,21 +71,21 @@ struct Repeat {
     first: u64,
 }
 
-/// What is known of a block.
+/// Result of looking for a duplicate of a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
     /// It is new.
     New,
-    /// It is stored.
+    /// It is stored at this place.
     At(Placed),
-    /// It is equal to an earlier one of those that are looked for together.
+    /// It is equal to an earlier block of the same lookup.
     As(usize),
 }
 
-/// A frame, and which blocks, by index, may be equal to which of its blocks.
+/// A frame, and the pairs of a block, by index, and the block of the frame that may be equal.
 type Nominated = (FrameAt, Vec<(usize, Location)>);
 
-/// One block that is to be stored, or not.
+/// A block that may have to be stored.
 struct Block<'a> {
     number: u64,
     bytes: &'a [u8],
@@ -94,7 +94,8 @@ struct Block<'a> {
 }
 
 impl Job<'_> {
-    /// Sets aside what is stored already, and packs the rest. The blocks of `whole` are in order.
+    /// Separates the blocks that are stored already, and packs the rest. The blocks of `whole` are
+    /// in order.
     pub(super) async fn pack_new(
         &mut self,
         packer: &mut Packer,
@@ -150,7 +151,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Where each block is stored already, if it is.
+    /// Returns the place of each block that is stored already.
     async fn find(&mut self, search: &Search, blocks: &[Block<'_>]) -> Result<Vec<Option<Placed>>> {
         let mut found = vec![None; blocks.len()];
         if self.duplicates.is_given_up {
@@ -159,7 +160,7 @@ impl Job<'_> {
         let wanted = || blocks.iter().filter(|block| !block.is_zero).map(|block| block.fingerprint);
         self.learn_own(wanted()).await?;
         self.read_lists(wanted()).await;
-        // By frame: which blocks may be which of its blocks.
+        // By frame: the blocks that may be equal to blocks of the frame.
         let mut nominated: BTreeMap<(u64, u32), Nominated> = BTreeMap::new();
         for (index, block) in blocks.iter().enumerate().filter(|(_, block)| !block.is_zero) {
             let own = self.duplicates.own.get(&block.fingerprint).copied();
@@ -178,7 +179,7 @@ impl Job<'_> {
             }
         }
         if self.inner.is_urgent.load(Ordering::Relaxed) {
-            // The log fills: nothing is fetched for it.
+            // The log is filling up: do not fetch frames for comparison.
             frames.retain(|(frame, _)| self.inner.frames.is_local(frame));
         }
         for frames in frames.chunks(FRAMES_AT_ONCE) {
@@ -212,7 +213,7 @@ impl Job<'_> {
         Ok(found)
     }
 
-    /// Which blocks are equal to earlier ones, beside those that are stored already.
+    /// Finds blocks that are equal to earlier ones, in addition to those that are stored already.
     fn with_repeats(&self, blocks: &[Block<'_>], stored: &[Option<Placed>]) -> Vec<Found> {
         let is_trusting = self.inner.options.planted.fingerprints_trusted;
         let mut seen: ByFingerprint<usize> = ByFingerprint::default();
@@ -231,7 +232,8 @@ impl Job<'_> {
         .collect()
     }
 
-    /// Learns where the window itself has stored blocks by now, those that are looked for above all.
+    /// Registers the blocks that the window itself has stored so far, at least those with the
+    /// wanted fingerprints.
     async fn learn_own(&mut self, wanted: impl Iterator<Item = u64>) -> Result<()> {
         let written = self.writer.settle(wanted).await?;
         for (segment, frames) in &written.fingerprints[self.duplicates.own_count..] {
@@ -249,7 +251,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Reads the lists of the segments that the index leads to.
+    /// Reads the lists of fingerprints of the segments that the index suggests.
     async fn read_lists(&self, wanted: impl Iterator<Item = u64>) {
         let dedup = &self.inner.dedup;
         let segments = dedup.index.lock().lists_wanted(wanted, LISTS_AT_ONCE);
@@ -266,12 +268,13 @@ impl Job<'_> {
         }
     }
 
-    /// The record of a segment in which duplicates may be: pinned, there, and under the right key.
+    /// Returns the record of a segment that may contain duplicates, if it exists and has the right
+    /// key, and pins it.
     async fn use_segment(&mut self, search: &Search, number: u64) -> Result<Option<SegmentRecord>> {
         let known = match self.duplicates.used.get(&number) {
             Some(known) => *known,
             None => {
-                // Before the look: what is pinned and there stays there.
+                // Pin before the lookup: a segment that is pinned and then found stays.
                 let pin = self.inner.dedup.pin(number);
                 let found = match &pin {
                     Some(_) => self.inner.map.find_segment(number).await,
@@ -292,7 +295,8 @@ impl Job<'_> {
         Ok(known.filter(|record| record.info.key == search.key))
     }
 
-    /// The blocks of the frames, of those that can be read; `None`: the store does not answer.
+    /// Reads the blocks of those frames that are readable. Returns `None` if the store does not
+    /// answer.
     async fn read_frames(&self, frames: &[FrameRef]) -> Option<Vec<Option<Bytes>>> {
         match self.read_together(frames).await? {
             Ok(read) => Some(read.into_iter().map(Some).collect()),
@@ -310,7 +314,8 @@ impl Job<'_> {
         }
     }
 
-    /// The blocks of the frames, or that one of them cannot be had; `None`: the store does not answer.
+    /// Reads the blocks of the frames, or returns an error if one of them is unreadable. Returns
+    /// `None` if the store does not answer.
     async fn read_together(&self, frames: &[FrameRef]) -> Option<Result<Vec<Bytes>>> {
         let read = self.inner.frames.read_many(frames, Access::Once);
         match tokio::time::timeout(PATIENCE, read).await {
@@ -332,7 +337,8 @@ impl Job<'_> {
 }
 
 impl Duplicates {
-    /// Where the blocks are that are equal to others of the window, all of which are in `changes` by now.
+    /// Returns the places of blocks that are equal to other blocks of the window; by now, all of
+    /// those are in `changes`.
     pub(super) fn take_repeats(&mut self, changes: &[Change]) -> Result<Vec<Change>> {
         let repeats = std::mem::take(&mut self.repeats);
         if repeats.is_empty() {
@@ -361,7 +367,8 @@ impl Duplicates {
         repeats.into_iter().map(of).collect()
     }
 
-    /// Adds a block that is stored already, behind all of its layer that were added before.
+    /// Adds a block that is stored already. It must come after all earlier added blocks of its
+    /// layer.
     fn add(&mut self, layer: LayerId, block: u64, placed: Placed) {
         match self.changes.last_mut() {
             Some(last)

@@ -1,9 +1,9 @@
-//! From sectors to frames: cuts extents into blocks and packs the blocks. Pure.
+//! Cuts extents of sectors into blocks and packs the blocks into frames. Pure logic.
 //!
 //! Invariants:
-//! - Blocks come out in the order of their address; every sector that went in comes out once.
-//! - A frame ends at a multiple of the frame size and never spans a gap, so what was written in
-//!   sequence is read with few frames, and no block lies in two of them.
+//! - Blocks are returned in address order, and every input sector is returned once.
+//! - A frame ends at a multiple of the frame size and never spans a gap. So data that was written
+//!   in sequence is read with few frames, and no block lies in two of them.
 
 use super::{BLOCK, SECTOR, WindowExtent};
 use crate::map::LayerId;
@@ -15,7 +15,7 @@ pub(crate) struct Piece {
     pub layer: LayerId,
     pub first_block: u64,
     pub plaintext: Bytes,
-    /// One for each block, where they are wanted.
+    /// One for each block, or empty if they are not wanted.
     pub fingerprints: Vec<u64>,
 }
 
@@ -23,17 +23,17 @@ pub(crate) struct Piece {
 pub(super) struct Partial {
     pub block: u64,
     pub bytes: BytesMut,
-    /// One bit a sector.
+    /// One bit per sector.
     pub have: u8,
 }
 
-/// What the extents of a volume become, in order of block.
+/// Output of splitting the extents of a volume, in order of block.
 pub(super) enum Item {
     Whole { first_block: u64, bytes: Bytes },
     Merge(Partial),
 }
 
-/// Cuts sorted extents of sectors into whole blocks and blocks that need completing.
+/// Cuts sorted extents of sectors into whole blocks and blocks that must be completed.
 #[derive(Default)]
 pub(super) struct Splitter {
     pub items: Vec<Item>,
@@ -94,7 +94,7 @@ impl Splitter {
         }
     }
 
-    /// Nothing more comes for the block that is open.
+    /// Ends the open block; no further sectors of it will follow.
     pub fn end(&mut self) {
         match self.partial.take() {
             Some(Partial { block, bytes, have: u8::MAX }) => {
@@ -106,8 +106,8 @@ impl Splitter {
     }
 }
 
-/// Packs whole blocks, in order, into frames that end at multiples of the frame size, so that what
-/// was written in sequence is read with few frames and none is read twice.
+/// Packs whole blocks, in order, into frames that end at multiples of the frame size, so that data
+/// that was written in sequence is read with few frames and none is read twice.
 pub(crate) struct Packer {
     layer: LayerId,
     frame_blocks: u64,
@@ -118,7 +118,7 @@ pub(crate) struct Packer {
 }
 
 impl Packer {
-    /// `frame_blocks` is 1 to 16.
+    /// Creates a packer. `frame_blocks` is 1 to 16.
     pub fn new(layer: LayerId, frame_blocks: u8) -> Packer {
         Packer {
             layer,
@@ -130,8 +130,8 @@ impl Packer {
         }
     }
 
-    /// Adds whole blocks, behind all that were added before; `fingerprints` are one for each block, or none: the same for
-    /// all that a packer gets.
+    /// Adds whole blocks, which must come after all earlier added ones. `fingerprints` has one for
+    /// each block or is empty; for one packer it is always the same of the two.
     pub fn add(
         &mut self,
         mut block: u64,
@@ -160,7 +160,7 @@ impl Packer {
         }
     }
 
-    /// The frame that is open, if any.
+    /// Returns the open frame, if any.
     pub fn end(&mut self) -> Option<Piece> {
         let plaintext = match self.parts.len() {
             0 => return None,
@@ -182,12 +182,13 @@ mod tests {
     use crate::testing::{Rng, seeds};
     use std::collections::BTreeMap;
 
-    /// A fingerprint for each block, by which it is known again.
+    /// Returns a distinct fingerprint for each block, by which it can be recognized.
     fn marks(first_block: u64, bytes: &[u8]) -> Vec<u64> {
         (first_block..first_block + (bytes.len() / BLOCK) as u64).map(|block| block * 7).collect()
     }
 
-    /// Extents in order, some of them touching inside a block, against one entry a sector.
+    /// Compares ordered extents, some of which touch inside a block, with a model that has one
+    /// entry per sector.
     #[test]
     fn every_sector_comes_out_once_in_frames_that_do_not_straddle() {
         for seed in seeds(200) {

@@ -1,10 +1,11 @@
-//! Segments on their way into the store: built, uploaded, cached.
+//! Writes segments to the store: builds, uploads and caches them.
 //!
 //! Invariants:
-//! - At most [`SegmentWriter::new`]'s number of segments is in memory beside the one that is gathered.
-//! - A segment is under one key.
-//! - What a writer that is dropped has uploaded is abandoned; what [`SegmentWriter::finish`] returns,
-//!   whoever commits it answers for.
+//! - Besides the segment being gathered, at most as many segments are in memory as
+//!   [`SegmentWriter::new`] was given.
+//! - All frames of a segment are sealed with one key.
+//! - The uploads of a dropped writer are abandoned. The committer is responsible for the objects
+//!   that [`SegmentWriter::finish`] returns.
 
 use super::pack::Piece;
 use super::{BLOCK, FOOTER_ROOM_BYTES, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, URGENT_LEVEL, micros};
@@ -28,29 +29,30 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::task::JoinSet;
 
-/// What was written.
+/// Counts of the data written.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WriteReport {
     pub segment_count: u64,
     pub object_bytes: u64,
     pub stored_block_count: u64,
     pub zero_block_count: u64,
-    /// Blocks that another one of the same segment is equal to.
+    /// Blocks that are equal to another one in the same segment.
     pub duplicate_count: u64,
     pub build_us: u64,
 }
 
-/// Segments that are durable in the store, in order of number, and what they mean to the map.
+/// Segments that are durable in the store, in order of number, and the changes that they imply for
+/// the map.
 #[derive(Debug)]
 pub(crate) struct Written {
     pub segments: Vec<SegmentRecord>,
     pub changes: Vec<Change>,
-    /// Of the segments that have some.
+    /// Fingerprints, for the segments that have some.
     pub fingerprints: Vec<(u64, Vec<FrameFingerprints>)>,
     pub report: WriteReport,
 }
 
-/// One of them.
+/// One stored segment.
 struct Stored {
     record: Option<SegmentRecord>,
     changes: Vec<Change>,
@@ -58,18 +60,19 @@ struct Stored {
     report: WriteReport,
 }
 
-/// See the module.
+/// The writer; see the module.
 pub(crate) struct SegmentWriter {
     inner: Arc<Inner>,
     in_flight_max: usize,
     segment_bytes: usize,
     key: KeyId,
     is_cached: bool,
-    /// Blocks of a segment are looked for among those before them.
+    /// Whether blocks are compared with earlier ones of their segment.
     is_dedup: bool,
     /// Fingerprints of segments that are under way.
     under_way: ByFingerprint<()>,
-    /// Objects that the store may hold once this has begun; abandoned if it is dropped.
+    /// Objects that may be in the store once the upload has begun; abandoned if the writer is
+    /// dropped.
     names: Vec<Path>,
     group: Vec<Piece>,
     group_bytes: usize,
@@ -84,8 +87,8 @@ impl Drop for SegmentWriter {
 }
 
 impl SegmentWriter {
-    /// `in_flight_max` segments are built and uploaded at the same time, at least one; each is of
-    /// `segment_bytes` before compression.
+    /// Creates a writer that builds and uploads `in_flight_max` segments concurrently, at least
+    /// one. Each holds `segment_bytes` before compression.
     pub fn new(inner: &Arc<Inner>, in_flight_max: usize, segment_bytes: usize) -> SegmentWriter {
         let written = Written {
             segments: Vec::new(),
@@ -109,18 +112,18 @@ impl SegmentWriter {
         }
     }
 
-    /// Whether what is written from here on enters the read cache; it does at first.
+    /// Sets whether segments written from here on enter the read cache. The default is true.
     pub fn set_cached(&mut self, is_cached: bool) {
         self.is_cached = is_cached;
     }
 
-    /// Blocks that have fingerprints are looked for among those before them in their segment.
+    /// Enables deduplication within a segment for blocks that have fingerprints.
     pub fn set_dedup(&mut self) {
         self.is_dedup = true;
     }
 
-    /// Waits for the segments that are under way, if one of them has a block with one of these fingerprints. Returns those
-    /// of all segments that are done.
+    /// If a segment under way contains a block with one of these fingerprints, waits for all
+    /// segments under way. Returns the segments that are done.
     pub async fn settle(
         &mut self,
         mut fingerprints: impl Iterator<Item = u64>,
@@ -136,7 +139,7 @@ impl SegmentWriter {
         Ok(&self.written)
     }
 
-    /// What is added from here on is sealed under this key.
+    /// Seals frames that are added from here on with this key.
     pub async fn set_key(&mut self, key: KeyId) -> Result<()> {
         if self.key != key && !self.group.is_empty() && !self.inner.options.planted.mixed_keys {
             self.start_group().await?;
@@ -145,7 +148,7 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Adds a frame; waits where too many segments are under way.
+    /// Adds a frame. Waits if too many segments are under way.
     pub async fn add(&mut self, piece: Piece) -> Result<()> {
         self.group_bytes += piece.plaintext.len();
         self.group.push(piece);
@@ -155,7 +158,7 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Starts building what is gathered, once there is room for one more segment in memory.
+    /// Starts building the gathered frames, once there is room for one more segment in memory.
     async fn start_group(&mut self) -> Result<()> {
         while self.running.len() >= self.in_flight_max {
             self.join_one().await?;
@@ -200,7 +203,7 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Waits for every segment. From here on the caller answers for the objects.
+    /// Waits for every segment. From then on the caller is responsible for the objects.
     pub async fn finish(mut self) -> Result<Written> {
         if !self.group.is_empty() {
             self.start_group().await?;
@@ -234,7 +237,7 @@ impl Inner {
                     self.uploads.clear();
                     return Ok(());
                 }
-                // An earlier attempt of ours may have arrived without our hearing of it.
+                // An earlier attempt of ours may have succeeded although its answer was lost.
                 Err(
                     object_store::Error::AlreadyExists { .. }
                     | object_store::Error::Precondition { .. },
@@ -244,7 +247,7 @@ impl Inner {
                             self.uploads.clear();
                             return Ok(());
                         }
-                        // The transfer may have been bad: it is looked at once more.
+                        // The transfer may have been bad, so read the object once more.
                         Ok(_) if !has_differed => {
                             has_differed = true;
                             let source = "other bytes were read back".into();
@@ -275,7 +278,7 @@ impl Inner {
         }
     }
 
-    /// Builds, uploads and, where asked to, caches one segment.
+    /// Builds and uploads one segment, and caches it if requested.
     async fn store_segment(
         self: Arc<Self>,
         seed: SegmentSeed,
@@ -305,7 +308,7 @@ impl Inner {
     }
 }
 
-/// Compresses and seals: the part that takes CPU.
+/// Compresses and seals the frames: the part that takes CPU time.
 fn build(
     inner: &Inner,
     seed: SegmentSeed,
@@ -318,8 +321,8 @@ fn build(
         root.ok_or_else(|| SegmentError::NoKey(seed.key).into_error("build segment".to_owned()))?;
     let plain_bytes: usize = pieces.iter().map(|piece| piece.plaintext.len()).sum();
     let number = seed.number.0;
-    // Room for the worst case, that nothing compresses: growing means copying, and memory that is
-    // never written to costs nothing.
+    // Reserve room for the worst case, in which nothing compresses: growing means copying, and
+    // memory that is never written to costs nothing.
     let room = plain_bytes + pieces.len() * FRAME_OVERHEAD_BYTES + FOOTER_ROOM_BYTES;
     let bytes = inner.buffers.take(room);
     let level = match inner.is_urgent.load(Ordering::Relaxed) {
@@ -377,15 +380,15 @@ fn build(
     Ok((segment, stored))
 }
 
-/// What consecutive blocks of a piece have in common.
+/// Classification of consecutive blocks of a piece.
 enum Part {
     Zeroes,
-    /// One block, which is equal to one that the segment has.
+    /// One block that is equal to one already in the segment.
     Duplicate(Placed),
     New,
 }
 
-/// Blocks of a segment that is being built, by their fingerprints.
+/// Blocks of a segment under construction, by their fingerprints.
 #[derive(Default)]
 struct Seen<'a> {
     blocks: ByFingerprint<(Placed, &'a [u8])>,
@@ -393,7 +396,7 @@ struct Seen<'a> {
 }
 
 impl<'a> Seen<'a> {
-    /// What the blocks from `at` on are, and where that ends.
+    /// Classifies the blocks from `at` on, and returns the end of that part.
     fn next_part(&self, piece: &Piece, at: usize, is_dedup: bool) -> (Part, usize) {
         let block = |at: usize| &piece.plaintext[at..at + BLOCK];
         let fingerprint = |at: usize| piece.fingerprints.get(at / BLOCK).filter(|_| is_dedup);
@@ -407,7 +410,8 @@ impl<'a> Seen<'a> {
         }
         let mut end = at + BLOCK;
         while end < piece.plaintext.len() && is_first_zero == is_zero(block(end)) {
-            // What follows may be equal to a block of this part: it is known when the part is stored.
+            // The next block may be equal to a block of this part, which is registered only when
+            // the part is stored.
             let is_seen = |&before: &usize| fingerprint(before) == fingerprint(end);
             let is_own =
                 fingerprint(end).is_some() && (at..end).step_by(BLOCK).any(|b| is_seen(&b));
@@ -419,7 +423,8 @@ impl<'a> Seen<'a> {
         (if is_first_zero { Part::Zeroes } else { Part::New }, end)
     }
 
-    /// Adds the blocks of a frame, which begin at `at` in a piece. What is there under a fingerprint stays.
+    /// Adds the blocks of a frame, which begin at `at` in a piece. An existing entry of a
+    /// fingerprint is kept.
     fn add(&mut self, placed: Placed, piece: &'a Piece, at: usize, fingerprints: &[u64]) {
         let blocks = piece.plaintext[at..].chunks_exact(BLOCK);
         for ((fingerprint, bytes), within) in fingerprints.iter().zip(blocks).zip(0u8..) {
@@ -429,7 +434,8 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Most blocks that are not zero say so in their first bytes.
+/// Returns whether a block contains only zeroes. Most other blocks are recognized from their first
+/// bytes.
 pub(super) fn is_zero(block: &[u8]) -> bool {
     block.chunks_exact(64).all(|chunk| chunk.iter().fold(0, |any, byte| any | byte) == 0)
 }

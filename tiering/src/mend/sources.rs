@@ -1,11 +1,14 @@
-//! The copies that segments are put back from, asked so that one that hangs or fails delays nobody for long.
+//! The copies that segments are restored from, queried such that one that hangs or fails causes
+//! only a short delay.
 //!
 //! Invariants:
-//! - The first copy is asked first; when it has not answered after [`HEDGE`] the next one is asked beside it, and so on. The
-//!   first whole segment counts.
-//! - A copy whose last request failed or hung comes last, until one succeeds or [`REST`] has passed.
-//! - A copy has at most [`READS_AT_ONCE`] requests under way. One that was given up counts for as long as it really
-//!   runs: a read of a file in a directory that hangs holds a thread, and it cannot be cancelled.
+//! - The first copy is asked first. If it has not answered after [`HEDGE`], the next one is asked
+//!   in parallel, and so on. The first intact segment is used.
+//! - A copy whose last request failed or hung is asked last, until a request succeeds or [`REST`]
+//!   has passed.
+//! - Each copy has at most [`READS_AT_ONCE`] requests under way. A request that was given up counts
+//!   for as long as it actually runs: a read of a file in a directory that hangs occupies a thread
+//!   and cannot be cancelled.
 
 use crate::copier::verify;
 use crate::outage::public_text;
@@ -25,24 +28,25 @@ use tokio::time::Instant;
 
 /// Longest wait for one copy to send a segment. Chosen by hand: 16 MiB at 2 Mbit/s.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 60 });
-/// After so long without an answer the next copy is asked as well. Chosen by hand: longer than most stores take for a
-/// segment.
+/// After this long without an answer the next copy is asked as well. Chosen by hand: longer than
+/// most stores take for a segment.
 pub(super) const HEDGE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 3_000 });
-/// A copy that failed comes last for so long. Chosen by hand.
+/// Time for which a copy that failed is asked last. Chosen by hand.
 const REST: Duration = Duration::from_secs(600);
-/// Requests to one copy under way. Chosen by hand: as many as readers mend at a time, and a scrub.
+/// Maximum number of requests to one copy under way. Chosen by hand: the segments mended
+/// concurrently for readers, plus a scrub.
 const READS_AT_ONCE: usize = 3;
 
 /// A copy of the pool in another store.
 #[derive(Clone, Debug)]
 pub struct MendSource {
-    /// For messages: its URL.
+    /// Name for messages: its URL.
     pub name: String,
-    /// Prefixed to the copy.
+    /// The store, with the prefix of the copy.
     pub store: Arc<dyn ObjectStore>,
 }
 
-/// A copy, and how it has answered.
+/// A copy, and whether it answers.
 #[derive(Debug)]
 pub(super) struct Source {
     copy: MendSource,
@@ -50,7 +54,7 @@ pub(super) struct Source {
     failed_at: Mutex<Option<Instant>>,
 }
 
-/// What a copy sent, or what is wrong with that.
+/// The object that a copy sent, or the reason why it did not.
 type Sent = Result<Bytes, String>;
 
 impl Source {
@@ -59,7 +63,7 @@ impl Source {
         Source { copy, places, failed_at: Mutex::default() }
     }
 
-    /// Its last request failed, or has not been answered.
+    /// Returns whether its last request failed or is overdue.
     pub(super) fn is_failing(&self) -> bool {
         self.failed_at.lock().is_some_and(|at| at.elapsed() < REST)
     }
@@ -68,27 +72,27 @@ impl Source {
         *self.failed_at.lock() = Some(Instant::now());
     }
 
-    /// As [`Source::get`], for a bounded time.
+    /// Like [`Source::get`], within a time limit.
     async fn get_within(&self, path: &Path, object_bytes: u64) -> Sent {
         let get = self.get(path, object_bytes);
         tokio::pin!(get);
         if let Ok(sent) = tokio::time::timeout(HEDGE, &mut get).await {
             return sent;
         }
-        // Until it answers after all.
+        // The mark is removed if the copy answers after all.
         self.note_failing();
         let rest = SOURCE_TIMEOUT.saturating_sub(HEDGE);
         let late = tokio::time::timeout(rest, get).await;
         late.unwrap_or_else(|_| Err(format!("not sent in {SOURCE_TIMEOUT:?}")))
     }
 
-    /// The whole object, unverified.
+    /// Returns the whole object, unverified.
     async fn get(&self, path: &Path, object_bytes: u64) -> Sent {
         let Ok(place) = self.places.clone().acquire_owned().await else {
             return Err("closed".to_owned());
         };
         let (store, path) = (self.copy.store.clone(), path.clone());
-        // In a task of its own, which has the place until it ends.
+        // Runs in a task of its own, which holds the permit until it ends.
         let sent = tokio::spawn(async move {
             let _place = place;
             let got = store.get(&path).await?;
@@ -116,7 +120,8 @@ impl Source {
 }
 
 impl Inner {
-    /// A segment that verifies, with the name of the copy that had it; or what each copy has.
+    /// Returns a segment that verifies and the name of the copy that had it, or the state of each
+    /// copy.
     pub(super) async fn fetch_from_sources(
         &self,
         info: &SegmentInfo,

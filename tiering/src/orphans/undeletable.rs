@@ -1,9 +1,10 @@
-//! Objects that the store does not delete while it answers otherwise: each is tried again, later and later.
+//! Objects that the store does not delete while it answers otherwise. Each is retried at growing
+//! intervals.
 //!
 //! Invariants:
-//! - Nothing waits for them: who has found one goes on with the rest.
-//! - Of some of them a condition is raised, and ended when they are gone. The others are counted in it, so that a
-//!   bucket that keeps everything does not fill the registry.
+//! - They delay nothing: a sweep that finds one continues with the rest.
+//! - Conditions are raised for some of them, and end when the objects are gone. The others are only
+//!   counted in these conditions, so that a bucket that deletes nothing does not fill the registry.
 
 use block::conditions::Report;
 use block::{ConditionKind, Conditions};
@@ -12,14 +13,16 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Objects that are remembered; beyond it they are left to the next epoch's sweep. Chosen by hand: 400 KiB of names.
+/// Maximum number of remembered objects; further ones are left to the next epoch's sweep. Chosen by
+/// hand: 400 KiB of names.
 const COUNT_MAX: usize = 4096;
-/// Objects that have a condition of their own. Chosen by hand: as many as somebody looks after one by one.
+/// Maximum number of objects with a condition of their own. Chosen by hand: as many as a person
+/// handles one by one.
 const RAISED_MAX: usize = 8;
 /// Tries after which a condition is raised. Chosen by hand: one may fail because the store is busy.
 const TRIES_MIN: u32 = 2;
-/// Pause before the second try, which doubles up to [`PAUSE_MAX`]. Chosen by hand: a store that is upset calms down in a
-/// minute, and somebody who has changed a policy waits an hour at most.
+/// Pause before the second try; it doubles up to [`PAUSE_MAX`]. Chosen by hand: an overloaded store
+/// recovers within a minute, and an operator who has changed a policy waits at most an hour.
 const PAUSE_MIN: Duration = Duration::from_secs(60);
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
 
@@ -31,12 +34,12 @@ struct Refused {
     is_raised: bool,
 }
 
-/// See the module.
+/// The list of undeletable objects; see the module.
 #[derive(Debug, Default)]
 pub(super) struct Undeletable(Mutex<BTreeMap<Path, Refused>>);
 
 impl Undeletable {
-    /// The store has not deleted it, because of `why`, and answers.
+    /// Records that the store did not delete the object, because of `why`, although it answers.
     pub(super) fn note(&self, conditions: &Conditions, path: &Path, why: &str, now: Instant) {
         let mut all = self.0.lock();
         let (count, raised_count) = (all.len(), all.values().filter(|one| one.is_raised).count());
@@ -70,7 +73,7 @@ impl Undeletable {
         }
     }
 
-    /// It is gone, or named again.
+    /// Removes an object that is gone, or referenced again.
     pub(super) fn forget(&self, conditions: &Conditions, path: &Path) {
         let removed = self.0.lock().remove(path);
         if removed.is_some_and(|refused| refused.is_raised) {
@@ -78,12 +81,12 @@ impl Undeletable {
         }
     }
 
-    /// It is tried again by itself.
+    /// Returns whether the object is on the list and retried separately.
     pub(super) fn has(&self, path: &Path) -> bool {
         self.0.lock().contains_key(path)
     }
 
-    /// Some of those whose time has come.
+    /// Returns some of the objects that are due for a retry.
     pub(super) fn due(&self, count_max: usize, now: Instant) -> Vec<Path> {
         let all = self.0.lock();
         let due = all.iter().filter(|(_, refused)| refused.due <= now);
@@ -94,7 +97,7 @@ impl Undeletable {
         self.0.lock().len()
     }
 
-    /// As after hours.
+    /// Makes all objects due, as if hours had passed.
     #[cfg(test)]
     pub(super) fn make_due(&self) {
         let now = Instant::now();
