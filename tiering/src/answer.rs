@@ -1,22 +1,22 @@
-//! What a store says when it refuses, in words for people.
+//! Refusals of a store, in words for people.
 //!
 //! Invariants:
-//! - Of a body in XML only its code and message are shown: the rest may name keys.
-//! - What comes out is one line without control characters, whatever the store has sent.
+//! - Of an XML body only its code and message are shown: the rest may contain keys.
+//! - The result is one line without control characters, whatever the store has sent.
 
-/// An answer that has a cause of its own, whichever request it was given to.
+/// An answer that has a known cause, independent of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The credentials were good, and are not any more.
+    /// The credentials were valid and have expired.
     Expired,
-    /// The store's clock and this machine's differ by too much.
+    /// The clocks of the store and of this machine differ by too much.
     ClockDiffers,
-    /// The bucket wants a checksum with each write.
+    /// The bucket requires a checksum with each write.
     ChecksumWanted,
 }
 
 impl Answer {
-    /// Finds it in the text of an error.
+    /// Finds a known answer in the text of an error.
     #[must_use]
     pub fn find(text: &str) -> Option<Answer> {
         let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
@@ -42,7 +42,7 @@ impl Answer {
             .then_some(Answer::ChecksumWanted)
     }
 
-    /// What it means and what to do, as a sentence without a full stop.
+    /// Returns the meaning of the answer and the remedy, as a sentence without a full stop.
     #[must_use]
     pub fn advice(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl Answer {
     }
 }
 
-/// A store's answer in one line: of an XML body only its code and message.
+/// Reduces a store's answer to one line; of an XML body only its code and message.
 #[must_use]
 pub fn one_line(text: &str) -> String {
     let between = |open: &str, close: &str| {
@@ -81,10 +81,11 @@ pub fn one_line(text: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Longest entity that is looked for, in bytes: `&#x10ffff;`.
+/// Length of the longest recognized entity, in bytes: `&#x10ffff;`.
 const ENTITY_BYTES_MAX: usize = 10;
 
-/// The text of an XML element, its entities decoded. What is no entity stays as it is.
+/// Returns the text of an XML element with its entities decoded. Text that is not an entity is
+/// kept.
 fn decoded(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,33 +1,35 @@
-//! Creating an object that must not be there yet.
+//! Creates an object that must not exist yet.
 //!
 //! Invariants:
-//! - A store that refuses because the object exists is believed once the object was seen. Stores refuse so
-//!   for a moment, too, while another request for the same name is under way (S3: 409
-//!   ConditionalRequestConflict), and then nothing is there.
+//! - A refusal because the object exists is believed only once the object was seen. Stores also
+//!   refuse in this way for a moment while another request for the same name is under way (S3: 409
+//!   ConditionalRequestConflict), and then there may be no object.
 
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, Result};
 use std::time::Duration;
 
-/// Attempts while the store refuses and shows no object. Chosen by hand: three seconds with the pauses.
+/// Attempts while the store refuses and shows no object. Chosen by hand: three seconds including
+/// the pauses.
 const ATTEMPT_COUNT_MAX: u32 = 6;
 /// Pause before the second attempt; it doubles each time.
 const PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
 
-/// What came of it.
+/// Outcome of a creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Created {
     /// The object has the given bytes.
     Ours,
-    /// The object was there. An earlier attempt of ours may have made it.
+    /// The object existed. An earlier attempt of ours may have created it.
     Exists,
 }
 
 /// Creates `path` with `bytes`, unless it exists.
 ///
 /// # Errors
-/// Those of the store; `AlreadyExists` where the store goes on refusing so and shows no object.
+/// Those of the store; `AlreadyExists` if the store keeps refusing for this reason and shows no
+/// object.
 pub(crate) async fn create(store: &dyn ObjectStore, path: &Path, bytes: &Bytes) -> Result<Created> {
     let mut attempt = 0;
     loop {

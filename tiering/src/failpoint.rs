@@ -1,10 +1,10 @@
-//! Places where a test may end the process, between any two steps of destage.
+//! Points at which a test may end the process, between any two steps of destage.
 //!
 //! Invariants:
-//! - Without the feature `failpoints` a point is no code at all: the macro below is all there is.
+//! - Without the feature `failpoints` a point compiles to no code at all.
 //!
-//! `SPINDLE_FAILPOINT=name` ends the process the first time that `name` is passed, `name:3` the
-//! third time; as with `kill -9`, nothing is flushed or cleaned up.
+//! `SPINDLE_FAILPOINT=name` ends the process when `name` is passed for the first time, `name:3` for
+//! the third time. Like `kill -9`, this flushes and cleans up nothing.
 
 /// Passes a named point. The name is a string literal, unique in the workspace.
 #[macro_export]
@@ -15,7 +15,7 @@ macro_rules! fail_point {
     };
 }
 
-/// Ends the process if the environment says so.
+/// Ends the process if the environment selects this point.
 #[cfg(feature = "failpoints")]
 pub fn pass(name: &str) {
     use std::sync::OnceLock;

@@ -1,16 +1,18 @@
 //! Checks the whole data tier without changing it.
 //!
 //! Invariants:
-//! - Everything that the map names is looked up in the segments' own directories: the frame exists,
-//!   lies where the map says, and was written for the layer and blocks that the map shows it at, or has a back-reference
-//!   to the page that does.
-//! - A difference is named, counted and walked past; only a store that does not answer ends the walk.
-//! - Pages are compared with segments and counts of one state of the metadata. A reader whose state
-//!   was compacted away meanwhile turns to the newest one and begins that part anew: what its owner
-//!   has replaced is no damage.
-//! - A segment that is not there is damage only if the newest state of the metadata still has it: the
-//!   pool's owner may have reclaimed it during the check.
-//! - Memory is bounded: pages and segments are walked in steps, directories are kept within a budget.
+//! - Every reference in the map is looked up in the segments' own directories: the frame must
+//!   exist, lie where the map says, and have been written for the layer and blocks at which the map
+//!   shows it, or have a back-reference to the page that shows it.
+//! - A difference is described and counted, and the walk continues; only a store that does not
+//!   answer ends it.
+//! - Pages are compared with segments and counts of one state of the metadata. If the state of a
+//!   reader was compacted away meanwhile, it continues with the newest state and starts that part
+//!   again: objects that the owner has replaced are not damage.
+//! - A missing segment is damage only if the newest state of the metadata still has it: the pool's
+//!   owner may have reclaimed it during the check.
+//! - Memory is bounded: pages and segments are walked in steps, and directories are kept within a
+//!   budget.
 
 use crate::map::clock_cache::ClockCache;
 use crate::map::database::Database;
@@ -28,17 +30,18 @@ use std::sync::Arc;
 /// Pages or segments taken from the database at a time.
 const STEP: usize = 512;
 
-/// Directories kept in memory, in bytes.
+/// Memory for directories, in bytes.
 const DIRECTORY_BYTES: usize = 64 << 20;
 
-/// Newer states of the metadata that one check turns to, where the store lets no checkpoint be made of the one that is
-/// read. Chosen by hand: each of them stays for a quarter of an hour at least.
+/// Number of newer states of the metadata that one check may switch to, if the store does not allow
+/// a checkpoint of the state being read. Chosen by hand: each of them lasts for at least a quarter
+/// of an hour.
 const REFRESHES_MAX: u32 = 8;
 
-/// Differences that are described; the others are counted.
+/// Maximum number of differences that are described; further ones are only counted.
 const DIFFERENCES_MAX: usize = 1000;
 
-/// How thorough a check is.
+/// Options for a check.
 #[derive(Clone, Copy, Debug)]
 pub struct FsckOptions {
     /// Read every segment whole and open every frame.
@@ -51,38 +54,38 @@ impl Default for FsckOptions {
     }
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FsckReport {
     /// Segments that have a record.
     pub segment_count: u64,
-    /// Bytes of their objects.
+    /// Bytes of the segments' objects.
     pub object_bytes: u64,
     /// Frames opened and verified.
     pub frame_count: u64,
     /// Map pages.
     pub page_count: u64,
-    /// Runs of all pages.
+    /// Runs in all pages.
     pub run_count: u64,
-    /// Blocks that readers see as stored, snapshots aside.
+    /// Blocks that readers see as stored, excluding snapshots.
     pub block_count: u64,
     /// Snapshots.
     pub snapshot_count: u64,
-    /// Copies of map pages, which snapshots show.
+    /// Copies of map pages that snapshots show.
     pub copy_count: u64,
-    /// Segments that the owner of the pool reclaimed during the check: what was in them is elsewhere now,
-    /// and was not looked at again.
+    /// Segments that the pool's owner reclaimed during the check. Their live blocks are in other
+    /// segments now and were not checked again.
     pub reclaimed_count: u64,
-    /// Everything that is not as it should be.
+    /// Number of differences found.
     pub difference_count: u64,
-    /// The first of them, in words.
+    /// Descriptions of the first differences.
     pub differences: Vec<String>,
-    /// The first segments whose counts of live blocks are wrong: what [`crate::Tier::repair_counts`] takes.
+    /// The first segments with wrong counts of live blocks, for [`crate::Tier::repair_counts`].
     pub miscounted: Vec<u64>,
 }
 
 impl FsckReport {
-    /// Nothing is wrong.
+    /// Returns whether no difference was found.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.difference_count == 0
@@ -103,32 +106,32 @@ fn behind(volume: VolumeId, first: Lsn, last: Lsn, count: usize) -> String {
     )
 }
 
-/// A segment's directory, or that it has none that could be read.
+/// A segment's directory, or `None` if it could not be read.
 type Entries = Option<Arc<Vec<DirectoryEntry>>>;
 
 struct Check<'a> {
     inner: &'a Inner,
     report: FsckReport,
     directories: ClockCache<u64, Entries>,
-    /// Segments that were reclaimed since the state that is checked.
+    /// Segments that were reclaimed since the state being checked.
     gone: HashSet<u64>,
-    /// Blocks that pages store, by segment.
+    /// Number of blocks that pages store, by segment.
     stored: HashMap<u64, u64>,
-    /// Segments up to this number were read whole.
+    /// Segments up to this number were verified.
     verified_until: u64,
     refreshes_left: u32,
     /// A newer state of the metadata than the one that is checked.
     newer: Option<Database>,
-    /// Segments that a copy of some volumes was not to have.
+    /// Segments that a copy of some volumes lacks on purpose.
     left_out: HashSet<u64>,
-    /// Layers of which nothing is left out, beside those of volumes that were made since.
+    /// Layers for which no segment may be missing, in addition to those of newer volumes.
     needing: BTreeSet<LayerId>,
 }
 
 impl Inner {
-    /// See [`crate::Tier::fsck`].
+    /// Implements [`crate::Tier::fsck`].
     pub(crate) async fn fsck(&self, options: FsckOptions) -> Result<FsckReport> {
-        // The map stands still meanwhile: counts are compared exactly.
+        // The map does not change meanwhile, so counts are compared exactly.
         let _writer = self.writer.lock().await;
         let mut check = Check {
             inner: self,
@@ -145,7 +148,7 @@ impl Inner {
         if let Some(left_out) = &*self.left_out.read() {
             check.needing = self.map.layers().needed_by(&left_out.volumes, false);
         }
-        // The pages first: where the state that they are compared in is not kept, it stays for some minutes only, and
+        // Check pages first: a state that no checkpoint preserves lasts only some minutes, and
         // reading all frames may take days.
         while let Err(error) = check.check_map().await {
             check.refresh(error).await?;
@@ -169,7 +172,7 @@ async fn close_reader(db: &Database) {
 }
 
 impl Check<'_> {
-    /// The store alone does not hold these volumes as far as the others.
+    /// Reports volumes for which the store alone has an older state than for the others.
     fn name_asides(&mut self) {
         for (volume, files) in self.inner.map.asides() {
             if let (Some(first), Some(last)) = (files.first(), files.last()) {
@@ -178,8 +181,8 @@ impl Check<'_> {
         }
     }
 
-    /// After `error`: goes on with a newer state of the metadata, where the one that is read was
-    /// compacted away by its owner; hands the error back otherwise.
+    /// Handles `error`: continues with a newer state of the metadata if the owner has compacted
+    /// away the one being read, otherwise returns the error.
     async fn refresh(&mut self, error: Error) -> Result<()> {
         let inner = self.inner;
         if !inner.map.db().is_stale() {
@@ -200,17 +203,18 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Whether the owner of the pool has reclaimed a segment since the state that is checked.
+    /// Returns whether the pool's owner has reclaimed a segment since the state being checked.
     async fn is_reclaimed(&mut self, record: &SegmentRecord) -> Result<bool> {
         let inner = self.inner;
         if !inner.is_read_only {
-            return Ok(false); // nobody else changes it, and this process waits for us
+            return Ok(false); // no other process changes the map, and this one waits for the check
         }
         let number = record.info.number.0;
         if let Some(newer) = &self.newer {
             match inner.map.segment_in(newer, number).await {
                 Ok(found) if found != Some(*record) => return Ok(true),
-                // It was read for a moment only, and may be compacted away by now.
+                // The newer state was used only for a lookup, and may have been compacted away by
+                // now.
                 Err(error) if !newer.is_stale() => return Err(error),
                 _ => {}
             }
@@ -224,7 +228,7 @@ impl Check<'_> {
         Ok(is_gone)
     }
 
-    /// Checks what can be checked without reading frames, in one state of the metadata.
+    /// Checks everything that needs no frames, in one state of the metadata.
     async fn check_map(&mut self) -> Result<()> {
         self.report = FsckReport::default();
         self.gone.clear();
@@ -238,7 +242,7 @@ impl Check<'_> {
         self.compare_live().await
     }
 
-    /// Reads every segment whole.
+    /// Reads and verifies every segment.
     async fn verify_segments(&mut self) -> Result<()> {
         loop {
             let segments = self.inner.map.segments_after(self.verified_until, STEP).await?;
@@ -248,7 +252,7 @@ impl Check<'_> {
             for (record, _) in segments {
                 let info = record.info;
                 if matches!(self.directories.get(&info.number.0), Some(None)) {
-                    // Reported when its pages were looked at.
+                    // Already reported when its pages were checked.
                     self.verified_until = info.number.0;
                     continue;
                 }
@@ -276,7 +280,7 @@ impl Check<'_> {
         entries
     }
 
-    /// What is damaged is a difference; what does not answer ends the check.
+    /// Reports damage as a difference; a store that does not answer ends the check.
     async fn unreadable(&mut self, record: &SegmentRecord, error: &Error) -> Result<()> {
         match error.kind() {
             ErrorKind::NotFound if self.is_reclaimed(record).await? => {
@@ -285,7 +289,7 @@ impl Check<'_> {
                 Ok(())
             }
             ErrorKind::NotFound if self.inner.may_be_left_out(record.info.number.0) => {
-                // Whoever needs it is named with its page.
+                // A layer that needs it is reported with its page.
                 self.left_out.insert(record.info.number.0);
                 self.keep(record.info.number.0, None);
                 Ok(())
@@ -340,7 +344,7 @@ impl Check<'_> {
         let base = self.inner.map.base_page(page.layer, page.page).await;
         let base = match base {
             Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
-            // Named where its own page is walked.
+            // Reported when that page itself is walked.
             base => base.ok().flatten(),
         };
         let own = match &base {
@@ -372,7 +376,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Notes what is wrong with a run, if anything.
+    /// Reports a run that is wrong.
     async fn name_run(
         &mut self,
         layer: LayerId,
@@ -390,7 +394,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Checks the copies that snapshots show, and counts what they hold.
+    /// Checks the copies that snapshots show, and counts the blocks that they store.
     async fn walk_copies(&mut self) -> Result<()> {
         let snapshots = self.inner.map.snapshots();
         let mut last: Option<(LayerId, u32, Copy)> = None;
@@ -442,14 +446,15 @@ impl Check<'_> {
                 format!("page {page} of layer {layer} has copies and is not there itself")
             }),
             Ok(operands) => self.count_copy(layer, page, &copy, history::base(&operands)).await?,
-            // Named when the pages were walked.
+            // Already reported when the pages were walked.
             Err(error) if error.kind() == ErrorKind::Corrupt => {}
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Counts what a copy has beyond the state that follows it, and beyond the base of its layer.
+    /// Counts the blocks that a copy has in addition to the state that follows it and to the base
+    /// of its layer.
     async fn count_copy(
         &mut self,
         layer: LayerId,
@@ -462,7 +467,7 @@ impl Check<'_> {
             Ok(Some(base)) => runs = pages::difference(&runs, &base.runs),
             Ok(None) => {}
             Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
-            Err(_) => {} // named where its own page is walked
+            Err(_) => {} // reported when that page itself is walked
         }
         for run in runs {
             *self.stored.entry(run.segment).or_default() += u64::from(run.count());
@@ -470,7 +475,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// What is wrong with a run, if anything.
+    /// Returns a description of the error in a run, if any.
     async fn check_run(&mut self, layer: LayerId, page: u32, run: &Run) -> Result<Option<String>> {
         let number = run.segment;
         if self.gone.contains(&number) {
@@ -533,13 +538,13 @@ impl Check<'_> {
         }
     }
 
-    /// A layer may name what a copy of some volumes was not to have.
+    /// Returns whether a layer may reference segments that a copy of some volumes lacks on purpose.
     fn is_excused(&self, layer: LayerId) -> bool {
         let first_new = self.inner.left_out.read().as_ref().and_then(|one| one.first_new_volume);
         !self.needing.contains(&layer) && first_new.is_none_or(|first| layer.volume() < first)
     }
 
-    /// What deduplication keeps is of segments that are there.
+    /// Checks that the records of deduplication belong to existing segments.
     async fn check_dedup(&mut self) -> Result<()> {
         for error in self.inner.map.damaged_found().await? {
             self.report.differs(|| error.chain());
@@ -560,7 +565,7 @@ impl Check<'_> {
                         Some((number, is_there)) if number == segment => is_there,
                         _ => match self.inner.map.find_segment(segment).await {
                             Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
-                            found => !matches!(found, Ok(None)), // a damaged one is named elsewhere
+                            found => !matches!(found, Ok(None)), // a damaged one is reported elsewhere
                         },
                     };
                     known = Some((segment, is_there));
@@ -574,7 +579,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Compares the live-block counts with what the pages store.
+    /// Compares the counts of live blocks with the blocks that the pages store.
     async fn compare_live(&mut self) -> Result<()> {
         let mut after = 0;
         loop {
@@ -586,7 +591,7 @@ impl Check<'_> {
                 self.report.object_bytes += u64::from(record.info.object_bytes);
                 let number = record.info.number.0;
                 let stored = self.stored.remove(&number).unwrap_or(0);
-                // A count that is full stays so.
+                // A saturated count stays saturated.
                 if live != u32::MAX && stored != u64::from(live) {
                     self.report.differs(|| {
                         format!("segment {number}: {live} live blocks recorded, {stored} found")

@@ -1,7 +1,9 @@
-//! How often each segment is read: a hint for whoever fetches a pool from a copy, so that what its users want comes first.
+//! Read counts of segments: a hint that lets a pool be fetched from a copy in the order in which
+//! its users need the data.
 //!
 //! Invariants:
-//! - It is a hint: two segments may share a counter, counters fade, and nothing but an order depends on them.
+//! - The counts are only a hint: two segments may share a counter, counters fade, and only an order
+//!   depends on them.
 //! - Counting a read costs one relaxed addition and no lock.
 
 use crate::tier::Tier;
@@ -9,15 +11,17 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Counters; segments whose numbers differ by a multiple of it share one. Chosen by hand: 256 KiB for 2 TiB of segments of
-/// the default size.
+/// Number of counters; segments whose numbers differ by a multiple of it share one. Chosen by hand:
+/// 256 KiB for 2 TiB of segments of the default size.
 const COUNTERS: usize = 1 << 16;
-/// Segments that are told of. Chosen by hand: 128 GiB in segments of the default size.
+/// Maximum number of segments in a list of the hottest. Chosen by hand: 128 GiB in segments of the
+/// default size.
 pub(crate) const HOTTEST_MAX: usize = 4096;
-/// After so long each read counts half. Chosen by hand: what a night's backup has read is cold by noon.
+/// Time after which each read counts half. Chosen by hand: segments that a backup has read at night
+/// are cold by noon.
 const HALF_LIFE: Duration = Duration::from_secs(3600);
 
-/// See the module. Shared by all readers.
+/// The counters; see the module. All readers share them.
 #[derive(Debug)]
 pub(crate) struct Heat {
     counts: Box<[AtomicU32]>,
@@ -36,30 +40,31 @@ impl Heat {
         &self.counts[segment as usize % COUNTERS]
     }
 
-    /// A frame of this segment was read.
+    /// Counts a read of a frame of this segment.
     pub(crate) fn note(&self, segment: u64) {
         self.counter(segment).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Reads, faded.
+    /// Returns the faded number of reads.
     pub(crate) fn of(&self, segment: u64) -> u32 {
         self.counter(segment).load(Ordering::Relaxed)
     }
 
     fn fade(&self, now: Instant) {
         let mut faded = self.faded.lock();
-        // Once, also after a long time: what came lately would be forgotten with the rest.
+        // Halve only once, even after a long time: otherwise recent reads would be forgotten with
+        // the rest.
         if now.saturating_duration_since(*faded) >= HALF_LIFE {
             *faded = now;
             for count in &self.counts {
-                // A read meanwhile may count for nothing.
+                // A concurrent read may be lost.
                 count.store(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
             }
         }
     }
 }
 
-/// The hottest of some segments, hottest first.
+/// The hottest among some segments, hottest first.
 #[derive(Debug, Default)]
 pub(crate) struct Hottest(Vec<(u32, u64)>);
 
@@ -79,7 +84,7 @@ impl Hottest {
         self.0.truncate(HOTTEST_MAX);
     }
 
-    /// Number and reads of each.
+    /// Returns the number and read count of each.
     pub(crate) fn into_list(mut self) -> Vec<(u64, u32)> {
         self.cut();
         self.0.into_iter().map(|(count, segment)| (segment, count)).collect()
@@ -87,14 +92,15 @@ impl Hottest {
 }
 
 impl Tier {
-    /// What was said of a copy, or before a restart: counts at least so many reads of these segments, by number.
+    /// Raises the read counts of these segments, by number, to at least the given values, which
+    /// come from a copy or from before a restart.
     pub fn warm(&self, segments: &[(u64, u32)]) {
         for (segment, count) in segments {
             self.inner.heat.counter(*segment).fetch_max(*count, Ordering::Relaxed);
         }
     }
 
-    /// Once in a while: reads of long ago count less and less.
+    /// Fades old reads. Call it once in a while.
     pub fn fade(&self) {
         self.inner.heat.fade(Instant::now());
     }

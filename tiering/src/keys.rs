@@ -1,11 +1,12 @@
-//! Keys of volumes: what the frames of some segments are sealed with instead of the pool's key.
+//! Keys of volumes, with which the frames of some segments are sealed instead of the pool's key.
 //!
 //! Invariants:
-//! - A segment holds blocks of volumes that share one key. Its directory is sealed with the pool's key at any rate, so
-//!   that reclaim, scrub and fsck know where everything lies when nobody can read the blocks any more.
-//! - The key of a volume never changes, and goes to the volumes that are made from it.
-//! - A key that is missing is an error wherever something would be sealed or opened with it: nothing falls back to the
-//!   pool's key.
+//! - A segment holds blocks of volumes that share one key. Its directory is always sealed with the
+//!   pool's key, so that reclaim, scrub and fsck know the place of every frame even if its blocks
+//!   can no longer be read.
+//! - The key of a volume never changes, and passes to the volumes that are made from it.
+//! - A missing key is an error wherever data would be sealed or opened with it: nothing falls back
+//!   to the pool's key.
 
 use block::VolumeId;
 use block::seal::PoolKey;
@@ -14,15 +15,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
-/// Names a key: 0 is the pool's, another number the one that was made for the volume with that id.
+/// Identifies a key: 0 is the pool's, any other number the key that was made for the volume with
+/// that id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyId(pub u32);
 
 impl KeyId {
-    /// The pool's.
+    /// The pool's key.
     pub const POOL: KeyId = KeyId(0);
 
-    /// It is the pool's.
+    /// Returns whether it is the pool's key.
     #[must_use]
     pub fn is_pool(self) -> bool {
         self == KeyId::POOL
@@ -41,11 +43,12 @@ impl fmt::Display for KeyId {
 #[derive(Default)]
 struct Table {
     keys: BTreeMap<KeyId, PoolKey>,
-    /// Volumes that do not use the pool's key.
+    /// Keys of the volumes that do not use the pool's key.
     of: HashMap<VolumeId, KeyId>,
 }
 
-/// The keys of volumes that are there, and which volumes use them. Cheap to clone; all clones are one.
+/// The keys of volumes that are present, and the volumes that use them. It is cheap to clone; all
+/// clones share one table.
 #[derive(Clone, Default)]
 pub struct VolumeKeys(Arc<RwLock<Table>>);
 
@@ -62,8 +65,9 @@ impl VolumeKeys {
         self.0.write().keys.insert(id, key);
     }
 
-    /// A volume uses a key, which need not be there, and none that was said before: its id may be that of a volume that
-    /// was not made in the end. Before anything of the volume is destaged.
+    /// Assigns a key to a volume before anything of the volume is destaged. The key need not be
+    /// present. It replaces an earlier assignment, because the id may have belonged to a volume
+    /// whose creation failed.
     pub fn assign(&self, volume: VolumeId, id: KeyId) {
         let mut table = self.0.write();
         match id.is_pool() {
@@ -72,19 +76,19 @@ impl VolumeKeys {
         };
     }
 
-    /// The key that a volume uses.
+    /// Returns the key that a volume uses.
     #[must_use]
     pub fn of(&self, volume: VolumeId) -> KeyId {
         self.0.read().of.get(&volume).copied().unwrap_or(KeyId::POOL)
     }
 
-    /// It is there; the pool's always is.
+    /// Returns whether a key is present; the pool's always is.
     #[must_use]
     pub fn has(&self, id: KeyId) -> bool {
         id.is_pool() || self.0.read().keys.contains_key(&id)
     }
 
-    /// The keys that are there.
+    /// Returns the keys that are present.
     #[must_use]
     pub fn ids(&self) -> BTreeSet<KeyId> {
         self.0.read().keys.keys().copied().collect()
@@ -94,7 +98,7 @@ impl VolumeKeys {
         self.0.write().keys.remove(&id);
     }
 
-    /// What the frames of a segment are sealed under; `pool_key` for the pool's id.
+    /// Returns the root key of a segment's frames; `pool_key` for the pool's id.
     pub(crate) fn root(&self, id: KeyId, pool_key: &PoolKey) -> Option<PoolKey> {
         match id.is_pool() {
             true => Some(pool_key.clone()),

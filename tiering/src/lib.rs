@@ -1,13 +1,13 @@
-//! The data tier: from the log's windows to segments in an object store, and back to blocks.
+//! The data tier: turns windows of the log into segments in an object store, and reads blocks back.
 //!
-//! Owns the volume map, the segments, the caches and the background jobs over them. [`Tier`] is what
-//! the daemon uses; the rest is public for tools, tests and benches.
+//! Owns the volume map, the segments, the caches and their background jobs. The daemon uses
+//! [`Tier`]; the rest is public for tools, tests and benches.
 //!
 //! Invariants:
-//! - What the store holds is a consistent prefix of the pool's history, over all its volumes.
-//! - A crash leaves segments that nothing names, never a map that names what is not there.
-//! - Every byte that comes from a disk or the network is verified before it is used.
-//! - The object store is the only place of truth: local disks only cache.
+//! - The store holds a consistent prefix of the pool's history, over all its volumes.
+//! - A crash may leave unreferenced segments, but never a map that references missing ones.
+//! - Every byte from a disk or the network is verified before it is used.
+//! - The object store is the only authoritative copy: local disks only cache.
 
 mod answer;
 pub mod cache;

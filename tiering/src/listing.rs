@@ -1,11 +1,11 @@
 //! Listings of an object store that end, whatever the server answers.
 //!
 //! Invariants:
-//! - A listing that shows an object twice fails: the server answers a later page with an earlier one,
-//!   and would do so for ever. This does not depend on the order of the keys, which directories and
-//!   some buckets do not promise.
+//! - A listing that shows an object twice fails: the server has answered a later page with an
+//!   earlier one, and would do so for ever. The check does not depend on the order of keys, which
+//!   directories and some buckets do not guarantee.
 //! - A listing that shows nothing for [`SILENCE_MAX`], or more objects than a limit, fails.
-//! - It takes the memory of one name, not of the names that were listed.
+//! - The memory needed is that of one name, not of all listed names.
 
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
@@ -13,20 +13,20 @@ use object_store::path::Path;
 use object_store::{Error, ObjectMeta, ObjectStore, Result};
 use std::time::Duration;
 
-/// Objects in one listing. Chosen by hand: 2 PiB in segments of the default size.
+/// Maximum number of objects in one listing. Chosen by hand: 2 PiB in segments of the default size.
 pub const OBJECT_COUNT_MAX: u64 = 1 << 26;
-/// Objects whose names are held in memory at the same time: 512 TiB in segments of the default size, in
-/// about a GiB.
+/// Maximum number of objects whose names are held in memory together: 512 TiB in segments of the
+/// default size, in about 1 GiB.
 pub const HELD_COUNT_MAX: u64 = 1 << 24;
-/// Longest wait for the next object of a listing. Chosen by hand: above what one request may take with
-/// all its retries. A server may go on for ever with pages that hold nothing.
+/// Longest wait for the next object of a listing. Chosen by hand: longer than one request takes
+/// with all its retries. A server may send empty pages for ever.
 const SILENCE_MAX: Duration = Duration::from_secs(300);
-/// Listings that have to agree that a folder is empty.
+/// Number of listings that must agree that a folder is empty.
 pub const EMPTY_LOOK_COUNT: u32 = 3;
-/// Pause before the second look; it doubles each time.
+/// Pause before the second listing; it doubles each time.
 const LOOK_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
 
-/// How a listing shows that the server does not end it.
+/// Evidence that the server does not end a listing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Endless {
     #[error(
@@ -50,8 +50,8 @@ impl From<Endless> for Error {
     }
 }
 
-/// The objects below `prefix`, as [`ObjectStore::list`] shows them. The listing ends; see the module.
-/// To be polled on a runtime of tokio.
+/// Lists the objects below `prefix` like [`ObjectStore::list`]. The listing always ends; see the
+/// module. Poll it on a tokio runtime.
 pub fn list(
     store: &dyn ObjectStore,
     prefix: Option<&Path>,
@@ -59,7 +59,7 @@ pub fn list(
     ending(store.list(prefix), prefix, OBJECT_COUNT_MAX)
 }
 
-/// As [`list`], and the listing fails past `count_max` objects: for names that are held in memory.
+/// Like [`list`], but fails beyond `count_max` objects; for names that are held in memory.
 pub fn list_at_most(
     store: &dyn ObjectStore,
     prefix: Option<&Path>,
@@ -68,10 +68,11 @@ pub fn list_at_most(
     ending(store.list(prefix), prefix, count_max)
 }
 
-/// All objects below `prefix`.
+/// Returns all objects below `prefix`.
 ///
 /// # Errors
-/// Those of the store; `Generic` for more than `count_max` objects and for a listing that does not end.
+/// Those of the store; `Generic` for more than `count_max` objects and for a listing that does not
+/// end.
 pub async fn list_all(
     store: &dyn ObjectStore,
     prefix: Option<&Path>,
@@ -80,9 +81,10 @@ pub async fn list_all(
     list_at_most(store, prefix, count_max).try_collect().await
 }
 
-/// An object below `prefix` that is not empty: an empty one is the marker by which a console shows a folder. `None` once `look_count` listings, with pauses between them, have shown
-/// nothing: a server or proxy that is ill may answer one with an empty list, and what follows from an empty
-/// folder (a new pool, a new database) must not follow from that.
+/// Returns an object below `prefix` that is not empty; an empty one is the marker by which a
+/// console shows a folder. Returns `None` once `look_count` listings, with pauses between them,
+/// have shown nothing. A faulty server or proxy may answer one listing with an empty list, and this
+/// must not have the consequences of an empty folder (a new pool, a new database).
 ///
 /// # Errors
 /// Those of the store.
@@ -101,14 +103,14 @@ pub async fn first(
     Ok(None)
 }
 
-/// Waits before a look, counted from 0, at what an earlier one did not show.
+/// Waits before the listing number `look`, counted from 0, if an earlier one showed nothing.
 pub async fn pause_before(look: u32) {
     if look > 0 {
         tokio::time::sleep(LOOK_PAUSE * 2u32.saturating_pow(look - 1)).await;
     }
 }
 
-/// Ends a listing of `prefix` where the server does not.
+/// Ends a listing of `prefix` if the server does not.
 pub(crate) fn ending(
     listing: BoxStream<'static, Result<ObjectMeta>>,
     prefix: Option<&Path>,
@@ -127,9 +129,9 @@ struct Ending {
     count: u64,
     count_max: u64,
     silence_max: Duration,
-    /// The object whose position is the last power of two. A listing that goes round in circles comes to
-    /// it again within twice the length of the circle, once the circle is shorter than its position
-    /// (R. P. Brent, An improved Monte Carlo factorization algorithm, 1980, section 2).
+    /// The object whose position is the last power of two. A circular listing reaches it again
+    /// within twice the length of the circle, once the circle is shorter than its position (R. P.
+    /// Brent, An improved Monte Carlo factorization algorithm, 1980, section 2).
     mark: Option<ObjectMeta>,
     is_over: bool,
 }
@@ -211,7 +213,7 @@ mod tests {
 
     #[tokio::test]
     async fn listing_that_goes_round_in_circles_ends_with_an_error_that_names_the_server() {
-        // As many pages as there are go well, and then one of them comes again and again.
+        // Some pages are right, and then one of them is repeated for ever.
         for (before, circle) in
             [(0, 1), (0, 1000), (1000, 1000), (5000, 1000), (1000, 5000), (3, 7)]
         {

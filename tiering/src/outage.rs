@@ -1,9 +1,10 @@
-//! The latest failure of one way to the object store, as a condition and for people who ask how it stands.
+//! The latest failure of one kind of access to the object store, as a condition and for status.
 //!
 //! Invariants:
-//! - It is there from the first attempt that fails to the first that succeeds, and so is its condition.
-//! - Its text holds no secret: some stores are asked with signatures in the URL's query, so queries
-//!   are cut off.
+//! - The failure lasts from the first attempt that fails to the first that succeeds, and so does
+//!   its condition.
+//! - The text contains no secret: some stores are accessed with signatures in the URL's query, so
+//!   queries are cut off.
 
 use crate::answer::{Answer, one_line};
 use block::conditions::Report;
@@ -12,17 +13,17 @@ use parking_lot::Mutex;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-/// Longest text kept, in characters. Chosen by hand: a line or two of a terminal.
+/// Maximum length of the text, in characters. Chosen by hand: a line or two of a terminal.
 const TEXT_CHARS_MAX: usize = 400;
 
-/// How a way to the store fails, while it does.
+/// A current failure of access to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreFailure {
-    /// What the last attempt said, without secrets.
+    /// Error of the last attempt, without secrets.
     pub error: String,
-    /// Time since the first attempt that failed.
+    /// Time since the first failed attempt.
     pub lasts: Duration,
-    /// Time since the last one.
+    /// Time since the last failed attempt.
     pub age: Duration,
 }
 
@@ -33,19 +34,19 @@ struct Failing {
     last: Instant,
 }
 
-/// A way to the store.
+/// A kind of access to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Segments go there.
+    /// Uploads of segments.
     Upload,
-    /// Frames come from there.
+    /// Reads of frames.
     Read,
-    /// The metadata database writes there.
+    /// Writes of the metadata database.
     Metadata,
 }
 
 impl Way {
-    /// The subject of its conditions.
+    /// Returns the subject of its conditions.
     const fn subject(self) -> &'static str {
         match self {
             Way::Upload => "upload",
@@ -90,7 +91,7 @@ impl Way {
     }
 }
 
-/// See the module.
+/// Tracker of failures; see the module.
 #[derive(Debug)]
 pub(crate) struct Outage {
     way: Way,
@@ -103,11 +104,12 @@ impl Outage {
         Outage { way, conditions, failing: Mutex::default() }
     }
 
-    /// An attempt failed.
+    /// Records a failed attempt.
     pub(crate) fn note(&self, error: &(dyn Error + 'static)) {
         let now = Instant::now();
         let (text, is_full) = (public_text(error), is_store_full(error));
-        // Held, so that a success beside it does not come between the failure and its condition.
+        // Hold the lock, so that a concurrent success does not come between the failure and its
+        // condition.
         let mut failing = self.failing.lock();
         let began = failing.as_ref().map_or(now, |failing| failing.began);
         let (full, away) = match is_full {
@@ -120,7 +122,7 @@ impl Outage {
         self.conditions.set(ConditionKind::StoreUnavailable, subject, away);
     }
 
-    /// An attempt has ended either way; an answer that refuses what was asked for is no failure.
+    /// Records the outcome of an attempt. An answer that refuses the request is not a failure.
     pub(crate) fn note_outcome<T>(&self, outcome: &object_store::Result<T>) {
         match outcome {
             Err(error) if !crate::watched::is_answer(error) => self.note(error),
@@ -128,7 +130,7 @@ impl Outage {
         }
     }
 
-    /// An attempt succeeded.
+    /// Records a successful attempt.
     pub(crate) fn clear(&self) {
         let mut failing = self.failing.lock();
         if failing.take().is_some() {
@@ -137,7 +139,7 @@ impl Outage {
         }
     }
 
-    /// How it fails, while it does.
+    /// Returns the current failure, if any.
     pub(crate) fn status(&self) -> Option<StoreFailure> {
         let (failing, now) = (self.failing.lock(), Instant::now());
         failing.as_ref().map(|failing| StoreFailure {
@@ -148,7 +150,7 @@ impl Outage {
     }
 }
 
-/// The chain of causes in one line, without the queries of URLs.
+/// Returns the chain of causes in one line, without the queries of URLs.
 pub(crate) fn public_text(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -170,8 +172,8 @@ pub(crate) fn public_text(error: &dyn Error) -> String {
     said + &advice
 }
 
-/// What stores say when they have no space left. Sources: `errno(3)` as the standard library words it; the codes of
-/// MinIO, Ceph and SeaweedFS; HTTP status 507 (RFC 4918).
+/// Messages by which stores report that they have no space left. Sources: `errno(3)` as the
+/// standard library words it; the codes of MinIO, Ceph and SeaweedFS; HTTP status 507 (RFC 4918).
 const FULL_WORDS: [&str; 7] = [
     "No space left on device",
     "Disk quota exceeded",
@@ -182,7 +184,7 @@ const FULL_WORDS: [&str; 7] = [
     "InsufficientCapacity",
 ];
 
-/// Whether the store refused because it has no space left.
+/// Returns whether the store refused because it has no space left.
 #[must_use]
 pub fn is_store_full(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
@@ -201,7 +203,8 @@ pub fn is_store_full(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// A word up to the query of the URL or path in it. A question mark that ends a word is none.
+/// Returns a word up to the query of the URL or path in it. A question mark at the end of a word
+/// does not begin a query.
 fn without_query(word: &str) -> &str {
     match word.split_once('?') {
         Some((before, query)) if before.contains('/') && !query.is_empty() => before,

@@ -1,91 +1,97 @@
-//! Bugs put there on purpose, so that tests can show that they would notice.
+//! Bugs planted on purpose, so that tests can prove that they would detect them.
 //!
 //! Invariants:
 //! - Without the feature `planted` (or a test build) every switch is off and cannot be turned on.
 
-/// Which bugs are in.
+/// The set of planted bugs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Planted {
-    /// Reclaim re-points a block though somebody has written it meanwhile.
+    /// Reclaim re-points a block although it was written meanwhile.
     pub(crate) repoint_blindly: bool,
-    /// Reclaim forgets a segment without a look at the pages that name it.
+    /// Reclaim forgets a segment without examining the pages that reference it.
     pub(crate) forget_unchecked: bool,
     /// Reclaim deletes a segment before the metadata without it is durable.
     pub(crate) delete_first: bool,
-    /// What is overwritten is counted out twice.
+    /// References to overwritten blocks are subtracted from the counts twice.
     pub(crate) count_out_twice: bool,
-    /// What to delete is asked while a commit is under way.
+    /// The lookup of segments to delete does not exclude a concurrent commit.
     pub(crate) sweep_unlocked: bool,
-    /// Reclaim looks at pages as they are, not at what snapshots show of them.
+    /// Reclaim examines the newest state of pages only, not the states that snapshots show.
     pub(crate) reclaim_without_snapshots: bool,
-    /// A page gets an image, and what snapshots show of it is not copied.
+    /// When a page gets an image, its state that snapshots show is not copied.
     pub(crate) copies_forgotten: bool,
-    /// A copy is dropped when the snapshot that it was made for is removed, though an older one shows it.
+    /// A copy of a page is dropped together with the snapshot that it was made for, although an
+    /// older snapshot shows it.
     pub(crate) pruned_too_much: bool,
-    /// What a snapshot shows of a page is counted out when it is written over.
+    /// A reference that a snapshot still shows is subtracted from the count when its block is
+    /// overwritten.
     pub(crate) kept_uncounted: bool,
-    /// Reclaim looks at the layer that a block was written for, not at those made from it.
+    /// Reclaim examines the layer that a block was written for, but not the layers made from it.
     pub(crate) reclaim_without_clones: bool,
-    /// What a layer shows of its base is counted out when it is written over.
+    /// A reference that a layer shows of its base is subtracted from the count when its block is
+    /// overwritten.
     pub(crate) base_uncounted: bool,
-    /// A range is dropped though pages of the base show again then.
+    /// A range is dropped although this makes pages of the base visible again.
     pub(crate) range_uncovers_base: bool,
-    /// A page that is promoted gets what the base has, though the layer has its own.
+    /// Promoting a page overwrites the layer's own blocks with those of the base.
     pub(crate) promoted_over_newer: bool,
-    /// A copy gets the manifest of a state before what the state names.
+    /// A copy gets the manifest of a state before the objects that the state references.
     pub(crate) manifest_first: bool,
-    /// What a copy still needs is deleted.
+    /// Objects that a copy still needs are deleted.
     pub(crate) copy_without_hold: bool,
-    /// What a pin keeps in a copy is deleted.
+    /// Objects in a copy that a pin keeps are deleted.
     pub(crate) pin_ignored: bool,
-    /// What a copy has is put back as it is.
+    /// A segment from a copy is restored without verifying it.
     pub(crate) mend_unverified: bool,
-    /// A copy of some volumes lacks what was written for those that they were made from.
+    /// A copy of some volumes lacks segments that were written for the volumes from which they were
+    /// made.
     pub(crate) part_without_bases: bool,
-    /// A copy of some volumes lacks what only back-references say that they name.
+    /// A copy of some volumes lacks segments that these volumes reference only by back-references.
     pub(crate) part_without_references: bool,
-    /// What is put back may be forgotten meanwhile.
+    /// A segment that is being restored may be deleted at the same time.
     pub(crate) mend_unheld: bool,
-    /// A damaged segment takes the place of a whole one in a copy.
+    /// A damaged segment replaces an intact one in a copy.
     pub(crate) damage_overwrites: bool,
-    /// A segment that is missing is damage, whoever owns the pool by now.
+    /// A missing segment counts as damage even if another process owns the pool by now.
     pub(crate) missing_unowned: bool,
-    /// Hydration puts what the copy has over what the pool has got meanwhile.
+    /// Hydration overwrites an object that the pool has received meanwhile.
     pub(crate) hydrate_overwrites: bool,
-    /// Reclaim takes what a restored pool lacks on purpose for damage, before it is said which volumes go.
+    /// Reclaim treats segments that a restored pool lacks on purpose as damage, before the volumes
+    /// to drop are chosen.
     pub(crate) lacking_unchosen: bool,
-    /// Reclaim takes what goes with its key for damage.
+    /// Reclaim treats data that is dropped with its key as damage.
     pub(crate) keyless_damaged: bool,
-    /// A restored pool has everything as soon as it looks so, by commits that may be lost yet.
+    /// A restored pool counts as whole as soon as it looks so, on the basis of commits that may
+    /// still be lost.
     pub(crate) whole_unsettled: bool,
-    /// A segment goes on when the volume whose blocks come next has another key.
+    /// A segment is not closed when the next volume has another key.
     pub(crate) mixed_keys: bool,
-    /// What has the fingerprint of a stored block is taken for it.
+    /// A block counts as a duplicate if its fingerprint matches, without comparing the bytes.
     pub(crate) fingerprints_trusted: bool,
-    /// A page that names a frame which was not written for it has no back-reference.
+    /// A page that references a frame which was not written for it gets no back-reference.
     pub(crate) unreferenced_back: bool,
-    /// A back-reference is dropped though a clone's page still names the segment.
+    /// A back-reference is dropped although a clone's page still references the segment.
     pub(crate) swept_without_clones: bool,
-    /// Duplicates are found in segments that are damaged, or in the copy only.
+    /// Duplicates are found in segments that are damaged, or that exist only in the copy.
     pub(crate) bad_reused: bool,
-    /// A pack of the cache file names its frames before they are there.
+    /// A pack of the cache file lists its frames before they are written.
     pub(crate) directory_first: bool,
-    /// A cache file that was not closed is taken for one that was.
+    /// A cache file that was not closed is trusted as if it had been.
     pub(crate) unclosed_trusted: bool,
-    /// An object that cannot be read counts as unreadable in an outage as well.
+    /// An object that cannot be read counts as unreadable even in an outage.
     pub(crate) judged_alone: bool,
-    /// An object that was not found once is lost.
+    /// An object that was not found once counts as missing.
     pub(crate) missing_unconfirmed: bool,
-    /// The sources of a repair are asked one after the other.
+    /// The copies for mending are asked one after the other.
     pub(crate) mend_in_turn: bool,
-    /// One listing that shows no metadata is enough for a later owner to make it anew.
+    /// A single listing without metadata is enough for a later owner to create new metadata.
     pub(crate) listing_believed: bool,
-    /// Reclaim and destage do not know which segments the other one uses.
+    /// Reclaim and destage ignore which segments the other one uses.
     pub(crate) unpinned: bool,
 }
 
 impl Planted {
-    /// As the environment variable SPINDLE_PLANTED names them, separated by commas.
+    /// Returns the bugs that the environment variable SPINDLE_PLANTED lists, separated by commas.
     #[cfg(any(test, feature = "planted"))]
     pub(crate) fn from_environment() -> Self {
         let names = std::env::var("SPINDLE_PLANTED").unwrap_or_default();
@@ -132,7 +138,7 @@ impl Planted {
         }
     }
 
-    /// None.
+    /// Returns no bugs.
     #[cfg(not(any(test, feature = "planted")))]
     pub(crate) fn from_environment() -> Self {
         Planted::default()

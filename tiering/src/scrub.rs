@@ -1,30 +1,34 @@
-//! Scrub: one segment after the other is read whole and verified, and mended where a copy has it.
+//! Scrub: reads and verifies one segment after another, and mends it if a copy has it.
 //!
 //! Invariants:
-//! - The order is that of the numbers, so that a scrub goes on behind the last one that it has looked at.
-//! - Damage is an answer, not an error: only what may pass ends a step early, and then the same one is looked at again.
+//! - Segments are scrubbed in the order of their numbers, so a scrub continues after the last one
+//!   that it has examined.
+//! - Damage is a result, not an error. Only a transient failure ends a step early, and then the
+//!   same segment is examined again.
 
 use crate::mend::Finding;
 use crate::segment::SegmentInfo;
 use crate::tier::Tier;
 use block::Result;
 
-/// A segment that was looked at.
+/// A segment that was scrubbed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scrubbed {
-    /// Which one.
+    /// The segment.
     pub info: SegmentInfo,
-    /// How it is.
+    /// Its state.
     pub finding: Finding,
 }
 
 impl Tier {
-    /// Verifies the first segment behind number `last`, of those that the metadata names. `None`: there is none. Reads the
-    /// whole object from the store; the caller keeps the pace. Call it from the background runtime.
+    /// Verifies the first segment numbered above `last` that the metadata references. Returns
+    /// `None` if there is none. Reads the whole object from the store; the caller limits the pace.
+    /// Call it from the background runtime.
     ///
     /// # Errors
-    /// `Unavailable` when the pool's store does not answer, `Fenced` when the pool is not ours any more: nothing was skipped
-    /// then. A segment whose record does not open is passed over, and named in the log.
+    /// `Unavailable` when the pool's store does not answer, `Fenced` when another process owns the
+    /// pool: no segment was skipped then. A segment whose record does not open is skipped and
+    /// logged.
     pub async fn scrub_next(&self, last: u64) -> Result<Option<Scrubbed>> {
         self.inner.check_writable()?;
         let mut last = last;
@@ -43,7 +47,8 @@ impl Tier {
         }
     }
 
-    /// First number that no segment has yet: a scrub that begins now ends before it.
+    /// Returns the first segment number that is not yet used: a scrub that begins now ends before
+    /// it.
     #[must_use]
     pub fn next_segment(&self) -> u64 {
         self.inner.next_segment.load(std::sync::atomic::Ordering::SeqCst)

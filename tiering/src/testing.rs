@@ -1,9 +1,10 @@
 //! Test doubles: an object store that fails on demand, and seeded randomness.
 //!
 //! Invariants:
-//! - Everything is deterministic from the seed, which a failing test prints (`SEED=17 cargo test`).
-//! - A fault is an error, a delay or a bad transfer of the call; it never changes stored bytes by
-//!   itself. Damage is done on purpose, by [`FaultStore::damage`].
+//! - Everything is deterministic given the seed, which a failing test prints (`SEED=17 cargo
+//!   test`).
+//! - A fault is an error, a delay or a bad transfer of the call; it never changes stored bytes.
+//!   Only [`FaultStore::damage`] does.
 
 mod ill;
 
@@ -29,13 +30,13 @@ use tokio::sync::watch;
 pub struct Rng(u64);
 
 impl Rng {
-    /// The same seed gives the same numbers.
+    /// Creates a generator. The same seed gives the same numbers.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Rng(seed)
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -44,13 +45,13 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next_u64() % end
     }
 
-    /// `count` bytes; of a hundred pieces of 16 bytes, `random_percent` are random and the others
-    /// zero, so that they compress more or less.
+    /// Returns `count` bytes in pieces of 16 bytes. Of these, `random_percent` percent are random
+    /// and the others zero, which determines how well they compress.
     pub fn bytes(&mut self, count: usize, random_percent: u64) -> Vec<u8> {
         let mut bytes = vec![0; count];
         for piece in bytes.chunks_mut(16) {
@@ -64,8 +65,8 @@ impl Rng {
     }
 }
 
-/// Seeds to run a test with: the one of the environment (`SEED=17`), those of a range (`SEEDS=100..120`), or the first
-/// `count`.
+/// Returns the seeds for a test: the one in the environment (`SEED=17`), a range
+/// (`SEEDS=100..120`), or the first `count`.
 #[must_use]
 pub fn seeds(count: u64) -> Vec<u64> {
     if let Ok(seed) = std::env::var("SEED") {
@@ -79,39 +80,40 @@ pub fn seeds(count: u64) -> Vec<u64> {
     (first..end).collect()
 }
 
-/// Kinds of calls.
+/// Kinds of calls to a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Reading an object or a range of it; also asking for its size.
+    /// Reading an object or a range of it, or asking for its size.
     Get,
-    /// Writing one, also in parts.
+    /// Writing an object, also in parts.
     Put,
-    /// Deleting one.
+    /// Deleting an object.
     Delete,
     /// Listing.
     List,
 }
 
-/// What [`FaultStore::inject`] makes of a call.
+/// Effect of [`FaultStore::inject`] on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails as a broken connection does.
+    /// The call fails like a broken connection.
     Broken,
-    /// It fails as with refused credentials (403).
+    /// The call fails like one with refused credentials (403).
     Denied,
-    /// It fails as if there were no such object (404).
+    /// The call fails as if there were no such object (404).
     NotFound,
-    /// It fails as an operation that the store does not have (501).
+    /// The call fails like an operation that the store does not support (501).
     NotImplemented,
-    /// It fails as if there were no such bucket (404).
+    /// The call fails as if there were no such bucket (404).
     NoBucket,
-    /// A get of bytes fails as with a server's error (500); asking for the size works. It ends when the object is written.
+    /// A get of bytes fails like a server error (500), but asking for the size works. The fault
+    /// ends when the object is written.
     Unsent,
-    /// A put takes effect and is answered as by [`Fault::NotFound`].
+    /// A put takes effect but is answered like [`Fault::NotFound`].
     Unheard,
-    /// A get arrives whole with one bit flipped.
+    /// A get delivers all bytes with one bit flipped.
     Flipped,
-    /// A get ends a byte early.
+    /// A get ends one byte early.
     Short,
 }
 
@@ -140,7 +142,7 @@ impl Fault {
     }
 }
 
-/// Calls of a kind below a folder that are to go wrong.
+/// Calls of one kind below a folder that are to fail.
 #[derive(Debug)]
 struct Injection {
     op: Op,
@@ -150,14 +152,14 @@ struct Injection {
     fault: Fault,
 }
 
-/// One call that came in.
+/// A recorded call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// What.
+    /// Kind of the call.
     pub op: Op,
-    /// Of which object, or which prefix.
+    /// The object, or the prefix of a listing.
     pub path: Path,
-    /// Bytes asked for, as object_store prints it.
+    /// Requested bytes, as object_store prints them.
     pub range: Option<String>,
 }
 
@@ -177,7 +179,7 @@ struct Faults {
     gets_running_max: usize,
 }
 
-/// A store in front of another one (in memory by default) that fails, delays or holds calls back.
+/// A wrapper of another store (in memory by default) that fails, delays or holds back calls.
 #[derive(Debug)]
 pub struct FaultStore {
     inner: Arc<dyn ObjectStore>,
@@ -192,46 +194,48 @@ impl Default for FaultStore {
 }
 
 impl FaultStore {
-    /// Without any fault at first.
+    /// Creates a wrapper without faults.
     #[must_use]
     pub fn new(inner: Arc<dyn ObjectStore>) -> Self {
         FaultStore { inner, faults: Mutex::default(), held: watch::Sender::new(false) }
     }
 
-    /// Every call fails, or no longer does.
+    /// Makes every call fail, or ends that.
     pub fn set_away(&self, is_away: bool) {
         self.faults.lock().is_away = is_away;
     }
 
-    /// After `count` more calls every call fails: the process has died, as the store sees it.
+    /// Makes every call fail after `count` more calls: for the store, the process has died.
     pub fn go_away_after(&self, count: u64) {
         self.faults.lock().calls_left = Some(count);
     }
 
-    /// Every call fails.
+    /// Returns whether every call fails.
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.faults.lock().is_away
     }
 
-    /// The next `count` calls of `op` fail without effect.
+    /// Makes the next `count` calls of `op` fail without effect.
     pub fn fail_next(&self, op: Op, count: u64) {
         self.faults.lock().failing.insert(op, count);
     }
 
-    /// The next `count` calls of `op` on objects below `folder` ("" is everything) go wrong so.
+    /// Injects a fault into the next `count` calls of `op` on objects below `folder` ("" is
+    /// everything).
     pub fn inject(&self, op: Op, folder: &str, count: u64, fault: Fault) {
         self.inject_after(op, folder, 0, count, fault);
     }
 
-    /// As [`FaultStore::inject`], after `skipped` such calls that go well.
+    /// Like [`FaultStore::inject`], but after `skipped` such calls that succeed.
     pub fn inject_after(&self, op: Op, folder: &str, skipped: u64, count: u64, fault: Fault) {
         let (folder, skipped_left) = (folder.to_owned(), skipped);
         let rule = Injection { op, folder, skipped_left, count_left: count, fault };
         self.faults.lock().rules.push(rule);
     }
 
-    /// Takes back what [`FaultStore::inject`] ordered. Returns how many calls it would still hit.
+    /// Removes the faults set by [`FaultStore::inject`]. Returns the number of calls that they
+    /// would still have affected.
     pub fn clear_injected(&self) -> u64 {
         let rules = std::mem::take(&mut self.faults.lock().rules);
         rules.iter().fold(0, |sum: u64, rule| sum.saturating_add(rule.count_left))
@@ -254,56 +258,56 @@ impl FaultStore {
         Some(rule.fault)
     }
 
-    /// This object is not deleted, while all else goes well.
+    /// Refuses to delete this object, without any other fault.
     pub fn inject_refusal(&self, path: &Path) {
         self.faults.lock().undeletable.insert(path.clone());
     }
 
-    /// Everything is deleted again.
+    /// Ends all refusals to delete.
     pub fn clear_refusals(&self) {
         self.faults.lock().undeletable.clear();
     }
 
-    /// The next `count` calls of `op` take effect and report a failure all the same.
+    /// Makes the next `count` calls of `op` take effect but report a failure.
     pub fn make_ambiguous(&self, op: Op, count: u64) {
         self.faults.lock().ambiguous.insert(op, count);
     }
 
-    /// Of a hundred calls, `percent` fail without effect, as `seed` says.
+    /// Makes `percent` percent of the calls fail without effect, chosen by `seed`.
     pub fn fail_randomly(&self, seed: u64, percent: u64) {
         let mut faults = self.faults.lock();
         faults.rng = Some(Rng::new(seed));
         faults.random_percent = percent;
     }
 
-    /// Every call takes this long.
+    /// Delays every call by this duration.
     pub fn set_delay(&self, delay: Duration) {
         self.faults.lock().delay = delay;
     }
 
-    /// Gets wait, or go on.
+    /// Holds back gets, or releases them.
     pub fn hold_gets(&self, is_held: bool) {
         self.held.send_replace(is_held);
     }
 
-    /// The calls so far; forgets them.
+    /// Returns and clears the list of calls so far.
     pub fn take_calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.faults.lock().calls)
     }
 
-    /// Calls of `op` since the last [`FaultStore::take_calls`].
+    /// Returns the number of calls of `op` since the last [`FaultStore::take_calls`].
     #[must_use]
     pub fn call_count(&self, op: Op) -> usize {
         self.faults.lock().calls.iter().filter(|call| call.op == op).count()
     }
 
-    /// Most gets that ran at the same time.
+    /// Returns the highest number of gets that ran concurrently.
     #[must_use]
     pub fn gets_running_max(&self) -> usize {
         self.faults.lock().gets_running_max
     }
 
-    /// Replaces an object by what `change` makes of it. Panics when it is not there.
+    /// Changes the stored bytes of an object with `change`. Panics if it does not exist.
     pub async fn damage(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
         let got = self.inner.get(path).await.expect("the object to damage exists");
         let mut bytes = got.bytes().await.expect("it can be read").to_vec();
@@ -311,7 +315,7 @@ impl FaultStore {
         self.inner.put(path, bytes.into()).await.expect("it can be written");
     }
 
-    /// Notes the call; fails when it is its turn. Returns how its transfer goes wrong, if it does.
+    /// Records the call, and fails if a fault says so. Returns the fault of its transfer, if any.
     async fn enter(&self, op: Op, path: &Path, range: Option<String>) -> Result<Option<Fault>> {
         self.enter_as(op, path, range, false).await
     }
@@ -351,7 +355,7 @@ impl FaultStore {
     }
 }
 
-/// Counts a get for as long as it runs, also when it is given up.
+/// Counts a get for as long as it runs, even if it is dropped.
 struct Running<'a>(&'a Mutex<Faults>);
 
 impl<'a> Running<'a> {
@@ -380,7 +384,7 @@ fn fault(op: Op) -> Error {
     Error::Generic { store: "FaultStore", source: format!("injected fault of {op:?}").into() }
 }
 
-/// The transfer of an object as a bad line delivers it.
+/// Delivers an object like a bad transfer.
 async fn garble(got: GetResult, fault: Fault) -> Result<GetResult> {
     let (meta, range) = (got.meta.clone(), got.range.clone());
     let (attributes, extensions) = (got.attributes.clone(), got.extensions.clone());
@@ -451,7 +455,7 @@ impl ObjectStore for FaultStore {
         if fails {
             return futures::stream::iter([Err(fault(Op::Delete))]).boxed();
         }
-        // The path is not known yet: a rule for deletes is for all of them.
+        // The path is not known yet, so a rule for deletes applies to all of them.
         let injected = self.injected(Op::Delete, &Path::default(), false);
         if let Some(error) = injected.and_then(|fault| fault.error(Op::Delete, &Path::default())) {
             return futures::stream::iter([Err(error)]).boxed();

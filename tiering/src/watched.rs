@@ -1,12 +1,13 @@
-//! The object store as the metadata database sees it: its newest failure is remembered, and an object
-//! that is too short fails for good.
+//! Wrapper of the object store for the metadata database: it remembers the latest failure, and
+//! makes a truncated object a final error.
 //!
-//! The database tries again for as long as a call fails, also where no try can help: it would wait for
-//! ever, and say nothing.
+//! The database retries a failing call for ever, even where no retry can help, and reports nothing.
 //!
 //! Invariants:
-//! - What is asked and answered is not changed, but for a range that begins past an object's end.
-//! - A failure that is part of asking (no such object, created by somebody else) is none.
+//! - Requests and answers are passed on unchanged, except for a range that begins past an object's
+//!   end.
+//! - Failures that are legitimate answers (no such object, created by another process) are not
+//!   recorded.
 
 use crate::listing;
 use crate::outage::{Outage, Way, public_text};
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// An object that ends before what the metadata says is in it.
+/// An object that ends before data that the metadata places in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "object {path} is shorter than the metadata says: it has {bytes} bytes, and {range} of it were asked for"
@@ -35,21 +36,22 @@ pub(crate) struct Shorter {
     range: String,
 }
 
-/// See the module.
+/// The wrapper; see the module.
 #[derive(Debug)]
 pub(crate) struct Watched {
     inner: Arc<dyn ObjectStore>,
     newest: Arc<Newest>,
     written_bytes: Arc<AtomicU64>,
-    /// Of whole objects: the database waits for these, and tries for as long as they fail.
+    /// Failures of writing whole objects: the database waits for these writes, and retries them for
+    /// as long as they fail.
     puts: Arc<Outage>,
 }
 
-/// The newest failure: of which object, why, and when.
+/// The latest failure: object, cause and time.
 #[derive(Debug, Default)]
 struct Newest(Mutex<Option<(Path, String, Instant)>>);
 
-/// It says how things are there, and is no failure.
+/// Returns whether an error is a legitimate answer rather than a failure.
 pub(crate) fn is_answer(error: &Error) -> bool {
     matches!(
         error,
@@ -63,7 +65,8 @@ pub(crate) fn is_answer(error: &Error) -> bool {
 impl Newest {
     fn note(&self, path: &Path, error: &Error) {
         if !is_answer(error) {
-            // What is found out here is said without the kind that the database needs.
+            // An error found by this wrapper is shown without the error kind that the database
+            // needs.
             let shorter = std::error::Error::source(error).filter(|source| source.is::<Shorter>());
             let text = public_text(shorter.unwrap_or(error));
             *self.0.lock() = Some((path.clone(), text, Instant::now()));
@@ -77,8 +80,8 @@ impl Watched {
         Watched { inner, newest: Arc::default(), written_bytes: Arc::default(), puts }
     }
 
-    /// The newest failure, with the object that was asked for, for people. It stays when other calls
-    /// succeed.
+    /// Returns a description of the latest failure with its object, for people. It remains when
+    /// other calls succeed.
     pub(crate) fn last_failure(&self) -> Option<String> {
         let newest = self.newest.0.lock();
         let (path, text, at) = newest.as_ref()?;
@@ -86,7 +89,7 @@ impl Watched {
         Some(format!("the store's last failure, {age} s ago, was of {path}: {text}"))
     }
 
-    /// Bytes that were given to the store to be written, also in vain.
+    /// Returns the number of bytes sent to the store in writes, including failed ones.
     pub(crate) fn written_bytes(&self) -> u64 {
         self.written_bytes.load(Ordering::Relaxed)
     }
@@ -95,8 +98,8 @@ impl Watched {
         result.inspect_err(|error| self.newest.note(path, error))
     }
 
-    /// Whether a get failed because the object is too short. Stores say that in many ways, so its length
-    /// is asked for.
+    /// Returns an error if a get failed because the object is too short. Stores report this in many
+    /// ways, so this asks for the object's length.
     async fn shorter(&self, path: &Path, range: Option<&GetRange>) -> Option<Error> {
         let (range, start, is_empty) = match range? {
             range @ GetRange::Bounded(bytes) => (range, bytes.start, bytes.end <= bytes.start),
@@ -105,14 +108,14 @@ impl Watched {
         };
         let bytes = self.inner.head(path).await.ok()?.size;
         let shorter = Shorter { path: path.clone(), bytes, range: range.to_string() };
-        // A range that makes no sense was read from where the footer would be.
+        // A senseless range was computed from bytes in the place of the footer.
         let is_shorter = start >= bytes || is_empty;
-        // The database takes this kind of error as it is.
+        // The database returns this kind of error instead of retrying.
         is_shorter.then(|| Error::NotSupported { source: Box::new(shorter) })
     }
 }
 
-/// An upload in parts whose bytes count.
+/// An upload in parts whose bytes are counted.
 #[derive(Debug)]
 struct Counted {
     inner: Box<dyn MultipartUpload>,
@@ -155,7 +158,7 @@ impl ObjectStore for Watched {
         let has_attributes = !options.attributes.is_empty();
         self.written_bytes.fetch_add(payload.content_length() as u64, Ordering::Relaxed);
         match self.inner.put_opts(location, payload, options).await {
-            // The database asks for them where a store has them, and goes on without.
+            // The database tries attributes where a store may support them, and continues without.
             Err(error @ Error::NotImplemented { .. }) if has_attributes => Err(error),
             outcome => {
                 self.puts.note_outcome(&outcome);

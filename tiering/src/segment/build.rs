@@ -1,12 +1,12 @@
-//! Building a segment: blocks in, one immutable object out.
+//! Building a segment: turns blocks into one immutable object.
 //!
 //! Invariants:
-//! - Frames lie one after the other in the order of [`SegmentBuilder::push`], without gaps.
+//! - Frames are stored in the order of [`SegmentBuilder::push`], without gaps.
 //! - A frame is stored raw unless compression saves at least an eighth of it.
-//! - The object is opened again only by who knows its keys and finds every byte unchanged.
+//! - The object can be opened only with its keys, and only if every byte is unchanged.
 //!
-//! It computes and allocates, nothing else: compression of a full frame takes some hundred
-//! microseconds, so an async caller pushes from a thread that may block.
+//! It computes and allocates, nothing else. Compressing a full frame takes some hundred
+//! microseconds, so an async caller must push from a blocking thread.
 
 use super::format::{
     BLOCK_COUNT_MAX, Codec, DIRECTORY_NONCE, DirectoryEntry, ENTRY_BYTES, ERASURE_NONE,
@@ -26,24 +26,25 @@ use zstd_safe::{CCtx, CParameter, CompressionLevel};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const FRAME_PLAIN_BYTES_MAX: usize = BLOCK_COUNT_MAX as usize * BLOCK;
-/// A compressed frame that saves less than one part in this many is stored raw: reading it would
-/// cost a decompression for nothing. Chosen by hand.
+/// A compressed frame that saves less than one part in this many is stored raw, because reading it
+/// would cost a decompression for little gain. Chosen by hand.
 const SAVING_MIN: usize = 8;
-/// Frames of fewer blocks are compressed without a look at a sample first. Chosen by hand: a sample
-/// is a block.
+/// Frames of fewer blocks are compressed without testing a sample first. Chosen by hand: a sample
+/// is one block.
 const SAMPLE_MIN_BLOCKS: usize = 4;
-/// Level for the directory: small, and read by background jobs only. Chosen by hand.
+/// Compression level of the directory, which is small and read only by background jobs. Chosen by
+/// hand.
 const DIRECTORY_LEVEL: CompressionLevel = 1;
 
-/// Bytes that a frame takes in the object beside its content.
+/// Overhead of a frame in the object, in bytes.
 pub(crate) const FRAME_OVERHEAD_BYTES: usize = FRAME_HEADER_BYTES + TAG_BYTES + ENTRY_BYTES;
 
-/// Identity of a segment that is about to be built.
+/// Identity of a segment to be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSeed {
     /// Identity of the pool.
     pub pool: [u8; 16],
-    /// Epoch of the owner that writes it, not 0.
+    /// Epoch of the owner that writes the segment, not 0.
     pub epoch: Epoch,
     /// Number within the pool, not 0.
     pub number: SegmentNumber,
@@ -51,12 +52,12 @@ pub struct SegmentSeed {
     pub id: SegmentId,
     /// Cipher of the segment.
     pub algorithm: Algorithm,
-    /// Key of its frames.
+    /// Key of the frames.
     pub key: KeyId,
 }
 
 impl SegmentSeed {
-    /// A seed with a fresh id from `random`, of a segment under the pool's key.
+    /// Creates a seed with a fresh id from `random`, for a segment under the pool's key.
     #[must_use]
     pub fn new(
         pool: [u8; 16],
@@ -70,25 +71,25 @@ impl SegmentSeed {
         SegmentSeed { pool, epoch, number, id, algorithm, key: KeyId::POOL }
     }
 
-    /// The same, of a segment whose frames are under another key.
+    /// Returns the same seed with another key for the frames.
     #[must_use]
     pub fn with_key(self, key: KeyId) -> Self {
         SegmentSeed { key, ..self }
     }
 }
 
-/// A segment under construction. `Send`, so it can be filled from a blocking thread.
+/// A segment under construction. It is `Send`, so it can be filled from a blocking thread.
 pub struct SegmentBuilder {
     seed: SegmentSeed,
-    /// Of the frames.
+    /// Key of the frames.
     key: SealKey,
     directory_key: SealKey,
     compressor: CCtx<'static>,
-    /// Compressor output; as large as a frame that is still worth compressing.
+    /// Output buffer of the compressor; as large as a compressed frame may be to be worth storing.
     scratch: Vec<u8>,
     bytes: Vec<u8>,
     entries: Vec<DirectoryEntry>,
-    /// The newest frame did not compress.
+    /// Whether the latest frame was incompressible.
     was_raw: bool,
 }
 
@@ -99,20 +100,21 @@ impl fmt::Debug for SegmentBuilder {
     }
 }
 
-/// A finished segment: put `bytes` at `info.object_path()`.
+/// A finished segment. The caller puts `bytes` at `info.object_path()`.
 #[derive(Clone, Debug)]
 pub struct SealedSegment {
-    /// What the map keeps of it.
+    /// The description that the map keeps.
     pub info: SegmentInfo,
     /// The object.
     pub bytes: Bytes,
 }
 
 impl SegmentBuilder {
-    /// An empty segment under the pool's key. `zstd_level` is clamped to what zstd knows (negative levels are faster);
-    /// `target_bytes` is a hint of its final size, for the allocation.
+    /// Creates an empty segment under the pool's key. `zstd_level` is clamped to the range of zstd
+    /// (negative levels are faster); `target_bytes` is a hint of the final size, for the
+    /// allocation.
     ///
-    /// Panics when the seed's epoch or number is 0, or its key is another one.
+    /// Panics if the seed's epoch or number is 0, or its key is another one.
     #[must_use]
     pub fn new(
         seed: SegmentSeed,
@@ -125,8 +127,8 @@ impl SegmentBuilder {
         Self::new_in(seed, pool_key, pool_key, zstd_level, bytes)
     }
 
-    /// As [`SegmentBuilder::new`], with the key that the seed names, in a buffer that the caller has. Panics when that is
-    /// not empty.
+    /// Like [`SegmentBuilder::new`], but with the key that the seed names, and in a buffer of the
+    /// caller. Panics if the buffer is not empty.
     #[must_use]
     pub fn new_in(
         seed: SegmentSeed,
@@ -150,10 +152,10 @@ impl SegmentBuilder {
         }
     }
 
-    /// Appends one frame of 1 to [`BLOCK_COUNT_MAX`] whole blocks and says where it lies. `layer` and
-    /// `first_block` are for the directory.
+    /// Appends one frame of 1 to [`BLOCK_COUNT_MAX`] whole blocks and returns its place. `layer`
+    /// and `first_block` go to the directory.
     ///
-    /// Panics when `plaintext` has another size, or when the segment [is full](Self::is_full).
+    /// Panics if `plaintext` has another size, or if the segment [is full](Self::is_full).
     pub fn push(&mut self, layer: u64, first_block: u64, plaintext: &[u8]) -> FrameAt {
         let is_whole = plaintext.len().is_multiple_of(BLOCK) && !plaintext.is_empty();
         assert!(is_whole && plaintext.len() <= FRAME_PLAIN_BYTES_MAX, "1 to 16 whole blocks");
@@ -189,32 +191,34 @@ impl SegmentBuilder {
         at
     }
 
-    /// After a frame that did not compress, one block tells whether the next one may: what does not
-    /// compress mostly comes in long runs (compressed, encrypted, media), and finding it out costs
-    /// more than sealing it.
+    /// Returns whether compressing the frame is worth a try. After an incompressible frame, a
+    /// sample of one block decides: incompressible data mostly comes in long runs (compressed,
+    /// encrypted, media), and trying to compress it costs more than sealing it.
     fn is_worth_a_try(&mut self, plaintext: &[u8]) -> bool {
         let block_count = plaintext.len() / BLOCK;
         if !self.was_raw || block_count < SAMPLE_MIN_BLOCKS {
             return true;
         }
-        // Another one in each frame: a pattern in the data is not to hide what does compress.
+        // Sample a different block in each frame, so that a pattern in the data does not hide
+        // compressible blocks.
         let at = self.entries.len() % block_count * BLOCK;
         compress(&mut self.compressor, &mut self.scratch, &plaintext[at..at + BLOCK]).is_some()
     }
 
-    /// Bytes of header and frames so far; the finished object is a little larger.
+    /// Returns the bytes of header and frames so far; the finished object is a little larger.
     #[must_use]
     pub fn bytes_so_far(&self) -> u64 {
         self.bytes.len() as u64
     }
 
-    /// Frames pushed so far.
+    /// Returns the number of frames pushed so far.
     #[must_use]
     pub fn frame_count(&self) -> u32 {
         u32::try_from(self.entries.len()).expect("at most FRAME_COUNT_MAX")
     }
 
-    /// No frame may be pushed any more. Far above any sensible target size.
+    /// Returns whether the segment can take no further frame. The limit is far above any sensible
+    /// target size.
     #[must_use]
     pub fn is_full(&self) -> bool {
         let tail_bytes = (self.entries.len() + 1) * ENTRY_BYTES + TAG_BYTES + FOOTER_BYTES + 1024;
@@ -223,20 +227,20 @@ impl SegmentBuilder {
             || after_one_more > SEGMENT_BYTES_MAX as usize
     }
 
-    /// Identity of the segment.
+    /// Returns the identity of the segment.
     #[must_use]
     pub fn seed(&self) -> &SegmentSeed {
         &self.seed
     }
 
-    /// Appends directory and footer. An empty segment is legal, though of no use.
+    /// Appends directory and footer. An empty segment is legal, though useless.
     #[must_use]
     pub fn finish(self) -> SealedSegment {
         let (info, bytes) = self.finish_in();
         SealedSegment { info, bytes: Bytes::from(bytes) }
     }
 
-    /// As [`SegmentBuilder::finish`], for a caller who wants the buffer back.
+    /// Like [`SegmentBuilder::finish`], but returns the buffer to the caller.
     #[must_use]
     pub fn finish_in(mut self) -> (SegmentInfo, Vec<u8>) {
         let plain: Vec<u8> = self.entries.iter().flat_map(DirectoryEntry::encode).collect();
@@ -288,10 +292,10 @@ fn header_of(seed: &SegmentSeed) -> SegmentHeader {
     }
 }
 
-/// Compresses into `scratch`; the length, or `None` where that saves too little.
+/// Compresses into `scratch`. Returns the length, or `None` if compression saves too little.
 fn compress(compressor: &mut CCtx<'_>, scratch: &mut [u8], plain: &[u8]) -> Option<usize> {
     let limit = plain.len() - plain.len() / SAVING_MIN;
-    // Any failure means that it did not fit, and raw is always right.
+    // Any failure means that the result did not fit, and storing raw is always correct.
     compressor.compress2(&mut scratch[..limit], plain).ok()
 }
 

@@ -1,11 +1,12 @@
-//! Bytes of a segment: header, frame header, directory entry, footer. Pure.
+//! Byte formats of a segment: header, frame header, directory entry, footer. Pure logic.
 //!
 //! Owns every offset of docs/format-segment.md; all numbers are little-endian.
 //!
 //! Invariants:
-//! - Decoders take any bytes, never panic and never allocate.
-//! - `decode(encode(x)) == x`, and every byte that `encode` writes is checked by some checksum.
-//! - A change to these bytes is a change of [`VERSION`] or a feature bit, and a golden file more.
+//! - Decoders accept any bytes, never panic and never allocate.
+//! - `decode(encode(x)) == x`, and every byte that `encode` writes is covered by a checksum.
+//! - A change to these bytes requires a change of [`VERSION`] or a feature bit, and an additional
+//!   golden file.
 #![cfg_attr(
     not(test),
     deny(
@@ -24,16 +25,17 @@ use block::units::{BLOCK_BYTES, array_at, crc32c_parts, u16_at, u32_at, u64_at};
 
 /// Version of the format that this code writes.
 pub const VERSION: u16 = 1;
-/// Incompatible feature: the frames are sealed with the key of a volume.
+/// Incompatible feature bit: the frames are sealed with the key of a volume.
 const FEATURE_VOLUME_KEY: u64 = 1;
 /// Incompatible feature bits that this code knows.
 pub const FEATURES_KNOWN: u64 = FEATURE_VOLUME_KEY;
-/// Blocks of the largest frame. Chosen by hand: 64 KiB, where compression stops gaining and one
+/// Blocks in the largest frame. Chosen by hand: at 64 KiB, larger frames compress no better, and a
 /// random read of one block still costs little more than its latency.
 pub const BLOCK_COUNT_MAX: u8 = 16;
 /// Largest object, in bytes. Chosen by hand: offsets fit 32 bits with room to spare.
 pub const SEGMENT_BYTES_MAX: u32 = 1 << 30;
-/// Most frames of one segment. Chosen by hand: its directory stays below 32 MiB before compression.
+/// Maximum number of frames in a segment. Chosen by hand: its directory stays below 32 MiB before
+/// compression.
 pub const FRAME_COUNT_MAX: u32 = 1 << 20;
 
 /// Bytes of the segment header, at the start of the object.
@@ -41,13 +43,13 @@ pub const HEADER_BYTES: usize = 96;
 const MAGIC: [u8; 8] = *b"SPDLSEGM"; // [u8; 8]
 const AT_VERSION: usize = 8; //         u16
 const AT_ALGORITHM: usize = 10; //      u8, `block::seal::Algorithm`
-/// The one erasure code that this version knows: the object is whole.
+/// The only erasure code that this version knows: the object is whole.
 pub const ERASURE_NONE: u8 = 0;
 const AT_ERASURE: usize = 11; //        u8, erasure code of its fragments: 0 = whole object
 const AT_ZERO: usize = 12; //           u32, 0
 const AT_COMPATIBLE: usize = 16; //     u64, feature bits that a reader and a writer may ignore
 const AT_READ_ONLY: usize = 24; //      u64, feature bits that a reader may ignore
-const AT_INCOMPATIBLE: usize = 32; //   u64, feature bits that nobody may ignore
+const AT_INCOMPATIBLE: usize = 32; //   u64, feature bits that must not be ignored
 const AT_POOL: usize = 40; //           [u8; 16]
 const AT_EPOCH: usize = 56; //          u64, never 0
 const AT_NUMBER: usize = 64; //         u64, never 0
@@ -56,7 +58,7 @@ const AT_KEY: usize = 88; //            u32, volume that the key of the frames w
 const AT_CRC: usize = 92; //            u32, CRC-32C of bytes 0..92
 const _: () = assert!(AT_CRC + 4 == HEADER_BYTES);
 
-/// Bytes of a frame header, which stands before its ciphertext.
+/// Bytes of a frame header, which precedes the frame's ciphertext.
 pub const FRAME_HEADER_BYTES: usize = 16;
 const FRAME_MAGIC: [u8; 2] = *b"Fr"; //   [u8; 2]
 const FRAME_AT_CODEC: usize = 2; //        u8, `Codec`
@@ -65,9 +67,9 @@ const FRAME_AT_INDEX: usize = 4; //        u32
 const FRAME_AT_SEALED_BYTES: usize = 8; // u32, header, ciphertext and tag
 const FRAME_AT_CRC: usize = 12; //         u32, CRC-32C of the segment id, bytes 0..12 and all after 16
 const _: () = assert!(FRAME_AT_CRC + 4 == FRAME_HEADER_BYTES);
-/// Bytes of the smallest frame: one byte of content.
+/// Bytes of the smallest frame, which has one byte of content.
 pub const FRAME_BYTES_MIN: u32 = 33;
-/// Bytes of the largest frame: stored raw.
+/// Bytes of the largest frame, which is stored raw.
 pub const FRAME_BYTES_MAX: u32 = 65_568;
 const _: () = assert!(FRAME_BYTES_MIN == 16 + 16 + 1 && FRAME_BYTES_MAX == 16 + 16 + 16 * 4096);
 const _: () = assert!(TAG_BYTES == 16 && BLOCK_BYTES == 4096);
@@ -98,16 +100,16 @@ const FOOTER_AT_ZERO: usize = 53;
 const FOOTER_AT_CRC: usize = 60; //             u32, CRC-32C of bytes 0..60
 const _: () = assert!(FOOTER_AT_ZERO + 7 == FOOTER_AT_CRC && FOOTER_AT_CRC + 4 == FOOTER_BYTES);
 
-/// Nonce of the directory: above every frame index.
+/// Nonce of the directory, above every frame index.
 pub const DIRECTORY_NONCE: u64 = 1 << 32;
-/// What the segment's key is derived for.
+/// Purpose string for deriving the key of a segment.
 pub const KEY_PURPOSE: &str = "segment";
 
-/// How content was made smaller before it was sealed.
+/// Compression of content before it was sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Codec {
-    /// As it was.
+    /// Uncompressed.
     Raw = 0,
     /// One zstd frame. Source: RFC 8878.
     Zstd = 1,
@@ -130,31 +132,31 @@ impl Codec {
     }
 }
 
-/// What the first bytes of an object say.
+/// Contents of the first bytes of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHeader {
     /// The pool it belongs to.
     pub pool: [u8; 16],
-    /// Epoch of its writer.
+    /// Epoch of the segment's writer.
     pub epoch: Epoch,
     /// Number within the pool.
     pub number: SegmentNumber,
     /// Random identity.
     pub id: SegmentId,
-    /// Cipher of all that follows.
+    /// Cipher of the rest of the object.
     pub algorithm: Algorithm,
     /// Key of the frames.
     pub key: KeyId,
-    /// Erasure code of its fragments; 0 = the object is whole.
+    /// Erasure code of the fragments; 0 means that the object is whole.
     pub erasure_codec: u8,
     /// Feature bits that may be ignored.
     pub features_compatible: u64,
-    /// Feature bits that a reader may ignore; who rewrites the segment may not.
+    /// Feature bits that a reader may ignore, but a rewriter of the segment may not.
     pub features_read_only: u64,
 }
 
 impl SegmentHeader {
-    /// As bytes.
+    /// Encodes the header.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -177,10 +179,11 @@ impl SegmentHeader {
         bytes
     }
 
-    /// From the first bytes of an object. Ours? readable? whole? sane?
+    /// Decodes the header from the first bytes of an object. Checks, in this order, the magic
+    /// bytes, the version and features, the checksum, and the ranges of fields.
     ///
     /// # Errors
-    /// Any [`SegmentError`] but those of the cipher.
+    /// Any [`SegmentError`] except those of the cipher.
     pub fn decode(bytes: &[u8]) -> Result<Self, SegmentError> {
         let bytes = bytes.get(..HEADER_BYTES).ok_or(SegmentError::Short)?;
         if !bytes.starts_with(&MAGIC) {
@@ -226,12 +229,12 @@ impl SegmentHeader {
     }
 }
 
-/// What stands before each frame's ciphertext.
+/// Header that precedes each frame's ciphertext.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// How its blocks are stored; a byte, because keyless parties need not know the codec.
+    /// Compression of its blocks. It is a byte because code without a key need not know the codec.
     pub codec: u8,
-    /// Blocks that it holds.
+    /// Number of blocks in the frame.
     pub block_count: u8,
     /// Number within the segment.
     pub frame_index: u32,
@@ -242,7 +245,7 @@ pub struct FrameHeader {
 }
 
 impl FrameHeader {
-    /// As bytes; `crc` as it is.
+    /// Encodes the header, including `crc` as it is.
     #[must_use]
     pub fn encode(&self) -> [u8; FRAME_HEADER_BYTES] {
         let mut bytes = [0; FRAME_HEADER_BYTES];
@@ -255,7 +258,8 @@ impl FrameHeader {
         bytes
     }
 
-    /// From the first bytes of a frame. Only the shape is checked; [`frame_crc`] checks the rest.
+    /// Decodes the header from the first bytes of a frame. Only the structure is checked;
+    /// [`frame_crc`] covers the rest.
     ///
     /// # Errors
     /// `Short`, `Magic`, or `Field` for sizes that no frame has.
@@ -280,16 +284,16 @@ impl FrameHeader {
         Ok(header)
     }
 
-    /// Size of the plaintext, in bytes.
+    /// Returns the size of the plaintext, in bytes.
     #[must_use]
     pub fn plain_bytes(&self) -> usize {
         usize::from(self.block_count).saturating_mul(4096)
     }
 
-    /// The codec, where this version knows it.
+    /// Returns the codec, if this version knows it.
     ///
     /// # Errors
-    /// `Codec` where it does not.
+    /// `Codec` if it does not.
     pub fn known_codec(&self) -> Result<Codec, SegmentError> {
         Codec::from_u8(self.codec)
     }
@@ -298,7 +302,8 @@ impl FrameHeader {
 /// Bytes of a frame's associated data.
 pub const FRAME_AAD_BYTES: usize = 28;
 
-/// What the cipher binds a frame to: the segment's id and the frame's header without its checksum.
+/// Returns the associated data to which the cipher binds a frame: the segment's id and the frame's
+/// header without its checksum.
 #[must_use]
 pub fn frame_aad(id: &SegmentId, header: &[u8]) -> [u8; FRAME_AAD_BYTES] {
     let mut aad = [0; FRAME_AAD_BYTES];
@@ -307,8 +312,8 @@ pub fn frame_aad(id: &SegmentId, header: &[u8]) -> [u8; FRAME_AAD_BYTES] {
     aad
 }
 
-/// The checksum of a whole frame: over the segment's id, the header without the checksum, and the
-/// ciphertext with its tag. Who has no key can still tell a frame that was changed or moved.
+/// Returns the checksum of a whole frame, over the segment's id, the header without the checksum,
+/// and the ciphertext with its tag. It detects a frame that was changed or moved, without a key.
 #[must_use]
 pub fn frame_crc(id: &SegmentId, frame: &[u8]) -> u32 {
     let header = frame.get(..FRAME_AT_CRC).unwrap_or_default();
@@ -316,23 +321,23 @@ pub fn frame_crc(id: &SegmentId, frame: &[u8]) -> u32 {
     crc32c_parts(&[id, header, sealed])
 }
 
-/// What the directory says of one frame.
+/// Directory entry of one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryEntry {
-    /// Map layer that the frame was written for.
+    /// Map layer for which the frame was written.
     pub layer: u64,
-    /// First block of that layer's volume address range, in blocks of 4 KiB.
+    /// First block of the frame in that layer's address range, in blocks of 4 KiB.
     pub first_block: u64,
-    /// Blocks that it holds.
+    /// Number of blocks in the frame.
     pub block_count: u8,
-    /// Where it lies.
+    /// Place of the frame.
     pub at: FrameAt,
-    /// Its checksum.
+    /// Checksum of the frame.
     pub crc: u32,
 }
 
 impl DirectoryEntry {
-    /// As bytes. The frame's index is the entry's position.
+    /// Encodes the entry. The frame's index is the entry's position.
     #[must_use]
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
@@ -345,7 +350,7 @@ impl DirectoryEntry {
         bytes
     }
 
-    /// From the bytes of entry `frame_index`.
+    /// Decodes the entry `frame_index`.
     ///
     /// # Errors
     /// `Short`, or `Field` for values that no entry has.
@@ -372,10 +377,10 @@ impl DirectoryEntry {
     }
 }
 
-/// What the last bytes of an object say.
+/// Contents of the last bytes of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footer {
-    /// Frames, and entries of the directory.
+    /// Number of frames, and of entries in the directory.
     pub frame_count: u32,
     /// First byte of the sealed directory.
     pub directory_offset: u32,
@@ -389,12 +394,12 @@ pub struct Footer {
     pub id: SegmentId,
     /// CRC-32C of the sealed directory.
     pub directory_crc: u32,
-    /// How the directory was made smaller.
+    /// Compression of the directory.
     pub directory_codec: Codec,
 }
 
 impl Footer {
-    /// As bytes.
+    /// Encodes the footer.
     #[must_use]
     pub fn encode(&self) -> [u8; FOOTER_BYTES] {
         let mut bytes = [0; FOOTER_BYTES];
@@ -412,8 +417,8 @@ impl Footer {
         bytes
     }
 
-    /// From the last bytes of an object (exactly [`FOOTER_BYTES`]). The sizes add up afterwards:
-    /// header, frames, directory and footer fill the object exactly.
+    /// Decodes the footer from the last bytes of an object (exactly [`FOOTER_BYTES`]). On success
+    /// the sizes are consistent: header, frames, directory and footer fill the object exactly.
     ///
     /// # Errors
     /// `Short`, `Magic`, `Checksum`, `Codec`, or `Field`.

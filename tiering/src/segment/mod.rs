@@ -1,16 +1,16 @@
 //! Segments: immutable objects that hold destaged blocks as compressed, sealed frames.
 //!
-//! Owns the identities ([`SegmentNumber`], [`SegmentInfo`], [`FrameAt`]) by which the map, the cache
-//! and the store speak of them.
+//! Owns the identities ([`SegmentNumber`], [`SegmentInfo`], [`FrameAt`]) that the map, the cache
+//! and the store use for segments and frames.
 //!
 //! Invariants:
-//! - A segment never changes once it is finished. Rewriting its blocks makes another segment with
-//!   another random id, hence another key, so no nonce is ever used twice.
-//! - One frame is one contiguous range of the object: reading it is one ranged read of exactly
+//! - A finished segment never changes. Rewriting its blocks makes another segment with another
+//!   random id, hence another key, so no nonce is ever used twice.
+//! - A frame is one contiguous range of the object: reading it takes one ranged read of exactly
 //!   [`FrameAt::offset`], [`FrameAt::sealed_bytes`].
-//! - What a frame decodes to is either exactly what was pushed or an error.
+//! - Decoding a frame returns either exactly the data that was pushed, or an error.
 //!
-//! It does no I/O; `fetch` does. The byte tables are in docs/format-segment.md.
+//! This module does no I/O; `fetch` does. The byte tables are in docs/format-segment.md.
 
 pub mod build;
 pub mod format;
@@ -32,7 +32,7 @@ use std::fmt;
 /// Folder of all segment objects within the pool's prefix.
 pub const FOLDER: &str = "segments";
 
-/// Number of a segment within its pool: dense, never 0. What the map stores. An upload that was
+/// Number of a segment within its pool, as the map stores it: dense, never 0. An upload that was
 /// never committed may have used the same number; the id tells the two apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentNumber(pub u64);
@@ -46,8 +46,8 @@ impl fmt::Display for SegmentNumber {
 /// Random 128-bit identity of a segment: the salt of its key and the first half of a cache key.
 pub type SegmentId = [u8; 16];
 
-/// All that a reader must know of a segment to find and open its frames: what the map keeps in the
-/// segment's record.
+/// All that a reader needs to find and open the frames of a segment, as stored in the map's record
+/// of the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentInfo {
     /// Number within the pool.
@@ -56,18 +56,18 @@ pub struct SegmentInfo {
     pub epoch: Epoch,
     /// Random identity.
     pub id: SegmentId,
-    /// What its frames and its directory are sealed with.
+    /// Cipher of its frames and its directory.
     pub algorithm: Algorithm,
     /// Key of its frames.
     pub key: KeyId,
     /// Size of the whole object, in bytes: at most [`SEGMENT_BYTES_MAX`].
     pub object_bytes: u32,
-    /// Frames that it holds: at most [`FRAME_COUNT_MAX`].
+    /// Number of frames: at most [`FRAME_COUNT_MAX`].
     pub frame_count: u32,
 }
 
 impl SegmentInfo {
-    /// Path of the object within the pool's prefix:
+    /// Returns the path of the object within the pool's prefix:
     /// `segments/<epoch:016x>/<number:016x>-<id as 32 hexadecimal digits>`.
     #[must_use]
     pub fn object_path(&self) -> Path {
@@ -80,15 +80,15 @@ impl SegmentInfo {
     }
 }
 
-/// For messages: "segment 17 (segments/…)".
+/// Formats for messages: "segment 17 (segments/…)".
 impl fmt::Display for SegmentInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "segment {} ({})", self.number, self.object_path())
     }
 }
 
-/// What [`SegmentInfo::object_path`] made, taken apart again: for sweeps over listings. `None` for a
-/// path that is not exactly of that form.
+/// Parses a path made by [`SegmentInfo::object_path`], for sweeps over listings. Returns `None` for
+/// a path that is not exactly of that form.
 #[must_use]
 pub fn parse_object_path(path: &Path) -> Option<(Epoch, SegmentNumber, SegmentId)> {
     let mut parts = path.as_ref().split('/');
@@ -105,7 +105,7 @@ pub fn parse_object_path(path: &Path) -> Option<(Epoch, SegmentNumber, SegmentId
     Some((Epoch(epoch), SegmentNumber(number), parse_hex(id, 32)?.to_be_bytes()))
 }
 
-/// Exactly `digit_count` lower-case hexadecimal digits.
+/// Parses exactly `digit_count` lower-case hexadecimal digits.
 fn parse_hex(text: &str, digit_count: usize) -> Option<u128> {
     let is_plain = text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
     if text.len() != digit_count || !is_plain {
@@ -114,7 +114,7 @@ fn parse_hex(text: &str, digit_count: usize) -> Option<u128> {
     u128::from_str_radix(text, 16).ok()
 }
 
-/// Where one frame lies in its segment: what the map keeps for its blocks.
+/// Place of a frame in its segment, as the map stores it for the frame's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameAt {
     /// Number of the frame within its segment, from 0.
@@ -125,7 +125,7 @@ pub struct FrameAt {
     pub sealed_bytes: u32,
 }
 
-/// A frame and the segment that it is in: one thing to read.
+/// A frame together with its segment: the unit of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameRef {
     /// The segment.
@@ -135,7 +135,8 @@ pub struct FrameRef {
 }
 
 impl FrameRef {
-    /// Such a frame can exist: its size is that of a frame, and it lies within the segment's object.
+    /// Returns whether such a frame can exist: its size is that of a frame, and it lies within the
+    /// segment's object.
     #[must_use]
     pub fn is_possible(&self) -> bool {
         let end = u64::from(self.at.offset) + u64::from(self.at.sealed_bytes);
@@ -144,13 +145,13 @@ impl FrameRef {
     }
 }
 
-/// Why bytes that claim to be part of a segment are not accepted.
+/// Reason why bytes are rejected as part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SegmentError {
-    /// Fewer bytes than the thing has.
+    /// The bytes are fewer than required.
     #[error("it is cut short")]
     Short,
-    /// Not one of ours.
+    /// The magic bytes differ: not a part of a segment.
     #[error("the magic bytes differ")]
     Magic,
     /// Written by a version that this one does not know.
@@ -159,37 +160,37 @@ pub enum SegmentError {
     /// Uses a feature that this version must know in order to read it.
     #[error("it needs features {0:#x}, which this release does not have")]
     Features(u64),
-    /// Cut into fragments by a code that this version does not know.
+    /// Split into fragments by an erasure code that this version does not know.
     #[error("erasure code {0} is not known to this release")]
     Erasure(u8),
-    /// Compressed by something that this version does not know.
+    /// Compressed with a codec that this version does not know.
     #[error("codec {0} is not known to this release")]
     Codec(u8),
-    /// Bytes changed since they were written.
+    /// The bytes have changed since they were written.
     #[error("the checksum differs")]
     Checksum,
-    /// The checksum is right, but a field is not possible or not the expected one.
+    /// The checksum is right, but a field is impossible or not the expected one.
     #[error("{0} is not what it should be")]
     Field(&'static str),
-    /// The cipher refused: another key, another place, or a forgery.
+    /// Authentication failed: another key, another place, or a forgery.
     #[error("authentication failed")]
     Authentication,
-    /// The plaintext does not decompress to the size that was promised.
+    /// The plaintext does not decompress to the expected size.
     #[error("it does not decompress")]
     Decompress,
-    /// Nobody can read it any more: its key was destroyed.
+    /// The data can no longer be read: its key was destroyed.
     #[error("{0} was destroyed, or is missing")]
     NoKey(KeyId),
 }
 
 impl SegmentError {
-    /// A later release could read it; no byte is wrong.
+    /// Returns whether a later release could read it although this one cannot; no byte is wrong.
     #[must_use]
     pub fn is_unsupported(self) -> bool {
         matches!(self, Self::Version(_) | Self::Features(_) | Self::Codec(_) | Self::Erasure(_))
     }
 
-    /// As the error that crosses the package's border. `what` is verb + object.
+    /// Converts to the error that leaves this crate. `what` is verb + object.
     #[must_use]
     pub fn into_error(self, what: String) -> Error {
         let kind = match self {

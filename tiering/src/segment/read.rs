@@ -1,10 +1,10 @@
-//! Opening what `build` made: one frame, the directory, or a whole object.
+//! Opening a built segment: one frame, the directory, or a whole object.
 //!
 //! Invariants:
 //! - Bytes are untrusted: nothing here panics, and no allocation is larger than a frame or the
-//!   directory that a checked footer promises.
-//! - A frame is returned only when its checksum, its authentication and its decompressed size are
-//!   all right and it is the frame that was asked for.
+//!   directory size in a verified footer.
+//! - A frame is returned only if its checksum, its authentication and its decompressed size are all
+//!   right and it is the requested frame.
 #![cfg_attr(
     not(test),
     deny(
@@ -29,20 +29,21 @@ use std::cell::RefCell;
 use zstd_safe::DCtx;
 
 thread_local! {
-    /// Reused: creating a context costs more than decompressing a small frame.
+    /// Reused, because creating a context costs more than decompressing a small frame.
     static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
 }
 
-/// The key of a segment's directory under the pool's key, or of its frames under the one that it names.
+/// Derives the key of a segment's directory from the pool's key, or the key of its frames from the
+/// key that the segment names.
 #[must_use]
 pub fn segment_key(root: &PoolKey, info: &SegmentInfo) -> SealKey {
     root.derive(info.algorithm, &info.id, KEY_PURPOSE)
 }
 
-/// Checks a frame without any key: it is the one at `at` of segment `id`, and whole.
+/// Verifies without any key that a frame is the one at `at` of segment `id`, and is intact.
 ///
 /// # Errors
-/// `Short`, `Magic`, `Checksum`, or `Field` where it is another frame than the one asked for.
+/// `Short`, `Magic`, `Checksum`, or `Field` if it is another frame than the requested one.
 pub fn verify_frame(
     id: &SegmentId,
     at: FrameAt,
@@ -80,7 +81,7 @@ pub fn open_frame(
     expand(header.known_codec()?, content, header.plain_bytes())
 }
 
-/// `content` as `plain_bytes` bytes, no more and no less.
+/// Expands `content` to exactly `plain_bytes` bytes.
 fn expand(codec: Codec, content: &[u8], plain_bytes: usize) -> Result<Bytes, SegmentError> {
     if codec == Codec::Raw {
         let is_whole = content.len() == plain_bytes;
@@ -96,26 +97,27 @@ fn expand(codec: Codec, content: &[u8], plain_bytes: usize) -> Result<Bytes, Seg
     Ok(Bytes::from(plain))
 }
 
-/// What an opened directory tells. Everything in it is authenticated.
+/// An opened directory. Everything in it is authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory {
-    /// What the segment is.
+    /// Description of the segment.
     pub info: SegmentInfo,
     /// Identity of the pool.
     pub pool: [u8; 16],
-    /// One entry a frame, by frame index, by offset.
+    /// One entry per frame, ordered by frame index and by offset.
     pub entries: Vec<DirectoryEntry>,
 }
 
-/// Associated data of the directory: the whole header, and the footer without its two checksums.
+/// Returns the associated data of the directory: the whole header, and the footer without its two
+/// checksums.
 pub(super) fn directory_aad(header: &[u8; HEADER_BYTES], footer: &Footer) -> Vec<u8> {
     let footer = Footer { directory_crc: 0, ..*footer }.encode();
     let footer = footer.get(..56).unwrap_or_default();
     [&header[..], footer].concat()
 }
 
-/// Bytes at the end of an object that [`open_directory`] needs, told by the footer at the end of
-/// `tail`: ask again with that many if `tail` is shorter.
+/// Returns the number of bytes at the end of an object that [`open_directory`] needs, according to
+/// the footer at the end of `tail`. If `tail` is shorter, the caller must read that many.
 ///
 /// # Errors
 /// Those of [`Footer::decode`].
@@ -131,8 +133,8 @@ fn footer_of(tail: &[u8]) -> Result<Footer, SegmentError> {
 }
 
 /// Opens the directory from the first [`HEADER_BYTES`] of an object and from its end (at least
-/// [`directory_tail_bytes`]). Needs nothing but the pool's key, so that a segment can be walked
-/// when the map is lost.
+/// [`directory_tail_bytes`]). It needs only the pool's key, so a segment can be walked even when
+/// the map is lost.
 ///
 /// # Errors
 /// Any [`SegmentError`].
@@ -173,7 +175,8 @@ pub fn open_directory(
     Ok(Directory { info, pool: header.pool, entries })
 }
 
-/// The entries, which lie in order, do not overlap, and stay below the directory.
+/// Decodes the entries, and checks that they are in order, do not overlap, and end before the
+/// directory.
 fn decode_entries(plain: &[u8], footer: &Footer) -> Result<Vec<DirectoryEntry>, SegmentError> {
     let mut entries = Vec::with_capacity(plain.len().checked_div(ENTRY_BYTES).unwrap_or(0));
     let mut end = u32::try_from(HEADER_BYTES).unwrap_or(u32::MAX);
@@ -189,10 +192,10 @@ fn decode_entries(plain: &[u8], footer: &Footer) -> Result<Vec<DirectoryEntry>, 
     Ok(entries)
 }
 
-/// Bytes of frame `at` within a whole object.
+/// Returns the bytes of frame `at` within a whole object.
 ///
 /// # Errors
-/// `Short` where the object ends earlier.
+/// `Short` if the object ends earlier.
 pub fn frame_of(object: &[u8], at: FrameAt) -> Result<&[u8], SegmentError> {
     let start = usize::try_from(at.offset).map_err(|_| SegmentError::Short)?;
     let bytes = usize::try_from(at.sealed_bytes).map_err(|_| SegmentError::Short)?;
@@ -201,8 +204,8 @@ pub fn frame_of(object: &[u8], at: FrameAt) -> Result<&[u8], SegmentError> {
 }
 
 /// Walks the frames of a whole object without any key and without its directory: the header, then
-/// frame after frame, each verified by its checksum. Ends at the first thing that is not a frame
-/// of this segment: the directory, or damage; the caller compares with the footer.
+/// frame after frame, each verified by its checksum. Ends at the first bytes that are not a frame
+/// of this segment, which is the directory or damage; the caller compares with the footer.
 pub fn walk_frames<'a>(
     id: &'a SegmentId,
     object: &'a [u8],
@@ -221,21 +224,21 @@ pub fn walk_frames<'a>(
     })
 }
 
-/// What [`check_object`] found.
+/// Result of [`check_object`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectReport {
-    /// The directory, which is whole.
+    /// The directory, which is intact.
     pub directory: Directory,
     /// Frames that do not open, with the reason.
     pub damaged: Vec<(FrameAt, SegmentError)>,
-    /// Bytes of blocks in the frames that do.
+    /// Bytes of blocks in the frames that open.
     pub plain_bytes: u64,
-    /// Its key is gone: the frames were checked by their checksums alone.
+    /// The key of the frames is gone, so only their checksums were verified.
     pub is_erased: bool,
 }
 
 impl ObjectReport {
-    /// In words, where a frame is damaged.
+    /// Describes the damage, if any frame is damaged.
     #[must_use]
     pub fn damage(&self) -> Option<String> {
         self.damaged.first().map(|(at, why)| {
@@ -244,8 +247,8 @@ impl ObjectReport {
     }
 }
 
-/// Opens everything in a whole object. Where the key of its frames is gone, their checksums still say whether they are as
-/// they were written.
+/// Opens everything in a whole object. If the key of its frames is gone, their checksums still show
+/// whether they are unchanged.
 ///
 /// # Errors
 /// Any [`SegmentError`] of the directory; damaged frames are part of the report.

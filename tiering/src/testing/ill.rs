@@ -1,9 +1,9 @@
-//! An object store that gives, by rule or by seed, the answers that ill stores and proxies give.
+//! An object store that gives, by rule or by seed, the answers that faulty stores and proxies give.
 //!
 //! Invariants:
-//! - Everything is deterministic from the rules or the seed, and from the order of the requests.
-//! - Bytes that are stored are never changed. An answer is wrong, late, or missing.
-//! - Each answer that was given so is counted, so that a test can say how many it has survived.
+//! - Everything is deterministic given the rules or the seed, and the order of the requests.
+//! - Stored bytes are never changed. An answer is wrong, late, or missing.
+//! - Each faulty answer is counted, so that a test can report how many it has survived.
 
 use super::{Op, Rng};
 use futures::stream::BoxStream;
@@ -19,15 +19,15 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Objects in a page that is repeated. S3 has 1000; fewer show the same.
+/// Objects in a page that is repeated. S3 has 1000; fewer have the same effect.
 const PAGE_OBJECT_COUNT: usize = 3;
-/// A hung request fails after this time, as the client's own limit ends it.
+/// Time after which a hung request fails, like the client's own timeout.
 const HANG_TIME: Duration = Duration::from_secs(60);
 
-/// What a request gets instead of its answer.
+/// Faulty answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
-    /// 409 ConditionalRequestConflict: refused as if the object existed; nothing is done.
+    /// 409 ConditionalRequestConflict: refused as if the object existed, without effect.
     Conflict,
     /// 404.
     NotFound,
@@ -39,18 +39,18 @@ pub enum Answer {
     Busy,
     /// A listing shows nothing.
     EmptyList,
-    /// A listing shows its first page again and again.
+    /// A listing shows its first page repeatedly.
     RepeatedPage,
     /// A body ends in the middle.
     Truncated,
-    /// Nothing, for a minute (see [`IllStore::set_hang_time`]), and then the client's time is over.
+    /// No answer for a minute (see [`IllStore::set_hang_time`]), then the client times out.
     Hang,
-    /// The request is carried out, and its answer is lost.
+    /// The request takes effect, and its answer is lost.
     DoneButFailed,
 }
 
 impl Answer {
-    /// All of them.
+    /// All faulty answers.
     pub const ALL: &[Answer] = &[
         Answer::Conflict,
         Answer::NotFound,
@@ -64,7 +64,7 @@ impl Answer {
         Answer::DoneButFailed,
     ];
 
-    /// A store may answer such a request so.
+    /// Returns whether a store may give this answer to such a request.
     #[must_use]
     pub fn fits(self, op: Op) -> bool {
         match self {
@@ -84,7 +84,7 @@ impl Answer {
         match self {
             Answer::Conflict => Error::AlreadyExists { path, source: said("409 Conflict") },
             Answer::NotFound => Error::NotFound { path, source: said("404 Not Found") },
-            // The client knows the kind of a listing's failure by its text only.
+            // The client can tell the kind of a failed listing only by its text.
             Answer::Denied if op != Op::List => {
                 Error::PermissionDenied { path, source: said("403 Forbidden") }
             }
@@ -104,29 +104,30 @@ fn generic(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
     Error::Generic { store: "IllStore", source }
 }
 
-/// Which requests get an [`Answer`].
+/// Selects the requests that get an [`Answer`].
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// Of this kind; absent: of every kind that the answer fits.
+    /// Kind of request; `None` matches every kind that the answer fits.
     pub op: Option<Op>,
-    /// Of this object or listing, or of all below it where it ends with a slash; empty: of all.
+    /// Object or listing; a path that ends with a slash matches everything below it, and an empty
+    /// one matches all.
     pub path: String,
-    /// So many such requests are answered well first.
+    /// Number of matching requests that first succeed.
     pub skipped_count: u64,
-    /// And then so many are not; `u64::MAX`: all.
+    /// Number of matching requests after these that get the answer; `u64::MAX` for all.
     pub count: u64,
-    /// How they are answered.
+    /// The answer.
     pub answer: Answer,
 }
 
 impl Rule {
-    /// For the next request of this kind, of this object or below this folder.
+    /// Creates a rule for the next request of this kind, for this object or below this folder.
     #[must_use]
     pub fn once(op: Op, path: &str, answer: Answer) -> Rule {
         Rule { op: Some(op), path: path.to_owned(), skipped_count: 0, count: 1, answer }
     }
 
-    /// From now on.
+    /// Creates a rule for all such requests from now on.
     #[must_use]
     pub fn for_good(op: Op, path: &str, answer: Answer) -> Rule {
         Rule { count: u64::MAX, ..Rule::once(op, path, answer) }
@@ -144,7 +145,7 @@ impl Rule {
 #[derive(Debug, Default)]
 struct Orders {
     rules: Vec<Rule>,
-    /// Of a hundred requests so many get one of these answers.
+    /// Generator, percentage of requests that get a faulty answer, and the answers.
     random: Option<(Rng, u64, Vec<Answer>)>,
     injected_count: u64,
     requests: Vec<(Op, Path)>,
@@ -181,7 +182,7 @@ impl Orders {
     }
 }
 
-/// See the module. Cheap to clone: all have the same rules.
+/// The faulty store; see the module. It is cheap to clone, and clones share the same rules.
 #[derive(Clone, Debug)]
 pub struct IllStore {
     inner: Arc<dyn ObjectStore>,
@@ -189,59 +190,60 @@ pub struct IllStore {
 }
 
 impl Default for IllStore {
-    /// In memory.
+    /// Creates a store in memory.
     fn default() -> IllStore {
         IllStore::new(Arc::new(InMemory::new()))
     }
 }
 
 impl IllStore {
-    /// In front of another store, and well at first.
+    /// Creates a wrapper of another store, at first without faults.
     #[must_use]
     pub fn new(inner: Arc<dyn ObjectStore>) -> IllStore {
         IllStore { inner, orders: Arc::default() }
     }
 
-    /// The store behind it, which is well.
+    /// Returns the wrapped store, which has no faults.
     #[must_use]
     pub fn inner(&self) -> &Arc<dyn ObjectStore> {
         &self.inner
     }
 
-    /// Adds a rule. The first one that a request fits counts.
+    /// Adds a rule. The first matching rule applies.
     pub fn add(&self, rule: Rule) {
         self.orders.lock().rules.push(rule);
     }
 
-    /// Of a hundred requests `percent` get one of these answers, where it fits, as `seed` says.
+    /// Gives one of these answers to `percent` percent of the requests, where it fits, chosen by
+    /// `seed`.
     pub fn answer_randomly(&self, seed: u64, percent: u64, answers: &[Answer]) {
         self.orders.lock().random = Some((Rng::new(seed), percent, answers.to_vec()));
     }
 
-    /// It is well from now on.
+    /// Removes all faults.
     pub fn heal(&self) {
         let mut orders = self.orders.lock();
         orders.rules.clear();
         orders.random = None;
     }
 
-    /// Requests that were answered by a rule or by chance so far.
+    /// Returns the number of faulty answers so far, by rule or by chance.
     #[must_use]
     pub fn injected_count(&self) -> u64 {
         self.orders.lock().injected_count
     }
 
-    /// The requests so far; forgets them.
+    /// Returns and clears the list of requests so far.
     pub fn take_requests(&self) -> Vec<(Op, Path)> {
         std::mem::take(&mut self.orders.lock().requests)
     }
 
-    /// How long a request hangs before it fails.
+    /// Sets how long a request hangs before it fails.
     pub fn set_hang_time(&self, time: Duration) {
         self.orders.lock().hang_time = Some(time);
     }
 
-    /// Names of all objects, in order.
+    /// Returns the names of all objects, in order.
     pub async fn names(&self) -> Vec<String> {
         let listed = self.inner.list(None);
         let mut names: Vec<String> =
@@ -250,7 +252,7 @@ impl IllStore {
         names
     }
 
-    /// How the answer is spoilt where the request is carried out.
+    /// Returns the fault to apply to the answer if the request is carried out.
     async fn enter(&self, op: Op, path: &Path) -> Result<Option<Answer>> {
         let answer = self.orders.lock().next(op, path);
         match answer {
@@ -275,7 +277,7 @@ impl IllStore {
     }
 }
 
-/// Half of the body, and then the connection ends.
+/// Delivers half of the body, then ends the connection.
 async fn cut(got: GetResult, path: &Path) -> Result<GetResult> {
     let (meta, range) = (got.meta.clone(), got.range.clone());
     let (attributes, extensions) = (got.attributes.clone(), got.extensions.clone());
