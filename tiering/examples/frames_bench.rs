@@ -2,8 +2,9 @@
 //! (buffered and direct) and from a local directory as the store. Prints a table.
 //!
 //! `cargo run --release -p tiering --example frames_bench -- [--dir DIR] [--mib N] [--seconds N]`
-//! DIR is where the cache file and the store go (default: a temporary directory; for disk numbers
-//! name one on the disk that is meant).
+//!
+//! DIR is the place of the cache file and the store (default: a temporary directory; to measure a
+//! disk, name a directory on it).
 
 use block::Epoch;
 use block::seal::{Algorithm, PoolKey};
@@ -54,7 +55,8 @@ fn main() {
     runtime.block_on(read_costs(&args));
 }
 
-/// Blocks that look like a database's: rows of text with counters, ratio 3 to 4 at zstd level 1.
+/// Returns blocks that look like a database's: rows of text with counters, ratio 3 to 4 at zstd
+/// level 1.
 fn plausible(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut out = Vec::with_capacity(bytes + 64);
@@ -123,8 +125,8 @@ fn frame_cost(plain_bytes: usize, algorithm: Algorithm, level: i32, seconds: f64
     );
 }
 
-/// CPU time of the whole process so far, in steps of 10 ms. Source: proc_pid_stat(5), fields utime
-/// and stime, in clock ticks, of which every Linux reports 100 a second.
+/// Returns the CPU time of the whole process so far, in steps of 10 ms. Source: proc_pid_stat(5),
+/// fields utime and stime, in clock ticks; every Linux reports 100 per second.
 fn cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
     let (_, fields) = stat.rsplit_once(") ").expect("the name ends");
@@ -219,7 +221,7 @@ fn open(
     )
 }
 
-/// `mib` of plaintext in segments of 32 MiB.
+/// Writes `mib` of plaintext in segments of 32 MiB.
 async fn fill(
     store: &Arc<dyn ObjectStore>,
     bytes: usize,
@@ -243,7 +245,8 @@ async fn fill(
     (segments, refs)
 }
 
-/// `depth` tasks read `run` frames at a time, at random (in sequence where `run` is above 1).
+/// Measures `depth` tasks that read `run` frames at a time, at random (in sequence if `run` is
+/// above 1).
 async fn measure(
     name: &str,
     kib: usize,

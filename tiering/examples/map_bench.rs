@@ -1,8 +1,9 @@
-//! Cost of the map and of destage: `cargo run --release -p tiering --example map_bench [-- BLOCKS]`.
+//! Cost of the map and of destage: `cargo run --release -p tiering --example map_bench [--
+//! BLOCKS]`.
 //!
-//! Prints nanoseconds per lookup and per update of the map, and for destage MiB/s and microseconds
-//! of CPU and of time per 4 KiB block, for random and for sequential data. The store is in memory, so
-//! that only our own cost is counted.
+//! Prints nanoseconds per lookup and per update of the map. For destage it prints MiB/s, and CPU
+//! time and elapsed time in microseconds per 4 KiB block, for random and for sequential data. The
+//! store is in memory, so that only the cost of this crate is counted.
 
 use block::seal::PoolKey;
 use block::{Epoch, Lsn, Result, VolumeId};
@@ -38,7 +39,7 @@ impl Rng {
     }
 }
 
-/// CPU time of the process, user and system.
+/// Returns the CPU time of the process, user and system.
 fn cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has /proc");
     let fields: Vec<&str> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
@@ -46,7 +47,7 @@ fn cpu() -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-/// Blocks like those of a database: half of each compresses away.
+/// Returns blocks like those of a database: half of each compresses away.
 fn payload(rng: &mut Rng, bytes: usize) -> Bytes {
     let mut data = vec![0u8; bytes];
     for chunk in data.chunks_mut(64) {
@@ -162,8 +163,8 @@ async fn bench_lookups(rng: &mut Rng, tier: &Tier, volume_blocks: u64, name: &st
     println!("{name}: {:?} a read of 4 KiB through the page cache", started.elapsed() / count);
 }
 
-/// The same windows of scattered writes with more and more snapshots between them: what they cost, and what
-/// reading costs.
+/// Measures the same windows of scattered writes, and reads, with an increasing number of snapshots
+/// between them.
 async fn bench_snapshots(count: u64) {
     let blocks = 1 << 18; // 1 GiB
     for snapshot_count in [0, 10, 200] {
@@ -216,8 +217,9 @@ async fn bench_snapshots(count: u64) {
     }
 }
 
-/// Clones of clones, some blocks of each overwritten: what making one costs, and what reading the last one costs, the
-/// first time that a page is looked at and later; and the same once it is independent.
+/// Measures clones of clones, with some blocks of each overwritten: the cost of making one, and of
+/// reading the last one when a page is read for the first time and later; then the same once it is
+/// independent.
 async fn bench_clones(count: u64) {
     let blocks = 1 << 18; // 1 GiB
     for depth in [0u32, 1, 4, 14] {

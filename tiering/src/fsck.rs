@@ -565,7 +565,7 @@ impl Check<'_> {
                         Some((number, is_there)) if number == segment => is_there,
                         _ => match self.inner.map.find_segment(segment).await {
                             Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
-                            found => !matches!(found, Ok(None)), // a damaged one is reported elsewhere
+                            found => !matches!(found, Ok(None)), // damage is reported elsewhere
                         },
                     };
                     known = Some((segment, is_there));

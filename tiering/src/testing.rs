@@ -50,8 +50,8 @@ impl Rng {
         self.next_u64() % end
     }
 
-    /// Returns `count` bytes in pieces of 16 bytes. Of these, `random_percent` percent are random
-    /// and the others zero, which determines how well they compress.
+    /// Returns `count` bytes in pieces of 16 bytes. Each piece is random with a probability of
+    /// `random_percent` percent and otherwise zero, which determines how well the bytes compress.
     pub fn bytes(&mut self, count: usize, random_percent: u64) -> Vec<u8> {
         let mut bytes = vec![0; count];
         for piece in bytes.chunks_mut(16) {

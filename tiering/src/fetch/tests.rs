@@ -1,4 +1,4 @@
-//! Promises of reading frames.
+//! Guarantees of reading frames.
 
 use super::*;
 use crate::cache::CacheOptions;
@@ -20,7 +20,7 @@ fn pool_key() -> PoolKey {
     PoolKey::new([7; 32])
 }
 
-/// What a test reads from: a store with segments in it, and what they hold.
+/// A store with segments, and their contents.
 struct World {
     store: Arc<FaultStore>,
     frames: Vec<FrameRef>,
@@ -192,7 +192,7 @@ async fn passing_failures_are_waited_out_and_lasting_ones_are_not() {
     assert!(frames.status().store_failure.is_some());
     world.store.set_away(false);
     world.check(&frames, &[0], Access::Random).await;
-    // A store that never answers counts as failing, too.
+    // A store that never answers counts as failing too.
     let hung = FramesOptions {
         attempt_timeout: Duration::from_millis(20),
         retry_duration_max: Duration::from_millis(100),
@@ -267,7 +267,7 @@ async fn a_bad_transfer_is_read_once_more_and_never_remembered() {
     world.check(&frames, &[42], Access::Random).await;
     assert_eq!((world.get_count(), frames.status().store_refetch_count), (2, 1));
 
-    // Of a run of frames only the bad one is read again. A bit in the middle of the run flips.
+    // Only the bad frame of a run is read again. A bit in the middle of the run flips.
     world.store.take_calls();
     world.store.inject(Op::Get, "segments", 1, Fault::Flipped);
     world.check(&frames, &(0..9).collect::<Vec<_>>(), Access::Sequential).await;
@@ -289,7 +289,7 @@ async fn a_bad_transfer_is_read_once_more_and_never_remembered() {
     world.check(&frames, &(10..42).chain(43..100).collect::<Vec<_>>(), Access::Random).await;
     assert_eq!(frames.status().store_refetch_count, 3);
 
-    // A bad read ahead is not remembered either.
+    // A bad result of read-ahead is not cached either.
     let ahead = FramesOptions { stream_bytes: MIB, ..bare() };
     let frames = world.open(ahead);
     world.store.inject(Op::Get, "segments", 1, Fault::Flipped);
@@ -301,7 +301,7 @@ async fn a_bad_transfer_is_read_once_more_and_never_remembered() {
     world.check(&frames, &(0..10).collect::<Vec<_>>(), Access::Sequential).await;
     assert_eq!(frames.status().store_refetch_count, 1);
 
-    // Twice bad is bad.
+    // An object that is bad twice is corrupt.
     let frames = world.open(bare());
     world.store.inject(Op::Get, "segments", 2, Fault::Flipped);
     let error = frames.read(&world.frames[7].info, world.frames[7].at).await.unwrap_err();
@@ -421,7 +421,7 @@ async fn read_ahead_is_bounded_and_makes_the_read_a_hit() {
     world.store.take_calls();
     world.check(&frames, &(0..30).collect::<Vec<_>>(), Access::Sequential).await;
     assert_eq!((world.get_count(), frames.status().memory_hit_count), (0, 30));
-    // A reader that comes while it is under way waits for it instead of asking again.
+    // A reader that comes while the fetch is under way waits for it instead of asking again.
     world.store.hold_gets(true);
     frames.read_ahead(&world.frames[50..60]);
     let reader = {
@@ -434,7 +434,7 @@ async fn read_ahead_is_bounded_and_makes_the_read_a_hit() {
     world.store.hold_gets(false);
     assert!(reader.await.unwrap().unwrap() == world.plain[55]);
     assert_eq!(world.get_count(), 1);
-    // Far more than the budget: dropped, counted, and the store sees no flood.
+    // Far more than the budget: the excess is dropped and counted, and the store is not flooded.
     world.store.hold_gets(true);
     for _ in 0..5 {
         frames.read_ahead(&world.frames);
@@ -448,7 +448,7 @@ async fn read_ahead_is_bounded_and_makes_the_read_a_hit() {
     let off = world.open(bare());
     off.read_ahead(&world.frames);
     assert_eq!((off.status().flight_count, off.status().ahead_dropped_count), (0, 200));
-    // It never fails anybody: the store is away, the read itself tells.
+    // Read-ahead never fails a caller. If the store is away, the read itself reports it.
     world.store.take_calls();
     world.store.set_away(true);
     let quick = FramesOptions { retry_duration_max: Duration::ZERO, stream_bytes: MIB, ..bare() };
@@ -483,7 +483,7 @@ async fn directories_and_whole_segments_are_checked_against_what_is_expected() {
         assert_eq!(frames.check_segment(info).await.unwrap_err().kind(), ErrorKind::Corrupt);
         assert_eq!(frames.read_directory(info).await.unwrap_err().kind(), ErrorKind::Corrupt);
     }
-    // A bad transfer is not a bad object, until it is bad again.
+    // A single bad transfer does not mean a bad object; a second one does.
     world.store.damage(&info.object_path(), |bytes| *bytes = object.to_vec()).await;
     let before = frames.status().store_refetch_count;
     world.store.inject(Op::Get, "segments", 1, Fault::Flipped);

@@ -1,4 +1,4 @@
-//! Promises of the segment format.
+//! Guarantees of the segment format.
 
 use super::build::{SealedSegment, SegmentBuilder, SegmentSeed};
 use super::format::*;
@@ -28,7 +28,7 @@ fn seed_of(algorithm: Algorithm) -> SegmentSeed {
     }
 }
 
-/// Frames of every size, some of which compress.
+/// Builds frames of every size, some of which compress.
 fn build(rng: &mut Rng, algorithm: Algorithm, frames: usize) -> (SealedSegment, Vec<Built>) {
     let mut builder = SegmentBuilder::new(seed_of(algorithm), &pool_key(), 1, 1 << 20);
     let mut built = Vec::new();
@@ -172,7 +172,8 @@ fn decoders_take_any_bytes() {
         let _ = (FrameHeader::decode(&random), DirectoryEntry::decode(0, &random));
         let key = segment_key(&pool_key(), &sealed.info);
         assert!(open_frame(&key, &sealed.info.id, built[0].at, &mut random.clone()).is_err());
-        // Cut, or overwritten somewhere, with the checksums of header and footer made right again.
+        // Truncate the object or overwrite a part of it, then fix the checksums of header and
+        // footer.
         let mut bytes = sealed.bytes.to_vec();
         bytes.truncate(bytes.len() - rng.below(64) as usize);
         for _ in 0..rng.below(8) {
@@ -221,7 +222,7 @@ fn unknown_versions_and_features_are_named_not_guessed() {
 
 #[test]
 fn a_bomb_is_not_inflated() {
-    // A valid frame whose content decompresses to more than its header promises.
+    // A valid frame whose content decompresses to more than its header says.
     let (sealed, _) = build(&mut Rng::new(6), Algorithm::default(), 0);
     let key = segment_key(&pool_key(), &sealed.info);
     for (plain_bytes, block_count) in [(1 << 20, 1), (4097, 1), (4095, 1), (4096, 2)] {
@@ -269,9 +270,9 @@ fn seeds_have_fresh_ids() {
     assert_ne!(make().id, make().id);
 }
 
-/// Golden bytes: what version 1 wrote must stay readable, and what this code writes must stay
-/// version 1. Only zstd's output may differ between its releases, so writing is compared with raw
-/// frames alone. To look at what changed: `SPINDLE_PRINT_GOLDEN=1 cargo test golden -- --nocapture`.
+/// Golden bytes: data that version 1 wrote must stay readable, and this code must write version 1.
+/// Only zstd's output may differ between its releases, so writing is compared for raw frames only.
+/// To see the differences: `SPINDLE_PRINT_GOLDEN=1 cargo test golden -- --nocapture`.
 #[test]
 fn golden_segments_of_version_1_are_read_and_written() {
     for (name, text, algorithm) in [
@@ -304,7 +305,7 @@ fn golden_segments_of_version_1_are_read_and_written() {
     }
 }
 
-/// One whose frames are under the key of a volume, and its directory under the pool's.
+/// A segment whose frames are under the key of a volume, and its directory under the pool's.
 #[test]
 fn golden_segment_under_the_key_of_a_volume_is_read_and_written() {
     let (id, own) = (KeyId(0x0102_0304), PoolKey::new([0x77; 32]));
@@ -337,7 +338,7 @@ fn golden_segment_under_the_key_of_a_volume_is_read_and_written() {
     keys.insert(id, own);
     let report = check_object(&pool_key(), &keys, &golden).unwrap();
     assert!(!report.is_erased && report.damaged.is_empty());
-    // The number of a key and the feature bit belong together.
+    // The key number and the feature bit must match.
     for (at, byte) in [(32, 0), (88, 0)] {
         let mut header: [u8; HEADER_BYTES] = golden[..HEADER_BYTES].try_into().unwrap();
         header[at..at + 4].fill(byte);

@@ -1,5 +1,6 @@
-//! Clones, clones of clones and rollbacks against a model of every volume and every snapshot: under writes,
-//! trims, reclaim, folding, pruning, promoting and restarts, and with bugs that these tests must notice.
+//! Clones, clones of clones and rollbacks, compared with a model of every volume and every
+//! snapshot: under writes, trims, reclaim, folding, pruning, promoting and restarts, and with
+//! planted bugs that these tests must detect.
 
 use super::reclaim::EAGER;
 use super::*;
@@ -8,7 +9,7 @@ use crate::planted::Planted;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 
-/// What one volume holds, or held; the model's volume is 0.
+/// Present or past contents of one volume; the model's volume is 0.
 type Held = Arc<Model>;
 
 pub(super) struct Clones {
@@ -17,11 +18,11 @@ pub(super) struct Clones {
     pub(super) shown: BTreeMap<(u32, Lsn), Held>,
     pub(super) next_volume: u32,
     rollback_count: u32,
-    /// What may be there after a crash now, the newest last.
+    /// States that may exist after a crash now, the newest last.
     possible: Vec<State>,
 }
 
-/// Volumes and snapshots.
+/// Contents of volumes and of snapshots.
 type State = (BTreeMap<u32, Held>, BTreeMap<(u32, Lsn), Held>);
 
 const VOLUMES_MAX: usize = 6;
@@ -38,7 +39,7 @@ impl Clones {
         (self.live.clone(), self.shown.clone())
     }
 
-    /// Takes in what was made of the volumes, once that has come through.
+    /// Updates the model after a change of the volumes has succeeded.
     fn came(&mut self, state: State) {
         (self.live, self.shown) = state;
         self.possible = vec![self.state()];
@@ -58,7 +59,8 @@ impl Clones {
         self.shown.keys().nth(index).copied()
     }
 
-    /// A window of writes and trims, each with its volume, that the model takes in; an older one is cut by a newer one.
+    /// Makes a window of writes and trims, each with its volume, and applies it to the model. Newer
+    /// extents cut older ones.
     pub(super) fn window_of(&mut self, ops: Vec<(u32, AnyOp)>) -> Window<Bytes> {
         let mut volumes: BTreeMap<u32, Extents> = BTreeMap::new();
         for (volume, (start, end, content)) in ops {
@@ -79,21 +81,22 @@ impl Clones {
         window
     }
 
-    /// A window at whose end a snapshot is removed. Also where a clone depends on it: its base is kept.
+    /// Removes a snapshot at the end of a window, even one that a clone depends on: its base is
+    /// kept.
     pub(super) fn without_snapshot(&mut self, window: &mut Window<Bytes>, at: (u32, Lsn)) {
         self.shown.remove(&at);
         let (volume, lsn) = (VolumeId(at.0), at.1);
         window.snapshots.push(SnapshotChange::Removed { volume, lsn });
     }
 
-    /// A window at whose end there is a snapshot.
+    /// Makes a snapshot at the end of a window.
     pub(super) fn with_snapshot(&mut self, window: &mut Window<Bytes>, volume: u32) {
         let record = Bytes::from_static(b"one");
         window.snapshots.push(SnapshotChange::Made { volume: VolumeId(volume), record });
         self.shown.insert((volume, window.last_lsn), self.live[&volume].clone());
     }
 
-    /// Writes and trims of some volumes, at whose end there may be snapshots.
+    /// Makes a window of writes and trims of some volumes, possibly with snapshots at its end.
     fn window(&mut self, op_count: u64) -> Window<Bytes> {
         let ops = (0..op_count).map(|_| (self.any_volume(), self.world.any_op())).collect();
         let mut window = self.window_of(ops);
@@ -115,7 +118,7 @@ impl Clones {
         self.destage(tier, window).await
     }
 
-    /// Destages a window that the model has taken in.
+    /// Destages a window that is already applied to the model.
     pub(super) async fn destage(&mut self, tier: &Tier, window: Window<Bytes>) -> Result<()> {
         let after = self.state();
         self.possible.push(after.clone());
@@ -147,7 +150,7 @@ impl Clones {
         }
     }
 
-    /// Makes a volume of a snapshot, where there are not too many.
+    /// Clones a volume from a snapshot, unless there are too many volumes.
     pub(super) async fn clone_of(&mut self, tier: &Tier, (source, at): (u32, Lsn)) -> Result<()> {
         if self.live.len() >= VOLUMES_MAX {
             return Ok(());
@@ -160,7 +163,7 @@ impl Clones {
         self.becomes(volume, held, made).await
     }
 
-    /// Has a volume show a snapshot of its own, where it is still there.
+    /// Rolls a volume back to one of its own snapshots, if that still exists.
     pub(super) async fn roll_back(&mut self, tier: &Tier, (volume, at): (u32, Lsn)) -> Result<()> {
         if !self.live.contains_key(&volume) {
             return Ok(());
@@ -181,7 +184,7 @@ impl Clones {
         Ok(())
     }
 
-    /// Removes a volume that is none of the first two and has no snapshots.
+    /// Removes a volume that is not one of the first two and has no snapshots.
     pub(super) async fn remove_if_alone(&mut self, tier: &Tier, volume: u32) -> Result<()> {
         let has_snapshots = self.shown.keys().any(|(of, _)| *of == volume);
         match volume > 2 && !has_snapshots {
@@ -190,7 +193,7 @@ impl Clones {
         }
     }
 
-    /// A volume holds this once `made` has come through.
+    /// Sets the contents of a volume once `made` has succeeded.
     async fn becomes(
         &mut self,
         volume: u32,
@@ -209,7 +212,7 @@ impl Clones {
     }
 
     async fn remove(&mut self, tier: &Tier, volume: u32) -> Result<()> {
-        // Whatever becomes of the rest: nobody looks at it any more.
+        // Regardless of the remaining steps, the volume is no longer read.
         self.live.remove(&volume);
         self.possible = vec![self.state()];
         self.world.lsn += 1;
@@ -272,7 +275,8 @@ impl Clones {
         self.check_differences(tier).await;
     }
 
-    /// From one snapshot of a volume to the next, also over a rollback: what is not named is the same.
+    /// Compares consecutive snapshots of a volume, also across a rollback: ranges that are not
+    /// reported must be equal.
     async fn check_differences(&self, tier: &Tier) {
         let pairs = self.shown.iter().zip(self.shown.iter().skip(1));
         for (((volume, older), then), ((_, newer), now)) in pairs.filter(|(a, b)| a.0.0 == b.0.0) {
@@ -367,7 +371,7 @@ pub(super) async fn random_history(seed: u64, planted: Planted) -> u32 {
             tier = open(2 + turn).await;
         }
     }
-    // One volume alone is as if it had never had any relatives.
+    // A single remaining volume must be as if it had never had relatives.
     let removed = clones.shown.keys();
     let removed = removed
         .map(|(volume, lsn)| SnapshotChange::Removed { volume: VolumeId(*volume), lsn: *lsn });
@@ -429,7 +433,7 @@ fn planted_bugs_are_noticed() {
     }
 }
 
-/// Writes, clones, rollbacks and reads while reclaim, folding, pruning and promoting go on.
+/// Runs writes, clones, rollbacks and reads while reclaim, folding, pruning and promoting run.
 pub(super) async fn together(seed: u64) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let tier = Tier::open(options(store, 1)).await.unwrap();
@@ -478,7 +482,8 @@ fn clones_are_read_while_space_is_reclaimed() {
 }
 
 impl Clones {
-    /// After a crash: what was under way is there wholly or not at all. Returns whether anything was.
+    /// Finds the state after a crash: the operation under way is either complete or has no effect.
+    /// Returns whether there was one.
     pub(super) async fn settle(&mut self, tier: &Tier) -> bool {
         self.world.lsn = self.world.lsn.max(tier.destaged_lsn().0);
         let mut possible = std::mem::take(&mut self.possible);
@@ -492,7 +497,7 @@ impl Clones {
         }
     }
 
-    /// Everything is as it should be.
+    /// Returns whether the volumes and snapshots match the model.
     async fn is_there(&self, tier: &Tier) -> bool {
         let mut found: Vec<(u32, Lsn)> =
             tier.snapshots().into_iter().map(|(volume, lsn, _)| (volume.0, lsn)).collect();
@@ -509,8 +514,9 @@ impl Clones {
     }
 }
 
-/// Lives that end at any request to the store, also while a clone is made or a volume rolled back: what was done is
-/// there, and what was under way is there wholly or not at all.
+/// The process ends at an arbitrary request to the store, also while a clone is made or a volume
+/// rolled back. Finished operations are retained, and the one under way is either complete or has
+/// no effect.
 #[test]
 pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
     let (mut ambiguous_count, mut seed_count, mut cloned_count) = (0, 0, 0);
@@ -548,7 +554,7 @@ pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
                 };
                 assert!(ended.is_ok() || store.is_away(), "{ended:?}");
             });
-            // Nothing of this life goes on.
+            // End all tasks of this run.
             drop(life);
             runtime().block_on(async {
                 let tier = Tier::open(options(shared.clone(), 2 * epoch + 1)).await.unwrap();
@@ -563,7 +569,7 @@ pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
                 tier.close().await.unwrap();
             });
         }
-        // A seed may have little luck.
+        // A single seed may make few clones.
         (seed_count, cloned_count) = (seed_count + 1, cloned_count + clones.next_volume - first);
     }
     assert!(cloned_count > 2 * seed_count, "hardly anything was cloned: {cloned_count}");
@@ -609,7 +615,7 @@ fn what_was_trimmed_before_a_snapshot_stays_so_after_a_rollback() {
     });
 }
 
-/// What was hidden while the volume was still there is no reason to keep what it was made from.
+/// Ranges hidden while the volume still existed must not keep its source.
 #[test]
 fn a_removed_clone_leaves_nothing_whenever_its_end_was_folded() {
     runtime().block_on(async {
@@ -635,7 +641,7 @@ fn a_removed_clone_leaves_nothing_whenever_its_end_was_folded() {
     });
 }
 
-/// However often a volume is rolled back, it can be again once it is independent.
+/// However often a volume is rolled back, it can be rolled back again once it is independent.
 #[test]
 fn a_volume_is_rolled_back_any_number_of_times() {
     runtime().block_on(async {

@@ -1,4 +1,5 @@
-//! Copies in other stores: every published state opens and is a state of the pool, whatever fails meanwhile.
+//! Copies in other stores: every published state can be opened and is a state of the pool, whatever
+//! fails meanwhile.
 
 use super::reclaim::EAGER;
 use super::*;
@@ -14,20 +15,20 @@ use futures::{FutureExt, StreamExt};
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 
-/// Deletes in the copy as soon as it may.
+/// Deletes in the copy as early as allowed.
 pub(super) const AT_ONCE: CopierOptions =
     CopierOptions { bytes_per_second: None, grace: Duration::ZERO };
 
-/// The copy's own reader of a state.
+/// Opens a state in the way of a reader of the copy.
 async fn open_state(target: &Arc<FaultStore>, state: &CopiedState) -> Tier {
     let objects: Arc<dyn ObjectStore> = target.clone();
     let mut options = options(state_view(objects, state.manifest), state.epoch.0);
-    // One that has no segment at all looks like an outage.
+    // A copy without any segment looks like an outage.
     options.frames.retry_duration_max = Duration::from_secs(2);
     Tier::open_read_only(options).await.unwrap()
 }
 
-/// A state of the copy is what the pool was, to the last bit.
+/// Checks that a state of the copy equals the pool's former state, to the last bit.
 async fn check_state(target: &Arc<FaultStore>, state: &CopiedState, history: &History) {
     let copy = open_state(target, state).await;
     assert_eq!(copy.destaged_lsn(), state.destaged_lsn);
@@ -43,7 +44,8 @@ pub(super) async fn copier_of(tier: &Tier, target: &Arc<FaultStore>) -> Copier {
     tier.copier(objects, AT_ONCE, Arc::new(CopyProgress::default())).await.unwrap()
 }
 
-/// As the daemon does it: a pass, published under the next number, and then what is not needed goes.
+/// Copies in the way of the daemon: a pass, publication under the next number, then collection of
+/// unneeded objects.
 pub(super) struct Copying {
     pub(super) target: Arc<FaultStore>,
     published: Vec<CopiedState>,
@@ -66,7 +68,7 @@ impl Copying {
     }
 }
 
-/// Writes and reclaim in the pool, copies of which many calls fail, and copiers that begin anew.
+/// Writes and reclaim in the pool, with copies of which many calls fail, and copiers that restart.
 async fn churn(seed: u64, planted: Planted) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut world = World::new(seed);
@@ -91,7 +93,7 @@ async fn churn(seed: u64, planted: Planted) {
         if world.rng.below(2) == 0 {
             let percent = [0, 3, 15][world.rng.below(3) as usize];
             copying.target.fail_randomly(world.rng.next_u64(), percent);
-            // Deletions come while it copies, as many as there can be.
+            // Run as many deletions as possible during copying.
             let sweeping = async {
                 loop {
                     let _ = tier.sweep_abandoned().await.unwrap();
@@ -138,7 +140,7 @@ async fn churn(seed: u64, planted: Planted) {
     check_state(&copying.target, &last, &history).await;
     assert_eq!(last.destaged_lsn, tier.destaged_lsn());
     assert!(!copying.turn(&mut copier).await.unwrap(), "nothing has changed");
-    // Nothing but that state is left, however many copiers have begun anew.
+    // Only that state is left, however many copiers have restarted.
     let mut fresh = copier_of(&tier, &copying.target).await;
     copying.turn(&mut fresh).await.unwrap();
     let last = *copying.published.last().unwrap();
@@ -187,7 +189,7 @@ fn planted_bugs_are_noticed() {
     }
 }
 
-/// Whoever lists a copy that was cut short finds no manifest that names what is not there.
+/// A listing of a copy that was interrupted shows no manifest that references missing objects.
 async fn a_cut_copy_has_no_manifest(planted: Planted) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut opened = options(store, 1);
@@ -204,7 +206,7 @@ async fn a_cut_copy_has_no_manifest(planted: Planted) {
     let folder = database::manifest_folder();
     let manifests: Vec<_> = target.list(Some(&folder)).try_collect().await.unwrap();
     assert!(manifests.is_empty(), "{manifests:?}");
-    // What was copied is not copied again.
+    // Copied objects are not copied again.
     target.clear_injected();
     target.take_calls();
     copier.pass().await.unwrap().unwrap();
@@ -219,7 +221,7 @@ fn a_copy_that_is_cut_short_goes_on_where_it_was() {
     runtime().block_on(a_cut_copy_has_no_manifest(Planted::default()));
 }
 
-/// Everything is overwritten and reclaimed while the state of before is copied.
+/// Everything is overwritten and reclaimed while the earlier state is copied.
 async fn reclaim_beside_a_copy(planted: Planted) {
     let mut opened = options(Arc::new(InMemory::new()), 1);
     opened.planted = planted;
@@ -260,7 +262,7 @@ async fn reclaim_beside_a_copy(planted: Planted) {
     }
     check_fsck(&copy).await;
     copy.close().await.unwrap();
-    // And then it goes.
+    // After that it is deleted.
     while tier.reclaim_status().held_count + tier.status().abandoned_count > 0 {
         tier.sweep_abandoned().await.unwrap();
     }
@@ -281,7 +283,7 @@ fn a_copy_that_has_more_than_the_pool_is_refused() {
         let store = Arc::new(InMemory::new());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
         tier.destage(plain_window(1, vec![(1, block_extent(1, 7))]), &Payloads).await.unwrap();
-        // A bucket that is put back later.
+        // A bucket that is later put back to this state.
         let earlier = store.fork();
         for lsn in 2..6 {
             let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
@@ -298,11 +300,11 @@ fn a_copy_that_has_more_than_the_pool_is_refused() {
         let error = copier.pass().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("put back to an earlier state"), "{error}");
-        // However often it is tried, it stays refused: the pool gets no number by that.
+        // Repeated attempts stay refused, because they do not raise the pool's number.
         for _ in 0..20 {
             assert_eq!(copier.pass().await.unwrap_err().kind(), ErrorKind::Invalid);
         }
-        // It comes to the same number, by another way.
+        // The pool reaches the same number through another history.
         let kind = loop {
             let lsn = tier.destaged_lsn().0 + 1;
             let window = plain_window(lsn, vec![(1, block_extent(lsn, 9))]);
@@ -346,7 +348,7 @@ fn damage_in_the_pool_does_not_end_copying_and_never_replaces_what_is_whole() {
             let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
             tier.destage(window, &Payloads).await.unwrap();
         }
-        // One that the copy has, one that it has not, one that is gone.
+        // One segment that the copy has, one that it lacks, and one that is gone.
         let mut others = segments().await;
         others.retain(|path| *path != first);
         let flip = |bytes: &mut Vec<u8>| bytes[70] ^= 1;
@@ -369,7 +371,7 @@ fn damage_in_the_pool_does_not_end_copying_and_never_replaces_what_is_whole() {
     });
 }
 
-/// A store of its own in front of a state of the copy, as the daemon's restore makes it.
+/// Makes an own store in front of a state of the copy, as the daemon's restore does.
 pub(super) async fn begin_restore(
     target: &Arc<FaultStore>,
     state: &CopiedState,
@@ -388,7 +390,8 @@ pub(super) async fn begin_restore(
     Arc::new(RestoredStore::new(own.clone(), view, witness, state.next_segment))
 }
 
-/// Writes, reads, reclaim and restarts in a restored pool, while what it lacks comes from a copy of which many calls fail.
+/// Writes, reads, reclaim and restarts in a restored pool, while missing objects are fetched from a
+/// copy of which many calls fail.
 async fn live_restored(seed: u64) {
     let mut world = World::new(seed);
     let source: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
@@ -414,7 +417,7 @@ async fn live_restored(seed: u64) {
     let mut restored = open(&store, epoch).await;
     assert_eq!(restored.destaged_lsn(), state.destaged_lsn);
     check_all(&restored, &world.model).await;
-    // The source goes its own way, and its copy, too.
+    // The source and its copy diverge from it.
     let mut other = World { rng: Rng::new(seed + 99), model: world.model.clone(), lsn: world.lsn };
     let progress = HydrateProgress::default();
     let (mut is_whole, mut failed_count) = (false, 0);
@@ -461,7 +464,7 @@ async fn live_restored(seed: u64) {
     copying.target.set_away(true);
     check_all(&restored, &world.model).await;
     restored.close().await.unwrap();
-    // It needs nobody any more, and has nothing that nobody needs.
+    // It no longer needs the copy, and has no unneeded objects.
     let restored = Tier::open(options(own.clone(), epoch + 1)).await.unwrap();
     restored.sweep_orphans().await.unwrap();
     check_all(&restored, &world.model).await;
@@ -495,7 +498,7 @@ fn what_was_read_most_in_the_pool_is_fetched_first_and_the_rest_after_it() {
         copying.turn(&mut copier).await.unwrap();
         let before = copier.hottest();
         let mut buf = vec![0; BLOCK_BYTES as usize];
-        // Block 5 most of all, then 3, then 8; whether a cache has them does not matter.
+        // Block 5 most often, then 3, then 8; it does not matter whether a cache has them.
         for (block, count) in [(3, 5), (5, 9), (8, 2)] {
             for _ in 0..count {
                 tier.read(VolumeId(1), block * BLOCK_BYTES, &mut buf).await.unwrap();
@@ -545,12 +548,12 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
         let restored = Tier::open(options(store.clone(), 2)).await.unwrap();
         let progress = HydrateProgress::of_state(state.segment_bytes);
         assert_eq!(progress.counts().left_bytes, state.segment_bytes);
-        // A folder that is not mounted has nothing at all, and that means nothing.
+        // An unmounted folder has no objects, and that proves nothing.
         copying.target.delete(&Path::from("identity")).await.unwrap();
         let error =
             restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
-        // What is here is not left, what is known of the rest is what the state says.
+        // Present objects do not count as left; for the rest the size in the state is used.
         let folders = own.list(Some(&folder)).try_collect::<Vec<_>>().await.unwrap();
         let here: u64 = folders.iter().map(|found| found.size).sum();
         assert!(state.segment_bytes > 0);
@@ -564,7 +567,7 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
         }
         assert!(!errors.contains(&ErrorKind::Corrupt), "{errors:?}");
         copying.target.put(&Path::from("identity"), "here".into()).await.unwrap();
-        // The pool goes on needing the copy: the object may come back there.
+        // The pool still needs the copy: the object may reappear there.
         let gone = BTreeSet::from([segments[1].location.clone()]);
         for _ in 0..2 {
             let lacking = restored.hydrate(&store, HydrateOptions::default(), &progress).await;
@@ -574,7 +577,7 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
             assert_eq!(own.list(Some(&folder)).count().await, 3);
             assert!(!store.is_whole());
         }
-        // Unless a person gives it up. Others that are missing are not given up with it.
+        // Unless a person gives it up. Other missing objects are not given up with it.
         let others = Arc::new(BTreeSet::from([Path::from("segments/1/another")]));
         let options = HydrateOptions { given_up: others, ..HydrateOptions::default() };
         let lacking = restored.hydrate(&store, options, &progress).await.unwrap();
@@ -589,7 +592,8 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
     });
 }
 
-/// A pool and a copy of it with one state and several segments, whose paths are returned.
+/// Makes a pool with several segments and a copy of one state. Returns the paths of the segments
+/// too.
 pub(super) async fn copied() -> (Tier, Copying, CopiedState, Vec<Path>) {
     let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
     for lsn in 1..=4 {
@@ -611,7 +615,8 @@ async fn object(store: &dyn ObjectStore, path: &Path) -> Bytes {
     store.get(path).await.unwrap().bytes().await.unwrap()
 }
 
-/// What comes into a restored pool's own store while it is fetched stays, though the copy has it damaged.
+/// An object that enters a restored pool's own store while it is being fetched stays, although the
+/// copy has it damaged.
 async fn put_while_hydrating(planted: Planted) -> bool {
     let (tier, copying, state, paths) = copied().await;
     let last = paths.last().unwrap().clone();
@@ -626,7 +631,7 @@ async fn put_while_hydrating(planted: Planted) -> bool {
     let before = copying.target.call_count(Op::Get);
     let progress = HydrateProgress::default();
     let operator = async {
-        // The listing of what the pool has was before that.
+        // The pool's objects were listed before this.
         while copying.target.call_count(Op::Get) == before {
             tokio::task::yield_now().await;
         }
@@ -648,7 +653,8 @@ fn hydration_never_replaces_what_the_pool_has_got_meanwhile() {
     assert!(!runtime().block_on(put_while_hydrating(planted)), "nobody noticed");
 }
 
-/// A commit that forgets a segment is visible and not durable yet: does the pool say that it has everything?
+/// A commit that forgets a segment is visible and not yet durable. Returns whether the pool counts
+/// as complete.
 async fn whole_beside_a_commit(planted: Planted) -> bool {
     let (tier, copying, state, paths) = copied().await;
     let own = Arc::new(FaultStore::default());
@@ -658,7 +664,7 @@ async fn whole_beside_a_commit(planted: Planted) -> bool {
     let restored = Tier::open(opened).await.unwrap();
     let window = plain_window(state.destaged_lsn.0 + 1, vec![(1, block_extent(1, 8))]);
     restored.destage(window, &Payloads).await.unwrap();
-    // All but the segment that is dead by now is here.
+    // Every object is here except the segment that is dead by now.
     let tables = restored.inner.map.db().objects().tables;
     for path in paths[1..].iter().chain(&tables) {
         if own.head(path).await.is_err() {
@@ -720,7 +726,8 @@ fn what_is_mended_in_a_restored_pool_is_read_from_there() {
     });
 }
 
-/// A segment is copied damaged, or is whole in the copy only: a copier that begins anew gives the copy the best of both.
+/// A segment is damaged in the copy, or is intact only in the copy. A copier that restarts gives
+/// the copy the better of the two.
 async fn damaged_once(is_whole_in_copy: bool, planted: Planted) -> bool {
     let source = Arc::new(FaultStore::default());
     let mut opened = options(source.clone(), 1);
@@ -736,7 +743,7 @@ async fn damaged_once(is_whole_in_copy: bool, planted: Planted) -> bool {
     copying.turn(&mut copier).await.unwrap();
     assert!(object(&*copying.target, &path).await != whole);
     match is_whole_in_copy {
-        // By an operator, as the log says.
+        // By an operator, as the log advises.
         true => copying.target.put(&path, whole.clone().into()).await.map(drop).unwrap(),
         false => source.put(&path, whole.clone().into()).await.map(drop).unwrap(),
     }
@@ -764,14 +771,15 @@ fn what_was_copied_damaged_is_looked_at_again_after_a_restart_and_never_replaces
     assert!(!runtime().block_on(damaged_once(true, planted)), "nobody noticed");
 }
 
-/// The pool is taken over in the middle of a pass, and the new owner reclaims what the state names.
+/// The pool is taken over in the middle of a pass, and the new owner reclaims segments of the
+/// state.
 async fn taken_over_meanwhile(planted: Planted) -> bool {
     let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let paused = Arc::new(FaultStore::new(shared.clone()));
     let lost = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let mut first = options(paused.clone(), 1);
     first.planted = planted;
-    // Nothing of what it looks for is there, which looks like an outage.
+    // None of the wanted objects exists, which looks like an outage.
     first.frames.retry_duration_max = Duration::from_secs(1);
     // Otherwise the database may notice before the copier does.
     first.database.poll_interval = Duration::from_secs(3600);
@@ -797,7 +805,7 @@ async fn taken_over_meanwhile(planted: Planted) -> bool {
         while copying.target.call_count(Op::Put) < 2 {
             tokio::task::yield_now().await;
         }
-        // The process is stopped.
+        // The process is suspended.
         paused.hold_gets(true);
         lost.store(true, std::sync::atomic::Ordering::SeqCst);
         let later = Tier::open(options(shared.clone(), 2)).await.unwrap();
@@ -808,7 +816,7 @@ async fn taken_over_meanwhile(planted: Planted) -> bool {
         later.inner.reclaim.look_again();
         while !later.reclaim_step(EAGER).await.unwrap().is_idle {}
         sweep_all_abandoned(&later).await;
-        // And goes on.
+        // The process resumes.
         copying.target.set_delay(Duration::ZERO);
         paused.hold_gets(false);
         later

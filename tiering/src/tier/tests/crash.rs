@@ -1,4 +1,4 @@
-//! Lives that end, in order or not: what the next one finds is what was destaged, and no more.
+//! Runs that end regularly or in a crash: the next run finds exactly the destaged state.
 
 use super::reclaim::EAGER;
 use super::*;
@@ -11,7 +11,7 @@ fn what_was_destaged_is_read_back_after_every_reopen() {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let mut world = World::new(seed);
         for epoch in 1..=8 {
-            // Nothing local: each life has a runtime and a tier of its own.
+            // No local state: each run has a runtime and a tier of its own.
             runtime().block_on(async {
                 let tier = Tier::open(options(store.clone(), epoch)).await.unwrap();
                 assert_eq!(tier.destaged_lsn(), Lsn(world.lsn));
@@ -46,8 +46,8 @@ fn what_was_destaged_is_read_back_after_every_reopen() {
     }
 }
 
-/// One life that ends when the store has seen so many calls, of all or of those after opening.
-/// Returns how many windows came through.
+/// Performs one run that ends after a number of calls to the store, counted from the start or after
+/// opening. Returns the number of windows that succeeded.
 pub(super) fn life_until_crash(
     store: Arc<FaultStore>,
     epoch: u64,
@@ -109,8 +109,8 @@ pub(super) fn a_crash_at_any_request_leaves_a_prefix_and_no_dangling_frame() {
                 store.go_away_after(world.rng.below(60));
             }
             let came_through = life_until_crash(store, 2 * epoch, &made[done..], calls_after_open);
-            // What the store holds is the state after some window that is not older than the last
-            // one that was answered.
+            // The store holds the state after some window that is not older than the last
+            // acknowledged one.
             let runtime = runtime();
             runtime.block_on(async {
                 let tier = Tier::open(options(shared.clone(), 2 * epoch + 1)).await.unwrap();
@@ -157,7 +157,7 @@ fn a_crash_while_the_pool_is_made_leaves_a_store_that_opens() {
 fn a_first_start_that_was_cut_short_is_begun_anew() {
     runtime().block_on(async {
         let dir = tempfile::tempdir().unwrap();
-        // What is there before the first object of the database has its name.
+        // Left by a start that was interrupted before the database's first object had its name.
         let folder = dir.path().join(database::FOLDER).join("manifest");
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("00000000000000000001.manifest#1"), b"half of it").unwrap();

@@ -1,5 +1,5 @@
-//! Damaged objects and records: an error that names what is damaged, never wrong data, and of no
-//! concern to other volumes.
+//! Damaged objects and records: they cause an error that names the damaged item, never wrong data,
+//! and do not affect other volumes.
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn damage_is_an_error_that_names_what_and_never_wrong_data() {
                     shared.put(path, whole.into()).await.unwrap();
                 }
             }
-            // Metadata that compaction has replaced is not read any more; all else is noticed.
+            // Metadata that compaction has replaced is no longer read; all other damage is noticed.
             assert!(noticed_count >= 6, "{noticed_count} noticed");
             let tier = Tier::open(options(shared, epoch)).await.unwrap();
             check_all(&tier, &world.model).await;
@@ -51,7 +51,8 @@ fn damage_is_an_error_that_names_what_and_never_wrong_data() {
     }
 }
 
-/// Reads everything: what is read is right, or an error of kind `Corrupt`.
+/// Reads everything, and checks that each read returns the right data or an error of kind
+/// `Corrupt`.
 async fn is_noticed(store: &Arc<dyn ObjectStore>, epoch: u64, model: &Model) -> bool {
     let is_corrupt = |error: &Error| {
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
@@ -104,7 +105,7 @@ fn a_damaged_map_page_is_its_volumes_and_nobody_elses() {
         check(PAGE_SECTORS, 8, true).await.unwrap();
         check(0, 100 * PAGE_SECTORS, false).await.unwrap();
 
-        // Without the volume the window goes in, and says where the rest is.
+        // Without the volume the window is accepted, and records where the rest is.
         let files = vec![AsideFile { first_lsn: Lsn(11), last_lsn: Lsn(20), id: [7; 16] }];
         let mut without = plain_window(20, vec![(2, block_extent(0, 2))]);
         without.asides = vec![(VolumeId(1), files.clone())];
@@ -119,7 +120,7 @@ fn a_damaged_map_page_is_its_volumes_and_nobody_elses() {
         let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
         assert_eq!(tier.asides(), BTreeMap::from([(VolumeId(1), files)]));
 
-        // A trim of many pages hides the damage; it cannot be folded, but other volumes' trims can.
+        // A trim of many pages hides the damage. It cannot be folded, but other volumes' trims can.
         let mut late = trim_window(20, 1, 0..100);
         late.asides = vec![(VolumeId(1), Vec::new())];
         late.late = Some(Lsn(20));
@@ -148,7 +149,7 @@ fn a_damaged_count_of_live_blocks_stops_no_window() {
         let mut found = vec![0; 512];
         tier.read(VolumeId(1), 0, &mut found).await.unwrap();
         assert_eq!(found, [2; 512]);
-        // Nothing hides it from whoever checks.
+        // A check still finds it.
         let failed = tier.fsck(FsckOptions::default()).await.unwrap_err();
         assert!(failed.to_string().contains("live blocks of segment 1"), "{failed}");
         tier.close().await.unwrap();

@@ -1,5 +1,5 @@
-//! Deduplication: the models of the other tests with blocks that recur, what must be found, and bugs that these tests must
-//! notice.
+//! Deduplication: the models of the other tests with recurring blocks, duplicates that must be
+//! found, and planted bugs that these tests must detect.
 
 use super::reclaim::EAGER;
 use super::*;
@@ -87,7 +87,7 @@ fn planted_bugs_are_noticed() {
     }
 }
 
-/// So many blocks that differ, from one on.
+/// Returns `block_count` distinct blocks, numbered from `first`.
 fn template(first: u64, block_count: u64) -> Bytes {
     let blocks = first..first + block_count;
     blocks.flat_map(|block| Rng::new(1_000_003 * block + 1).bytes(BLOCK, 60)).collect()
@@ -113,7 +113,7 @@ async fn check_holds(tier: &Tier, volume: u32, first_block: u64, want: &[u8]) {
     assert_eq!(differs, None, "volume {volume}");
 }
 
-/// What the issue asks for: two clones of one template that are updated alike, and pages that recur.
+/// The basic requirement: two clones of one template with equal updates, and recurring pages.
 #[test]
 fn what_is_written_alike_is_stored_once() {
     runtime().block_on(async {
@@ -135,7 +135,7 @@ fn what_is_written_alike_is_stored_once() {
             let made = tier.clone_volume((VolumeId(1), Lsn(1)), VolumeId(volume), record);
             made.await.unwrap();
         }
-        // The same update of both: in one window, and in two.
+        // The same update of both, in one window and in two.
         let update = template(5000, 300);
         let parts =
             vec![(3, 100, update.slice(..200 * BLOCK)), (4, 100, update.slice(..200 * BLOCK))];
@@ -143,7 +143,7 @@ fn what_is_written_alike_is_stored_once() {
         assert_eq!((both.stored_block_count, both.duplicate_count), (200, 200));
         let rest = update.slice(200 * BLOCK..);
         tier.destage(window_of(3, vec![(3, 300, rest.clone())]), &Payloads).await.unwrap();
-        // After a restart, too.
+        // Also after a restart.
         tier.close().await.unwrap();
         let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
         tier.set_dedup(VolumeId(4), true);
@@ -151,7 +151,7 @@ fn what_is_written_alike_is_stored_once() {
         let again = tier.destage(window_of(4, vec![(4, 300, rest)]), &Payloads).await.unwrap();
         assert_eq!((again.stored_block_count, again.duplicate_count), (0, 100));
         assert_eq!(again.segment_count, 0, "nothing is written for it");
-        // What the template has already is found, too, wherever it is written to.
+        // Blocks that the template has are found too, wherever they are written.
         let parts = vec![(4, 2000, base.slice(..256 * BLOCK))];
         let again = tier.destage(window_of(5, parts), &Payloads).await.unwrap();
         assert_eq!((again.stored_block_count, again.duplicate_count), (0, 256));
@@ -163,7 +163,7 @@ fn what_is_written_alike_is_stored_once() {
         let repeated = tier.destage(window_of(6, parts), &Payloads).await.unwrap();
         assert_eq!((repeated.stored_block_count, repeated.duplicate_count), (1, 999));
         assert_eq!(repeated.zero_block_count, 50);
-        // Volumes that did not ask for it, and those under another key, share nothing.
+        // Volumes without deduplication, and those under another key, share nothing.
         for (lsn, volume) in [(7, 5), (8, 2)] {
             tier.set_dedup(VolumeId(volume), volume == 2);
             let parts = vec![(volume, 0, base.slice(..64 * BLOCK))];
@@ -175,7 +175,7 @@ fn what_is_written_alike_is_stored_once() {
         assert_eq!(found[&VolumeId(4)], Found { block_count: 1556, duplicate_count: 1555 });
         check_fsck(&tier).await;
 
-        // The first writer of what both have lets go of it, and the segments are rewritten.
+        // The first writer of shared blocks drops them, and the segments are rewritten.
         let changed = template(7000, 300);
         let other = template(8000, 100);
         let parts = vec![(3, 100, changed.clone()), (4, 100, other.clone())];
@@ -195,7 +195,7 @@ fn what_is_written_alike_is_stored_once() {
         check_holds(&tier, 3, 0, &want).await;
         check_fsck(&tier).await;
         assert_eq!(tier.reclaim_status().stuck_count, 0);
-        // What was rewritten is found where it is now.
+        // Rewritten blocks are found at their new place.
         let parts = vec![(4, 9000, update.slice(100 * BLOCK..)), (4, 9500, page)];
         let again = tier.destage(window_of(10, parts), &Payloads).await.unwrap();
         assert_eq!((again.stored_block_count, again.duplicate_count), (0, 201));
@@ -204,7 +204,7 @@ fn what_is_written_alike_is_stored_once() {
     });
 }
 
-/// Everything goes, and with it all that deduplication kept of it.
+/// Everything is removed, together with all records of deduplication.
 #[test]
 fn nothing_is_left_of_what_is_gone() {
     runtime().block_on(async {
@@ -231,7 +231,8 @@ fn nothing_is_left_of_what_is_gone() {
     });
 }
 
-/// Clones come, get what others have, and go, while what they share stays: so do their back-references.
+/// Clones are made, share blocks of others, and are removed, while the shared blocks stay: their
+/// back-references are removed.
 #[test]
 fn clones_that_are_gone_leave_no_back_references() {
     runtime().block_on(async {
@@ -273,7 +274,7 @@ fn clones_that_are_gone_leave_no_back_references() {
     });
 }
 
-/// A block that cannot be read is nobody's duplicate, and keeps nothing from being destaged.
+/// A block that cannot be read is not used as a duplicate, and does not block destage.
 #[test]
 fn what_cannot_be_read_is_stored_once_more() {
     runtime().block_on(async {
@@ -300,7 +301,7 @@ fn what_cannot_be_read_is_stored_once_more() {
     });
 }
 
-/// A segment that nobody names any more, in a pool with these bugs.
+/// Makes a pool with these bugs and an unreferenced segment.
 async fn with_a_dead_segment(planted: Planted) -> Tier {
     let mut opened = options(Arc::new(InMemory::new()), 1);
     opened.planted = planted;
@@ -314,7 +315,8 @@ async fn with_a_dead_segment(planted: Planted) -> Tier {
     tier
 }
 
-/// Reclaim has looked and seen that nobody names a segment. Returns whether a destage then finds duplicates in it.
+/// Reclaim has found a segment to be unreferenced. Returns whether a destage then finds duplicates
+/// in it.
 async fn is_found_beside_reclaim(planted: Planted) -> bool {
     let tier = with_a_dead_segment(planted).await;
     let _taken = tier.inner.dedup.take_victims([1].into_iter());
@@ -322,7 +324,7 @@ async fn is_found_beside_reclaim(planted: Planted) -> bool {
     report.unwrap().duplicate_count > 0
 }
 
-/// A destage has found duplicates in a segment. Returns whether reclaim forgets it then.
+/// A destage has found duplicates in a segment. Returns whether reclaim then forgets it.
 async fn is_forgotten_beside_destage(planted: Planted) -> bool {
     let tier = with_a_dead_segment(planted).await;
     let pin = tier.inner.dedup.pin(1).unwrap();
@@ -343,7 +345,8 @@ fn reclaim_and_destage_do_not_use_one_segment_at_a_time() {
     }
 }
 
-/// A segment is damaged, and what it holds is in memory and is written again. Returns whether it is whole in the store then.
+/// A segment is damaged, and its blocks are in memory and are written again. Returns whether they
+/// are then intact in the store.
 async fn is_healed_by_writing(planted: Planted, is_noticed_by_reader: bool) -> bool {
     let store = Arc::new(FaultStore::default());
     let mut opened = options(store.clone(), 1);
@@ -360,7 +363,7 @@ async fn is_healed_by_writing(planted: Planted, is_noticed_by_reader: bool) -> b
         damage().await;
         let mut buf = vec![0; BLOCK];
         assert!(tier.read(VolumeId(1), 0, &mut buf).await.is_err());
-        // What was damaged on its way is in no cache: as if another reader had been luckier before.
+        // Data damaged in transfer is in no cache, so emulate an earlier reader that succeeded.
         damage().await;
         check_holds(&tier, 1, 0, &bytes).await;
         damage().await;
@@ -388,7 +391,8 @@ fn writing_again_heals_what_is_known_to_be_damaged() {
     }
 }
 
-/// What only the copy has, of a pool that is restored, is nobody's duplicate until it is here.
+/// In a restored pool, blocks that only the copy has are not used as duplicates until they are
+/// here.
 #[test]
 fn nothing_new_depends_on_what_is_not_here_yet() {
     runtime().block_on(async {
@@ -408,7 +412,8 @@ fn nothing_new_depends_on_what_is_not_here_yet() {
     });
 }
 
-/// One block is in a thousand pages, more than one step of reclaim looks at, and most of them let go of it.
+/// One block is in a thousand pages, more than one step of reclaim examines, and most of them drop
+/// it.
 #[test]
 fn a_block_that_is_everywhere_is_reclaimed_in_steps() {
     runtime().block_on(async {
@@ -416,7 +421,7 @@ fn a_block_that_is_everywhere_is_reclaimed_in_steps() {
         for volume in [1, 3] {
             tier.set_dedup(VolumeId(volume), true);
         }
-        // The segment has other blocks, too, of which nothing is left in the end.
+        // The segment also has other blocks, all of which are dropped in the end.
         let (page, rest) = (template(9, 1), template(100, 63));
         let parts = vec![(1, 0, page.clone()), (1, 1, rest)];
         tier.destage(window_of(1, parts), &Payloads).await.unwrap();
@@ -424,7 +429,7 @@ fn a_block_that_is_everywhere_is_reclaimed_in_steps() {
         let report = tier.destage(window_of(2, everywhere), &Payloads).await.unwrap();
         assert_eq!((report.stored_block_count, report.duplicate_count), (0, 300));
         tier.destage(trim_window(3, 1, 0..64), &Payloads).await.unwrap();
-        // 260 pages let go of it.
+        // 260 pages drop it.
         let others = (0..260_u64).map(|number| (3, number * 256 + 7, template(1000 + number, 1)));
         tier.destage(window_of(4, others.collect()), &Payloads).await.unwrap();
         fold_all(&tier).await;
@@ -443,8 +448,8 @@ fn a_block_that_is_everywhere_is_reclaimed_in_steps() {
     });
 }
 
-/// One block is in three hundred pages and stays there: its segment is named more often than it has blocks, of which one in
-/// sixty-four is live.
+/// One block is in three hundred pages and stays there. Its segment has more references than
+/// blocks, and one of its sixty-four blocks is live.
 #[test]
 fn a_segment_of_which_one_block_is_named_often_is_reclaimed() {
     runtime().block_on(async {
@@ -458,7 +463,7 @@ fn a_segment_of_which_one_block_is_named_often_is_reclaimed() {
         let everywhere = (0..300_u64).map(|number| (3, number * 256 + 7, page.clone())).collect();
         let report = tier.destage(window_of(2, everywhere), &Payloads).await.unwrap();
         assert_eq!((report.stored_block_count, report.duplicate_count), (0, 300));
-        // Nothing is written anew while all of it is live, however often it is looked at.
+        // While all of it is live nothing is rewritten, however often it is examined.
         for _ in 0..3 {
             reclaim_all(&tier).await;
         }
@@ -484,7 +489,8 @@ fn a_segment_of_which_one_block_is_named_often_is_reclaimed() {
     });
 }
 
-/// A count that is too high keeps a segment of which nothing is live, and a check that is asked to puts it right.
+/// A count that is too high keeps a segment without live blocks, and a check on request corrects
+/// it.
 #[test]
 fn a_count_that_is_too_high_is_put_right_and_its_segment_goes() {
     runtime().block_on(async {
@@ -524,7 +530,7 @@ fn a_count_that_is_too_high_is_put_right_and_its_segment_goes() {
     });
 }
 
-/// Records that decide nothing keep nobody from anything, and a check names them.
+/// Damaged records that decide nothing block nothing, and a check reports them.
 #[test]
 fn damaged_records_of_deduplication_are_named_and_stop_nothing() {
     runtime().block_on(async {
@@ -547,7 +553,7 @@ fn damaged_records_of_deduplication_are_named_and_stop_nothing() {
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found.iter().any(|one| one.contains("found for volume 1")), "{found:?}");
         assert!(found.iter().any(|one| one.contains("fingerprints of segment 1")), "{found:?}");
-        // Most of it goes, the rest moves.
+        // Most of it is dropped, the rest moves.
         tier.destage(trim_window(3, 1, 0..64), &Payloads).await.unwrap();
         let window = window_of(4, vec![(3, 10, template(500, 54))]);
         tier.destage(window, &Payloads).await.unwrap();
@@ -555,7 +561,7 @@ fn damaged_records_of_deduplication_are_named_and_stop_nothing() {
         reclaim_all(&tier).await;
         assert_eq!(tier.inner.map.find_segment(1).await.unwrap(), None, "it is reclaimed");
         check_holds(&tier, 3, 0, &bytes[..10 * BLOCK]).await;
-        // A back-reference that does not open is one that nobody may rely on.
+        // A back-reference that does not open cannot be relied on.
         tier.destage(window_of(5, vec![(3, 500, template(500, 54))]), &Payloads).await.unwrap();
         let (key, segment, _) =
             tier.inner.map.dedup_keys_after(false, None, 1).await.unwrap().remove(0);
@@ -566,7 +572,7 @@ fn damaged_records_of_deduplication_are_named_and_stop_nothing() {
     });
 }
 
-/// The store answers nobody who reads: a window is destaged all the same, without looking any further.
+/// The store answers no reads: a window is destaged nevertheless, without further lookups.
 #[test]
 fn a_store_that_does_not_answer_delays_a_window_by_seconds() {
     runtime().block_on(async {

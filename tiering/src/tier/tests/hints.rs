@@ -1,4 +1,5 @@
-//! Hints: what they start is bounded while the store stands still, and what they fetched is there.
+//! Hints: the work that they start is bounded while the store hangs, and the fetched data is
+//! available.
 
 use super::keep::{end_database, patient_runtime};
 use super::*;
@@ -7,7 +8,7 @@ use crate::tier::hints::PREFETCH_COUNT_MAX;
 
 const MIB: u64 = 1 << 20;
 
-/// Blocks of noise, so that a frame is as large in the store as in memory.
+/// Makes blocks of noise, so that a frame is as large in the store as in memory.
 fn noise(lsn: u64, start_sector: u64, byte_count: usize) -> Window<Bytes> {
     let content = ExtentContent::Data(Rng::new(lsn).bytes(byte_count, 100).into());
     let sector_count = byte_count as u64 / SECTOR_BYTES;
@@ -25,22 +26,22 @@ async fn settled(what: &str, is_settled: impl Fn() -> bool) {
     tokio::time::timeout(Duration::from_secs(600), settling).await.expect(what);
 }
 
-/// Tasks that hints add at most: their own, the fetches that they wait for, and what the database
-/// may have begun meanwhile.
+/// Maximum number of tasks that hints add: their own, the fetches that they wait for, and tasks
+/// that the database may have begun meanwhile.
 const TASK_COUNT_MAX: usize = 3 * PREFETCH_COUNT_MAX;
 
 fn is_idle(tier: &Tier) -> bool {
     tier.inner.prefetch_places.available_permits() == PREFETCH_COUNT_MAX
 }
 
-/// Sends many hints and returns how many tasks they added, and how many were dropped.
+/// Sends many hints. Returns the number of tasks that they added, and of hints that were dropped.
 async fn flood(tier: &Tier) -> (usize, u64) {
     let metrics = Handle::current().metrics();
     let (tasks, dropped) = (metrics.num_alive_tasks(), tier.status().hint_dropped_count);
     for hint in 0..2048 {
         tier.prefetch(VolumeId(1), hint * BLOCK_BYTES, BLOCK_BYTES);
         if hint % 64 == 0 {
-            // Lets those before come as far as they can.
+            // Let the earlier hints get as far as they can.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -57,8 +58,8 @@ fn hints_are_bounded_while_the_store_stands_still() {
         store.hold_gets(true);
         let (tasks, dropped) = flood(&tier).await;
         assert!(tasks <= TASK_COUNT_MAX, "{tasks} tasks wait for segments");
-        // A hint for a frame that is being fetched already ends at once, so more than the bound came
-        // through: one for each block of the frames that are under way.
+        // A hint for a frame that is being fetched already ends at once, so more hints than the
+        // bound were accepted: one for each block of the frames that are under way.
         assert!(dropped > 2048 - 16 * PREFETCH_COUNT_MAX as u64, "{dropped} hints were dropped");
         assert!(!is_idle(&tier));
         store.hold_gets(false);
@@ -105,7 +106,7 @@ fn a_read_after_a_prefetch_asks_the_store_for_nothing() {
         assert!(before.ahead_frame_count > 0 && before.ahead_dropped_count == 0, "{before:?}");
         store.take_calls();
 
-        // In one piece from the middle, so that no stream is seen that would read ahead.
+        // One read from the middle, so that no stream is detected that would read ahead.
         let mut buf = vec![0; MIB as usize];
         tier.read(VolumeId(1), MIB + MIB / 2, &mut buf).await.unwrap();
         let from = (MIB + MIB / 2) as usize;

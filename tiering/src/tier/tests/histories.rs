@@ -1,11 +1,13 @@
-//! Histories that proptest makes and shrinks: writes, trims, snapshots, clones of clones, rollbacks, removals, reclaim,
-//! background steps, restarts and deaths at any request, with and without deduplication, against the model of every volume
-//! and every snapshot. What fails is cut down to the few steps that it takes, and printed.
+//! Histories that proptest generates and shrinks: writes, trims, snapshots, clones of clones,
+//! rollbacks, removals, reclaim, background steps, restarts and crashes at any request, with and
+//! without deduplication, compared with the model of every volume and every snapshot. A failing
+//! history is shrunk to the few steps that it needs, and printed.
 //!
 //! Invariants:
-//! - A history is a list of steps that mean something in any state: each picks among what is there, so that any part of a
-//!   history is one, too.
-//! - The seed is printed; `SEED=17` or `SEEDS=100..120` chooses, and `PROPTEST_CASES` says how many histories each makes.
+//! - Every step of a history is meaningful in any state, because it chooses among the items that
+//!   exist. So any part of a history is a history too.
+//! - The seed is printed; `SEED=17` or `SEEDS=100..120` selects seeds, and `PROPTEST_CASES` sets
+//!   the number of histories for each.
 
 use super::clones::{Clones, step_all};
 use super::reclaim::EAGER;
@@ -21,7 +23,7 @@ const BLOCK_SECTORS: u64 = BLOCK_BYTES / SECTOR_BYTES;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Blocks that hold the contents of these numbers, or sectors of the first one alone.
+    /// Writes blocks with the contents of these numbers, or only some sectors of the first one.
     Write {
         volume: Index,
         block: u64,
@@ -39,18 +41,18 @@ enum Step {
     RollBack(Index),
     Promote(Index),
     RemoveVolume(Index),
-    /// Folding, pruning and promoting, of so many pages.
+    /// Folds, prunes and promotes this many pages.
     Background(u64),
-    /// So many steps of reclaim, and what it has to delete.
+    /// Performs this many steps of reclaim, and the deletions that follow.
     Reclaim(u8),
     SweepBackReferences,
     Reopen,
-    /// The process dies at this request to the store from here on.
+    /// Ends the process at this request to the store, counted from here.
     DieAfter(u64),
 }
 
 fn any_block() -> impl Strategy<Value = u64> {
-    // Mostly close together, so that steps meet.
+    // Mostly close together, so that steps overlap.
     prop_oneof![3 => 0..24u64, 1 => 0..BLOCKS]
 }
 
@@ -118,7 +120,7 @@ impl Run {
         self.tier = Some(tier);
     }
 
-    /// One step, or the end of the process in it.
+    /// Performs one step, or ends the process during it.
     fn step(&mut self, step: &Step) {
         let tier = self.tier.clone().expect("it is open");
         let (clones, store) = (&mut self.clones, self.store.clone());
@@ -142,7 +144,7 @@ impl Run {
         }
     }
 
-    /// Nothing of this life goes on, and the next one finds what was done.
+    /// Ends all tasks of this run; the next one finds the finished work.
     fn die(&mut self) {
         self.tier = None;
         self.life = runtime();
@@ -177,7 +179,7 @@ fn pick<T: Copy>(index: &Index, of: impl Iterator<Item = T>) -> Option<T> {
     (!all.is_empty()).then(|| all[index.index(all.len())])
 }
 
-/// Blocks of a content each; 0 is zeroes.
+/// Returns one block for each content number; 0 means zeroes.
 fn bytes_of(contents: &[u8]) -> Vec<u8> {
     contents
         .iter()
@@ -264,7 +266,8 @@ async fn take(clones: &mut Clones, tier: &Tier, store: &FaultStore, step: &Step)
     }
 }
 
-/// `None`: all histories of this seed hold. Otherwise what proptest says of the shortest one that does not.
+/// Returns `None` if all histories of this seed hold, otherwise proptest's report of the shortest
+/// failing one.
 fn failure(seed: u64, planted: Planted, cases: u32, shrinks: u32) -> Option<String> {
     let config =
         Config { cases, failure_persistence: None, max_shrink_iters: shrinks, ..Config::default() };
@@ -300,7 +303,7 @@ fn any_history_leaves_every_volume_and_snapshot_as_the_model_says() {
     }
 }
 
-/// The bugs that a store of this kind may have, each put in alone, are found and cut down.
+/// Each bug that may be planted here is found when planted alone, and its history is shrunk.
 #[test]
 fn planted_bugs_are_found_and_cut_down() {
     let of = |bug: fn(&mut Planted)| {

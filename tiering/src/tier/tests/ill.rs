@@ -1,9 +1,10 @@
-//! A store whose listings are wrong: nothing is made, deleted or waited for on the strength of one.
+//! A store with wrong listings: a single listing is never sufficient reason to create, delete or
+//! wait for anything.
 
 use super::*;
 use crate::testing::{Answer, IllStore, Rule};
 
-/// A closed pool with some blocks, and what is in it.
+/// Makes a closed pool with some blocks, and returns its contents.
 async fn closed(ill: &IllStore) -> Model {
     let mut world = World::new(11);
     let tier = Tier::open(options(Arc::new(ill.clone()), 1)).await.unwrap();

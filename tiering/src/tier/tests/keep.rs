@@ -1,19 +1,19 @@
-//! The metadata database gives up, and comes back by itself.
+//! The metadata database gives up, and is reopened automatically.
 
 use super::*;
 use crate::testing::Fault;
 use block::ConditionKind;
 use std::sync::atomic::AtomicUsize;
 
-/// One thread and a clock that jumps to the next timer when nothing is left to do: hours pass in a
-/// moment.
+/// Makes a runtime with one thread and a clock that jumps to the next timer when nothing is left to
+/// do: hours pass in a moment.
 pub(super) fn patient_runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
 }
 
 const EVERYTHING: [Op; 4] = [Op::Get, Op::Put, Op::Delete, Op::List];
 
-/// What ends a database for good: found in one of its background tasks, and not worth a retry.
+/// Faults that end a database for good: found in one of its background tasks, and not retried.
 const FATAL: [(Op, &str, Fault); 5] = [
     (Op::Put, "metadata/manifest", Fault::NotFound),
     (Op::Put, "metadata/manifest", Fault::Unheard),
@@ -57,7 +57,7 @@ fn an_outage_of_the_store_of_any_length_does_not_end_the_database() {
             world.model = made.after;
             check_all(&tier, &world.model).await;
         }
-        // The database's own background work has lived through it, too.
+        // The database's own background work has survived it too.
         for _ in 0..80 {
             let made = world.window(3);
             tier.destage(made.window, &Payloads).await.unwrap();
@@ -102,7 +102,7 @@ fn a_database_that_cannot_be_opened_again_is_a_condition_until_it_can() {
     });
 }
 
-/// Gives a window until it is in the tier. Returns how often it failed.
+/// Passes a window until it is in the tier. Returns the number of failures.
 async fn destage_at_last(tier: &Tier, window: &Window<Bytes>) -> u64 {
     let mut failed_count = 0;
     while let Err(error) = tier.destage(window.clone(), &Payloads).await {
@@ -115,8 +115,8 @@ async fn destage_at_last(tier: &Tier, window: &Window<Bytes>) -> u64 {
     failed_count
 }
 
-/// Reads at random until told to stop; reads may fail, but only with `Unavailable`, and are never
-/// wrong. Returns how many were right.
+/// Reads at random until told to stop. Reads may fail, but only with `Unavailable`, and are never
+/// wrong. Returns the number of correct reads.
 async fn read_along(
     tier: Tier,
     between: Arc<parking_lot::Mutex<Between>>,
@@ -178,7 +178,7 @@ fn a_database_that_has_given_up_is_opened_anew_and_no_window_is_lost_or_halved()
                 failed_count += destage_at_last(&tier, &made.window).await;
                 assert_eq!(tier.destaged_lsn(), Lsn(world.lsn), "SEED={seed}, {fault:?}");
                 if world.rng.below(3) == 0 {
-                    // What it has not made durable is folded again.
+                    // Folds that are not durable are repeated.
                     match tier.step(1).await {
                         Ok(_) => {}
                         Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable),
@@ -209,7 +209,7 @@ fn a_database_that_has_given_up_is_opened_anew_and_no_window_is_lost_or_halved()
             let swept = tier.sweep_orphans().await.unwrap();
             assert_eq!(swept.object_count, segments, "SEED={seed}: nothing uploaded is left over");
             tier.close().await.unwrap();
-            // And from the store alone.
+            // Check again from the store alone.
             let tier = Tier::open(options(store, 2)).await.unwrap();
             check_all(&tier, &last.after).await;
             check_fsck(&tier).await;
@@ -218,7 +218,7 @@ fn a_database_that_has_given_up_is_opened_anew_and_no_window_is_lost_or_halved()
     }
 }
 
-/// Ends the database of `tier` for good and waits until that is known.
+/// Ends the database of `tier` for good and waits until the tier has noticed.
 pub(super) async fn end_database(store: &FaultStore, tier: &Tier, world: &mut World) -> Made {
     store.inject(Op::Put, "metadata/manifest", 1, Fault::NotFound);
     let made = world.window(10);
@@ -258,7 +258,7 @@ fn reads_wait_for_the_database_to_come_back_and_fail_cleanly_when_it_does_not() 
         store.clear_injected();
         assert!(waiting.await.unwrap().unwrap() == expected(&world.model, 1, 200, 9000));
         assert_eq!((tier.status().reopen_count, tier.status().metadata_failure), (1, None));
-        // Closing does not wait for a database that does not come back.
+        // Closing does not wait for a database that cannot be reopened.
         store.inject(Op::List, "metadata", u64::MAX, Fault::Denied);
         end_database(&store, &tier, &mut world).await;
         tier.inner.map.forget_pages();
@@ -296,7 +296,7 @@ fn an_owner_whose_database_ended_does_not_come_back_over_a_later_one() {
     });
 }
 
-/// A check of ownership that calls `at` with the number of the call.
+/// Makes an owner check that calls `at` with the number of the call.
 fn owner_check(
     at: impl Fn(usize) -> BoxFuture<'static, Result<()>> + Send + Sync + 'static,
 ) -> OwnerCheck {
@@ -318,8 +318,9 @@ fn a_claim_in_between_is_told_from_our_own_by_who_grants_ownership() {
             let store = Arc::new(FaultStore::new(shared.clone()));
             let mut world = World::new(8);
             let mut checked = options(store.clone(), 1);
-            // The pool is new at the first opening, so the first call is that of coming back. Just
-            // then somebody claims the metadata: we, in an attempt that was given up, or another.
+            // The pool is new at the first opening, so the first call belongs to the reopening. At
+            // that moment the metadata is claimed, either by an abandoned attempt of our own or by
+            // another owner.
             let claimed = shared.clone();
             checked.owner_check = Some(owner_check(move |call| {
                 let store = claimed.clone();
@@ -390,7 +391,7 @@ fn a_clock_that_was_ahead_keeps_nobody_from_writing() {
             let tier = Tier::open(options).await.unwrap();
             let window = plain_window(epoch, vec![(1, block_extent(epoch, epoch as u8))]);
             tier.destage(window, &Payloads).await.unwrap();
-            // The database waits for a clock that is behind, in vain.
+            // The database waits in vain for a clock that is behind.
             assert!(started.elapsed() < Duration::from_secs(5), "epoch {epoch}");
             for block in 1..=epoch {
                 let mut buf = vec![0; BLOCK_BYTES as usize];

@@ -1,4 +1,4 @@
-//! Volumes with keys of their own: what is under a key is gone with it, and nothing else is.
+//! Volumes with keys of their own: data under a destroyed key is lost, and no other data.
 
 use super::reclaim::EAGER;
 use super::*;
@@ -8,7 +8,7 @@ use crate::planted::Planted;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 
-/// Volume 2 is under this one, in all tests of the tier.
+/// Key of volume 2 in all tests of the tier.
 const KEY: KeyId = KeyId(2);
 
 async fn reclaim_all(tier: &Tier) {
@@ -16,12 +16,12 @@ async fn reclaim_all(tier: &Tier) {
     while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
 }
 
-/// Every segment is under the key of the one volume that its blocks were written for.
+/// Checks that every segment is under the key of the volume for which its blocks were written.
 async fn check_segments(tier: &Tier) -> [u64; 2] {
     let mut counts = [0, 0];
     for (record, _) in tier.inner.map.segments_after(0, 100_000).await.unwrap() {
         let entries = tier.inner.frames.read_directory(&record.info).await.unwrap();
-        // Layer 0 is nobody's.
+        // Layer 0 has no owner.
         for entry in entries.iter().filter(|entry| entry.layer != 0) {
             let is_keyed = entry.layer == 2;
             assert_eq!(
@@ -36,7 +36,7 @@ async fn check_segments(tier: &Tier) -> [u64; 2] {
     counts
 }
 
-/// Blocks of volume 2 that are stored cannot be read; all else can.
+/// Checks that stored blocks of volume 2 cannot be read, and all other data can.
 async fn check_gone(tier: &Tier, model: &Model) {
     let mut without = model.clone();
     without.retain(|(volume, _), _| *volume == 1);
@@ -92,7 +92,7 @@ pub(super) async fn destroyed(seed: u64, planted: Planted) {
     let tier = Tier::open(opened.clone()).await.unwrap();
     check_gone(&tier, &world.model).await;
     tier.close().await.unwrap();
-    // And one that sees it destroyed.
+    // A process during whose run the key is destroyed.
     let mut opened = options(store.clone(), 3);
     opened.planted = planted;
     let tier = Tier::open(opened).await.unwrap();
@@ -101,7 +101,7 @@ pub(super) async fn destroyed(seed: u64, planted: Planted) {
     let tier = match tier.inner.options.frames.memory_bytes {
         0 => tier,
         _ => {
-            // What is in memory is not asked for a key.
+            // Data in memory needs no key.
             tier.close().await.unwrap();
             let opened = options(store.clone(), 4);
             opened.volume_keys.remove(KEY);
@@ -110,7 +110,7 @@ pub(super) async fn destroyed(seed: u64, planted: Planted) {
     };
     check_gone(&tier, &world.model).await;
 
-    // Nobody can read them, and yet they are known to be whole, or not.
+    // The blocks cannot be read, but their integrity is still known.
     let mut last = 0;
     let mut keyed = None;
     while let Some(one) = tier.scrub_next(last).await.unwrap() {
@@ -124,12 +124,12 @@ pub(super) async fn destroyed(seed: u64, planted: Planted) {
     assert!(matches!(found.finding, Finding::Bad { .. }), "{:?}", found.finding);
     store.damage(&keyed.object_path(), |bytes| bytes[200] ^= 1).await;
 
-    // Nothing of the volume goes into the store any more, in the clear or under another key.
+    // No data of the volume enters the store any more, in the clear or under another key.
     let made = block_extent(1, 7);
     let refused = tier.destage(plain_window(world.lsn + 1, vec![(2, made)]), &Payloads).await;
     assert_eq!(refused.unwrap_err().error.kind(), ErrorKind::Denied);
 
-    // Their space comes back without the key.
+    // Their space is reclaimed without the key.
     world.lsn += 1;
     let pages = 0..(99 << 40) / PAGE_BYTES;
     tier.destage(trim_window(world.lsn, 2, pages), &Payloads).await.unwrap();
@@ -163,7 +163,7 @@ fn a_segment_under_the_wrong_key_is_found() {
     assert!(found, "nobody noticed segments of two keys");
 }
 
-/// Reclaim leaves what still is named alone, where the key is missing by mistake.
+/// If the key is missing by mistake, reclaim leaves segments alone that are still referenced.
 #[test]
 fn what_is_live_under_a_missing_key_stays_until_the_key_is_back() {
     runtime().block_on(async {
@@ -179,7 +179,7 @@ fn what_is_live_under_a_missing_key_stays_until_the_key_is_back() {
         let opened = options(store.clone(), 2);
         opened.volume_keys.remove(KEY);
         let tier = Tier::open(opened).await.unwrap();
-        // With nothing on its way out.
+        // Without anything left to drop.
         super::clones::step_all(&tier).await;
         reclaim_all(&tier).await;
         sweep_all_abandoned(&tier).await;
@@ -195,7 +195,8 @@ fn what_is_live_under_a_missing_key_stays_until_the_key_is_back() {
     });
 }
 
-/// A volume goes with its snapshots and its key; reclaim comes before what the snapshots showed is dropped.
+/// A volume is removed with its snapshots and its key. Reclaim runs before the pages that the
+/// snapshots showed are dropped.
 async fn dropped_with_key(planted: Planted) {
     let mut world = World::new(6);
     let mut opened = options(Arc::new(FaultStore::default()), 1);
@@ -208,7 +209,7 @@ async fn dropped_with_key(planted: Planted) {
         made.window.snapshots = vec![SnapshotChange::Made { volume, record }];
         tier.destage(made.window, &Payloads).await.unwrap();
         world.model = made.after;
-        // What snapshots show gets copies of its own.
+        // Pages that snapshots show get copies of their own.
         super::clones::step_all(&tier).await;
     }
     world.lsn += 1;

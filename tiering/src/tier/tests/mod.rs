@@ -1,9 +1,9 @@
-//! The tier against a model in memory, over stores that fail, die, and are damaged.
+//! The tier compared with a model in memory, over stores that fail, crash, and are damaged.
 //!
 //! Invariants:
-//! - What the tests share is here: the model, the windows made for it, and the comparison of all that
-//!   a tier reads with it. The tests are in the modules, by what they are about.
-//! - What is random comes from a seed that is in the test or that it prints.
+//! - This file contains the shared parts: the model, windows for it, and the comparison of all
+//!   reads of a tier with it. The tests are in the modules, by topic.
+//! - All randomness comes from a seed that is in the test or that the test prints.
 
 mod clones;
 mod copies;
@@ -40,7 +40,7 @@ use tokio::runtime::Runtime;
 
 const SECTOR: usize = SECTOR_BYTES as usize;
 const PAGE_SECTORS: u64 = PAGE_BYTES / SECTOR_BYTES;
-/// Where the model's volumes have data: near the start, and far out.
+/// Places where the model's volumes have data: near the start, and far out.
 const ZONES: [u64; 2] = [0, 40 << 40];
 const ZONE_BYTES: u64 = 5 << 20;
 
@@ -58,7 +58,7 @@ fn options(store: Arc<dyn ObjectStore>, epoch: u64) -> TierOptions {
     let key = PoolKey::new([0x42; 32]);
     let mut options = TierOptions::new(store, [7; 16], key, Epoch(epoch));
     options.segment_bytes = 256 << 10;
-    // Volume 2 is under a key of its own.
+    // Volume 2 has a key of its own.
     options.volume_keys.insert(KeyId(2), PoolKey::new([0x43; 32]));
     options.volume_keys.assign(VolumeId(2), KeyId(2));
     options.database.poll_interval = Duration::from_millis(20);
@@ -74,7 +74,8 @@ thread_local! {
     static IS_DEDUP: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a test with all volumes deduplicated, with blocks that recur, and with fingerprints that many blocks share.
+/// Runs a test with all volumes deduplicated, with recurring blocks, and with fingerprints that
+/// many blocks share.
 fn with_dedup<T>(run: impl FnOnce() -> T) -> T {
     struct Reset;
     impl Drop for Reset {
@@ -87,7 +88,7 @@ fn with_dedup<T>(run: impl FnOnce() -> T) -> T {
     run()
 }
 
-/// Blocks of which each is one of a few.
+/// Returns blocks that are drawn from a small set.
 fn recurring(rng: &mut Rng, block_count: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let (mut which, mut goes_on) = (0, 0);
@@ -102,8 +103,9 @@ fn recurring(rng: &mut Rng, block_count: u64) -> Vec<u8> {
     bytes
 }
 
-/// A runtime whose end waits for nobody. foyer 0.22 spawns a fetch while it holds the lock of those under way; where the
-/// runtime ends at that moment, tokio drops the fetch there, which takes the same lock, and that thread never ends.
+/// A runtime that does not wait for its tasks when it ends. foyer 0.22 spawns a fetch while it
+/// holds the lock of the fetches under way. If the runtime ends at that moment, tokio drops the
+/// fetch there, which takes the same lock, and that thread never ends.
 struct Ending(Option<Runtime>);
 
 impl std::ops::Deref for Ending {
@@ -125,13 +127,13 @@ fn runtime() -> Ending {
     Ending(Some(builder.worker_threads(2).enable_all().build().unwrap()))
 }
 
-/// What a volume must read as: sectors that are not zero.
+/// Expected contents of volumes: sectors that are not zero.
 type Model = HashMap<(u32, u64), [u8; SECTOR]>;
 
-/// A write or trim of sectors: first, end, and payload or zero.
+/// A write or trim of sectors: first sector, end, and payload or zero.
 type AnyOp = (u64, u64, Option<Bytes>);
 
-/// Extents of a window by first sector: end, and payload or zero. A newer one cuts an older one.
+/// Extents of a window by first sector: end, and payload or zero. A newer extent cuts older ones.
 #[derive(Clone, Default)]
 struct Extents(BTreeMap<u64, (u64, Option<Bytes>)>);
 
@@ -162,7 +164,7 @@ impl Extents {
     }
 }
 
-/// Makes windows, and keeps what they mean.
+/// Makes windows, and tracks the contents that they imply.
 struct World {
     rng: Rng,
     model: Model,
@@ -218,7 +220,7 @@ impl World {
         let zone_sectors = ZONE_BYTES / SECTOR_BYTES;
         let kind = rng.below(100);
         if kind < 3 {
-            // Everything between the zones and beyond, from some sector on.
+            // Everything between the zones and beyond, starting at some sector.
             let start = zone + rng.below(zone_sectors);
             return (start, (99 << 40) / SECTOR_BYTES, None);
         }
@@ -329,7 +331,8 @@ async fn check_allocation(tier: &Tier, volume: u32, offset: u64, want: &[u8]) {
             let is_zero = want[at..end].iter().all(|byte| *byte == 0);
             assert!(!extent.is_hole || is_zero, "data in a hole at {at}");
             if !extent.is_hole {
-                // Blocks of zeroes are not stored, so every stored block has something in it.
+                // Blocks of zeroes are not stored, so every stored block has a byte that is not
+                // zero.
                 for block in want[at..end].chunks(BLOCK_BYTES as usize) {
                     assert!(block.iter().any(|byte| *byte != 0), "zeroes stored at {at}");
                 }
@@ -347,7 +350,8 @@ async fn check_fsck(tier: &Tier) -> FsckReport {
     report
 }
 
-/// The pages that a segment says that it was written for, and its back-references, give the count that commits have kept.
+/// Checks that the pages in a segment's directory and its back-references give the count that
+/// commits have maintained.
 async fn check_counts(tier: &Tier) {
     if tier.inner.is_read_only {
         return;
@@ -356,7 +360,7 @@ async fn check_counts(tier: &Tier) {
     for (record, live) in tier.inner.map.segments_after(0, 200).await.unwrap() {
         match tier.inner.exact_count(&record).await {
             Ok(found) => assert_eq!(found, u64::from(live), "{}", record.info),
-            // It is left out, or its key is destroyed.
+            // It is excluded from the copy, or its key is destroyed.
             Err(error) => {
                 let kinds = [ErrorKind::NotFound, ErrorKind::Denied];
                 assert!(kinds.contains(&error.kind()), "{}", error.chain());
@@ -369,14 +373,14 @@ async fn fold_all(tier: &Tier) {
     while tier.step(3).await.unwrap().ranges_left > 0 {}
 }
 
-/// The windows that have settled, and those that have begun: number and state after them.
+/// The windows that have settled, and those that have begun: number and state after each.
 #[derive(Clone)]
 struct Between {
     settled: (u64, Arc<Model>),
     begun: (u64, Arc<Model>),
 }
 
-/// Returns how many it deleted.
+/// Sweeps until no abandoned uploads are left. Returns the number of deletions.
 async fn sweep_all_abandoned(tier: &Tier) -> u64 {
     let mut deleted_count = 0;
     while tier.status().abandoned_count > 0 {
@@ -385,7 +389,7 @@ async fn sweep_all_abandoned(tier: &Tier) -> u64 {
     deleted_count
 }
 
-/// The block-th block of a volume, as one extent.
+/// Returns one block of a volume as one extent.
 fn block_extent(block: u64, byte: u8) -> WindowExtent<Bytes> {
     let content = ExtentContent::Data(Bytes::from(vec![byte; BLOCK_BYTES as usize]));
     WindowExtent { start_sector: block * 8, sector_count: 8, content }

@@ -1,5 +1,5 @@
-//! One object that is missing or cannot be read, while the store is well: it is told from an outage, and keeps nothing else
-//! from going on.
+//! A single object that is missing or cannot be read, while the store works: this is distinguished
+//! from an outage, and blocks nothing else.
 
 use super::copies::{Copying, begin_restore, copied, copier_of};
 use super::reclaim::EAGER;
@@ -14,11 +14,12 @@ use block::ConditionKind;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-/// Longest that a verdict on one object takes here; a read that waits for the store takes longer. Far below the wait for an
-/// outage.
+/// Longest time for a verdict on one object in these tests; a read that waits for the store takes
+/// longer. Far shorter than the wait for an outage.
 const VERDICT_MAX: Duration = Duration::from_secs(20);
 
-/// A pool with a segment for each of the volumes 1 to `count`, with one block each, and their paths.
+/// Makes a pool with one segment of one block for each of the volumes 1 to `count`, and returns the
+/// segments' paths.
 async fn pool(count: u32, planted: Planted) -> (Arc<FaultStore>, Tier, Vec<Path>) {
     let store = Arc::new(FaultStore::default());
     let mut opened = options(store.clone(), 1);
@@ -37,7 +38,7 @@ async fn read(tier: &Tier, volume: u32) -> Result<u8> {
     tier.read(VolumeId(volume), BLOCK_BYTES, &mut buf).await.map(|()| buf[0])
 }
 
-/// A write of one sector within the block.
+/// Makes a write of one sector within the block.
 fn ragged(lsn: u64, volume: u32) -> Window<Bytes> {
     let content = ExtentContent::Data(Bytes::from(vec![9; SECTOR]));
     plain_window(lsn, vec![(volume, WindowExtent { start_sector: 10, sector_count: 1, content })])
@@ -53,7 +54,7 @@ fn an_unreadable_object_is_named_and_everything_else_goes_on() {
         let (store, tier, paths) = pool(5, Planted::default()).await;
         let bad = paths[0].clone();
         store.inject(Op::Get, bad.as_ref(), u64::MAX, Fault::Unsent);
-        // Destage: the volume that builds on it is named, and others are destaged.
+        // Destage: the error names the volume that builds on it, and other volumes are destaged.
         let begun = Instant::now();
         let failed = tier.destage(ragged(6, 1), &Payloads).await.unwrap_err();
         assert_eq!(
@@ -70,14 +71,14 @@ fn an_unreadable_object_is_named_and_everything_else_goes_on() {
         assert_eq!(read(&tier, 1).await.unwrap_err().kind(), ErrorKind::Unreadable);
         assert_eq!(read(&tier, 3).await.unwrap(), 3);
         assert!(tier.status().frames.store_failure.is_none(), "the store is well");
-        // The scrub names it, and looks at the others.
+        // The scrub reports it, and examines the others.
         let found = scrub(&tier).await;
         assert_eq!(found.len(), 6);
         for (number, finding) in &found {
             let is_bad = matches!(finding, Finding::Bad { .. });
             assert_eq!(is_bad, *number == number_of(&bad), "{number}: {finding:?}");
         }
-        // Reclaim drops what is dead beside it.
+        // Reclaim drops other segments that are dead.
         let window = plain_window(7, vec![(3, block_extent(1, 30)), (4, block_extent(1, 40))]);
         tier.destage(window, &Payloads).await.unwrap();
         tier.inner.reclaim.look_again();
@@ -87,13 +88,13 @@ fn an_unreadable_object_is_named_and_everything_else_goes_on() {
         }
         let left = segment_paths(&*store).await;
         assert!(left.contains(&bad) && !left.contains(&paths[2]) && !left.contains(&paths[3]));
-        // A copy gets all but this one, and that as soon as it can be read.
+        // A copy gets all other objects, and this one as soon as it can be read.
         let mut copying = Copying::new();
         let mut copier = copier_of(&tier, &copying.target).await;
         assert!(copying.turn(&mut copier).await.unwrap());
         let copied = segment_paths(&*copying.target).await;
         assert!(!copied.contains(&bad) && copied.len() + 1 == left.len(), "{copied:?}");
-        // The check names it, and checks the rest.
+        // The check reports it, and checks the rest.
         let report = tier.fsck(FsckOptions::default()).await.unwrap();
         assert!(report.differences.iter().any(|one| one.contains(bad.as_ref())), "{report:?}");
         // All of that ends when it can be read.
@@ -107,7 +108,7 @@ fn an_unreadable_object_is_named_and_everything_else_goes_on() {
     });
 }
 
-/// The store is away for a while: does a reader get its bytes in the end?
+/// The store is away for a while. Returns whether a reader gets its bytes in the end.
 async fn read_in_an_outage(planted: Planted) -> bool {
     let (store, tier, _) = pool(3, planted).await;
     store.set_away(true);
@@ -128,7 +129,8 @@ fn an_outage_is_not_taken_for_one_unreadable_object() {
     assert!(!runtime().block_on(read_in_an_outage(planted)), "{planted:?} goes unnoticed");
 }
 
-/// All segments are answered with this 404 for a while: does a reader get its bytes in the end?
+/// All segments are answered with this 404 for a while. Returns whether a reader gets its bytes in
+/// the end.
 async fn read_beside_a_passing_404(fault: Fault, folder: &str, planted: Planted) -> bool {
     let (store, tier, _) = pool(3, planted).await;
     store.inject(Op::Get, folder, u64::MAX, fault);
@@ -157,11 +159,11 @@ fn a_404_of_the_bucket_or_of_everything_is_an_outage() {
 fn a_missing_object_is_lost_once_that_is_confirmed() {
     runtime().block_on(async {
         let (store, tier, paths) = pool(2, Planted::default()).await;
-        // Once is no confirmation.
+        // A single answer is no confirmation.
         store.inject(Op::Get, paths[0].as_ref(), 2, Fault::NotFound);
         assert_eq!(read(&tier, 1).await.unwrap(), 1);
         assert_eq!(tier.inner.options.conditions.list(), []);
-        // What nothing names is not looked for again.
+        // An unreferenced object is not looked for again.
         let gone = tier.inner.map.find_segment(1).await.unwrap().unwrap().info;
         let other = SegmentInfo { id: [1; 16], ..gone };
         let begun = Instant::now();
@@ -185,7 +187,7 @@ fn a_missing_object_is_lost_once_that_is_confirmed() {
         assert!(begun.elapsed() < VERDICT_MAX, "{:?}", begun.elapsed());
         assert!(is_raised(&tier, ConditionKind::ObjectMissing, &paths[0]));
         assert_eq!(read(&tier, 2).await.unwrap(), 2);
-        // An operator puts it back.
+        // An operator restores it.
         store.put(&paths[0], bytes.into()).await.unwrap();
         tier.try_unreadable_again().await;
         assert_eq!(tier.inner.options.conditions.list(), []);
@@ -211,8 +213,8 @@ fn an_unreadable_object_is_put_back_from_a_copy() {
     });
 }
 
-/// Four readers of damaged segments, of which the first copy sends nothing and the second one has all. Returns how long they
-/// took.
+/// Four readers of damaged segments; the first copy sends nothing and the second one has all of
+/// them. Returns the time that they took.
 async fn read_beside_a_hung_copy(planted: Planted) -> Duration {
     let (store, tier, paths) = pool(4, planted).await;
     let (hung, well) = (Arc::new(FaultStore::default()), Arc::new(FaultStore::default()));
@@ -233,7 +235,7 @@ async fn read_beside_a_hung_copy(planted: Planted) -> Duration {
     for (volume, found) in (1..).zip(reads) {
         assert_eq!(found.unwrap(), volume);
     }
-    // It has no more requests under way than it may, and copies still go on.
+    // The number of requests under way stays within the limit, and copying still progresses.
     let other = Arc::new(FaultStore::default());
     copy_to(&tier, &other).await;
     assert_eq!(segment_paths(&*other).await.len(), 4);
@@ -262,7 +264,7 @@ fn a_restore_fetches_the_rest_and_goes_on_asking_for_what_the_copy_does_not_send
         opened.restored = Some(store.clone());
         let restored = Tier::open(opened).await.unwrap();
         let progress = HydrateProgress::default();
-        // One that is not found at first is no loss.
+        // A segment that is not found at first is not lost.
         copy.inject(Op::Get, paths[0].as_ref(), 2, Fault::NotFound);
         copy.inject(Op::Get, paths[1].as_ref(), u64::MAX, Fault::Unsent);
         let hydrated = restored.hydrate(&store, HydrateOptions::default(), &progress).await;
@@ -272,13 +274,13 @@ fn a_restore_fetches_the_rest_and_goes_on_asking_for_what_the_copy_does_not_send
         assert!(!store.is_whole() && progress.counts().bad_count == 1);
         let here = segment_paths(&*own).await;
         assert_eq!(here, [&paths[..1], &paths[2..]].concat());
-        // Giving up what is missing does not give up what is there and not sent.
+        // Giving up missing segments does not give up those that are present and not sent.
         let given_up = Arc::new(paths.iter().cloned().collect());
         let giving_up = HydrateOptions { given_up, ..HydrateOptions::default() };
         let lacking = restored.hydrate(&store, giving_up, &progress).await.unwrap();
         assert!(!lacking.is_empty() && !store.is_whole());
         copy.clear_injected();
-        // Each attempt asks the copy, whatever the one before has found.
+        // Each attempt asks the copy, whatever the previous one has found.
         let hydrated = restored.hydrate(&store, HydrateOptions::default(), &progress).await;
         assert_eq!(hydrated.unwrap(), Lacking::default());
         assert!(store.is_whole() && progress.counts().bad_count == 0);
@@ -299,7 +301,8 @@ fn an_outage_of_the_own_store_is_not_judged_by_what_the_copy_sends() {
         let mut opened = options(store.clone(), 2);
         opened.restored = Some(store.clone());
         let restored = Tier::open(opened).await.unwrap();
-        // Segments that are in the copy only are read there, whatever the own store does.
+        // Segments that are only in the copy are read there, whatever the state of the pool's own
+        // store.
         let mut buf = vec![0; BLOCK_BYTES as usize];
         restored.read(VolumeId(1), 2 * BLOCK_BYTES, &mut buf).await.unwrap();
         own.set_away(true);
@@ -309,7 +312,7 @@ fn an_outage_of_the_own_store_is_not_judged_by_what_the_copy_sends() {
         };
         let (found, ()) = tokio::join!(read(&restored, 1), back);
         assert_eq!(found.unwrap(), 7);
-        // The copy as a whole is away: that is an outage as well, of which its witness tells.
+        // The copy as a whole is away: that is an outage too, as its witness shows.
         copying.target.set_away(true);
         let mut buf = vec![0; BLOCK_BYTES as usize];
         let back = async {

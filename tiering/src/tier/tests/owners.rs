@@ -1,4 +1,5 @@
-//! Several handles of one store: owners fence those before them, and a reader disturbs nobody.
+//! Several handles of one store: each owner fences earlier ones, and a reader disturbs no other
+//! handle.
 
 use super::*;
 use crate::testing::Fault;
@@ -21,7 +22,8 @@ fn an_earlier_owner_is_fenced_and_a_lower_epoch_cannot_open() {
         check_all(&second, &world.model).await;
         second.destage(late.window, &Payloads).await.unwrap();
         check_all(&second, &late.after).await;
-        // Whatever a fenced owner uploads late is an orphan of a lower epoch; nothing else is.
+        // Uploads of a fenced owner that arrive late are orphans of a lower epoch; no other objects
+        // are.
         second.sweep_orphans().await.unwrap();
         let id = "00112233445566778899aabbccddeeff";
         let late_upload =
@@ -97,7 +99,7 @@ fn a_reader_writes_only_its_checkpoint_and_fences_nobody() {
         assert_eq!(reader.step(1).await.unwrap_err().kind(), ErrorKind::Denied);
         assert_eq!(reader.sweep_orphans().await.unwrap_err().kind(), ErrorKind::Denied);
         reader.close().await.unwrap();
-        // The checkpoint that keeps what the check reads, and its end.
+        // The checkpoint that preserves the state being checked, and its release.
         assert_eq!((store.call_count(Op::Put), store.call_count(Op::Delete)), (2, 0));
         owner.close().await.unwrap();
     });
@@ -118,7 +120,7 @@ fn a_check_of_metadata_that_is_compacted_meanwhile_finds_no_damage() {
         let mut small = options(store.clone(), 1);
         small.database.cache_bytes = 0;
         let mut refreshed_count = 0;
-        // Which looks meet it depends on what the database reads meanwhile: again until one did.
+        // The database's own reads determine which lookups hit the fault, so repeat until one did.
         for (count, skipped) in [0, 1, 2, 4, 8, 16, 32].into_iter().cycle().take(70).enumerate() {
             if count >= 7 && refreshed_count > 0 {
                 break;
@@ -129,7 +131,7 @@ fn a_check_of_metadata_that_is_compacted_meanwhile_finds_no_damage() {
             let made = world.window(30);
             owner.destage(made.window, &Payloads).await.unwrap();
             let new = report_of_all(&shared).await;
-            // Some table that is needed next was collected: at the first look or later on.
+            // A table that is needed next was collected, at the first lookup or later.
             store.inject_after(Op::Get, "metadata/compacted", skipped, 1, Fault::NotFound);
             let report = check_fsck(&reader).await;
             store.clear_injected();

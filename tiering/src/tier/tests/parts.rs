@@ -1,5 +1,5 @@
-//! Copies of some volumes: every state has all that these show, whatever they were made from, and a pool that is restored
-//! from one gets rid of what was left out.
+//! Copies of some volumes: every state has all data that these volumes show, whatever they were
+//! made from, and a pool that is restored from one drops the volumes that were not copied.
 
 use super::clones::{Clones, reclaim_all, step_all};
 use super::copies::{AT_ONCE, begin_restore};
@@ -23,7 +23,7 @@ fn left_out(
     Some(LeftOut { below, volumes, first_new_volume })
 }
 
-/// The model of some volumes only.
+/// Returns the model restricted to some volumes.
 fn only(clones: &Clones, volumes: &BTreeSet<VolumeId>) -> Clones {
     let mut part = Clones::new(1);
     let is_one = |volume: u32| volumes.contains(&VolumeId(volume));
@@ -49,7 +49,7 @@ async fn check_copy(
     copy.close().await.unwrap();
 }
 
-/// Every volume but these goes, with its snapshots.
+/// Drops every other volume, with its snapshots.
 async fn drop_others(tier: &Tier, clones: &mut Clones, volumes: &BTreeSet<VolumeId>) {
     let is_other = |volume: u32| !volumes.contains(&VolumeId(volume));
     let others: BTreeSet<u32> = clones.live.keys().copied().filter(|one| is_other(*one)).collect();
@@ -73,14 +73,15 @@ async fn drop_others(tier: &Tier, clones: &mut Clones, volumes: &BTreeSet<Volume
     }
 }
 
-/// Returns how many segments the copies lacked.
+/// Runs a history. Returns the number of segments that the copies lacked.
 async fn history(seed: u64, planted: Planted) -> u64 {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut opened = options(store.clone(), 1);
     opened.planted = planted;
     let tier = Tier::open(opened).await.unwrap();
     let mut clones = Clones::new(seed);
-    // Clones have the numbers from 3 on: one of the first volumes, or none, and some of these.
+    // Clones have numbers from 3 on. Choose one of the first volumes or none, and some of the
+    // clones.
     let first = [1, 2, 100][clones.below(3)];
     let volumes: BTreeSet<VolumeId> = [first, 3, 5, 8].map(VolumeId).into();
     let target = Arc::new(FaultStore::default());
@@ -131,7 +132,8 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     check_copy(&target, &state, &clones, &volumes).await;
     tier.close().await.unwrap();
 
-    // Restored, the others go, and in the end it has what is needed and names nothing else.
+    // After the restore, the others are dropped. In the end the pool has the needed segments and
+    // references no others.
     let own = Arc::new(FaultStore::default());
     let restored_store = begin_restore(&target, &state, &own).await;
     let first_new_volume = clones.next_volume;
@@ -140,7 +142,7 @@ async fn history(seed: u64, planted: Planted) -> u64 {
         opened.left_out = left_out(&state, &volumes, Some(first_new_volume));
         opened.planted = planted;
         let tier = Tier::open(opened).await.unwrap();
-        // As the daemon does: keys of volumes that were made since.
+        // Like the daemon: keys of volumes that were made since.
         for volume in clones.live.keys().filter(|volume| **volume > 2) {
             tier.volume_keys().assign(VolumeId(*volume), KeyId::POOL);
         }
@@ -150,7 +152,7 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     part.world.lsn = clones.world.lsn;
     let restored = open(restored_store.clone(), 2).await;
     part.check_all(&restored).await;
-    // Reclaim begins before it is said which volumes go.
+    // Reclaim begins before the volumes to drop are chosen.
     restored.set_left_out(left_out(&state, &volumes, None));
     for _ in 0..3 {
         restored.inner.reclaim.look_again();
@@ -162,7 +164,8 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     assert_eq!(restored.reclaim_status().stuck_count, 0);
     drop_others(&restored, &mut clones, &volumes).await;
     restored.set_left_out(left_out(&state, &volumes, Some(first_new_volume)));
-    // Whoever copies it on waits until it names nothing that nobody has.
+    // A further copy waits until the pool no longer references segments that are missing
+    // everywhere.
     let onward = Arc::new(FaultStore::default());
     let objects: Arc<dyn ObjectStore> = onward.clone();
     let counts = Arc::new(CopyProgress::default());
@@ -177,7 +180,7 @@ async fn history(seed: u64, planted: Planted) -> u64 {
             let held = onward.list(Some(&Path::from("segments"))).count().await as u64;
             assert!(held >= state.segment_count, "{held} segments of {}", state.segment_count);
         }
-        // Whatever is still on its way out.
+        // Regardless of the pages that are still to be dropped.
         check_fsck(&restored).await;
         restored.step(5).await.unwrap();
         check_fsck(&restored).await;
@@ -239,7 +242,8 @@ fn planted_bugs_are_noticed() {
     assert!(found, "what is shared is not missed");
 }
 
-/// Reclaim of a restored pool begins before it is said which volumes go. Returns how many segments it takes for damaged.
+/// Reclaim of a restored pool begins before the volumes to drop are chosen. Returns the number of
+/// segments that it treats as damaged.
 async fn reclaimed_before_the_choice(planted: Planted) -> u64 {
     let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
     // A segment of volume 2 that is worth rewriting, another one of it, and one of volume 1.

@@ -1,4 +1,5 @@
-//! Space that comes back: under load, through crashes, and with bugs that these tests must notice.
+//! Reclaimed space: under load, through crashes, and with planted bugs that these tests must
+//! detect.
 
 use super::*;
 use crate::planted::Planted;
@@ -7,20 +8,20 @@ use futures::FutureExt;
 use object_store::local::LocalFileSystem;
 use std::panic::AssertUnwindSafe;
 
-/// Leaves hardly anything dead.
+/// Leaves hardly any dead blocks.
 pub(super) const EAGER: ReclaimOptions = ReclaimOptions { target_percent: 101 };
 
 async fn reclaim_all(tier: &Tier) {
     while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
 }
 
-/// Bytes and count of the objects among the segments.
+/// Returns the total size and number of the segment objects.
 async fn stored(store: &dyn ObjectStore) -> (u64, u64) {
     let found: Vec<_> = store.list(Some(&Path::from(FOLDER))).try_collect().await.unwrap();
     (found.iter().map(|object| object.size).sum(), found.len() as u64)
 }
 
-/// As after a while: a pass is due at once.
+/// Makes a pass due at once, as if the pause were over.
 fn look_again(tier: &Tier) {
     tier.inner.reclaim.look_again();
 }
@@ -84,7 +85,7 @@ fn overwritten_space_comes_back_and_nothing_else_changes() {
     }
 }
 
-/// Windows, reads and reclaim at the same time; ends with a panic where something is wrong.
+/// Runs windows, reads and reclaim concurrently. Panics on any error.
 pub(super) async fn churn(seed: u64, planted: Planted) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut world = World::new(seed);
@@ -157,7 +158,7 @@ fn planted_bugs_are_noticed() {
     }
 }
 
-/// A window of `block_count` blocks that do not compress, at random places of volume 1.
+/// Makes a window of `block_count` incompressible blocks, at random places of volume 1.
 fn scattered(rng: &mut Rng, lsn: u64, blocks: u64, block_count: u64) -> Window<Bytes> {
     let mut extents = Extents::default();
     for _ in 0..block_count {
@@ -169,7 +170,7 @@ fn scattered(rng: &mut Rng, lsn: u64, blocks: u64, block_count: u64) -> Window<B
     window
 }
 
-/// The level that is promised: ten times its size in random overwrites.
+/// The guaranteed level: overwrites at random, of ten times the volume's size in total.
 #[test]
 fn random_overwrites_settle_within_the_space_and_the_writes_that_are_promised() {
     const BLOCKS: u64 = 16 << 10;
@@ -230,7 +231,7 @@ fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
         };
         tier.destage(window(1, blocks(0, 20, 1)), &Payloads).await.unwrap();
         tier.destage(window(2, blocks(20, 20, 2)), &Payloads).await.unwrap();
-        // Most of both is overwritten.
+        // Most blocks of both are overwritten.
         let mut newer = blocks(4, 16, 3);
         newer.extend(blocks(24, 16, 3));
         tier.destage(window(3, newer), &Payloads).await.unwrap();
@@ -248,7 +249,7 @@ fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
         assert!(block.iter().all(|byte| *byte == 2));
         let error = tier.read(VolumeId(1), 0, &mut block).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
-        // It is dropped once nothing of it is live.
+        // It is dropped once none of its blocks is live.
         tier.destage(window(4, blocks(0, 4, 4)), &Payloads).await.unwrap();
         tier.close().await.unwrap();
         let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
@@ -274,7 +275,8 @@ fn what_a_commit_of_unknown_outcome_forgot_is_deleted_only_if_it_did() {
                 let window = plain_window(lsn, vec![(1, block_extent(0, lsn as u8))]);
                 tier.destage(window, &Payloads).await.unwrap();
             }
-            // The first segment is dead; the metadata database loses its writes, or their answers.
+            // The first segment is dead; the writes of the metadata database, or their answers, are
+            // lost.
             let folder = database::FOLDER;
             if is_durable {
                 store.inject(Op::Put, folder, 1, crate::testing::Fault::Unheard);
@@ -317,10 +319,11 @@ fn a_check_beside_the_owner_tells_reclaimed_segments_from_missing_ones() {
         reclaim_all(&tier).await;
         assert_eq!(sweep_all_abandoned(&tier).await, 2);
         let report = check_fsck(&reader).await;
-        // A reader looks for a newer state once, when it gets to it: it may have found that one.
+        // A reader looks for a newer state once, when it encounters a missing segment; it may have
+        // found that state.
         let is_either = matches!(report.reclaimed_count, 0 | 2) && report.frame_count == 2;
         assert!(is_either, "{report:?}");
-        // One that the owner still has is missed.
+        // A segment that the owner still has is reported as missing.
         let record = tier.inner.map.find_segment(4).await.unwrap().unwrap();
         store.delete(&record.info.object_path()).await.unwrap();
         let report = reader.fsck(FsckOptions::default()).await.unwrap();
@@ -330,7 +333,8 @@ fn a_check_beside_the_owner_tells_reclaimed_segments_from_missing_ones() {
     });
 }
 
-/// A commit that forgets a segment is visible and not durable yet: may a sweep delete the segment?
+/// A commit that forgets a segment is visible and not yet durable. Returns whether a sweep deletes
+/// the segment.
 async fn sweep_beside_a_commit(planted: Planted) -> bool {
     let store = Arc::new(FaultStore::default());
     let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
@@ -354,7 +358,7 @@ async fn sweep_beside_a_commit(planted: Planted) -> bool {
     let swept = tokio::time::timeout(Duration::from_millis(300), tier.sweep_orphans()).await;
     let is_deleted = store.head(&dead.info.object_path()).await.is_err();
     assert_eq!(is_deleted, swept.is_ok_and(|swept| swept.unwrap().deleted_count > 0));
-    // The process ends here; the store takes everything again.
+    // The process ends here; the store accepts everything again.
     reclaiming.abort();
     store.set_away(true);
     drop(tier);
@@ -385,7 +389,7 @@ fn a_pass_is_made_again_after_an_outage() {
             let window = plain_window(lsn, vec![(1, block_extent(0, lsn as u8))]);
             tier.destage(window, &Payloads).await.unwrap();
         }
-        // The pass; what it nominates cannot be looked into.
+        // The pass itself; the segments that it nominates cannot be examined.
         while tier.reclaim_step(EAGER).await.unwrap() != ReclaimReport::default() {}
         store.inject(Op::Get, FOLDER, u64::MAX, crate::testing::Fault::Denied);
         let failed = tier.reclaim_step(EAGER).await;

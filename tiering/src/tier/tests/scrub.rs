@@ -1,4 +1,5 @@
-//! Scrub and mending: what is damaged or missing comes back from copies as it was, and nothing else does.
+//! Scrub and mending: damaged or missing segments are restored from copies exactly as they were,
+//! and nothing else is.
 
 use super::reclaim::EAGER;
 use super::*;
@@ -35,7 +36,7 @@ pub(super) async fn bytes_of(store: &dyn ObjectStore, path: &Path) -> Option<Byt
     }
 }
 
-/// Flips a bit, cuts it, takes it away, or puts another segment in its place.
+/// Flips a bit, truncates the object, deletes it, or replaces it by another segment.
 async fn damage(store: &FaultStore, path: &Path, others: &[Path], rng: &mut Rng) {
     match rng.below(4) {
         0 => {
@@ -58,7 +59,7 @@ async fn damage(store: &FaultStore, path: &Path, others: &[Path], rng: &mut Rng)
     }
 }
 
-/// A whole scrub. Returns what it found, by number.
+/// Runs a whole scrub. Returns the findings, by number.
 pub(super) async fn scrub(tier: &Tier) -> BTreeMap<u64, Finding> {
     let (mut found, mut last) = (BTreeMap::new(), 0);
     while let Some(one) = tier.scrub_next(last).await.unwrap() {
@@ -72,7 +73,7 @@ pub(super) fn number_of(path: &Path) -> u64 {
     crate::segment::parse_object_path(path).unwrap().1.0
 }
 
-/// Segments are damaged in the pool's store and in one copy; the other copy has them whole.
+/// Segments are damaged in the pool's store and in one copy; the other copy has them intact.
 async fn damaged_everywhere_but_once(seed: u64, planted: Planted) {
     let store = Arc::new(FaultStore::default());
     let mut world = World::new(seed);
@@ -98,7 +99,8 @@ async fn damaged_everywhere_but_once(seed: u64, planted: Planted) {
     for path in &paths {
         if world.rng.below(3) > 0 {
             damage(&store, path, &paths, &mut world.rng).await;
-            // What took its place may itself have been damaged before, but it is not what was there.
+            // The replacement may itself have been damaged before, but it differs from the
+            // original.
             if bytes_of(&*store, path).await.as_ref() != whole.get(path) {
                 damaged.insert(number_of(path));
             }
@@ -145,7 +147,8 @@ fn what_is_damaged_is_put_back_from_a_copy() {
     }
 }
 
-/// A reader is answered from a copy as soon as there is one, and what no copy has is named and left alone.
+/// A read is answered from a copy as soon as there is one; a segment that no copy has is reported
+/// and left alone.
 #[test]
 fn a_reader_mends_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
     runtime().block_on(async {
@@ -175,13 +178,13 @@ fn a_reader_mends_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
         let found = scrub(&tier).await;
         let is_bad = |number: u64| matches!(found[&number], Finding::Bad { .. });
         assert!(is_bad(number_of(flipped)) && is_bad(number_of(gone)), "{found:?}");
-        // A copy that has it no better changes nothing either.
+        // A copy in which it is no better changes nothing either.
         let empty = Arc::new(FaultStore::default());
         tier.set_mend_sources(vec![source("empty", &empty)]);
         let asked = empty.call_count(Op::Get);
         assert_eq!(read(1).await.unwrap_err().kind(), ErrorKind::Corrupt);
         assert!(empty.call_count(Op::Get) > asked);
-        // Readers do not ask it again and again.
+        // Readers do not ask it repeatedly.
         let asked = empty.call_count(Op::Get);
         assert_eq!(read(1).await.unwrap_err().kind(), ErrorKind::Corrupt);
         assert_eq!(empty.call_count(Op::Get), asked);
@@ -190,7 +193,7 @@ fn a_reader_mends_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
         assert!(why.contains("in the copy empty: not there"), "{why}");
         assert_eq!(bytes_of(&*store, flipped).await, after);
         assert_eq!(bytes_of(&*store, gone).await, None);
-        // Nor one that is away: it is asked by the next scrub.
+        // Nor a copy that is away: the next scrub asks it.
         copy.set_away(true);
         tier.set_mend_sources(vec![source("empty", &empty), source("copy", &copy)]);
         assert_eq!(read(2).await.unwrap_err().kind(), ErrorKind::Corrupt);
@@ -205,7 +208,8 @@ fn a_reader_mends_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
     });
 }
 
-/// A segment is there again after so many requests for it: does a reader that did not find it read it, or ask the copy?
+/// A missing segment reappears after this many requests for it. Returns whether a reader that did
+/// not find it reads it then, rather than asking the copy.
 async fn back_after(request_count: u64) -> bool {
     let store = Arc::new(FaultStore::default());
     let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
@@ -279,8 +283,8 @@ fn what_is_reclaimed_while_it_is_put_back_is_gone() {
     runtime().block_on(reclaimed_while_it_is_put_back(Planted::default()));
 }
 
-/// Writes, reclaim, copies and damage, while both stores fail at random: in the end all is as it was written, and
-/// nothing is in the store that nobody names.
+/// Writes, reclaim, copies and damage, while both stores fail at random. In the end all data is as
+/// written, and the store has no unreferenced objects.
 async fn churn(seed: u64) {
     let store = Arc::new(FaultStore::default());
     let copy = Arc::new(FaultStore::default());
@@ -329,7 +333,7 @@ async fn churn(seed: u64) {
         };
         tokio::join!(scrubbing, reclaiming);
         copy.fail_randomly(0, 0);
-        // What the copy did not send.
+        // Segments that the copy did not send before.
         let found = scrub(&tier).await;
         assert!(found.values().all(|one| !matches!(one, Finding::Bad { .. })), "{found:?}");
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Snapshots against a model of each: under writes, trims, reclaim, pruning, folding and restarts, and
-//! with bugs that these tests must notice.
+//! Snapshots compared with a model of each: under writes, trims, reclaim, pruning, folding and
+//! restarts, and with planted bugs that these tests must detect.
 
 use super::crash::life_until_crash;
 use super::reclaim::EAGER;
@@ -9,13 +9,13 @@ use crate::planted::Planted;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 
-/// A pool with two volumes, what they hold, and what each living snapshot shows.
+/// A pool with two volumes, their contents, and the contents of each existing snapshot.
 struct Snapshots {
     world: World,
     shown: Shown,
 }
 
-/// What each living snapshot shows, by volume and LSN.
+/// Contents of each existing snapshot, by volume and LSN.
 type Shown = BTreeMap<(u32, Lsn), Arc<Model>>;
 
 impl Snapshots {
@@ -23,7 +23,7 @@ impl Snapshots {
         Snapshots { world: World::new(seed), shown: BTreeMap::new() }
     }
 
-    /// A window at whose end there may be snapshots, and in which some may be removed.
+    /// Makes a window that may make snapshots at its end and may remove some.
     fn window(&mut self, op_count: u64) -> Window<Bytes> {
         let made = self.world.window(op_count);
         let mut window = made.window;
@@ -84,7 +84,8 @@ impl Snapshots {
 }
 
 impl Snapshots {
-    /// Between neighbours: what is not named is the same, and what is a hole is nothing.
+    /// Compares consecutive snapshots: ranges that are not reported are equal, and holes have no
+    /// data.
     async fn check_differences(&self, tier: &Tier) {
         let pairs = self.shown.iter().zip(self.shown.iter().skip(1));
         for (((volume, older), then), ((of, newer), now)) in pairs.filter(|(a, b)| a.0.0 == b.0.0) {
@@ -157,7 +158,7 @@ async fn step_all(tier: &Tier) {
     }
 }
 
-/// What each snapshot alone holds, compared with all states of all pages.
+/// Checks the bytes that each snapshot holds exclusively against all states of all pages.
 async fn check_held(tier: &Tier) {
     let map = &tier.inner.map;
     let list = map.snapshots();
@@ -238,7 +239,7 @@ pub(super) async fn random_history(seed: u64, planted: Planted) {
     }
     step_all(&tier).await;
     check_held(&tier).await;
-    // Without its snapshots a pool is as if it had never had any.
+    // Without its snapshots a pool must be as if it had never had any.
     let removed = snapshots.shown.keys();
     let removed = removed
         .map(|(volume, lsn)| SnapshotChange::Removed { volume: VolumeId(*volume), lsn: *lsn });
@@ -247,7 +248,7 @@ pub(super) async fn random_history(seed: u64, planted: Planted) {
     tier.destage(window, &Payloads).await.unwrap();
     snapshots.shown.clear();
     step_all(&tier).await;
-    // What was counted for the snapshots' sake is found out when the first segments are looked into.
+    // Blocks that were counted for snapshots are found when the first segments are examined.
     for _ in 0..3 {
         reclaim_all(&tier).await;
     }
@@ -294,7 +295,7 @@ fn planted_bugs_are_noticed() {
     }
 }
 
-/// Windows, reads of snapshots, reclaim, folding and pruning at the same time.
+/// Runs windows, reads of snapshots, reclaim, folding and pruning concurrently.
 pub(super) async fn together(seed: u64) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let tier = Tier::open(options(store, 1)).await.unwrap();
@@ -315,7 +316,8 @@ pub(super) async fn together(seed: u64) {
     };
     for _ in 0..40 {
         let op_count = 1 + snapshots.world.rng.below(40);
-        // What is removed in a window may be gone while it is destaged: nobody has it open then.
+        // A snapshot that a window removes may be gone while the window is destaged; no reader has
+        // it open then.
         let window = snapshots.window(op_count);
         tier.destage(window, &Payloads).await.unwrap();
         snapshots.check_some(&tier, 20).await;
@@ -357,7 +359,8 @@ async fn block_at(tier: &Tier, at: Option<Lsn>, block: u64) -> u8 {
     buf[0]
 }
 
-/// A volume is aside while a snapshot of it is made: what it brings late lies before it, or behind it.
+/// A volume is aside while a snapshot of it is made; its late entries come before the snapshot or
+/// after it.
 #[test]
 fn what_comes_late_is_shown_by_the_snapshots_behind_it() {
     runtime().block_on(async {
@@ -366,7 +369,7 @@ fn what_comes_late_is_shown_by_the_snapshots_behind_it() {
         tier.destage(plain_window(1, vec![(1, block_extent(0, 1))]), &Payloads).await.unwrap();
         let file =
             |first, last| AsideFile { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [1; 16] };
-        // Windows up to 10 and 20 go without it; at 10 there is a snapshot.
+        // Windows up to 10 and 20 lack the volume; there is a snapshot at 10.
         for (lsn, files) in [(10, vec![file(2, 10)]), (20, vec![file(2, 10), file(11, 20)])] {
             let mut window = plain_window(lsn, vec![(2, block_extent(9, 9))]);
             window.asides = vec![(VolumeId(1), files)];
@@ -384,7 +387,7 @@ fn what_comes_late_is_shown_by_the_snapshots_behind_it() {
         tier.destage(first, &Payloads).await.unwrap();
         assert_eq!(block_at(&tier, Some(Lsn(10)), 0).await, 10);
         tier.destage(late(20, block_extent(0, 20), Vec::new()), &Payloads).await.unwrap();
-        // Enough to have the page folded.
+        // Enough windows that the page is folded.
         for lsn in 21..60 {
             let window = plain_window(lsn, vec![(1, block_extent(lsn, lsn as u8))]);
             tier.destage(window, &Payloads).await.unwrap();
@@ -403,8 +406,8 @@ fn what_comes_late_is_shown_by_the_snapshots_behind_it() {
     });
 }
 
-/// A snapshot of a volume that is overwritten from end to end costs what it shows, and nothing when it is
-/// removed.
+/// A snapshot of a volume that is completely overwritten costs the space that it shows, and none
+/// once it is removed.
 #[test]
 fn the_space_of_a_snapshot_comes_back_when_it_is_removed() {
     runtime().block_on(async {
@@ -453,15 +456,15 @@ fn the_space_of_a_snapshot_comes_back_when_it_is_removed() {
     });
 }
 
-/// Lives that end at any request to the store: every snapshot of the windows that came through is there, and
-/// shows what it did.
+/// The process ends at an arbitrary request to the store: every snapshot of the windows that
+/// succeeded exists, with its contents.
 #[test]
 pub(super) fn a_crash_at_any_request_leaves_every_snapshot_as_it_was() {
     for seed in seeds(3) {
         println!("SEED={seed}");
         let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let mut snapshots = Snapshots::new(seed);
-        // What is shown after each window, beside what the volumes hold.
+        // Contents of the snapshots after each window, in addition to those of the volumes.
         let mut made: Vec<(Made, Shown)> = Vec::new();
         let mut done = 0;
         for epoch in 1..=10 {
@@ -505,8 +508,8 @@ async fn stored_bytes(store: &dyn ObjectStore) -> u64 {
     found.iter().map(|object| object.size).sum()
 }
 
-/// Pages that were overwritten in part only have no copies: what they go on counting for a snapshot is found,
-/// though nobody writes to them any more.
+/// Pages that were only partly overwritten have no copies. Blocks that they still count for a
+/// snapshot are found even if the pages are not written any more.
 #[test]
 fn space_comes_back_where_nobody_writes_any_more() {
     runtime().block_on(async {
@@ -549,7 +552,7 @@ fn space_comes_back_where_nobody_writes_any_more() {
     });
 }
 
-/// A copy that does not verify keeps its volume from being pruned, and no other one.
+/// A copy that does not verify keeps its volume from being pruned, but no other one.
 #[test]
 fn a_damaged_copy_does_not_keep_other_volumes_from_being_pruned() {
     runtime().block_on(async {

@@ -1,5 +1,5 @@
-//! A store that fails, hands over bad bytes, or is away: what passes is waited out, and what an upload
-//! leaves behind is deleted.
+//! A store that fails, sends bad bytes, or is away: transient failures are waited out, and
+//! leftovers of uploads are deleted.
 
 use super::*;
 use crate::testing::Fault;
@@ -98,7 +98,7 @@ fn a_destage_gets_over_bad_transfers_of_what_it_reads() {
             assert_eq!((report.merged_block_count, store.clear_injected()), (1, 0));
         }
         assert_eq!(tier.status().frames.store_refetch_count, 1);
-        // An upload whose answer was lost is compared with what is there.
+        // An upload whose answer was lost is compared with the object in the store.
         for fault in [Fault::Flipped, Fault::Short] {
             store.inject(Op::Put, "segments", 1, Fault::Unheard);
             store.inject(Op::Get, "segments", 1, fault);
@@ -162,7 +162,7 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
         // Uploaded, and never committed: the source fails at the last volume.
         let mut broken = made.window.clone();
         let (volume, extents) = broken.volumes.last().unwrap().clone();
-        // Volumes under one key come in the order in which they are given.
+        // Volumes under one key are processed in the given order.
         tier.volume_keys().assign(VolumeId(99), tier.volume_keys().of(volume));
         let short = WindowExtent {
             start_sector: 4096,
@@ -172,7 +172,7 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
         broken.volumes = vec![(volume, extents), (VolumeId(99), vec![short])];
         tier.destage(broken, &Payloads).await.unwrap_err();
         tier.destage(made.window, &Payloads).await.unwrap();
-        // An upload that a failed commit has left may turn out to be committed.
+        // An upload of a failed commit may turn out to be committed.
         let named = tier.inner.map.segments_after(0, 1).await.unwrap()[0].0.info.object_path();
         tier.inner.orphans.abandon(vec![named.clone()]);
         let id = "00112233445566778899aabbccddeeff";
@@ -183,7 +183,7 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
         assert!(waiting >= 3, "{waiting}");
 
         store.fail_next(Op::Delete, 1);
-        store.inject(Op::Get, "segments", 1, Fault::Broken); // nor does it answer otherwise
+        store.inject(Op::Get, "segments", 1, Fault::Broken); // other requests fail too
         let error = tier.sweep_abandoned().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert_eq!(tier.status().abandoned_count, waiting, "what was not deleted stays listed");
@@ -194,7 +194,8 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
         let segments = check_fsck(&tier).await.segment_count;
         assert_eq!(tier.sweep_orphans().await.unwrap().object_count, segments);
 
-        // Beyond its bound the list forgets the oldest; a sweep is a bounded number of requests.
+        // Beyond its bound the list forgets the oldest, and a sweep makes a bounded number of
+        // requests.
         let path =
             |number: u64| Path::from(format!("segments/{:016x}/{:016x}-{id}", 1, 1000 + number));
         tier.inner.orphans.abandon((0..5000).map(path).collect());
@@ -258,7 +259,7 @@ fn metadata_that_is_cut_short_is_damage_and_says_which_object() {
                     };
                     assert!(began.elapsed() < Duration::from_secs(15), "{table} cut at {cut}");
                     let error = match opened {
-                        // What is not needed to open it, or not any more, is not looked at.
+                        // Objects that are not needed for opening, or no longer, are not examined.
                         Ok(tier) => {
                             let _ = tier.close().await;
                             continue;
@@ -279,7 +280,8 @@ fn metadata_that_is_cut_short_is_damage_and_says_which_object() {
     });
 }
 
-/// An object that the store does not delete, of a crash or of this epoch, is passed over; nothing is listed for it again.
+/// An object that the store does not delete, from a crash or of this epoch, is skipped; retrying it
+/// needs no listing.
 #[test]
 fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() {
     runtime().block_on(async {
@@ -300,19 +302,19 @@ fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() 
             let kind = block::ConditionKind::ObjectUndeletable;
             tier.conditions().is_raised(kind, path.as_ref())
         };
-        // The first of them stays; the others go in the same sweep.
+        // The first of them stays; the others are deleted in the same sweep.
         store.fail_next(Op::Delete, 1);
         let swept = tier.sweep_orphans().await.unwrap();
         assert_eq!((swept.deleted_count, swept.refused_count, swept.is_cut), (39, 1, false));
         let stuck = orphan(1, 100);
         store.get(&stuck).await.unwrap();
         assert!(!is_raised(&stuck), "a store may be busy once");
-        // Before its time it is not tried again, and nothing is listed for it.
+        // It is not retried before its time, and is not listed again.
         store.take_calls();
         tier.sweep_abandoned().await.unwrap();
         let of_segments = |call: &crate::testing::Call| call.path.as_ref().starts_with("segments");
         assert!(!store.take_calls().iter().any(of_segments));
-        // Uploads of this epoch go meanwhile, while it fails again and again.
+        // Uploads of this epoch are deleted meanwhile, while it fails repeatedly.
         for round in 0..3 {
             tier.inner.orphans.make_undeletable_due();
             store.put(&orphan(2, 500 + round), "abandoned".into()).await.unwrap();
@@ -328,7 +330,7 @@ fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() 
         assert_eq!(tier.sweep_abandoned().await.unwrap().deleted_count, 1);
         assert!(store.get(&stuck).await.is_err() && !is_raised(&stuck));
         assert_eq!(tier.status().abandoned_count, 0);
-        // Of many that stay a sweep tries some; those that follow pass over them.
+        // If many objects stay, a sweep tries some of them, and the following sweeps skip these.
         for number in 200..240 {
             store.put(&orphan(1, number), "orphan".into()).await.unwrap();
             store.inject_refusal(&orphan(1, number));

@@ -1,10 +1,11 @@
-//! What a window does to a volume: beside reads, of any size, in any order of late ones.
+//! Effect of windows on a volume: with concurrent reads, of any size, and with late windows in any
+//! order.
 
 use super::*;
 use std::time::Instant;
 
-/// Reads at random until told to stop. As with the overlay in front, what a window in flight holds
-/// may come from either side of it. Returns how many reads could be checked.
+/// Reads at random until told to stop. As with the overlay in front, a read may see the state
+/// before or after the window in flight. Returns the number of reads that could be checked.
 async fn read_beside(
     tier: Tier,
     between: Arc<parking_lot::Mutex<Between>>,
@@ -170,7 +171,7 @@ fn late_windows_at_one_lsn_count_in_their_order() {
             .await
             .unwrap();
         // A trim of many pages, then data in the middle of it, then another trim, and data again;
-        // nothing folds in between, and the owner dies once.
+        // nothing is folded in between, and the owner crashes once.
         tier.destage(late(trim_window(10, 1, 0..100), false), &Payloads).await.unwrap();
         tier.destage(
             late(plain_window(10, vec![(1, block_extent(at(50) / 8, 2))]), false),
@@ -202,7 +203,7 @@ fn late_windows_at_one_lsn_count_in_their_order() {
     });
 }
 
-/// Against one bit a sector.
+/// Compared with a model of one bit per sector.
 #[test]
 fn partial_blocks_are_those_that_a_window_has_to_complete() {
     let mut rng = Rng::new(3);
@@ -224,7 +225,8 @@ fn partial_blocks_are_those_that_a_window_has_to_complete() {
     }
 }
 
-/// Trims with writes between them, in one window, over what was there: every step of folding shows the same.
+/// Trims with writes between them, in one window, over existing data: every step of folding shows
+/// the same contents.
 #[test]
 fn trims_and_writes_of_one_window_fold_step_by_step() {
     const PAGES: u64 = 700;
@@ -265,7 +267,7 @@ fn trims_and_writes_of_one_window_fold_step_by_step() {
                             model.retain(|at, _| !(block..block + count).contains(at));
                             block += count;
                         }
-                        // A page boundary, or somewhere.
+                        // A page boundary, or a random block.
                         2 => block = (block / BLOCKS + 1) * BLOCKS,
                         _ => block += 1 + rng.below(20 * BLOCKS),
                     }
@@ -287,7 +289,7 @@ fn trims_and_writes_of_one_window_fold_step_by_step() {
                     }
                 };
                 check(&tier, &mut rng).await;
-                // Some windows come before all is folded.
+                // Some windows come before everything is folded.
                 let mut steps_left = 1 + rng.below(if lsn == 4 { 10_000 } else { 12 });
                 while steps_left > 0 {
                     let budget = 1 + rng.below(40) as usize;
