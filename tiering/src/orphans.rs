@@ -303,8 +303,9 @@ impl Inner {
         Ok(refused.is_none())
     }
 
-    /// Returns whether the map references a segment. An unreferenced segment will never be
-    /// referenced again. Fails while the outcome of a failed commit is unknown.
+    /// Returns whether the map references a segment, waiting for a commit that is under way. An
+    /// unreferenced segment will never be referenced again. Fails while the outcome of a failed
+    /// commit is unknown.
     pub(crate) async fn is_named(&self, number: SegmentNumber, id: SegmentId) -> Result<bool> {
         if self.options.planted.sweep_unlocked {
             return self.has_record(number, id).await;

@@ -510,10 +510,10 @@ impl Tier {
         self.inner.is_urgent.store(is_urgent, Ordering::Relaxed);
     }
 
-    /// Performs one step of background work. It folds large trims into the map, up to `page_budget`
-    /// pages; if there are none, it drops pages that only removed snapshots showed. It also frees
-    /// memory that destage has not needed since the last step. Call it at the lowest priority while
-    /// work is left.
+    /// Performs one step of background work, of the first of these kinds for which there is work:
+    /// folds large trims into the map, up to `page_budget` pages; drops pages that only removed
+    /// snapshots showed; promotes clones; forgets layers. It also frees memory that destage has not
+    /// needed since the last step. Call it at the lowest priority while work is left.
     ///
     /// # Errors
     /// Those of [`Tier::destage`].

@@ -29,8 +29,8 @@ pub struct LeftOut {
     pub below: u64,
     /// The volumes that the copy contains.
     pub volumes: Arc<BTreeSet<VolumeId>>,
-    /// Volumes from this one on were created since and lack nothing; `None` while it is unknown
-    /// which volumes are new.
+    /// Volumes from this one on were created since and lack nothing; `None` while no volume is
+    /// known to be new.
     pub first_new_volume: Option<VolumeId>,
 }
 

@@ -39,7 +39,7 @@ const STALE: Duration = Duration::from_secs(600);
 /// Maximum number of objects on the list. Chosen by hand: a few hundred KiB.
 pub(super) const SUSPECTS_MAX: usize = 4096;
 
-/// How an attempt to read an object failed.
+/// Kind of failure of an attempt to read an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     /// A failure that may be transient.
@@ -59,7 +59,7 @@ pub(super) enum Verdict {
     Unreadable,
 }
 
-/// How long an object must keep failing before it is judged.
+/// Shortest times for which an object must keep failing before it is judged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub missing: Duration,

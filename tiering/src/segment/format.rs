@@ -180,7 +180,7 @@ impl SegmentHeader {
     }
 
     /// Decodes the header from the first bytes of an object. Checks, in this order, the magic
-    /// bytes, the version and features, the checksum, and the ranges of fields.
+    /// bytes, the version, the checksum, the features, and the values of fields.
     ///
     /// # Errors
     /// Any [`SegmentError`] except those of the cipher.

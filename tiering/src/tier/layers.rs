@@ -10,8 +10,8 @@ use bytes::Bytes;
 impl Inner {
     /// Implements [`Tier::is_dropping`].
     pub(crate) fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
-        // Read the layers first: a layer that is released from its source has the source's pages
-        // pruned before its record changes.
+        // Read the layers first: a layer that releases its source queues the source for pruning
+        // before its own record changes.
         let layers = self.map.layers();
         let others =
             layers.iter().map(|(layer, _)| layer.volume()).filter(|volume| !is_one(*volume));
@@ -154,9 +154,8 @@ impl Tier {
         *self.inner.left_out.write() = left_out;
     }
 
-    /// Returns whether the metadata still holds pages to be dropped that removed snapshots or a
-    /// trim of these volumes made unreachable, or pages that are kept for the source of one of
-    /// them.
+    /// Returns whether the metadata still holds pages that removed snapshots or a trim of these
+    /// volumes made unreachable, or still keeps pages of a source for one of these volumes.
     #[must_use]
     pub fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
         self.inner.is_dropping(is_one)

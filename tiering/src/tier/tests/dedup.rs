@@ -143,7 +143,7 @@ fn what_is_written_alike_is_stored_once() {
         assert_eq!((both.stored_block_count, both.duplicate_count), (200, 200));
         let rest = update.slice(200 * BLOCK..);
         tier.destage(window_of(3, vec![(3, 300, rest.clone())]), &Payloads).await.unwrap();
-        // Also after a restart.
+        // The same holds after a restart.
         tier.close().await.unwrap();
         let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
         tier.set_dedup(VolumeId(4), true);

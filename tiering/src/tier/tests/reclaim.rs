@@ -170,7 +170,7 @@ fn scattered(rng: &mut Rng, lsn: u64, blocks: u64, block_count: u64) -> Window<B
     window
 }
 
-/// The guaranteed level: overwrites at random, of ten times the volume's size in total.
+/// The guaranteed level, after random overwrites of ten times the volume's size.
 #[test]
 fn random_overwrites_settle_within_the_space_and_the_writes_that_are_promised() {
     const BLOCKS: u64 = 16 << 10;
