@@ -1,5 +1,5 @@
-//! Cost of the map and of destage: `cargo run --release -p tiering --example map_bench [--
-//! BLOCKS]`.
+//! Cost of the map and of destage:
+//! `cargo run --release -p tiering --example map_bench [-- BLOCKS]`.
 //!
 //! Prints nanoseconds per lookup and per update of the map. For destage it prints MiB/s, and CPU
 //! time and elapsed time in microseconds per 4 KiB block, for random and for sequential data. The

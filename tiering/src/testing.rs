@@ -1,8 +1,8 @@
 //! Test doubles: an object store that fails on demand, and seeded randomness.
 //!
 //! Invariants:
-//! - Everything is deterministic given the seed, which a failing test prints (`SEED=17 cargo
-//!   test`).
+//! - Everything is deterministic given the seed, which a failing test prints
+//!   (`SEED=17 cargo test`).
 //! - A fault is an error, a delay or a bad transfer of the call; it never changes stored bytes.
 //!   Only [`FaultStore::damage`] does.
 

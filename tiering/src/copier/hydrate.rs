@@ -250,7 +250,7 @@ struct Hydration<'a> {
     progress: &'a HydrateProgress,
     own: Own,
     lacking: Lacking,
-    /// The first table that could not be fetched.
+    /// Error of the first table that could not be fetched.
     bad_table: Option<Error>,
     /// Segments that the copy lacks on purpose and nothing references.
     left_out: Own,
@@ -377,8 +377,8 @@ impl Hydration<'_> {
         Ok(hottest)
     }
 
-    /// Waits until no dead segment is missing here that the copy has, or until reclaim has dropped
-    /// none for `patience`.
+    /// Waits until no dead segment is missing here, or until reclaim has dropped none for
+    /// `patience`.
     async fn wait_for_reclaim(&mut self, patience: Duration) -> Result<()> {
         let (mut fewest, mut since) = (u64::MAX, Instant::now());
         loop {

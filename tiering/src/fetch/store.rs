@@ -200,12 +200,12 @@ impl StoreReader {
         self.suspects.lock().has(&info.id)
     }
 
-    /// Discards the verdict on an object that was written again: its next read asks the store.
+    /// Makes the next read of an object ask the store, because the object was written again.
     pub(crate) fn set_stale(&self, info: &SegmentInfo) {
         self.suspects.lock().set_stale(&info.id);
     }
 
-    /// Discards the verdicts on all objects: the next read of each asks the store.
+    /// Makes the next read of each object ask the store, whatever its verdict.
     pub(crate) fn set_all_stale(&self) {
         self.suspects.lock().set_all_stale();
     }

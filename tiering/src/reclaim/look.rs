@@ -90,8 +90,9 @@ impl Inner {
         Ok(Some(all))
     }
 
-    /// For a segment that a copy of some volumes lacks on purpose and that has no live blocks by
-    /// its count: verifies that no page references it, and returns its back-references.
+    /// Returns the findings for a segment that a copy of some volumes lacks on purpose and whose
+    /// count of live blocks is 0: no page references it, and its back-references are dropped with
+    /// it. The count is trusted, because its directory cannot be read.
     pub(super) async fn look_at_left_out(&self, record: &SegmentRecord) -> Result<Look> {
         let number = record.info.number.0;
         let (references, is_cut) = self.map.back_references(number, REFERENCES_AT_ONCE).await?;

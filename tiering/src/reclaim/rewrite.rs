@@ -73,8 +73,8 @@ impl Inner {
             let look = match look {
                 Ok(Some(look)) => look,
                 Ok(None) => continue, // forgotten meanwhile
-                // No volume of the copy has ever referenced it, and references of other volumes are
-                // no longer counted.
+                // It may be missing on purpose: then no volume of the copy has ever referenced it,
+                // and the references of the dropped volumes are subtracted sooner or later.
                 Err(error) if self.may_lack(record, &error) => match self.live_of(victim).await? {
                     0 => match self.look_at_left_out(record).await {
                         Ok(look) => look,
@@ -99,7 +99,8 @@ impl Inner {
             };
             let is_too_much = state_count > 0 && state_count + look.state_count > STATES_AT_ONCE;
             if is_too_much || overlaps(&look.live, &blocks) {
-                // Or it has another version of a block. It will be handled later.
+                // The step would be too large, or the segment has another version of a block. It is
+                // handled later.
                 later.push(*victim);
                 continue;
             }
