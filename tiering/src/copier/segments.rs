@@ -279,8 +279,8 @@ impl Copier {
         Ok(verify(&self.inner, info, &object).await?.is_none())
     }
 
-    /// Fails for a missing segment only if the pool still references it and is still owned by this
-    /// process: a new owner may have reclaimed it.
+    /// Logs a missing segment as damage. Fails if the pool no longer references it, or is no longer
+    /// owned by this process, because then it may have been reclaimed.
     async fn check_missing(&self, info: &SegmentInfo) -> Result<()> {
         let named = {
             let writer = self.inner.writer.lock().await;

@@ -184,7 +184,7 @@ impl Clones {
         Ok(())
     }
 
-    /// Removes a volume that is not one of the first two and has no snapshots.
+    /// Removes a volume, unless it is one of the first two or has snapshots.
     pub(super) async fn remove_if_alone(&mut self, tier: &Tier, volume: u32) -> Result<()> {
         let has_snapshots = self.shown.keys().any(|(of, _)| *of == volume);
         match volume > 2 && !has_snapshots {

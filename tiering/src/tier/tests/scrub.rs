@@ -209,7 +209,7 @@ fn a_reader_mends_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
 }
 
 /// A missing segment reappears after this many requests for it. Returns whether a reader that did
-/// not find it reads it then, rather than asking the copy.
+/// not find it at first reads it then, or else asks the copy.
 async fn back_after(request_count: u64) -> bool {
     let store = Arc::new(FaultStore::default());
     let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
