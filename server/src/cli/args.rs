@@ -11,7 +11,7 @@ use toml::Value;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "spindle", version, about, max_term_width = 100, subcommand_required = true)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong command line or configuration, 3 ended by a second signal,\n4 attach of a URI: the server ended the attachment.\n\
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong command line or configuration, 3 ended by a second signal,\n4 attach of a URI: the server ended the attachment, 5 serve: the disk of the write log failed.\n\
     Environment: SPINDLE_LOG sets the log filter (info, tiering=debug, …); the store's credentials \
     come from the variables of its ecosystem (AWS_…, GOOGLE_…, AZURE_…)."
 )]

@@ -146,7 +146,7 @@ fn the_exit_codes_of_the_help_are_those_of_the_manual() {
     let codes = help.split("Exit codes: ").nth(1).expect("the help names them");
     let codes = codes.split("Environment").next().unwrap_or_default().replace('\n', " ");
     let manual = include_str!("../../../docs/operations.md");
-    for code in 0..=4 {
+    for code in 0..=crate::serve::EXIT_LOG_FAILED {
         let row = manual.lines().find(|line| line.starts_with(&format!("| {code} | ")));
         let row = row.unwrap_or_else(|| panic!("the manual has no exit code {code}"));
         assert!(codes.contains(&format!("{code} ")), "the help has no exit code {code}");
