@@ -1,18 +1,18 @@
-//! Owns chains of numbered objects in the store, `PREFIX/<number, 20 digits>`, and the sealed
-//! documents in them: what the manifest and the key ring are made of.
+//! Owns chains of numbered objects in the store, `PREFIX/<number, 20 digits>`, and the sealed documents in them. The
+//! manifest and the key ring are such chains.
 //!
 //! Invariants:
-//! - Only create-if-absent is used; an object is never overwritten. Only the highest number counts.
-//! - A create counts only if a listing afterwards shows nothing higher: a paused writer may create
-//!   a number whose successors were made and deleted meanwhile.
+//! - Objects are written only by create-if-absent and never overwritten. Only the highest number counts.
+//! - A create counts only if a listing afterwards shows nothing higher: a paused writer may create a number whose
+//!   successors were made and deleted meanwhile.
 //! - The newest object of a chain is never deleted.
-//! - An ambiguous answer is settled by reading back: every document holds a random nonce, so equal
-//!   bytes are our own. A number is lost only once another document was read there, or a listing has
-//!   shown a higher number: a store that says "exists" and shows no object is asked again.
-//! - Nothing follows from one listing that shows too little. What is known to be there is asked for by
-//!   its name, and the listing is repeated.
-//! - A document is one line of JSON and one line that seals it: a checksum, which tells damage from
-//!   a wrong key, and a tag under the pool key, which tells damage from forgery.
+//! - An ambiguous answer is settled by reading back: every document holds a random nonce, so equal bytes are our own. A
+//!   number is lost only once another document was read there, or a listing has shown a higher number: a store that
+//!   says "exists" and shows no object is asked again.
+//! - One listing that shows too little proves nothing. An object that is known to exist is requested by its name, and
+//!   the listing is repeated.
+//! - A document is one line of JSON and one line that seals it: a checksum, which tells damage from a wrong key, and a
+//!   tag under the pool key, which tells damage from forgery.
 
 use crate::store::{Reason, Store};
 use block::seal::{Algorithm, PoolKey, SALT_BYTES};
@@ -29,27 +29,26 @@ use tiering::listing::list_all;
 
 /// Bytes of the largest document. Chosen by hand: a key ring with every slot used is 4 KiB.
 const DOCUMENT_BYTES_MAX: usize = 256 * 1024;
-/// Attempts of a create whose outcome stays unknown, of a read that races with deletes, and looks for
-/// what is known to be there. Chosen by hand: three seconds with the pauses, and what the requests take.
+/// Attempts of a create whose outcome stays unknown, of a read that races with deletes, and of a search for an object
+/// that is known to exist. Chosen by hand: three seconds with the pauses, plus the time of the requests.
 const ATTEMPT_COUNT_MAX: u32 = 6;
-/// Listings that have to agree that a chain is empty, where nothing else of the pool shows that they are
-/// right.
+/// Listings that must agree that a chain is empty, unless other objects of the pool show that they are right.
 const EMPTY_LOOK_COUNT: u32 = 3;
-/// Looks that have to agree that the newest object of a chain is gone. Chosen by hand: 25 s with the pauses;
-/// a server that is ill for longer than that is rare, and nothing is lost meanwhile.
+/// Looks that must agree that the newest object of a chain is gone. Chosen by hand: 25 s with the pauses. A server is
+/// rarely ill for longer, and nothing is lost meanwhile.
 const GONE_LOOK_COUNT: u32 = 9;
 /// Pause before the second attempt; it doubles each time.
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
-/// Names of one chain that are held in memory. Chosen by hand: a chain has a handful, and a few thousand
-/// where old ones could not be deleted for weeks.
+/// Names of one chain that are held in memory. Chosen by hand: a chain has a handful, or a few thousand if old ones
+/// could not be deleted for weeks.
 const NUMBER_COUNT_MAX: u64 = 100_000;
 
-/// What came of a create.
+/// The outcome of a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Created {
-    /// It is ours, and it is the highest.
+    /// The object is ours and the highest.
     Ours,
-    /// Another writer has this number, or a higher one.
+    /// Another writer has this number or a higher one.
     Lost,
 }
 
@@ -71,7 +70,7 @@ impl Chain {
         Chain::name_in(self.prefix, number)
     }
 
-    /// As [`Chain::name`], in any chain.
+    /// Like [`Chain::name`], in any chain.
     pub(crate) fn name_in(prefix: &str, number: u64) -> String {
         format!("{prefix}/{number:020}")
     }
@@ -80,7 +79,7 @@ impl Chain {
         ObjectPath::from(self.name(number))
     }
 
-    /// All numbers that exist, ascending. Other objects below the prefix are not ours to judge.
+    /// All existing numbers, ascending. Other objects below the prefix are ignored.
     pub(crate) async fn numbers(&self) -> Result<Vec<u64>> {
         let prefix = ObjectPath::from(self.prefix);
         let listed = list_all(&self.objects, Some(&prefix), NUMBER_COUNT_MAX)
@@ -96,8 +95,8 @@ impl Chain {
         Ok(numbers)
     }
 
-    /// The highest number, or `None` for an empty chain: once a listing that shows other folders of the pool
-    /// does not show this one, or several listings agree.
+    /// The highest number, or `None` for an empty chain. A chain counts as empty once a listing shows other folders of
+    /// the pool but not this one, or once several listings agree.
     pub(crate) async fn newest_number(&self) -> Result<Option<u64>> {
         for look in 0..EMPTY_LOOK_COUNT {
             if look > 0 {
@@ -106,7 +105,7 @@ impl Chain {
             if let Some(number) = self.numbers().await?.last() {
                 return Ok(Some(*number));
             }
-            // In a directory nobody else answers for it.
+            // A directory has no other server whose listing may differ.
             if self.store.local_dir().is_some() {
                 break;
             }
@@ -118,12 +117,12 @@ impl Chain {
         Ok(None)
     }
 
-    /// The highest number of a chain in which `number` was made: that one or a higher one. `None` once it is
-    /// gone and several looks agree that there is no higher one either.
+    /// The highest number of a chain in which `number` was made: that one or a higher one. `None` once it is gone and
+    /// several looks agree that there is no higher one either.
     ///
     /// # Errors
-    /// `Unavailable` where `number` can be read and listings do not show it, so that nothing is known of
-    /// higher ones; those of the store.
+    /// `Unavailable` if `number` can be read but listings do not show it, so that higher ones are unknown; those of the
+    /// store.
     pub(crate) async fn newest_from(&self, number: u64) -> Result<Option<u64>> {
         Ok(self.numbers_with(number).await?.and_then(|numbers| numbers.last().copied()))
     }
@@ -140,7 +139,7 @@ impl Chain {
                 return Ok(Some(numbers));
             }
             is_there |= self.read(number).await?.is_some();
-            // What may be said after half of the looks is that the listing is wrong.
+            // After half of the looks it is certain that the listing is wrong.
             if is_there && look + 1 >= ATTEMPT_COUNT_MAX {
                 break;
             }
@@ -151,7 +150,7 @@ impl Chain {
         }
     }
 
-    /// An object that is there, and that listings do not show.
+    /// The error for an object that exists but is missing from listings.
     pub(crate) fn unlisted(&self, number: u64) -> Error {
         let what = format!(
             "list {}/: the listing lacks {}, which is there: what the store lists is wrong, and \
@@ -162,7 +161,7 @@ impl Chain {
         Error::new(ErrorKind::Unavailable, what)
     }
 
-    /// The highest object. A newest that is deleted while it is read had a successor: read that.
+    /// The highest object. If the newest object is deleted while it is read, it has a successor, which is read instead.
     pub(crate) async fn newest(&self) -> Result<Option<(u64, Bytes)>> {
         for attempt in 0..ATTEMPT_COUNT_MAX {
             let Some(number) = self.newest_number().await? else { return Ok(None) };
@@ -180,7 +179,7 @@ impl Chain {
     /// The body of the highest object, sealed under `key` for the chain's name, with its number.
     ///
     /// # Errors
-    /// `Corrupt` or `Unsupported` for one that does not parse or verify; as [`Chain::newest`].
+    /// `Corrupt` or `Unsupported` for one that does not parse or verify; those of [`Chain::newest`].
     pub(crate) async fn newest_body<T: DeserializeOwned>(
         &self,
         key: &PoolKey,
@@ -192,7 +191,7 @@ impl Chain {
         Ok(Some((number, document.body()?)))
     }
 
-    /// Waits before something that shows less than is known is read again. False: that was done often enough.
+    /// Waits before a read is repeated that has shown less than is known. Returns false after enough attempts.
     pub(crate) async fn pause_before_retry(&self, attempt: u32) -> bool {
         let is_left = attempt + 1 < ATTEMPT_COUNT_MAX;
         if is_left {
@@ -201,7 +200,7 @@ impl Chain {
         is_left
     }
 
-    /// One object, or `None` where it does not exist.
+    /// One object, or `None` if it does not exist.
     pub(crate) async fn read(&self, number: u64) -> Result<Option<Bytes>> {
         let name = self.name(number);
         let got = match self.objects.get(&self.path(number)).await {
@@ -219,10 +218,10 @@ impl Chain {
         }
     }
 
-    /// As [`Chain::read`], of an object that is there.
+    /// Like [`Chain::read`], for an object that exists.
     ///
     /// # Errors
-    /// `Unavailable` where it is not, after several looks.
+    /// `Unavailable` if several looks do not find it.
     pub(crate) async fn read_back(&self, number: u64) -> Result<Bytes> {
         for attempt in 0..ATTEMPT_COUNT_MAX {
             if let Some(bytes) = self.read(number).await? {
@@ -234,10 +233,10 @@ impl Chain {
         Err(Error::new(ErrorKind::Unavailable, what))
     }
 
-    /// Creates `number`. `bytes` hold a nonce of their own, so that equal bytes mean our object.
+    /// Creates `number`. `bytes` must hold a nonce of their own, so that equal bytes mean our object.
     ///
     /// # Errors
-    /// When the outcome could not be learned: the object may exist or come to exist.
+    /// If the outcome could not be learned: the object may exist or come to exist.
     pub(crate) async fn create(&self, number: u64, bytes: &Bytes) -> Result<Created> {
         if !self.put_absent(number, bytes).await? {
             return Ok(Created::Lost);
@@ -250,14 +249,14 @@ impl Chain {
                     self.delete(number).await?;
                     return Ok(Created::Lost);
                 }
-                // It was just put: the listing is wrong, and says nothing of higher ones.
+                // The object was just created: the listing is wrong, and proves nothing about higher ones.
                 _ => pause(attempt).await,
             }
         }
         Err(self.unlisted(number).context(format!("create {}", self.name(number))))
     }
 
-    /// Whether `number` holds `bytes` afterwards, put there by us.
+    /// Puts the object. Returns whether `number` holds `bytes` afterwards, put there by us.
     async fn put_absent(&self, number: u64, bytes: &Bytes) -> Result<bool> {
         let (name, path) = (self.name(number), self.path(number));
         let mut attempt = 0;
@@ -272,9 +271,9 @@ impl Chain {
             }
             match self.read(number).await {
                 Ok(Some(found)) => return Ok(found == *bytes),
-                // Refused as existing, yet absent. Where it was made and deleted meanwhile, it has a
-                // successor. Otherwise the store refuses so while another request is under way, which may be
-                // an earlier try of this one.
+                // The store refuses it as existing but does not show it. If it was created and deleted meanwhile, it
+                // has a successor. Otherwise the store refuses because another request is under way, perhaps an earlier
+                // attempt of this one.
                 Ok(None) if reason == Reason::Exists && self.has_above(number).await => {
                     return Ok(false);
                 }
@@ -292,16 +291,16 @@ impl Chain {
         }
     }
 
-    /// A listing shows a number above this one. One that fails shows nothing.
+    /// Tells whether a listing shows a number above this one. A failed listing shows nothing.
     async fn has_above(&self, number: u64) -> bool {
         self.numbers().await.is_ok_and(|numbers| numbers.last().is_some_and(|last| *last > number))
     }
 
-    /// Deletes every object below `number`, which is there: none of them is in the store when this returns.
+    /// Deletes every object below `number`, which must exist. None of them is in the store when this returns.
     ///
     /// # Errors
-    /// `Unavailable` where listings do not show `number`, so that they do not show what is below it either;
-    /// `Corrupt` where it is gone; those of the store.
+    /// `Unavailable` if listings do not show `number`, and so may not show the objects below it either; `Corrupt` if
+    /// `number` is gone; those of the store.
     pub(crate) async fn delete_below(&self, number: u64) -> Result<()> {
         let Some(numbers) = self.numbers_with(number).await? else {
             return Err(corrupt(&self.name(number), "it is gone"));
@@ -312,7 +311,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Deletes all but the newest `keep_count`, which is at least 1, as far as a listing shows them.
+    /// Deletes all but the newest `keep_count` objects, at least 1, as far as a listing shows them.
     pub(crate) async fn prune(&self, keep_count: usize) -> Result<()> {
         let numbers = self.numbers().await?;
         let old_count = numbers.len().saturating_sub(keep_count.max(1));
@@ -344,7 +343,7 @@ pub(crate) fn corrupt(name: &str, why: &str) -> Error {
 pub(crate) struct Format {
     /// A reader refuses a version above its own.
     pub(crate) version: u32,
-    /// Bits a reader may ignore.
+    /// Bits that a reader may ignore.
     pub(crate) compatible: u64,
     /// Bits that a writer must know.
     pub(crate) read_only_compatible: u64,
@@ -353,12 +352,12 @@ pub(crate) struct Format {
 }
 
 impl Format {
-    /// Version 1 without features: all this build writes.
+    /// Version 1 without features, the only format that this build writes.
     pub(crate) const CURRENT: Format =
         Format { version: 1, compatible: 0, read_only_compatible: 0, incompatible: 0 };
 }
 
-/// Only the format of a document, whatever else it holds.
+/// The format of a document, without its other fields.
 #[derive(Deserialize)]
 struct FormatOnly {
     format: Format,
@@ -373,12 +372,12 @@ struct SealLine {
     tag: String,
 }
 
-/// Bytes of a document with `body` under `key`.
+/// Returns the bytes of a document with `body`, sealed under `key`.
 pub(crate) fn seal_document<T: Serialize>(key: &PoolKey, purpose: &str, body: &T) -> Result<Bytes> {
     seal_document_with(random_bytes(), key, purpose, body)
 }
 
-/// As [`seal_document`]; `salt` is random and used once.
+/// Like [`seal_document`]; `salt` must be random and used once.
 pub(crate) fn seal_document_with<T: Serialize>(
     salt: [u8; SALT_BYTES],
     key: &PoolKey,
@@ -403,11 +402,11 @@ pub(crate) fn seal_document_with<T: Serialize>(
     Ok(Bytes::from(text))
 }
 
-/// The cipher of document seals and key slots. Fixed: it does not depend on the pool's choice,
-/// which is not known before they are read.
+/// The cipher of document seals and key slots. It is fixed, because the pool's choice is not known before they are
+/// read.
 pub(crate) const ALGORITHM: Algorithm = Algorithm::ChaCha20Poly1305;
 
-/// A document whose checksum fits; nothing in it is to be trusted before [`Document::verify`].
+/// A document with a valid checksum. Its contents are not trusted before [`Document::verify`].
 #[derive(Debug)]
 pub(crate) struct Document<'a> {
     name: &'a str,
@@ -417,7 +416,7 @@ pub(crate) struct Document<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Splits `bytes`, the contents of the object `name`, and checks checksum and format.
+    /// Splits `bytes`, the contents of the object `name`, and verifies checksum and format.
     pub(crate) fn parse(name: &'a str, bytes: &'a [u8]) -> Result<Document<'a>> {
         let text = std::str::from_utf8(bytes).map_err(|_| corrupt(name, "it is not text"))?;
         let (body, rest) = text.split_once('\n').ok_or_else(|| corrupt(name, "it is cut short"))?;
@@ -451,7 +450,7 @@ impl<'a> Document<'a> {
         Ok(Document { name, body, salt, tag })
     }
 
-    /// The contents, not verified yet.
+    /// The contents, which may be unverified.
     pub(crate) fn body<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_str(self.body).map_err(|error| {
             Error::with_source(
@@ -462,7 +461,7 @@ impl<'a> Document<'a> {
         })
     }
 
-    /// Whether the document was sealed under `key` for `purpose`.
+    /// Checks whether the document was sealed under `key` for `purpose`.
     pub(crate) fn verify(&self, key: &PoolKey, purpose: &str) -> Result<()> {
         let mut tag = self.tag;
         key.derive(ALGORITHM, &self.salt, purpose)
@@ -488,7 +487,7 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Exactly `N` bytes of lower-case hex: one spelling only, so that a flipped bit is noticed.
+/// Exactly `N` bytes of lower-case hex. Only one spelling is accepted, so that a flipped bit is noticed.
 pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let bytes = vec_from_hex(text)?;
     bytes.try_into().ok()

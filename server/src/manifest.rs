@@ -1,16 +1,16 @@
-//! Owns who owns a pool: the manifest chain in the store, and this directory's identity.
+//! Decides who owns a pool, by the manifest chain in the store and this directory's identity.
 //!
 //! Invariants:
-//! - The owner is whoever made the highest `manifest/<number>`; each acquisition takes the next
-//!   epoch. Of several that try at the same moment exactly one wins.
-//! - A pool that another directory has open is refused unless a take-over is asked for. The same
-//!   directory takes its own pool back after a crash, under the next epoch.
-//! - One process at a time in a directory (`DIR/lock`).
+//! - The owner is the node that created the highest `manifest/<number>`; each acquisition takes the next epoch. Of
+//!   several simultaneous attempts exactly one wins.
+//! - A pool that another directory has open is refused unless a take-over is asked for. The same directory takes its
+//!   own pool back after a crash, under the next epoch.
+//! - One process at a time uses a directory (`DIR/lock`).
 //! - A manifest is authentic under the pool key, or it is refused as damaged.
-//! - A removed pool is opened by a restore only, and one whose purge has begun by nothing any more:
-//!   both are links of the chain, so that of a restore and a purge at the same moment one wins.
-//! - No clock decides who owns a pool; times in a manifest are shown to people, and say how long a
-//!   removed pool is kept.
+//! - A removed pool can be opened only by a restore, and one whose purge has begun can no longer be opened at all. Both
+//!   steps are links of the chain, so only one of a simultaneous restore and purge wins.
+//! - No clock decides who owns a pool. Times in a manifest are for display, and for the time for which a removed pool
+//!   is retained.
 
 mod found;
 
@@ -33,22 +33,22 @@ use uuid::Uuid;
 pub(crate) use looking::look;
 pub(crate) use purging::{begin_purge, read_unverified};
 
-/// Manifests kept for people to look at; only the newest counts.
+/// Manifests kept for people to read; only the newest counts.
 const KEEP_COUNT: usize = 4;
 /// Keeps the seal of a manifest apart from every other use of the pool key.
 const PURPOSE: &str = "manifest";
 
-/// Who opened a pool.
+/// The process that opened a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Owner {
     /// Identity of the directory, from `DIR/node.json`.
     pub node_id: Uuid,
-    /// Host name, for people.
+    /// Host name, for display.
     pub host: String,
-    /// Process id on that host, for people.
+    /// Process id on that host, for display.
     pub pid: u32,
-    /// Seconds since 1970 by that host's clock, for people.
+    /// Seconds since 1970 by that host's clock, for display.
     pub opened_at: u64,
 }
 
@@ -65,26 +65,26 @@ pub struct Manifest {
     format: Format,
     /// The pool's identity.
     pub pool: Uuid,
-    /// The pool's name, for people.
+    /// The pool's name, for display.
     pub name: String,
     /// Number of this object in the chain.
     pub number: u64,
-    /// Number of the manifest this one replaces; 0 for the first.
+    /// Number of the manifest that this one replaces; 0 for the first.
     pub previous_number: u64,
     /// The owner's term.
     pub epoch: u64,
-    /// First epoch since which this owner's directory has held the pool without another between:
-    /// a write log of that directory with an epoch of at least this is not overtaken.
+    /// First epoch since which this owner's directory has held the pool without interruption: a write log of that
+    /// directory with this epoch or a later one is not overtaken.
     pub owner_since_epoch: u64,
-    /// Who.
+    /// The owner.
     pub owner: Owner,
-    /// The owner closed the pool in order and serves no longer.
+    /// The owner has closed the pool in order and no longer serves it.
     pub is_released: bool,
-    /// When the pool was removed, in seconds since 1970; absent while it is in use.
+    /// Time of the pool's removal, in seconds since 1970; absent while it is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removed_at: Option<u64>,
-    /// Epoch under which `owner` held the pool, where another one took it since, could not open it, and gave
-    /// it back: as the owner's directory knows it. Absent: `epoch`.
+    /// Epoch under which `owner` held the pool, as its directory knows it. It is present only if another node has taken
+    /// the pool since, could not open it, and gave it back; otherwise `epoch` counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     held_epoch: Option<u64>,
     /// Objects of the removed pool are being deleted, or are gone.
@@ -94,37 +94,36 @@ pub struct Manifest {
     nonce: String,
 }
 
-/// On which terms a pool is taken.
+/// Terms on which a pool is taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
-    /// From the node that has it open, too.
+    /// Take it even from a node that has it open.
     pub take_over: bool,
-    /// It was removed, and is in use again from then on.
+    /// Restore a removed pool to use.
     pub restores: bool,
-    /// How long a removed pool is kept, for those who are refused.
+    /// Time for which a removed pool is retained, for the message of a refusal.
     pub retention: Duration,
 }
 
-/// The right to serve a pool. Hold it as long as the pool is open.
+/// The right to serve a pool, held for as long as the pool is open.
 #[derive(Clone, Debug)]
 pub struct Ownership {
     chain: Chain,
     key: PoolKey,
     manifest: Manifest,
     previous: Option<Manifest>,
-    /// Taken from a directory that was copied.
+    /// The pool was taken from a directory that was copied.
     is_from_copy: bool,
 }
 
 impl Ownership {
-    /// Takes the pool under the next epoch. The directory remembers the attempt, and the epoch with
-    /// [`Ownership::settle`].
+    /// Takes the pool under the next epoch. The directory records the attempt, and the epoch once [`Ownership::settle`]
+    /// is called.
     ///
     /// # Errors
-    /// `Busy` when another directory has the pool open and a take-over is not asked for, or won at
-    /// the same moment; `NotFound` for a removed pool, unless it is restored; `Invalid` for a restore
-    /// of one that is not removed; `Corrupt` for a damaged newest manifest or a store older than this
-    /// directory.
+    /// `Busy` if another directory has the pool open and a take-over is not asked for, or if another node won at the
+    /// same moment; `NotFound` for a removed pool, unless it is restored; `Invalid` for a restore of one that is not
+    /// removed; `Corrupt` for a damaged newest manifest or a store older than this directory.
     pub async fn acquire(
         store: &Store,
         node: &NodeDir,
@@ -168,12 +167,12 @@ impl Ownership {
         Ok(ownership)
     }
 
-    /// Notes in the directory that it has held this epoch: from now on an older state of the store is
-    /// refused. To be called once everything of the pool has opened and before anything is served; an
-    /// opening that was refused, because the store is an old one, must not stand against the newer one.
+    /// Records in the directory that it has held this epoch: from now on an older state of the store is refused. Call
+    /// this once everything of the pool is open and before anything is served. An opening that was refused, because the
+    /// store is an old one, must not rule out the newer one.
     ///
     /// # Errors
-    /// `Io` when node.json cannot be written.
+    /// `Io` if node.json cannot be written.
     pub fn settle(&self, node: &NodeDir) -> Result<()> {
         node.record(self.manifest.pool, self.manifest.epoch)
     }
@@ -184,7 +183,7 @@ impl Ownership {
         Epoch(self.manifest.epoch)
     }
 
-    /// The manifest that makes us the owner.
+    /// The manifest that makes this process the owner.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
@@ -196,8 +195,8 @@ impl Ownership {
         self.previous.as_ref()
     }
 
-    /// Another directory, or the one that this is a copy of, had the pool until now and did not let go
-    /// of it: what it had answered and not yet copied to the store is not here.
+    /// Tells whether the pool was taken without a release by its last owner: another directory, or the original of this
+    /// one. Writes that the last owner had answered and not yet copied to the store are not here.
     #[must_use]
     pub fn is_forced(&self) -> bool {
         let is_first_term = self.manifest.owner_since_epoch == self.manifest.epoch;
@@ -205,19 +204,19 @@ impl Ownership {
         (is_first_term || self.is_from_copy) && !is_released
     }
 
-    /// Whether a write log of this directory, last written under `log_epoch`, may be replayed: no
-    /// other directory has owned the pool since. Otherwise its tail is to be kept, not replayed.
+    /// Tells whether a write log of this directory, last written under `log_epoch`, may be replayed: no other directory
+    /// has owned the pool since. Otherwise its tail must be kept and not replayed.
     #[must_use]
     pub fn may_replay(&self, log_epoch: Epoch) -> bool {
         log_epoch.0 >= self.manifest.owner_since_epoch && log_epoch.0 <= self.manifest.epoch
     }
 
-    /// Whether we still own the pool. One listing, where that shows our manifest.
+    /// Checks whether this process still owns the pool. One listing suffices if it shows our manifest.
     ///
     /// # Errors
-    /// `Fenced` when another owner took over: stop at once. `Corrupt` when our manifest is gone, as the
-    /// object itself and several listings say. `Unavailable` when the store does not answer, or its listing
-    /// does not show what is there: nothing is known.
+    /// `Fenced` if another owner took over: stop at once. `Corrupt` if our manifest is gone according to both the
+    /// object itself and several listings. `Unavailable` if the store does not answer, or its listing does not show an
+    /// object that exists: nothing is known.
     pub async fn check(&self) -> Result<()> {
         match self.chain.newest_from(self.manifest.number).await? {
             Some(number) if number == self.manifest.number => Ok(()),
@@ -246,20 +245,20 @@ impl Ownership {
         )
     }
 
-    /// Says that the pool is closed in order, so that any node may open it next. Call it last.
+    /// Records that the pool is closed in order, so that any node may open it next. Call this last.
     ///
     /// # Errors
-    /// `Fenced` when another owner took over meanwhile.
+    /// `Fenced` if another owner took over meanwhile.
     pub async fn release(&self) -> Result<()> {
         let mut released = successor(&self.manifest);
         released.is_released = true;
         self.end_with(&released).await
     }
 
-    /// Says that the pool is removed since `now`, in seconds since 1970, in place of a release. Returns when.
+    /// Records, in place of a release, that the pool is removed at `now`, in seconds since 1970. Returns that time.
     ///
     /// # Errors
-    /// `Fenced` when another owner took over meanwhile.
+    /// `Fenced` if another owner took over meanwhile.
     pub async fn remove(&self, now: u64) -> Result<u64> {
         let mut removed = successor(&self.manifest);
         removed.is_released = true;
@@ -277,11 +276,11 @@ impl Ownership {
     }
 }
 
-/// The first manifest of a pool that is being restored from a copy: released, under the epoch that the copy's state has,
-/// so that whoever opens it takes a later one. Once made it stays.
+/// Creates the first manifest of a pool that is being restored from a copy: released, under the epoch of the copy's
+/// state, so that its next owner takes a later one. Repeating it changes nothing.
 ///
 /// # Errors
-/// `Busy` when another pool was made there at the same moment.
+/// `Busy` if another pool was created there at the same moment.
 pub(crate) async fn begin_restored(
     store: &Store,
     key: &PoolKey,
@@ -332,17 +331,17 @@ fn successor(manifest: &Manifest) -> Manifest {
     }
 }
 
-/// The newest manifest of a pool without taking it: for fsck and status of a pool that is open
+/// Reads the newest manifest of a pool without taking the pool: for fsck, and for the status of a pool that is open
 /// elsewhere. `None` for a pool that was never opened.
 ///
 /// # Errors
-/// As reading the store; `Corrupt` for a damaged manifest.
+/// Those of reading the store; `Corrupt` for a damaged manifest.
 pub async fn read(store: &Store, key: &PoolKey) -> Result<Option<Manifest>> {
     read_newest(&Chain::new(store, "manifest"), key).await
 }
 
-/// The newest manifest, of a pool that the directory may have held: that epoch, or a later one, is there.
-/// What shows less is asked again before anybody is told that the store was rolled back.
+/// Reads the newest manifest of a pool that the directory may have held: its epoch must be that of the directory or a
+/// later one. A store that shows less is read again before it counts as rolled back.
 async fn read_known(chain: &Chain, key: &PoolKey, node: &NodeDir) -> Result<Option<Manifest>> {
     let mut attempt = 0;
     loop {
@@ -468,28 +467,27 @@ fn fresh_nonce() -> String {
     to_hex(&random_bytes::<16>())
 }
 
-/// `DIR/node.json`.
+/// The contents of `DIR/node.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NodeFile {
     format: Format,
     node_id: Uuid,
-    /// Inode of DIR: another one means that DIR was copied, and the original may be running.
+    /// Inode of DIR. Another inode means that DIR was copied, and the original may be running.
     directory_inode: u64,
-    /// When DIR was made, ns since 1970, where the file system says so: a copy may get the inode of an
-    /// original that was deleted.
+    /// Creation time of DIR, ns since 1970, if the file system knows it: a copy may get the inode of an original that
+    /// was deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     directory_made_at: Option<u64>,
-    /// Pool last opened from here.
+    /// Pool last opened from this directory.
     pool: Option<Uuid>,
-    /// Highest epoch held from here: a store that shows less was rolled back.
+    /// Highest epoch held from this directory: a store that shows less was rolled back.
     epoch: u64,
-    /// Epoch under which the list of clients was last read and written anew: one that is older was put
-    /// back from a copy.
+    /// Epoch under which the list of clients was last read and rewritten: an older list was restored from a backup.
     #[serde(default, skip_serializing_if = "is_zero")]
     clients_epoch: u64,
-    /// Nonces of the manifests last tried from here, oldest first: one of them may have been
-    /// created though this process never learned of it.
+    /// Nonces of the manifests last attempted from this directory, oldest first. One of them may have been created
+    /// without this process learning of it.
     attempts: Vec<String>,
 }
 
@@ -515,11 +513,10 @@ pub struct NodeDir {
 }
 
 impl NodeDir {
-    /// Makes the directory where it is missing (mode 0700), locks it and reads or makes its
-    /// identity.
+    /// Creates the directory if it is missing (mode 0700), locks it and reads or creates its identity.
     ///
     /// # Errors
-    /// `Busy` with the process id when another process has it; `Corrupt` for a damaged identity.
+    /// `Busy` with the process id if another process has it; `Corrupt` for a damaged identity.
     pub fn open(path: &Path) -> Result<NodeDir> {
         let failed = |error| {
             Error::with_source(ErrorKind::Io, format!("open directory {}", path.display()), error)
@@ -549,7 +546,7 @@ impl NodeDir {
         if file.pool.is_none() {
             (file.directory_inode, file.directory_made_at) = (inode, made_at);
         }
-        // Also where only one of the two is whole.
+        // True as well if only one of the two files is intact.
         let is_new = known.as_ref() != Some(&file)
             || [NODE, NODE_COPY]
                 .iter()
@@ -574,19 +571,19 @@ impl NodeDir {
         self.file.lock().node_id
     }
 
-    /// The pool that was last opened from here.
+    /// The pool last opened from this directory.
     #[must_use]
     pub fn pool(&self) -> Option<Uuid> {
         self.file.lock().pool
     }
 
-    /// Highest epoch that was held from here, with everything of the pool open.
+    /// Highest epoch held from this directory with everything of the pool open.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         Epoch(self.file.lock().epoch)
     }
 
-    /// The directory was copied from another place since a pool was last opened from it.
+    /// Tells whether the directory was copied from another place since a pool was last opened from it.
     #[must_use]
     pub fn is_copy(&self) -> bool {
         self.is_copy
@@ -622,24 +619,23 @@ impl NodeDir {
         Ok(())
     }
 
-    /// Whether `manifest` was made from this very directory, not from one that it was copied from
-    /// or to.
+    /// Tells whether `manifest` was created from this very directory, not from its original or a copy of it.
     fn has_witnessed(&self, manifest: &Manifest) -> bool {
         let file = self.file.lock();
         manifest.owner.node_id == file.node_id
             && (manifest.held_epoch() == file.epoch || file.attempts.contains(&manifest.nonce))
     }
 
-    /// Epoch under which the list of clients was last written anew here.
+    /// Epoch under which the list of clients was last rewritten here.
     #[must_use]
     pub(crate) fn clients_epoch(&self) -> Epoch {
         Epoch(self.file.lock().clients_epoch)
     }
 
-    /// After the list of clients was written.
+    /// Records that the list of clients was written.
     ///
     /// # Errors
-    /// Those of writing it down.
+    /// Those of writing node.json.
     pub(crate) fn note_clients_epoch(&self, epoch: Epoch) -> Result<()> {
         self.file.lock().clients_epoch = epoch.0;
         self.save()
@@ -671,7 +667,7 @@ impl NodeDir {
     fn save(&self) -> Result<()> {
         let text = serde_json::to_string_pretty(&*self.file.lock())
             .map_err(|error| Error::with_source(ErrorKind::Invalid, "encode node.json", error))?;
-        // The copy first: it is never older than what it stands for.
+        // The copy is written first, so that it is never older than the original.
         for name in [NODE_COPY, NODE] {
             write_durably(&self.path.join(name), text.as_bytes(), 0o600)?;
         }
@@ -679,15 +675,15 @@ impl NodeDir {
     }
 }
 
-/// What tells a directory from its copies: its inode, and when it was made.
+/// Returns the marks that tell a directory from its copies: its inode and its creation time.
 fn identity(dir: &Path) -> std::io::Result<(u64, Option<u64>)> {
     let metadata = std::fs::metadata(dir)?;
     let since = metadata.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     Ok((metadata.ino(), since.and_then(|since| u64::try_from(since.as_nanos()).ok())))
 }
 
-/// The identity of a directory. Where it is damaged its copy counts: without one the write log beside it
-/// would be worth nothing. One that is missing stays missing.
+/// Reads the identity of a directory. If it is damaged, its copy counts: without an identity the write log beside it
+/// would be worthless. A missing identity stays missing.
 fn read_node_file(dir: &Path) -> Result<Option<NodeFile>> {
     let damaged = match read_node_file_at(&dir.join(NODE)) {
         Err(error) if error.kind() == ErrorKind::Corrupt => error,

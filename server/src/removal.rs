@@ -1,13 +1,13 @@
-//! Removing a whole pool, bringing it back, and deleting it for good.
+//! Removes a whole pool, restores it, and deletes it for good.
 //!
 //! Invariants:
-//! - Only a pool of which the store holds everything is removed, and only by who owns it: nobody's
-//!   pool is taken for it.
-//! - A purge deletes objects of a pool that is removed and marked as being purged, so that nothing
-//!   can restore it meanwhile.
-//! - It deletes data first, then the key rings, and the newest manifest last of all: however it is
-//!   cut short, what is left says that a purge has begun, and the next one goes on.
-//! - Only below the folders that spindle itself makes in the pool's prefix is anything deleted.
+//! - A pool is removed only if the store holds all of its data, and only by its owner: no other
+//!   pool is removed in its place.
+//! - A purge deletes objects only of a pool that is removed and marked as being purged, so that
+//!   nothing can restore it meanwhile.
+//! - A purge deletes data first, then the key rings, and the newest manifest last. Wherever it is
+//!   cut short, the remains say that a purge has begun, and the next purge continues.
+//! - Only objects below the folders that spindle itself creates in the pool's prefix are deleted.
 
 use crate::attach;
 use crate::clock;
@@ -28,12 +28,12 @@ use std::time::Duration;
 use tiering::listing;
 use uuid::Uuid;
 
-/// Where the data of a pool is, and what the probe of a store may have left behind.
+/// The folders with the data of a pool, and with leftovers of the probe of a store.
 const DATA_FOLDERS: [&str; 3] = ["segments", "metadata", "probe"];
-/// Objects that are deleted at a time: what S3 takes in one request.
+/// Objects deleted at a time: the most that S3 takes in one request.
 const DELETE_COUNT_MAX: usize = 1000;
-/// Walks of a folder that find something. Chosen by hand: a job of the last owner may have ended
-/// an upload during the first.
+/// Walks of a folder that may find something. Chosen by hand: a job of the last owner may have
+/// completed an upload during the first.
 const WALK_COUNT_MAX: u32 = 4;
 
 /// A pool that was removed.
@@ -43,20 +43,20 @@ pub struct PoolRemoved {
     pub name: String,
     /// Its identity.
     pub pool: Uuid,
-    /// When, in seconds since 1970.
+    /// Time of the removal, in seconds since 1970.
     pub removed_at: u64,
-    /// Until then it is not purged, unless it is asked for by `--now`.
+    /// Earliest time of a purge, unless `--now` asks for it.
     pub purge_at: u64,
 }
 
-/// A pool that is back.
+/// A pool that was restored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PoolRestored {
     /// Its name.
     pub name: String,
     /// Its identity.
     pub pool: Uuid,
-    /// Volumes in it, removed ones not counted.
+    /// Volumes in it, without removed ones.
     pub volume_count: u64,
 }
 
@@ -76,12 +76,13 @@ pub struct PoolPurged {
 /// Moves everything to the store and marks the pool there as removed.
 ///
 /// # Errors
-/// Those of opening it, and those that keep the store from getting everything; `Busy` where a volume
-/// is attached. It is not removed then.
+/// Those of opening the pool, and those that keep data from reaching the store; `Busy` if a volume
+/// is attached. The pool is not removed then.
 pub async fn remove(config: &Config) -> Result<PoolRemoved> {
     let open = serve::open(config, Opening::Existing).await?;
     let Manifest { name, pool, .. } = open.ownership.manifest().clone();
-    // Not before it is open: only then does no daemon attach anything.
+    // The check must follow the opening: only while the pool is open here can no daemon attach
+    // anything.
     if let Err(error) = check_detached(config, &name) {
         open.close().await?;
         return Err(error);
@@ -100,7 +101,7 @@ fn check_detached(config: &Config, name: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Busy, what))
 }
 
-/// Opens a removed pool, so that it is in use again, and releases it.
+/// Opens a removed pool, which brings it back into use, and releases it.
 ///
 /// # Errors
 /// Those of opening it; `Invalid` for a pool that is not removed.
@@ -112,10 +113,10 @@ pub async fn restore(config: &Config) -> Result<PoolRestored> {
     Ok(PoolRestored { name, pool, volume_count })
 }
 
-/// Deletes a removed pool from the store. With `now`, without waiting for the time that it is kept.
+/// Deletes a removed pool from the store; with `now`, before its retention time has passed.
 ///
 /// # Errors
-/// `Invalid` for a pool that is not removed, `Busy` for one that is to be kept yet; those of the
+/// `Invalid` for a pool that is not removed, `Busy` for one that is still retained; those of the
 /// store and of the key. A purge that was cut short can be repeated.
 pub async fn purge(config: &Config, now: bool) -> Result<PoolPurged> {
     serve::check_store_dir_exists(config)?;
@@ -128,13 +129,13 @@ pub async fn purge(config: &Config, now: bool) -> Result<PoolPurged> {
     purge_store(&store, &config.key_source(), kept, now).await
 }
 
-/// What decides whether a removed pool is kept yet.
+/// The facts that decide whether a removed pool is still retained.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     retention: Duration,
-    /// What the clock shows, in seconds since the Unix epoch.
+    /// The wall clock, in seconds since the Unix epoch.
     wall_seconds: u64,
-    /// The time that has passed, where that is known: a clock that has jumped purges nothing early.
+    /// The proven time, if it is known: a clock that has jumped purges nothing early.
     proven_seconds: Option<u64>,
 }
 
@@ -158,10 +159,12 @@ async fn purge_store(
     Ok(purged)
 }
 
-/// Makes sure that the pool may be purged and that nothing restores it. Returns its newest manifest.
+/// Makes sure that the pool may be purged and that nothing restores it. Returns its newest
+/// manifest.
 async fn begin(store: &Store, source: &KeySource, kept: Kept, now: bool) -> Result<Manifest> {
     if !KeyRing::exists(store).await? {
-        // Of a purge that was cut short among the manifests. Nothing else is believed without a key.
+        // A purge that was cut short leaves manifests without a key ring. Without a key nothing
+        // else is believed.
         return match manifest::read_unverified(store).await? {
             Some(manifest) if manifest.is_purging => Ok(manifest),
             _ => Err(Error::new(
@@ -215,7 +218,7 @@ async fn begin(store: &Store, source: &KeySource, kept: Kept, now: bool) -> Resu
     Ok(purging)
 }
 
-/// A pool that was restored from a copy does not need that any more.
+/// Unpins the copy from which the pool was restored, as the pool no longer needs it.
 async fn leave_origin(store: &Store, key: &PoolKey, pool: Uuid) -> Result<()> {
     if let Some(origin) = crate::restore::read(store, key, pool).await? {
         crate::restore::leave(&origin).await;
@@ -246,8 +249,9 @@ async fn delete_all(store: &Store, newest: u64, purged: &mut PoolPurged) -> Resu
     delete_folder(store, &control, "manifest", None, purged).await
 }
 
-/// Deletes what is below `folder`, but for `spared`, until walks find nothing: what one listing does not show
-/// may be there all the same, and when the keys are gone nothing finds it any more.
+/// Deletes every object below `folder` except `spared`, and walks the folder until nothing is
+/// found. An object may be missing from one listing, and once the keys are gone nothing finds it
+/// again.
 async fn delete_folder(
     store: &Store,
     objects: &Arc<dyn ObjectStore>,
@@ -261,7 +265,7 @@ async fn delete_folder(
     while walk_count < WALK_COUNT_MAX {
         listing::pause_before(empty_count).await;
         let listed = listing::list(objects, Some(&prefix));
-        // A folder's own marker has another name than is shown, and nothing in it.
+        // The marker of a folder has another name than the listing shows, and is empty.
         let is_wanted = |meta: &ObjectMeta| {
             Some(&meta.location) != spared && !(meta.location == prefix && is_folder_marker(meta))
         };
@@ -269,7 +273,7 @@ async fn delete_folder(
         let mut chunks = wanted.try_chunks(DELETE_COUNT_MAX);
         let (mut is_empty, mut failure) = (true, None);
         while let Some(chunk) = chunks.next().await {
-            // What came before an error of the listing waits for the next purge.
+            // Objects of an incomplete chunk, listed before an error, wait for the next purge.
             let chunk = chunk.map_err(|error| store.explain(&format!("list {folder}"), error.1))?;
             is_empty = false;
             failure = failure.or(delete_objects(store, objects, chunk, purged).await.err());
@@ -299,7 +303,7 @@ async fn delete_objects(
     chunk: Vec<ObjectMeta>,
     purged: &mut PoolPurged,
 ) -> Result<()> {
-    // The answers come in the order of the names.
+    // The answers arrive in the order of the names.
     let sizes: Vec<u64> = chunk.iter().map(|meta| meta.size).collect();
     let names = futures::stream::iter(chunk.into_iter().map(|meta| Ok(meta.location))).boxed();
     let mut deleted = objects.delete_stream(names).zip(futures::stream::iter(sizes));
@@ -310,9 +314,9 @@ async fn delete_objects(
                 purged.object_count += 1;
                 purged.object_bytes += size;
             }
-            // Another purge was quicker.
+            // Another purge has deleted it first.
             Err(error) if Reason::of(&error) == Reason::NotFound => {}
-            // Those behind it are deleted all the same.
+            // The objects behind it are deleted all the same.
             Err(error) if failure.is_none() => {
                 failure = Some(store.explain("delete objects of the pool", error));
             }
