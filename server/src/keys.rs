@@ -3,10 +3,10 @@
 //! Invariants:
 //! - Data keys are random, made once, and leave this process only wrapped. Rotation makes a new
 //!   wrapping; it never touches data.
-//! - A ring is an immutable numbered object (`keyring/<number>`); a change writes the next one,
+//! - A ring is an immutable numbered object (`keyring/<number>`). A change writes the next one,
 //!   which is read back and opened with the new secret before the earlier ones are deleted.
-//! - Every slot binds the pool, its own number, kind and parameters; the whole ring is sealed under
-//!   the newest data key, so that slots can be neither forged, moved nor dropped.
+//! - Every slot is bound to the pool, its own number, kind and parameters. The whole ring is sealed
+//!   under the newest data key, so that slots can be neither forged, moved nor dropped.
 //! - A wrong secret is told apart from a damaged ring, and changes nothing.
 //! - A pool that has anything in its store never gets a new key ring.
 
@@ -33,11 +33,11 @@ use zeroize::Zeroizing;
 
 /// Keeps the seal of a ring apart from every other use of a data key.
 const PURPOSE: &str = "keyring";
-/// Slots in a ring: one to work with and some recovery keys.
+/// Slots in a ring: one for daily use, and some recovery keys.
 const SLOT_COUNT_MAX: usize = 8;
-/// Recovery keys that are valid at a time.
+/// Most recovery keys that are valid at the same time.
 const RECOVERY_COUNT_MAX: usize = 4;
-/// Data keys in a ring. Chosen by hand: far above what rotation of data keys would need.
+/// Data keys in a ring. Chosen by hand: far above the need of a rotation of data keys.
 const DATA_KEY_COUNT_MAX: usize = 64;
 /// Bytes of one data key in a slot: its number and the key.
 const ENTRY_BYTES: usize = 4 + KEY_BYTES;
@@ -56,7 +56,7 @@ struct Argon2Cost {
 }
 
 impl Argon2Cost {
-    /// Bounds what a forged ring can make us spend.
+    /// Bounds the work that a forged ring can cause.
     fn is_sane(self) -> bool {
         (8..=1024 * 1024).contains(&self.memory_kib)
             && (1..=64).contains(&self.pass_count)
@@ -71,7 +71,7 @@ impl Argon2Cost {
 struct Slot {
     id: u32,
     kind: SlotKind,
-    /// Seconds since 1970, for people.
+    /// Seconds since 1970, for display.
     created_at: u64,
     salt: String,
     argon2: Option<Argon2Cost>,
@@ -79,14 +79,14 @@ struct Slot {
     sealed: String,
 }
 
-/// What a ring object holds.
+/// The contents of a ring object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RingBody {
     format: Format,
     pool: Uuid,
     number: u64,
-    /// Of a copy that has a key of its own.
+    /// The ring is of a copy that has its own key.
     #[serde(default, skip_serializing_if = "crate::record::is_false")]
     is_apart: bool,
     /// Random: tells our own create from another's after an ambiguous answer.
@@ -94,7 +94,7 @@ struct RingBody {
     slots: Vec<Slot>,
 }
 
-/// One data key and the number under which the pool's parts name it.
+/// One data key, and the number by which the pool's parts refer to it.
 #[derive(Clone, Debug)]
 pub struct DataKey {
     /// Never 0, ascending.
@@ -111,20 +111,21 @@ pub struct KeyRing {
     data_keys: Vec<DataKey>,
 }
 
-/// What a rotation did, for the person who asked.
+/// The result of a rotation, for the person who asked for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rotated {
     /// Kind of the new slot.
     pub kind: SlotKind,
-    /// What to do from now on.
+    /// Instructions for the future use of the pool.
     pub message: String,
 }
 
-/// What the pool is to be opened with from now on.
+/// The secret that opens the pool from now on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "to")]
 pub enum NewKey {
-    /// A key file: made where it is missing. One that opens the pool now is replaced in place.
+    /// A key file, created if it is missing. A key file that opens the pool now is replaced in
+    /// place.
     File {
         /// Path on the machine of the daemon.
         path: PathBuf,
@@ -142,12 +143,12 @@ pub enum NewKey {
 }
 
 impl KeyRing {
-    /// Opens the ring of the pool in `store`, or makes one where the store is empty. A key file is
-    /// made with it where it is missing.
+    /// Opens the ring of the pool in `store`, or makes one if the store is empty. A missing key
+    /// file is created together with the ring.
     ///
     /// # Errors
-    /// `Denied` for a wrong secret, `NotFound` for a missing one, `Corrupt` for a damaged ring or
-    /// one that is gone while the pool is not.
+    /// `Denied` for a wrong secret, `NotFound` for a missing one, `Corrupt` for a damaged ring, or
+    /// for one that is gone while the pool is not.
     pub async fn open_or_create(store: &Store, source: &KeySource) -> Result<KeyRing> {
         let chain = Chain::new(store, "keyring");
         if chain.newest_number().await?.is_some() {
@@ -187,12 +188,13 @@ impl KeyRing {
         let ring = KeyRing { chain, body, data_keys };
         match ring.chain.create(1, &ring.sealed()?).await? {
             Created::Ours => Ok(ring),
-            // Another node made the pool at the same moment; its ring opens with its secret only.
+            // Another node made the pool at the same moment; its ring opens only with its own
+            // secret.
             Created::Lost => KeyRing::open(store, source).await,
         }
     }
 
-    /// Whether `store` holds a pool's ring, whatever opens it. Writes nothing.
+    /// Tells whether `store` holds a pool's ring, under any secret. Writes nothing.
     ///
     /// # Errors
     /// Those of listing the store.
@@ -200,10 +202,10 @@ impl KeyRing {
         Ok(Chain::new(store, "keyring").newest_number().await?.is_some())
     }
 
-    /// As [`KeyRing::exists`], for a pool that was there before: false for an empty store.
+    /// Like [`KeyRing::exists`], for a pool that existed before: false for an empty store.
     ///
     /// # Errors
-    /// `Corrupt` for a store that has lost its ring only.
+    /// `Corrupt` for a store that has lost only its ring.
     pub(crate) async fn exists_or_refuse(store: &Store) -> Result<bool> {
         let exists = KeyRing::exists(store).await?;
         if !exists {
@@ -215,7 +217,7 @@ impl KeyRing {
     /// Opens the ring of an existing pool.
     ///
     /// # Errors
-    /// As [`KeyRing::open_or_create`]; `NotFound` for a store without a pool.
+    /// Those of [`KeyRing::open_or_create`]; `NotFound` for a store without a pool.
     pub async fn open(store: &Store, source: &KeySource) -> Result<KeyRing> {
         let chain = Chain::new(store, "keyring");
         let Some((number, bytes)) = chain.newest().await? else {
@@ -228,7 +230,7 @@ impl KeyRing {
             let material = source.load().await?;
             return open_bytes(chain, number, &bytes, &material).await;
         };
-        // A rotation in place that was cut short leaves the new key beside the old one.
+        // An interrupted rotation in place leaves the new key beside the old one.
         let next = next_path(path);
         let current = source.load().await.map_err(|error| missing_key_file(path, error));
         let outcome = match &current {
@@ -255,7 +257,7 @@ impl KeyRing {
         self.body.pool
     }
 
-    /// The data key that new data is sealed with.
+    /// The data key that seals new data.
     #[must_use]
     pub fn newest(&self) -> &DataKey {
         self.data_keys.last().expect("a ring holds at least one data key")
@@ -267,23 +269,23 @@ impl KeyRing {
         &self.data_keys
     }
 
-    /// Whether a recovery key was made. Without one the loss of the secret loses the pool.
+    /// Tells whether a recovery key was made. Without one the loss of the secret loses the pool.
     #[must_use]
     pub fn has_recovery(&self) -> bool {
         self.body.slots.iter().any(|slot| slot.kind == SlotKind::Recovery)
     }
 
-    /// Kinds of the slots and when they were made, for status.
+    /// Kinds of the slots and their creation times, for status.
     #[must_use]
     pub fn slots(&self) -> Vec<(SlotKind, u64)> {
         self.body.slots.iter().map(|slot| (slot.kind, slot.created_at)).collect()
     }
 
-    /// Adds a recovery key and returns its printed form, which is not kept anywhere. With
+    /// Adds a recovery key and returns its printed form, which is not stored anywhere. With
     /// `replace`, earlier recovery keys stop working.
     ///
     /// # Errors
-    /// `Full` when there are four already; `Busy` when another process changed the ring.
+    /// `Full` if there are four already; `Busy` if another process changed the ring.
     pub async fn add_recovery(&mut self, replace: bool) -> Result<Secret> {
         let key = Zeroizing::new(random_bytes::<KEY_BYTES>());
         let printed = Secret::from_zeroizing(printed::encode(RECOVERY_PREFIX, &key));
@@ -312,12 +314,12 @@ impl KeyRing {
         Ok(printed)
     }
 
-    /// Replaces every slot but the recovery keys by one that `new` opens. What opened the pool
-    /// before does not any more.
+    /// Replaces every slot except the recovery keys by one that `new` opens. The earlier secret no
+    /// longer opens the pool.
     ///
     /// # Errors
-    /// `Invalid` for a weak passphrase; `Busy` when another process changed the ring. The old
-    /// secret then still opens it.
+    /// `Invalid` for a weak passphrase; `Busy` if another process changed the ring. The old secret
+    /// still opens it then.
     pub async fn rotate(&mut self, new: &NewKey) -> Result<Rotated> {
         match new {
             NewKey::File { path } => self.rotate_to_file(path).await,
@@ -357,8 +359,8 @@ impl KeyRing {
             Err(error) => return Err(error),
         };
         if is_current {
-            // One that is there already is used, never deleted: an earlier rotation whose outcome
-            // was not learned may yet turn out to have put it in force.
+            // An existing file is used, never deleted: an earlier rotation whose outcome is unknown
+            // may turn out to have put it in force.
             if !next.exists() {
                 source::make_key_file(&next)?;
             }
@@ -377,8 +379,8 @@ impl KeyRing {
         })
     }
 
-    /// Completes a rotation in place that was cut short before its last step, and removes a
-    /// next key file that was itself cut short: it was never used.
+    /// Completes a rotation in place that was cut short before its last step, and removes an
+    /// incomplete next key file, which was never used.
     async fn finish_rename(&self, path: &Path, next: &Path) -> Result<()> {
         match (KeySource::File(next.to_owned())).load().await {
             Ok(material) if self.is_opened_by(&material).await => rename_durably(next, path),
@@ -392,7 +394,7 @@ impl KeyRing {
         }
     }
 
-    /// Writes a ring with `source` and the recovery keys. The old rings are still there.
+    /// Writes a ring with `source` and the recovery keys. The old rings stay.
     async fn rotate_to(&mut self, source: &KeySource) -> Result<()> {
         let material = load_durable(source).await?;
         check_strength(&material)?;
@@ -409,7 +411,7 @@ impl KeyRing {
         })
     }
 
-    /// Takes in what another process changed: an authentic newer ring of the same data keys.
+    /// Takes over the changes of another process: an authentic newer ring of the same data keys.
     async fn refresh(&mut self) -> Result<()> {
         let Some((number, bytes)) = self.chain.newest().await? else {
             return Err(corrupt(&self.chain.name(self.body.number), "it is gone"));
@@ -479,7 +481,7 @@ fn fresh_nonce() -> String {
     to_hex(&random_bytes::<16>())
 }
 
-/// Where a key file that replaces `path` is until it is in force.
+/// Path of a key file that replaces `path`, until it is in force.
 fn next_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".next");
@@ -504,7 +506,7 @@ fn missing_key_file(path: &Path, error: Error) -> Error {
     ))
 }
 
-/// A pool that lost its ring but has data must not get a new one.
+/// Refuses a store with data but without a ring, as a new ring would open nothing.
 async fn check_empty(store: &Store) -> Result<()> {
     let parts = ["origin", "manifest", "segments", "metadata", crate::volume_keys::FOLDER];
     if let Some((part, _)) = store.first_below(&parts).await? {
@@ -532,7 +534,7 @@ async fn check_empty(store: &Store) -> Result<()> {
     Ok(())
 }
 
-/// The secret that a ring is about to be sealed with.
+/// Loads the secret that is about to seal a ring, and makes its key file durable.
 async fn load_durable(source: &KeySource) -> Result<Material> {
     let material = source.load().await?;
     if let KeySource::File(path) = source {
@@ -563,8 +565,8 @@ fn check_strength(material: &Material) -> Result<()> {
     }
 }
 
-/// What a slot is bound to. `number` is left out on purpose: slots move to the next ring as they
-/// are, and the seal of the ring says which slots belong to it.
+/// The data to which a slot is bound. `number` is not part of it on purpose: slots move to the next
+/// ring unchanged, and the seal of the ring says which slots belong to it.
 fn associated(body: &RingBody, slot: &Slot) -> Vec<u8> {
     let argon2 = slot.argon2.map_or([0; 3], |c| [c.memory_kib, c.pass_count, c.lane_count]);
     format!(
@@ -591,7 +593,7 @@ async fn make_slot(body: &RingBody, material: &Material, keys: &[DataKey]) -> Re
     wrap(body, slot, material, keys).await
 }
 
-/// Puts the data keys into a slot of which everything else is there.
+/// Puts the data keys into an otherwise complete slot.
 async fn wrap(
     body: &RingBody,
     mut slot: Slot,
@@ -611,7 +613,7 @@ async fn wrap(
     Ok(slot)
 }
 
-/// The key-wrapping key of a slot: stretched where the secret is a phrase, then bound to the
+/// Derives the key-wrapping key of a slot: stretched if the secret is a phrase, then bound to the
 /// slot's salt.
 async fn wrapping_key(slot: &Slot, material: &Material) -> Result<block::seal::SealKey> {
     let wrong = || Error::new(ErrorKind::Corrupt, format!("key slot {} is damaged", slot.id));
@@ -626,7 +628,7 @@ async fn wrapping_key(slot: &Slot, material: &Material) -> Result<block::seal::S
     Ok(root.derive(ALGORITHM, &salt, "keyring slot"))
 }
 
-/// argon2id, on a thread that may block: it takes a tenth of a second on purpose.
+/// Runs argon2id on a thread that may block: it takes a tenth of a second on purpose.
 async fn stretch(secret: Secret, salt: [u8; SALT_BYTES], cost: Argon2Cost) -> Result<PoolKey> {
     let work = move || {
         let params = argon2::Params::new(

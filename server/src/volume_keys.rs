@@ -2,11 +2,11 @@
 //!
 //! Invariants:
 //! - A key is durable in the store before anything is sealed with it. The document of the highest number counts.
-//! - A key is destroyed by a document without it, after which every earlier one is deleted. Only keys of volumes that this
-//!   owner knows to be purged are destroyed, and only while no other volume uses them.
-//! - Who opens the pool writes the next document first, if there is any: an earlier owner's change then collides with that
-//!   number, and it can destroy nothing any more.
-//! - Keys leave this process sealed under the pool's data key only.
+//! - A key is destroyed by a document without it, after which every earlier document is deleted. Only keys of volumes
+//!   that this owner knows to be purged are destroyed, and only while no other volume uses them.
+//! - A new owner first writes the next document, if there is any. A change by an earlier owner then collides with that
+//!   number, so it can no longer destroy anything.
+//! - Keys leave this process only sealed under the pool's data key.
 
 use crate::chain::{
     ALGORITHM, Chain, Created, Format, corrupt, from_hex, random_bytes, seal_document, to_hex,
@@ -25,31 +25,31 @@ use zeroize::Zeroizing;
 
 /// Folder of the chain in the pool's prefix, and the purpose of its seal.
 pub(crate) const FOLDER: &str = "volumekeys";
-/// What the key that seals the keys is derived for.
+/// Purpose for which the key that seals the volume keys is derived.
 const PURPOSE: &str = "volume keys";
-/// Keys of a pool. Chosen by hand: a third of what a document can hold.
+/// Most keys of a pool. Chosen by hand: a third of a document's capacity.
 pub const COUNT_MAX: usize = 1024;
 /// Bytes of one key in a document: its number and the key.
 const ENTRY_BYTES: usize = 4 + KEY_BYTES;
-/// Documents that are kept while none of them holds a key that was destroyed.
+/// Documents kept while none of them holds a destroyed key.
 const KEEP_COUNT: usize = 2;
-/// Tries to write a document, of which each may have arrived without our hearing of it.
+/// Attempts to write a document. Each may have reached the store without an answer.
 const TRY_COUNT: u32 = 4;
 
-/// What a document holds.
+/// The contents of a document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Body {
     format: Format,
     pool: Uuid,
     number: u64,
-    /// Of the owner that wrote it.
+    /// Epoch of the owner that wrote it.
     epoch: u64,
-    /// Number of the document in which a key was destroyed last, or 0.
+    /// Number of the document in which a key was last destroyed, or 0.
     destroyed_in: u64,
-    /// Random, and never used again.
+    /// Random, and used only once.
     salt: String,
-    /// The keys, by number: each u32 little-endian and 32 bytes. Then the tag.
+    /// The keys, ascending by number: each a u32 in little-endian order and 32 bytes. The tag follows.
     sealed: String,
     /// Random: tells our own create from another's after an ambiguous answer.
     nonce: String,
@@ -57,7 +57,7 @@ struct Body {
 
 type Keys = BTreeMap<KeyId, PoolKey>;
 
-/// The keys as they are in the store.
+/// The keys as the store holds them.
 #[derive(Clone, Debug, Default)]
 struct State {
     number: u64,
@@ -133,7 +133,7 @@ async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<State> {
     Ok(State { number, epoch, destroyed_in, keys, is_prune_owed: true })
 }
 
-/// The keys that a pool's store, or a copy, holds; empty where no volume has one. Changes nothing.
+/// Reads the keys that the store of a pool or of a copy holds; empty if no volume has its own. Changes nothing.
 ///
 /// # Errors
 /// `Corrupt` or `Unsupported` for a document that cannot be read; those of reading the store.
@@ -141,7 +141,7 @@ pub(crate) async fn load(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Vol
     Ok(load_with_destroyed(store, key, pool).await?.0)
 }
 
-/// As [`load`], with the number of the document in which a key was destroyed last, or 0.
+/// Like [`load`], with the number of the document in which a key was last destroyed, or 0.
 pub(crate) async fn load_with_destroyed(
     store: &Store,
     key: &PoolKey,
@@ -154,10 +154,11 @@ pub(crate) async fn load_with_destroyed(
     Ok((table, state.destroyed_in))
 }
 
-/// Gives a copy the newest document of a store, alone. Returns its number; `None`: there is none.
+/// Copies the newest document of a store to a copy, and leaves no other document there. Returns its number, or `None`
+/// if there is none.
 ///
 /// # Errors
-/// `Busy` where the other store has a later one; those of both stores.
+/// `Busy` if the other store has a later one; those of both stores.
 pub(crate) async fn copy(from: &Store, to: &Store) -> Result<Option<u64>> {
     let (source, target) = (Chain::new(from, FOLDER), Chain::new(to, FOLDER));
     let Some((number, bytes)) = source.newest().await? else { return Ok(None) };
@@ -166,16 +167,16 @@ pub(crate) async fn copy(from: &Store, to: &Store) -> Result<Option<u64>> {
         let what = format!("copy the keys of volumes to {}: it has later ones", to.url());
         return Err(Error::new(ErrorKind::Busy, what));
     }
-    // Also where this was cut short before.
+    // An earlier call may have been cut short before this.
     target.delete_below(number).await?;
     Ok(Some(number))
 }
 
-/// Gives a pool that is restored from a copy the copy's keys, in a document of the same number that is of the restored
-/// state's `epoch` at most: the first pool may have had more owners since, which are none of this one. Can be repeated.
+/// Gives a pool that is restored from a copy the copy's keys, in a document of the same number. Its epoch is at most
+/// that of the restored state, `epoch`: later owners of the first pool are not owners of this one. Can be repeated.
 ///
 /// # Errors
-/// `Busy` where the pool's store has a later one; as [`load`]; those of writing.
+/// `Busy` if the pool's store has a later one; those of [`load`]; those of writing.
 pub(crate) async fn bring(
     from: &Store,
     to: &Store,
@@ -196,7 +197,7 @@ pub(crate) async fn bring(
             return Err(Error::new(ErrorKind::Busy, what));
         }
     }
-    // Also where this was cut short before.
+    // An earlier call may have been cut short before this.
     target.delete_below(state.number).await
 }
 
@@ -212,10 +213,10 @@ pub(crate) struct VolumeKeyRing {
 }
 
 impl VolumeKeyRing {
-    /// Reads the keys, and keeps earlier owners from changing them.
+    /// Reads the keys, and prevents earlier owners from changing them.
     ///
     /// # Errors
-    /// `Fenced` where a later owner has been here; as [`load`].
+    /// `Fenced` if a later owner has opened the keys; those of [`load`].
     pub(crate) async fn open(
         store: &Store,
         key: &PoolKey,
@@ -247,7 +248,7 @@ impl VolumeKeyRing {
             let written = ring.write(&mut *ring.state.lock().await, None).await;
             match written {
                 Ok(()) => return Ok(ring),
-                // The last change of an earlier owner, which it was at that moment: that is taken over, too.
+                // The last change of an earlier owner, made while it still owned the pool, is taken over too.
                 Err(error) if error.kind() == ErrorKind::Busy => {}
                 Err(error) => return Err(error),
             }
@@ -261,20 +262,20 @@ impl VolumeKeyRing {
         &self.table
     }
 
-    /// Number of the document in which a key was destroyed last, or 0.
+    /// Number of the document in which a key was last destroyed, or 0.
     pub(crate) fn destroyed_in(&self) -> u64 {
         self.destroyed_in.load(Ordering::Acquire)
     }
 
-    /// Makes a key for a new volume; durable when this returns.
+    /// Makes a key for a new volume. The key is durable when this returns.
     ///
     /// # Errors
-    /// `Full` where there are too many; `Fenced` where the pool has another owner; those of the store.
+    /// `Full` if there are too many; `Fenced` if the pool has another owner; those of the store.
     pub(crate) async fn make(&self, volume: u32) -> Result<KeyId> {
         let mut state = self.state.lock().await;
         let id = KeyId(volume);
         let mut keys = state.keys.clone();
-        // One of that number is of a volume that was not made in the end, and has sealed nothing.
+        // An existing key of that number is of a volume whose creation failed, and has sealed nothing.
         let secret = PoolKey::new(random_bytes());
         keys.insert(id, secret.clone());
         if keys.len() > COUNT_MAX {
@@ -288,11 +289,11 @@ impl VolumeKeyRing {
         Ok(id)
     }
 
-    /// Destroys keys that no volume uses: they are in no document of the store when this returns. Those that are gone
-    /// already are left out.
+    /// Destroys keys that no volume uses: no document of the store holds them when this returns. Keys that are gone
+    /// already are skipped.
     ///
     /// # Errors
-    /// As [`VolumeKeyRing::make`]; the keys may be there still.
+    /// Those of [`VolumeKeyRing::make`]; the keys may still exist.
     pub(crate) async fn destroy(&self, ids: &BTreeSet<KeyId>) -> Result<()> {
         let mut state = self.state.lock().await;
         let mut keys = state.keys.clone();
@@ -308,7 +309,8 @@ impl VolumeKeyRing {
         Ok(())
     }
 
-    /// Writes the next document: of these keys, some of which are destroyed with it or not, or of the same ones.
+    /// Writes the next document, either with `keys`, whose flag says whether keys are destroyed with it, or with the
+    /// same keys.
     async fn write(&self, state: &mut State, keys: Option<(Keys, bool)>) -> Result<()> {
         let chain = Chain::new(&self.store, FOLDER);
         for _ in 0..TRY_COUNT {
@@ -335,8 +337,8 @@ impl VolumeKeyRing {
             let found = read(&self.store, &self.key, self.pool).await?;
             match found.epoch {
                 later if later > self.epoch.0 => return Err(fenced(later)),
-                // An attempt of ours has arrived of which nobody knew. What it said counts for nothing: who asked for it
-                // was told that it failed.
+                // An unanswered attempt of ours has reached the store. Its contents are ignored, because its caller was
+                // told that it failed.
                 ours if ours == self.epoch.0 => {
                     (state.number, state.is_prune_owed) = (found.number, true);
                 }
