@@ -1,12 +1,12 @@
-//! Owns the connection to the object store of a pool: which store, with which credentials and
-//! patience, and the proof that it keeps the promises the pool stands on.
+//! Owns the connection to the object store of a pool: the store, its credentials and timeouts, and the proof that it
+//! keeps the promises on which the pool relies.
 //!
 //! Invariants:
 //! - Everything below is relative to the pool's prefix; nothing outside it is touched.
-//! - Two clients: `bulk` for segments and metadata, `control` with short timeouts for ownership,
-//!   because an owner that cannot learn soon whether it still owns the pool must say so.
-//! - A store is used only after [`Store::probe`] has shown that it refuses to create an object
-//!   twice. One that ignores the condition would let two owners win.
+//! - There are two clients: `bulk` for segments and metadata, and `control` with short timeouts for ownership, because
+//!   an owner that cannot soon learn whether it still owns the pool must say so.
+//! - A store is used only after [`Store::probe`] has shown that it refuses to create an object twice. One that ignores
+//!   the condition would let two owners win.
 //! - Credentials come from the environment and the machine's identity, never from the URL.
 
 use block::{Error, ErrorKind, Result};
@@ -29,22 +29,22 @@ use std::time::Duration;
 use tiering::listing;
 use tiering::{Answer, one_line};
 
-/// Patience with a store. All are per request unless said otherwise.
+/// Timeouts and retries of a store, per request unless said otherwise.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// Longest a bulk request may take, body included.
+    /// Longest time of a bulk request, body included.
     pub bulk_timeout: Duration,
-    /// Retries of a bulk request before the caller hears of it.
+    /// Retries of a bulk request before the caller gets the error.
     pub bulk_retry_count_max: usize,
-    /// No retry of a bulk request starts later than this.
+    /// Time after which no retry of a bulk request starts.
     pub bulk_retry_timeout: Duration,
-    /// Longest an ownership request may take.
+    /// Longest time of an ownership request.
     pub control_timeout: Duration,
     /// Retries of an ownership request.
     pub control_retry_count_max: usize,
-    /// No retry of an ownership request starts later than this.
+    /// Time after which no retry of an ownership request starts.
     pub control_retry_timeout: Duration,
-    /// Longest a connection may take to be made, for both.
+    /// Longest time to make a connection, for both clients.
     pub connect_timeout: Duration,
 }
 
@@ -66,14 +66,14 @@ impl Default for StoreOptions {
 /// Longest wait for the names of the folders of a pool: a dozen, in one page.
 const FOLDERS_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// The object store of one pool, already narrowed to the pool's prefix. Cheap to clone.
+/// The object store of one pool, narrowed to the pool's prefix. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     url: String,
     bulk: Arc<dyn ObjectStore>,
     control: Arc<dyn ObjectStore>,
     local_dir: Option<PathBuf>,
-    /// The proxy that requests go through, for people.
+    /// The proxy that requests go through, for display.
     proxy: Option<String>,
 }
 
@@ -84,21 +84,21 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `file:///path` or a
-    /// plain local directory, which is created. No request is sent to a remote store.
+    /// Opens `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `file:///path` or a plain local
+    /// directory, which is created. No request is sent to a remote store.
     ///
     /// # Errors
-    /// `Invalid` for a URL that names no store or an endpoint without TLS that is not on this
-    /// machine; `Io` where a local directory cannot be made.
+    /// `Invalid` for a URL that names no store, or an endpoint without TLS that is not on this machine; `Io` if a local
+    /// directory cannot be created.
     pub fn open(url: &str, options: &StoreOptions) -> Result<Store> {
         Store::open_as(url, options, None)
     }
 
-    /// As [`Store::open`], with the settings of variables that begin with `env_prefix` in place of the usual ones:
+    /// Like [`Store::open`], with the settings of variables that begin with `env_prefix` in place of the usual ones:
     /// with `DR_`, `DR_AWS_ACCESS_KEY_ID` and so on.
     ///
     /// # Errors
-    /// As [`Store::open`]; `Invalid` for a variable that the store's client does not take.
+    /// Those of [`Store::open`]; `Invalid` for a variable that the store's client does not accept.
     pub fn open_as(url: &str, options: &StoreOptions, env_prefix: Option<&str>) -> Result<Store> {
         let location = Location::parse(url)?;
         let settings = settings_of(env_prefix);
@@ -124,11 +124,11 @@ impl Store {
         })
     }
 
-    /// As [`Store::open_as`], for a store that exists and may be away: a directory is not made. Requests to one
-    /// that is not there fail, and are carried out once it is.
+    /// Like [`Store::open_as`], for a store that exists but may be away: its directory is not created. Requests to an
+    /// absent directory fail, and succeed once it is there.
     ///
     /// # Errors
-    /// As [`Store::open_as`].
+    /// Those of [`Store::open_as`].
     pub(crate) fn await_as(
         url: &str,
         options: &StoreOptions,
@@ -142,7 +142,7 @@ impl Store {
         Ok(Store { url: url.to_owned(), bulk, control, local_dir: Some(dir), proxy: None })
     }
 
-    /// The directory of a store that is one.
+    /// The directory of a store in a directory, otherwise `None`.
     ///
     /// # Errors
     /// `Invalid` for a URL that names no store.
@@ -153,53 +153,53 @@ impl Store {
         }
     }
 
-    /// A store that exists already: the memory store of tests, or one wrapped for faults.
+    /// Wraps an existing store: the memory store of tests, or one with injected faults.
     #[must_use]
     pub fn from_objects(url: &str, objects: Arc<dyn ObjectStore>) -> Store {
         let (bulk, control) = (Arc::clone(&objects), objects);
         Store { url: url.to_owned(), bulk, control, local_dir: None, proxy: None }
     }
 
-    /// With other objects in place of its own where it is not about ownership and keys.
+    /// Replaces the objects, except for ownership and keys.
     #[must_use]
     pub(crate) fn with_bulk(self, bulk: Arc<dyn ObjectStore>) -> Store {
         Store { bulk, ..self }
     }
 
-    /// As the user wrote it; it never holds credentials.
+    /// The URL as the user wrote it; it never holds credentials.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// For segments and metadata: retries for a while.
+    /// The client for segments and metadata, which retries for a while.
     #[must_use]
     pub fn bulk(&self) -> Arc<dyn ObjectStore> {
         Arc::clone(&self.bulk)
     }
 
-    /// For ownership and keys: answers or fails soon.
+    /// The client for ownership and keys, which answers or fails soon.
     #[must_use]
     pub fn control(&self) -> Arc<dyn ObjectStore> {
         Arc::clone(&self.control)
     }
 
-    /// Removes what puts that were cut short have left in a directory: nothing lists or reads it. To be
-    /// called by the pool's owner before it puts anything itself. Blocks.
+    /// Removes the leftovers of interrupted puts from a directory; they are neither listed nor read. The pool's owner
+    /// must call this before its own first put. Blocks.
     pub fn clean_unfinished(&self, folder: &str) {
         if let Some(dir) = &self.local_dir {
             direct::clean_unfinished(&dir.join(folder));
         }
     }
 
-    /// The directory, where the store is one on this machine.
+    /// The directory, if the store is one on this machine.
     #[must_use]
     pub fn local_dir(&self) -> Option<&Path> {
         self.local_dir.as_deref()
     }
 
-    /// Folders of the pool's prefix: some may be empty, where the store is a directory. Empty where the store does not
-    /// say.
+    /// Folders of the pool's prefix. Some may be empty if the store is a directory. The set is empty if the store does
+    /// not answer.
     pub(crate) async fn folders(&self) -> BTreeSet<String> {
         let listed = tokio::time::timeout(FOLDERS_TIME_MAX, self.control.list_with_delimiter(None));
         let Ok(Ok(listed)) = listed.await else { return BTreeSet::new() };
@@ -207,7 +207,7 @@ impl Store {
         names.map(str::to_owned).collect()
     }
 
-    /// An object below one of these folders, and which one. `None` once several listings agree.
+    /// Finds an object below one of these folders, and returns it with the folder. `None` once several listings agree.
     ///
     /// # Errors
     /// Those of listing.
@@ -244,7 +244,7 @@ impl Store {
         )
     }
 
-    /// An error with the store's name, what was being done, and what a person can do about it.
+    /// Adds to an error the store's name, the failed operation, and the action that a person can take.
     pub(crate) fn explain(&self, doing: &str, error: object_store::Error) -> Error {
         let url = &self.url;
         let reason = Reason::of(&error);
@@ -279,7 +279,7 @@ impl Store {
     }
 }
 
-/// Why a request failed, as far as the caller's next step depends on it.
+/// Reason of a failed request, as far as the caller's next step depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     Denied,
@@ -288,7 +288,7 @@ pub(crate) enum Reason {
     Exists,
     Unsupported,
     Unreachable,
-    /// The store has said what is wrong.
+    /// The store has named the cause.
     Said(Answer),
     Other,
 }
@@ -296,7 +296,7 @@ pub(crate) enum Reason {
 impl Reason {
     pub(crate) fn of(error: &object_store::Error) -> Reason {
         match error {
-            // Of other kinds of errors each has a meaning that the caller acts on.
+            // Each other kind of error has a meaning on which the caller acts.
             object_store::Error::Generic { .. }
             | object_store::Error::PermissionDenied { .. }
             | object_store::Error::Unauthenticated { .. }
@@ -318,12 +318,12 @@ impl Reason {
     /// Looks through the chain of a generic error.
     fn of_cause(error: &object_store::Error) -> Reason {
         let text = error.to_string();
-        // The token endpoints of the three clouds' machine identities.
+        // The token endpoints of the machine identities of the three clouds.
         if text.contains("169.254.169.254") || text.contains("metadata.google.internal") {
             return Reason::NoCredentials;
         }
-        // The client has no kind of error for these: what a listing is refused with, and what stores say
-        // that know no conditional put.
+        // The client has no kind of error for these: refused listings, and the answers of stores that do not know
+        // conditional puts.
         let said = |status: u16| text.contains(&format!("status code: {status} "));
         if said(401) || said(403) {
             return Reason::Denied;
@@ -365,7 +365,7 @@ impl Reason {
     }
 }
 
-/// Keeps the cause. `object_store` prints its own causes within itself, so it ends the chain.
+/// Keeps the cause. `object_store` includes its causes in its own text, so this ends the chain.
 struct Cause(object_store::Error);
 
 impl fmt::Debug for Cause {
@@ -396,7 +396,7 @@ fn credential_hint(url: &str) -> &'static str {
     }
 }
 
-/// What a URL names.
+/// The place that a URL names.
 #[derive(Debug, PartialEq, Eq)]
 enum Location {
     Directory(PathBuf),
@@ -432,7 +432,7 @@ impl Location {
         if bucket.is_empty() {
             return Err(invalid("it names no bucket"));
         }
-        // The client panics where a bucket's name makes no address.
+        // The client panics if a bucket's name makes no address.
         let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"-._$@:?".contains(&byte);
         if !bucket.bytes().all(is_letter) {
             return Err(invalid(
@@ -458,7 +458,8 @@ impl Location {
 }
 
 impl Location {
-    /// Scheme, and the path below it: of a directory as it really is, also where only a part of it is there yet.
+    /// The scheme and the path below it. The path of a directory is its real path, even if only a part of it exists
+    /// yet.
     fn parts(self) -> (&'static str, PathBuf) {
         match self {
             Location::Directory(dir) => ("file", real(&dir)),
@@ -477,11 +478,11 @@ fn real(dir: &Path) -> PathBuf {
     dir.ancestors().find_map(of).unwrap_or_else(|| dir.clone())
 }
 
-/// Whether a URL names the place of another one, or one within it, however they are spelled. Blocks where both are
-/// directories, for as long as these do not answer.
+/// Tells whether a URL names the same place as another one, or a place within it, however they are spelled. Blocks if
+/// both are directories, until their file systems answer.
 pub(crate) fn is_within(url: &str, outer: &str) -> bool {
     match (Location::parse(url), Location::parse(outer)) {
-        // Directories are asked for only where both are.
+        // Directories are resolved only if both are directories.
         (Ok(Location::Directory(_)), Ok(outer)) if !matches!(outer, Location::Directory(_)) => {
             false
         }
@@ -494,15 +495,15 @@ pub(crate) fn is_within(url: &str, outer: &str) -> bool {
     }
 }
 
-/// The URL of a folder below what a URL names.
+/// The URL of a folder below the place of a URL.
 pub(crate) fn below(url: &str, folder: &str) -> String {
     format!("{}/{folder}", url.trim_end_matches('/'))
 }
 
-/// Whether a URL names a store. Nothing is opened.
+/// Checks that a URL names a store. Nothing is opened.
 ///
 /// # Errors
-/// `Invalid`, as [`Store::open`].
+/// `Invalid`, as for [`Store::open`].
 pub fn check_url(url: &str) -> Result<()> {
     Location::parse(url).map(drop)
 }
@@ -531,7 +532,7 @@ impl Patience {
         }
     }
 
-    /// The two timeouts as the builders take them.
+    /// The two timeouts in the form of the builders.
     fn settings(&self) -> [(ClientConfigKey, String); 2] {
         [
             (ClientConfigKey::Timeout, format!("{}ms", self.timeout.as_millis())),
@@ -563,12 +564,13 @@ fn open_directory(dir: &Path) -> Result<Arc<dyn ObjectStore>> {
     Ok(Arc::new(direct::DirectFiles::new(dir.to_owned(), local)))
 }
 
-/// The variables of the environment whose names begin with `prefix`, without that; `None`: the usual ones.
+/// The variables of the environment whose names begin with `prefix`, without the prefix; `None` stands for the usual
+/// ones.
 fn settings_of(prefix: Option<&str>) -> Option<Vec<(String, String)>> {
     prefix.map(variables_with)
 }
 
-/// The variables of the environment whose names begin with `prefix`, without that.
+/// The variables of the environment whose names begin with `prefix`, without the prefix.
 fn variables_with(prefix: &str) -> Vec<(String, String)> {
     let with_prefix = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         let name = name.to_str()?.strip_prefix(prefix)?.to_owned();
@@ -577,7 +579,7 @@ fn variables_with(prefix: &str) -> Vec<(String, String)> {
     std::env::vars_os().filter_map(with_prefix).collect()
 }
 
-/// One variable of those, or of the usual ones.
+/// The value of one of these variables, or of a usual one if `settings` is `None`.
 fn variable(settings: Option<&[(String, String)]>, name: &str) -> Option<String> {
     match settings {
         None => std::env::var(name).ok(),
@@ -585,7 +587,7 @@ fn variable(settings: Option<&[(String, String)]>, name: &str) -> Option<String>
     }
 }
 
-/// Sets what variables say, and leaves alone what is none of this store's client.
+/// Applies the variables of this store's client and ignores the others.
 fn set_all<B, K: std::str::FromStr>(
     builder: B,
     settings: &[(String, String)],
@@ -636,8 +638,8 @@ fn open_remote(
         Location::Gcs { bucket, prefix } => {
             let mut builder = gcs_builder(settings).with_bucket_name(bucket);
             let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
-            // This client takes plain HTTP unless it is told not to, so what it is set to does not say what the
-            // operator allows. The metadata server of Google's machines has no TLS, and a client of its own.
+            // This client accepts plain HTTP by default, so its setting does not tell what the operator allows. The
+            // metadata server of Google's machines has no TLS, and its own client.
             let allowed = variable(settings, "GOOGLE_ALLOW_HTTP");
             let is_plain = plain_http(endpoint.as_deref(), allowed.as_deref())?
                 || allowed.as_deref().is_some_and(is_yes);
@@ -704,8 +706,8 @@ fn narrow<T: ObjectStore>(
     Ok(Arc::new(PrefixStore::new(objects, prefix)))
 }
 
-/// Whether an endpoint is spoken to without TLS: yes for `http://` on this machine, or anywhere
-/// when the environment allows it.
+/// Tells whether an endpoint is used without TLS: yes for `http://` on this machine, or anywhere if the environment
+/// allows it.
 fn plain_http(endpoint: Option<&str>, allowed: Option<&str>) -> Result<bool> {
     let Some(rest) = endpoint.and_then(|endpoint| endpoint.strip_prefix("http://")) else {
         return Ok(false);
@@ -723,12 +725,12 @@ fn plain_http(endpoint: Option<&str>, allowed: Option<&str>) -> Result<bool> {
     ))
 }
 
-/// Whether a variable says yes.
+/// Tells whether a variable says yes.
 fn is_yes(value: &str) -> bool {
     matches!(value, "true" | "1" | "yes" | "on")
 }
 
-/// Whether `host[:port][/…]` is this machine.
+/// Tells whether `host[:port][/…]` is this machine.
 fn is_loopback(authority: &str) -> bool {
     let host = settings::host_of(authority);
     host == "localhost"
