@@ -1,11 +1,11 @@
-//! An open pool: one write log, one data tier, the volumes that share them, and the job that moves
-//! data from the one to the other.
+//! An open pool: one write log, one data tier, the volumes that share them, and the job that moves data from the log to
+//! the tier.
 //!
 //! Invariants:
-//! - The log is opened at the LSN that the metadata says is destaged, and only by the epoch that
+//! - The log is opened at the LSN up to which the metadata says that everything is destaged, and only by the epoch that
 //!   the manifest chain granted.
 //! - A generation leaves the log only after its destage is durable in the object store.
-//! - Once fenced or failed, nothing is acknowledged any more; a restart is the only way back.
+//! - Once fenced or failed, the pool acknowledges nothing; a restart is the only way back.
 //! - A volume's id is never used twice, and its name by one present volume at a time.
 
 mod aside;
@@ -38,23 +38,23 @@ use std::time::Duration;
 use tiering::Tier;
 use tokio::sync::watch;
 
-/// Longest that closing waits for a background job. Chosen by hand: a job ends between two steps at
-/// once, unless the store does not answer.
+/// Longest time that closing waits for a background job. Chosen by hand: a job ends between two steps at once, unless
+/// the store does not answer.
 const JOB_GRACE: Duration = Duration::from_secs(10);
 
-/// Why writes that were answered may be gone.
+/// Reasons why answered writes may be gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepBack {
-    /// The machine stopped while writes were answered ahead of stable storage, and the log's end
-    /// cannot be proven whole.
+    /// The machine stopped while writes were answered ahead of stable storage, and the log's end cannot be proven
+    /// whole.
     Reboot,
-    /// The pool was taken from another machine, with what that one had not yet copied to the store.
+    /// The pool was taken from another machine, without the data that it had not yet copied to the store.
     TakeOver,
-    /// The write log of this directory was given up, with what the store did not hold yet.
+    /// The write log of this directory was given up, with the data that the store did not hold yet.
     LostLog,
-    /// A write or sync of the log failed, and the kernel has dropped what it could not write.
+    /// A write or sync of the log failed, and the kernel has dropped the data that it could not write.
     FailedLog,
-    /// The file system of the log was unmounted after the daemon had died, and may not have been written whole.
+    /// The file system of the log was unmounted after the daemon had died, and may not have been written completely.
     Remount,
 }
 
@@ -69,7 +69,7 @@ impl From<TailLoss> for StepBack {
 }
 
 impl StepBack {
-    /// What happened, for people.
+    /// The cause in words.
     fn why(self) -> &'static str {
         match self {
             StepBack::Reboot => {
@@ -90,10 +90,10 @@ impl StepBack {
     }
 }
 
-/// What a volume has only where it is asked for.
+/// Optional traits of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeTraits {
-    /// A key of its own: what the volume holds can be made unreadable by destroying it.
+    /// A key of its own: destroying it makes the volume's data unreadable.
     pub own_key: bool,
     /// Blocks that are stored already are not stored again.
     pub dedup: bool,
@@ -104,11 +104,11 @@ pub struct Pool {
     shared: Arc<Shared>,
     volume_keys: VolumeKeyRing,
     volumes: Mutex<Volumes>,
-    /// Creating, renaming and removing volumes: one at a time.
+    /// Serialises creating, renaming and removing volumes.
     changes: tokio::sync::Mutex<()>,
     stop: watch::Sender<bool>,
     jobs: Mutex<Vec<tokio::task::JoinHandle<()>>>,
-    /// Watches over these, and over the other jobs of the process.
+    /// Supervises these jobs and the other jobs of the process.
     supervisor: Jobs,
     retention: Duration,
     clock: OnceLock<ProvenClock>,
@@ -119,16 +119,16 @@ struct Volumes {
     records: BTreeMap<u32, VolumeRecord>,
     present: BTreeMap<String, Arc<Volume>>,
     snapshots: Snapshots,
-    /// The one that is being rolled back, or renamed: nobody gets it.
+    /// The volume that is being rolled back or renamed; it is not handed out.
     held: Option<String>,
-    /// The time that came last for a volume's schedule and that was seen to.
+    /// The last time of a volume's schedule that was dealt with.
     slots_done: BTreeMap<u32, u64>,
-    /// The time for which it was said that no snapshot was made.
+    /// The time for which a missing snapshot was reported.
     slots_warned: BTreeMap<u32, u64>,
 }
 
 impl Volumes {
-    /// The id of the next volume, whose name is free.
+    /// The id of the next volume. Its name must be free.
     fn new_id(&self, what: &str, name: &str) -> Result<u32> {
         crate::record::check_free_name(name)
             .map_err(|error| error.context(format!("{what} volume {name}")))?;
@@ -142,11 +142,11 @@ impl Volumes {
 }
 
 impl Pool {
-    /// Takes over an opened log and tier, finds the volumes and starts the destage job. Volumes of
-    /// which a side file is `missing` are not served.
+    /// Takes over an opened log and tier, finds the volumes and starts the destage job. Volumes with a `missing` side
+    /// file are not served.
     ///
     /// # Errors
-    /// `Corrupt` or `Unsupported` when a volume's record cannot be read.
+    /// `Corrupt` or `Unsupported` if a volume's record cannot be read.
     pub(crate) fn start(
         log: Log,
         (tier, volume_keys): (Tier, VolumeKeyRing),
@@ -194,20 +194,20 @@ impl Pool {
         }))
     }
 
-    /// To be called before anything is served: what tells the time from here on. Of a pool without, the machine does.
+    /// Sets the clock. Call this before anything is served; a pool without a clock uses the machine's.
     pub(crate) fn set_clock(&self, clock: ProvenClock) {
         let is_first = self.clock.set(clock).is_ok();
         debug_assert!(is_first, "it has told the time before");
     }
 
-    /// Tells the time.
+    /// The clock of the pool.
     pub(crate) fn clock(&self) -> &ProvenClock {
         self.clock
             .get_or_init(|| ProvenClock::new(Arc::new(SystemTimes), uuid::Uuid::nil(), 0, None))
     }
 
-    /// The newest time that a record names, in seconds since the Unix epoch, but for those that are yet to come at
-    /// `now`; 0 where there is none.
+    /// The newest time that a record names, in seconds since the Unix epoch, ignoring times that are still in the
+    /// future at `now`; 0 if there is none.
     pub(crate) fn newest_stamp(&self, now: u64) -> u64 {
         let volumes = self.volumes.lock();
         let of_volumes = volumes.records.values().flat_map(|record| {
@@ -227,27 +227,27 @@ impl Pool {
         &self.supervisor
     }
 
-    /// To be called before anything is served, when writes that were answered may be gone. A client
-    /// on the machine that stopped ended with it. One on another machine goes on as if nothing had
-    /// happened, and to what it has mounted a silent step back is corruption: it is refused,
-    /// durably, until [`Pool::accept_step_back`]. Once an `epoch`, the owner's.
+    /// Marks the volumes that may have lost answered writes. Call this before anything is served. A client on the
+    /// machine that stopped ended with it. A client on another machine continues as if nothing had happened, and to the
+    /// file system that it has mounted a silent step back is corruption: the client is refused, durably, until
+    /// [`Pool::accept_step_back`]. Happens once per `epoch`, which is the owner's.
     ///
     /// # Errors
     /// Those of writing the log.
     pub async fn note_step_back(&self, cause: StepBack, epoch: Epoch) -> Result<()> {
         let is_concerned = |record: &VolumeRecord| {
             let may_lack_writes = match cause {
-                // Otherwise remote clients wait for stable storage.
+                // With the other durabilities remote clients wait for stable storage.
                 StepBack::Reboot => {
                     matches!(record.durability, Durability::Flush | Durability::Store)
                 }
-                // This machine, and so clients on it, went on.
+                // This machine kept running, and so did clients on it.
                 StepBack::FailedLog | StepBack::Remount => record.durability != Durability::Write,
                 StepBack::TakeOver | StepBack::LostLog => true,
             };
             may_lack_writes && record.stepped_back_in != epoch.0
         };
-        // One that was removed may be restored.
+        // A removed volume may be restored.
         for mut record in self.records() {
             if record.state != VolumeState::Present && is_concerned(&record) {
                 (record.is_stepped_back, record.stepped_back_in) = (true, epoch.0);
@@ -267,12 +267,12 @@ impl Pool {
         Ok(())
     }
 
-    /// Somebody says that no client of before the step back goes on: clients are served again. With
-    /// `give_up_writes` a volume of which a side file is missing goes back to what the store has.
+    /// Accepts a step back, once a person confirms that no client from before it is still running: clients are served
+    /// again. With `give_up_writes` a volume with a missing side file goes back to its data in the store.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` when there is nothing to accept or `give_up_writes` is missing; those of
-    /// writing the log and the store.
+    /// `NotFound`; `Invalid` if there is nothing to accept or `give_up_writes` is missing; those of writing the log and
+    /// the store.
     pub async fn accept_step_back(&self, name: &str, give_up_writes: bool) -> Result<VolumeRecord> {
         let volume = self.find(name)?;
         let closed = self.shared.check_open(volume.id()).err();
@@ -285,7 +285,7 @@ impl Pool {
         self.update_stepped_back(&volume, None).await
     }
 
-    /// `None`: it is accepted.
+    /// Sets the epoch of a step back; `None` accepts it.
     async fn update_stepped_back(
         &self,
         volume: &Volume,
@@ -320,10 +320,10 @@ impl Pool {
         volumes.records.values().filter(|r| r.state != VolumeState::Purged).cloned().collect()
     }
 
-    /// Creates a thin volume; durable when this returns.
+    /// Creates a thin volume, durably.
     ///
     /// # Errors
-    /// `Invalid` for a bad size, `Busy` when the name is taken.
+    /// `Invalid` for a bad size, `Busy` if the name is taken.
     pub async fn create_volume(
         &self,
         name: &str,
@@ -333,10 +333,10 @@ impl Pool {
         self.create_volume_with(name, size_bytes, durability, VolumeTraits::default()).await
     }
 
-    /// As [`Pool::create_volume`], with what a volume has only where it is asked for.
+    /// Like [`Pool::create_volume`], with optional traits.
     ///
     /// # Errors
-    /// Also `Full` where too many volumes have a key of their own, and those of the store.
+    /// Also `Full` if too many volumes have a key of their own, and those of the store.
     pub async fn create_volume_with(
         &self,
         name: &str,
@@ -361,10 +361,10 @@ impl Pool {
         Ok(volume)
     }
 
-    /// Changes the size of a volume in use; shrinking drops what lies past the new end for good.
+    /// Changes the size of a volume in use. Shrinking drops everything past the new end for good.
     ///
     /// # Errors
-    /// `NotFound`, `Invalid`; `Denied` when it would shrink and `may_shrink` is false.
+    /// `NotFound`, `Invalid`; `Denied` if it would shrink and `may_shrink` is false.
     pub async fn resize_volume(
         &self,
         name: &str,
@@ -392,7 +392,7 @@ impl Pool {
         Ok(record)
     }
 
-    /// Changes durability, read-only and deduplication of a volume in use; what is `None` stays as it is.
+    /// Changes durability, read-only and deduplication of a volume in use; `None` keeps the current value.
     ///
     /// # Errors
     /// `NotFound`; those of writing the log.
@@ -414,8 +414,8 @@ impl Pool {
             return Ok(before);
         }
         if before.durability != Durability::Write {
-            // A flush under `write` is answered at once because every answer waited; answers of
-            // the time before must be made durable first.
+            // A flush under `write` is answered at once because every answer has waited. Earlier answers must be made
+            // durable first.
             self.shared.log.flush().await?;
         }
         let record = volume
@@ -441,17 +441,17 @@ impl Pool {
         Ok(record)
     }
 
-    /// Stops serving a volume. With `now` its contents are dropped at once, otherwise it can be
-    /// restored for the retention time.
+    /// Stops serving a volume. With `now` its contents are dropped at once, otherwise it can be restored for the
+    /// retention time.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound`; `Busy` while it has snapshots.
     pub async fn remove_volume(&self, name: &str, now: bool) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
         self.remove_alone(name, now).await
     }
 
-    /// As [`Pool::remove_volume`], for whoever changes volumes alone.
+    /// Like [`Pool::remove_volume`], for a caller that holds the lock of the changes.
     async fn remove_alone(&self, name: &str, now: bool) -> Result<VolumeRecord> {
         if now
             && self.volume(name).is_none()
@@ -463,7 +463,7 @@ impl Pool {
         self.volumes.lock().check_no_snapshots(volume.id().0, name)?;
         let lock = self.shared.change_lock(volume.id());
         let record = {
-            // No write or resize is under way, and none that waits gets past `retire`.
+            // No write or resize is under way, and a waiting one does not get past `retire`.
             let _alone = lock.write().await;
             let mut record = volume.record();
             record.state = VolumeState::Removed { removed_at: self.clock().stamp() };
@@ -486,7 +486,7 @@ impl Pool {
     /// Serves a removed volume again.
     ///
     /// # Errors
-    /// `NotFound` when there is none of that name, `Busy` when another volume has the name.
+    /// `NotFound` if there is none of that name, `Busy` if another volume has the name.
     pub async fn restore_volume(&self, name: &str) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
         let Some(mut record) = self.removed(name) else {
@@ -513,7 +513,7 @@ impl Pool {
     /// Those of the log.
     pub async fn purge_expired(&self) -> Result<usize> {
         let purged = self.purge_old().await;
-        // This may wait for the store, and nobody for this.
+        // This may wait for the store, and nothing waits for it.
         self.retire_purged().await;
         purged
     }
@@ -538,7 +538,7 @@ impl Pool {
         Ok(count)
     }
 
-    /// A volume of that name was removed and can be restored.
+    /// Tells whether a volume of that name was removed and can be restored.
     #[must_use]
     pub fn is_removed(&self, name: &str) -> bool {
         self.removed(name).is_some()
@@ -554,7 +554,8 @@ impl Pool {
     }
 
     async fn purge(&self, mut record: VolumeRecord) -> Result<VolumeRecord> {
-        // As one step, and the record first: never a volume that can be restored but reads as zeroes.
+        // Both entries are one step, and the record comes first: a volume that can be restored but reads as zeroes
+        // never exists.
         record.state = VolumeState::Purged;
         let entry = self.shared.record_entry(&record)?;
         self.shared.append_change(entry, vec![shared::trim_of_all(VolumeId(record.id))]).await?;
@@ -567,13 +568,13 @@ impl Pool {
         self.volume(name).ok_or_else(|| self.why_not(name))
     }
 
-    /// A volume is held back for a moment.
+    /// Tells whether a volume is held back at the moment.
     #[must_use]
     pub fn is_any_held(&self) -> bool {
         self.volumes.lock().held.is_some()
     }
 
-    /// Why there is no volume of that name.
+    /// The error that explains why there is no volume of that name.
     #[must_use]
     pub fn why_not(&self, name: &str) -> Error {
         if self.volumes.lock().held.as_deref() == Some(name) {
@@ -584,7 +585,7 @@ impl Pool {
         Error::new(ErrorKind::NotFound, what)
     }
 
-    /// Resolves when everything that was answered before the call is in the object store.
+    /// Resolves when all data answered before the call is in the object store.
     ///
     /// # Errors
     /// Those of the log and of the pool's end.
@@ -592,10 +593,10 @@ impl Pool {
         self.destage_those(|_| true).await
     }
 
-    /// As [`Pool::destage_all`], for what some volumes were answered.
+    /// Like [`Pool::destage_all`], for the data of some volumes.
     ///
     /// # Errors
-    /// As [`Pool::destage_all`].
+    /// Those of [`Pool::destage_all`].
     pub(crate) async fn destage_volumes(&self, volumes: &BTreeSet<u32>) -> Result<Lsn> {
         self.destage_those(|volume| volumes.contains(&volume.0)).await
     }
@@ -629,7 +630,7 @@ impl Pool {
     /// Walks everything that the store holds and verifies it; changes nothing.
     ///
     /// # Errors
-    /// Those that keep the walk from going on. What is wrong with the pool is in the report.
+    /// Those that prevent the walk. Problems of the pool are in the report.
     pub async fn fsck(&self) -> Result<crate::admin::FsckInfo> {
         let report = self.shared.tier.fsck(tiering::FsckOptions::default()).await?;
         let records = self.shared.tier.volume_records();
@@ -637,25 +638,25 @@ impl Pool {
         Ok(crate::serve::fsck_info(self.records().len(), report, without_key))
     }
 
-    /// Volumes that the store holds less far than the others, with the side files that hold the rest.
+    /// Volumes that are behind the others in the store, with the side files that hold the rest.
     #[must_use]
     pub fn asides(&self) -> BTreeMap<VolumeId, Vec<tiering::AsideFile>> {
         self.shared.tier.asides()
     }
 
-    /// Nothing of the volume is served, because a side file of it is missing here.
+    /// Tells whether the volume is not served because a side file of it is missing here.
     #[must_use]
     pub fn is_closed(&self, volume: &Volume) -> bool {
         self.shared.check_open(volume.id()).is_err()
     }
 
-    /// How the write log stands.
+    /// The state of the write log.
     #[must_use]
     pub fn log_status(&self) -> replication::LogStatus {
         self.shared.log.status()
     }
 
-    /// How far the ring of the write log is made.
+    /// Progress of the creation of the write log's ring.
     #[must_use]
     pub fn ring_space(&self) -> replication::RingSpace {
         self.shared.log.ring_space()
@@ -665,40 +666,40 @@ impl Pool {
         &self.shared.tier
     }
 
-    /// What deduplication has found.
+    /// The state of deduplication.
     #[must_use]
     pub fn dedup_status(&self) -> tiering::DedupStatus {
         self.shared.tier.dedup_status()
     }
 
-    /// What the store holds, and what reclaim has done.
+    /// The contents of the store, and the work of reclaim.
     #[must_use]
     pub fn reclaim_status(&self) -> tiering::ReclaimStatus {
         self.shared.tier.reclaim_status()
     }
 
-    /// How the data tier stands.
+    /// The state of the data tier.
     #[must_use]
     pub fn tier_status(&self) -> tiering::TierStatus {
         self.shared.tier.status()
     }
 
-    /// What the destage job has done.
+    /// The work of the destage job.
     #[must_use]
     pub fn destage_progress(&self) -> DestageProgress {
         self.shared.progress.lock().clone()
     }
 
-    /// Another epoch owns the pool: nothing is acknowledged from here on.
+    /// Stops acknowledging, as another epoch owns the pool.
     pub fn fence(&self, error: Error) {
         self.shared.fail(error);
     }
 
-    /// Resolves when the pool has stopped for good (another owner has it, the store lost it, or the disk of its write log
-    /// failed), with the reason.
+    /// Resolves when the pool has stopped for good (another owner has it, the store lost it, or the disk of its write
+    /// log failed), with the reason.
     pub async fn ended(&self) -> Error {
         let mut destaged = self.shared.destaged.subscribe();
-        // The sender lives as long as the pool does.
+        // The sender lives as long as the pool.
         tokio::select! {
             biased;
             _ = destaged.wait_for(|_| self.shared.is_stopped()) => {}
@@ -708,7 +709,7 @@ impl Pool {
         self.shared.fatal.get().cloned().unwrap_or_else(closed)
     }
 
-    /// Resolves when the write log has failed. What it answered before is no longer served: the kernel may drop it.
+    /// Resolves when the write log has failed. Earlier data is no longer served, because the kernel may drop it.
     async fn log_failed(&self) -> Error {
         let mut changes = self.shared.log.changes();
         loop {
@@ -721,23 +722,22 @@ impl Pool {
         }
     }
 
-    /// Once the disk of the write log has failed: what the next opening should hear.
+    /// The note for the next opening, once the disk of the write log has failed.
     pub(crate) fn log_failure_note(&self) -> Option<Vec<u8>> {
         self.shared.log.failure_note()
     }
 
-    /// True once nothing is served any more.
+    /// The error of a pool that no longer serves anything, otherwise `None`.
     #[must_use]
     pub fn fatal(&self) -> Option<Error> {
         self.shared.check_serving().err()
     }
 
-    /// Orderly stop. Front ends must have finished their requests. What the store does not hold
-    /// yet stays in the log and is destaged after the next start. Returns the last LSN and the
-    /// last destaged one.
+    /// Stops the pool in order. Front ends must have finished their requests. Data that the store does not hold yet
+    /// stays in the log and is destaged after the next start. Returns the last LSN and the last destaged one.
     ///
     /// # Errors
-    /// The first failure; the log is then marked unclean and recovery does its work.
+    /// The first failure; the log is then marked unclean, and the next start recovers it.
     pub async fn close(&self) -> Result<(Lsn, Lsn)> {
         self.shared.begin_closing();
         let flushed = self.shared.log.flush().await;
@@ -745,7 +745,7 @@ impl Pool {
         let jobs = std::mem::take(&mut *self.jobs.lock());
         for mut job in jobs {
             let Ok(ended) = tokio::time::timeout(JOB_GRACE, &mut job).await else {
-                // It waits for the store; whatever it was at is repeated after the next start.
+                // It waits for the store; its current step is repeated after the next start.
                 job.abort();
                 continue;
             };
@@ -762,7 +762,7 @@ impl Pool {
         let last_lsn = flushed?;
         log_closed?;
         match tier_closed {
-            // What the store lacks is in the log, which is closed in order.
+            // Data that the store lacks is in the log, which is closed in order.
             Err(error) if error.kind() == ErrorKind::Unavailable => {
                 tracing::warn!(error = %error.chain(), "the store did not hear of the end");
             }

@@ -1,12 +1,13 @@
-//! The volume record: what a pool remembers of a volume besides its contents.
+//! The volume record: everything that a pool remembers of a volume besides its contents.
 //!
 //! Invariants:
-//! - A record is an absolute image: the newest one in the log, else the one in the metadata, is
+//! - A record is an absolute image: the newest one in the log, or else the one in the metadata, is
 //!   the truth, so replaying one twice changes nothing.
-//! - Records are never deleted, so an id is never given out twice: a purged volume leaves a
-//!   tombstone of a few bytes.
-//! - Stored as JSON with a version (docs/format.md, "Volume record"): rare, small, and readable by
-//!   a person at 3 a.m. It is sealed like everything else in the log and the metadata.
+//! - Records are never deleted, so no id is given out twice: a purged volume leaves a tombstone of
+//!   a few bytes.
+//! - Records are stored as JSON with a version (docs/format.md, "Volume record"): they are rare,
+//!   small, and readable by a person at 3 a.m. They are sealed like everything else in the log and
+//!   the metadata.
 
 use crate::schedule::Schedule;
 use crate::snapshot::SnapshotRecord;
@@ -14,32 +15,33 @@ use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Version of a record without a key of its own.
+/// Version of a record of a volume without a key of its own.
 pub const VERSION: u32 = 1;
-/// Version of one with: who does not know of such keys would use the pool's.
+/// Version of a record of a volume with its own key: a program that does not know such keys would
+/// use the pool's.
 pub const KEYED_VERSION: u32 = 2;
 
-/// Bytes of an encoded record at most. Chosen by hand: ten times what the longest name needs.
+/// Most bytes of an encoded record. Chosen by hand: ten times the need of the longest name.
 pub const RECORD_BYTES_MAX: usize = 4096;
 
-/// What an answered request promises. The words are those of the configuration.
+/// The promise of an answered request. The words are those of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
-    /// `Flush` for clients on this machine, `Write` for those that reach it over a network,
-    /// because they survive a reboot that the unsynced tail of the log may not.
+    /// `Flush` for clients on this machine, `Write` for those that reach it over a network, because
+    /// they survive a reboot that the unsynced tail of the log may not.
     #[default]
     Auto,
-    /// A write is in the log file when it is answered: safe from a crash of the daemon. A flush or
-    /// FUA makes it safe from a loss of power.
+    /// An answered write is in the log file, where a crash of the daemon cannot harm it. A flush or
+    /// FUA protects it from a loss of power.
     Flush,
     /// Every answer waits for stable storage. For clients that survive a reboot of this machine.
     Write,
-    /// As `Flush`, and a flush or FUA also waits until the object store holds the data.
+    /// Like `Flush`, and a flush or FUA also waits until the object store holds the data.
     Store,
 }
 
-/// Where a volume is in its life.
+/// The stages in the life of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "state")]
 pub enum VolumeState {
@@ -64,39 +66,39 @@ pub struct VolumeRecord {
     pub name: String,
     /// Size in bytes, a multiple of 512.
     pub size_bytes: u64,
-    /// What its answers promise.
+    /// The promise of its answers.
     pub durability: Durability,
-    /// No write is accepted.
+    /// Writes are refused.
     pub is_read_only: bool,
     /// Seconds since the Unix epoch.
     pub created_at: u64,
-    /// A reboot may have taken writes that were answered but never flushed, and nobody has said yet
-    /// that no client of before goes on: clients on other machines are refused.
+    /// A reboot may have lost writes that were answered but never flushed, and no one has confirmed
+    /// yet that no client from before it is still running. Clients on other machines are refused.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_stepped_back: bool,
-    /// Epoch in which it stepped back last, or 0. What was attached in an earlier one has seen what is
-    /// gone, whoever has accepted that since.
+    /// Epoch in which the volume last stepped back, or 0. A client that attached in an earlier
+    /// epoch has seen writes that are gone, even if the loss was accepted since.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stepped_back_in: u64,
-    /// Seconds since the Unix epoch from which it is removed by itself, or 0.
+    /// Seconds since the Unix epoch at which the volume is removed automatically, or 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub expires_at: u64,
-    /// When snapshots of it are made by themselves.
+    /// Schedule of its automatic snapshots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
-    /// Volume that its own key was made for, or 0: it is under the pool's.
+    /// Volume that its own key was made for; 0 if it uses the pool's key.
     #[serde(default, skip_serializing_if = "is_zero_id")]
     pub own_key: u32,
-    /// What is destaged of it is looked for among what is stored.
+    /// Data destaged from it is looked up among the stored data.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_dedup: bool,
-    /// Where it is in its life.
+    /// Stage in its life.
     #[serde(flatten)]
     pub state: VolumeState,
 }
 
 impl VolumeRecord {
-    /// A volume that is present and writable.
+    /// Returns the record of a volume that is present and writable.
     #[must_use]
     pub fn new(id: u32, name: &str, size_bytes: u64, durability: Durability, now: u64) -> Self {
         VolumeRecord {
@@ -117,21 +119,22 @@ impl VolumeRecord {
         }
     }
 
-    /// The same, under the key that was made for the volume with this id; 0: the pool's.
+    /// The same record, under the key that was made for the volume with this id, or under the
+    /// pool's for 0.
     #[must_use]
     pub fn with_own_key(self, own_key: u32) -> Self {
         let version = if own_key == 0 { VERSION } else { KEYED_VERSION };
         VolumeRecord { version, own_key, ..self }
     }
 
-    /// What was attached in `epoch`, when the volume had stepped back before or not, has seen what is
-    /// gone.
+    /// Tells whether a client that attached in `epoch`, with the volume stepped back or not at that
+    /// time, has seen writes that are gone.
     #[must_use]
     pub fn has_stepped_back_since(&self, epoch: Epoch, was_stepped_back: bool) -> bool {
         epoch.0 < self.stepped_back_in || (self.is_stepped_back && !was_stepped_back)
     }
 
-    /// Of the volume as a snapshot shows it: what its clients are told. Never stored.
+    /// The record of the volume as a snapshot shows it, which its clients are told. Never stored.
     #[must_use]
     pub fn of_snapshot(&self, snapshot: &SnapshotRecord) -> VolumeRecord {
         VolumeRecord {
@@ -151,10 +154,10 @@ impl VolumeRecord {
         serde_json::to_vec(self).expect("a record has only plain fields").into()
     }
 
-    /// Reads an image.
+    /// Decodes an image.
     ///
     /// # Errors
-    /// `Corrupt` when it is not one, `Unsupported` when a newer release wrote it.
+    /// `Corrupt` if it is not an image, `Unsupported` if a newer release wrote it.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(Error::new(ErrorKind::Corrupt, "decode volume record: it is too long"));
@@ -194,23 +197,23 @@ pub(crate) fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// A word of `spindle attach`, which no new volume is called. One that an earlier program has made is attached as
-/// `POOL/list`.
+/// A word of `spindle attach`, which no new volume may have as its name. A volume of this name from
+/// an earlier program is attached as `POOL/list`.
 const LIST: &str = "list";
 
-/// Whether a new volume may be called so.
+/// Checks whether a new volume may have this name.
 ///
 /// # Errors
-/// As [`check_name`]; `Invalid` for a word of the command line.
+/// Those of [`check_name`]; `Invalid` for a word of the command line.
 pub fn check_free_name(name: &str) -> Result<()> {
     check_not_reserved(name)?;
     check_name(name)
 }
 
-/// Whether a name is no word of the command line.
+/// Checks that a name is not a word of the command line.
 ///
 /// # Errors
-/// `Invalid` for one that is.
+/// `Invalid` if it is one.
 pub fn check_not_reserved(name: &str) -> Result<()> {
     if name == LIST {
         let what = "`spindle attach list` shows what is attached, so no volume is called list; choose another name";
@@ -219,8 +222,8 @@ pub fn check_not_reserved(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Names of volumes, pools and exports: 1 to 63 of letters, digits, `.`, `_` and `-`, not starting
-/// with `.` or `-`, so that they are safe in URIs, paths and command lines.
+/// Checks a name of a volume, a pool or an export: 1 to 63 letters, digits, `.`, `_` and `-`, not
+/// starting with `.` or `-`, which makes it safe in URIs, paths and command lines.
 ///
 /// # Errors
 /// `Invalid` with the rule.

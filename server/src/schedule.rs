@@ -1,10 +1,10 @@
-//! Schedules of snapshots: when one is due, and which of those made before are kept. Pure: times in, times out.
+//! Schedules of snapshots: when one is due, and which earlier ones are kept. Pure: times in, times out.
 //!
 //! Invariants:
-//! - All times are UTC, in seconds since the Unix epoch: there is no hour that is missing or comes twice.
-//! - Of each hour, day, week and month the newest snapshot counts, as many back as the schedule keeps; the newest one
-//!   of all is always kept. The newest one is the one that was made last: where the clock was put back, an hour that
-//!   comes again is another hour.
+//! - All times are UTC, in seconds since the Unix epoch: no hour is missing or comes twice.
+//! - In each hour, day, week and month the newest snapshot counts, for as many of them back as the schedule keeps. The
+//!   newest snapshot of all is always kept. The newest one is the one made last: if the clock was put back, an hour
+//!   that comes again is another hour.
 
 use crate::units::utc;
 use block::{Error, ErrorKind, Result};
@@ -13,15 +13,16 @@ use croner::Cron;
 use croner::parser::{CronParser, Seconds, Year};
 use serde::{Deserialize, Serialize};
 
-/// Most snapshots that a schedule keeps of each kind. Chosen by hand: a year of hours is beyond what a volume may have.
+/// Most snapshots that a schedule keeps of each kind. Chosen by hand: a year of hours is beyond the limit of a volume.
 pub const KEPT_MAX: u32 = 1000;
 
-/// Longest time expression, in bytes. Chosen by hand: ten times what anybody writes.
+/// Longest time expression, in bytes. Chosen by hand: ten times any that people write.
 const CRON_BYTES_MAX: usize = 256;
-/// How far ahead of the clock what is stored may be: beyond, the clock was wrong then, and nothing is made of it.
+/// Seconds by which a stored time may be ahead of the clock. Beyond that the clock was wrong at the time, and the
+/// stored time is ignored.
 pub const AHEAD_MAX: u64 = 300;
 
-/// How many snapshots are kept: the newest one of so many hours, days, weeks (from Monday on) and months.
+/// Number of snapshots kept: the newest one of each of the last hours, days, weeks (from Monday on) and months.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Keep {
@@ -37,22 +38,22 @@ impl Default for Keep {
     }
 }
 
-/// When snapshots of a volume are made by themselves.
+/// The times at which snapshots of a volume are made automatically.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// Minute, hour, day of the month, month, day of the week, as cron has them; or `@hourly` and the like.
+    /// Minute, hour, day of the month, month and day of the week, as in cron; or `@hourly` and the like.
     pub cron: String,
-    /// What is kept of those that were made by it.
+    /// The rule by which snapshots of this schedule are kept.
     pub keep: Keep,
-    /// Nothing is due before.
+    /// Start of the schedule: nothing is due before it.
     pub since: u64,
 }
 
 impl Schedule {
-    /// A schedule that begins at a time.
+    /// Returns a schedule that begins at `since`.
     ///
     /// # Errors
-    /// `Invalid`, saying what is wrong with it.
+    /// `Invalid` with the reason.
     pub fn new(cron: &str, keep: Keep, since: u64) -> Result<Schedule> {
         let schedule = Schedule { cron: cron.trim().to_owned(), keep, since };
         let wrong = |what: String| Error::new(ErrorKind::Invalid, format!("read schedule: {what}"));
@@ -85,20 +86,20 @@ impl Schedule {
         })
     }
 
-    /// When it comes next.
+    /// The next time after `now`.
     ///
     /// # Errors
-    /// `Invalid` for what is no schedule.
+    /// `Invalid` for text that is not a schedule.
     pub fn next_after(&self, now: u64) -> Result<Option<u64>> {
         let cron = self.parsed()?;
         let next = time(now).and_then(|now| cron.find_next_occurrence(&now, false).ok());
         Ok(next.and_then(seconds))
     }
 
-    /// When it came last, if that is behind its beginning.
+    /// The last time up to `now`, if it is later than the beginning of the schedule.
     ///
     /// # Errors
-    /// `Invalid` for what is no schedule.
+    /// `Invalid` for text that is not a schedule.
     pub fn last_before(&self, now: u64) -> Result<Option<u64>> {
         let cron = self.parsed()?;
         let last = time(now).and_then(|now| cron.find_previous_occurrence(&now, true).ok());
@@ -123,8 +124,8 @@ pub fn name_at(due: u64) -> String {
     format!("auto-{day}-{}", rest.get(..4).unwrap_or(rest))
 }
 
-/// Why each of these snapshots is kept; `None`: it goes. They are in the order in which they were made, with what the
-/// clock showed then.
+/// For each of these snapshots the reason why it is kept, or `None` if it goes. `times` lists them in the order in
+/// which they were made, with the clock's time at that moment.
 #[must_use]
 pub fn kept(times: &[u64], keep: Keep) -> Vec<Option<&'static str>> {
     let mut why: Vec<Option<&'static str>> = vec![None; times.len()];
@@ -236,7 +237,7 @@ mod tests {
         let want: Vec<(String, &str)> =
             want.iter().map(|(at, why)| ((*at).to_owned(), *why)).collect();
         assert_eq!(kept_at, want);
-        // What is kept stays so when the rest has gone, until newer ones come.
+        // Kept snapshots stay kept when the others have gone, until newer ones come.
         let left: Vec<u64> =
             times.iter().zip(&found).filter(|(_, why)| why.is_some()).map(|(at, _)| *at).collect();
         assert!(kept(&left, keep).iter().all(Option::is_some));
@@ -255,7 +256,7 @@ mod tests {
             let want: Vec<bool> = (0..10).map(|index| index >= 7).collect();
             assert_eq!(kept, want);
         }
-        // An hour that comes twice takes the place of no other one.
+        // An hour that comes twice does not displace another one.
         let times = [NOW, NOW + 3600, NOW, NOW + 60];
         assert_eq!(kept(&times, keep), [Some("hourly"), Some("hourly"), None, Some("newest")]);
     }

@@ -1,12 +1,13 @@
-//! Snapshots: what the daemon remembers of each, the log entries that make and remove them, and their
+//! Snapshots: the daemon's record of each, the log entries that make and remove them, and their
 //! names.
 //!
 //! Invariants:
-//! - A snapshot is named by its volume and the LSN of the log entry that made it; its name is for people,
-//!   unique among those of its volume.
-//! - An entry says all that it makes and removes; what it makes is of one instant.
-//! - Stored as JSON with a version (docs/format.md, "Snapshots"), sealed like everything else in the log and
-//!   the metadata.
+//! - A snapshot is identified by its volume and the LSN of the log entry that made it. Its name is
+//!   for people, and unique among the snapshots of its volume.
+//! - An entry lists everything that it makes and removes. All snapshots of one entry show the same
+//!   instant.
+//! - Stored as JSON with a version (docs/format.md, "Snapshots"), sealed like everything else in
+//!   the log and the metadata.
 
 use crate::record::{RECORD_BYTES_MAX, check_name, is_false};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -17,7 +18,7 @@ use tiering::SnapshotChange;
 /// Version written by this release; the only one so far.
 const VERSION: u32 = 1;
 
-/// One snapshot, as the log and the metadata have it. Its LSN is where it is found.
+/// One snapshot as the log and the metadata store it. Its LSN is the key under which it is found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotRecord {
     version: u32,
@@ -25,17 +26,17 @@ pub struct SnapshotRecord {
     pub volume: u32,
     /// Unique among the volume's snapshots.
     pub name: String,
-    /// Size of the volume then, in bytes.
+    /// Size of the volume when it was made, in bytes.
     pub size_bytes: u64,
     /// Seconds since the Unix epoch.
     pub created_at: u64,
-    /// A schedule has made it, and may remove it.
+    /// It was made by a schedule, which may remove it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_scheduled: bool,
 }
 
 impl SnapshotRecord {
-    /// Of a volume, now.
+    /// Returns the record of a snapshot that is made of a volume at `created_at`.
     #[must_use]
     pub fn new(volume: u32, name: &str, size_bytes: u64, created_at: u64) -> SnapshotRecord {
         SnapshotRecord {
@@ -54,23 +55,23 @@ impl SnapshotRecord {
         serde_json::to_vec(self).expect("a record has only plain fields").into()
     }
 
-    /// Reads an image.
+    /// Decodes an image.
     ///
     /// # Errors
-    /// `Corrupt` when it is not one, `Unsupported` when a newer release wrote it.
+    /// `Corrupt` if it is not an image, `Unsupported` if a newer release wrote it.
     pub fn decode(bytes: &[u8]) -> Result<SnapshotRecord> {
         decode(bytes, "decode snapshot record", |record: &SnapshotRecord| record.version)
     }
 }
 
-/// What a log entry does to snapshots, at its LSN.
+/// The changes that a log entry makes to snapshots, at its LSN.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SnapshotEntry {
     version: u32,
-    /// Those that it makes.
+    /// Snapshots that it makes.
     #[serde(default)]
     pub made: Vec<SnapshotRecord>,
-    /// Those that it removes.
+    /// Snapshots that it removes.
     #[serde(default)]
     pub removed: Vec<Removed>,
 }
@@ -101,7 +102,7 @@ impl SnapshotEntry {
         decode(bytes, "decode a log entry about snapshots", |entry: &SnapshotEntry| entry.version)
     }
 
-    /// In the words of the data tier.
+    /// The changes in the types of the data tier.
     pub(crate) fn changes(&self) -> Vec<SnapshotChange> {
         let made = self.made.iter().map(|record| SnapshotChange::Made {
             volume: VolumeId(record.volume),
@@ -132,14 +133,14 @@ fn decode<T: serde::de::DeserializeOwned>(
     }
 }
 
-/// Most volumes of one snapshot: what one log entry holds.
+/// Most volumes of one snapshot: as many as one log entry holds.
 pub const VOLUMES_MAX: usize = 256;
 const _: () = assert!(VOLUMES_MAX * 512 < 1 << 20 && RECORD_BYTES_MAX >= 512);
 
-/// `VOLUME@NAME`, or several volumes before it: the same instant of all.
+/// `VOLUME@NAME`, or several volumes before the `@`: one instant of all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotName {
-    /// At least one, no one twice.
+    /// At least one volume, each named once.
     pub volumes: Vec<String>,
     /// The snapshot's own name.
     pub name: String,
@@ -171,10 +172,10 @@ impl std::str::FromStr for SnapshotName {
 }
 
 impl SnapshotName {
-    /// The name of one snapshot.
+    /// Returns the volume and the name.
     ///
     /// # Errors
-    /// `Invalid` where it names several volumes.
+    /// `Invalid` if it names several volumes.
     pub fn single(&self) -> Result<(&str, &str)> {
         match &self.volumes[..] {
             [volume] => Ok((volume, &self.name)),

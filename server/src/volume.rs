@@ -1,16 +1,16 @@
 //! One volume of an open pool: the [`BlockDevice`] that every front end serves.
 //!
 //! Invariants:
-//! - A read consults the overlay before the data tier, because data only ever moves that way: what
-//!   the overlay no longer has, the tier has.
-//! - The order of two overlapping writes is the order of their LSNs. A change that is not aligned
-//!   to sectors reads its edge sectors first and excludes every other change of these from
-//!   that read until its entries are answered, so it never puts old bytes back. Changes of other sectors do not wait.
-//! - A request that is not aligned is one step in the history: its ends and the range between them are one
-//!   group of entries.
+//! - A read consults the overlay before the data tier, because data only moves in that direction: data that the overlay
+//!   no longer has is in the tier.
+//! - The order of two overlapping writes is the order of their LSNs. A change that is not aligned to sectors first
+//!   reads its edge sectors, and excludes every other change of these from that read until its entries are answered, so
+//!   it never puts old bytes back. Changes of other sectors do not wait.
+//! - A request that is not aligned is one step in the history: its ends and the range between them are one group of
+//!   entries.
 //! - A dropped request has no late effect: its entries are in a batch of the log by then, or are never written.
-//! - Nothing is answered before the log says that it is where `durability` wants it.
-//! - A snapshot of a volume is one that cannot be changed: it shows nothing from behind its LSN.
+//! - No request is answered before the log confirms the state that `durability` requires.
+//! - A snapshot is a volume that cannot be changed: it shows nothing from behind its LSN.
 
 use crate::planted::planted;
 use crate::pool::Shared;
@@ -28,21 +28,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 
-/// Payload of one log entry at most: larger requests become several entries.
-/// Chosen by hand: one entry is sealed and read back as a whole, and a read of 4 KiB of it that
-/// has left memory should not cost much more than that.
+/// Most payload bytes of one log entry: larger requests become several entries. Chosen by hand: an entry is sealed and
+/// read back as a whole, and a read of 4 KiB of one that has left memory should not cost much more than those 4 KiB.
 const ENTRY_PAYLOAD_BYTES_MAX: usize = block::device::PAYLOAD_BYTES_KEPT as usize;
 
-/// Largest payload of one request, as told to clients. Source: NBD protocol, "Block size
-/// constraints": 32 MiB is what every client may send without asking.
+/// Largest payload of one request, as announced to clients. Source: NBD protocol, "Block size constraints": every
+/// client may send 32 MiB without asking.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
-/// Lookups repeated when an entry leaves the log between lookup and read. Each repeat needs a
-/// whole generation to be destaged in between, so this many in a row means a broken index.
+/// Lookups that are repeated when an entry leaves the log between lookup and read. Between two of them a whole
+/// generation must be destaged, so this number in a row means a broken index.
 const LOOKUP_COUNT_MAX: usize = 8;
 
-/// A volume that is open for clients. Front ends hold it in an `Arc` and may keep it after the
-/// volume was removed: every call then fails with `NotFound`.
+/// A volume that is open for clients. Front ends hold it in an `Arc` and may keep it after the volume was removed:
+/// every call then fails with `NotFound`.
 pub struct Volume {
     id: VolumeId,
     shared: Arc<Shared>,
@@ -50,19 +49,19 @@ pub struct Volume {
     size_bytes: AtomicU64,
     is_present: AtomicBool,
     size_changed: watch::Sender<u64>,
-    /// Changes of data hold it shared until they are answered, and lock their sectors before; a change of the record holds it
-    /// exclusively.
+    /// Changes of data lock their sectors first, and then hold this lock shared until they are answered. A change of
+    /// the record holds it exclusively.
     changes: Arc<RwLock<()>>,
     ranges: Arc<Ranges>,
-    /// Counts up when the volume becomes smaller.
+    /// Counts how often the volume became smaller.
     shrink_count: AtomicU64,
-    /// Highest LSN that this volume has been answered, for `durability = "store"`.
+    /// Highest LSN that this volume was given in an answer, for `durability = "store"`.
     answered_lsn: AtomicU64,
-    /// Of a snapshot: where it is.
+    /// LSN of a snapshot; `None` for the volume itself.
     at: Option<Lsn>,
 }
 
-/// The sectors that a byte range covers wholly, and the ragged bytes before and after.
+/// The sectors that a byte range covers completely, and the ragged bytes before and after.
 #[derive(Debug, PartialEq, Eq)]
 struct Split {
     head_bytes: u64,
@@ -98,7 +97,7 @@ impl Volume {
         Arc::new(Self::at(shared, record, None))
     }
 
-    /// What the snapshot at `lsn` shows; `record` is [that of it](VolumeRecord::of_snapshot).
+    /// Opens the snapshot at `lsn`; `record` is [that of it](VolumeRecord::of_snapshot).
     pub(crate) fn snapshot(shared: Arc<Shared>, record: VolumeRecord, lsn: Lsn) -> Arc<Volume> {
         Arc::new(Self::at(shared, record, Some(lsn)))
     }
@@ -113,15 +112,14 @@ impl Volume {
             ranges: shared.ranges(VolumeId(record.id)),
             shrink_count: AtomicU64::new(0),
             record: SyncRwLock::new(record),
-            // What the log already holds was answered by an earlier life, to clients that may
-            // still be there.
+            // Entries that the log already holds were answered by an earlier life, to clients that may still be there.
             answered_lsn: AtomicU64::new(shared.log.status().acked_lsn.0),
             shared,
             at,
         }
     }
 
-    /// It is a snapshot of a volume, not the volume itself.
+    /// Tells whether this is a snapshot of a volume.
     #[must_use]
     pub fn is_snapshot(&self) -> bool {
         self.at.is_some()
@@ -133,19 +131,19 @@ impl Volume {
         self.id
     }
 
-    /// The volume's record as it stands.
+    /// The current record of the volume.
     #[must_use]
     pub fn record(&self) -> VolumeRecord {
         self.record.read().clone()
     }
 
-    /// Reports the size in bytes at every change of it.
+    /// Reports the size in bytes whenever it changes.
     #[must_use]
     pub fn size_changes(&self) -> watch::Receiver<u64> {
         self.size_changed.subscribe()
     }
 
-    /// From this call on every request fails with `NotFound`.
+    /// Makes every request fail with `NotFound` from this call on.
     pub(crate) fn retire(&self) {
         self.is_present.store(false, Ordering::Release);
     }
@@ -165,8 +163,8 @@ impl Volume {
         self.update_alone(change).await
     }
 
-    /// As [`Volume::update_record`], also for a volume of which a side file is missing: its record is
-    /// here. Not for changes of its size.
+    /// Like [`Volume::update_record`], but accepts a volume with a missing side file, as its record is here. Must not
+    /// change its size.
     pub(crate) async fn update_record_of_any(
         &self,
         change: impl FnOnce(&mut VolumeRecord),
@@ -190,7 +188,7 @@ impl Volume {
         change(&mut record)?;
         let entry = self.shared.record_entry(&record)?;
         let logged = if record.size_bytes < old_bytes {
-            // What lies past the new end must read as zeroes if the volume grows again.
+            // The range past the new end must read as zeroes if the volume grows again.
             self.size_bytes.store(record.size_bytes, Ordering::Release);
             self.shrink_count.fetch_add(1, Ordering::AcqRel);
             let trim = self.range_entry(
@@ -223,7 +221,7 @@ impl Volume {
     }
 
     fn check_present(&self) -> Result<()> {
-        // Also for reads: a fenced owner does not know what the next one has written.
+        // Reads need this check as well: a fenced owner does not know the next owner's writes.
         self.shared.check_serving()?;
         self.shared.check_open(self.id)?;
         self.check_not_removed()
@@ -237,7 +235,7 @@ impl Volume {
         Err(Error::new(ErrorKind::NotFound, format!("access volume {name}: it was removed")))
     }
 
-    /// `past_end` is the kind that the protocol wants for a range that leaves the volume.
+    /// `past_end` is the kind that the protocol requires for a range that leaves the volume.
     fn check_range(&self, offset: u64, length: u64, past_end: ErrorKind) -> Result<()> {
         self.check_present()?;
         let size_bytes = self.size_bytes.load(Ordering::Acquire);
@@ -276,10 +274,10 @@ impl Volume {
 
     /// Queues entries for whole sectors, at least one, at once and in order, and waits for all of them.
     async fn append_payload(&self, first_sector: u64, payload: Bytes, fua: bool) -> Result<Lsn> {
-        // Changes without payload are still taken: they may cover what is damaged.
+        // Changes without payload are still accepted: they may cover damaged data.
         self.shared.check_not_refused(self.id)?;
         let wait = self.wait_for(fua);
-        // What is left of one entry would keep the memory of all of them.
+        // Otherwise the rest of one entry would keep the memory of all of them.
         let is_shared = payload.len() > ENTRY_PAYLOAD_BYTES_MAX;
         let mut rest = payload;
         let mut start_sector = first_sector;
@@ -294,7 +292,7 @@ impl Volume {
             start_sector += entry.sector_count;
             self.shared.log.append(entry, wait)
         };
-        // Most writes are one entry, and cost no list.
+        // Most writes are one entry, and need no list.
         let first = queue(&mut rest);
         let mut others = Vec::new();
         while !rest.is_empty() {
@@ -313,8 +311,8 @@ impl Volume {
         Ok(last_lsn)
     }
 
-    /// Waits for what `durability = "store"` adds to FUA. Not to be called with the lock of the
-    /// changes held: nobody else should wait for the store.
+    /// Waits for the additional promise of `durability = "store"` on FUA. The caller must not hold the lock of the
+    /// changes, so that no other request waits for the store.
     async fn wait_stored(&self, lsn: Lsn, fua: bool) -> Result<()> {
         if fua && self.durability() == Durability::Store {
             return self.shared.wait_destaged_of(self.id, lsn).await;
@@ -325,8 +323,8 @@ impl Volume {
     /// Fills `buf` with whole sectors from `first_sector`.
     async fn read_sectors(&self, first_sector: u64, buf: &mut [u8]) -> Result<()> {
         for _ in 0..LOOKUP_COUNT_MAX {
-            // Otherwise an entry was destaged and its log space given back between lookup and
-            // read: the next lookup finds it in the tier.
+            // False means that an entry was destaged and its log space given back between lookup and read. The next
+            // lookup finds it in the tier.
             if self.read_sectors_once(first_sector, buf).await? {
                 return Ok(());
             }
@@ -335,7 +333,7 @@ impl Volume {
         Err(Error::new(ErrorKind::Corrupt, what))
     }
 
-    /// False when an entry left the log meanwhile; `buf` is then undefined.
+    /// Returns false if an entry left the log meanwhile; `buf` is then undefined.
     async fn read_sectors_once(&self, first_sector: u64, buf: &mut [u8]) -> Result<bool> {
         let sector_count = buf.len() as u64 / SECTOR_BYTES;
         let overlay = self.shared.log.overlay();
@@ -385,7 +383,7 @@ impl Volume {
         let held = self.ranges.hold(Want::Parts([first_sector, end_sector - 1])).await;
         let sector = SECTOR_BYTES as usize;
         let shared = loop {
-            // Again: the volume may have shrunk or gone while this waited.
+            // The check is repeated, as the volume may have shrunk or gone meanwhile.
             self.check_change(offset, length)?;
             let shrink_count = self.shrink_count.load(Ordering::Acquire);
             self.read_sectors(first_sector, &mut sectors[..sector]).await?;
@@ -404,8 +402,8 @@ impl Volume {
         self.wait_stored(lsn, fua).await
     }
 
-    /// Keeps the record from being changed. `None` where the volume has become smaller since `shrink_count` was read: sectors
-    /// that were read since may be out of date.
+    /// Keeps the record from being changed. Returns `None` if the volume has become smaller since `shrink_count` was
+    /// read: sectors that were read since may be out of date.
     async fn unshrunk_since(&self, shrink_count: u64) -> Option<RwLockReadGuard<'_, ()>> {
         let shared = self.changes.read().await;
         (self.shrink_count.load(Ordering::Acquire) == shrink_count).then_some(shared)
@@ -435,7 +433,7 @@ impl Volume {
         self.wait_stored(lsn, fua).await
     }
 
-    /// As [`Volume::clear`], for a range that starts or ends inside a sector, as one step.
+    /// Like [`Volume::clear`], for a range that starts or ends inside a sector, as one step.
     async fn clear_ragged(
         &self,
         offset: u64,
@@ -556,7 +554,7 @@ impl BlockDevice for Volume {
     async fn flush(&self) -> Result<()> {
         self.check_present()?;
         if self.is_snapshot() {
-            return Ok(()); // it was on stable storage before it was there
+            return Ok(()); // it was on stable storage before it became visible
         }
         match self.durability() {
             Durability::Auto | Durability::Flush => self.shared.log.flush().await.map(drop),
@@ -577,8 +575,7 @@ impl BlockDevice for Volume {
     async fn write_zeroes(&self, offset: u64, length: u64, flags: ZeroFlags) -> Result<()> {
         if flags.fast_only {
             self.check_change(offset, length)?;
-            // Whole sectors are one entry without payload. A ragged end reads its sector first, which
-            // may have to come from the store.
+            // Whole sectors are one entry without payload. A ragged end reads its sector first, perhaps from the store.
             if length > 0 && !Split::of(offset, length).is_aligned() {
                 let what = format!(
                     "zero {length} bytes at {offset} of volume {}: not fast, the range has no \
@@ -668,7 +665,7 @@ impl BlockDevice for Volume {
     }
 }
 
-/// What was written to these sectors is gone.
+/// The error for sectors whose data is lost.
 pub(crate) fn lost(volume: VolumeId, start_sector: u64, sector_count: u64, lsn: Lsn) -> Error {
     let what = format!(
         "read volume {volume}: {sector_count} sectors from sector {start_sector} are lost: what LSN \
@@ -677,7 +674,7 @@ pub(crate) fn lost(volume: VolumeId, start_sector: u64, sector_count: u64, lsn: 
     Error::new(ErrorKind::Corrupt, what)
 }
 
-/// Sizes are whole sectors, at least one, at most 1 PiB.
+/// Checks a size: whole sectors, at least one, at most 1 PiB.
 ///
 /// # Errors
 /// `Invalid` with the nearest legal size.
@@ -701,7 +698,7 @@ struct Extents {
 }
 
 impl Extents {
-    /// False once there is no room for another run.
+    /// Returns false once there is no room for another run.
     fn push(&mut self, length_bytes: u64, is_hole: bool, is_zero: bool) -> bool {
         if length_bytes == 0 {
             return true;
