@@ -3,18 +3,18 @@
 //! Invariants:
 //! - One window at a time, in LSN order: the store is always a consistent prefix of the pool's
 //!   history over all its volumes.
-//! - A window is committed only once the log is on stable storage up to its last entry: so the log
-//!   never ends below what the store has, whatever power loss or crash comes, and one that does is
-//!   an older copy or has lost something.
+//! - A window is committed only once the log is on stable storage up to its last entry. The log
+//!   therefore never ends below the store's data after any power loss or crash; a log that does is
+//!   an older copy or has lost data.
 //! - A generation is released only after its window is durable.
-//! - A failure that may pass is retried for ever, with a pause that is bounded; a fence stops the
-//!   pool.
-//! - A volume whose data cannot be destaged does not pin the log for the others: what the oldest
-//!   generation has of it goes to a side file, and the generation is destaged without it. Nothing is
+//! - A failure that may pass is retried for ever, with a bounded pause; a fence stops the pool.
+//! - A volume whose data cannot be destaged does not pin the log for the others: its data in the
+//!   oldest generation goes to a side file, and the generation is destaged without it. Nothing is
 //!   appended, so this works in a full log too. All later generations leave the volume aside until
-//!   a late window of its own has brought everything that its side files hold.
-//! - While a burst lasts, and the log has room, a generation waits for its end: what a client waits for has the
-//!   processors to itself. Not longer than half of the oldest age, and not while somebody waits for the store.
+//!   late windows of its own have moved all data of its side files.
+//! - During a burst, while the log has room, a generation waits for the end of the burst, so that
+//!   client requests get all processors. It waits for at most half of the oldest age, and not while
+//!   a caller waits for the store.
 //! - The batch that destages a generation names the side files that complete it, and the batch of a
 //!   late window names none: a side file counts exactly while the metadata names it.
 
@@ -43,33 +43,34 @@ use tiering::{
 };
 use tokio::sync::watch;
 
-/// Longest pause before volumes that are aside are tried again. Chosen by hand: a try reads what
-/// failed before.
+/// Longest pause before volumes that are aside are tried again. Chosen by hand: each attempt
+/// repeats the reads that failed before.
 const LATE_PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Payload of one late window, as a part of the log (one in so many) and in bytes: the next
-/// generation waits as long as one takes. Chosen by hand.
+/// Payload of one late window, as a fraction of the log (one in this number) and in bytes: the next
+/// generation waits for the duration of one. Chosen by hand.
 const LATE_PART: u64 = 8;
 const LATE_BYTES_MAX: u64 = 256 << 20;
-/// A late window is not checked any longer while a generation waits and the log is filled to this
-/// many percent, or somebody waits for the store. Chosen by hand: above where writers are slowed
-/// down to what destage takes.
+/// Fill level of the log, in percent, from which the check of a late window stops while a
+/// generation waits. The check also stops while a caller waits for the store. Chosen by hand: above
+/// the level at which writers are slowed down to the pace of destage.
 const LATE_YIELD_PERCENT: u64 = 80;
-/// So often in a row: a pool that is always busy must let a volume come back too. Chosen by hand.
+/// Most times in a row that a late window gives way: in a pool that is always busy, a volume must
+/// be able to come back too. Chosen by hand.
 const LATE_YIELDS_MAX: u32 = 3;
-/// The pause before the next try where writes of a volume went aside, in units of the shortest one:
-/// they may have covered the damage. Chosen by hand.
+/// Pause before the next attempt after writes of a volume went aside, in units of the shortest
+/// pause: the writes may have covered the damage. Chosen by hand.
 const LATE_NUDGE_PAUSES: u32 = 16;
-/// Pause between two looks at whether a check has to give way. Chosen by hand.
+/// Pause between two looks at whether a check must give way. Chosen by hand.
 const LATE_LOOK: Duration = Duration::from_millis(100);
-/// Payloads of side files read at the same time by such a check. Chosen by hand.
+/// Payloads of side files that such a check reads at the same time. Chosen by hand.
 const LATE_READS: usize = 4;
 
-/// How much reclaim does, and how fast.
+/// Amount and speed of reclaim.
 #[derive(Clone, Copy, Debug)]
 pub struct ReclaimPace {
-    /// How much.
+    /// Amount.
     pub reclaim: ReclaimOptions,
-    /// Bytes a second that it reads and writes at most.
+    /// Most bytes per second that it reads and writes.
     pub rate: u64,
 }
 
@@ -79,21 +80,22 @@ impl Default for ReclaimPace {
     }
 }
 
-/// How and when data leaves the log.
+/// Rules for moving data out of the log.
 #[derive(Clone, Copy, Debug)]
 pub struct DestageOptions {
-    /// Oldest age of data that is only in the log.
+    /// Oldest age of data that only the log holds.
     pub max_age: Duration,
-    /// Pause before a failed destage is tried again; doubled up to sixteen times.
+    /// Pause before a failed destage is tried again; doubled up to sixteen times its length.
     pub retry: Duration,
-    /// How long what the log's disk does not read is tried again before it counts as lost.
+    /// Time for which data that the log's disk does not read is tried again before it counts as
+    /// lost.
     pub unreadable: Duration,
-    /// What comes after.
+    /// Pace of the reclaim that follows.
     pub reclaim: ReclaimPace,
 }
 
 impl DestageOptions {
-    /// Half of the age is for gathering, the other half for the destage itself.
+    /// Time for gathering data: half of the age. The other half is for the destage itself.
     fn gather(&self) -> Duration {
         self.max_age / 2
     }
@@ -111,7 +113,7 @@ impl Default for DestageOptions {
     }
 }
 
-/// What the job has done so far, for status and metrics.
+/// Work done by the job so far, for status and metrics.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct DestageProgress {
     /// Windows made durable in the store.
@@ -124,7 +126,7 @@ pub struct DestageProgress {
     pub stored_bytes: u64,
     /// Time spent, in milliseconds.
     pub busy_ms: u64,
-    /// Why the latest attempt failed, while that lasts.
+    /// Reason why the latest attempt failed, until one succeeds.
     pub failure: Option<String>,
     /// Attempts that failed.
     pub failure_count: u64,
@@ -135,37 +137,37 @@ pub struct DestageProgress {
 /// A volume that could not be destaged at the last attempt.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Aside {
-    /// First LSN that the store may lack of it.
+    /// First LSN of the volume that the store may lack.
     pub since_lsn: u64,
-    /// Bytes of it that only the log holds.
+    /// Bytes of the volume that only the log holds.
     pub log_bytes: u64,
-    /// Bytes of it that only side files hold.
+    /// Bytes of the volume that only side files hold.
     pub side_bytes: u64,
     /// Its side files.
     pub side_file_count: u64,
-    /// It has so much there that it accepts no more writes.
+    /// The volume has too many bytes there and accepts no more writes.
     pub is_refusing_writes: bool,
-    /// A side file of it is missing here: it accepts nothing.
+    /// A side file of the volume is missing here: it accepts no requests.
     pub is_closed: bool,
-    /// Why.
+    /// The reason for both.
     pub reason: String,
 }
 
-/// The oldest generation on its way out.
+/// An attempt to destage the oldest generation.
 struct Attempt {
     generation: Arc<Generation>,
-    /// Volumes that it is destaged without, and the side files that they then have.
+    /// Volumes that the generation is destaged without, and the side files that they then have.
     sides: BTreeMap<VolumeId, SideChange>,
-    /// Those that were not aside before, and why they are.
+    /// Volumes that are newly aside, with the causes.
     causes: Vec<(VolumeId, Error)>,
-    /// The metadata may name the files of `sides`: a commit succeeded, or nobody knows how far it came.
+    /// The metadata may name the files of `sides`: a commit succeeded, or its outcome is unknown.
     is_maybe_committed: bool,
-    /// Volumes of which the log's disk does not read a payload.
+    /// Volumes with a payload that the log's disk does not read.
     unreadable: BTreeMap<VolumeId, Unreadable>,
     unreadable_max: Duration,
 }
 
-/// Since when the log's disk does not read something of a volume.
+/// The time since which the log's disk does not read some data of a volume.
 #[derive(Clone, Copy)]
 struct Unreadable {
     since: Instant,
@@ -184,14 +186,15 @@ impl Attempt {
         }
     }
 
-    /// What the disk does not read of the volume has been given its time.
+    /// Tells whether the volume's unreadable data has been retried for long enough to count as
+    /// lost.
     fn are_unreadable_lost(&self, volume: VolumeId) -> bool {
         let found = self.unreadable.get(&volume);
         found.is_some_and(|found| found.latest - found.since >= self.unreadable_max)
     }
 
-    /// Notes what a failure says about the disk. Failures that are far apart (the store was away in
-    /// between) are not one that lasts.
+    /// Notes a failure of the disk. Failures that are far apart (the store was away in between) do
+    /// not count as one that lasts.
     fn note(&mut self, volume: VolumeId, error: &Error) {
         if is_unreadable(error) {
             let now = Instant::now();
@@ -204,23 +207,25 @@ impl Attempt {
         }
     }
 
-    /// The other volumes must not wait: the store answers, but what it holds of this volume does not
-    /// verify, is not there or cannot be read, or the log's disk has lost it.
+    /// Tells whether an error concerns this volume alone, so that the others must not wait. Either
+    /// the store answers, but its data of this volume does not verify, is missing or cannot be
+    /// read; or the log's disk has lost data.
     fn is_of_the_volume(&self, volume: VolumeId, error: &Error) -> bool {
         is_of_the_store(error) || (is_unreadable(error) && self.are_unreadable_lost(volume))
     }
 }
 
-/// When the volumes that are aside are tried again, and which of them this time still are to be.
+/// The time at which the volumes that are aside are tried again, and the volumes left in this
+/// round.
 struct Late {
     due: Instant,
     pause: Duration,
     waiting: VecDeque<VolumeId>,
     is_under_way: bool,
     is_any_better: bool,
-    /// How often in a row volumes had to give way to others.
+    /// Number of times in a row that a volume had to give way to others.
     yields: BTreeMap<VolumeId, u32>,
-    /// Somebody waits for the end of the round.
+    /// A caller waits for the end of the round.
     is_wanted: bool,
 }
 
@@ -237,7 +242,7 @@ impl Late {
         }
     }
 
-    /// Whether there is one to be tried.
+    /// Begins a round if one is due. Returns whether a round is under way.
     fn begin(&mut self, shared: &Shared) -> bool {
         let is_wanted = shared.is_late_wanted();
         let is_due = is_wanted || (shared.is_any_aside() && Instant::now() >= self.due);
@@ -283,7 +288,7 @@ impl Late {
     }
 }
 
-/// Runs until `stop` says so (between two windows) or the pool ends.
+/// Runs until `stop` asks for the end (between two windows) or the pool ends.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     options: DestageOptions,
@@ -294,7 +299,8 @@ pub(crate) async fn run(
     let mut attempt: Option<Attempt> = None;
     let mut burst = Burst::new();
     while !*stop.borrow() && !shared.is_stopped() {
-        // Not once side files are written that are to join those that a late window would drop.
+        // No late window runs once side files of this attempt are written: they are to join the
+        // files that the late window would drop.
         let is_free = attempt.as_ref().is_none_or(|attempt| attempt.sides.is_empty());
         if is_free && late.begin(&shared) {
             tokio::select! {
@@ -318,8 +324,8 @@ pub(crate) async fn run(
         };
         match outcome {
             Ok(()) => {
-                // What was written over heals a volume, so that it is worth a try; but first the log
-                // gets room.
+                // Writes that cover the damage heal a volume, which makes an attempt worthwhile.
+                // The log gets room first.
                 if shared.log.next_frozen().is_none() && !current.sides.is_empty() {
                     late.due = late.due.min(Instant::now() + options.retry * LATE_NUDGE_PAUSES);
                 }
@@ -331,8 +337,8 @@ pub(crate) async fn run(
             }
             Err(failed) => {
                 if !current.is_maybe_committed {
-                    // The volumes that they are of may heal meanwhile; and the room that they take
-                    // may be what another one's is waiting for.
+                    // Their volumes may heal meanwhile, and another volume may be waiting for the
+                    // room that they take.
                     let sides = std::mem::take(&mut current.sides).into_values().collect();
                     current.causes.clear();
                     shared.log.remove_sides(shared.log.discard_sides(sides)).await;
@@ -360,12 +366,12 @@ fn report(shared: &Shared, error: &Error, pause: Duration) {
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // A sender that is gone means the pool is gone.
+    // A sender that is gone means that the pool is gone.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// The oldest generation that is to be destaged now: because it grew full, because it grew old, or
-/// because somebody waits for its data to be in the store.
+/// The oldest generation if it is due: because it is full, because it is old, or because a caller
+/// waits for its data to be in the store.
 fn ripe_generation(shared: &Shared, options: DestageOptions) -> Option<Arc<Generation>> {
     if let Some(generation) = shared.log.next_frozen() {
         return Some(generation);
@@ -379,20 +385,20 @@ fn ripe_generation(shared: &Shared, options: DestageOptions) -> Option<Arc<Gener
     None
 }
 
-/// As [`ripe_generation`], after waiting for one. `None` when there is something else to do.
+/// Like [`ripe_generation`], but waits for a generation. `None` means that other work may be due.
 async fn next_generation(
     shared: &Shared,
     options: DestageOptions,
     (late, burst): (&Late, &mut Burst),
     stop: &mut watch::Receiver<bool>,
 ) -> Option<Arc<Generation>> {
-    // Subscribed before the look at the state, so that no change in between is missed.
+    // The subscription precedes the look at the state, so that no change in between is missed.
     let mut changes = shared.log.changes();
     changes.mark_unchanged();
     let gather = options.gather();
     let mut wake_in = match ripe_generation(shared, options) {
         Some(_) if !shared.is_wanted() && burst.goes_first(&shared.log.status(), gather) => {
-            // The time until the next release says nothing about how long one takes.
+            // The time until the next release says nothing about the duration of a destage.
             shared.log.rest();
             shared.tier.set_urgent(false);
             BURST_LOOK
@@ -415,22 +421,22 @@ async fn next_generation(
     None
 }
 
-/// Destages the oldest generation, without the volumes that cannot be: what it has of these is in
-/// side files then.
+/// Destages the oldest generation, except for the volumes that cannot be destaged: their data goes
+/// to side files.
 async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), DestageError> {
     let started = Instant::now();
     let log = shared.log.status();
     shared.tier.set_urgent(is_urgent(&log));
     let source = FromLog { log: shared.log.clone() };
     let generation = attempt.generation.clone();
-    // Once a volume has side files, what comes later must not overtake them.
+    // Once a volume has side files, later data must not overtake them.
     let volumes: Vec<VolumeId> = generation.volumes().map(|(volume, _)| volume).collect();
     for volume in volumes {
         if shared.is_aside(volume) {
             set_aside(shared, attempt, volume).await?;
         }
     }
-    // A log that has failed before it came so far keeps the window from being committed.
+    // A log that failed before it reached this LSN keeps the window from being committed.
     shared.log.make_durable(generation.last_lsn()).await?;
     let is_dropped_early = planted().overlay_dropped_early && is_in_memory(&window_of(attempt)?);
     if is_dropped_early {
@@ -443,8 +449,8 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
             Err(failed) => failed,
         };
         let Some(volume) = failed.volume else { return Err(failed) };
-        // What is found out about one volume is found out before the batch is written, and after a
-        // look at what the metadata says: no earlier attempt got through either.
+        // Failures of single volumes are found before the batch is written, and after a look at the
+        // metadata: no earlier attempt has got through either.
         attempt.is_maybe_committed = false;
         attempt.note(volume, &failed.error);
         let is_new = !attempt.sides.contains_key(&volume);
@@ -455,7 +461,7 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
         attempt.causes.push((volume, failed.error));
     };
     step(shared, "side-committed")?;
-    // Before anybody hears that the generation is in the store.
+    // This precedes the news that the generation is in the store.
     for (volume, cause) in &attempt.causes {
         shared.note_aside(*volume, generation.first_lsn(), cause);
     }
@@ -480,7 +486,7 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
     Ok(())
 }
 
-/// Puts what the generation has of a volume into a side file, unless that was done before.
+/// Writes the generation's data of a volume to a side file, unless that was done before.
 async fn set_aside(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> Result<()> {
     if attempt.sides.contains_key(&volume) {
         return Ok(());
@@ -500,8 +506,9 @@ async fn set_aside(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> 
     Ok(())
 }
 
-/// Destages what the oldest side files of a volume hold, up to a bound, so that it is where the
-/// others were then. True: it had no more of them and is back. `gives_way`: not while others wait.
+/// Destages the contents of the oldest side files of a volume, up to a bound, which brings the
+/// volume to where the others were at that time. Returns true if no side files are left and the
+/// volume is back. `gives_way`: stops while others wait.
 async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<bool> {
     if shared.is_given_up(volume) {
         return give_up(shared, volume).await.map(|()| true);
@@ -512,7 +519,7 @@ async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<
         let part = shared.log.side_part(volume, bytes_max).await?;
         match check(shared, volume, &part.pieces, gives_way).await {
             Ok(()) => break part,
-            // What came later may have been written over what is damaged.
+            // Later writes may cover the damaged data.
             Err(error) if is_damage(&error) && !part.rest.is_empty() => {
                 if bytes_max == u64::MAX {
                     let what = "what was written later may cover it, but there is a snapshot of the \
@@ -552,12 +559,12 @@ fn is_damage(error: &Error) -> bool {
     is_of_the_store(error) || is_unreadable(error)
 }
 
-/// Something that the store holds is damaged, missing or unreadable, while the rest can be had.
+/// Tells whether data in the store is damaged, missing or unreadable, while the rest is available.
 fn is_of_the_store(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unreadable)
 }
 
-/// Takes a volume back to what the store has of it: the metadata names its side files no more.
+/// Takes a volume back to its data in the store: the metadata no longer names its side files.
 async fn give_up(shared: &Shared, volume: VolumeId) -> Result<()> {
     let part = shared.log.all_sides(volume).await?;
     let window = Window {
@@ -575,8 +582,8 @@ async fn give_up(shared: &Shared, volume: VolumeId) -> Result<()> {
     Ok(())
 }
 
-/// Reads all that a late window needs, so that nothing is uploaded in vain for a volume that failed
-/// before. Ends early when the other volumes need the log's space.
+/// Reads everything that a late window needs, so that nothing is uploaded in vain for a volume that
+/// failed before. Ends early if the other volumes need the log's space.
 async fn check(shared: &Shared, volume: VolumeId, pieces: &[Piece], gives_way: bool) -> Result<()> {
     let lost = pieces.iter().find_map(|piece| match piece.source {
         Source::Lost { lsn } => Some((piece.start_sector, piece.sector_count, lsn)),
@@ -611,7 +618,8 @@ async fn check(shared: &Shared, volume: VolumeId, pieces: &[Piece], gives_way: b
     }
 }
 
-/// Resolves when somebody waits for the store, or when a generation waits and the log is filling up.
+/// Resolves when a caller waits for the store, or when a generation waits and the log is filling
+/// up.
 async fn pressed(shared: &Shared) {
     let mut changes = shared.log.changes();
     loop {
@@ -626,7 +634,7 @@ async fn pressed(shared: &Shared) {
     }
 }
 
-/// A place between two steps: tests end the process or the pool there.
+/// A point between two steps at which tests end the process or the pool.
 fn step(shared: &Shared, name: &'static str) -> Result<()> {
     #[cfg(feature = "failpoints")]
     tiering::failpoint::pass(name);
@@ -642,13 +650,14 @@ fn aside_files(files: &[SideFileId]) -> Vec<AsideFile> {
     files.iter().map(file).collect()
 }
 
-/// Nothing of the window has to be read from the log files, so its place there may be lost.
+/// Tells whether no data of the window has to be read from the log files, so that its place there
+/// may be lost.
 fn is_in_memory(window: &Window<Source>) -> bool {
     let mut extents = window.volumes.iter().flat_map(|(_, extents)| extents);
     !extents.any(|extent| matches!(extent.content, ExtentContent::Data(Source::LogResident(_))))
 }
 
-/// The generation in the words of the data tier.
+/// Returns the generation in the types of the data tier.
 fn window_of(attempt: &Attempt) -> Result<Window<Source>> {
     let generation = &attempt.generation;
     let volumes = generation.volumes().filter(|(volume, _)| !attempt.sides.contains_key(volume));
@@ -677,7 +686,7 @@ fn extents_of(pieces: Vec<Piece>) -> Vec<WindowExtent<Source>> {
     extents.collect()
 }
 
-/// Payloads of a window, from memory, from the log files or from side files.
+/// Reads payloads of a window from memory, from the log files or from side files.
 struct FromLog {
     log: Log,
 }

@@ -1,10 +1,12 @@
-//! Scrub: a job that verifies every segment of the pool's store, and mends from copies what it can.
+//! Scrub: a job that verifies every segment of the pool's store, and mends damage from copies where
+//! it can.
 //!
 //! Invariants:
-//! - How far it is, and what it found, is a chain of documents in the pool's store: a stop, a kill or another owner goes on
-//!   behind the last one, having looked at a minute's worth twice.
-//! - It runs in the slow lane and keeps to its pace. What passes, like a store that is away, makes it wait; only what the
-//!   user says ends it early.
+//! - Its progress and findings are a chain of documents in the pool's store. After a stop, a kill
+//!   or a change of owner it continues behind the last document, which repeats at most a minute's
+//!   work.
+//! - It runs in the slow lane and keeps to its pace. A passing cause, like a store that is away,
+//!   makes it wait; only the user ends it early.
 
 #[cfg(test)]
 mod tests;
@@ -30,24 +32,25 @@ use uuid::Uuid;
 
 /// Folder of the chain in the pool's prefix, and the purpose of its seal.
 pub(crate) const FOLDER: &str = "scrub";
-/// Documents kept for people to look at.
+/// Documents kept for people to read.
 const KEEP_COUNT: usize = 3;
-/// Pace where none is asked for. Chosen by hand: a TiB in nine hours.
+/// Default pace. Chosen by hand: a TiB in nine hours.
 pub const BYTES_PER_SECOND: u64 = 32 << 20;
-/// How often the document is written while a scrub runs.
+/// Interval at which the document is written while a scrub runs.
 const SAVE: Duration = Duration::from_secs(60);
 /// Bad segments that the condition names. Chosen by hand: a few lines.
 const SHOWN_MAX: usize = 4;
-/// Bad segments that are named; the others are counted.
+/// Bad segments that are named; the others are only counted.
 const NAMED_MAX: usize = 100;
-/// Bytes of what is said about one. Chosen by hand: all of them fit a document twice.
+/// Most bytes of the description of one segment. Chosen by hand: all of them fit a document twice.
 const WHY_BYTES_MAX: usize = 300;
 /// Pause after a failure; it doubles up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Longest sleep until the next run: the clock may be set meanwhile.
+/// Longest sleep until the next run, as the clock may be set meanwhile.
 const LOOK: Duration = Duration::from_secs(600);
-/// Longest that an orderly stop waits for the job. Chosen by hand: it ends between two requests.
+/// Longest time that an orderly stop waits for the job. Chosen by hand: the job ends between two
+/// requests.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A segment that could not be mended.
@@ -58,45 +61,45 @@ pub struct BadSegment {
     pub number: u64,
     /// Path of its object below the pool's prefix.
     pub object: String,
-    /// What is wrong with it, and with what copies have of it.
+    /// The damage to the segment and to its versions in copies.
     pub why: String,
 }
 
-/// A scrub: the newest, or the one that runs.
+/// A scrub: the newest one, or the running one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScrubRecord {
     pub(crate) format: Format,
     pub(crate) pool: Uuid,
-    /// Of the document.
+    /// Number of the document.
     pub(crate) number: u64,
     /// Seconds since 1970.
     pub started_at: u64,
-    /// When it had looked at everything.
+    /// Time at which it had verified everything, in seconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<u64>,
-    /// It was stopped before that, and goes on when it is started again.
+    /// It was stopped before its end. The next start continues it.
     pub is_stopped: bool,
-    /// Segments up to this number have been looked at.
+    /// Segments up to this number are verified.
     pub position: u64,
-    /// First number that it does not look at.
+    /// First number that it does not verify.
     pub until: u64,
     /// Pace.
     pub bytes_per_second: u64,
-    /// Seconds from the start of one to that of the next.
+    /// Seconds from the start of one scrub to the start of the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_seconds: Option<u64>,
-    /// Segments that were looked at.
+    /// Segments verified.
     pub segment_count: u64,
-    /// Frames in those that are whole.
+    /// Frames in the segments that are whole.
     pub frame_count: u64,
-    /// Bytes of their objects.
+    /// Bytes of the objects of those segments.
     pub object_bytes: u64,
     /// Segments that were put back from copies.
     pub mended_count: u64,
     /// Segments that are damaged or missing.
     pub bad_count: u64,
-    /// The first of them; also those of the run before, until they are looked at again.
+    /// The first bad segments. Those of the run before stay until they are verified again.
     pub bad: Vec<BadSegment>,
     /// Random: tells our own create from another's after an ambiguous answer.
     pub(crate) nonce: String,
@@ -125,21 +128,21 @@ impl ScrubRecord {
         }
     }
 
-    /// It is under way, as far as it is up to this record.
+    /// Tells whether a scrub is under way, as far as this record shows.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.ended_at.is_none() && !self.is_stopped
     }
 
-    /// When the next one begins, in seconds since 1970.
+    /// Start of the next scrub, in seconds since 1970.
     #[must_use]
     pub fn next_at(&self) -> Option<u64> {
         let every = self.every_seconds.filter(|_| !self.is_running() && !self.is_stopped)?;
         Some(self.started_at.saturating_add(every))
     }
 
-    /// From the first segment on, to the newest of now. What the run before has found to be bad stays, until it is looked at
-    /// again.
+    /// Starts again from the first segment, up to the newest one at this moment. Bad segments of
+    /// the run before stay until they are verified again.
     fn begin(&mut self, now: u64, until: u64) {
         let (bad, every_seconds) = (std::mem::take(&mut self.bad), self.every_seconds);
         *self = ScrubRecord {
@@ -185,7 +188,7 @@ impl ScrubRecord {
     }
 
     fn end(&mut self, now: u64) {
-        // What lies behind has no record any more.
+        // Segments behind the last position have no record any longer.
         let last = self.position;
         self.bad.retain(|bad| bad.number <= last);
         self.position = self.until.saturating_sub(1);
@@ -193,21 +196,21 @@ impl ScrubRecord {
     }
 }
 
-/// How the pool's scrub stands.
+/// The state of the pool's scrub.
 #[derive(Clone, Debug)]
 pub struct ScrubStatus {
-    /// The newest; `None` before the first.
+    /// The newest scrub; `None` before the first.
     pub record: Option<ScrubRecord>,
-    /// A daemon serves the pool, so that it goes on.
+    /// A daemon serves the pool, so the scrub continues.
     pub is_serving: bool,
-    /// Why it waits, and since when.
+    /// The reason why it waits, and since when.
     pub failure: Option<(String, Instant)>,
 }
 
 #[derive(Default)]
 struct State {
     record: Option<ScrubRecord>,
-    /// Counts what the user has asked for: a step that began before means nothing.
+    /// Counts the user's requests: a step that began before the latest one has no effect.
     turn: u64,
     failure: Option<(String, Instant)>,
 }
@@ -217,15 +220,15 @@ struct Inner {
     store: Store,
     key: PoolKey,
     id: Uuid,
-    /// The pool needs no copy that it was restored from.
+    /// The pool no longer needs the copy that it was restored from.
     is_whole: watch::Receiver<bool>,
     state: Mutex<State>,
-    /// One document at a time.
+    /// Serialises the writing of documents.
     saving: tokio::sync::Mutex<()>,
     wake: Notify,
 }
 
-/// See the module.
+/// The scrub of one pool; see the module.
 pub struct Scrub {
     inner: Arc<Inner>,
     job: Mutex<Option<(watch::Sender<bool>, JoinHandle<()>)>>,
@@ -244,7 +247,7 @@ pub(crate) async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Opt
     Ok(Some(record))
 }
 
-/// The record of the newest scrub cannot be read.
+/// Raises the condition that the record of the newest scrub cannot be read.
 pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
     let report = Report::new(
         format!("how far the scrub is cannot be read: {}", error.chain()),
@@ -255,7 +258,8 @@ pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
     conditions.raise(ConditionKind::ScrubFailing, POOL, report);
 }
 
-/// The condition follows the record: what it has found stays until it is looked at again.
+/// Sets or clears the condition that follows from the record: bad segments stay in it until they
+/// are verified again.
 pub(crate) fn show_bad(conditions: &Conditions, record: Option<&ScrubRecord>) {
     let count = record.map_or(0, |record| record.bad_count.max(record.bad.len() as u64));
     let named: Vec<&str> = record
@@ -283,14 +287,15 @@ fn note_bad(tier: &Tier, record: Option<&ScrubRecord>) {
     tier.note_bad_segments(bad.map(|bad| bad.number));
 }
 
-/// Before anything is destaged: nothing new is to depend on what the newest scrub has found bad.
+/// Keeps new data from depending on segments that the newest scrub has found bad. Call this before
+/// anything is destaged.
 pub(crate) async fn keep_from_bad(tier: &Tier, store: &Store, key: &PoolKey, pool: Uuid) {
     if !tier.has_dedup() {
         return;
     }
     match read(store, key, pool).await {
         Ok(record) => note_bad(tier, record.as_ref()),
-        // Whoever starts the scrub says so.
+        // The start of the scrub reports the error.
         Err(error) => {
             tracing::info!(
                 error = %error.chain(),
@@ -302,7 +307,7 @@ pub(crate) async fn keep_from_bad(tier: &Tier, store: &Store, key: &PoolKey, poo
 }
 
 impl Scrub {
-    /// For requests only: a scrub may be asked for, nothing is looked at.
+    /// Returns a scrub that takes requests but verifies nothing.
     pub(crate) fn offline(
         pool: Arc<Pool>,
         store: Store,
@@ -316,12 +321,13 @@ impl Scrub {
         Scrub { inner: Arc::new(inner), job: Mutex::default(), is_serving: false, failure: None }
     }
 
-    /// Goes on where the newest document says. Volumes are served also where that cannot be read.
+    /// Starts the job, which continues where the newest document says. Volumes are served even if
+    /// that cannot be read.
     pub(crate) async fn start(mut self) -> Scrub {
         self.is_serving = true;
         match self.inner.read().await {
             Ok(record) => {
-                // It may not have been readable when the pool was opened.
+                // The document may have been unreadable when the pool was opened.
                 note_bad(self.inner.pool.tier(), record.as_ref());
                 self.inner.show_bad(record.as_ref());
                 self.inner.state.lock().record = record;
@@ -348,8 +354,8 @@ impl Scrub {
         self
     }
 
-    /// Ends the job; what it has looked at is not looked at again. Not so where the pool `is_lost` to another owner: the
-    /// record is that one's.
+    /// Ends the job and saves its progress. If the pool `is_lost` to another owner, nothing is
+    /// saved: the record belongs to that owner.
     pub(crate) async fn stop(&self, is_lost: bool) {
         let Some((stop, mut task)) = self.job.lock().take() else { return };
         if is_lost {
@@ -361,7 +367,7 @@ impl Scrub {
         }
     }
 
-    /// Begins a scrub, goes on with one that was stopped, or changes the pace of the one that runs.
+    /// Begins a scrub, continues one that was stopped, or changes the pace of the running one.
     ///
     /// # Errors
     /// `Busy` while the pool is fetched from a copy, which verifies it; those of the store.
@@ -390,10 +396,10 @@ impl Scrub {
             .await
     }
 
-    /// Ends the one that runs for now, and those that would follow.
+    /// Stops the running scrub for now, and cancels those that would follow.
     ///
     /// # Errors
-    /// `NotFound` where there is nothing to stop; those of the store.
+    /// `NotFound` if there is nothing to stop; those of the store.
     pub async fn end(&self) -> Result<()> {
         self.check()?;
         self.load().await?;
@@ -412,10 +418,10 @@ impl Scrub {
         self.inner.change(change).await
     }
 
-    /// How it stands.
+    /// Returns the state of the scrub.
     ///
     /// # Errors
-    /// Those of reading the newest document, where no daemon runs.
+    /// Those of reading the newest document if no daemon runs.
     pub async fn status(&self) -> Result<ScrubStatus> {
         self.check()?;
         self.load().await?;
@@ -448,7 +454,7 @@ impl Inner {
         read(&self.store, &self.key, self.id).await
     }
 
-    /// As the user asks; wakes the job.
+    /// Makes a change that the user asks for, and wakes the job.
     async fn change(&self, change: impl Fn(&mut ScrubRecord)) -> Result<()> {
         self.save(|record, state| {
             change(record);
@@ -461,14 +467,15 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes the record of now with a change, which is made to that of then as well once it is durable.
+    /// Writes the current record with a change. Once it is durable, the change is also made to the
+    /// record in memory, which may have moved on.
     async fn save(&self, change: impl Fn(&mut ScrubRecord, Option<&mut State>)) -> Result<()> {
         let _alone = self.saving.lock().await;
         let mut record = self.record().unwrap_or_else(|| ScrubRecord::new(self.id));
         change(&mut record, None);
         record.nonce = to_hex(&random_bytes::<16>());
         let chain = Chain::new(&self.store, FOLDER);
-        // An owner before us may have written one more when it stopped.
+        // A previous owner may have written one more when it stopped.
         let newest = chain.newest_number().await?.unwrap_or(0);
         record.number = record.number.max(newest) + 1;
         let number = record.number;
@@ -492,7 +499,7 @@ impl Inner {
         Ok(())
     }
 
-    /// At an orderly stop.
+    /// Saves the progress at an orderly stop.
     async fn save_last(&self) {
         if self.record().is_some_and(|record| record.is_running())
             && let Err(error) = self.save(|_, _| {}).await
@@ -522,7 +529,7 @@ impl Inner {
         }
     }
 
-    /// Why it waits, or that it does not.
+    /// Shows the reason why the scrub waits, or clears it.
     fn show_failure(&self, error: Option<&Error>) {
         let mut state = self.state.lock();
         state.failure = error.map(|error| {
@@ -547,7 +554,7 @@ impl Inner {
         show_bad(self.pool.tier().conditions(), record);
     }
 
-    /// Looks at one segment at most. Returns how long there is nothing to do.
+    /// Verifies at most one segment. Returns how long there is nothing to do.
     async fn step(&self, saved_at: &mut Instant) -> Result<Duration> {
         let (record, turn) = {
             let state = self.state.lock();
@@ -558,7 +565,8 @@ impl Inner {
         if !record.is_running() {
             let Some(at) = record.next_at() else { return Ok(LOOK) };
             let now = unix_seconds_now();
-            // After a clock was put back the last one lies ahead: there is no waiting for that.
+            // After a clock was put back, the last start lies in the future, and its successor is
+            // not waited for.
             let is_ahead = record.started_at > now.saturating_add(AGREES_WITHIN);
             let at = if is_ahead { now } else { at };
             let left = Duration::from_secs(at.saturating_sub(now));
