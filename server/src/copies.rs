@@ -1,9 +1,10 @@
-//! Copies of the pool in other stores: a job for each, which brings it up to one state of the pool after the other.
+//! Copies of the pool in other stores. A job for each copy brings it up to one state of the pool after another.
 //!
 //! Invariants:
-//! - A job that fails tries again, with pauses that grow up to a bound; what was copied stays. Nothing waits for it, and
-//!   a copy whose store is away costs the pool nothing but the deletions that it needs put off.
-//! - Jobs run in the slow lane. One at a time publishes states of a copy: whoever finds another one's begins anew.
+//! - A job that fails tries again, with pauses that grow up to a bound; data that was copied stays. Nothing waits for
+//!   the job, and a copy whose store is away costs the pool nothing but the deletions that must be deferred for it.
+//! - Jobs run in the slow lane. One job at a time publishes states of a copy: a job that finds another's state starts
+//!   over.
 
 #[cfg(test)]
 mod golden;
@@ -36,37 +37,37 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-/// Shortest interval. Chosen by hand: a state is a look at all segment records.
+/// Shortest interval. Chosen by hand: making a state involves a look at all segment records.
 pub const INTERVAL_MIN: Duration = Duration::from_secs(1);
-/// Longest that an orderly stop waits for a job. Chosen by hand: a job ends between two requests.
+/// Longest time that an orderly stop waits for a job. Chosen by hand: a job ends between two requests.
 const STOP_GRACE: Duration = Duration::from_secs(10);
-/// The end of one copy waits so long for a state that is being published. Chosen by hand: above what requests for
-/// documents take with their retries.
+/// Time for which the end of one copy waits for a state that is being published. Chosen by hand: longer than requests
+/// for documents take with their retries.
 const REMOVE_GRACE: Duration = Duration::from_secs(60);
-/// The start of a pool waits so long for directories of copies to answer. Chosen by hand.
+/// Time for which the start of a pool waits for directories of copies to answer. Chosen by hand.
 const OFFER_TIME_MAX: Duration = Duration::from_secs(2);
-/// Longest that whoever erases a volume waits for copies. Chosen by hand.
+/// Longest time that an erasure of a volume waits for copies. Chosen by hand.
 const KEYS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Subject of the condition that the list of copies cannot be read.
 const LIST: &str = "the list of copies";
 
-/// How a copy stands.
+/// The state of a copy.
 #[derive(Clone, Debug, Default)]
 pub struct CopyState {
-    /// The newest state there.
+    /// The newest state at the copy.
     pub newest: Option<StateRecord>,
-    /// The pool has not changed between that and this time, in seconds since 1970.
+    /// Time until which the pool has not changed since the newest state, in seconds since 1970.
     pub unchanged_until: u64,
-    /// Bytes of segments that the pool had written when the newest state was begun; since the start.
+    /// Bytes of segments that the pool had written, since the start, when the newest state was begun.
     stored_before: u64,
-    /// Why the last attempt failed, and since when attempts do.
+    /// Reason for the failure of the last attempt, and the time since which attempts fail.
     pub failure: Option<(String, Instant)>,
-    /// Attempts that have ended since the start, either way.
+    /// Attempts that have ended since the start, whether they succeeded or failed.
     attempt_count: u64,
     /// Attempts that have begun.
     begun_count: u64,
-    /// Number of the document of keys of volumes that is there; `None` until that was looked at.
+    /// Number of the copy's document of keys of volumes; `None` until it was read.
     volume_keys: Option<u64>,
 }
 
@@ -76,30 +77,30 @@ impl CopyState {
     }
 }
 
-/// A copy that is asked for.
+/// A request for a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewCopy {
-    /// Where it is to be; holds no credentials.
+    /// URL of the copy, without credentials.
     pub url: String,
-    /// Settings and credentials are in variables that begin so.
+    /// Prefix of the variables that hold settings and credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_prefix: Option<String>,
-    /// Seconds from the beginning of one state to that of the next.
+    /// Seconds from the beginning of one state to the beginning of the next.
     pub interval_seconds: u64,
-    /// Only when snapshots have come or gone.
+    /// States are published only when snapshots were made or removed.
     #[serde(default)]
     pub is_snapshots_only: bool,
-    /// Bytes a second, at most.
+    /// Most bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
-    /// Names of the volumes that it is of; none: all.
+    /// Names of the volumes to copy; empty for all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<String>,
-    /// Key file on the machine of the daemon that alone is to open it, made where it is missing.
+    /// Key file on the machine of the daemon that alone opens the copy. It is created if it is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_file: Option<PathBuf>,
-    /// Also where the copy has another key of its own.
+    /// Replaces the copy's own key if it has one; the old key stops working.
     #[serde(default, skip_serializing_if = "crate::record::is_false")]
     pub is_key_replaced: bool,
     /// Seconds since 1970.
@@ -131,25 +132,25 @@ struct Job {
     task: JoinHandle<()>,
 }
 
-/// A copy, for whoever asks.
+/// A copy as shown to users.
 #[derive(Clone, Debug)]
 pub struct CopyStatus {
-    /// As it was asked for.
+    /// The copy as it was requested.
     pub spec: CopySpec,
-    /// How it stands; `None` where no daemon runs.
+    /// Its state; `None` if no daemon runs.
     pub state: Option<CopyState>,
-    /// What was done since the start.
+    /// Work done since the start.
     pub counts: CopyCounts,
-    /// Seconds by which the copy is behind the pool, 0 where it has everything; `None` before the first state.
+    /// Seconds by which the copy is behind the pool, 0 if it has everything; `None` before the first state.
     pub lag_seconds: Option<u64>,
-    /// Bytes that the pool's store and its log have got since the copy's state: an estimate.
+    /// Estimated bytes that the pool's store and its log have received since the copy's state.
     pub lag_bytes: u64,
-    /// It may have keys of volumes that were destroyed since.
+    /// The copy may hold keys of volumes that were destroyed since.
     pub has_destroyed_keys: bool,
 }
 
 impl CopyStatus {
-    /// Of a copy that no daemon serves.
+    /// The status of a copy that no daemon serves.
     pub(crate) fn unserved(spec: CopySpec, has_destroyed_keys: bool) -> CopyStatus {
         CopyStatus {
             spec,
@@ -162,7 +163,7 @@ impl CopyStatus {
     }
 }
 
-/// The copy may still have keys of volumes that were erased, or has none.
+/// Sets or clears the condition that the copy may still have keys of erased volumes.
 pub(crate) fn show_erased_keys(conditions: &Conditions, url: &str, has_keys: bool) {
     let report = has_keys.then(|| {
         Report::new(
@@ -176,7 +177,7 @@ pub(crate) fn show_erased_keys(conditions: &Conditions, url: &str, has_keys: boo
     conditions.set(ConditionKind::CopyHoldsErasedKeys, url, report);
 }
 
-/// The list of copies cannot be read.
+/// Raises the condition that the list of copies cannot be read.
 pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
     let report = Report::new(
         format!("the list of the pool's copies cannot be read: {}", error.chain()),
@@ -186,31 +187,31 @@ pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
     conditions.raise(ConditionKind::CopyFailing, LIST, report);
 }
 
-/// What jobs are made of.
+/// The parts of the pool that jobs need.
 #[derive(Clone)]
 struct Source {
     pool: Arc<Pool>,
     store: Store,
     key: PoolKey,
-    /// Of the pool's ring.
+    /// The data keys of the pool's ring.
     data_keys: Arc<[DataKey]>,
     id: Uuid,
     /// See [`target::Identity`].
     lineage: Uuid,
     name: String,
-    /// Random: names this process.
+    /// Random identity of this process.
     term: String,
-    /// One change of the list at a time.
+    /// Serialises changes of the list.
     list_turn: Arc<tokio::sync::Mutex<()>>,
-    /// Copies whose store was there, by URL: what is bad in the pool's store is looked for in these.
+    /// Copies whose store was available, by URL. Damaged objects of the pool's store are looked up in them.
     mend_sources: Arc<Mutex<BTreeMap<String, MendSource>>>,
 }
 
-/// The copies of an open pool, with their jobs where a daemon serves it.
+/// The copies of an open pool, with their jobs if a daemon serves it.
 pub struct Copies {
     source: Source,
     jobs: tokio::sync::Mutex<Vec<Job>>,
-    /// Copies come and go one at a time.
+    /// Serialises the addition and removal of copies.
     changes: tokio::sync::Mutex<()>,
     is_serving: bool,
     /// The list could not be read when the daemon started: nothing is copied.
@@ -218,7 +219,7 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// For requests only: the list may be changed, nothing is copied.
+    /// Returns the copies for requests only: the list may be changed, but nothing is copied.
     pub(crate) fn offline(
         pool: Arc<Pool>,
         store: Store,
@@ -242,15 +243,15 @@ impl Copies {
         Copies { source, jobs, changes, is_serving: false, failure: None }
     }
 
-    /// Starts a job for each copy of the list. Volumes are served also where that cannot be read.
+    /// Starts a job for each copy of the list. Volumes are served even if the list cannot be read.
     pub(crate) async fn start(mut self) -> Copies {
         self.is_serving = true;
         match self.specs().await {
             Ok(specs) => {
-                // A reader may want one before its job has looked at it.
+                // A reader may need a copy before its job has looked at it.
                 let offers = specs.iter().map(|spec| self.source.offer_existing(spec));
                 let offers = futures::future::join_all(offers);
-                // Those that do not answer by then are offered when they do.
+                // The others are offered when they answer.
                 let _ = tokio::time::timeout(OFFER_TIME_MAX, offers).await;
                 let jobs = specs.into_iter().map(|spec| self.source.job(spec)).collect();
                 *self.jobs.get_mut() = jobs;
@@ -274,12 +275,13 @@ impl Copies {
     /// Adds a copy, durably, and begins to make it.
     ///
     /// # Errors
-    /// `Busy` where it is there already, or the destination is not empty or another pool's; `Invalid` for the pool's
-    /// own prefix; `Unsupported` for a store without conditional creates; `Denied`, `NotFound`, `Unavailable` of its store.
+    /// `Busy` if the copy exists already, or the destination is not empty or another pool's; `Invalid` for the pool's
+    /// own prefix; `Unsupported` for a store without conditional creates; `Denied`, `NotFound`, `Unavailable` of its
+    /// store.
     pub async fn add(&self, new: NewCopy) -> Result<()> {
         let spec = new.spec();
         check_url(&spec.url)?;
-        // What is found there is not to change by what another change of the list is about to end.
+        // A job that another change of the list is about to end must not change the findings below.
         let _one_at_a_time = self.changes.lock().await;
         let Source { store, key, id, lineage, name, pool, .. } = &self.source;
         let url = &spec.url;
@@ -325,14 +327,14 @@ impl Copies {
             if newest.commit_number > self.source.pool.tier_status().map.commit_number {
                 return Err(put_back(&spec.url, &newest));
             }
-            // Whoever adds it again says that it is the pool's.
+            // Adding the copy again confirms that its states are the pool's.
             let term = self.source.term.clone();
             spec.published = Some(Published { term, ..Published::found(&newest) });
         }
-        // Last of all that may be refused: what opens the copy may change here.
+        // This is the last step that may be refused, as it may change the keys that open the copy.
         let has_states = spec.published.is_some();
         spec.has_own_key = self.source.give_keys(&target, &new, has_states).await?;
-        // Nobody who asks how the copies stand waits for that store.
+        // A request for the status of the copies must not wait for that store.
         let mut jobs = self.jobs.lock().await;
         let added = spec.clone();
         let _list_turn = self.source.list_turn.lock().await;
@@ -351,10 +353,10 @@ impl Copies {
         Ok(())
     }
 
-    /// Ends a copy. What is in its store stays.
+    /// Ends a copy. The objects in its store stay.
     ///
     /// # Errors
-    /// `NotFound` where there is none; those of changing the list.
+    /// `NotFound` if there is none; those of changing the list.
     pub async fn remove(&self, url: &str) -> Result<()> {
         let _one_at_a_time = self.changes.lock().await;
         let mut jobs = self.jobs.lock().await;
@@ -384,10 +386,10 @@ impl Copies {
         Ok(())
     }
 
-    /// How the copies stand.
+    /// Returns the status of the copies.
     ///
     /// # Errors
-    /// Those of reading the list, where no daemon runs.
+    /// Those of reading the list, if no daemon runs.
     pub async fn status(&self) -> Result<Vec<CopyStatus>> {
         if !self.is_serving || self.failure.is_some() {
             let none = |spec| CopyStatus::unserved(spec, self.source.pool.keys_destroyed_in() > 0);
@@ -403,7 +405,8 @@ impl Copies {
         Ok(jobs.iter().map(|job| self.source.status(job)).collect())
     }
 
-    /// A key of a volume was destroyed: waits a while until no copy has it. Returns those that may still.
+    /// Waits for a while, after a key of a volume was destroyed, until no copy has it. Returns the copies that may
+    /// still have it.
     ///
     /// # Errors
     /// Those of reading the list.
@@ -430,7 +433,7 @@ impl Copies {
     /// Waits until a copy has everything that was written before the call.
     ///
     /// # Errors
-    /// `NotFound` where there is none; why the attempt failed; `Unavailable` where no daemon runs.
+    /// `NotFound` if there is no such copy; the reason why the attempt failed; `Unavailable` if no daemon runs.
     pub async fn sync(&self, url: &str) -> Result<StateRecord> {
         if !self.is_serving {
             let what = "copy now: no daemon runs on this directory; start `spindle serve`";
@@ -446,7 +449,7 @@ impl Copies {
             None => self.source.pool.destage_all().await?,
             Some(volumes) => self.source.pool.destage_volumes(volumes).await?,
         };
-        // One that has begun may have read the pool before.
+        // An attempt that has already begun may have read the pool before the call.
         let begun = state.borrow().begun_count;
         wake.notify_one();
         let ended = state.wait_for(|state| state.attempt_count > begun).await;
@@ -502,12 +505,13 @@ impl Job {
 }
 
 impl Source {
-    /// What opens the pool opens a new copy, or a key of its own alone does. Returns whether it has one.
+    /// Gives a new copy the keys that open the pool, or a key of its own that alone opens it. Returns whether it has
+    /// its own.
     async fn give_keys(&self, target: &Target, new: &NewCopy, has_states: bool) -> Result<bool> {
         match &new.key_file {
             Some(path) => {
                 let keys = (self.id, &self.data_keys[..]);
-                // The ring that states are under may be gone, and its key elsewhere.
+                // The ring that seals the states may be gone, and its key elsewhere.
                 let may_make = !has_states || target.is_apart(&self.key).await?.is_some();
                 target.give_key(keys, path, may_make, new.is_key_replaced).await?;
                 Ok(true)
@@ -519,7 +523,7 @@ impl Source {
         }
     }
 
-    /// The copy's key ring follows the pool's, or is the copy's own, which nobody touches.
+    /// Updates the copy's key ring from the pool's. A ring of the copy's own is left alone.
     async fn follow_keys(&self, target: &Target, spec: &CopySpec) -> Result<()> {
         match spec.has_own_key {
             true => target.check_apart(&self.key).await,
@@ -527,7 +531,7 @@ impl Source {
         }
     }
 
-    /// The copy is not brought up to date, for this reason, or it is.
+    /// Sets the condition that the copy is not brought up to date, for this reason, or clears it.
     fn show_failure(&self, url: &str, error: Option<&Error>) {
         let report = error.map(|error| {
             Report::new(
@@ -548,7 +552,7 @@ impl Source {
         show_unreadable(self.pool.tier().conditions(), error);
     }
 
-    /// What is bad in the pool's store is looked for in this copy, too, from now on.
+    /// Adds this copy to those in which damaged objects of the pool's store are looked up.
     fn offer(&self, url: &str, target: &Target) {
         let mut sources = self.mend_sources.lock();
         if !sources.contains_key(url) {
@@ -571,14 +575,14 @@ impl Source {
         Ok(spec.ok_or_else(|| no_copy(url))?.published)
     }
 
-    /// Changes that, durably.
+    /// Changes that state, durably.
     async fn set_published(
         &self,
         url: &str,
         change: impl FnOnce(Option<Published>) -> Option<Published>,
     ) -> Result<Option<Published>> {
         let _one_at_a_time = self.list_turn.lock().await;
-        // One that was overtaken would take what its successor has made for that of another life.
+        // An overtaken owner would take its successor's states for those of another life.
         let check = self.pool.tier().check_owner();
         let copies = list::change(&self.store, &self.key, self.id, check, |copies| {
             let spec = copies.iter_mut().find(|copy| copy.url == url);
@@ -590,11 +594,11 @@ impl Source {
         Ok(copies.into_iter().find(|copy| copy.url == url).and_then(|copy| copy.published))
     }
 
-    /// The newest state of a copy is one that this pool has made, in this life.
+    /// Checks that the newest state of a copy was made by this pool, in this life.
     async fn check_known(&self, url: &str, newest: Option<&StateRecord>) -> Result<()> {
         let known = self.published(url).await?;
         let is_known = match &known {
-            // What another process has made was in the metadata when this one opened it.
+            // A state made by another process was in the metadata when this process opened it.
             Some(known) => {
                 let is_ours = known.term == self.term
                     || known.commit_number <= self.pool.tier().opened_at_commit();
@@ -652,7 +656,7 @@ impl Source {
                 never = running.run(&state) => match never {},
                 _ = stopped.wait_for(|stop| *stop) => {}
             }
-            // Nothing comes there once the job is over: whoever adds the copy again looks what it has.
+            // Nothing arrives at the copy after the job has ended, so adding the copy again finds its final contents.
             drop(publishing.lock().await);
         });
         Job { spec, state: seen, progress, wake, stop, task }

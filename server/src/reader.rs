@@ -1,11 +1,10 @@
-//! A copy that is looked at where it lies: its volumes and snapshots as exports that nobody can write, while copying to it
-//! goes on.
+//! Serves a copy in place: its volumes and snapshots become read-only exports while copying to it continues.
 //!
 //! Invariants:
-//! - It shows one state, the newest when it began, and a pin at the copy keeps that for as long as it is served. Where the
-//!   pin is gone nothing is served any more.
-//! - Nothing is written to the copy but that pin, and nothing anywhere else.
-//! - It listens where it is told to, never where the pool does: a client of the pool is not to read old bytes.
+//! - It shows one state, the newest one at its start. A pin at the copy preserves that state for as long as it is
+//!   served. Once the pin is gone, nothing is served any longer.
+//! - It writes nothing but that pin, neither to the copy nor elsewhere.
+//! - It listens only at the addresses it is given, never at the pool's: a client of the pool must not read old bytes.
 
 use crate::config::Config;
 use crate::copies::StateRecord;
@@ -26,14 +25,15 @@ use tiering::Tier;
 use tokio::signal::unix::{Signal, SignalKind};
 use uuid::Uuid;
 
-/// A pin that nobody renews ends after a week; it is renewed this often. Chosen by hand: many failures fit in between.
+/// Seconds between two renewals of the pin, which ends after a week without one. Chosen by hand: many failures fit in
+/// between.
 const RENEW_SECONDS: u64 = 6 * 3600;
-/// How often that is looked at: the clock of timers stands still while a machine sleeps.
+/// Interval of the checks for a due renewal: the clock of timers stands still while a machine sleeps.
 const LOOK: Duration = Duration::from_secs(60);
-/// How long connections have to end.
+/// Time that connections have to end.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// A state that is kept at the copy.
+/// A state that a pin preserves at the copy.
 struct Pinned {
     target: Target,
     pool: Uuid,
@@ -42,7 +42,7 @@ struct Pinned {
     state: StateRecord,
 }
 
-/// What is served, and where.
+/// The open copy, its server and its sockets.
 struct Reading {
     tier: Tier,
     server: Server<CopyExports>,
@@ -50,12 +50,12 @@ struct Reading {
     endpoints: Vec<String>,
 }
 
-/// Serves the newest state of a copy at these addresses, or this unix socket, until SIGTERM or SIGINT. Calls `announce` with
-/// the endpoints when everything answers.
+/// Serves the newest state of a copy at these addresses, or this unix socket, until SIGTERM or SIGINT. Calls `announce`
+/// with the endpoints when everything answers.
 ///
 /// # Errors
-/// `NotFound` where there is no copy, or no whole state yet; `Denied` for a wrong key, or credentials that may not pin the
-/// state; whatever keeps the sockets from listening.
+/// `NotFound` if there is no copy, or no complete state yet; `Denied` for a wrong key, or for credentials that may not
+/// pin the state; errors that keep the sockets from listening.
 pub async fn serve_copy(
     config: &Config,
     sockets: (&[String], Option<&Path>),
@@ -144,7 +144,7 @@ async fn serve(
         error = pinned.keep() => Err(error),
         never = reload => match never {},
     };
-    // Whoever asks twice does not want to wait; the pin ends by itself.
+    // A second signal asks for an exit at once. The pin ends without further action.
     tokio::spawn(async move {
         signals.stop().await;
         std::process::exit(EXIT_AT_ONCE);
@@ -157,7 +157,7 @@ async fn serve(
     ended.and(tier.close().await)
 }
 
-/// Why a listener does not listen any more, though nobody has stopped it.
+/// The reason why a listener has ended without being stopped.
 fn ended_early(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -> Error {
     let early = || Error::new(ErrorKind::Io, "serve NBD: it has stopped");
     match ended {
@@ -167,14 +167,14 @@ fn ended_early(ended: std::result::Result<Result<()>, tokio::task::JoinError>) -
 }
 
 impl Pinned {
-    /// Keeps the pin from ending. Returns why what is shown is not kept at the copy any more.
+    /// Renews the pin. Returns the reason once the state is no longer preserved at the copy.
     async fn keep(&self) -> Error {
         let (mut renewed_at, mut is_failing) = (unix_seconds_now(), false);
         loop {
             tokio::time::sleep(LOOK).await;
-            // Also after the clock was put back.
+            // The renewal is due as well if the clock was put back.
             let is_due = !(renewed_at..renewed_at + RENEW_SECONDS).contains(&unix_seconds_now());
-            // A store that does not answer for a moment says nothing.
+            // A store that is silent for a moment does not prove that the pin is gone.
             let is_there = !matches!(self.target.has_pin(&self.key, &self.pin).await, Ok(false));
             if is_there && !is_due && !is_failing {
                 continue;
@@ -201,20 +201,20 @@ impl Pinned {
         }
     }
 
-    /// False: somebody may have deleted what the state needs.
+    /// Renews the pin. Returns false if objects of the state may have been deleted.
     async fn renew(&self) -> Result<bool> {
         let Pinned { target, pool, key, pin, state } = self;
         let was_there = target.has_pin(key, pin).await?;
-        // A folder that is not mounted says nothing of the pin, and gets none.
+        // A folder that is not mounted proves nothing about the pin, and none is written to it.
         if !was_there {
             target.check_exists().await?;
         }
         let put = target.put_pin(key, pin, state.number, true).await;
-        // In this order: whoever has published another one since looks for pins before it deletes anything.
+        // The order matters: a publisher of a newer state looks for pins before it deletes anything.
         let newest = target.newest(key, *pool).await?.map(|newest| newest.number);
         match was_there || newest == Some(state.number) {
             true => put.map(|()| true),
-            // Also where it cannot be put any more.
+            // This holds even if the pin cannot be written any longer.
             false => Ok(false),
         }
     }

@@ -1,17 +1,18 @@
-//! Restoring: a new pool that shows what a copy holds, at once, and fetches it in the background.
+//! Restoring: a new pool that shows the contents of a copy at once, and fetches them in the background.
 //!
-//! The new pool gets the copy's key ring, the root of its metadata, and a link to the copy; what it reads and has not got
-//! yet comes from there. Its own writes go to its own store from the first one on.
+//! The new pool gets the copy's key ring, the root of its metadata, and a link to the copy. Data that it reads and has
+//! not fetched yet comes from the copy. Its own writes go to its own store from the first one on.
 //!
 //! Invariants:
-//! - The state is pinned at the copy before anything relies on it, and the pin is named by the link, durably. It is given
+//! - The state is pinned at the copy before anything relies on it, and the link durably names the pin. The pin is given
 //!   back when the pool has everything.
-//! - Order: pin, link, metadata, manifest, keys of volumes, key ring. A pool exists once its key ring does; before that a
-//!   restore that was cut short is done again, with the same pin.
-//! - A pool that is restored in part, or as of a snapshot, is served only once it is so, or the log says which volume does
-//!   not show it and why, and the link says so: nothing that was written to it is ever rolled back or dropped.
-//! - The new pool has an identity of its own beside the one that its segments name, so that its copies are never taken for
-//!   those of the pool that it was restored from.
+//! - Order: pin, link, metadata, manifest, keys of volumes, key ring. A pool exists once its key ring does. Before
+//!   that, a restore that was cut short is repeated with the same pin.
+//! - A pool that is restored in part, or as of a snapshot, is served only once the link records that this was carried
+//!   out. The log names each volume that cannot show the snapshot, with the reason. Data written to the new pool is
+//!   never rolled back or dropped.
+//! - The new pool has an identity of its own beside the one that its segments name, so that its copies are never taken
+//!   for those of the pool from which it was restored.
 
 mod choice;
 mod incomplete;
@@ -53,56 +54,57 @@ pub(crate) const FOLDER: &str = "origin";
 /// Pause after a failure; it doubles up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Where volumes were dropped: longest that fetching waits until nothing names what was theirs only. Chosen by hand: beyond,
-/// more is fetched than is needed.
+/// Longest time that fetching waits, after volumes were dropped, until nothing names data that only they used. Chosen
+/// by hand: after that, more is fetched than is needed.
 const DROPPED_PATIENCE: Duration = Duration::from_secs(600);
-/// The same, where the copy was not to have what was theirs only: longest that a segment which is missing there is not called
-/// lost for that reason. Damaged metadata of a dropped volume may keep it from ever being counted out.
+/// Longest time, in the same case, before a segment that the copy lacks counts as lost, if the copy was to omit data
+/// that only dropped volumes used. Damaged metadata of a dropped volume may keep the segment from ever being counted
+/// out.
 const COUNTING_PATIENCE: Duration = Duration::from_secs(3600);
-/// The same, for reclaim to drop another segment of which nothing is live.
+/// Longest time, in the same case, in which reclaim must drop another segment without live data.
 const DEAD_PATIENCE: Duration = Duration::from_secs(120);
 const DROPPED_LOOK: Duration = Duration::from_millis(200);
-/// How often is looked whether fetching gets on.
+/// Interval of the checks whether fetching makes progress.
 const PROGRESS_LOOK: Duration = Duration::from_secs(1);
 
-/// What a pool was restored from.
+/// The origin of a restored pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
     pub(crate) format: Format,
-    /// The pool that was copied, whose identity the segments name.
+    /// The pool that was copied. Its identity is in the segments.
     pub pool: Uuid,
-    /// The restored pool's own.
+    /// The restored pool's own identity.
     pub lineage: Uuid,
-    /// Where the copy is.
+    /// URL of the copy.
     pub url: String,
-    /// Settings and credentials are in variables that begin so.
+    /// Prefix of the variables that hold settings and credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_prefix: Option<String>,
-    /// What it shows.
+    /// The state that the pool shows.
     pub state: StateRecord,
-    /// The volumes that have a snapshot of this name are to show that before anything is served.
+    /// Volumes with a snapshot of this name must show that snapshot before anything is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
     /// All other volumes are dropped before anything is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only: Option<BTreeSet<u32>>,
-    /// What the one volume of these is called from then on.
+    /// New name of the only volume in `only`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_name: Option<String>,
-    /// That was done, and volumes that were made afterwards have this id or a later one.
+    /// The choice was carried out, and volumes that were made afterwards have this id or a later one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_new_volume: Option<u32>,
     /// First number that no segment of the state has.
     pub next_segment: u64,
-    /// Object at the copy that keeps the state; empty once it was given back.
+    /// Object at the copy that preserves the state; empty once the pin was given back.
     pub(crate) pin: String,
-    /// Bytes a second that are fetched in the background, at most.
+    /// Most bytes per second that are fetched in the background.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
     /// Seconds since 1970.
     pub created_at: u64,
-    /// The pool has everything that the copy has, and does not need it any more.
+    /// The pool has everything that the copy has, and no longer needs it.
     pub is_whole: bool,
     /// Segments that the copy lacked.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -114,15 +116,15 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// The link of a restored pool; `None` for others.
+/// Reads the link of a restored pool; `None` for other pools.
 ///
 /// # Errors
-/// `Corrupt` for a damaged one; those of reading the store.
+/// `Corrupt` for a damaged link; those of reading the store.
 pub(crate) async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<Origin>> {
     let chain = Chain::new(store, FOLDER);
     let Some((number, origin)) = chain.newest_body::<Origin>(key).await? else {
-        // Its first link stays. A pool that is taken for one that was not restored would lack what is in
-        // the copy only.
+        // The first link stays. A restored pool that was taken for another one would lack the data that only the copy
+        // has.
         return match chain.read(1).await? {
             None => Ok(None),
             Some(_) => Err(chain.unlisted(1)),
@@ -134,7 +136,7 @@ pub(crate) async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Opt
     Ok(Some(origin))
 }
 
-/// The store as the data tier sees it: with the copy behind it, where the pool is not whole yet.
+/// Returns the store as the data tier sees it: with the copy behind it until the pool is whole.
 pub(crate) async fn store_of(
     store: Store,
     key: &PoolKey,
@@ -159,14 +161,14 @@ pub(crate) async fn store_of(
 #[derive(Clone, Debug)]
 pub(crate) struct Restored {
     pub(crate) origin: Origin,
-    /// `None`: it is whole.
+    /// `None` if it is whole.
     objects: Option<Arc<RestoredStore>>,
     progress: Arc<HydrateProgress>,
     decision: Decision,
 }
 
 impl Restored {
-    /// Nothing that is written here is to depend on the copy: blocks that only it has are not taken for duplicates.
+    /// Keeps new data independent of the copy: blocks that only the copy has are not used as duplicates.
     pub(crate) fn keep_apart(&self, tier: &Tier) {
         if self.objects.is_some() {
             tier.set_dedup_floor(self.origin.next_segment);
@@ -180,7 +182,7 @@ impl Restored {
         Some(LeftOut { first_new_volume, ..left_out })
     }
 
-    /// As [`Restored::left_out`], for a check: of a whole pool nothing is to be missing.
+    /// Like [`Restored::left_out`], for a check: a whole pool must lack nothing.
     pub(crate) fn lacks(&self) -> Option<LeftOut> {
         self.left_out().filter(|_| !self.origin.is_whole)
     }
@@ -189,7 +191,8 @@ impl Restored {
         self.progress.counts()
     }
 
-    /// Fetches what is in the copy only, until the pool is whole, and gives the pin back. Whoever drops it stops it.
+    /// Fetches the data that only the copy has, until the pool is whole, and gives the pin back. Dropping the future
+    /// stops it.
     pub(crate) async fn hydrate(
         &self,
         pool: &Pool,
@@ -249,7 +252,7 @@ impl Restored {
                         Err(error) => Err(error),
                     }
                 }
-                // Also of an end that was cut short.
+                // This includes an end that was cut short.
                 _ if !origin.pin.is_empty() => match tier.check_owner().await {
                     Ok(()) => give_back(store, key, &mut origin).await,
                     fenced => fenced,
@@ -262,7 +265,7 @@ impl Restored {
                     return;
                 }
                 Err(error) if error.kind() == ErrorKind::Fenced => {
-                    // The owner before may have changed the link last.
+                    // The previous owner may have changed the link last.
                     let is_fenced = |error: &Error| error.kind() == ErrorKind::Fenced;
                     if tier.check_owner().await.is_err_and(|error| is_fenced(&error)) {
                         return;
@@ -288,7 +291,8 @@ impl Restored {
 }
 
 impl Restored {
-    /// One attempt to fetch what is missing. A failure of the one before is over once something has come.
+    /// Makes one attempt to fetch the missing data. The failure of the previous attempt is over once some data has
+    /// arrived.
     async fn fetch(
         &self,
         tier: &Tier,
@@ -311,7 +315,7 @@ impl Restored {
     }
 }
 
-/// Returns once nothing in the store's metadata names what purged volumes held, but for clones.
+/// Returns once nothing in the store's metadata, except clones, names data of purged volumes.
 async fn wait_dropped(pool: &Pool, first_new: Option<VolumeId>) -> Result<()> {
     pool.wait_logged_in_store().await?;
     let kept: BTreeSet<VolumeId> =
@@ -323,8 +327,8 @@ async fn wait_dropped(pool: &Pool, first_new: Option<VolumeId>) -> Result<()> {
     Ok(())
 }
 
-/// Takes `URL@SNAPSHOT` apart. An `@` that belongs to the place itself, before the first `/` of its path or in the name of a
-/// directory that is there, does not count.
+/// Splits `URL@SNAPSHOT`. An `@` that belongs to the place itself, before the first `/` of its path or in the name of
+/// an existing directory, does not count.
 #[must_use]
 pub fn split_snapshot(place: &str) -> (&str, Option<&str>) {
     let path_at = match place.find("://") {
@@ -344,12 +348,12 @@ async fn note(store: &Store, key: &PoolKey, origin: &mut Origin, next: Origin) -
     let chain = Chain::new(store, FOLDER);
     let number = match chain.newest_body::<Origin>(key).await? {
         Some((number, newest)) if newest.nonce == origin.nonce => number,
-        // An attempt of ours of which nobody heard that it arrived.
+        // An attempt of ours whose answer was lost has succeeded.
         Some((_, newest))
             if newest
                 == (Origin {
                     nonce: newest.nonce.clone(),
-                    // Counted anew by each attempt, and somebody may have put an object back.
+                    // Each attempt counts again, and an object may have been put back meanwhile.
                     lost_count: newest.lost_count,
                     ..next.clone()
                 }) =>
@@ -357,7 +361,7 @@ async fn note(store: &Store, key: &PoolKey, origin: &mut Origin, next: Origin) -
             *origin = newest;
             return Ok(());
         }
-        // What an owner that was overtaken knows must not take the place of what its successor said.
+        // The knowledge of an overtaken owner must not replace that of its successor.
         _ => {
             let what = "change the link of a restored pool: another owner has changed it since";
             return Err(Error::new(ErrorKind::Fenced, what));
@@ -372,7 +376,7 @@ async fn note(store: &Store, key: &PoolKey, origin: &mut Origin, next: Origin) -
     Ok(())
 }
 
-/// Says durably that the copy is not needed any more.
+/// Records durably that the copy is no longer needed.
 async fn end(store: &Store, key: &PoolKey, origin: &mut Origin, lost_count: u64) -> Result<()> {
     let whole = Origin { is_whole: true, lost_count, ..origin.clone() };
     note(store, key, origin, whole).await?;
@@ -390,7 +394,7 @@ async fn end(store: &Store, key: &PoolKey, origin: &mut Origin, lost_count: u64)
     Ok(())
 }
 
-/// Gives the pin back, and says so.
+/// Gives the pin back, and records that.
 async fn give_back(store: &Store, key: &PoolKey, origin: &mut Origin) -> Result<()> {
     let target = Target::existing(&origin.url, origin.env_prefix.as_deref()).await?;
     target.try_unpin(&Pin::named(&origin.pin)).await?;
@@ -399,7 +403,7 @@ async fn give_back(store: &Store, key: &PoolKey, origin: &mut Origin) -> Result<
     note(store, key, origin, without).await
 }
 
-/// Gives the pin of a pool that is purged back; what fails is said.
+/// Gives back the pin of a pool that is purged; a failure is only logged.
 pub(crate) async fn leave(origin: &Origin) {
     if origin.pin.is_empty() {
         return;
@@ -415,18 +419,18 @@ pub(crate) async fn leave(origin: &Origin) {
     }
 }
 
-/// What was restored, for the person who asked.
+/// The result of a restore, for the person who asked for it.
 #[derive(Clone, Debug, Serialize)]
 pub struct PoolOfCopy {
-    /// Where the copy is.
+    /// URL of the copy.
     pub url: String,
     /// Number of the state.
     pub state: u64,
-    /// When the pool was so, in seconds since 1970.
+    /// Time at which the pool was in this state, in seconds since 1970.
     pub as_of: u64,
-    /// Bytes of segments that it has.
+    /// Bytes of segments in the state.
     pub segment_bytes: u64,
-    /// Volumes of which the state has less than of the others.
+    /// Volumes that are behind the others in the state.
     pub aside_count: u64,
     /// The snapshot that the volumes will show.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -434,7 +438,7 @@ pub struct PoolOfCopy {
     /// Volumes that have no such snapshot, and stay as they are in the state.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub without_snapshot: Vec<String>,
-    /// What the one volume will be called, where that is another name than in the copy.
+    /// New name of the only volume, if it differs from the name in the copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_name: Option<String>,
     /// Volumes of the state that the pool will not have.
@@ -442,13 +446,13 @@ pub struct PoolOfCopy {
     pub left_out: Vec<String>,
 }
 
-/// Makes the configured store a pool that shows the newest state of a copy, or what of it was asked for. Serving it is the
-/// next command's.
+/// Turns the configured store into a pool that shows the newest state of a copy, or the requested part of it. The next
+/// command serves it.
 ///
 /// # Errors
-/// `NotFound` where there is no copy, no whole state, or no such volume or snapshot in it; `Invalid` where that cannot be
-/// shown so; `Busy` where the store or the directory has a pool; `Denied` for a wrong key, or credentials that may not pin
-/// the state.
+/// `NotFound` if there is no copy, no whole state, or no such volume or snapshot in it; `Invalid` if the request cannot
+/// be carried out; `Busy` if the store or the directory has a pool; `Denied` for a wrong key, or for credentials that
+/// may not pin the state.
 pub async fn restore(
     config: &Config,
     (url, asked): (&str, Asked<'_>),
@@ -477,7 +481,7 @@ pub async fn restore(
     }
     let looked = (pool, &key);
     let (origin, choice) = match read(&store, &key, pool).await? {
-        // A restore that was cut short.
+        // A restore was cut short here.
         Some(origin) if origin.url == url && origin.snapshot.as_deref() == asked.snapshot => {
             check_kept(&target, &key, &origin).await?;
             let choice = choose(config, (&target, &origin.state), looked, (url, asked)).await?;
@@ -523,7 +527,7 @@ pub async fn restore(
                 nonce: to_hex(&random_bytes::<16>()),
             };
             let bytes = seal_document(&key, FOLDER, &origin)?;
-            // Where nobody knows whether it was made, the pin stays: the next try finds the link, or the pin ends.
+            // If the outcome is unknown the pin stays: either the next attempt finds the link, or the pin ends.
             if Chain::new(&store, FOLDER).create(1, &bytes).await? == Created::Lost {
                 target.unpin(pin).await;
                 let what = format!("restore to {}: another restore began there", store.url());
@@ -577,7 +581,7 @@ fn begun_otherwise(store: &Store, origin: &Origin) -> Error {
     Error::new(ErrorKind::Busy, what)
 }
 
-/// The pin of a restore that was cut short keeps its state for good from here on.
+/// Makes the pin of an interrupted restore permanent.
 async fn resume_pin(target: &Target, key: &PoolKey, origin: &Origin) -> Result<()> {
     let (pin, state) = (Pin::named(&origin.pin), origin.state.number);
     let was_there = target.has_pin(key, &pin).await?;
@@ -589,7 +593,8 @@ async fn resume_pin(target: &Target, key: &PoolKey, origin: &Origin) -> Result<(
     Err(not_kept(origin))
 }
 
-/// The copy still has the state of a restore that was cut short. Changes nothing there: it may not be what is asked for.
+/// Checks that the copy still has the state of an interrupted restore. Changes nothing there, as another restore may
+/// have been asked for.
 async fn check_kept(target: &Target, key: &PoolKey, origin: &Origin) -> Result<()> {
     let is_kept = target.has_pin(key, &Pin::named(&origin.pin)).await?
         || is_newest(target, key, origin).await?;
@@ -610,7 +615,7 @@ fn not_kept(origin: &Origin) -> Error {
     Error::new(ErrorKind::NotFound, what)
 }
 
-/// The root of the state's metadata, and those that it names, last the state's own.
+/// Copies the root of the state's metadata and the manifests that it names.
 async fn bring_manifests(target: &Target, state: &StateRecord, store: &Store) -> Result<()> {
     let failed = |error| target.explain("read the root of the metadata", error);
     let own = manifest_path(state.manifest);
@@ -624,7 +629,7 @@ async fn bring_manifests(target: &Target, state: &StateRecord, store: &Store) ->
             break;
         }
     }
-    // Without it the pool would be a new and empty one.
+    // Without its own root the pool would be a new and empty one.
     if !paths.contains(&own) {
         let what = format!(
             "restore from the copy {}: its store does not list {own}, which its newest state names; repeat the \
@@ -636,7 +641,7 @@ async fn bring_manifests(target: &Target, state: &StateRecord, store: &Store) ->
     for path in paths {
         let bytes = match view.get(&path).await {
             Ok(got) => got.bytes().await.map_err(failed)?,
-            // Of another state, and deleted meanwhile.
+            // It belongs to another state and was deleted meanwhile.
             Err(object_store::Error::NotFound { .. }) if path != own => continue,
             Err(error) => return Err(failed(error)),
         };
@@ -662,7 +667,7 @@ mod tests {
     use super::*;
     use crate::store::testing::{Fault, FaultyStore};
 
-    /// A link as `restore` makes it, number 1 of its chain.
+    /// A link like that of `restore`, number 1 of its chain.
     async fn linked(store: &Store, key: &PoolKey) -> Origin {
         let state = StateRecord {
             format: Format::CURRENT,
@@ -711,7 +716,8 @@ mod tests {
         let (faulty, key) = (FaultyStore::new(Fault::None), PoolKey::new([7; 32]));
         let store = faulty.store();
         let mut old = linked(&store, &key).await;
-        // A machine that takes the pool over carries the choice out, while the old owner is paused before it says so.
+        // A machine that takes the pool over carries the choice out, while the old owner is paused before it records
+        // that.
         let mut new = old.clone();
         let chosen = Origin { first_new_volume: Some(5), ..new.clone() };
         note(&store, &key, &mut new, chosen).await.unwrap();
@@ -722,7 +728,7 @@ mod tests {
         assert_eq!(refused.kind(), ErrorKind::Fenced);
         let found = read(&store, &key, new.pool).await.unwrap().unwrap();
         assert_eq!(found, new);
-        // An attempt whose answer was lost is known again, by all but its nonce.
+        // An attempt whose answer was lost is recognised by everything except its nonce.
         let mut before = new.clone();
         let without = Origin { pin: String::new(), ..new.clone() };
         note(&store, &key, &mut new, without.clone()).await.unwrap();
