@@ -1,13 +1,12 @@
-//! Volumes as devices of this machine's kernel: which are attached, how they come back after a restart,
-//! how they go.
+//! Volumes as devices of this machine's kernel: their list, their return after a restart, and their removal.
 //!
 //! Invariants:
-//! - `DIR/attachments.json` names a device before it can be used, and until it is gone: a daemon that
-//!   dies at any moment finds its devices again, and none that is not its own.
-//! - A device goes on with a restarted daemon only where no other directory has owned the pool since:
-//!   what is mounted from it has seen a history of the volume that would no longer be its own. Otherwise
-//!   the device is removed, and its users get errors. The same where the volume has stepped back since.
-//! - The list is not changed once the devices are given up at a stop: it is the next daemon's then.
+//! - `DIR/attachments.json` names a device before it can be used and until it is gone: a daemon that dies at any moment
+//!   finds its devices again, and only its own.
+//! - A device continues with a restarted daemon only if no other directory has owned the pool since: its users have
+//!   seen a history of the volume that would otherwise no longer be the volume's own. If another directory has owned
+//!   it, or the volume has stepped back since, the device is removed, and its users get errors.
+//! - The list does not change after the devices are given up at a stop: it then belongs to the next daemon.
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
 use crate::chain::random_bytes;
@@ -45,54 +44,54 @@ mod udev;
 pub(crate) use record::FILE;
 pub use record::{AttachOptions, Driver};
 
-/// Where the links to devices are. Source: the place that udev rules of disks use for theirs.
+/// Directory of the links to devices. Source: udev rules of disks also put their links below `/dev`.
 const LINKS: &str = "/dev/spindle";
-/// What frees a volume that [`user_in`] names; the command to detach it may follow.
+/// The way to free a volume that [`user_in`] names; the command to detach it may follow.
 pub(crate) const FREE_OFFLINE: &str = "remove devices that no daemon is to serve again with `spindle attach \
     --cleanup`, or start the daemon and detach it first";
-/// Devices that come back, or end, side by side. Chosen by hand: each has a thread for it, of those that reads in flight need,
-/// too.
+/// Devices that come back, or end, at the same time. Chosen by hand: each takes one of the threads that reads in flight
+/// need, too.
 const AT_ONCE_MAX: usize = 8;
-/// Queues that a device gets unasked, at most, and the part of those still possible, one in so many. Chosen by hand: with
-/// the default budget there are four queues for the first devices, and one for the eleventh.
+/// Most queues that a device gets by default, and the fraction (one in this number) of the queues still possible.
+/// Chosen by hand: with the default budget the first devices get four queues, and the eleventh gets one.
 const QUEUES_MAX: u16 = 4;
 const QUEUES_PART: u64 = 4;
-/// Time that requests in flight have at an orderly stop; what is not answered then, the next daemon
-/// gets again.
+/// Time that requests in flight have at an orderly stop. The next daemon gets those that are not answered by then.
 const LEAVE_GRACE: Duration = Duration::from_secs(5);
 
-/// An attached volume, as the admin sees it.
+/// An attached volume as shown to administrators.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachmentInfo {
     /// Name of the volume.
     pub volume: String,
-    /// The block device; absent where it is not served.
+    /// The block device; absent if it is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<PathBuf>,
-    /// The link to it that keeps its name.
+    /// The link with a stable name that leads to it.
     pub link: PathBuf,
-    /// How it was attached.
+    /// The options with which it was attached.
     pub options: AttachOptions,
-    /// Something has the device for itself: a mounted file system, swap, a RAID.
+    /// The device has an exclusive user: a mounted file system, swap, a RAID.
     pub is_in_use: bool,
-    /// Requests since this daemon serves it.
+    /// Read requests since this daemon began to serve it.
     pub read_count: u64,
-    /// Requests since this daemon serves it.
+    /// Write requests since this daemon began to serve it.
     pub write_count: u64,
-    /// Requests since this daemon serves it.
+    /// Flush requests since this daemon began to serve it.
     pub flush_count: u64,
-    /// Requests since this daemon serves it, those to write zeroes included where the driver counts them so.
+    /// Discard requests since this daemon began to serve it. They include requests to write zeroes if the driver counts
+    /// those as discards.
     #[serde(default)]
     pub discard_count: u64,
-    /// Payloads since this daemon serves it.
+    /// Bytes read since this daemon began to serve it.
     #[serde(default)]
     pub read_bytes: u64,
-    /// Payloads since this daemon serves it, of requests that failed too.
+    /// Bytes of write requests since this daemon began to serve it, including requests that failed.
     #[serde(default)]
     pub written_bytes: u64,
     /// Requests that failed.
     pub failure_count: u64,
-    /// Why it is not served.
+    /// Reason why it is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
@@ -104,12 +103,12 @@ struct Live {
 
 enum State {
     Served(Served),
-    /// It is in the kernel perhaps, and not served by us. Nobody else writes to the volume meanwhile:
-    /// requests that wait in the kernel may still come.
+    /// The device may be in the kernel, and this process does not serve it. No other client may write to the volume
+    /// meanwhile: requests that wait in the kernel may still come.
     Failed {
         error: Error,
         claim: Option<Claim>,
-        /// No other node has owned the pool since it was last served.
+        /// No other node has owned the pool since the device was last served.
         is_ours: bool,
     },
 }
@@ -124,8 +123,7 @@ struct Served {
     claim: Claim,
 }
 
-/// The devices of a pool. Nothing is attached or detached by it after [`Attachments::leave`] or
-/// [`Attachments::abandon`].
+/// The devices of a pool. It attaches and detaches nothing after [`Attachments::leave`] or [`Attachments::abandon`].
 pub struct Attachments {
     path: PathBuf,
     links: PathBuf,
@@ -136,16 +134,15 @@ pub struct Attachments {
     epoch: Epoch,
     payload_bytes_max: u64,
     memory: Arc<ublk::Memory>,
-    /// Held while a device's number is written down: several may come at a time.
+    /// Held while a device's number is recorded, as several may arrive at a time.
     noting: Arc<SyncMutex<()>>,
-    /// Absent once the daemon stops: the list on disk is the next daemon's then.
+    /// Absent once the daemon stops: the list on disk then belongs to the next daemon.
     live: Mutex<Option<BTreeMap<u32, Live>>>,
 }
 
 impl Attachments {
-    /// Reads which volumes of `pool`, which is called `name`, were attached from directory `dir`.
-    /// `payload_bytes_max` is the memory for payloads of all ublk devices; those of the nbd driver are
-    /// connections of `server`.
+    /// Reads which volumes of `pool`, which is called `name`, were attached from directory `dir`. `payload_bytes_max`
+    /// is the memory for payloads of all ublk devices; those of the nbd driver are connections of `server`.
     ///
     /// # Errors
     /// `Corrupt`: the list is damaged, or of a later version.
@@ -179,11 +176,11 @@ impl Attachments {
         })
     }
 
-    /// Raises a condition for each attached volume that is not served and for each silent client, and clears those of the
-    /// others.
+    /// Raises a condition for each attached volume that is not served and for each silent client, and clears those of
+    /// the others.
     pub(crate) async fn show(&self) {
         self.claims.show_silent(self.pool.tier().conditions(), |volume| self.name_of(volume));
-        // Whoever has it is attaching or detaching, and says how it went.
+        // The holder of the lock is attaching or detaching, and reports the result itself.
         let Ok(live) = self.live.try_lock() else { return };
         if let Some(live) = live.as_ref() {
             self.show_live(live);
@@ -200,7 +197,7 @@ impl Attachments {
                 State::Served(served) => match served.device.try_lock() {
                     Some(mut slot) => slot.as_mut().and_then(Device::failure),
                     None => {
-                        failing.push(name); // as it was
+                        failing.push(name); // unchanged
                         continue;
                     }
                 },
@@ -228,10 +225,9 @@ impl Attachments {
     /// Attaches a volume.
     ///
     /// # Errors
-    /// `NotFound`: there is no such volume. `Busy`: it is attached, or others have it open, or another
-    /// pool has its link.
-    /// `Unsupported`, `Denied`: this machine lacks something. `Invalid`: the options. `Unavailable`: the
-    /// daemon is stopping.
+    /// `NotFound`: there is no such volume. `Busy`: it is attached, or other clients have it open, or another pool has
+    /// its link. `Unsupported`, `Denied`: this machine lacks a feature or a permission. `Invalid`: the options.
+    /// `Unavailable`: the daemon is stopping.
     pub async fn attach(&self, name: &str, options: AttachOptions) -> Result<AttachmentInfo> {
         let attached = self.attach_unseen(name, options).await;
         self.show().await;
@@ -262,10 +258,10 @@ impl Attachments {
         let options = self.with_queues(live, options)?;
         self.check_link(name)?;
         blocking(move || kernel::check(options.driver)).await?;
-        self.claims.end_leftovers(id).await?; // a closed connection must not be in the way
+        self.claims.end_leftovers(id).await?; // a closed connection must not block it
         let claim = self.claims.attach(id, name, options.is_shared)?;
         self.claims.settle(id).await?;
-        // From now on it stays what it is: until then it could be removed, or step back.
+        // From now on the volume stays as it is: until here it could be removed, or step back.
         let volume = self.pool.volume(name).filter(|now| now.id().0 == id).ok_or_else(|| {
             let what =
                 format!("attach volume {name}: it was removed or renamed meanwhile; try again");
@@ -278,24 +274,24 @@ impl Attachments {
             cookie,
             epoch: self.epoch.0,
             is_stepped_back: volume.record().is_stepped_back,
-            is_write_through: false, // known when it is added, as its number is
+            is_write_through: false, // known, like its number, when it is added
             options,
         };
-        // Without what the list may still have of an attach that failed.
+        // This drops leftovers of a failed attach from the list.
         self.write(live)?;
-        let sizes = volume.size_changes(); // from before the kernel is told one
+        let sizes = volume.size_changes(); // subscribed before the kernel learns a size
         match self.add(&volume, &mut record).await {
             Ok(device) => {
                 let served = self.serve(&volume, sizes, device, claim);
                 live.insert(id, Live { record, state: State::Served(served) });
-                // Nobody has it yet, and its table of partitions may be on its way.
+                // It has no users yet, and its partition table may still be on its way.
                 Ok(self.info(&live[&id], false).await)
             }
             Err(error) => {
                 let mut error = error.context(format!("attach volume {name}"));
                 let asked = record.clone();
                 if blocking(move || kernel::is_there(&asked)).await.unwrap_or(true) {
-                    // The driver did not let go of it: it has to be found again.
+                    // The driver still has it, so it must be found again.
                     error = error.context(
                         "half a device stays; attach the volume again, or give it up with `spindle detach --force`",
                     );
@@ -329,7 +325,8 @@ impl Attachments {
                 records.push(record);
                 write(&path, records)
             };
-            // Before the kernel has it, so that whatever is left of it can be found, and is what the kernel was told.
+            // This precedes the kernel's device, so that any leftover can be found, with the settings that the kernel
+            // was told.
             let is_late = planted().cache_noted_late;
             note(Record { is_write_through: noted.is_write_through && !is_late, ..noted.clone() })?;
             Device::add(&parts, &noted, |number| {
@@ -376,10 +373,11 @@ impl Attachments {
         Served { device, resizes, claim }
     }
 
-    /// Has the device of a volume follow its size; returns why it does not, or not yet, for a person.
+    /// Makes the device of a volume follow its size. Returns, for display, the reason if the device does not follow, or
+    /// not yet.
     pub(crate) async fn why_size_stays(&self, volume: VolumeId) -> Option<String> {
         let device = {
-            // Whoever has it is attaching or detaching; that is not waited for.
+            // The holder of the lock is attaching or detaching, which is not waited for.
             let live = self.live.try_lock().ok()?;
             match &live.as_ref()?.get(&volume.0)?.state {
                 State::Served(served) => served.device.clone(),
@@ -401,11 +399,11 @@ impl Attachments {
         }
     }
 
-    /// Detaches a volume, by its name, its link or its device. Without `is_forced` nothing may use it.
+    /// Detaches a volume, by its name, its link or its device. Without `is_forced` the device must be unused.
     ///
     /// # Errors
-    /// `NotFound`: it is not attached. `Busy`: a file system or the like has it, or a program has it
-    /// open. `Unavailable`: the daemon is stopping.
+    /// `NotFound`: it is not attached. `Busy`: a file system or the like uses it, or a program has it open.
+    /// `Unavailable`: the daemon is stopping.
     pub async fn detach(&self, target: &str, is_forced: bool) -> Result<String> {
         let detached = self.detach_unseen(target, is_forced).await;
         self.show().await;
@@ -473,7 +471,7 @@ impl Attachments {
         self.unlink(&name, device.as_deref());
         let gone = live.remove(&id).expect("found above");
         if let Err(error) = self.write(live) {
-            // The list still names it, and the next daemon would make the device anew.
+            // The list still names it, and the next daemon would create the device again.
             let error = error.context(format!(
                 "detach volume {name}: its device is gone, and that could not be written down; try again"
             ));
@@ -488,23 +486,23 @@ impl Attachments {
         Ok(name)
     }
 
-    /// What is attached, by name.
+    /// The attached volumes, by name.
     ///
     /// # Errors
     /// `Unavailable`: the daemon is stopping.
     pub async fn list(&self) -> Result<Vec<AttachmentInfo>> {
         let mut live = self.live.lock().await;
         let live = changeable(&mut live)?;
-        // Side by side: one that does not answer takes seconds.
+        // The devices are queried concurrently: one that does not answer takes seconds.
         let infos = live.values().map(|attached| self.info(attached, true));
         let mut infos = futures::future::join_all(infos).await;
         infos.sort_by(|a, b| a.volume.cmp(&b.volume));
         Ok(infos)
     }
 
-    /// Whether somebody has a device of a volume here, or on another machine, who waits while there is no daemon.
+    /// Tells whether a device of a volume, here or on another machine, waits while there is no daemon.
     pub(crate) fn has_users(&self) -> bool {
-        // Where it is locked somebody is attaching, or detaching; that is not waited for.
+        // If the lock is taken, an attach or a detach is under way, which is not waited for.
         let has_devices = self
             .live
             .try_lock()
@@ -512,8 +510,7 @@ impl Attachments {
         has_devices || !self.clients().is_empty()
     }
 
-    /// Stops serving in order: requests that were begun are answered, the devices stay and wait for the
-    /// next daemon.
+    /// Stops serving in order: requests that were begun are answered, and the devices wait for the next daemon.
     pub async fn leave(&self) {
         let leave = |served: Slot| {
             served.lock().take().into_iter().for_each(|device| device.leave(LEAVE_GRACE));
@@ -524,7 +521,7 @@ impl Attachments {
         }
     }
 
-    /// Ends all that are served, side by side: each may take seconds. Returns what went wrong.
+    /// Ends all served devices concurrently, as each may take seconds. Returns the errors.
     async fn end_all(
         &self,
         end: impl Fn(Slot) -> Result<()> + Copy + Send + 'static,
@@ -546,8 +543,8 @@ impl Attachments {
         failures
     }
 
-    /// Ends the devices of a pool that is not ours any more: their users get errors, because what they
-    /// would read later is not what they wrote.
+    /// Ends the devices of a pool that is no longer ours. Their users get errors, because later reads would not return
+    /// what they wrote.
     pub async fn abandon(&self) {
         let remove =
             |served: Slot| served.lock().take().map_or(Ok(()), |device| device.remove(true));
@@ -596,7 +593,7 @@ impl Attachments {
         })
     }
 
-    /// `looks`: somebody may have the device.
+    /// `looks`: checks whether the device is in use.
     async fn info(&self, attached: &Live, looks: bool) -> AttachmentInfo {
         let volume = self.name_of(attached.record.volume);
         let mut info = AttachmentInfo {
@@ -654,7 +651,7 @@ impl Attachments {
         }
     }
 
-    /// The options with their number of queues, for which there is memory.
+    /// Returns the options with their number of queues, for which there is memory.
     fn with_queues(
         &self,
         live: &BTreeMap<u32, Live>,
@@ -692,8 +689,8 @@ impl Attachments {
     }
 }
 
-/// Tells the kernel the newest size of a volume: whoever has the device does, as an older one would take from its users what
-/// they have. Returns whether the device has it now. Blocks.
+/// Tells the kernel the newest size of a volume. The holder of the device does so, because an older size would cut off
+/// data of its users. Returns whether the device has it now. Blocks.
 fn tell_size(device: &Slot, newest: &watch::Receiver<u64>) -> Result<bool> {
     let mut slot = device.lock();
     let Some(device) = &mut *slot else { return Ok(true) };
@@ -702,15 +699,15 @@ fn tell_size(device: &Slot, newest: &watch::Receiver<u64>) -> Result<bool> {
     Ok(device.has_size(size_bytes))
 }
 
-/// Queues of a device where nobody says how many: as many as processors, few of those that the memory still
-/// has room for, so that many devices can come, and at least one.
+/// Default number of queues of a device: as many as processors, but only a part of those that the memory still has room
+/// for, so that many devices fit, and at least one.
 fn queues_of_choice(room: u64, processors: usize) -> u16 {
     let few = u16::try_from(room / QUEUES_PART).unwrap_or(u16::MAX);
     let wanted = u16::try_from(processors).unwrap_or(u16::MAX).min(QUEUES_MAX);
     wanted.min(few).max(1)
 }
 
-/// What is attached, while it is this daemon's to change.
+/// The attached devices, while this daemon may change them.
 ///
 /// # Errors
 /// `Unavailable`: the daemon is stopping.
@@ -721,7 +718,7 @@ fn changeable(live: &mut Option<BTreeMap<u32, Live>>) -> Result<&mut BTreeMap<u3
     })
 }
 
-/// Devices are served by threads and commands that block.
+/// Runs work on devices, which uses threads and commands that block.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -729,8 +726,8 @@ pub(crate) async fn blocking<T: Send + 'static>(
     done.map_err(|error| Error::with_source(ErrorKind::Io, "work on a device", error))?
 }
 
-/// To whom a volume is attached by what directory `dir` says, for people; `None` for nobody. `volume`
-/// absent: any volume. For a process that has the directory, and no daemon.
+/// Describes the user of a volume according to directory `dir`; `None` if it is not attached. Without `volume`, any
+/// volume counts. For a process that has the directory while no daemon runs.
 ///
 /// # Errors
 /// `Corrupt`: a list is damaged, or of a later version.
@@ -746,8 +743,7 @@ pub fn user_in(dir: &Path, volume: Option<u32>) -> Result<Option<String>> {
     Ok(label.map(|label| format!("a device of client {label}")))
 }
 
-/// Removes from the kernel the device at a path, whoever made it. Returns what was done, for a person.
-/// Blocks.
+/// Removes the device at a path from the kernel, whichever process made it. Returns a message for a person. Blocks.
 ///
 /// # Errors
 /// `Busy`: a process serves it. `Invalid`: it is no such device.
@@ -756,14 +752,13 @@ pub fn clean_up_device(device: &str) -> Result<String> {
     Ok(format!("{device} is removed"))
 }
 
-/// Removes from the kernel the devices that a daemon on `dir` left. Returns what was done, for a person.
-/// Blocks.
+/// Removes the devices that a daemon on `dir` left from the kernel. Returns a message for a person. Blocks.
 ///
 /// # Errors
-/// `Busy`: a daemon runs, or a process serves some of the devices, as where `dir` is a copy: those are left.
+/// `Busy`: a daemon runs, or a process serves some of the devices, for example if `dir` is a copy: those stay.
 pub fn clean_up(dir: &Path) -> Result<String> {
     stacked::check(&[dir.to_owned()])?;
-    // Held until the end: no daemon starts meanwhile.
+    // Held until the end, so that no daemon starts meanwhile.
     let _node = NodeDir::open(dir)?;
     clean_up_list(&dir.join(FILE), kernel::delete)
 }

@@ -1,17 +1,17 @@
-//! Who writes to a volume: one device of this machine's kernel, or NBD clients, or both where that was
-//! asked for.
+//! Decides which clients may write to a volume: one device of this machine's kernel, or NBD clients, or both if that
+//! was asked for.
 //!
-//! A client may say who it is (the option CLAIM of `nbd::wire`): then the volume is attached to it, as
-//! it is to this machine by a device, until it says that this is over, or somebody here ends it by force.
+//! A client may identify itself (the option CLAIM of `nbd::wire`). The volume is then attached to that client, as a
+//! device attaches it to this machine, until the client releases it or an administrator ends the attachment by force.
 //!
 //! Invariants:
-//! - A volume that is attached for its device or its client alone has no other writer, and the reverse:
-//!   two file systems mounted from one volume would destroy it.
-//! - Who a volume is attached to is on stable storage before its first request, and what was ended by
-//!   force is there before anybody else is let in: an old client that comes back is refused.
-//! - A connection, device or owner starts after the last request of its predecessors has ended: their entries in the write
-//!   log are visible then, or were taken back. A connection counts as ended when its client has closed it, even if it still
-//!   has requests to read and to run. Open connections are not affected (`leftovers`).
+//! - A volume that is attached exclusively, for its device or its client, has no other writer, and the reverse: two
+//!   file systems mounted from one volume would destroy it.
+//! - An attachment is on stable storage before its first request. An attachment that was ended by force is recorded as
+//!   ended before another client is let in: an old client that comes back is refused.
+//! - A connection, device or owner starts after the last request of its predecessors has ended: their entries in the
+//!   write log are visible then, or were taken back. A connection counts as ended when its client has closed it, even
+//!   if it still has requests to read and to run. Open connections are not affected (`leftovers`).
 
 mod gate;
 mod leftovers;
@@ -34,10 +34,10 @@ use uuid::Uuid;
 
 pub(crate) const FILE: &str = "clients.json";
 const VERSION: u32 = 1;
-/// Clients that a refusal names at most. Chosen by hand: a line of a terminal or two.
+/// Most clients that a refusal names. Chosen by hand: a line of a terminal or two.
 const NAMED_MAX: usize = 4;
-/// Volumes attached to clients at most, and clients of one that is shared. Chosen by hand: the list is
-/// written whole.
+/// Most attachments of clients, counting each client of a shared volume. Chosen by hand: the list is written as a
+/// whole.
 const HOLDER_COUNT_MAX: usize = 1024;
 
 /// The claims on the volumes of a pool.
@@ -46,17 +46,17 @@ pub struct Claims {
     path: PathBuf,
     epoch: Epoch,
     users: Mutex<HashMap<u32, Users>>,
-    /// One change of the list at a time.
+    /// Serialises changes of the list.
     changes: tokio::sync::Mutex<()>,
     settle: Settle,
-    /// Volumes with a device or connection that has ended and may have left entries in batches of the log. The value counts
-    /// such ends.
+    /// Volumes with a device or connection that has ended and may have left entries in batches of the log. The value
+    /// counts such ends.
     unsettled: Mutex<HashMap<u32, u64>>,
 }
 
 type Settling = dyn Fn(u32) -> BoxFuture<'static, Result<()>> + Send + Sync;
 
-/// Waits until what was queued for a volume is visible.
+/// Waits until all entries queued for a volume are visible.
 struct Settle(Box<Settling>);
 
 impl std::fmt::Debug for Settle {
@@ -71,7 +71,7 @@ struct Users {
     connections: Vec<Arc<Gate>>,
     device: Option<IsShared>,
     holders: Vec<Holder>,
-    /// Changes under way that nobody may be attached during.
+    /// Running changes during which nothing may attach.
     change_count: u64,
 }
 
@@ -82,7 +82,7 @@ type IsShared = bool;
 struct Holder {
     record: Record,
     gates: HashMap<u16, Arc<Gate>>,
-    /// It is over, and on disk no more; what it has queued may still come.
+    /// The attachment is over and no longer on disk, but its queued requests may still arrive.
     is_ended: bool,
 }
 
@@ -112,7 +112,7 @@ impl Holder {
 struct Record {
     volume: u32,
     client: Uuid,
-    /// Since when that machine runs.
+    /// Boot id of the client's machine.
     boot: Uuid,
     attachment: Uuid,
     label: String,
@@ -121,7 +121,7 @@ struct Record {
     attached_at: u64,
     /// Newest epoch of the pool in which it was attached.
     epoch: u64,
-    /// The volume had stepped back before: the client has seen nothing else.
+    /// The volume had stepped back before the client attached: the client has seen nothing else.
     is_stepped_back: bool,
 }
 
@@ -129,22 +129,22 @@ struct Record {
 #[serde(deny_unknown_fields)]
 struct Document {
     version: u32,
-    /// Of the pool when it was written.
+    /// Epoch of the pool when the list was written.
     #[serde(default)]
     epoch: u64,
     clients: Vec<Record>,
 }
 
-/// A client that a volume is attached to, for people.
+/// A client that a volume is attached to, for display.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientInfo {
     /// Name of the volume.
     pub volume: String,
-    /// What the client calls itself.
+    /// Label that the client gives itself.
     pub label: String,
     /// Other writers are allowed.
     pub is_shared: bool,
-    /// Connections at the moment.
+    /// Number of open connections.
     pub connection_count: u64,
     /// Seconds since the Unix epoch.
     pub attached_at: u64,
@@ -157,12 +157,12 @@ pub struct Claim {
     volume: u32,
     /// `None` for a device.
     gate: Option<Arc<Gate>>,
-    /// For a client that identified itself: its attachment and the number of the connection.
+    /// Attachment of a client that identified itself, and the number of its connection.
     named: Option<(Uuid, u16)>,
 }
 
 impl Claim {
-    /// Ends when the claim is worth nothing any more.
+    /// Resolves when the claim is no longer valid.
     pub(crate) async fn revoked(&self) {
         match self.gate() {
             Some(gate) => gate.closed().await,
@@ -170,7 +170,7 @@ impl Claim {
         }
     }
 
-    /// Every request of the connection passes it.
+    /// The gate that every request of the connection passes.
     pub(crate) fn gate(&self) -> Option<&Arc<Gate>> {
         self.gate.as_ref()
     }
@@ -194,11 +194,10 @@ impl Drop for Unattached {
 }
 
 impl Claims {
-    /// Reads from directory `dir` which clients have volumes. A list that is older than `not_before` was put
-    /// back from a copy: nobody has anything by it. `is_current` tells whether what a client
-    /// of a volume has seen is still the volume's history: of a volume, the epoch in which it was attached
-    /// last, and whether the volume had stepped back before. Others are forgotten, and refused when they
-    /// come.
+    /// Reads from directory `dir` which clients have volumes. A list that is older than `not_before` was restored from
+    /// a backup, and grants nothing. `is_current` tells whether the client of a volume has seen the volume's actual
+    /// history. Its arguments are the volume, the epoch of the last attachment, and whether the volume had stepped back
+    /// before. Other clients are forgotten, and refused when they come back.
     ///
     /// # Errors
     /// `Corrupt`: the list is damaged, or of a later version. Those of writing it.
@@ -242,7 +241,7 @@ impl Claims {
         Ok(claims)
     }
 
-    /// With `settle`, which resolves when what was queued for a volume before the call is visible.
+    /// Sets `settle`, which resolves when everything queued for a volume before the call is visible.
     #[must_use]
     pub fn settled_by<F>(self, settle: impl Fn(u32) -> F + Send + Sync + 'static) -> Claims
     where
@@ -251,7 +250,7 @@ impl Claims {
         Claims { settle: Settle(Box::new(move |volume| Box::pin(settle(volume)))), ..self }
     }
 
-    /// As [`Claims::connect_from`], without a connection.
+    /// Like [`Claims::connect_from`], without a connection.
     #[cfg(test)]
     pub(crate) async fn connect(
         self: &Arc<Self>,
@@ -264,13 +263,13 @@ impl Claims {
         self.connect_from(volume, name, is_stepped_back, request, from).await
     }
 
-    /// Registers an NBD connection that may write to volume `volume`, which people know as `name`. `label` names the client
-    /// in messages.
+    /// Registers an NBD connection that may write to volume `volume`, which people know as `name`. `label` names the
+    /// client in messages.
     ///
     /// # Errors
-    /// `Busy`: the volume is attached to somebody else, and not shared. `Fenced`: the client's
-    /// attachment was ended. `Unavailable`: requests of an ended or replaced connection are still running or in the log; try
-    /// again. Errors of writing the list.
+    /// `Busy`: the volume is attached to another client and not shared. `Fenced`: the client's attachment was ended.
+    /// `Unavailable`: requests of an ended or replaced connection are still running or in the log; try again. Errors of
+    /// writing the list.
     pub async fn connect_from(
         self: &Arc<Self>,
         volume: u32,
@@ -282,12 +281,12 @@ impl Claims {
         let until = tokio::time::Instant::now() + DRAIN_WAIT;
         let Some(request) = request else {
             let claim = self.connect_unnamed(volume, name, Gate::new(line, label))?;
-            // Before the first request; the claim is given up where that fails.
+            // Precedes the first request. If it fails, the claim is given up.
             self.end_left(volume, claim.gate(), until).await?;
             return Ok(claim);
         };
         let _one_at_a_time = self.changes.lock().await;
-        self.end_left(volume, None, until).await?; // it would be in the way
+        self.end_left(volume, None, until).await?; // an ended connection would block it
         let attachment = attachment_of(request);
         let record = Record {
             volume,
@@ -327,7 +326,7 @@ impl Claims {
         Ok(claim)
     }
 
-    /// For a connection that does not say whose it is.
+    /// Registers a connection that does not identify its client.
     fn connect_unnamed(
         self: &Arc<Self>,
         volume: u32,
@@ -345,9 +344,9 @@ impl Claims {
         Ok(Claim { claims: self.clone(), volume, gate: Some(gate), named: None })
     }
 
-    /// Decides on a client. One that attaches has the volume from here on, so that nobody else comes in
-    /// while that is written down; what it had of it before is returned. So are the gates of connections
-    /// that are over, closed.
+    /// Decides on a client. A client that attaches holds the volume from here on, so that no other client comes in
+    /// while the attachment is being recorded. Returns the closed gates of its replaced connections, and its previous
+    /// attachment.
     fn admit(
         &self,
         record: &Record,
@@ -382,7 +381,7 @@ impl Claims {
         Ok((old, replaced))
     }
 
-    /// What could not be written down did not happen. The gates that were closed stay so.
+    /// Takes an attachment back that could not be recorded. Gates that were closed stay closed.
     fn take_back(&self, record: &Record, replaced: Option<Holder>) {
         let mut all = self.users.lock();
         let Some(users) = all.get_mut(&record.volume) else { return };
@@ -391,10 +390,10 @@ impl Claims {
         forget_if_unused(&mut all, record.volume);
     }
 
-    /// A client says that its attachment is over.
+    /// Ends an attachment at the request of its client.
     ///
     /// # Errors
-    /// `Unavailable`: it is over, but its requests are still running, or queued: nobody is let in yet; try
+    /// `Unavailable`: it is over, but its requests are still running or queued, and no other client is let in yet; try
     /// again. Those of writing the list.
     pub async fn release(&self, volume: u32, request: &ClaimRequest) -> Result<()> {
         let _one_at_a_time = self.changes.lock().await;
@@ -403,11 +402,10 @@ impl Claims {
         self.end(volume, is_it).await.map(drop)
     }
 
-    /// Ends by force whatever attachments clients have of a volume, durably, and returns what the
-    /// clients call themselves.
+    /// Ends all attachments of clients to a volume by force, durably, and returns the labels of the clients.
     ///
     /// # Errors
-    /// `Unavailable`: they are ended, but requests are still running, or queued: nobody is let in yet; try
+    /// `Unavailable`: they are ended, but requests are still running or queued, and no other client is let in yet; try
     /// again. Those of writing the list.
     pub async fn fence(&self, volume: u32) -> Result<Vec<String>> {
         let _one_at_a_time = self.changes.lock().await;
@@ -424,7 +422,7 @@ impl Claims {
         }
         old.iter().for_each(|gate| gate.close());
         self.write(self.records())?;
-        // Before it is forgotten: whoever is let in next must not meet requests of this one.
+        // The attachment is forgotten only afterwards: the next client must not meet requests of this one.
         let until = tokio::time::Instant::now() + DRAIN_WAIT;
         self.quiet(volume, &old, until).await?;
         let mut all = self.users.lock();
@@ -438,7 +436,8 @@ impl Claims {
         Ok(ended.into_iter().map(|holder| holder.record.label).collect())
     }
 
-    /// For a change of a volume that an attached one must not see: it may have to wait long for the log.
+    /// Keeps a volume detached during a change that an attached client must not see. The change may wait a long time
+    /// for the log.
     ///
     /// # Errors
     /// `Busy`: the volume is attached.
@@ -460,11 +459,11 @@ impl Claims {
         Ok(Unattached { claims: self.clone(), volume })
     }
 
-    /// For a device.
+    /// Registers a device.
     ///
     /// # Errors
-    /// `Busy`: there is a device already, or, unless it is to be shared, an NBD connection, or a client
-    /// has the volume alone.
+    /// `Busy`: there is a device already, a client has the volume exclusively, or the device is not to be shared and
+    /// there is a client or an NBD connection.
     pub fn attach(self: &Arc<Self>, volume: u32, name: &str, is_shared: bool) -> Result<Claim> {
         let mut all = self.users.lock();
         let users = all.entry(volume).or_default();
@@ -495,7 +494,7 @@ impl Claims {
         Ok(Claim { claims: self.clone(), volume, gate: None, named: None })
     }
 
-    /// Clients that have volumes; `name_of` knows what people call a volume.
+    /// Clients that have volumes. `name_of` maps a volume to its name.
     pub fn list(&self, name_of: impl Fn(u32) -> String) -> Vec<ClientInfo> {
         let all = self.users.lock();
         let holders = all.values().flat_map(|users| &users.holders);
@@ -512,21 +511,21 @@ impl Claims {
         infos
     }
 
-    /// Names the clients with NBD connections that may write to a volume; `None` where there are none.
+    /// Names the clients with NBD connections that may write to a volume; `None` if there are none.
     pub fn connections_of(&self, volume: u32) -> Option<String> {
         let all = self.users.lock();
         let users = all.get(&volume).filter(|users| !users.connections.is_empty())?;
         Some(users.named_connections(None))
     }
 
-    /// Clients that a volume is attached to, as they call themselves.
+    /// Labels of the clients that a volume is attached to.
     pub fn holders_of(&self, volume: u32) -> Vec<String> {
         let all = self.users.lock();
         let holders = all.get(&volume).into_iter().flat_map(|users| &users.holders);
         holders.map(|holder| holder.record.label.clone()).collect()
     }
 
-    /// Whether there is a list, which is of this epoch then.
+    /// Tells whether the list exists on disk. If so, it is of this epoch.
     pub(crate) fn is_written(&self) -> bool {
         self.path.exists()
     }
@@ -550,7 +549,7 @@ impl Claims {
 }
 
 impl Users {
-    /// Names the clients of all connections but those of `but`, and says which of them are silent.
+    /// Names the clients of all connections except those of `but`, and says which of them are silent.
     fn named_connections(&self, but: Option<&Holder>) -> String {
         let is_own = |gate: &&Arc<Gate>| {
             but.is_some_and(|but| but.gates.values().any(|own| Arc::ptr_eq(own, gate)))
@@ -575,7 +574,7 @@ impl Users {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    /// Whether somebody may come beside the device; `is_shared` as for [`Users::check_holders`].
+    /// Checks whether another writer may come beside the device; `is_shared` as in [`Users::check_holders`].
     fn check_device(&self, name: &str, is_shared: Option<IsShared>) -> Result<()> {
         let why = match self.device {
             None => return Ok(()),
@@ -591,8 +590,8 @@ impl Users {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    /// Whether somebody may come beside the clients that have the volume. `is_shared`: who comes would
-    /// share it, or not; `None` for connections that do not say.
+    /// Checks whether another writer may come beside the clients that have the volume. `is_shared` tells whether the
+    /// newcomer would share it; `None` for a connection that does not say.
     fn check_holders(&self, name: &str, is_shared: Option<IsShared>) -> Result<()> {
         let wants_it_alone = is_shared == Some(false);
         let in_the_way = |holder: &&Holder| wants_it_alone || !holder.record.is_shared;
@@ -617,8 +616,8 @@ impl Users {
             };
         }
         self.check_unchanged(name)?;
-        // Only a machine that was restarted has lost what it had. One that did not hear the answer asks for
-        // the same again.
+        // Only a restarted machine has lost its attachment. A client that has missed the answer asks for the same
+        // attachment again.
         let is_another = |own: &&Holder| {
             own.record.boot == record.boot && own.record.attachment != record.attachment
         };
@@ -677,7 +676,7 @@ fn forget_if_unused(all: &mut HashMap<u32, Users>, volume: u32) {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // In this order: whoever comes from here on waits for what this one has left in the log.
+        // The order matters: from here on every newcomer waits for the entries that this claim has left in the log.
         self.claims.mark_unsettled(self.volume);
         let mut all = self.claims.users.lock();
         let Some(users) = all.get_mut(&self.volume) else { return };
@@ -700,7 +699,7 @@ impl Drop for Claim {
     }
 }
 
-/// What a client calls itself that has a volume which `is_meant`, by what directory `dir` says.
+/// The label of a client with a volume for which `is_meant` holds, according to directory `dir`.
 ///
 /// # Errors
 /// `Corrupt`: the list is damaged, or of a later version.
@@ -713,7 +712,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The epoch in which the list was written, and what it says.
+/// Returns the epoch in which the list was written, and its records.
 fn read(path: &Path) -> Result<(u64, Vec<Record>)> {
     let damaged = |why: String| {
         let what = format!(
