@@ -1,23 +1,24 @@
-//! The slow lane: a runtime of its own for work that no client waits for, on threads that the
-//! kernel schedules after those that clients wait for.
+//! The slow lane: a separate runtime for work that no client waits for. The kernel schedules its
+//! threads after those that serve clients.
 //!
 //! Invariants:
-//! - Whatever runs here gives way to requests, and never stops altogether: when the log fills, its
-//!   writers are slowed down and this lane gets what they leave.
+//! - Work in this lane gives way to requests but never stops altogether: when the log fills, its
+//!   writers are slowed down, and this lane gets the time that they leave.
 
 use block::{Error, ErrorKind, Result};
 use std::sync::OnceLock;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// What the lane's threads are nicer by: a ninth of the share of an ordinary thread. Chosen by hand.
+/// Steps by which the lane's threads are nicer: they get a ninth of the share of an ordinary
+/// thread. Chosen by hand.
 const NICE: i32 = 10;
-/// The kernel's largest.
+/// The largest nice value of the kernel.
 const NICE_MAX: i32 = 19;
-/// Threads for compression, sealing and files. Chosen by hand: segments under construction, and the
-/// metadata database's compactions beside them.
+/// Threads for compression, sealing and files. Chosen by hand: enough for segments under
+/// construction and for the metadata database's compactions beside them.
 const BLOCKING_THREAD_COUNT_MAX: usize = 12;
 
-/// The lane of this process. It lives as long as the process does.
+/// The lane of this process. It lives as long as the process.
 ///
 /// # Errors
 /// `Io` when threads cannot be started.
@@ -26,7 +27,7 @@ pub fn lane() -> Result<Handle> {
     if let Some(runtime) = LANE.get() {
         return Ok(runtime.handle().clone());
     }
-    // The daemon may have been started nicer than others, or less nice.
+    // The daemon may have been started with another nice value than 0.
     let own = rustix::process::getpriority_process(None).unwrap_or(0);
     let nice = (own + NICE).min(NICE_MAX);
     let runtime = Builder::new_multi_thread()
@@ -36,14 +37,14 @@ pub fn lane() -> Result<Handle> {
         .on_thread_start(move || give_way(nice))
         .build()
         .map_err(|error| Error::with_source(ErrorKind::Io, "start the slow lane", error))?;
-    // Of two that come at once, one is dropped, from a thread that may block.
+    // If two callers race, the spare runtime is shut down without blocking this thread.
     if let Err(spare) = LANE.set(runtime) {
         spare.shutdown_background();
     }
     Ok(LANE.get().expect("set above").handle().clone())
 }
 
-/// Lowers the calling thread's priority. Without it all still works, less smoothly.
+/// Lowers the calling thread's priority. Should that fail, everything still works, less smoothly.
 fn give_way(nice: i32) {
     if let Err(error) = rustix::process::setpriority_process(None, nice) {
         tracing::debug!(%error, "the slow lane keeps its priority");

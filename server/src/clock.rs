@@ -1,16 +1,16 @@
 //! The time of the wall clock, and how far deletions by age may rely on it.
 //!
-//! A wall clock jumps: a virtual machine is resumed, a battery is empty, somebody sets another year. To name times it is
-//! good enough all the same. What is deleted because it is old is gone for good, so that needs a second opinion: the
-//! *proven* time, which goes on with the kernel's steady clock, across restarts of the daemon too, and follows the wall
-//! clock for as long as the two agree.
+//! A wall clock jumps: a virtual machine is resumed, a battery is empty, someone sets another year. It is still good
+//! enough for naming times. Data that is deleted because of its age is gone for good, so a deletion needs a second
+//! opinion: the *proven* time. It advances with the kernel's steady clock, also across restarts of the daemon, and
+//! follows the wall clock for as long as the two agree.
 //!
 //! Invariants:
-//! - A deadline has passed only when it has by both, and a moment that a later deletion counts from is the later of
-//!   both: a jump in either direction deletes nothing early.
-//! - After a jump the wall clock is believed again once it has gone evenly for [`BELIEVED_AFTER`] while the pool was
-//!   served. Without that, a machine that was off for months would never delete anything again.
-//! - What is written in [`FILE`] is an observation and no state: without it, ages are proven later, never earlier.
+//! - A deadline has passed only when both clocks say so, and a moment from which a later deletion counts is the later
+//!   of both. A jump in either direction therefore deletes nothing early.
+//! - After a jump the wall clock is believed again once it has run evenly for [`BELIEVED_AFTER`] while the pool was
+//!   served. Otherwise a machine that was off for months would never delete anything again.
+//! - [`FILE`] holds an observation, not state: without it, ages are proven later, never earlier.
 
 use crate::units::{unix_seconds_now, utc};
 use block::conditions::Report;
@@ -22,31 +22,31 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use uuid::Uuid;
 
-/// The observation of the last run, in the directory of the pool.
+/// The last run's observation, in the directory of the pool.
 const FILE: &str = "clock.json";
 const VERSION: u32 = 1;
-/// Seconds by which two clocks may differ and agree: what a clock is corrected by at a start, and what passes between
+/// Seconds by which two clocks may differ and still agree: the correction of a clock at a start, and the time between
 /// two observations. Chosen by hand.
 pub(crate) const AGREES_WITHIN: u64 = 300;
-/// Seconds for which a clock that has jumped goes evenly before it is believed. Chosen by hand: a day, in which somebody
-/// looks at the warnings of `status`.
+/// Seconds for which a clock that has jumped must run evenly before it is believed. Chosen by hand: a day, in which
+/// someone reads the warnings of `status`.
 const BELIEVED_AFTER: u64 = 24 * 3600;
-/// Seconds between two observations that are written down. Chosen by hand: a loss of power hides as many.
+/// Seconds between two observations that are saved. Chosen by hand: a loss of power hides the same time.
 const SAVED_EVERY: u64 = 600;
 
 /// The clocks of a machine.
 pub(crate) trait Times: Send + Sync + 'static {
-    /// Seconds since the Unix epoch, as somebody has set them.
+    /// Seconds since the Unix epoch by the wall clock, which can be set.
     fn wall_seconds(&self) -> u64;
-    /// Seconds since the machine was started, those in which it was suspended too. Nobody sets them.
+    /// Seconds since the machine was started, including those in which it was suspended. This clock cannot be set.
     fn steady_seconds(&self) -> u64;
 }
 
 /// The clocks of this machine.
 pub(crate) struct SystemTimes;
 
-/// Seconds since the kernel started, with those in which the machine was suspended. Source: proc_uptime(5), which shows
-/// CLOCK_BOOTTIME.
+/// Seconds since the kernel started, including those in which the machine was suspended. Source: proc_uptime(5), which
+/// shows CLOCK_BOOTTIME.
 fn uptime_seconds() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/uptime").ok()?;
     text.split(['.', ' ']).next()?.parse().ok()
@@ -58,34 +58,34 @@ impl Times for SystemTimes {
     }
 
     fn steady_seconds(&self) -> u64 {
-        // Not clock_gettime of rustix: it panics on kernels without a vDSO (User Mode Linux).
+        // rustix's clock_gettime panics on kernels without a vDSO (User Mode Linux).
         static BEGUN: OnceLock<(Instant, Option<u64>)> = OnceLock::new();
         let (begun, uptime) = *BEGUN.get_or_init(|| (Instant::now(), uptime_seconds()));
         let since = begun.elapsed().as_secs();
         match uptime {
-            // One scale for the whole process, also when the file cannot be opened for a moment.
+            // Keeps one scale for the whole process, even if the file cannot be opened for a moment.
             Some(at_begin) => uptime_seconds().unwrap_or(at_begin + since),
             None => since,
         }
     }
 }
 
-/// The two clocks do not agree.
+/// A disagreement of the two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Jump {
-    /// By how much the wall clock is ahead of the proven time.
+    /// Seconds by which the wall clock is ahead of the proven time.
     ahead_seconds: i64,
-    /// For how long it has been ahead by that.
+    /// Seconds for which it has been ahead by that amount.
     even_seconds: u64,
-    /// It jumped while somebody looked. Otherwise the machine may have been off just as well.
+    /// The jump happened under observation. Otherwise the machine may just as well have been off.
     is_seen: bool,
 }
 
-/// What is written down.
+/// The contents of [`FILE`].
 #[derive(Debug, Serialize, Deserialize)]
 struct Observation {
     version: u32,
-    /// Of the kernel that ran: its steady clock begins with it.
+    /// Boot id of the kernel that ran: its steady clock starts with it.
     boot: Uuid,
     steady_seconds: u64,
     proven_seconds: u64,
@@ -94,21 +94,21 @@ struct Observation {
 
 #[derive(Debug)]
 struct State {
-    /// At the last observation.
+    /// The proven time at the last observation.
     proven_seconds: u64,
     steady_seconds: u64,
     jump: Option<Jump>,
     saved_at: Option<u64>,
 }
 
-/// What both clocks show.
+/// The readings of both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Now {
     wall_seconds: u64,
     proven_seconds: u64,
 }
 
-/// See the module.
+/// A wall clock that is checked against the proven time; see the module.
 pub(crate) struct ProvenClock {
     times: Arc<dyn Times>,
     boot: Uuid,
@@ -119,8 +119,8 @@ pub(crate) struct ProvenClock {
 }
 
 impl ProvenClock {
-    /// The clock of a pool that is served in a directory. `newest_stamp` is the newest time that its records name, in
-    /// seconds since the Unix epoch: what is known where the directory has no observation.
+    /// Opens the clock of a pool that is served in a directory. `newest_stamp` is the newest time that the pool's
+    /// records name, in seconds since the Unix epoch. It is the only evidence if the directory has no observation.
     pub(crate) fn open(dir: &Path, newest_stamp: u64, conditions: Conditions) -> ProvenClock {
         let boot = crate::attach::remote::boot_id();
         let mut clock = Self::new(Arc::new(SystemTimes), boot, newest_stamp, Some(dir.join(FILE)));
@@ -129,7 +129,7 @@ impl ProvenClock {
         clock
     }
 
-    /// As [`ProvenClock::open`], of other clocks, and written down only where there is a path.
+    /// Like [`ProvenClock::open`], but for other clocks. Observations are saved only if there is a path.
     pub(crate) fn new(
         times: Arc<dyn Times>,
         boot: Uuid,
@@ -140,7 +140,7 @@ impl ProvenClock {
         let seen = path.as_deref().and_then(read);
         let (proven_seconds, jump) = match &seen {
             Some(seen) => (proven_by(seen, boot, steady), seen.jump),
-            // Records of a clock that was ahead prove nothing.
+            // Records from a clock that was ahead prove nothing.
             None if newest_stamp == 0 || newest_stamp > wall => (wall, None),
             None => (newest_stamp, None),
         };
@@ -151,36 +151,37 @@ impl ProvenClock {
         };
         let (state, conditions) = (Mutex::new(state), Conditions::default());
         let clock = ProvenClock { times, boot, path, conditions, believed_after, state };
-        // What passed before is no jump that anybody saw, unless it is one in the life of this kernel, or one back.
+        // A jump before this start was not observed, unless it happened during the life of this kernel or went back.
         let is_same_boot = seen.is_some_and(|seen| seen.boot == boot);
         clock.observe(is_same_boot || wall.saturating_add(AGREES_WITHIN) < proven_seconds);
         clock
     }
 
-    /// The wall clock, in seconds since the Unix epoch: to name times by, and to compare them with what was named by it.
+    /// The wall clock, in seconds since the Unix epoch. It serves to name times and to compare them with times that it
+    /// named.
     pub(crate) fn wall(&self) -> u64 {
         self.times.wall_seconds()
     }
 
-    /// The moment that a later deletion counts from.
+    /// The moment from which a later deletion counts.
     pub(crate) fn stamp(&self) -> u64 {
         let now = self.observe(true);
         now.wall_seconds.max(now.proven_seconds)
     }
 
-    /// Whether a deadline has passed, in seconds since the Unix epoch.
+    /// Tells whether a deadline, in seconds since the Unix epoch, has passed.
     pub(crate) fn is_past(&self, deadline: u64) -> bool {
         let now = self.observe(true);
         now.wall_seconds.min(now.proven_seconds) >= deadline
     }
 
-    /// The wall clock agrees with the proven time: ages that others tell by it may count.
+    /// Tells whether the wall clock agrees with the proven time, so that ages that others measure by it may count.
     pub(crate) fn is_even(&self) -> bool {
         self.observe(true);
         self.state.lock().jump.is_none()
     }
 
-    /// Looks at the clocks, and from time to time writes down what they show. To be called every minute or so.
+    /// Reads the clocks and from time to time saves an observation. Call this every minute or so.
     pub(crate) fn keep(&self) {
         self.observe(true);
         let state = self.state.lock();
@@ -192,7 +193,7 @@ impl ProvenClock {
         }
     }
 
-    /// Writes down what the clocks show. What fails is tried again with the next call.
+    /// Saves an observation. After a failure the next call tries again.
     pub(crate) fn save(&self) {
         let Some(path) = &self.path else { return };
         let observation = {
@@ -207,7 +208,7 @@ impl ProvenClock {
             }
         };
         let Ok(text) = serde_json::to_string(&observation) else { return };
-        // A loss of power may take it: nothing is lost with it.
+        // A loss of power may lose the file, which does no harm.
         let next = path.with_extension("json.tmp");
         let written = std::fs::write(&next, text).and_then(|()| std::fs::rename(&next, path));
         if let Err(error) = written {
@@ -215,7 +216,7 @@ impl ProvenClock {
         }
     }
 
-    /// Looks at both clocks. `is_seen`: no time has passed in which nobody looked.
+    /// Reads both clocks. `is_seen`: the clock has been watched without a gap since the last observation.
     fn observe(&self, is_seen: bool) -> Now {
         let mut state = self.state.lock();
         let (wall_seconds, steady) = (self.times.wall_seconds(), self.times.steady_seconds());
@@ -268,8 +269,8 @@ impl ProvenClock {
     }
 }
 
-/// The time that a run in a directory has proven, where the kernel of that run still runs: what has passed since is known
-/// whatever became of the wall clock. In seconds since the Unix epoch.
+/// The time that a run in this directory has proven, if the kernel of that run is still running: the time that has
+/// passed since is known whatever happened to the wall clock. In seconds since the Unix epoch.
 pub(crate) fn proven_in(dir: &Path) -> Option<u64> {
     let boot = crate::attach::remote::boot_id();
     let seen = read(&dir.join(FILE)).filter(|seen| seen.boot == boot)?;

@@ -1,8 +1,8 @@
-//! Conditions of the daemon: their log lines, and the words of those that several places raise.
+//! Conditions of the daemon: their log lines, and the texts of those that are raised in several places.
 //!
 //! Invariants:
-//! - A condition is raised and cleared where it arises and ends; the `lookout` does so for those that only time or a
-//!   disk shows.
+//! - A condition is raised and cleared where its cause arises and ends. The `lookout` does so for conditions that only
+//!   time or a disk reveals.
 //! - The log says once that a condition was raised, and once that it has ended.
 
 pub(crate) mod lookout;
@@ -12,14 +12,14 @@ use block::conditions::{Change, Report};
 use block::{ConditionKind, Conditions};
 use tracing::{Level, event};
 
-/// Subject of the conditions that a pool has one of.
+/// Subject of the conditions that exist once per pool.
 pub(crate) const POOL: &str = "pool";
 /// Subject of the conditions of the write log.
 pub(crate) const LOG: &str = "log";
 /// Subject of the conditions of the process.
 pub(crate) const PROCESS: &str = "process";
 
-/// How loud the log line is. An error asks for a person; a notice says that something is left to do while all is well.
+/// The level of the log line. An error needs a person; a notice says that something is left to do while all is well.
 fn level_of(kind: ConditionKind) -> Level {
     use ConditionKind as K;
     match kind {
@@ -69,7 +69,7 @@ pub(crate) fn log(change: Change<'_>) {
     }
 }
 
-/// The conditions that a volume's newest record tells of.
+/// Sets or clears the conditions that follow from a volume's newest record.
 pub(crate) fn show_record(conditions: &Conditions, record: &VolumeRecord, has_key: bool) {
     let name = &record.name;
     let is_present = record.state == VolumeState::Present;
@@ -96,7 +96,7 @@ pub(crate) fn show_record(conditions: &Conditions, record: &VolumeRecord, has_ke
     conditions.set(ConditionKind::KeyMissing, name, keyless);
 }
 
-/// A volume has this name no more.
+/// Clears the conditions of a name that no volume has any longer.
 pub(crate) fn forget_volume(conditions: &Conditions, name: &str) {
     for kind in [ConditionKind::WritesLost, ConditionKind::KeyMissing, ConditionKind::VolumeStalled]
     {
@@ -104,7 +104,7 @@ pub(crate) fn forget_volume(conditions: &Conditions, name: &str) {
     }
 }
 
-/// Whether a recovery key was made.
+/// Sets or clears the condition that no recovery key was made.
 pub(crate) fn show_recovery_key(conditions: &Conditions, is_made: bool) {
     let report = (!is_made).then(|| {
         Report::new(
@@ -116,7 +116,8 @@ pub(crate) fn show_recovery_key(conditions: &Conditions, is_made: bool) {
     conditions.set(ConditionKind::NoRecoveryKey, POOL, report);
 }
 
-/// What a log that was just opened says of its end. It lasts until the next opening.
+/// Sets or clears the conditions that follow from the recovery of a log that was just opened. They last until the next
+/// opening.
 pub(crate) fn show_recovery(conditions: &Conditions, recovery: &replication::Recovery) {
     let report = (!recovery.is_tail_proven).then(|| {
         let reason = recovery.lost_reason.as_deref().unwrap_or("it is not known why");
@@ -142,7 +143,7 @@ pub(crate) fn show_recovery(conditions: &Conditions, recovery: &replication::Rec
     conditions.set(ConditionKind::LogUnreadable, LOG, unreadable);
 }
 
-/// The pool has stopped for good.
+/// Raises the condition that the pool has stopped for good.
 pub(crate) fn show_stopped(conditions: &Conditions, why: &str) {
     let report = Report::new(
         format!("the pool has stopped: {why}"),
@@ -152,7 +153,7 @@ pub(crate) fn show_stopped(conditions: &Conditions, why: &str) {
     conditions.raise(ConditionKind::PoolStopped, POOL, report);
 }
 
-/// Whether the store says who owns the pool; `failure`: why it does not.
+/// Sets or clears the condition that the store does not say who owns the pool. `failure` is the reason.
 pub(crate) fn show_contact(conditions: &Conditions, failure: Option<&str>) {
     let report = failure.map(|failure| {
         Report::new(
@@ -164,19 +165,20 @@ pub(crate) fn show_contact(conditions: &Conditions, failure: Option<&str>) {
     conditions.set(ConditionKind::StoreUnavailable, "contact", report);
 }
 
-/// Descriptors that a pool takes beside those of connections and the ring: side files, the metadata's requests, the
-/// admin socket, devices. Chosen by hand: twice what a busy pool was seen to have.
+/// Descriptors that a pool uses besides those of connections and the ring: side files, the metadata's requests, the
+/// admin socket, devices. Chosen by hand: twice the number seen in a busy pool.
 const DESCRIPTORS_BESIDE: u64 = 256;
 
-/// Whether the process may open as many files as its configuration can ask for. `limit`: of this process; `None` for none.
+/// Checks whether the process may open as many files as its configuration can ask for. `limit` is that of this process,
+/// `None` if it has none.
 pub(crate) fn show_descriptors(
     conditions: &Conditions,
     limit: Option<u64>,
     connection_count_max: u64,
     ring_file_count: u64,
 ) {
-    // A connection has a second descriptor, which tells whether its client is there. Files of the ring are open twice: for
-    // writing, and for reading.
+    // Each connection has a second descriptor, which tells whether its client is still there. Files of the ring are
+    // open twice: for writing and for reading.
     let wanted = 2 * connection_count_max + 2 * ring_file_count + DESCRIPTORS_BESIDE;
     let report = limit.filter(|limit| *limit < wanted).map(|limit| {
         Report::new(

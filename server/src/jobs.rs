@@ -1,9 +1,9 @@
-//! The background jobs of a pool: each is supervised, so that none of them ends unseen.
+//! The background jobs of a pool. Each is supervised, so that none ends unnoticed.
 //!
 //! Invariants:
 //! - A job that panics raises `JobDied` with its name.
-//! - Where a job is vital (data is at risk without it, or nobody is served), the process stops in
-//!   order, as on SIGTERM, and ends with an error, so that its supervisor starts it again.
+//! - If a job is vital (without it data is at risk, or no client is served), the process stops in
+//!   order, as on SIGTERM, and ends with an error, so that its supervisor restarts it.
 
 use block::{Conditions, Error, ErrorKind, Job};
 use std::future::Future;
@@ -12,20 +12,20 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Whether the process can go on without a job.
+/// Whether the process can continue without a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// It stops in order.
+    /// The process stops in order.
     Vital,
-    /// It goes on, and `status` says what no longer happens.
+    /// The process continues, and `status` shows which work is no longer done.
     Useful,
 }
 
-/// Starts the jobs of a process and hears of their deaths. Clones share it.
+/// Starts the jobs of a process and learns of their deaths. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Jobs {
     conditions: Conditions,
-    /// Why the process cannot go on.
+    /// The reason why the process cannot continue.
     died: Arc<watch::Sender<Option<Error>>>,
 }
 
@@ -55,12 +55,12 @@ impl Jobs {
         tokio::spawn(self.clone().supervise(need, job, work))
     }
 
-    /// Runs a job whose task somebody else keeps.
+    /// Runs a job whose task the caller owns.
     pub(crate) async fn supervise(self, need: Need, job: Job, work: impl Future<Output = ()>) {
         let name = job.name.clone();
         let planted = crate::planted::planted().panicking_job;
         let work = async move {
-            // One name at most is in the switch: that of the job that a test wants to see dying.
+            // The switch holds at most one name: the job that a test wants to die.
             if planted.is_some_and(|planted| name.starts_with(planted)) {
                 panic!("as the test wants it");
             }
@@ -71,7 +71,7 @@ impl Jobs {
         }
     }
 
-    /// A job has ended with an error and was not meant to end.
+    /// Reports that a job has ended with an error although it was not meant to end.
     pub(crate) fn ended(&self, need: Need, job: &Job, error: &Error) {
         job.raise_died(&self.conditions, &error.chain());
         self.note_death(need, job, &error.chain());
@@ -92,7 +92,7 @@ impl Jobs {
         }
     }
 
-    /// Why the process cannot go on, once a vital job has died.
+    /// The reason why the process cannot continue, once a vital job has died.
     pub(crate) fn death(&self) -> Option<Error> {
         self.died.borrow().clone()
     }

@@ -1,10 +1,11 @@
-//! Bugs of the daemon put there on purpose, so that the crash tester can show that it notices. The
-//! write log has its own (package `replication`).
+//! Bugs planted in the daemon on purpose, so that the crash tester can show that it notices them.
+//! The write log has its own (package `replication`).
 //!
 //! Invariants:
-//! - Without the feature `planted` every switch is off and nothing of their names is in the binary.
+//! - Without the feature `planted` every switch is off, and the binary contains none of their
+//!   names.
 
-/// Which bugs are in.
+/// The bugs that are switched on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Planted {
     /// A write is answered when it is queued, before it is submitted to the log's files.
@@ -14,17 +15,18 @@ pub(crate) struct Planted {
     /// A generation leaves the overlay, and its log space is given back, before its window is
     /// durable in the store.
     pub(crate) overlay_dropped_early: bool,
-    /// A device is detached while what was written to it before it was closed is on its way.
+    /// A device is detached while data written to it before it was closed is still on its way.
     pub(crate) detached_at_once: bool,
-    /// The daemon ends when the kernel has given a device its number, before that is written down.
+    /// The daemon exits after the kernel has given a device its number and before the number is
+    /// recorded.
     pub(crate) ends_in_attach: bool,
-    /// That a device has no volatile cache is written down only with its number.
+    /// The record that a device has no volatile cache is written only together with its number.
     pub(crate) cache_noted_late: bool,
-    /// The daemon looks itself whether somebody has its device.
+    /// The daemon itself opens its device to find out whether it is in use.
     pub(crate) opens_own_device: bool,
     /// A wall clock that jumps is believed at once.
     pub(crate) clock_trusted: bool,
-    /// Background jobs whose names begin so panic when they start.
+    /// Background jobs whose names begin with this text panic when they start.
     pub(crate) panicking_job: Option<&'static str>,
     /// The ends of an unaligned range and the part between them are logged one after the other.
     pub(crate) step_torn: bool,
@@ -32,8 +34,8 @@ pub(crate) struct Planted {
     pub(crate) leftovers_kept: bool,
 }
 
-/// As the environment variable SPINDLE_PLANTED named them, separated by commas, when it was first
-/// asked for.
+/// The bugs that the environment variable SPINDLE_PLANTED named, separated by commas, at the first
+/// call.
 #[cfg(feature = "planted")]
 pub(crate) fn planted() -> Planted {
     static PLANTED: std::sync::OnceLock<Planted> = std::sync::OnceLock::new();
@@ -56,7 +58,7 @@ pub(crate) fn planted() -> Planted {
     })
 }
 
-/// None.
+/// No bugs.
 #[cfg(not(feature = "planted"))]
 pub(crate) const fn planted() -> Planted {
     Planted {

@@ -1,4 +1,4 @@
-//! Serving a pool until told to stop. How it is opened is in `opening`, how it is closed in `closing`.
+//! Serves a pool until told to stop. The module `opening` opens it, and `closing` closes it.
 
 mod closing;
 mod daemon_jobs;
@@ -43,38 +43,38 @@ use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// Longest time that an orderly stop spends on moving the log's tail to the store. What is left
-/// stays in the log, and the pool stays ours.
+/// Longest time that an orderly stop spends on moving the log's tail to the store. The rest stays in the log, and the
+/// pool stays ours.
 const CLOSE_DESTAGE_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
 /// Time that requests in flight have to finish at an orderly stop.
 const STOP_GRACE: Duration = Duration::from_secs(10);
-/// How long requests get errors once the write log has failed, before connections end with the daemon: a client that only loses
-/// its connection may come back and go on as if nothing had happened, one that gets an error does not. Chosen by hand: most
-/// clients ask for something in that time.
+/// Time for which requests get errors after the write log has failed, before connections end with the daemon. A client
+/// that only loses its connection may come back and continue as if nothing had happened; one that gets an error does
+/// not. Chosen by hand: most clients send a request in that time.
 const LOG_FAILURE_TOLD: Duration = Duration::from_secs(3);
-/// How often the owner looks whether it still is. Chosen by hand: one listing.
+/// Interval at which the owner checks that it still owns the pool. Chosen by hand: one listing.
 const OWNERSHIP_CHECK: Duration = Duration::from_secs(5);
-/// Pause between two looks for snapshots that are due.
+/// Pause between two checks for snapshots that are due.
 const SCHEDULE_CHECK: Duration = Duration::from_secs(5);
-/// How often removed volumes are looked at.
+/// Interval of the checks for removed volumes that are due.
 const PURGE_CHECK: Duration = Duration::from_secs(60);
 
-/// A pool that is open in this process, with what has to be kept while it is.
+/// A pool that is open in this process, with everything that must live as long.
 pub struct OpenPool {
     pub(crate) pool: Arc<Pool>,
     pub(crate) keys: tokio::sync::Mutex<KeyRing>,
     pub(crate) ownership: Ownership,
     pub(crate) config: Config,
-    /// Conditions that last, of every part of the process.
+    /// Lasting conditions of every part of the process.
     pub(crate) conditions: block::Conditions,
     pub(crate) recovery: replication::Recovery,
-    /// Why writes that were answered may be gone, if they may.
+    /// The reason why answered writes may be gone, if they may.
     pub(crate) step_back: Option<StepBack>,
     pub(crate) node: NodeDir,
     pub(crate) store: Store,
-    /// Of a pool that was restored from a copy.
+    /// Present for a pool that was restored from a copy.
     pub(crate) restored: Option<Restored>,
-    /// It has everything that it was restored from.
+    /// The pool has everything that it was restored from.
     pub(crate) is_whole: watch::Sender<bool>,
 }
 
@@ -85,8 +85,8 @@ impl OpenPool {
         &self.pool
     }
 
-    /// Creates the configured volumes that are missing, and grows or re-configures those that the
-    /// configuration says so of.
+    /// Creates the configured volumes that are missing, and grows or re-configures the others as the configuration
+    /// says.
     async fn make_volumes(&self) -> Result<()> {
         for wanted in &self.config.settings().volumes {
             let volume = match self.pool.volume(&wanted.name) {
@@ -138,7 +138,7 @@ impl OpenPool {
         Ok(())
     }
 
-    /// Who has the pool, where that can be learned: the metadata knows only that somebody has.
+    /// Names the pool's new owner if it can be learned: the metadata knows only that there is one.
     async fn reason_of_loss(&self, found: Error) -> Error {
         if found.kind() != ErrorKind::Fenced {
             return found;
@@ -169,11 +169,10 @@ impl OpenPool {
     }
 }
 
-/// Serves the configured pool until SIGTERM or SIGINT. Calls `announce` with the endpoints when
-/// everything answers.
+/// Serves the configured pool until SIGTERM or SIGINT. Calls `announce` with the endpoints when everything answers.
 ///
 /// # Errors
-/// Whatever keeps the pool from opening, the sockets from listening, or the end from being orderly.
+/// Errors that keep the pool from opening, the sockets from listening, or the end from being orderly.
 pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[String])) -> Result<()> {
     let mut signals = Signals::new()?;
     check_places(config).await?;
@@ -185,7 +184,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         closing::end_at_once_on_another(early, 0);
     };
     let Some(open) = open_with_volumes(config, opening, early_stop).await? else { return Ok(()) };
-    // Somebody wants a stop; and it has come so far that jobs end.
+    // The first says that a stop was asked for, the second that it has come far enough for jobs to end.
     let (asked, stop) = (watch::Sender::new(false), watch::Sender::new(false));
     let front = match open_front(config, &open).await {
         Ok(front) => front,
@@ -227,18 +226,18 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         start_jobs(&jobs, &open, (&handler, &attachments), (server.clone(), hangups), &stop);
     announce(&endpoints);
     let mut stopped = asked.subscribe();
-    // A supervisor sends its signal beside or after `spindle stop`: that one means the same stop.
+    // A supervisor sends its signal beside or after `spindle stop`: both mean the same stop.
     let (lost, spare_count) = tokio::select! {
         () = signals.stop() => (None, 0),
         _ = stopped.wait_for(|stop| *stop) => (None, 1),
         lost = open.pool.ended() => (Some(lost), 1),
-        // An orderly stop: the next daemon goes on where this one ends.
+        // An orderly stop: the next daemon continues where this one ends.
         () = jobs.vital_died() => (None, 1),
     };
     closing::end_at_once_on_another(signals, spare_count);
     tracing::info!("stopping");
     let lost = match lost {
-        // Without the job that moves it, nothing would come of that.
+        // Without the job that moves data, this would have no effect.
         None if attachments.has_users() && jobs.death().is_none() => {
             closing::move_while_served(&open.pool).await
         }
@@ -246,7 +245,8 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     };
     let has_devices = lost.is_none() && attachments.has_users();
     if lost.as_ref().is_some_and(replication::is_log_failure) {
-        // The pool is still this directory's, and the next daemon finds out whether anything was lost. Devices wait for it.
+        // The pool still belongs to this directory, and the next daemon finds out whether data was lost. Devices wait
+        // for it.
         let begun = Instant::now();
         open.note_failed_log().await;
         attachments.leave().await;
@@ -277,7 +277,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         let closed = open.close_with(is_short).await;
         return jobs.death().map_or(closed, Err);
     };
-    // Not ours any more, or without a log: nothing of it is moved to the store or released.
+    // The pool is no longer ours, or has no log: none of its data is moved to the store, and it is not released.
     if let Err(error) = open.pool.close().await {
         tracing::debug!(error = %error.chain(), "a pool that was lost did not close in order");
     }
@@ -291,7 +291,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     Err(open.reason_of_loss(lost).await)
 }
 
-/// What answers clients and people.
+/// The parts that answer clients and administrators.
 struct Front {
     server: Server<PoolExports>,
     attachments: Arc<Attachments>,
@@ -302,8 +302,8 @@ struct Front {
     socket: AdminServer,
 }
 
-/// Takes every socket and device, and starts the jobs beside them. With an error, whether devices wait for the next
-/// daemon; nothing is left running then.
+/// Takes every socket and device, and starts the jobs beside them. On an error it leaves nothing running, and tells
+/// with the error whether devices wait for the next daemon.
 async fn open_front(config: &Config, open: &OpenPool) -> std::result::Result<Front, (Error, bool)> {
     let unused = |error| (error, false);
     let claims = Arc::new(open_claims(config, open).map_err(unused)?);
@@ -312,7 +312,7 @@ async fn open_front(config: &Config, open: &OpenPool) -> std::result::Result<Fro
     let copies = Arc::new(open.copies().await.start().await);
     let scrub = Arc::new(open.scrub().await.start().await);
     let bound = async {
-        // Before NBD clients could take what was attached.
+        // NBD clients must not take volumes that were attached.
         attachments.recover(|epoch| open.ownership.may_replay(epoch)).await?;
         let names: Vec<String> =
             open.pool.volumes().iter().map(|volume| volume.record().name).collect();
@@ -335,7 +335,7 @@ async fn open_front(config: &Config, open: &OpenPool) -> std::result::Result<Fro
     }
 }
 
-/// `None`: `stop` came first.
+/// Opens the pool with its configured volumes; `None` if `stop` came first.
 async fn open_with_volumes(
     config: &Config,
     opening: Opening,
@@ -363,14 +363,14 @@ async fn open_with_volumes(
 
 async fn make_configured(config: &Config, open: &OpenPool) -> Result<()> {
     open.make_volumes().await?;
-    // One that the store did not know was made anew just now: its clients of before see an empty one.
+    // A volume that the store did not know was just created again: its earlier clients see an empty one.
     if let Some(cause @ (StepBack::LostLog | StepBack::TakeOver)) = open.step_back {
         open.pool.note_step_back(cause, open.ownership.epoch()).await?;
     }
     opening::settle_step_back(config.dir())
 }
 
-/// Refuses what this daemon would wait for without an end.
+/// Refuses places for which this daemon would wait forever.
 async fn check_places(config: &Config) -> Result<()> {
     let keys = match config.key_source() {
         KeySource::File(path) | KeySource::PassphraseFile(path) | KeySource::RecoveryFile(path) => {
@@ -382,7 +382,7 @@ async fn check_places(config: &Config) -> Result<()> {
     let (dir, cache) = (config.dir().to_owned(), config.cache_dir().map(Path::to_owned));
     let tls = config.settings().nbd.tls.iter();
     let tls = tls.flat_map(|tls| [Some(&tls.cert), Some(&tls.key), tls.client_ca.as_ref()]);
-    let log = dir.join("log"); // which may lie elsewhere, by a link
+    let log = dir.join("log"); // which may be a link to another place
     let places: Vec<_> = [Some(dir), Some(log), cache, store, keys]
         .into_iter()
         .chain(tls.map(Option::<&_>::cloned))
@@ -391,15 +391,14 @@ async fn check_places(config: &Config) -> Result<()> {
     attach::blocking(move || attach::stacked::check(&places)).await
 }
 
-/// Opens the pool for requests of the command line while no daemon has it. Configured volumes are
-/// left to the daemon.
+/// Opens the pool for requests of the command line while no daemon has it. Configured volumes are left to the daemon.
 ///
 /// # Errors
-/// As [`open`].
+/// Those of [`open`].
 pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
     let open = open(config, opening).await?;
     let is_known = |name: &str| open.pool.volume(name).is_some() || open.pool.is_removed(name);
-    // One that is made anew by the next daemon has to say that it has stepped back, too.
+    // A volume that the next daemon creates again must be marked as stepped back, too.
     let settled = match config.settings().volumes.iter().all(|wanted| is_known(&wanted.name)) {
         true => opening::settle_step_back(config.dir()),
         false => Ok(()),
@@ -412,14 +411,14 @@ pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
     Ok(AdminPool::offline(open, jobs))
 }
 
-/// What a process that serves wants of the system.
+/// Sets up the process for serving.
 pub(crate) fn prepare_process() {
     opening::raise_open_files();
     opening::keep_pages_small();
 }
 
-/// Walks what the store holds without opening the pool: whoever owns it is not disturbed, and
-/// nothing is changed. What is only in a write log is not looked at.
+/// Walks the contents of the store without opening the pool: its owner is not disturbed, and nothing is changed. Data
+/// that only a write log holds is not checked.
 ///
 /// # Errors
 /// `NotFound` for a store without a pool; those of reading the store and the key.
@@ -430,7 +429,7 @@ pub async fn fsck(config: &Config) -> Result<FsckInfo> {
     fsck_of(config, keys.pool(), &keys.newest().key).await
 }
 
-/// As [`fsck`], with a key ring that is open: what opened it may be gone or another by now.
+/// Like [`fsck`], with an open key ring: the secret that opened it may be gone or replaced by now.
 pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Result<FsckInfo> {
     check_store_dir_exists(config)?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
@@ -438,7 +437,7 @@ pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Resul
         let what = format!("check the pool in {}: it was never opened", store.url());
         return Err(Error::new(ErrorKind::NotFound, what));
     };
-    // A restored pool may still have parts of it in the copy only.
+    // A restored pool may still have parts that only the copy holds.
     let volume_keys = crate::volume_keys::load(&store, key, pool).await?;
     let (store, restored) = crate::restore::store_of(store, key, pool).await?;
     let mut options = look_options(config, &store, pool, key, manifest.epoch);
@@ -448,7 +447,7 @@ pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Resul
     fsck_store(options).await
 }
 
-/// To look into a data tier that is not served by this process.
+/// Options to look into a data tier that this process does not serve.
 pub(crate) fn look_options(
     config: &Config,
     store: &Store,
@@ -465,8 +464,8 @@ pub(crate) fn look_options(
     options
 }
 
-/// To serve a data tier that nobody writes: with memory, but without the cache on disk, which belongs to the daemon of the
-/// configured directory.
+/// Options to serve a data tier that has no writer: with memory, but without the cache on disk, which belongs to the
+/// daemon of the configured directory.
 pub(crate) fn reading_options(
     config: &Config,
     store: &Store,
@@ -488,10 +487,10 @@ async fn fsck_store(options: TierOptions) -> Result<FsckInfo> {
     Ok(fsck_info(volumes.len(), report, without_key))
 }
 
-/// As [`fsck`], of a copy: of the newest state there, which a pin keeps meanwhile.
+/// Like [`fsck`], for the newest state of a copy, which a pin preserves meanwhile.
 ///
 /// # Errors
-/// `NotFound` where there is no copy, or no whole state yet; those of reading the store and the key.
+/// `NotFound` if there is no copy, or no whole state yet; those of reading the store and the key.
 pub async fn fsck_copy(config: &Config, url: &str, env_prefix: Option<&str>) -> Result<FsckInfo> {
     let target = Target::existing(url, env_prefix).await?;
     let keys = target.open_keys(&config.key_source()).await?;
@@ -499,7 +498,7 @@ pub async fn fsck_copy(config: &Config, url: &str, env_prefix: Option<&str>) -> 
     let (pin, state) = match target.pin_newest(&key, pool, true).await {
         Ok((pin, state)) => (Some(pin), state),
         Err(error) if error.kind() == ErrorKind::Denied => {
-            // Good for as long as replaced objects stay.
+            // The state can be read for as long as replaced objects stay.
             let state = target.newest(&key, pool).await?;
             (None, state.ok_or(error)?)
         }
@@ -518,7 +517,7 @@ pub async fn fsck_copy(config: &Config, url: &str, env_prefix: Option<&str>) -> 
     checked
 }
 
-/// Volumes whose own key is missing, in words.
+/// Descriptions of the volumes whose own key is missing.
 pub(crate) fn without_key(records: &[(VolumeId, bytes::Bytes)], keys: &VolumeKeys) -> Vec<String> {
     let named = |(_, bytes): &(VolumeId, bytes::Bytes)| {
         let record = VolumeRecord::decode(bytes).ok()?;
@@ -533,7 +532,7 @@ pub(crate) fn without_key(records: &[(VolumeId, bytes::Bytes)], keys: &VolumeKey
     records.iter().filter_map(named).collect()
 }
 
-/// The report of the data tier as the command line prints it, and what else is wrong.
+/// The report of the data tier in the form of the command line, with the other problems.
 #[must_use]
 pub fn fsck_info(volume_count: usize, report: FsckReport, without_key: Vec<String>) -> FsckInfo {
     let mut problems = report.differences;
@@ -553,7 +552,7 @@ pub fn fsck_info(volume_count: usize, report: FsckReport, without_key: Vec<Strin
     }
 }
 
-/// Clients of a volume that has stepped back have seen what is gone.
+/// Opens the claims without the clients of volumes that have stepped back: they have seen writes that are gone.
 fn open_claims(config: &Config, open: &OpenPool) -> Result<Claims> {
     let (records, now) = (open.pool.records(), open.ownership.epoch());
     let claims = Claims::open(
@@ -567,7 +566,7 @@ fn open_claims(config: &Config, open: &OpenPool) -> Result<Claims> {
             open.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
         },
     )?;
-    // In this order: a list is never older than what is noted of it.
+    // The order matters: a list is never older than the epoch recorded for it.
     if claims.is_written() && open.node.clients_epoch() < now {
         open.node.note_clients_epoch(now)?;
     }
@@ -605,7 +604,7 @@ fn nbd_server(
     Server::new(Arc::new(PoolExports::new(open.pool.clone(), claims)), options)
 }
 
-/// How exports are served.
+/// Options for serving exports.
 pub(crate) fn server_options(config: &Config) -> ServerOptions {
     let settings = &config.settings().nbd;
     let tls = settings.tls.as_ref().map(|tls| TlsOptions {
@@ -691,7 +690,7 @@ pub(crate) fn watch_signal(kind: SignalKind) -> Result<Signal> {
         .map_err(|error| Error::with_source(ErrorKind::Io, "watch for signals", error))
 }
 
-/// Reads the TLS certificates anew at each SIGHUP.
+/// Reads the TLS certificates again at each SIGHUP.
 async fn reload_certificates(
     server: Server<PoolExports>,
     mut hangups: Signal,
@@ -706,7 +705,7 @@ async fn reload_certificates(
     }
 }
 
-/// A failure is only said: what was in use stays so.
+/// Reads the TLS certificates again. After a failure, which is only logged, the certificates in use stay.
 pub(crate) fn reload_tls<E: Exports>(server: &Server<E>) {
     match server.reload_tls() {
         Ok(()) => tracing::info!("TLS certificates are read anew, for connections from here on"),
@@ -717,7 +716,7 @@ pub(crate) fn reload_tls<E: Exports>(server: &Server<E>) {
     }
 }
 
-/// Looks from time to time whether the pool is still ours, and stops acknowledging if not.
+/// Checks from time to time that the pool is still ours, and otherwise stops acknowledging.
 async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     loop {
         tokio::select! {
@@ -734,7 +733,7 @@ async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
                 open.pool.fence(error);
                 return;
             }
-            // Nothing is known; the store being away must not stop the writers.
+            // Nothing is known; a store that is away must not stop the writers.
             Err(error) => {
                 conditions::show_contact(&open.conditions, Some(&error.chain()));
             }
@@ -742,7 +741,7 @@ async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// Fetches what a restored pool has in the copy only. In the slow lane.
+/// Fetches the data of a restored pool that only the copy has, in the slow lane.
 async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     let Some(restored) = open.restored.clone() else { return };
     let (pool, store) = (open.pool.clone(), open.store.clone());
@@ -759,7 +758,7 @@ async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     if let Err(error) = fetching.await
         && error.is_panic()
     {
-        // Its supervisor is this job's.
+        // The supervisor of this job handles it.
         std::panic::resume_unwind(error.into_panic());
     }
 }
@@ -806,7 +805,7 @@ async fn purge_removed(
                 }
             }
         }
-        // It waits where the log is full.
+        // It waits while the log is full.
         let purged = tokio::select! {
             purged = open.pool.purge_expired() => purged,
             _ = stop.wait_for(|stop| *stop) => return,
