@@ -1,12 +1,13 @@
-//! Owns the command line: what is asked for, who carries it out, and the exit code.
+//! Owns the command line: the requests, the process that carries them out, and the exit code.
 //!
 //! Invariants:
-//! - Results go to standard output, everything else to standard error; errors read
-//!   `spindle: …` and say what to do.
+//! - Results go to standard output, everything else to standard error; errors read `spindle: …` and
+//!   say what to do.
 //! - Exit codes: 0 done, 1 failed, 2 the command line or the configuration is wrong, 3 a second
-//!   signal ended the daemon before its stop was done, 4 the server ended what was attached.
-//! - A command about a pool asks the daemon that runs on its directory; only when none runs, it
-//!   opens the pool itself.
+//!   signal ended the daemon before its stop was done, 4 the server ended the attachment of a
+//!   client.
+//! - A command about a pool asks the daemon that runs on its directory; only if none runs, it opens
+//!   the pool itself.
 //! - No secret is taken from an argument.
 
 pub mod args;
@@ -36,12 +37,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// Log lines by default. Libraries speak up only when something is odd.
+/// Default log filter of a daemon. Libraries log only unusual events.
 const FILTER_DAEMON: &str = "warn,server=info,nbd=info,ublk=info,replication=info,tiering=info";
-/// Threads for files. Chosen by hand: a queue of 32 reads of a cold cache, and some more.
+/// Threads for files. Chosen by hand: enough for a queue of 32 reads of a cold cache, and some
+/// more.
 const BLOCKING_THREAD_COUNT_MAX: usize = 40;
-/// Polls of tasks between two looks at sockets and at tasks that other threads woke. Chosen by hand:
-/// one poll moves up to a quarter of a megabyte, and a small synced write must not wait for many.
+/// Polls of tasks between two looks at sockets and at tasks that other threads woke. Chosen by
+/// hand: one poll moves up to a quarter of a megabyte, and a small synced write must not wait for
+/// many.
 const POLLS_BETWEEN_LOOKS: u32 = 4;
 const FILTER_COMMAND: &str = "warn";
 
@@ -75,7 +78,7 @@ pub fn main() -> ExitCode {
         }
     };
     let outcome = runtime.block_on(run(&cli));
-    // Whatever still blocks (an opening that a signal ended) must not hold up the end.
+    // Work that still blocks (an opening that a signal ended) must not delay the exit.
     runtime.shutdown_background();
     match outcome {
         Ok(code) => code,
@@ -83,18 +86,18 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// It serves exports until it is told to stop.
+/// Tells whether the command serves exports until it is told to stop.
 fn is_daemon(command: &Command) -> bool {
     matches!(command, Command::Serve(_) | Command::Copy(CopyCommand::Open(_)))
 }
 
-/// It serves a device, as the daemon does.
+/// Tells whether the command serves a device, as the daemon does.
 fn is_remote_attach(command: &Command) -> bool {
     matches!(command, Command::Attach(args) if args.target.as_deref().is_some_and(is_uri))
 }
 
-/// Says that this process, and every thread that it starts, writes back memory: where memory is short,
-/// the kernel must not have it wait for a device that it serves itself.
+/// Tells the kernel that this process and all of its threads write back memory: if memory is short,
+/// the kernel must not make it wait for a device that it serves itself.
 fn write_back_memory() {
     match rustix::process::configure_io_flusher_behavior(true) {
         Ok(()) | Err(Errno::PERM | Errno::INVAL) => {} // not root, or a kernel before 5.6
@@ -102,7 +105,8 @@ fn write_back_memory() {
     }
 }
 
-/// Keeps in memory what this process touches, now and later. What it has only reserved stays out.
+/// Locks the memory that this process touches, now and later. Memory that is only reserved is not
+/// locked.
 fn lock_memory() -> Result<(), Error> {
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     rustix::mm::mlockall(flags).map_err(|errno| {
@@ -112,12 +116,12 @@ fn lock_memory() -> Result<(), Error> {
     })
 }
 
-/// Why a command did not succeed.
+/// Reason why a command did not succeed.
 #[derive(Debug)]
 enum Failure {
     /// The command line or the configuration is wrong.
     Usage(Error),
-    /// It was tried.
+    /// The command was attempted and failed.
     Failed(Error),
 }
 
@@ -140,7 +144,7 @@ fn fail(cli: &Cli, failure: &Failure) -> ExitCode {
         }
         Failure::Failed(error) => (error, 1),
     };
-    // Standard error may be closed; the exit code says it all the same.
+    // Standard error may be closed; the exit code still tells the result.
     let _ = writeln!(std::io::stderr(), "spindle: {}", error.chain());
     if cli.output == Output::Json {
         let kind = admin::kind_name(error.kind());
@@ -150,9 +154,9 @@ fn fail(cli: &Cli, failure: &Failure) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Says what is wrong with the command line, or what `--help` and `--version` ask for.
+/// Prints the error of the command line, or the text that `--help` and `--version` ask for.
 fn misread(error: &clap::Error) -> ExitCode {
-    // Standard output or error may be closed; the exit code says it all the same.
+    // Standard output or error may be closed; the exit code still tells the result.
     let _ = error.print();
     if error.use_stderr() && wants_json(std::env::args_os().skip(1)) {
         let text = error.render().to_string();
@@ -162,7 +166,7 @@ fn misread(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// Whether arguments that could not be parsed ask for JSON.
+/// Tells whether arguments that could not be parsed ask for JSON.
 fn wants_json(arguments: impl Iterator<Item = std::ffi::OsString>) -> bool {
     let words: Vec<String> =
         arguments.map(|argument| argument.to_string_lossy().into_owned()).collect();
@@ -301,7 +305,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A configuration that does not load is a mistake of the person, not of the pool.
+/// Loads the configuration. A failure is a mistake of the user, not of the pool.
 fn load(
     file: &Option<std::path::PathBuf>,
     overrides: &[config::Override],
@@ -371,8 +375,7 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
     Ok((pool, request))
 }
 
-/// A copy's place, the same for a daemon with another working directory.
-/// What a volume is to be called in the configured pool: `NAME`, or `POOL/NAME`.
+/// Reads the new name of a volume in the configured pool: `NAME`, or `POOL/NAME`.
 fn name_in_pool<'a>(config: &Config, text: &'a str) -> Result<&'a str, Failure> {
     let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
     let own = &config.settings().name;
@@ -390,6 +393,7 @@ fn name_in_pool<'a>(config: &Config, text: &'a str) -> Result<&'a str, Failure> 
     Ok(name)
 }
 
+/// The place of a copy in a form that a daemon with another working directory understands.
 fn place(url: &str) -> Result<String, Failure> {
     let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
     crate::store::check_url(url).map_err(Failure::Usage)?;
@@ -523,7 +527,8 @@ fn snapshot_request(command: &SnapshotCommand) -> Result<(&args::PoolArgs, Reque
     }
 }
 
-/// These need the pool to themselves: no daemon is asked, and one that runs is in the way.
+/// Runs a command that needs exclusive use of the pool: it asks no daemon, and a running daemon
+/// blocks it.
 async fn pool_command(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
     let load = |args: &args::PoolArgs| load(&args.config, &args.overrides());
     match command {
@@ -544,15 +549,16 @@ async fn pool_command(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
     }
 }
 
-/// The daemon has another current directory.
+/// Makes a path absolute, as the daemon has another current directory.
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| {
         Error::with_source(ErrorKind::Invalid, format!("path {}", path.display()), error)
     })
 }
 
-/// What the pool is to be opened with. Passphrases are read here, where the descriptors and the
-/// environment are; paths are made absolute, because the daemon has another current directory.
+/// The new secret that opens the pool. Passphrases are read by this process, which has the
+/// descriptors and the environment. Paths are made absolute, because the daemon has another current
+/// directory.
 fn new_key(args: &NewKeyArgs) -> Result<Option<NewKey>> {
     let passphrase =
         |source: KeySource| Ok(Some(NewKey::Passphrase { secret: source.passphrase()? }));
@@ -571,7 +577,7 @@ fn new_key(args: &NewKeyArgs) -> Result<Option<NewKey>> {
     Ok(args.new_command.clone().map(|command| NewKey::Command { command }))
 }
 
-/// Asks the daemon, or the pool itself where no daemon runs, and prints the reply.
+/// Asks the daemon, or the pool itself if no daemon runs, and prints the reply.
 async fn ask(cli: &Cli, args: &args::PoolArgs, request: Request) -> Result<(), Failure> {
     let reply = answer(args, request).await?;
     emit(cli.output, &reply, print::reply)
@@ -584,14 +590,14 @@ async fn answer(args: &args::PoolArgs, request: Request) -> Result<admin::Reply,
     }
     let pool = backend::offline(config, &request).await?;
     let outcome = pool.handle(request).await;
-    // Closed whatever the answer was; the first error is the one to hear about.
+    // The pool is closed after any answer; the first error is the one to report.
     let closed = pool.close().await;
     let reply = outcome?;
     closed?;
     Ok(reply)
 }
 
-/// Asks for one part after the other: a volume may have more changes than a reply holds.
+/// Requests one part after another: a volume may have more changes than a reply holds.
 async fn snapshot_diff(
     cli: &Cli,
     args: &args::PoolArgs,
@@ -613,7 +619,7 @@ async fn snapshot_diff(
     emit(cli.output, &all, print::diff)
 }
 
-/// Only a daemon can carry out the request.
+/// Sends a request that only a daemon can carry out.
 async fn ask_daemon(cli: &Cli, config: &Config, request: &Request) -> Result<(), Failure> {
     match admin::call(config.dir(), request).await? {
         Some(reply) => emit(cli.output, &reply, print::reply),
@@ -627,7 +633,7 @@ async fn ask_daemon(cli: &Cli, config: &Config, request: &Request) -> Result<(),
     }
 }
 
-/// The name without the pool's in front; the configured pool is the only one there is.
+/// Strips the pool's name from the front; only the configured pool is accepted.
 fn within(config: &Config, target: &str) -> Result<String, Failure> {
     let Some((pool, name)) = target.split_once('/').filter(|(pool, _)| !pool.is_empty()) else {
         return Ok(target.to_owned());
@@ -671,7 +677,7 @@ async fn attach(cli: &Cli, args: &args::AttachArgs) -> Result<(), Failure> {
     if args.cleanup
         && let Some(device) = args.target.clone()
     {
-        // It is named: its directory may be gone, too.
+        // The device itself is named, as its directory may be gone, too.
         let done = backend::clean_up_device(device).await?;
         return emit(cli.output, &done, print::reply);
     }
@@ -696,8 +702,8 @@ fn is_uri(target: &str) -> bool {
 
 fn attach_options(args: &args::AttachArgs) -> AttachOptions {
     let is_shared = args.shared;
-    // The same for both drivers: what one was formatted with, the other can use. It is the engine's, and the nbd
-    // driver reports it as the physical block too.
+    // Both drivers use the same size, so that either can use a device formatted with the other. It
+    // is the engine's, and the nbd driver reports it as the physical block too.
     let logical_block_bytes = args.logical_block.unwrap_or(4096);
     if args.nbd {
         return AttachOptions {
@@ -719,8 +725,9 @@ fn attach_options(args: &args::AttachArgs) -> AttachOptions {
     }
 }
 
-/// Says on standard output that everything answers, and where. As text, a line an endpoint, then
-/// `ready`; as JSON, one document in one line, so that a supervisor can wait for it.
+/// Reports on standard output that everything answers, and the endpoints. As text: one line for
+/// each endpoint, then `ready`. As JSON: one document in one line. A supervisor can wait for
+/// either.
 fn announce(output: Output, endpoints: &[String]) {
     let text = match output {
         Output::Text => {
@@ -729,7 +736,7 @@ fn announce(output: Output, endpoints: &[String]) {
         Output::Json => serde_json::json!({"is_ready": true, "endpoints": endpoints}).to_string(),
     };
     let mut out = std::io::stdout().lock();
-    // Nobody may be reading any more; the daemon serves all the same.
+    // The reader may be gone; the daemon serves all the same.
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 

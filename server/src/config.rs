@@ -1,11 +1,11 @@
 //! Owns the effective configuration: defaults, then `spindle.toml`, then flags.
 //!
 //! Invariants:
-//! - Every option is one row of [`options::OPTIONS`]; the example file, `config show` and
-//!   docs/operations.md are made of those rows, and a test compares them with the types here.
+//! - Every option is one row of [`options::OPTIONS`]. The example file, `config show` and
+//!   docs/operations.md are made from those rows, and a test compares them with the types here.
 //! - An unknown key is an error that names its line and the nearest known key.
 //! - A [`Config`] that exists is valid: every value is in its range and the memory budget fits.
-//! - No secret is ever part of a configuration, only where to find it.
+//! - No secret is ever part of a configuration, only the place where it is found.
 
 pub mod budget;
 pub mod options;
@@ -25,7 +25,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// Every option, as `spindle.toml` spells it. What each means stands in [`options::OPTIONS`].
+/// Every option, spelled as in `spindle.toml`. [`options::OPTIONS`] explains each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[allow(
@@ -62,11 +62,11 @@ pub struct LogSettings {
     pub io: LogIo,
 }
 
-/// How the log files are written.
+/// The way in which the log files are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogIo {
-    /// What measured faster: buffered.
+    /// The method that measured faster: buffered.
     #[default]
     Auto,
     /// Through the page cache.
@@ -121,7 +121,7 @@ pub struct EncryptionSettings {
     pub cipher: Cipher,
 }
 
-/// AEAD of new data.
+/// AEAD cipher of new data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cipher {
     /// The faster one on this machine.
@@ -137,7 +137,7 @@ pub enum Cipher {
 }
 
 impl Cipher {
-    /// As headers name it.
+    /// The algorithm as headers name it.
     #[must_use]
     pub fn algorithm(self) -> Algorithm {
         match self {
@@ -199,7 +199,7 @@ pub struct KeySettings {
     pub recovery_file: Option<PathBuf>,
 }
 
-/// What opens the pool.
+/// The kind of secret that opens the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeyKind {
@@ -214,14 +214,14 @@ pub enum KeyKind {
     Recovery,
 }
 
-/// `[[volumes]]`: made when missing.
+/// `[[volumes]]`: created if missing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "see Settings")]
 pub struct VolumeSettings {
     pub name: String,
     pub size: ByteSize,
-    /// Unset: as it is, and auto for one that is made.
+    /// Unset: an existing volume keeps its durability, and a new one gets auto.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durability: Option<Durability>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -296,10 +296,10 @@ impl Default for NbdSettings {
     }
 }
 
-/// Where a value comes from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody said anything.
+    /// No setting: the default.
     Default,
     /// `spindle.toml`.
     File(PathBuf),
@@ -338,11 +338,12 @@ pub struct Config {
 }
 
 impl Config {
-    /// Defaults, then `file`, then `overrides`; a volume named by both is taken from the flag.
+    /// Loads defaults, then `file`, then `overrides`. For a volume named by both, values of the
+    /// flag replace those of the file.
     ///
     /// # Errors
-    /// `Invalid` with the line or flag, what is wrong and what is allowed; `NotFound` for a missing
-    /// file.
+    /// `Invalid` with the line or flag, the mistake and the allowed values; `NotFound` for a
+    /// missing file.
     pub fn load(file: Option<&Path>, overrides: &[Override]) -> Result<Config> {
         let mut table = toml::Table::new();
         let mut origins = BTreeMap::new();
@@ -369,7 +370,7 @@ impl Config {
         Config::resolve(settings, origins)
     }
 
-    /// Fills in what depends on other values, and checks everything.
+    /// Fills in values that depend on others, and checks everything.
     fn resolve(mut settings: Settings, origins: BTreeMap<String, Origin>) -> Result<Config> {
         let Some(dir) = settings.dir.clone() else {
             return Err(invalid("no directory is named: use --dir DIR, or dir = in the file"));
@@ -398,7 +399,7 @@ impl Config {
         Ok(Config { settings, dir, budget, origins })
     }
 
-    /// Every option, with what depends on others filled in.
+    /// Every option, including values that depend on others.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
@@ -416,7 +417,7 @@ impl Config {
         self.settings.store.as_deref().unwrap_or_default()
     }
 
-    /// Directory of the read cache, or `None` where its size is 0.
+    /// Directory of the read cache, or `None` if its size is 0.
     #[must_use]
     pub fn cache_dir(&self) -> Option<&Path> {
         self.settings.cache.dir.as_deref().filter(|_| self.settings.cache.size.0 > 0)
@@ -428,7 +429,7 @@ impl Config {
         &self.budget
     }
 
-    /// What opens the pool.
+    /// The secret that opens the pool.
     ///
     /// # Panics
     /// Never: a configuration that exists was checked.
@@ -437,7 +438,7 @@ impl Config {
         key_source(&self.settings.keys).expect("checked when the configuration was made")
     }
 
-    /// What a key rotation goes to: `new`, or the configured key file.
+    /// The target of a key rotation: `new`, or the configured key file.
     #[must_use]
     pub fn new_key(&self, new: Option<NewKey>) -> NewKey {
         new.unwrap_or_else(|| {
@@ -446,7 +447,7 @@ impl Config {
         })
     }
 
-    /// One row an option: key, value as TOML (`None` when unset), and where it comes from.
+    /// One row for each option: key, value as TOML (`None` if unset), and the value's source.
     #[must_use]
     pub fn rows(&self) -> Vec<(String, Option<String>, Origin)> {
         let table = toml::Table::try_from(&self.settings).unwrap_or_default();
@@ -471,7 +472,7 @@ fn invalid(why: impl Into<String>) -> Error {
     Error::new(ErrorKind::Invalid, why)
 }
 
-/// Dotted keys of all values; arrays and the free-form table of TLS clients are values.
+/// Dotted keys of all values. Arrays and the free-form table of TLS clients count as values.
 fn flatten(table: &toml::Table) -> BTreeMap<String, toml::Value> {
     let mut flat = BTreeMap::new();
     let mut rest: Vec<(String, &toml::Table)> = vec![(String::new(), table)];
@@ -514,7 +515,7 @@ fn merge(table: &mut toml::Table, change: &Override) {
         return;
     }
     if change.key == "keys.source" {
-        // A flag that names another secret replaces all that the file says about keys.
+        // A flag that names another secret replaces the file's whole section about keys.
         table.remove("keys");
     }
     let mut table = table;
@@ -532,7 +533,7 @@ fn merge(table: &mut toml::Table, change: &Override) {
     }
 }
 
-/// Files of a write log. Source: docs/format.md, the number of a file in its header.
+/// Most files of a write log. Source: docs/format.md, the number of a file in its header.
 const LOG_FILE_COUNT_MAX: u64 = 65_536;
 
 fn check_ranges(settings: &Settings) -> Result<()> {
@@ -606,10 +607,10 @@ fn check_volumes(volumes: &[VolumeSettings]) -> Result<()> {
     Ok(())
 }
 
-/// Whether a volume may have this size, in bytes.
+/// Checks that a volume may have this size, in bytes.
 ///
 /// # Errors
-/// `Invalid`, with the range.
+/// `Invalid` with the range.
 pub fn check_volume_size(name: &str, size_bytes: u64) -> Result<()> {
     if size_bytes == 0 || size_bytes > VOLUME_BYTES_MAX || !size_bytes.is_multiple_of(SECTOR_BYTES)
     {
@@ -649,7 +650,7 @@ fn check_listeners(nbd: &NbdSettings) -> Result<()> {
     Ok(())
 }
 
-/// Whether `host:port` is reached from this machine only.
+/// Tells whether `host:port` can be reached only from this machine.
 fn is_loopback(address: &str) -> bool {
     if let Ok(address) = address.parse::<SocketAddr>() {
         return address.ip().is_loopback();

@@ -1,9 +1,9 @@
-//! `spindle demo`: a disk in five seconds, and a proof that it keeps what it was told.
+//! `spindle demo`: a disk in five seconds, and a proof that it keeps the data written to it.
 //!
 //! Invariants:
-//! - The daemon under show is this very binary, started with `serve` like anybody else's.
-//! - The child is killed hard once, on purpose, in the middle; everything that was answered before
-//!   must be there after it.
+//! - The demo runs this very binary as its daemon, started with `serve` as by any user.
+//! - The child is killed hard once, on purpose, in the middle; every answered write must be there
+//!   afterwards.
 //! - A directory that the demo made is removed at the end; one that was named is kept.
 
 use block::{Error, ErrorKind, Result};
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 const VOLUME: &str = "demo";
 const VOLUME_SIZE: &str = "1G";
-/// Bytes of one write of the proof, and how many there are: 64 MiB.
+/// Bytes of one write of the proof, and the number of these writes: 64 MiB.
 const PROOF_WRITE_BYTES: usize = 1 << 20;
 const PROOF_WRITE_COUNT: u64 = 64;
-/// Small writes after them, none of them flushed.
+/// Small writes after them, none of which is flushed.
 const SMALL_WRITE_COUNT: u64 = 1000;
 const BLOCK_BYTES: usize = 4096;
 /// Requests per latency figure. Chosen by hand: a second or so.
@@ -28,11 +28,11 @@ const LATENCY_COUNT: u64 = 2000;
 
 /// Runs the demo in `dir`, or in a temporary directory, until Ctrl-C.
 ///
-/// # Errors
-/// Whatever goes wrong; a read that differs from what was written is `Corrupt`.
+/// With `is_short` it ends after the measurements. With `is_json` it prints one JSON document after
+/// the measurements, in place of its text.
 ///
-/// With `is_short` it ends after the measurements. With `is_json` it prints one JSON document, when
-/// these are done, instead of its text.
+/// # Errors
+/// Every failure; a read that differs from the data written is `Corrupt`.
 pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool, is_json: bool) -> Result<()> {
     let say = |text: String| {
         if !is_json {
@@ -104,12 +104,12 @@ fn print_what_is_next(daemon: &Daemon, binary: &Path, dir: &Path) {
     println!("Next, in another terminal:\n");
     println!("    nbdinfo nbd://{}/{VOLUME}", daemon.address);
     println!("    {} status --dir {}", binary.display(), dir.display());
-    // It needs no client but the kernel's, and root for itself only.
+    // It needs only the kernel's client, and root only for itself.
     println!("    sudo {} attach --nbd nbd://{}/{VOLUME}", binary.display(), daemon.address);
     println!("    {} serve --help\n", binary.display());
 }
 
-/// A message when SIGINT, SIGTERM or SIGHUP (its terminal is gone) comes.
+/// Sends a message on SIGINT, SIGTERM or SIGHUP (its terminal is gone).
 fn stop_on_signals() -> Result<std::sync::mpsc::Receiver<()>> {
     let failed = |error| Error::with_source(ErrorKind::Io, "watch for signals", error);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -138,7 +138,7 @@ fn stop_on_signals() -> Result<std::sync::mpsc::Receiver<()>> {
     Ok(receiver)
 }
 
-/// Where the demo's pool lives.
+/// The directory of the demo's pool.
 struct Place {
     path: PathBuf,
     is_ours: bool,
@@ -187,8 +187,8 @@ impl Daemon {
             .env("SPINDLE_LOG", std::env::var("SPINDLE_LOG").unwrap_or_else(|_| "error".into()))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            // Ctrl-C in a terminal goes to a whole process group. The daemon is stopped by us, and a second
-            // signal would make it leave at once.
+            // Ctrl-C in a terminal goes to a whole process group. The demo stops the daemon itself,
+            // and a second signal would make it leave at once.
             .process_group(0)
             .spawn()
             .map_err(|error| failed("start the daemon", error))?;
@@ -284,7 +284,7 @@ fn small_seed(index: u64) -> u64 {
     1 << 32 | index
 }
 
-/// Scattered over the second half of the volume, no two alike.
+/// Offset of a small write: scattered over the second half of the volume, each different.
 fn small_offset(index: u64) -> u64 {
     (512 << 20) + (index * 7919 % 100_000) * BLOCK_BYTES as u64
 }
@@ -359,7 +359,7 @@ fn print_latencies(latencies: &[Latency]) {
     }
 }
 
-/// One request at a time: enough to show something, and to measure a latency.
+/// A client that runs one request at a time: enough to show the volume and to measure latencies.
 struct Client {
     stream: TcpStream,
     cookie: u64,

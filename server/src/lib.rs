@@ -1,5 +1,5 @@
-//! The daemon: configuration, pools, volumes, the admin socket and the command line. The only
-//! package that knows all others.
+//! The daemon: configuration, pools, volumes, the admin socket and the command line. It is the only
+//! package that knows all the others.
 
 pub mod admin;
 mod asker;

@@ -1,11 +1,11 @@
-//! Owns the printed forms of quantities: sizes, durations and moments, as the configuration, the
-//! command line and the admin replies write them.
+//! The printed forms of quantities: sizes, durations and moments, as the configuration, the command
+//! line and the admin replies write them.
 //!
 //! Invariants:
-//! - What [`ByteSize`] and [`Span`] print, they parse back to the same value.
+//! - Text that [`ByteSize`] and [`Span`] print parses back to the same value.
 //! - Multiples are binary: `1K` is 1024 bytes. `KB` and the like are refused, because people
 //!   disagree about what they mean.
-//! - Nothing here panics or wraps, whatever the text.
+//! - No text makes these functions panic or wrap.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -100,7 +100,7 @@ fn size_shift(text: &str, suffix: &str) -> Result<u32, String> {
     }
 }
 
-/// Exact: the largest unit that divides the size.
+/// Prints the exact size in the largest unit that divides it.
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 != 0 {
@@ -144,13 +144,13 @@ const SPAN_UNITS: [(&str, u64); 5] =
 pub struct Span(u64);
 
 impl Span {
-    /// From whole seconds.
+    /// Returns a span of whole seconds.
     #[must_use]
     pub const fn from_secs(seconds: u64) -> Self {
         Span(seconds.saturating_mul(1000))
     }
 
-    /// As the standard library's type.
+    /// Returns the span in the standard library's type.
     #[must_use]
     pub fn duration(self) -> Duration {
         Duration::from_millis(self.0)
@@ -205,7 +205,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// Seconds since 1970-01-01 UTC by this machine's clock; only ever shown to people.
+/// Seconds since 1970-01-01 UTC by this machine's clock, which may jump (see the module `clock`).
 #[must_use]
 pub fn unix_seconds_now() -> u64 {
     std::time::SystemTime::now()
@@ -213,7 +213,8 @@ pub fn unix_seconds_now() -> u64 {
         .map_or(0, |elapsed| elapsed.as_secs())
 }
 
-/// `2026-11-21 10:15:37 UTC` of seconds since 1970. Dates past the year 9999 print as seconds.
+/// Formats seconds since 1970 like `2026-11-21 10:15:37 UTC`. Dates past the year 9999 print as
+/// seconds.
 #[must_use]
 pub fn utc(unix_seconds: u64) -> String {
     let days = unix_seconds / 86_400;
@@ -237,13 +238,14 @@ pub fn utc(unix_seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{:02} UTC", second % 60)
 }
 
-/// Longest name of a volume or pool, in bytes. Source: Linux device-mapper and DNS labels cope.
+/// Longest name of a volume or pool, in bytes. Source: Linux device-mapper names and DNS labels may
+/// be this long.
 pub const NAME_BYTES_MAX: usize = 63;
 
-/// Whether `name` can name a volume or a pool.
+/// Checks whether `name` can name a volume or a pool.
 ///
 /// # Errors
-/// A sentence that says what is allowed.
+/// A sentence that names the allowed characters.
 pub fn check_name(what: &str, name: &str) -> Result<(), String> {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let is_dots = name == "." || name == "..";
