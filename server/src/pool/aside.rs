@@ -1,13 +1,15 @@
-//! Volumes that are aside: behind the others in the store, because their data does not go into it.
-//! What the rest of the pool knows of them, and the rounds in which they are tried again.
+//! Volumes that are aside: behind the others in the store because their data cannot be destaged.
+//! Keeps the state that the rest of the pool needs of them, and runs the rounds in which they are
+//! tried again.
 //!
 //! Invariants:
-//! - `is_any_aside` says whether the list has any: who reads or writes looks no further without.
-//! - What all of them have on this machine is bounded; a volume above its share refuses writes until
-//!   the store has taken enough of it.
-//! - Of a volume of which a side file is missing nothing is served, until it is brought back or
-//!   somebody gives up what it held.
-//! - Who waits for a round is answered by one that began after the call.
+//! - `is_any_aside` says whether the list has any entries. Reads and writes check only this flag if
+//!   it is false.
+//! - The data that all of them keep on this machine is bounded. A volume above its share refuses
+//!   writes until the store has taken enough of it.
+//! - A volume with a missing side file is not served until the file is brought back or an operator
+//!   gives up its contents.
+//! - A caller that waits for a round is answered by one that began after the call.
 
 use super::{Pool, Shared};
 use crate::destage::Aside;
@@ -19,26 +21,28 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use tiering::Tier;
 
-/// What volumes that cannot be destaged may have in the ring and in side files together, in lengths
-/// of the ring. Chosen by hand: one ring that was full of it when it was found sick, which the side
-/// files must take so that the ring gets free, and one more to write over what is damaged.
+/// Data that volumes that cannot be destaged may have in the ring and in side files together, in
+/// lengths of the ring. Chosen by hand: one ring, in case it was full of such data when the problem
+/// was found and the side files must take it to free the ring, and one more to overwrite the
+/// damaged data.
 const ASIDE_RINGS: u64 = 2;
 
 /// Volumes that are behind the others in the store.
 #[derive(Default)]
 pub(super) struct AsideVolumes {
-    /// Why, and since which LSN.
+    /// Reason, and the first LSN that is not in the store.
     pub(super) volumes: BTreeMap<VolumeId, (String, Lsn)>,
-    /// Those that have too much that only this machine holds.
+    /// Volumes with too much data that exists only on this machine.
     refused: HashSet<VolumeId>,
-    /// Those of which a side file is not here: nothing is served of them.
+    /// Volumes with a missing side file. They are not served.
     closed: HashMap<VolumeId, Error>,
-    /// Those of the closed ones that are to go back to what the store has.
+    /// Closed volumes that shall go back to their state in the store.
     given_up: HashSet<VolumeId>,
 }
 
 impl AsideVolumes {
-    /// Why a volume that is aside is: a missing file comes before what was found when it was tried.
+    /// Returns why a volume is aside. A missing file takes precedence over the error of the last
+    /// try.
     fn reason(&self, volume: VolumeId) -> String {
         match self.closed.get(&volume) {
             Some(error) => error.chain(),
@@ -55,14 +59,14 @@ impl AsideVolumes {
 }
 
 impl Shared {
-    /// A volume was found not to go into the store, from `since` on.
+    /// Records that a volume cannot be destaged, from `since` on.
     pub(crate) fn note_aside(&self, volume: VolumeId, since: Lsn, cause: &Error) {
         let reason = cause.chain();
         self.aside.lock().volumes.insert(volume, (reason, since));
         self.is_any_aside.store(true, Ordering::Release);
     }
 
-    /// It still does not.
+    /// Records that the volume is still aside, and why.
     pub(crate) fn note_still_aside(&self, volume: VolumeId, cause: &Error) {
         tracing::debug!(volume = volume.0, error = %cause.chain(), "still aside");
         if let Some((reason, _)) = self.aside.lock().volumes.get_mut(&volume) {
@@ -70,7 +74,7 @@ impl Shared {
         }
     }
 
-    /// The store has it up to before `since`.
+    /// Records that the store has the volume up to, but not including, `since`.
     pub(crate) fn note_nearer(&self, volume: VolumeId, since: Lsn) {
         tracing::debug!(volume = volume.0, since_lsn = since.0, "nearer to the others");
         if let Some((_, behind)) = self.aside.lock().volumes.get_mut(&volume) {
@@ -78,13 +82,14 @@ impl Shared {
         }
     }
 
-    /// Somebody gave up what only missing side files of the volume held.
+    /// Reports whether an operator gave up the data that only missing side files of the volume
+    /// held.
     pub(crate) fn is_given_up(&self, volume: VolumeId) -> bool {
         let aside = self.aside.lock();
         aside.given_up.contains(&volume) && aside.closed.contains_key(&volume)
     }
 
-    /// The store has all of the volume that it has of the others.
+    /// Records that the volume is as far in the store as the others.
     pub(crate) fn note_back(&self, volume: VolumeId) {
         let mut aside = self.aside.lock();
         self.progress.lock().aside.remove(&volume.0);
@@ -110,8 +115,8 @@ impl Shared {
         self.aside.lock().volumes.keys().copied().collect()
     }
 
-    /// Counts what volumes that are aside have here, and makes those refuse writes that have more
-    /// than their share of what all may have.
+    /// Counts the data that volumes that are aside have on this machine. Those above their share of
+    /// the total refuse writes.
     pub(crate) fn weigh_asides(&self) {
         let mut aside = self.aside.lock();
         if aside.volumes.is_empty() && self.progress.lock().aside.is_empty() {
@@ -119,7 +124,7 @@ impl Shared {
         }
         let status = self.log.status();
         let bytes_max = status.ring_bytes * ASIDE_RINGS;
-        // Their index is in memory beside that of the log.
+        // Their index is in memory next to the index of the log.
         let extents_max = status.extent_count_max / 2;
         let share = aside.volumes.len().max(1) as u64;
         let weights: Vec<_> = aside
@@ -171,7 +176,7 @@ impl Shared {
         self.log.refuse(volume, error);
     }
 
-    /// Fails for a volume of which nothing more can be kept.
+    /// Fails for a volume that already has too much data here.
     pub(crate) fn check_not_refused(&self, volume: VolumeId) -> Result<()> {
         if !self.is_any_aside() {
             return Ok(());
@@ -183,7 +188,7 @@ impl Shared {
         }
     }
 
-    /// Fails for a volume of which a side file is missing, or whose key is gone.
+    /// Fails for a volume with a missing side file or a destroyed key.
     pub(crate) fn check_open(&self, volume: VolumeId) -> Result<()> {
         self.check_key(volume)?;
         if !self.is_any_aside() {
@@ -205,7 +210,7 @@ impl Shared {
         self.late_ended.send_replace(self.late_begun.load(Ordering::Acquire));
     }
 
-    /// Resolves when every volume that is aside was tried after this call.
+    /// Resolves when every volume that is aside has been tried after this call.
     pub(super) async fn try_late(&self) -> Result<()> {
         let mut ended = self.late_ended.subscribe();
         let begun = self.late_begun.load(Ordering::Acquire);
@@ -219,8 +224,8 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::wait_destaged`], for what one volume was answered. Fails while the store does not
-    /// hold it though it holds what came after.
+    /// Like [`Shared::wait_destaged`], for acknowledged writes of one volume. Fails if the store
+    /// lacks them although it has later writes of other volumes.
     pub(crate) async fn wait_destaged_of(&self, volume: VolumeId, lsn: Lsn) -> Result<()> {
         self.wait_destaged(lsn).await?;
         let aside = self.aside.lock();
@@ -238,7 +243,7 @@ impl Shared {
 }
 
 impl Pool {
-    /// A volume of which a side file is missing goes back to what the store has.
+    /// Resets a volume with a missing side file to its state in the store.
     pub(super) async fn give_up_writes(
         &self,
         volume: &Volume,
@@ -255,11 +260,12 @@ impl Pool {
         }
         let lsn = self.shared.log.flush().await?;
         self.shared.wait_destaged(lsn).await?;
-        // What was in the ring is now in a side file here, above the one that is missing.
+        // The data that was in the ring is now in a side file on this machine, above the missing
+        // one.
         tracing::warn!(volume = %name, "goes back to what the store has: writes of it are given up");
         {
             let mut aside = self.shared.aside.lock();
-            // Somebody else may have done it since: a mark that stayed would cost writes later.
+            // Another caller may have done it meanwhile. A leftover mark would cost writes later.
             if !aside.closed.contains_key(&volume.id()) {
                 return Ok(());
             }
@@ -270,7 +276,7 @@ impl Pool {
     }
 }
 
-/// The condition of a volume that is aside.
+/// Describes the condition of a volume that is aside.
 fn stalled(name: &str, aside: &Aside) -> Report {
     if aside.is_closed {
         return Report::new(
@@ -302,7 +308,8 @@ fn refusal(volume: VolumeId, reason: &str) -> Error {
     Error::new(ErrorKind::Unavailable, what)
 }
 
-/// Volumes of which the metadata names side files: those of which one is missing are closed.
+/// Collects the volumes for which the metadata lists side files, and closes those with a missing
+/// one.
 pub(super) fn asides_at_start(tier: &Tier, missing: &[MissingSide]) -> AsideVolumes {
     let mut aside = AsideVolumes::default();
     for (volume, files) in tier.asides() {

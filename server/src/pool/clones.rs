@@ -1,9 +1,10 @@
-//! Volumes made from snapshots: clones, and volumes that are rolled back; and making them independent.
+//! Volumes made from snapshots: clones and rollbacks, and making them independent.
 //!
 //! Invariants:
-//! - What a clone is made from is in the store before the clone is made: so is all that a rollback leaves behind.
-//!   The metadata of the store then says in one batch that it is there, or what the volume shows from now on.
-//! - A volume that is rolled back or renamed has no user, and gets none meanwhile.
+//! - The origin of a clone is in the store before the clone is made, and so is everything that a
+//!   rollback leaves behind. One batch of the store's metadata then adds the clone, or changes what
+//!   the volume shows.
+//! - A volume that is being rolled back or renamed has no user and gets none meanwhile.
 //! - A snapshot that a clone depends on is not removed, and neither is its volume.
 
 use super::snapshots::some_of;
@@ -14,23 +15,24 @@ use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a user of a volume that may be just going is waited for, and how often.
+/// Time between checks for a user that may be just leaving, and the number of checks.
 const USER_GRACE: Duration = Duration::from_millis(50);
 const USER_LOOKS: u32 = 20;
-/// Longest that a volume is not served while the store gets its last writes, before it is rolled back. Chosen by hand.
+/// Longest time that a volume is not served while its last writes go to the store before a
+/// rollback. Chosen by hand.
 const HELD_MAX: Duration = Duration::from_secs(30);
 
-/// What a volume was made from and still depends on, in the words of people.
+/// Origin that a volume still depends on, with the names shown to operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedOrigin {
-    /// `VOLUME@NAME`, also of a snapshot that is gone.
+    /// `VOLUME@NAME`, also for a snapshot that is gone.
     pub name: String,
-    /// It is being made independent: bytes of its address space that are done.
+    /// Progress in bytes of its address space while the volume is being made independent.
     pub promoted_bytes: Option<u64>,
 }
 
 impl Volumes {
-    /// How people call the snapshot of a volume at an LSN.
+    /// Name of the snapshot of a volume at an LSN, as shown to operators.
     fn snapshot_name(&self, volume: u32, at: Lsn) -> String {
         let name = self.records.get(&volume).map_or("?", |record| &record.name[..]);
         match self.snapshots.records.get(&(volume, at)) {
@@ -41,12 +43,13 @@ impl Volumes {
 }
 
 impl Pool {
-    /// Makes a volume that shows what a snapshot shows, and that can be written. Waits until the store has all of
-    /// the snapshot. With `ttl` it is removed by itself after that time, once nobody uses it.
+    /// Makes a writable volume that shows the contents of a snapshot. Waits until the store has all
+    /// of the snapshot. With `ttl`, the volume is removed automatically after that time, once it is
+    /// not in use.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` when the name is taken, or when too many volumes are made from one another; `Unavailable`
-    /// while the store does not answer, or lacks some of the snapshot.
+    /// `NotFound`; `Busy` if the name is taken, or if the chain of clones is too long;
+    /// `Unavailable` while the store does not answer or lacks part of the snapshot.
     pub async fn clone_volume(
         &self,
         source: &str,
@@ -59,7 +62,7 @@ impl Pool {
         let found = self.snapshot(source, snapshot)?;
         let of = VolumeId(found.record.volume);
         self.volumes.lock().new_id("clone", name)?;
-        // Before anybody else has to wait.
+        // Wait for the store before taking the lock that others wait for.
         self.shared.wait_destaged_of(of, found.lsn).await?;
         let _one_at_a_time = self.changes.lock().await;
         self.check_store("clone a snapshot")?;
@@ -89,13 +92,13 @@ impl Pool {
         Ok(record)
     }
 
-    /// The volume shows what a snapshot of it shows, and has the size of then. All of its snapshots stay, so that this
-    /// can be taken back if there is one of before.
+    /// Resets the volume to the contents and the size of one of its snapshots. All of its snapshots
+    /// stay, so the rollback can be undone if there is a snapshot of the latest state.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` while somebody uses the volume, or after too many rollbacks in a short time; `Unavailable`
-    /// while the store does not answer, or lacks some of the volume; what `check` says once nobody gets the volume any
-    /// more.
+    /// `NotFound`; `Busy` while the volume is in use, or after too many rollbacks in a short time;
+    /// `Unavailable` while the store does not answer or lacks part of the volume; errors of
+    /// `check`, which runs once the volume cannot be opened any more.
     pub async fn roll_back(
         &self,
         name: &str,
@@ -104,7 +107,7 @@ impl Pool {
     ) -> Result<VolumeRecord> {
         self.check_store("roll a volume back")?;
         let id = VolumeId(self.snapshot(name, snapshot)?.record.volume);
-        // Most of the waiting, while it still is served and before anybody else has to wait.
+        // Do most of the waiting while the volume is still served and before others have to wait.
         let lsn = self.shared.log.flush().await?;
         self.shared.wait_destaged_of(id, lsn).await?;
         let _one_at_a_time = self.changes.lock().await;
@@ -112,7 +115,7 @@ impl Pool {
         let found = self.snapshot(name, snapshot)?;
         let volume = self.hold("roll back", name).await?;
         let done = async {
-            // Somebody may have attached it while this waited.
+            // The volume may have been attached during the wait.
             check.await?;
             self.roll_back_alone(&volume, found.lsn, found.record.size_bytes).await
         };
@@ -143,7 +146,7 @@ impl Pool {
         let _alone = lock.write().await;
         self.shared.check_open(volume.id())?;
         let mut record = volume.record();
-        // An LSN behind everything that was ever written to it.
+        // An LSN after every write to the volume.
         let since = self.shared.append_record(&record).await?;
         let destaged = self.shared.wait_destaged_of(volume.id(), since);
         tokio::time::timeout(HELD_MAX, destaged).await.map_err(|_| {
@@ -156,7 +159,7 @@ impl Pool {
         Ok(record)
     }
 
-    /// Takes a volume that nobody uses out of what is served, until somebody ends that.
+    /// Takes an unused volume out of service until the caller ends that.
     async fn hold(&self, what: &str, name: &str) -> Result<Arc<Volume>> {
         for look in 0..USER_LOOKS {
             if look > 0 {
@@ -164,7 +167,7 @@ impl Pool {
             }
             let mut volumes = self.volumes.lock();
             let Some(volume) = volumes.present.remove(name) else { break };
-            // Whoever serves it holds it, and nobody else gets it while the list is locked.
+            // Every user holds a reference, and no new one can come while the list is locked.
             if Arc::strong_count(&volume) == 1 {
                 volumes.held = Some(name.to_owned());
                 return Ok(volume);
@@ -179,11 +182,11 @@ impl Pool {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    /// Gives a volume another name.
+    /// Renames a volume.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` when the name is taken, or somebody uses the volume by the old one; what `check` says once
-    /// nobody gets the volume any more.
+    /// `NotFound`; `Busy` if the name is taken, or the volume is in use by its old name; errors of
+    /// `check`, which runs once the volume cannot be opened any more.
     pub async fn rename_volume(
         &self,
         name: &str,
@@ -209,10 +212,10 @@ impl Pool {
         Ok(record)
     }
 
-    /// Makes a volume independent of what it was made from, in the background.
+    /// Starts to make a volume independent of its origin, in the background.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` where it is independent; those of the store.
+    /// `NotFound`; `Invalid` if it is independent already; store errors.
     pub async fn promote_volume(&self, name: &str) -> Result<VolumeRecord> {
         self.check_store("promote a volume")?;
         let volume = self.find(name)?;
@@ -223,7 +226,7 @@ impl Pool {
         Err(Error::new(ErrorKind::Invalid, what))
     }
 
-    /// What a volume was made from and still depends on.
+    /// Origin of a volume that it still depends on.
     #[must_use]
     pub fn origin(&self, record: &VolumeRecord) -> Option<NamedOrigin> {
         let origin = self.shared.tier.origin(VolumeId(record.id))?;
@@ -232,10 +235,10 @@ impl Pool {
         Some(NamedOrigin { name, promoted_bytes })
     }
 
-    /// No clone depends on a snapshot.
+    /// Checks that no clone depends on a snapshot.
     ///
     /// # Errors
-    /// `Busy`, naming those that do.
+    /// `Busy`, naming the clones.
     pub(super) fn check_no_dependents(
         &self,
         (volume, name): (&str, &str),
@@ -247,7 +250,7 @@ impl Pool {
         let named = |dependent: &VolumeId| {
             let record = volumes.records.get(&dependent.0)?;
             match record.state {
-                // One that was rolled back is made independent by itself.
+                // A volume that was rolled back is made independent automatically.
                 _ if dependent.0 == id => None,
                 VolumeState::Present => Some(record.name.clone()),
                 VolumeState::Removed { .. } => {
@@ -268,7 +271,7 @@ impl Pool {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    /// Volumes whose time is over and that nobody uses.
+    /// Volumes whose time is over and that are not in use.
     #[must_use]
     pub fn expired(&self) -> Vec<VolumeId> {
         let volumes = self.volumes.lock();
@@ -280,10 +283,10 @@ impl Pool {
             .collect()
     }
 
-    /// Removes a volume whose time is over, if that still is so. Returns its name.
+    /// Removes a volume if its time is still over. Returns its name.
     ///
     /// # Errors
-    /// As [`Pool::remove_volume`].
+    /// Like [`Pool::remove_volume`].
     pub async fn remove_expired(&self, id: VolumeId) -> Result<Option<String>> {
         let _one_at_a_time = self.changes.lock().await;
         let name = {
@@ -297,13 +300,14 @@ impl Pool {
         }
     }
 
-    /// Its time is over, and only the list has it.
+    /// Its time is over, and only the list holds it.
     fn is_over(&self, volume: &Arc<Volume>) -> bool {
         let expires_at = volume.record().expires_at;
         expires_at != 0 && Arc::strong_count(volume) == 1 && self.clock().is_past(expires_at)
     }
 
-    /// The store answers, as far as is known: nobody is to wait for one that does not.
+    /// Checks that the store answers, as far as is known, so that callers do not wait for one that
+    /// does not.
     pub(super) fn check_store(&self, what: &str) -> Result<()> {
         let status = self.shared.tier.status();
         let failure = status.upload_failure.map(|failure| failure.error);
@@ -316,9 +320,10 @@ impl Pool {
         }
     }
 
-    /// What purged volumes were made from is kept no longer for their sake. Tried again with every purge.
+    /// Stops keeping the origins of purged volumes for their sake. Each purge tries this again.
     pub(super) async fn retire_purged(&self) {
-        // By what the store has: where the log is lost after this, the volume must not be there again, and empty.
+        // Go by the records in the store: if the log is lost after this, the volume must not come
+        // back empty.
         for (id, bytes) in self.shared.tier.volume_records() {
             let is_purged = || {
                 let record = VolumeRecord::decode(&bytes);

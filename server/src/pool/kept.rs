@@ -1,4 +1,4 @@
-//! A pool that was restored in part: all but some volumes go, before anything is served.
+//! Partial restore of a pool: drops all volumes but the chosen ones before anything is served.
 
 use super::Pool;
 use super::shared::trim_of_all;
@@ -8,27 +8,28 @@ use block::{Lsn, Result, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Snapshots that one log entry removes. Chosen by hand: half of what an entry holds.
+/// Snapshots that one log entry removes. Chosen by hand: half of the capacity of an entry.
 const REMOVED_AT_ONCE: usize = 8192;
-/// Rounds in which a volume that is aside is tried until its trim is in the store. Chosen by hand: each takes what a
-/// quarter of the log holds.
+/// Rounds in which volumes that are aside are tried until their trims are in the store. Chosen by
+/// hand: each round moves up to a quarter of the log.
 const ASIDE_ROUNDS: u32 = 16;
-/// Pause behind each, as the store may fail at once.
+/// Pause after each round, because the store may fail at once.
 const ASIDE_PAUSE: Duration = Duration::from_millis(500);
 
 impl Pool {
-    /// Volumes that are made from now on have this id or a later one; those that were purged count, too.
+    /// Lowest id that a volume created from now on can get. Purged volumes count, too.
     pub(crate) fn first_new_volume(&self) -> u32 {
         let volumes = self.volumes.lock();
         volumes.records.last_key_value().map_or(1, |(id, _)| id.saturating_add(1))
     }
 
-    /// Drops every volume but these for good, with all of its snapshots, and those that could be restored. Nobody is asked
-    /// who depends on them: clones go on showing what they were made from. Only for a pool of which nothing is served
-    /// yet. Cut short, it can be called again.
+    /// Drops all volumes except `kept` for good, with all of their snapshots, including volumes
+    /// that could be restored. Does not check for dependents: clones keep showing the data they
+    /// were made from. Only for a pool that does not serve anything yet. If interrupted, it can be
+    /// called again.
     ///
     /// # Errors
-    /// Those of the log; `Unavailable` while the store does not answer.
+    /// Log errors; `Unavailable` while the store does not answer.
     pub(crate) async fn keep_only(&self, kept: &BTreeSet<u32>) -> Result<()> {
         let _one_at_a_time = self.changes.lock().await;
         let removed: Vec<Removed> = {
@@ -73,7 +74,8 @@ impl Pool {
                 }
                 is_kept
             });
-            // One that is aside is trimmed in a side file first, which may be on another machine.
+            // A volume that is aside is trimmed in a side file first, and that file may be on
+            // another machine.
             let is_left = |record: &VolumeRecord| {
                 record.state != VolumeState::Purged || self.shared.is_aside(VolumeId(record.id))
             };
@@ -85,17 +87,17 @@ impl Pool {
         };
         let count = dropped.len();
         for mut record in dropped {
-            // In this order: where a death comes between, the volume is found here again.
+            // Keep this order: after a crash between the two steps, the volume is found here again.
             let trim = trim_of_all(VolumeId(record.id));
             self.shared.append_change(trim, Vec::new()).await?;
             record.state = VolumeState::Purged;
             self.shared.log_record(&record).await?;
             self.volumes.lock().records.insert(record.id, record);
         }
-        // From now on the metadata says what is still being dropped.
+        // From now on the metadata says which data is still being dropped.
         self.wait_logged_in_store().await?;
         self.wait_not_aside(kept).await?;
-        // What they were made from is kept for their sake until then.
+        // Their origins are kept for their sake until then.
         self.retire_purged().await;
         tracing::info!(
             count,
@@ -105,17 +107,19 @@ impl Pool {
         Ok(())
     }
 
-    /// What was logged before this call is in the store when it returns, but for what volumes hold that are aside.
+    /// Waits until everything logged before this call is in the store, except the data of volumes
+    /// that are aside.
     ///
     /// # Errors
-    /// Those of the log; `Unavailable` while the store does not answer.
+    /// Log errors; `Unavailable` while the store does not answer.
     pub(crate) async fn wait_logged_in_store(&self) -> Result<()> {
         let last = self.shared.log.flush().await?;
         self.shared.wait_destaged(last).await
     }
 
-    /// Tries those that are dropped and aside until the store has their trim, too: nobody else could, once another
-    /// machine has the pool. In vain a few times, it is said, and the rest of the pool does not wait for them.
+    /// Tries the dropped volumes that are aside until the store has their trims, too: no other
+    /// machine could do it once it has taken over the pool. After a few failed rounds, this is
+    /// logged, and the rest of the pool does not wait for them.
     async fn wait_not_aside(&self, kept: &BTreeSet<u32>) -> Result<()> {
         let asides = || -> Vec<VolumeId> {
             let all = self.shared.asides().into_iter();
@@ -137,10 +141,10 @@ impl Pool {
         Ok(())
     }
 
-    /// A volume has no end any more at which it is removed by itself.
+    /// Removes the expiry time of a volume, so that it is not removed automatically.
     ///
     /// # Errors
-    /// `NotFound`; those of the log.
+    /// `NotFound`; log errors.
     pub(crate) async fn keep_for_good(&self, name: &str) -> Result<()> {
         let volume = self.find(name)?;
         if volume.record().expires_at == 0 {

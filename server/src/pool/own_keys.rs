@@ -1,10 +1,10 @@
-//! Volumes with a key of their own: made with one, and erased by destroying it.
+//! Volumes with a key of their own: creates them, and erases them by destroying the key.
 //!
 //! Invariants:
-//! - The key is durable before the volume's record, and destroyed after the store knows that the volume is purged. What is
-//!   cut short in between is finished by the next purge.
-//! - A key goes when no volume that is present or can be restored uses it.
-//! - Nothing is served of a volume whose key is gone.
+//! - The key is durable before the volume's record, and is destroyed only after the store knows
+//!   that the volume is purged. The next purge finishes an interrupted removal.
+//! - A key is destroyed when no volume that is present or restorable uses it.
+//! - A volume whose key is gone is not served.
 
 use super::snapshots::some_of;
 use super::{Pool, Shared};
@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tiering::KeyId;
 
-/// Longest that erasing a volume waits for the store. Chosen by hand.
+/// Longest time that erasing a volume waits for the store. Chosen by hand.
 const STORE_PATIENCE: Duration = Duration::from_secs(60);
 
 impl VolumeRecord {
-    /// The key that its data is sealed with.
+    /// Key that the volume's data is sealed with.
     #[must_use]
     pub fn key(&self) -> KeyId {
         KeyId(self.own_key)
@@ -27,7 +27,8 @@ impl VolumeRecord {
 }
 
 impl Shared {
-    /// The tier learns which keys the volumes use, and which of them are deduplicated. Before anything is destaged.
+    /// Tells the tier which keys the volumes use and which of them are deduplicated. Must be called
+    /// before anything is destaged.
     pub(super) fn introduce<'a>(&self, records: impl Iterator<Item = &'a VolumeRecord>) {
         for record in records {
             self.tier.set_dedup(VolumeId(record.id), record.is_dedup);
@@ -54,20 +55,22 @@ impl Shared {
 }
 
 impl Pool {
-    /// The key of a volume is here.
+    /// Checks that the key of the volume is present.
     ///
     /// # Errors
-    /// `Denied` where it is gone, saying what to do.
+    /// `Denied` if it is gone; the message says what to do.
     pub(crate) fn check_key(&self, volume: VolumeId) -> Result<()> {
         self.shared.check_key(volume)
     }
 
-    /// Purges a volume and destroys its own key: what it held cannot be read any more, wherever copies of it are.
-    /// One that was removed already, or purged without that, counts as well.
+    /// Purges a volume and destroys its own key, so that its data cannot be read any more from any
+    /// copy. Also works for a volume that was already removed, or purged without destroying the
+    /// key.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` for a volume without a key of its own; `Busy`, naming what else needs the key; `Unavailable`
-    /// while the store does not answer; those of the log and the store, after which it can be repeated.
+    /// `NotFound`; `Invalid` for a volume without a key of its own; `Busy`, naming the other users
+    /// of the key; `Unavailable` while the store does not answer; errors of the log and the store,
+    /// after which the call can be repeated.
     pub async fn erase_volume(&self, name: &str) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
         let record = self.to_be_erased(name)?;
@@ -97,7 +100,7 @@ impl Pool {
         };
         self.shared.pass("erase-purged")?;
         let destroyed = async {
-            // Where the log is lost after this, the volume must not be there again, without its key.
+            // If the log is lost after this, the volume must not come back without its key.
             let lsn = self.shared.log.flush().await?;
             let destaged = tokio::time::timeout(STORE_PATIENCE, self.shared.wait_destaged(lsn));
             destaged.await.map_err(|_| {
@@ -115,7 +118,8 @@ impl Pool {
         Ok(record)
     }
 
-    /// The volume of that name: a present one before a removed one, and that before one that was purged with its key left.
+    /// Finds the volume of that name. A present volume takes precedence over a removed one, and
+    /// that over a purged one whose key is left.
     fn to_be_erased(&self, name: &str) -> Result<VolumeRecord> {
         if let Some(volume) = self.volume(name) {
             return Ok(volume.record());
@@ -133,7 +137,7 @@ impl Pool {
         found.ok_or_else(|| self.why_not(name))
     }
 
-    /// Names of the volumes under a key, but for one, that are present or can be restored.
+    /// Lists the present and restorable volumes under a key, except one.
     fn others_under(&self, key: KeyId, id: u32) -> Vec<String> {
         let volumes = self.volumes.lock();
         let named = |record: &VolumeRecord| {
@@ -159,10 +163,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Destroys the keys of volumes that were purged. For whoever changes volumes alone.
+    /// Destroys the keys of purged volumes. The caller must hold the lock on changes of volumes.
     pub(super) async fn destroy_unused_keys(&self) -> Result<()> {
         let there = self.volume_keys.table().ids();
-        // By what the store has: where the log is lost after this, the volume must not be there again.
+        // Go by the records in the store: if the log is lost after this, the volume must not come
+        // back.
         let is_purged = |(_, bytes): &(VolumeId, bytes::Bytes)| {
             let record = VolumeRecord::decode(bytes).ok()?;
             (record.state == VolumeState::Purged && there.contains(&record.key()))
@@ -178,12 +183,13 @@ impl Pool {
         Ok(())
     }
 
-    /// Number of the document of keys in which one was destroyed last, or 0: a copy that has an earlier one has the key.
+    /// Number of the key document in which a key was destroyed last, or 0. A copy with an earlier
+    /// document still has that key.
     pub(crate) fn keys_destroyed_in(&self) -> u64 {
         self.volume_keys.destroyed_in()
     }
 
-    /// The volume's own key is gone.
+    /// Reports whether the volume's own key is gone.
     #[must_use]
     pub fn is_keyless(&self, record: &VolumeRecord) -> bool {
         !self.volume_keys.table().has(record.key())

@@ -1,11 +1,11 @@
-//! Snapshots that are made and removed by schedule.
+//! Scheduled snapshots: creates and prunes them.
 //!
 //! Invariants:
-//! - Only what a schedule has made is removed by it, and only after it has made another one.
+//! - A schedule removes only snapshots that it has made, and only after it has made another one.
 //! - Volumes that are due at the same minute get snapshots of one instant.
-//! - A time that came while no daemon ran is made up for once, by one snapshot.
-//! - Snapshots are in the order in which they were made: what the clock showed then only names them. One that was just
-//!   made is the newest, wherever the clock has jumped.
+//! - Times that passed while no daemon ran are made up for with a single snapshot.
+//! - Snapshots are ordered by creation; the time on the clock only names them. The one made last is
+//!   the newest, however the clock has jumped.
 
 use super::{NamedSnapshot, Pool};
 use crate::schedule::{AHEAD_MAX, Keep, Schedule, kept, name_at};
@@ -13,25 +13,27 @@ use crate::snapshot::{SnapshotName, VOLUMES_MAX};
 use block::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 
-/// Names for one time that are tried: a clock that was put back comes to the same hour again. Chosen by hand.
+/// Names to try for one time: a clock that was put back reaches the same hour again. Chosen by
+/// hand.
 const NAMES_OF_SLOT_MAX: u32 = 100;
 
-/// What becomes of the snapshots that a schedule has made.
+/// Forecast for the snapshots that a schedule has made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchedulePlan {
     /// The schedule, if there is one.
     pub schedule: Option<Schedule>,
-    /// When it comes next, in seconds since the Unix epoch.
+    /// Next time of the schedule, in seconds since the Unix epoch.
     pub next_at: Option<u64>,
-    /// Those made by it, oldest first, each with why it is kept when it comes next; `None`: it goes then.
+    /// Snapshots made by it, oldest first, each with the reason why the next run keeps it; `None`
+    /// if the next run removes it.
     pub snapshots: Vec<(NamedSnapshot, Option<&'static str>)>,
 }
 
 impl Pool {
-    /// Gives a volume a schedule, or none.
+    /// Sets or removes the schedule of a volume.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` for what is no schedule; those of writing the log.
+    /// `NotFound`; `Invalid` for an invalid schedule; errors writing the log.
     pub async fn set_schedule(&self, name: &str, new: Option<(&str, Keep)>) -> Result<()> {
         let schedule =
             new.map(|(cron, keep)| Schedule::new(cron, keep, self.clock().wall())).transpose()?;
@@ -43,7 +45,7 @@ impl Pool {
         Ok(())
     }
 
-    /// What a volume's schedule will do next.
+    /// Returns what a volume's schedule will do next.
     ///
     /// # Errors
     /// `NotFound`.
@@ -66,8 +68,8 @@ impl Pool {
         Ok(SchedulePlan { schedule, next_at, snapshots })
     }
 
-    /// Makes the snapshots that are due, and removes those that are not kept any more. Returns how many were made and
-    /// removed. What fails is tried again with the next call.
+    /// Makes the snapshots that are due, and removes those that are no longer kept. Returns how
+    /// many were made and removed. The next call tries again what failed.
     pub async fn run_schedules(&self) -> (usize, usize) {
         let mut due: BTreeMap<u64, Vec<String>> = BTreeMap::new();
         for volume in self.volumes() {
@@ -88,13 +90,14 @@ impl Pool {
         (made, removed)
     }
 
-    /// The time that came last, if no snapshot was made for it.
+    /// Latest scheduled time, if no snapshot was made for it.
     fn due_slot(&self, record: &crate::record::VolumeRecord) -> Option<u64> {
         let schedule = record.schedule.as_ref()?;
         let now = self.clock().wall();
         let slot = schedule.last_before(now).ok()??;
         let mut volumes = self.volumes.lock();
-        // What a clock that was ahead has left does not count, and neither what was made before it.
+        // Ignore snapshots and marks that a clock running ahead has left, and those made before
+        // them.
         let latest = now.saturating_add(AHEAD_MAX);
         let its = volumes.snapshots.of(record.id).filter(|(_, one)| one.is_scheduled);
         let newest = its.last().map_or(0, |(_, one)| one.created_at);
@@ -104,14 +107,14 @@ impl Pool {
         (*done < slot).then_some(slot)
     }
 
-    /// Returns the volumes that have got one.
+    /// Returns the volumes that got a snapshot.
     async fn make_scheduled(&self, slot: u64, volumes: &[String]) -> Vec<String> {
         let name = self.free_name(slot, volumes);
         let mut done = Vec::new();
         for volume in volumes {
             match self.check_snapshot(volume, &name) {
                 Ok(()) => done.push(volume.clone()),
-                // It is not to be in the way of the others, which are of one instant.
+                // It must not hold up the others, which share one instant.
                 Err(error) => self.warn_of_slot(volume, slot, &error),
             }
         }
@@ -122,7 +125,7 @@ impl Pool {
             done.iter().for_each(|volume| self.warn_of_slot(volume, slot, &error));
             return Vec::new();
         }
-        // Also if somebody removes it: that one is not made again.
+        // Marked even if the snapshot is removed: it is not made again.
         let mut held = self.volumes.lock();
         for name in &done {
             if let Some(id) = held.present.get(name).map(|volume| volume.id().0) {
@@ -132,7 +135,7 @@ impl Pool {
         done
     }
 
-    /// A name for the snapshots of a time that none of the volumes has a snapshot of.
+    /// Finds a name for the snapshots of a time that none of the volumes uses.
     fn free_name(&self, slot: u64, volumes: &[String]) -> String {
         let name = name_at(slot);
         let others = (2..=NAMES_OF_SLOT_MAX).map(|number| format!("{name}-{number}"));
@@ -141,7 +144,7 @@ impl Pool {
         std::iter::once(name.clone()).chain(others).find(is_free).unwrap_or(name)
     }
 
-    /// Once for each time that comes.
+    /// Warns once for each scheduled time.
     fn warn_of_slot(&self, name: &str, slot: u64, error: &Error) {
         let mut volumes = self.volumes.lock();
         let Some(id) = volumes.present.get(name).map(|volume| volume.id().0) else { return };
@@ -173,11 +176,11 @@ impl Pool {
         removed
     }
 
-    /// Makes a snapshot of each of the volumes, of the same instant. Durable when this returns.
+    /// Makes a snapshot of each of the volumes, at the same instant. Durable when this returns.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` when one of that name exists, or when too many wait for the store; `Full` when there are
-    /// too many; `Invalid` for a name that schedules use.
+    /// `NotFound`; `Busy` if a snapshot of that name exists, or too many wait for the store; `Full`
+    /// if there are too many; `Invalid` for a name reserved for schedules.
     pub async fn create_snapshots(&self, asked: &SnapshotName) -> Result<Vec<NamedSnapshot>> {
         if asked.name.starts_with("auto-") {
             let what = format!(

@@ -1,11 +1,11 @@
-//! What the volumes and the background jobs of a pool share: its log, its tier, how far the store
-//! is, and why nothing is served any more.
+//! State that the volumes and the background jobs of a pool share: its log, its tier, the progress
+//! of the store, and the reason why it stopped serving.
 //!
 //! Invariants:
-//! - Once something final happened, every check and every wait fails with its first reason, and the
-//!   log takes nothing more.
-//! - Who waits for the store is woken by progress, by what is final, and by the pool's closing.
-//! - There is one change lock a volume, the same one for every holder.
+//! - After a final failure, every check and every wait fails with its first reason, and the log
+//!   takes nothing more.
+//! - Progress, a final failure and closing the pool each wake every waiter for the store.
+//! - Each volume has one change lock, shared by all holders.
 
 use super::aside::{AsideVolumes, asides_at_start};
 use crate::conditions;
@@ -22,44 +22,45 @@ use std::sync::{Arc, OnceLock};
 use tiering::Tier;
 use tokio::sync::{Notify, RwLock, watch};
 
-/// What volumes and the destage job share.
+/// State shared by the volumes and the destage job.
 pub(crate) struct Shared {
     pub(crate) log: Log,
     pub(crate) tier: Tier,
-    /// Why nothing is served any more, once something final happened.
+    /// Reason of the final failure, after which nothing is served.
     pub(super) fatal: OnceLock<Error>,
-    /// The pool is being closed: nobody waits for the store any more.
+    /// The pool is closing, so waits for the store fail.
     is_closing: AtomicBool,
-    /// Highest LSN that somebody waits for in the store.
+    /// Highest LSN that a caller waits for in the store.
     wanted_lsn: AtomicU64,
     pub(crate) wanted: Notify,
     pub(crate) destaged: watch::Sender<Lsn>,
     pub(crate) progress: Mutex<DestageProgress>,
-    /// Names of volumes, also of those that are gone.
+    /// Names of volumes, including those that are gone.
     names: Mutex<HashMap<VolumeId, String>>,
-    /// One lock a volume, shared by its changes, alone for what must not be interleaved with any.
+    /// One lock per volume. Changes share it; operations that must not be interleaved with any
+    /// change take it exclusively.
     change_locks: Mutex<HashMap<VolumeId, Arc<RwLock<()>>>>,
-    /// The sectors of each volume that are being changed.
+    /// Sectors of each volume that are being changed.
     ranges: Mutex<HashMap<VolumeId, Arc<Ranges>>>,
     pub(super) aside: Mutex<AsideVolumes>,
-    /// Some volume is aside: only then is the list looked at.
+    /// Some volume is aside. The list is looked at only then.
     pub(super) is_any_aside: AtomicBool,
     pub(super) is_late_wanted: AtomicBool,
-    /// The own key of some volume is gone.
+    /// Some volume's own key is gone.
     pub(super) is_any_keyless: AtomicBool,
-    /// Rounds in which volumes that are aside were tried again: begun, and ended.
+    /// Rounds in which volumes that are aside were tried again: number begun, and number ended.
     pub(super) late_begun: AtomicU64,
     pub(super) late_ended: watch::Sender<u64>,
-    /// The step at which a test ends the pool.
+    /// Step at which a test ends the pool.
     #[cfg(test)]
     pub(super) ends_at: Mutex<Option<&'static str>>,
-    /// Of this volume no side file can be written, as on a full disk.
+    /// Volume whose side files cannot be written, as on a full disk.
     #[cfg(test)]
     pub(super) side_fails_of: Mutex<Option<VolumeId>>,
 }
 
 impl Shared {
-    /// Of an opened log and tier, with volumes of which a side file is `missing`.
+    /// Creates the state from an opened log and tier. Volumes in `missing` lack a side file.
     pub(super) fn new(log: Log, tier: Tier, missing: &[MissingSide]) -> Shared {
         let destaged = watch::Sender::new(tier.destaged_lsn());
         let aside = asides_at_start(&tier, missing);
@@ -93,25 +94,26 @@ impl Shared {
         self.append_record(record).await.map(drop)
     }
 
-    /// As [`Shared::log_record`]; returns where in the log it is.
+    /// Like [`Shared::log_record`], and returns the LSN of the record.
     pub(crate) async fn append_record(&self, record: &VolumeRecord) -> Result<Lsn> {
         let lsn = self.append_change(self.record_entry(record)?, Vec::new()).await?;
         self.show_record(record);
         Ok(lsn)
     }
 
-    /// Makes entries durable in the log as one step: a record with the trim that belongs to it, or a change of snapshots.
-    /// Returns the LSN of the last one.
+    /// Makes entries durable in the log as one step: a record with the trim that belongs to it, or
+    /// a change of snapshots. Returns the LSN of the last one.
     ///
     /// # Errors
-    /// `Unavailable`: the client that asked for it disconnected while the log had no room. Nothing was changed then.
+    /// `Unavailable`: the client that asked for the change disconnected while the log had no room.
+    /// Nothing was changed then.
     pub(crate) async fn append_change(&self, first: NewEntry, rest: Vec<NewEntry>) -> Result<Lsn> {
         self.log.append_unless(first, rest, Wait::Durable, crate::asker::gone()).await
     }
 
-    /// The entry that replaces the record of the volume.
+    /// Builds the entry that replaces the record of the volume.
     pub(crate) fn record_entry(&self, record: &VolumeRecord) -> Result<NewEntry> {
-        // One that could not be read back would keep the pool from opening.
+        // A record that cannot be read back would keep the pool from opening.
         if record.encode().len() > RECORD_BYTES_MAX {
             let what = format!("change volume {}: its record becomes too long", record.name);
             return Err(Error::new(ErrorKind::Invalid, what));
@@ -125,7 +127,7 @@ impl Shared {
         })
     }
 
-    /// A volume's newest record is this one: its conditions follow, and it is known by this name from now on.
+    /// Publishes the newest record of a volume: updates its conditions, and its name from now on.
     pub(crate) fn show_record(&self, record: &VolumeRecord) {
         let (id, conditions) = (VolumeId(record.id), self.tier.conditions());
         let (before, is_another) = {
@@ -138,29 +140,29 @@ impl Shared {
             conditions::forget_volume(conditions, &before);
         }
         if record.state != VolumeState::Present && is_another {
-            return; // they are the other's
+            return; // the conditions are those of the other volume
         }
         let has_key = self.tier.volume_keys().has(record.key());
         conditions::show_record(conditions, record, has_key);
     }
 
-    /// The name of a volume that people know; its number where it has none.
+    /// Name of the volume as operators know it, or its number if it has none.
     pub(crate) fn name_of(&self, volume: VolumeId) -> String {
         let name = self.names.lock().get(&volume).cloned();
         name.unwrap_or_else(|| format!("number {volume}"))
     }
 
-    /// The volume's lock; the same one for every holder.
+    /// Change lock of the volume, the same for every holder.
     pub(crate) fn change_lock(&self, volume: VolumeId) -> Arc<RwLock<()>> {
         self.change_locks.lock().entry(volume).or_default().clone()
     }
 
-    /// The sectors of the volume that are being changed; the same for every holder.
+    /// Sectors of the volume that are being changed, the same for every holder.
     pub(crate) fn ranges(&self, volume: VolumeId) -> Arc<Ranges> {
         self.ranges.lock().entry(volume).or_default().clone()
     }
 
-    /// A test may end the pool between any two steps.
+    /// Lets a test end the pool between any two steps.
     #[cfg(test)]
     pub(crate) fn pass(&self, name: &'static str) -> Result<()> {
         if *self.ends_at.lock() != Some(name) {
@@ -182,7 +184,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A test may keep side files from being written.
+    /// Lets a test keep side files from being written.
     #[cfg(test)]
     pub(crate) fn check_side(&self, volume: VolumeId) -> Result<()> {
         match *self.side_fails_of.lock() == Some(volume) {
@@ -223,7 +225,7 @@ impl Shared {
         }
     }
 
-    /// Somebody waits for data that is not in the store yet.
+    /// Reports whether a caller waits for data that is not in the store yet.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted_lsn.load(Ordering::Acquire) > self.destaged.borrow().0
     }
@@ -232,7 +234,7 @@ impl Shared {
         self.fatal.get().is_some()
     }
 
-    /// What is waited for does not come any more.
+    /// Reports whether waits can only fail from now on.
     pub(super) fn is_ending(&self) -> bool {
         self.is_stopped() || self.is_closing.load(Ordering::Acquire)
     }
@@ -247,16 +249,16 @@ impl Shared {
     /// Stops acknowledging: another epoch owns the pool, or the log cannot be trusted.
     pub(crate) fn fail(&self, error: Error) {
         conditions::show_stopped(self.tier.conditions(), &error.chain());
-        // First, so that no read starts any more; a second reason changes nothing.
+        // Set this first, so that no further read starts. A second reason changes nothing.
         let _ = self.fatal.set(error.clone());
         self.log.fail(error);
-        // Wakes everybody who waits for progress that will not come.
+        // Wakes all waiters: the progress that they wait for will not come.
         self.destaged.send_modify(|_| ());
         self.late_ended.send_modify(|_| ());
     }
 }
 
-/// The entry that trims all of a volume.
+/// Builds the entry that trims all of a volume.
 pub(super) fn trim_of_all(volume: VolumeId) -> NewEntry {
     NewEntry {
         volume,

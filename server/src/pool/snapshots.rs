@@ -1,9 +1,9 @@
-//! Snapshots of an open pool: making, listing and removing them, and what serves them.
+//! Snapshots of an open pool: creates, lists, serves and removes them.
 //!
 //! Invariants:
-//! - A snapshot exists when its log entry is on stable storage: whatever was answered before is in it,
-//!   nothing that comes after is.
-//! - One that is served is not removed.
+//! - A snapshot exists once its log entry is on stable storage. It contains every write that was
+//!   acknowledged before that entry, and none that comes after it.
+//! - A snapshot is not removed while it is served.
 //! - A volume with snapshots is not removed.
 
 use super::{Pool, Volumes};
@@ -16,27 +16,28 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use tiering::{ChangedExtent, Tier};
 
-/// Snapshots of one volume. Chosen by hand: an hourly one for five months.
+/// Maximum number of snapshots of one volume. Chosen by hand: hourly snapshots for five months.
 pub const SNAPSHOTS_OF_VOLUME_MAX: usize = 4096;
-/// Snapshots of a pool. Chosen by hand: some MiB of memory.
+/// Maximum number of snapshots of a pool. Chosen by hand: a few MiB of memory.
 pub const SNAPSHOTS_MAX: usize = 32_768;
-/// Generations of the log that wait for the store, above which no snapshot is made: each makes one more.
-/// Chosen by hand.
+/// Generations of the log waiting for the store above which no snapshot is made, because each
+/// snapshot adds one. Chosen by hand.
 const FROZEN_MAX: u64 = 256;
 
-/// Side files of a volume above which no snapshot of it is made. Chosen by hand: each is an open file.
+/// Side files of a volume above which no snapshot of it is made. Chosen by hand: each is an open
+/// file.
 const SIDE_FILES_MAX: usize = 256;
 
-/// The snapshots of a pool: by volume and LSN.
+/// Snapshots of a pool, by volume and LSN.
 #[derive(Default)]
 pub(super) struct Snapshots {
     pub(super) records: BTreeMap<(u32, Lsn), SnapshotRecord>,
-    /// What serves them, as long as somebody uses it.
+    /// Read-only volumes that serve the snapshots, as long as they are in use.
     views: BTreeMap<(u32, Lsn), Weak<Volume>>,
 }
 
 impl Snapshots {
-    /// What the tier and the log have.
+    /// Collects the snapshots that the tier and the log know.
     pub(super) fn find(log: &Log, tier: &Tier) -> Result<Snapshots> {
         let mut records = BTreeMap::new();
         for (volume, lsn, bytes) in tier.snapshots() {
@@ -44,7 +45,8 @@ impl Snapshots {
                 .map_err(|error| error.context(format!("open a snapshot of volume {volume}")))?;
             records.insert((volume.0, lsn), record);
         }
-        // Entries of the log, and snapshots that they have removed: those that are living come on top.
+        // The log is newer than the tier: apply its entries on top, both created and removed
+        // snapshots.
         let mut passed = Vec::new();
         for (lsn, bytes) in log.overlay().snapshots() {
             let entry = SnapshotEntry::decode(&bytes)?;
@@ -67,7 +69,7 @@ impl Snapshots {
         Ok(found)
     }
 
-    /// The volumes that have one at an LSN.
+    /// Volumes that have a snapshot at an LSN.
     fn volumes_at(&self, at: Lsn) -> Vec<VolumeId> {
         let of_it = self.records.keys().filter(|(_, lsn)| *lsn == at);
         of_it.map(|(volume, _)| VolumeId(*volume)).collect()
@@ -82,7 +84,7 @@ impl Snapshots {
         self.of(volume).find(|(_, record)| record.name == name)
     }
 
-    /// Whoever uses a snapshot still.
+    /// Returns the view of a snapshot if it is still in use.
     fn user(&mut self, key: (u32, Lsn)) -> Option<Arc<Volume>> {
         let view = self.views.get(&key)?.upgrade();
         if view.is_none() {
@@ -92,14 +94,14 @@ impl Snapshots {
     }
 }
 
-/// A snapshot, and the name of its volume.
+/// A snapshot with the name of its volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedSnapshot {
     /// Name of the volume.
     pub volume: String,
-    /// Where it is in the history of the pool.
+    /// Position in the history of the pool.
     pub lsn: Lsn,
-    /// It.
+    /// Record of the snapshot.
     pub record: SnapshotRecord,
 }
 
@@ -115,7 +117,7 @@ fn no_snapshot(volume: &str, name: &str) -> Error {
     Error::new(ErrorKind::NotFound, what)
 }
 
-/// The first of some names, and how many more there are.
+/// Lists the first few names and the number of the others.
 pub(crate) fn some_of(names: &[String]) -> String {
     let shown = names.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(5) {
@@ -125,7 +127,7 @@ pub(crate) fn some_of(names: &[String]) -> String {
 }
 
 impl Volumes {
-    /// Why a volume of that name cannot be removed, if snapshots of it are the reason.
+    /// Fails if the volume cannot be removed because it has snapshots, and names them.
     pub(super) fn check_no_snapshots(&self, id: u32, name: &str) -> Result<()> {
         let names: Vec<String> =
             self.snapshots.of(id).map(|(_, record)| format!("{name}@{}", record.name)).collect();
@@ -142,7 +144,7 @@ impl Volumes {
 }
 
 impl Pool {
-    /// As [`Pool::create_snapshots`], or by a schedule.
+    /// Like [`Pool::create_snapshots`], also for schedules.
     pub(super) async fn create_snapshots_as(
         &self,
         asked: &SnapshotName,
@@ -152,7 +154,8 @@ impl Pool {
         self.check_not_too_many("make")?;
         let now = self.clock().wall();
         let mut made = Vec::new();
-        // A client may make its volume larger: what it writes there before the instant is in the snapshot.
+        // A client may enlarge its volume meanwhile: data that it writes there before the instant
+        // of the snapshot is in it.
         let mut unchanged = Vec::new();
         for name in &asked.volumes {
             let volume = self.find(name)?;
@@ -177,14 +180,14 @@ impl Pool {
             .collect())
     }
 
-    /// Whether a volume can have a snapshot of that name now.
+    /// Checks that a volume can have a snapshot of that name now.
     ///
     /// # Errors
-    /// As [`Pool::create_snapshots`].
+    /// Like [`Pool::create_snapshots`].
     pub(super) fn check_snapshot(&self, name: &str, snapshot: &str) -> Result<()> {
         let volume = self.find(name)?;
         self.check_aside(&volume, name)?;
-        // One of which a side file is missing does not know what it holds.
+        // The contents of a volume are unknown while a side file of it is missing.
         self.shared.check_open(volume.id())?;
         let volumes = self.volumes.lock();
         let snapshots = &volumes.snapshots;
@@ -205,10 +208,10 @@ impl Pool {
         Ok(())
     }
 
-    /// Removes a snapshot that was listed before, and no other one of its name.
+    /// Removes exactly the snapshot that was listed before, not another one of the same name.
     ///
     /// # Errors
-    /// As [`Pool::remove_snapshot`].
+    /// Like [`Pool::remove_snapshot`].
     pub(super) async fn remove_this(
         &self,
         volume: &str,
@@ -223,10 +226,11 @@ impl Pool {
         self.remove_snapshot_alone(volume, name).await
     }
 
-    /// Removes a snapshot. What only it showed is dropped from the store in the background.
+    /// Removes a snapshot. The data that only it showed is dropped from the store in the
+    /// background.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` while it is served, or a clone depends on it.
+    /// `NotFound`; `Busy` while it is served or a clone depends on it.
     pub async fn remove_snapshot(&self, volume: &str, name: &str) -> Result<NamedSnapshot> {
         let _one_at_a_time = self.changes.lock().await;
         self.remove_snapshot_alone(volume, name).await
@@ -238,7 +242,7 @@ impl Pool {
         let key = (found.record.volume, found.lsn);
         self.check_no_dependents((volume, name), key.0, key.1)?;
         {
-            // Nobody gets it from here on.
+            // From here on it cannot be opened any more.
             let mut volumes = self.volumes.lock();
             if volumes.snapshots.user(key).is_some() {
                 let what = format!("remove snapshot {volume}@{name}: a client has it open");
@@ -251,7 +255,8 @@ impl Pool {
         let lsn = match logged {
             Ok(lsn) => lsn,
             Err(error) => {
-                // It stays: the log has failed, or the client that asked for this disconnected.
+                // Keep it: the log has failed, or the client that asked for the removal has
+                // disconnected.
                 self.volumes.lock().snapshots.records.insert(key, found.record);
                 return Err(error.context(format!("remove snapshot {volume}@{name}")));
             }
@@ -262,7 +267,8 @@ impl Pool {
         Ok(found)
     }
 
-    /// Each entry about snapshots ends a generation of the log, which then waits for the store.
+    /// Fails if too many generations of the log wait for the store. Each entry about snapshots ends
+    /// a generation, which then waits for the store.
     fn check_not_too_many(&self, what: &str) -> Result<()> {
         if self.shared.log.status().frozen_count < FROZEN_MAX {
             return Ok(());
@@ -273,7 +279,8 @@ impl Pool {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    /// Side files from before a snapshot and from behind it are not joined, so there may be one more then.
+    /// Fails if the volume has too many side files. Side files from before and after a snapshot are
+    /// not joined, so each snapshot may add one.
     fn check_aside(&self, volume: &Volume, name: &str) -> Result<()> {
         let count = self.shared.log.overlay().side_file_count(volume.id());
         if count < SIDE_FILES_MAX {
@@ -297,7 +304,7 @@ impl Pool {
         self.shared.append_change(entry, Vec::new()).await
     }
 
-    /// All snapshots, or those of one volume: by volume and age.
+    /// Lists all snapshots, or those of one volume, by volume and age.
     ///
     /// # Errors
     /// `NotFound`.
@@ -322,10 +329,11 @@ impl Pool {
         Ok(found)
     }
 
-    /// Bytes of the store that each of these alone holds, by volume and LSN, as far as the store has them.
+    /// Returns the bytes in the store that each of these snapshots alone holds, by volume and LSN.
+    /// Data that is not in the store yet does not count.
     ///
     /// # Errors
-    /// Those of reading the metadata.
+    /// Errors reading the metadata.
     pub async fn held_by(&self, found: &[NamedSnapshot]) -> Result<BTreeMap<(u32, u64), u64>> {
         let volumes: std::collections::BTreeSet<u32> =
             found.iter().map(|one| one.record.volume).collect();
@@ -337,7 +345,7 @@ impl Pool {
         Ok(all)
     }
 
-    /// One snapshot.
+    /// Finds one snapshot.
     ///
     /// # Errors
     /// `NotFound`.
@@ -351,12 +359,14 @@ impl Pool {
         Ok(NamedSnapshot { volume: volume.to_owned(), lsn, record: record.clone() })
     }
 
-    /// What has changed from one snapshot of a volume to a later one, from `offset` on: at most about `count_max`
-    /// extents, and where to go on if there may be more. Waits until the store has both.
+    /// Lists the extents that changed between two snapshots of a volume, starting at `offset`:
+    /// about `count_max` extents at most, and the offset to continue at if there may be more. Waits
+    /// until the store has both snapshots.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` when they are not in this order, or of two volumes; `Unavailable` while the volume is behind the others in the
-    /// store; those of reading the metadata.
+    /// `NotFound`; `Invalid` if the snapshots are in the wrong order or of two volumes;
+    /// `Unavailable` while the volume is behind the others in the store; errors reading the
+    /// metadata.
     pub async fn snapshot_differences(
         &self,
         (older, newer): (&SnapshotName, &SnapshotName),
@@ -364,7 +374,7 @@ impl Pool {
         count_max: usize,
     ) -> Result<(Vec<ChangedExtent>, Option<u64>)> {
         let ((volume, old_name), (other, new_name)) = (older.single()?, newer.single()?);
-        // Held until the end: nobody removes them meanwhile.
+        // Held until the end, so that neither is removed meanwhile.
         let views = (self.snapshot_view(volume, old_name)?, self.snapshot_view(other, new_name)?);
         let (old, new) = (self.snapshot(volume, old_name)?, self.snapshot(other, new_name)?);
         if volume != other || old.lsn > new.lsn {
@@ -381,7 +391,7 @@ impl Pool {
             );
             return Err(Error::new(ErrorKind::Unavailable, what));
         }
-        // What the volume has lost by becoming smaller has changed, too.
+        // Data that the volume lost by shrinking has changed, too.
         let end = old.record.size_bytes.max(new.record.size_bytes);
         let lsns = (old.lsn, new.lsn);
         let found = self.shared.tier.differences(id, lsns, offset..end, count_max).await;
@@ -389,7 +399,8 @@ impl Pool {
         found
     }
 
-    /// What serves a snapshot: a volume that cannot be written. It is in use as long as it is kept.
+    /// Returns a read-only volume that serves a snapshot. The snapshot is in use as long as this
+    /// volume is held.
     ///
     /// # Errors
     /// `NotFound`.

@@ -1,4 +1,4 @@
-//! Promises of an open pool, over a real log and a store in memory.
+//! Tests of an open pool, over a real log and a store in memory.
 
 use super::*;
 use crate::glue::exports::{Attachment, PoolExports};
@@ -36,7 +36,8 @@ fn log_options() -> LogOptions {
 
 const MAX_AGE: Duration = Duration::from_millis(200);
 
-/// A pool over `store` with its log in `dir`, nothing cached, so that the store's bytes matter.
+/// Opens a pool over `store` with its log in `dir`. Nothing is cached, so that reads use the bytes
+/// of the store.
 async fn open(dir: &Path, store: &Arc<impl ObjectStore>, epoch: u64) -> Arc<Pool> {
     open_with(dir, store, epoch, log_options(), MAX_AGE).await
 }
@@ -51,7 +52,8 @@ async fn open_with(
     open_as((dir, 1), store, epoch, log_options, max_age).await.0
 }
 
-/// The same on a machine that has been booted `boot` times; true: the log's end is proven whole.
+/// The same on a machine that has been booted `boot` times. The flag is true if the end of the log
+/// is proven to be whole.
 async fn open_after_boot(
     dir: &Path,
     store: &Arc<InMemory>,
@@ -99,7 +101,7 @@ async fn open_as(
     (pool, recovery.is_tail_proven)
 }
 
-/// Ends a pool as a killed process would: nothing is flushed, the files are let go of.
+/// Ends a pool like a killed process: nothing is flushed, and the files are released.
 async fn kill(pool: Arc<Pool>) {
     pool.fence(Error::new(ErrorKind::Io, "killed by the test"));
     pool.stop.send_replace(true);
@@ -109,7 +111,7 @@ async fn kill(pool: Arc<Pool>) {
     }
     pool.shared.tier.close().await.unwrap();
     let log = pool.shared.log.clone();
-    // It has failed, so it writes nothing any more; what matters is that its threads have ended.
+    // It has failed, so it writes nothing more; the point is that its threads have ended.
     let closed = tokio::task::spawn_blocking(move || log.close()).await.unwrap();
     closed.unwrap_err();
 }
@@ -143,7 +145,7 @@ const NO_FUA: WriteFlags = WriteFlags { fua: false };
 #[tokio::test]
 async fn what_is_left_of_a_long_write_keeps_the_memory_of_nothing_else() {
     let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
-    // Nothing is destaged meanwhile.
+    // Nothing is destaged during the test.
     let pool = open_with(dir.path(), &store, 1, log_options(), Duration::from_secs(3600)).await;
     pool.create_volume("v", 4 * MIB, Durability::Flush).await.unwrap();
     let volume = pool.volume("v").unwrap();
@@ -186,7 +188,7 @@ async fn what_was_answered_is_there_after_a_kill_and_after_a_close() {
     drop(volume);
     let (last_lsn, destaged_lsn) = pool.close().await.unwrap();
     assert_eq!(last_lsn, destaged_lsn);
-    // Another machine: an empty directory and the store.
+    // Another machine, with an empty directory and the same store.
     let other = tempfile::tempdir().unwrap();
     let pool = open(other.path(), &store, 3).await;
     let volume = pool.volume("db").unwrap();
@@ -201,7 +203,7 @@ async fn overlapping_ragged_writes_keep_each_others_bytes() {
     let store = Arc::new(InMemory::new());
     let pool = open(dir.path(), &store, 1).await;
     let volume = pool.create_volume("v", MIB, Durability::Flush).await.unwrap();
-    // 64 writers, each its own bytes of the same two sectors, again and again.
+    // 64 writers, each repeatedly writing its own bytes of the same two sectors.
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..64u64 {
         let volume = volume.clone();
@@ -246,7 +248,7 @@ async fn zeroes_that_have_to_be_fast_are_refused_where_sectors_are_cut() {
         assert_eq!(read(&volume, 0, 512).await.unwrap(), written[..512]);
         assert_eq!(read(&volume, 512, 4608).await.unwrap(), [0; 4608]);
         assert_eq!(read(&volume, 5120, 3072).await.unwrap(), written[5120..]);
-        // Who can wait is served.
+        // Requests that may wait are served.
         let slow = ZeroFlags { no_hole, ..ZeroFlags::default() };
         volume.write_zeroes(1, 510, slow).await.unwrap();
         assert_eq!(read(&volume, 0, 1).await.unwrap(), written[..1]);
@@ -267,7 +269,7 @@ async fn volumes_come_go_and_come_back() {
     assert_eq!(kind(pool.create_volume("b", 1000, Durability::Auto).await), ErrorKind::Invalid);
     assert_eq!(kind(pool.create_volume("/", MIB, Durability::Auto).await), ErrorKind::Invalid);
     volume.write(MIB - 4096, pattern(1, 4096), NO_FUA).await.unwrap();
-    // Shrinking asks for it by name, and what was cut off does not come back.
+    // Shrinking must be requested explicitly, and the data that was cut off does not come back.
     assert_eq!(
         pool.resize_volume("a", MIB / 2, false).await.unwrap_err().kind(),
         ErrorKind::Denied
@@ -278,7 +280,7 @@ async fn volumes_come_go_and_come_back() {
     assert_eq!(read(&volume, MIB / 2 - 1, 2).await.unwrap_err().kind(), ErrorKind::Invalid);
     pool.resize_volume("a", 2 * MIB, false).await.unwrap();
     assert_eq!(read(&volume, MIB - 4096, 4096).await.unwrap(), [0; 4096]);
-    // Removed, it is gone for clients that still hold it, and comes back whole.
+    // A removed volume is gone for clients that still hold it, and comes back whole.
     volume.write(0, pattern(5, 4096), NO_FUA).await.unwrap();
     pool.remove_volume("a", false).await.unwrap();
     assert_eq!(read(&volume, 0, 1).await.unwrap_err().kind(), ErrorKind::NotFound);
@@ -372,13 +374,13 @@ async fn closing_ends_what_waits_for_the_store() {
     pool.close().await.unwrap();
     let waited = tokio::time::timeout(Duration::from_secs(30), waiting).await.expect("it ends");
     assert_eq!(waited.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
-    // Nor does anybody begin to.
+    // New waits do not begin either.
     let late = pool.shared.wait_destaged(never);
     let late = tokio::time::timeout(Duration::from_secs(30), late).await.expect("it ends");
     assert_eq!(late.unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
-/// Writes, some thousand a second, for as long as it takes until it is told to end.
+/// Writes a few thousand times a second until told to end.
 async fn burst(volume: Arc<Volume>, is_over: Arc<AtomicBool>) {
     while !is_over.load(Ordering::Relaxed) {
         for n in 0..8 {
@@ -403,7 +405,7 @@ async fn a_generation_waits_for_the_end_of_a_burst_unless_somebody_waits_for_the
     let is_over = Arc::new(AtomicBool::new(false));
     let writer = tokio::spawn(burst(volume.clone(), is_over.clone()));
     let destaged = || pool.destage_progress().window_count;
-    // On a busy machine it may not be a burst: then the next try is.
+    // On a busy machine this may not be a burst; then try again.
     let mut tries = 0..30;
     loop {
         assert!(tries.next().is_some(), "no generation has waited");
@@ -421,12 +423,12 @@ async fn a_generation_waits_for_the_end_of_a_burst_unless_somebody_waits_for_the
             break;
         }
     }
-    // While it goes on.
+    // The burst is still running.
     let waited = pool.shared.wait_destaged(pool.log_status().last_lsn);
     tokio::time::timeout(Duration::from_secs(60), waited).await.expect("it is moved").unwrap();
     is_over.store(true, Ordering::Relaxed);
     writer.await.unwrap();
-    // Nobody waits for these.
+    // No caller waits for these.
     let until = std::time::Instant::now() + Duration::from_secs(60);
     while pool.log_status().frozen_count > 0 {
         assert!(std::time::Instant::now() < until, "{:?}", pool.log_status());
@@ -478,13 +480,15 @@ async fn a_device_without_a_volatile_cache_is_answered_what_is_stable() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let pool = open_with(dir.path(), &store, 1, log_options(), Duration::from_secs(3600)).await;
-    // What it was when the device was made, or has become since: the device's user goes by what it was told then.
+    // Durability when the device was made, or changed since: the user of the device relies on what
+    // it announced then.
     let volume = pool.create_volume("v", MIB, Durability::Flush).await.unwrap();
     for is_write_through in [false, true] {
         let device = Attachment::local(volume.clone(), is_write_through);
         assert_eq!(device.limits().has_volatile_cache, !is_write_through);
         assert_eq!(device.must_be_durable(), is_write_through);
-        // The log syncs by itself now and then: what need not be stable may be.
+        // The log also syncs on its own from time to time, so data may be stable earlier than
+        // required.
         let is_stable = || {
             let log = pool.log_status();
             log.durable_lsn == log.last_lsn || !is_write_through
@@ -523,7 +527,7 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
         volume.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
     }
     kill(pool).await;
-    // The same boot: everything that was answered is there.
+    // The same boot: every acknowledged write is there.
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 2, 1).await;
     assert!(is_proven);
     pool.volume("named").unwrap().write(0, pattern(2, 4096), NO_FUA).await.unwrap();
@@ -537,18 +541,19 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     assert!(refused.chain().contains("spindle volume accept named"), "{}", refused.chain());
     exports.open("named", &local).await.map(drop).unwrap();
     exports.open("auto", &remote).await.map(drop).unwrap();
-    // Whatever is written next carries that the owner knows.
+    // The next write records that the owner knows about the loss.
     pool.volume("auto").unwrap().write(0, pattern(3, 4096), NO_FUA).await.unwrap();
     drop(exports);
     kill(pool).await;
-    // It stays so, though the log has no more to say, until somebody says that it is all right.
+    // The mark stays, although the log has nothing more to report, until an operator accepts it.
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 4, 2).await;
     assert!(is_proven);
     let exports = PoolExports::new(pool.clone(), claims());
     assert!(exports.open("named", &remote).await.is_err());
     assert!(!pool.accept_step_back("named", false).await.unwrap().is_stepped_back);
     exports.open("named", &remote).await.map(drop).unwrap();
-    // A pool that was taken over has lost what it had only elsewhere, whatever the durability.
+    // A pool that was taken over has lost the data that existed only on the other machine, whatever
+    // the durability.
     exports.open("auto", &remote).await.map(drop).unwrap();
     pool.create_volume("removed", MIB, Durability::Auto).await.unwrap();
     pool.remove_volume("removed", false).await.unwrap();
@@ -566,7 +571,7 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     pool.close().await.unwrap();
 }
 
-/// Nobody's.
+/// Claims of no client.
 fn claims() -> Arc<crate::claims::Claims> {
     let dir = tempfile::tempdir().unwrap();
     Arc::new(crate::claims::Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap())

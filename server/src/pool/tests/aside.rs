@@ -1,4 +1,5 @@
-//! Volumes that cannot be destaged: the others go on, nothing is lost, and what is behind is said.
+//! Volumes that cannot be destaged: the others continue, nothing is lost, and the delay is
+//! reported.
 
 use super::*;
 use crate::destage::Aside;
@@ -9,7 +10,7 @@ use std::time::Instant;
 
 const SECTOR: usize = 512;
 
-/// Every segment that holds data so far, before it rotted.
+/// Every segment that holds data so far, as it was before the damage.
 struct Rotten(Vec<(ObjectPath, Bytes)>);
 
 /// Damages every frame of every segment.
@@ -51,8 +52,8 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Two volumes, of which the first is behind: its 64 KiB at 0 do not verify in the store, and it has
-/// a sector at 4096 that needs them.
+/// Two volumes. The first is behind: its 64 KiB at 0 do not verify in the store, and a sector at
+/// 4096 in the log needs them.
 struct World {
     dir: tempfile::TempDir,
     store: Arc<InMemory>,
@@ -109,7 +110,8 @@ async fn a_volume_that_cannot_be_destaged_does_not_pin_the_log_of_the_others() {
     let world = World::new().await;
     let mut written = 0;
     while written < 40 * MIB {
-        // More than twice the log: without a way around, this would wait for ever.
+        // More than twice the size of the log: without setting the volume aside, this would wait
+        // for ever.
         let bytes = pattern(written, 65536);
         let write = world.good.write(written % (32 * MIB), bytes, NO_FUA);
         tokio::time::timeout(Duration::from_secs(30), write).await.expect("pinned").unwrap();
@@ -120,18 +122,17 @@ async fn a_volume_that_cannot_be_destaged_does_not_pin_the_log_of_the_others() {
     assert!(aside.reason.contains("segment"), "{}", aside.reason);
     assert_eq!(read(&world.bad, 4096, 512).await.unwrap(), pattern(2, 512));
     assert_eq!(read(&world.bad, 0, 512).await.unwrap_err().kind(), ErrorKind::Corrupt);
-    // The store alone says what it lacks, and so does whoever waits for it.
+    // The store alone shows what it lacks, and waiting for it fails with the reason.
     let problems = world.pool.fsck().await.unwrap().problems;
     let is_behind = |line: &String| line.starts_with("volume 1 is behind the others");
     assert!(problems.iter().any(is_behind), "{problems:?}");
     assert_eq!(world.pool.destage_all().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    // What was set aside survives a kill like everything else.
+    // Data that was set aside survives a kill like any other.
     let world = world.reopen(2).await;
     assert_eq!(read(&world.bad, 4096, 512).await.unwrap(), pattern(2, 512));
     let last = written - 65536;
     assert_eq!(read(&world.good, last % (32 * MIB), 65536).await.unwrap(), pattern(last, 65536));
-    // The store heals (a copy was brought back): the volume catches up by itself, though nothing is
-    // written any more.
+    // The store heals (a copy was brought back): the volume catches up without any further writes.
     heal(&world.store, &world.rotten).await;
     until("back", || world.pool.destage_progress().aside.is_empty()).await;
     assert_eq!(read(&world.bad, 0, 4096).await.unwrap(), pattern(1, 65536)[..4096]);
@@ -148,7 +149,7 @@ async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refuse
     // No side file can be written for now, so that the ring fills up.
     let (log, away) = (world.dir.path().join("log"), world.dir.path().join("away"));
     std::fs::rename(&log, &away).unwrap();
-    // Far more than the ring and the side files may have of it, all at once.
+    // Far more than the volume may keep in the ring and in side files, all at once.
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..16u64 {
         let bad = world.bad.clone();
@@ -167,7 +168,7 @@ async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refuse
     until("said", || failure().contains("set volume 1 aside")).await;
     assert!(!waiting.is_finished(), "the log was not full");
     std::fs::rename(&away, &log).unwrap();
-    // Nothing but the sick volume is in the ring, and nothing of it can be destaged.
+    // The ring holds only the damaged volume, and none of its data can be destaged.
     tokio::time::timeout(Duration::from_secs(20), waiting)
         .await
         .expect("stalled")
@@ -197,12 +198,12 @@ async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refuse
         world.bad.write(0, pattern(3, 512), NO_FUA).await.unwrap_err().kind(),
         ErrorKind::Unavailable
     );
-    // What has no payload may cover the damage, so it is taken.
+    // A change without payload is accepted, because it may cover the damage.
     world.bad.discard(128 * MIB, MIB, false).await.unwrap();
     let aside = world.aside();
     let bytes = aside.log_bytes + aside.side_bytes;
     assert!(bytes > 16 * MIB && bytes <= 3 * 16 * MIB, "{aside:?}");
-    // Reading goes on, and once it is well again so does writing.
+    // Reads continue, and writes do once the volume has healed.
     assert_eq!(read(&world.bad, 4096, 512).await.unwrap(), pattern(2, 512));
     heal(&world.store, &world.rotten).await;
     world.pool.destage_all().await.unwrap();
@@ -212,7 +213,7 @@ async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refuse
     world.close().await;
 }
 
-/// What both volumes hold, in a few places.
+/// Contents of both volumes, in a few places.
 async fn contents(world: &World) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for (volume, from, len) in
@@ -245,12 +246,12 @@ async fn a_death_between_any_two_steps_loses_nothing_and_brings_nothing_old_back
         until(step, || world.pool.shared.is_stopped()).await;
         world = world.reopen(2).await;
         assert_eq!(contents(&world).await, model, "{step}");
-        // Only what the metadata names is there.
+        // Only files that the metadata names exist.
         let named: usize = world.pool.asides().values().map(Vec::len).sum();
         let found = side_files(world.dir.path()).len();
         assert!(found == named || !is_late, "{step}: {found} files, {named} named");
         assert!(!is_late || named == 0, "{step}");
-        // What is written and destaged from here on is newer than every side file.
+        // Data written and destaged from here on is newer than every side file.
         heal(&world.store, &world.rotten).await;
         world.pool.destage_all().await.unwrap();
         world.bad.write(4096, pattern(20, 512), NO_FUA).await.unwrap();
@@ -268,7 +269,7 @@ async fn a_death_between_any_two_steps_loses_nothing_and_brings_nothing_old_back
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writing_over_the_damage_brings_a_volume_back() {
     let world = World::set_aside().await;
-    // The block whose other sectors cannot be read is replaced as a whole.
+    // The write replaces the whole block, whose other sectors cannot be read.
     world.bad.write(4096, pattern(5, 4096), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap();
     assert_eq!(read(&world.bad, 4096, 4096).await.unwrap(), pattern(5, 4096));
@@ -334,7 +335,7 @@ async fn a_missing_or_damaged_side_file_closes_its_volume_and_no_other() {
         world.good.write(0, pattern(8, 65536), NO_FUA).await.unwrap();
         assert!(world.pool.destage_all().await.is_err());
     }
-    // It is brought back: as if it had never been away.
+    // The file is brought back: the volume is as if it had never been away.
     std::fs::write(&file, &whole).unwrap();
     let world = world.reopen(4).await;
     assert_eq!(read(&world.bad, 4096, 512).await.unwrap(), pattern(2, 512));
@@ -360,7 +361,7 @@ async fn a_second_machine_is_told_what_it_lacks_and_may_give_the_volume_up() {
     assert!(aside.is_closed && aside.since_lsn > 0 && aside.reason.contains("side-1-"));
     let problems = pool.fsck().await.unwrap().problems;
     assert!(problems.iter().any(|line| line.contains("volume 1 is behind")), "{problems:?}");
-    // The first machine's file makes it whole, also here.
+    // The first machine's file completes the volume here, too.
     drop((bad, good));
     kill(pool).await;
     for file in side_files(first.path()) {
@@ -369,7 +370,7 @@ async fn a_second_machine_is_told_what_it_lacks_and_may_give_the_volume_up() {
     let pool = open(dir.path(), &store, 3).await;
     let bad = pool.volume("bad").unwrap();
     assert_eq!(read(&bad, 4096, 512).await.unwrap(), pattern(2, 512));
-    // Given up, it is behind no more.
+    // Once given up, it is no longer behind.
     drop(bad);
     kill(pool).await;
     side_files(dir.path()).iter().for_each(|file| std::fs::remove_file(file).unwrap());
@@ -382,7 +383,7 @@ async fn a_second_machine_is_told_what_it_lacks_and_may_give_the_volume_up() {
     pool.close().await.unwrap();
 }
 
-/// Flips a bit in the payload of the newest batch of the ring that is large.
+/// Flips a bit in the payload of the newest large batch of the ring.
 fn damage_newest_large_batch(dir: &Path) {
     let mut newest: Option<(u64, PathBuf, usize, usize)> = None;
     for entry in std::fs::read_dir(dir.join("log")).unwrap() {
@@ -405,14 +406,15 @@ fn damage_newest_large_batch(dir: &Path) {
     let (_, path, at, len) = newest.unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[at + len / 2] ^= 1;
-    // In place: the log has the file open.
+    // In place, because the log has the file open.
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &bytes[at..at + len], at as u64).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_rots_in_the_log_is_an_error_until_it_is_written_over() {
-    // Nothing stays in memory, and nothing is destaged unasked: the ring has the only copy.
+    // Nothing stays in memory, and nothing is destaged without a request: the ring has the only
+    // copy.
     let options = LogOptions { payload_memory_bytes: 0, ..log_options() };
     let max_age = Duration::from_secs(3600);
     let dir = tempfile::tempdir().unwrap();
@@ -445,7 +447,7 @@ async fn what_rots_in_the_log_is_an_error_until_it_is_written_over() {
         }
     };
     check(&pool, false).await;
-    // The ring moves on, so that a restart does not meet the damage.
+    // The ring moves on, so that a restart does not reach the damage.
     for offset in (MIB..9 * MIB).step_by(131_072) {
         good.write(offset, pattern(offset, 131_072), NO_FUA).await.unwrap();
     }
@@ -494,10 +496,11 @@ async fn shrinking_and_growing_again_shows_no_old_contents() {
     world.close().await;
 }
 
-/// Rounds of a backlog of several late windows.
+/// Number of rounds that make a backlog of several late windows.
 const ROUNDS: u64 = 12;
 
-/// The volume's data so far: one side file for each round, each over the middle of the one before.
+/// Builds a backlog and returns the volume's contents. There is one side file for each round, each
+/// over the middle of the previous one.
 async fn backlog(world: &World) -> Vec<u8> {
     let mut model = vec![0; 8 << 20];
     model[4096..4608].copy_from_slice(&pattern(2, SECTOR));
@@ -509,7 +512,7 @@ async fn backlog(world: &World) -> Vec<u8> {
             world.bad.write(at, Bytes::copy_from_slice(bytes), NO_FUA).await.unwrap();
         }
         model[at as usize..][..bytes.len()].copy_from_slice(&bytes);
-        // Trims of many pages, and data above them.
+        // Trims of many pages, with data above them.
         if round.is_multiple_of(5) {
             world.bad.discard((32 + round * 4) * MIB, 32 * MIB, false).await.unwrap();
         }
@@ -525,7 +528,7 @@ async fn check_backlog(volume: &Volume, model: &[u8]) {
     assert_eq!(read(volume, 4096, SECTOR).await.unwrap(), model[4096..4608]);
     let found = read(volume, 65536, model.len() - 65536).await.unwrap();
     assert!(found == model[65536..], "contents differ");
-    // The trims of rounds 5 and 10 took what rounds 3, 4, 8 and 9 wrote.
+    // The trims of rounds 5 and 10 removed the writes of rounds 3, 4, 8 and 9.
     for round in 0..ROUNDS {
         let is_gone = [3, 4, 8, 9].contains(&round);
         let expected = if is_gone { vec![0; 4096] } else { pattern(round, 4096).to_vec() };
@@ -540,7 +543,7 @@ async fn a_large_backlog_comes_back_in_parts_oldest_first() {
     let model = backlog(&world).await;
     let before = world.aside();
     assert!(before.side_bytes > 3 * 2 * MIB && before.side_file_count >= ROUNDS, "{before:?}");
-    // A death in the middle: the files that are left are still needed, and no others are there.
+    // A crash in the middle: the files that are left are still needed, and there are no others.
     *world.pool.shared.ends_at.lock() = Some("late-committed");
     heal(&world.store, &world.rotten).await;
     until("committed", || world.pool.shared.is_stopped()).await;
@@ -548,7 +551,7 @@ async fn a_large_backlog_comes_back_in_parts_oldest_first() {
     let named: usize = world.pool.asides().values().map(Vec::len).sum();
     assert!(0 < named && named < before.side_file_count as usize, "{named} files");
     check_backlog(&world.bad, &model).await;
-    // The others go on between the parts.
+    // The other volumes make progress between the parts.
     let mut since = 0;
     for round in 0..64 {
         let bytes = pattern(round, 65536);
@@ -570,7 +573,7 @@ async fn a_large_backlog_comes_back_in_parts_oldest_first() {
 async fn a_large_backlog_comes_back_when_only_its_newest_part_covers_the_damage() {
     let world = World::set_aside().await;
     let mut model = backlog(&world).await;
-    // The oldest file alone cannot be destaged: its sector needs a block that has rotted.
+    // Only the oldest file cannot be destaged: its sector needs a damaged block.
     let bytes = pattern(50, 4096);
     model[4096..8192].copy_from_slice(&bytes);
     world.bad.write(4096, bytes, NO_FUA).await.unwrap();
@@ -585,13 +588,13 @@ async fn what_a_missing_side_file_held_can_be_given_up() {
     let world = World::set_aside().await;
     world.bad.write(65536, pattern(6, 65536), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap_err();
-    // Also what only the ring has is newer than what is missing.
+    // Data that only the ring has is newer than the missing data, too.
     world.bad.write(131_072, pattern(7, 65536), NO_FUA).await.unwrap();
     world.good.write(0, pattern(8, 65536), NO_FUA).await.unwrap();
     std::fs::remove_file(side_files(world.dir.path()).remove(0)).unwrap();
     let world = world.reopen(2).await;
     heal(&world.store, &world.rotten).await;
-    // It has stepped back beside that: to note it must not keep the pool from opening.
+    // The volume has stepped back as well. Recording that must not keep the pool from opening.
     world.pool.note_step_back(StepBack::TakeOver, Epoch(2)).await.unwrap();
     let refused = world.pool.accept_step_back("bad", false).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
@@ -599,7 +602,7 @@ async fn what_a_missing_side_file_held_can_be_given_up() {
     assert!(read(&world.bad, 0, 512).await.is_err());
     let record = world.pool.accept_step_back("bad", true).await.unwrap();
     assert!(!record.is_stepped_back);
-    // As the store had it before the first write that is missing; nothing that came later.
+    // State of the store before the first missing write, without anything that came later.
     let check = async |world: &World| {
         let found = read(&world.bad, 0, 262_144).await.unwrap();
         assert!(found[..65536] == pattern(1, 65536)[..], "the store's state differs");
@@ -643,7 +646,7 @@ async fn a_side_file_that_cannot_be_written_leaves_nothing_behind() {
     other.write(0, pattern(3, 65536), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap();
     let rotten = rot(&world.store).await;
-    // Both are sick in one generation, and the second one's file has no place to go.
+    // Both are damaged in one generation, and the second volume's side file cannot be written.
     *world.pool.shared.side_fails_of.lock() = Some(other.id());
     world.bad.write(4096, pattern(4, SECTOR), NO_FUA).await.unwrap();
     other.write(4096, pattern(5, SECTOR), NO_FUA).await.unwrap();

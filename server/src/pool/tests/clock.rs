@@ -1,4 +1,4 @@
-//! What goes by its age, on a machine whose clock jumps.
+//! Features that depend on age, on a machine whose clock jumps.
 
 use super::*;
 use crate::clock::tests::{DAY, ManualTimes};
@@ -44,7 +44,7 @@ async fn scheduled_snapshots_are_made_and_kept_wherever_the_clock_jumps() {
         let after: Vec<Lsn> =
             scheduled(&pool).into_iter().filter(|lsn| lsn > before.last().unwrap()).collect();
         assert!(after.len() >= 4, "{days} days: {} of the last hours are kept", after.len());
-        // Which are kept is shown before.
+        // The plan shows which snapshots are kept.
         let plan = pool.schedule_plan("db").unwrap();
         assert!(plan.snapshots.last().is_some_and(|(_, why)| why.is_some()));
         pool.close().await.unwrap();

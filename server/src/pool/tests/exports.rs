@@ -1,4 +1,4 @@
-//! Volumes as exports: who is taken for whom, and who may write.
+//! Volumes as exports: how clients are told apart, and which may write.
 
 use super::*;
 use crate::claims::Claims;
@@ -53,7 +53,7 @@ async fn a_volume_that_is_read_only_for_a_while_gets_no_second_writer() {
     let mut bytes = vec![0; 4096];
     early.read(0, &mut bytes).await.unwrap();
     assert_eq!(bytes, pattern(1, 4096));
-    // It comes back while the volume is read-only, is ended, and never writes again.
+    // It returns while the volume is read-only, is ended, and never writes again.
     pool.configure_volume("v", None, Some(true), None).await.unwrap();
     drop(attached);
     let again = ClaimRequest { intent: Intent::Go, ..said };

@@ -15,9 +15,9 @@ use tokio::task::JoinHandle;
 
 /// Longest wait for an action that must not wait for log space.
 const SOON: Duration = Duration::from_secs(6);
-/// The requests of this file go here, into a range that was never written.
+/// Start of the range, never written before, that the requests of this file write to.
 const AT: u64 = 32 * MIB;
-/// The successor writes here, inside that range.
+/// Offset inside that range that the successor writes to.
 const INSIDE: u64 = AT + 8192;
 const BLOCK: usize = 4096;
 
@@ -75,13 +75,14 @@ impl World {
         self.dir.path().join("s")
     }
 
-    /// Connects to volume `v`, which must succeed although the log is full.
+    /// Connects to volume `v`. This must succeed although the log is full.
     async fn connect(&self) -> Wire {
         let connecting = Wire::connect(self.socket(), "v");
         tokio::time::timeout(SOON, connecting).await.expect("it waits for the log").unwrap()
     }
 
-    /// Keeps the store from taking anything, and writes until the log is full. The last write waits.
+    /// Keeps the store from taking anything, and writes until the log is full. The last write is
+    /// left waiting.
     async fn fill(&self) -> JoinHandle<Result<()>> {
         self.store.set_writes(false);
         let volume = self.pool.volume("filler").unwrap();
@@ -105,12 +106,12 @@ impl World {
         unreachable!("the log has an end")
     }
 
-    /// The newest LSN.
+    /// Newest LSN.
     fn last_lsn(&self) -> Lsn {
         self.pool.log_status().last_lsn
     }
 
-    /// Waits until something was queued behind `lsn`.
+    /// Waits until something is queued after `lsn`.
     async fn queued_behind(&self, lsn: Lsn) {
         self.until("something is queued", || self.last_lsn() > lsn).await;
     }
@@ -138,7 +139,7 @@ impl World {
     }
 }
 
-/// A client that speaks the protocol by hand, with simple replies.
+/// A client that speaks the protocol byte by byte, with simple replies.
 struct Wire(UnixStream);
 
 impl Wire {
@@ -146,7 +147,7 @@ impl Wire {
         let mut stream = UnixStream::connect(path).await?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).await?;
-        // Fixed newstyle, no zeroes; GO, without requests for information.
+        // Fixed newstyle, no zeroes; GO without information requests.
         let mut hello = 3u32.to_be_bytes().to_vec();
         hello.extend_from_slice(b"IHAVEOPT");
         hello.extend_from_slice(&7u32.to_be_bytes());
@@ -182,7 +183,7 @@ impl Wire {
         self.0.write_all(&request).await.unwrap();
     }
 
-    /// The error of the reply, and the bytes that were read.
+    /// Reads a reply: its error, and the bytes that follow.
     async fn reply(&mut self, length: usize) -> (u32, Vec<u8>) {
         let mut header = [0; 16];
         self.0.read_exact(&mut header).await.unwrap();
@@ -242,7 +243,7 @@ async fn a_request_of_a_disconnected_client_never_overwrites_its_successor() {
         world.empty(filler).await;
         assert_eq!(next.reply(0).await.0, 0);
         next.flush().await;
-        // Gives a late request time to be applied.
+        // Give a late request time to be applied.
         for value in 0..20 {
             next.write_block(0, value).await;
             next.flush().await;
@@ -278,7 +279,7 @@ async fn unread_requests_of_a_disconnected_client_never_start() {
     }
     world.queued_behind(Lsn(before.0 + 1)).await;
     drop(gone);
-    // Without another client its session ends too, and leaves nothing in the queue.
+    // Its session also ends without another client, and leaves nothing in the queue.
     world.until("its session has ended", || world.server.status().connection_count == 0).await;
     assert_eq!(world.last_lsn(), before);
     let mut next = world.connect().await;
@@ -302,7 +303,7 @@ async fn open_connections_are_not_affected_when_another_one_ends() {
     gone.send(WRITE, AT, BLOCK as u32, &[b'A'; BLOCK]).await;
     world.queued_behind(Lsn(before.0 + 1)).await;
     drop(gone);
-    // It waits neither for the log nor for the open connection.
+    // It waits for neither the log nor the open connection.
     let mut next = world.connect().await;
     world.empty(filler).await;
     assert_eq!(open.reply(0).await.0, 0, "its waiting write is answered");
@@ -347,7 +348,7 @@ async fn a_resize_of_a_disconnected_client_is_dropped() {
     world.empty(filler).await;
     let volume = world.pool.volume("v").unwrap();
     assert_eq!(volume.record().size_bytes, 64 * MIB);
-    // A resize of a connected client is carried out.
+    // A resize by a connected client is carried out.
     let mut next = next;
     next.send(RESIZE, 96 * MIB, 0, &[]).await;
     assert_eq!(next.reply(0).await.0, 0);

@@ -1,4 +1,4 @@
-//! Volumes with a key of their own: made, shared by clones, and erased, over kills.
+//! Volumes with a key of their own: created, shared with clones, and erased, across kills.
 
 use super::*;
 use crate::snapshot::SnapshotName;
@@ -47,7 +47,7 @@ async fn a_volume_is_erased_with_its_key_once_nothing_depends_on_it() {
     refused(&pool, "clone", ErrorKind::Busy, "own").await;
     refused(&pool, "own", ErrorKind::Busy, "clone").await;
     drop((plain, own));
-    // They are what they were, with the same key, in another process and under another owner.
+    // They are unchanged, with the same key, in another process and under another owner.
     kill(pool).await;
     let pool = open(dir.path(), &store, 2).await;
     assert_eq!(ids(&pool).await, [2]);
@@ -73,7 +73,7 @@ async fn a_volume_is_erased_with_its_key_once_nothing_depends_on_it() {
     refused(&pool, "own", ErrorKind::NotFound, "own").await;
     assert!(read(&pool.volume("plain").unwrap(), 0, bytes.len()).await.unwrap() == bytes[..]);
     kill(pool).await;
-    // The volume is nowhere, whichever part of it the store had.
+    // The volume is gone, whichever part of it the store had.
     let pool = open(dir.path(), &store, 4).await;
     assert!(!pool.shared.is_any_keyless.load(std::sync::atomic::Ordering::Acquire));
     pool.destage_all().await.unwrap();
@@ -146,7 +146,8 @@ async fn nothing_is_served_of_a_volume_whose_key_is_missing() {
     pool.close().await.unwrap();
 }
 
-/// A clone that fails leaves its id to the next volume, and not its key: that one would be gone with the other's erasure.
+/// A clone that fails leaves its id to the next volume, but not its key: that key would be
+/// destroyed when the other volume is erased.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_is_not_under_the_key_of_a_clone_that_was_not_made() {
     let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
@@ -154,7 +155,7 @@ async fn a_volume_is_not_under_the_key_of_a_clone_that_was_not_made() {
     let own = create_own(&pool, "own").await.unwrap();
     let key = own.record().key();
     drop(own);
-    // As a clone does before the store refuses it.
+    // Like a clone does before the store refuses it.
     pool.shared.tier.volume_keys().assign(VolumeId(2), key);
     let plain = pool.create_volume("plain", MIB, Durability::Flush).await.unwrap();
     assert_eq!(plain.id(), VolumeId(2));

@@ -9,7 +9,7 @@ fn names(pool: &Pool) -> Vec<String> {
     all.into_iter().map(|one| format!("{}@{}", one.volume, one.record.name)).collect()
 }
 
-/// As if the schedule had been set long ago, and had made a snapshot at each of these times.
+/// Sets a schedule as if it had been set long ago, with a snapshot made at each of these times.
 async fn make_earlier(pool: &Pool, name: &str, keep: Keep, times: &[u64]) {
     pool.set_schedule(name, Some(("@hourly", keep))).await.unwrap();
     let volume = pool.find(name).unwrap();
@@ -42,7 +42,7 @@ async fn a_schedule_removes_what_it_made_and_does_not_keep_and_nothing_else() {
     let times: Vec<u64> = (1..=5).rev().map(|hours| now - hours * 3600).collect();
     make_earlier(&pool, "db", keep, &times).await;
     make_earlier(&pool, "wal", keep, &[]).await;
-    // What goes is shown before: the next one and the newest of these are kept.
+    // The plan shows what is removed: the next snapshot and the newest of these are kept.
     let plan = pool.schedule_plan("db").unwrap();
     let goes: Vec<&str> = plan
         .snapshots
@@ -63,7 +63,7 @@ async fn a_schedule_removes_what_it_made_and_does_not_keep_and_nothing_else() {
     let newest: Vec<&NamedSnapshot> =
         made.iter().filter(|one| one.record.name.starts_with("auto-2")).collect();
     assert_eq!((newest.len(), newest[0].lsn), (2, newest[1].lsn), "of one instant");
-    // It has come, whatever becomes of the snapshot.
+    // The time has passed, even if the snapshot is gone.
     assert_eq!(pool.run_schedules().await, (0, 0));
     pool.remove_snapshot("wal", &newest[1].record.name).await.unwrap();
     assert_eq!(pool.run_schedules().await, (0, 0));
@@ -104,7 +104,7 @@ async fn a_clone_whose_time_is_over_goes_and_can_be_restored() {
     let test = pool.find("test").unwrap();
     assert_eq!(read(&test, 0, 8192).await.unwrap(), pattern(1, 8192));
     drop(test);
-    // Nobody gets a volume that is being changed, and its ids are never used twice.
+    // A volume that is being changed cannot be opened, and its ids are never reused.
     let free = || std::future::ready(Ok(()));
     pool.roll_back("db", "a", free()).await.unwrap_err(); // `db` is held here
     drop(db);
