@@ -1,10 +1,11 @@
-//! What is asked of a block device by a process of its own.
+//! Operations on a block device that run in a process of their own.
 //!
-//! Invariant: no thread of a process that serves devices opens one, or changes how its queue works. The kernel reads a new
-//! device's partition table when it is opened, writes back what is dirty when it is closed, and waits for requests in
-//! flight when a queue changes. A thread that waits so for requests which its own process serves keeps that, killed, from
-//! ever ending, and its successor from ever beginning, because the directory stays locked. A process that does nothing else
-//! has nothing that others wait for; it ends when the device is served again.
+//! Invariant: no thread of a process that serves devices opens one, or changes how its queue works.
+//! The kernel reads the partition table of a new device when it is opened, writes back dirty pages
+//! when it is closed, and waits for requests in flight when a queue changes. If a thread waits for
+//! requests that its own process serves, the process cannot end when it is killed, and its
+//! successor cannot start, because the directory stays locked. A process that does nothing else
+//! holds nothing that others wait for, and it ends when the device is served again.
 
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -16,22 +17,22 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// The first argument of such a process. Not for people.
+/// First argument of such a process. For internal use only.
 const VERB: &str = "--of-a-block-device";
 const IS_FREE: &str = "is-free";
 const SET: &str = "set";
-/// Exit codes beside 0, and 1 for an error that is said.
+/// Exit codes besides 0, and 1 for an error with a message.
 const BUSY: u8 = 16;
-/// How long an answer is waited for. Chosen by hand: a table of partitions comes from a store that is slow.
+/// Longest wait for an answer. Chosen by hand: the partition table may come from a slow store.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
-/// Between two looks whether it has ended: at first, and at most.
+/// Time between two checks whether it has ended, initially and at most.
 const LOOK_MIN: Duration = Duration::from_micros(200);
 const LOOK_MAX: Duration = Duration::from_millis(10);
 
-/// Whether nobody has a block device for itself.
+/// Reports whether no one holds a block device exclusively.
 ///
 /// # Errors
-/// Those of opening it; `TimedOut`: it does not answer.
+/// Errors opening it; `TimedOut`: it does not answer.
 pub(super) fn is_free(path: &Path) -> std::io::Result<bool> {
     if crate::planted::planted().opens_own_device {
         return open_alone(path);
@@ -44,10 +45,11 @@ pub(super) fn is_free(path: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// Writes an attribute of a queue, a file in `/sys`. Where the kernel takes long that goes on by itself.
+/// Writes an attribute of a queue, a file in `/sys`. If the kernel takes long, the write continues
+/// in the background.
 ///
 /// # Errors
-/// Those of writing it.
+/// Errors writing it.
 pub(super) fn set_attribute(path: &Path, value: &str) -> std::io::Result<()> {
     let (status, said) = match run(&[SET.into(), path.into(), value.into()]) {
         Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(()),
@@ -59,7 +61,7 @@ pub(super) fn set_attribute(path: &Path, value: &str) -> std::io::Result<()> {
     }
 }
 
-/// Does what another process of this program asks of this one; `None` where it is an ordinary one.
+/// Runs the operation if this process was started for one; `None` in an ordinary process.
 pub(crate) fn serve_if_asked() -> Option<ExitCode> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).take(4).collect();
     let (verb, rest) = arguments.split_first()?;
@@ -83,7 +85,7 @@ pub(crate) fn serve_if_asked() -> Option<ExitCode> {
     })
 }
 
-/// Whether it could be opened with nobody else having it for itself.
+/// Tries to open the device exclusively.
 fn open_alone(path: &Path) -> std::io::Result<bool> {
     let flag = i32::try_from(rustix::fs::OFlags::EXCL.bits()).expect("a flag of open");
     match std::fs::OpenOptions::new().read(true).custom_flags(flag).open(path) {
@@ -95,7 +97,8 @@ fn open_alone(path: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// What is asked and not answered yet: it is not asked again meanwhile, so that there is one process for it.
+/// Operations without an answer yet. They are not started again meanwhile, so that each has only
+/// one process.
 static PENDING: Mutex<BTreeSet<Vec<OsString>>> = Mutex::new(BTreeSet::new());
 
 fn is_silent() -> std::io::Error {
@@ -103,12 +106,12 @@ fn is_silent() -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::TimedOut, what)
 }
 
-/// Runs this program so, and returns how it ended and what it said.
+/// Runs this program with the arguments, and returns its exit status and message.
 fn run(arguments: &[OsString]) -> std::io::Result<(ExitStatus, String)> {
     if PENDING.lock().contains(arguments) {
         return Err(is_silent());
     }
-    // As it is, also where an upgrade has replaced its file.
+    // The running program, even if an upgrade has replaced its file.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("spindle").arg(VERB).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());

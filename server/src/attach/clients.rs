@@ -1,11 +1,11 @@
-//! The clients that have volumes attached or open, as commands about devices see them.
+//! Clients that have volumes attached or open, as seen by commands about devices.
 
 use super::{Attachments, changeable};
 use crate::claims::{ClientInfo, Unattached};
 use block::{Error, ErrorKind, Result, VolumeId};
 
 impl Attachments {
-    /// Ends what clients have of a volume. `None`: they have nothing.
+    /// Ends the attachments that clients have of a volume. `None` if there are none.
     pub(super) async fn detach_clients(
         &self,
         name: &str,
@@ -47,7 +47,7 @@ impl Attachments {
         self.claims.end_leftovers(volume.0).await
     }
 
-    /// Keeps a volume from being attached for as long as what is returned lives.
+    /// Keeps a volume from being attached as long as the returned guard lives.
     ///
     /// # Errors
     /// `Busy`: it is attached.
@@ -55,7 +55,7 @@ impl Attachments {
         self.claims.keep_unattached(volume.0, name)
     }
 
-    /// To whom a volume is attached, for people: the link of its device, or its clients.
+    /// Describes where a volume is attached, for messages: the link of its device, or its clients.
     ///
     /// # Errors
     /// `Unavailable`: the daemon is stopping.

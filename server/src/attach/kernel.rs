@@ -1,4 +1,4 @@
-//! A device of the kernel, whichever driver it has. Everything here blocks.
+//! A device of the kernel, with either driver. Everything here blocks.
 
 use super::apart;
 use super::record::{AttachOptions, Driver, Record};
@@ -17,29 +17,30 @@ use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 use uuid::Uuid;
 
-/// Locks of devices that are served.
+/// Folder of the locks of devices that are served.
 const LOCKS: &str = "/run/spindle";
-/// Largest payload of a request to a ublk device. Chosen by hand: larger ones are cut by the kernel, and
-/// cost no more.
+/// Largest payload of a request to a ublk device. Chosen by hand: the kernel splits larger ones at
+/// no extra cost.
 pub(super) const IO_BYTES_MAX: u32 = 512 << 10;
 
-/// For programs that have a device open just for a moment. Chosen by hand: udev looks at a device whenever
-/// a writer has closed it.
+/// Longest wait for programs that have a device open just for a moment. Chosen by hand: udev looks
+/// at a device whenever a writer has closed it.
 const CLOSE_WAIT: Duration = Duration::from_secs(1);
-/// For requests in flight where nobody has the device open any more: a program that has closed it, and
-/// what it wrote is on its way. Chosen by hand: what a person waits for.
+/// Longest wait for requests in flight when no program has the device open any more: a program may
+/// have closed it while its writes are on their way. Chosen by hand: as long as a person would
+/// wait.
 const IDLE_WAIT: Duration = Duration::from_secs(15);
-/// How long nothing has to be in flight until that counts as idle. Chosen by hand: the kernel writes back
-/// without such a pause.
+/// Time without requests in flight after which a device counts as idle. Chosen by hand: writeback
+/// by the kernel makes no such pause.
 const IDLE: Duration = Duration::from_millis(100);
-/// Time that requests in flight have where a device is taken away by force. Chosen by hand: a log that has
-/// room answers in a moment, and one that is full may have none for hours.
+/// Time for requests in flight when a device is removed by force. Chosen by hand: a log with room
+/// answers in a moment, and a full one may have none for hours.
 const FORCE_GRACE: Duration = Duration::from_secs(5);
 
-/// What a device is made of, beside its record.
+/// Parts of a device besides its record.
 #[derive(Clone)]
 pub(super) struct Parts {
-    /// What it shows.
+    /// The volume that it shows.
     pub(super) shown: Arc<Attachment>,
     /// Name of the volume.
     pub(super) name: String,
@@ -52,7 +53,7 @@ pub(super) struct Parts {
 /// A device that this process serves.
 pub(super) enum Device {
     Ublk(Box<ublk::Device>),
-    /// With the lock that says that somebody serves it.
+    /// With the lock that shows that a process serves it.
     Nbd(
         nbd::kernel::Device,
         Arc<Counters>,
@@ -60,7 +61,7 @@ pub(super) enum Device {
     ),
 }
 
-/// What a device has done since this daemon serves it, or, with the nbd driver, since it was made.
+/// Counters of a device since this daemon serves it, or, with the nbd driver, since it was made.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Statistics {
     pub(super) read_count: u64,
@@ -73,10 +74,10 @@ pub(super) struct Statistics {
     pub(super) failure_count: u64,
 }
 
-/// Looks whether this machine can have such devices.
+/// Checks that this machine supports such devices.
 ///
 /// # Errors
-/// `Unsupported` or `Denied`: what is missing.
+/// `Unsupported` or `Denied`, naming what is missing.
 pub(super) fn check(driver: Driver) -> Result<()> {
     match driver {
         Driver::Ublk => ublk::check().map_err(|error| match error.kind() {
@@ -96,11 +97,11 @@ pub(super) fn is_there(record: &Record) -> Result<bool> {
     Ok(found.is_some())
 }
 
-/// Takes out of the kernel what an earlier process left of a record; returns the device's path, if there
-/// was one.
+/// Removes the device that an earlier process left for a record from the kernel. Returns the
+/// device's path if there was one.
 ///
 /// # Errors
-/// `Busy`: a process serves it, as where `attachments.json` was copied from elsewhere.
+/// `Busy`: a process serves it, for example because `attachments.json` was copied from elsewhere.
 pub(super) fn delete(record: &Record) -> Result<Option<PathBuf>> {
     let deleted = delete_unserved(record)?;
     deleted.iter().for_each(|path| udev::gone(path));
@@ -131,10 +132,11 @@ fn delete_unserved(record: &Record) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Takes the device at a path out of the kernel, whoever made it.
+/// Removes the device at a path from the kernel, even if another program made it.
 ///
 /// # Errors
-/// `Invalid`: it is no path of a device. `Busy`: a process serves it, or uses it where nobody can know who serves it.
+/// `Invalid`: it is not the path of a device. `Busy`: a process serves it, or it is in use and its
+/// server cannot be determined.
 pub(super) fn delete_any(path: &str) -> Result<()> {
     delete_any_unserved(path)?;
     udev::gone(Path::new(path));
@@ -148,7 +150,8 @@ fn delete_any_unserved(path: &str) -> Result<()> {
         (None, Some(number)) => {
             let identifier = nbd::kernel::identifier_of(number);
             let Some(identifier) = identifier.filter(|text| text.starts_with("spindle-")) else {
-                // Another program's. Who connected it may have ended while the kernel goes on by itself.
+                // Another program's device. The program that connected it may have ended while the
+                // kernel keeps serving it.
                 if is_in_use(Path::new(path))? {
                     let what = format!(
                         "disconnect {path}: it is in use (`findmnt {path}`, `lsblk {path}` show by what), and not a \
@@ -169,8 +172,8 @@ fn delete_any_unserved(path: &str) -> Result<()> {
     }
 }
 
-/// Whether a device is one of spindle's drivers, and requests to it wait because nobody serves it. False where that cannot
-/// be known.
+/// Reports whether a device belongs to one of spindle's drivers and its requests wait because no
+/// process serves it. False if that cannot be determined.
 pub(super) fn is_waiting(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
     let number = |prefix: &str| name.strip_prefix(prefix)?.parse::<u32>().ok();
@@ -184,7 +187,7 @@ pub(super) fn is_waiting(path: &Path) -> bool {
     !is_locked(&lock_name(&identifier)).unwrap_or(true)
 }
 
-/// Whoever serves a device of the nbd driver holds its lock.
+/// Takes the lock of a device of the nbd driver, which its serving process would hold.
 pub(super) fn lock_unserved(path: &Path, identifier: &str) -> Result<File> {
     lock(&lock_name(identifier)).map_err(|error| match error.kind() {
         ErrorKind::Busy => {
@@ -195,7 +198,7 @@ pub(super) fn lock_unserved(path: &Path, identifier: &str) -> Result<File> {
     })
 }
 
-/// The block device of a number.
+/// Path of the block device with a number.
 pub(super) fn path_of(driver: Driver, number: u32) -> PathBuf {
     match driver {
         Driver::Ublk => PathBuf::from(format!("/dev/ublkb{number}")),
@@ -204,7 +207,7 @@ pub(super) fn path_of(driver: Driver, number: u32) -> PathBuf {
 }
 
 impl Device {
-    /// Adds the device of a record. `note` is told its number as early as there is one.
+    /// Adds the device of a record. Calls `note` with its number as soon as there is one.
     pub(super) fn add(
         parts: &Parts,
         record: &Record,
@@ -219,7 +222,7 @@ impl Device {
                 let backend = Arc::new(Backend::of(parts, record)?);
                 let lock = lock_of(record)?;
                 let device = nbd::kernel::Device::add(&backend, &nbd_options(parts, record))?;
-                // It is found by its identifier, with or without its number.
+                // The device is found by its identifier even if its number was not recorded.
                 if let Err(error) = note(device.number()) {
                     device.remove()?;
                     return Err(error);
@@ -229,7 +232,7 @@ impl Device {
         }
     }
 
-    /// Takes over what an earlier process left of a record; `None` where there is nothing.
+    /// Takes over the device that an earlier process left for a record; `None` if there is none.
     pub(super) fn recover(parts: &Parts, record: &Record) -> Result<Option<Device>> {
         match record.options.driver {
             Driver::Ublk => {
@@ -258,7 +261,7 @@ impl Device {
         }
     }
 
-    /// Queues of ublk, connections of nbd.
+    /// Number of queues (ublk) or connections (nbd).
     pub(super) fn queue_count(&self) -> u16 {
         match self {
             Device::Ublk(device) => device.queue_count(),
@@ -273,7 +276,7 @@ impl Device {
         }
     }
 
-    /// Why requests do not reach us any more, though nobody detached the device.
+    /// Reason why requests no longer reach this process although the device was not detached.
     pub(super) fn failure(&mut self) -> Option<Error> {
         let is_gone = match self {
             Device::Ublk(device) => device.is_gone(),
@@ -339,8 +342,8 @@ impl Device {
         }
     }
 
-    /// Whether the kernel has heard of a size, in bytes, that it was told. The nbd driver hears of it when it is idle for a
-    /// moment.
+    /// Reports whether the kernel has applied a new size, in bytes. The nbd driver applies it once
+    /// it is idle for a moment.
     pub(super) fn has_size(&self, size_bytes: u64) -> bool {
         match self {
             Device::Ublk(_) => true, // its command has returned
@@ -355,14 +358,15 @@ impl Device {
         }
     }
 
-    /// Takes the device out of the kernel. `is_forced`: requests that are not answered soon fail.
+    /// Removes the device from the kernel. With `is_forced`, requests that are not answered soon
+    /// fail.
     pub(super) fn remove(mut self, is_forced: bool) -> Result<()> {
         let is_ours = match &mut self {
             Device::Ublk(device) => device.is_ours().unwrap_or(false),
             Device::Nbd(device, ..) => !device.is_gone(),
         };
         if is_ours {
-            // Before another program's device can have its number.
+            // Before another program's device can get its number.
             udev::gone(&self.path());
         }
         match self {
@@ -372,12 +376,12 @@ impl Device {
     }
 }
 
-/// Refuses to take a block device away from whoever uses it: something has it for itself, a program has it
-/// open, or what one wrote before it closed it is on its way, which is waited for. `what` begins the
-/// message.
+/// Refuses to remove a block device that is in use: it is held exclusively, a program has it open,
+/// or writes of a program that closed it are on their way; the last case is waited for. `what`
+/// begins the message.
 ///
 /// # Errors
-/// `Busy`; those of opening it.
+/// `Busy`; errors opening it.
 pub(super) fn check_unused(what: &str, path: &Path) -> Result<()> {
     check_users(what, path)?;
     if crate::planted::planted().detached_at_once {
@@ -391,7 +395,7 @@ pub(super) fn check_unused(what: &str, path: &Path) -> Result<()> {
         );
         return Err(Error::new(ErrorKind::Busy, what));
     }
-    // Somebody may have come meanwhile.
+    // A new user may have come meanwhile.
     check_users(what, path)
 }
 
@@ -414,11 +418,11 @@ fn check_users(what: &str, path: &Path) -> Result<()> {
     Err(Error::new(ErrorKind::Busy, what))
 }
 
-/// Whether something has a block device for itself: a mounted file system, swap, a device mapper target,
-/// a RAID.
+/// Reports whether a block device is held exclusively: by a mounted file system, swap, a device
+/// mapper target or a RAID.
 ///
 /// # Errors
-/// Those of opening it.
+/// Errors opening it.
 pub(super) fn is_in_use(path: &Path) -> Result<bool> {
     let is_free = apart::is_free(path).map_err(|error| {
         let what = format!("look whether {} is in use", path.display());
@@ -431,8 +435,9 @@ pub(super) fn is_in_use(path: &Path) -> Result<bool> {
     Ok(!is_free)
 }
 
-/// A program that has a block device or a partition of it open, for people. One that closes it soon, as
-/// udev does, is waited for. Best effort: what this process may not see, it does not see.
+/// Finds a program that has a block device or a partition of it open, for messages. Waits for
+/// programs that close it soon, such as udev. Best effort: processes that this one may not inspect
+/// are missed.
 fn opened_by(path: &Path) -> Option<String> {
     let numbers = numbers_of(path);
     let until = Instant::now() + CLOSE_WAIT;
@@ -450,18 +455,19 @@ fn opened_by(path: &Path) -> Option<String> {
     }
 }
 
-/// Waits until the kernel has no request in flight to a block device: who closes a device waits for what
-/// it has written, and nobody sees any more that it has it open. False where that does not come soon.
+/// Waits until the kernel has no request in flight to a block device. A program that closes a
+/// device waits for its writes, but no longer shows up as having it open. Returns false if the
+/// device does not become idle soon.
 ///
-/// To write back here would be simpler, and would keep this process, which serves the device, from ever
-/// ending while the device takes nothing.
+/// Writing back here would be simpler, but would keep this process, which serves the device, from
+/// ever ending while the device takes nothing.
 fn comes_to_rest(path: &Path) -> bool {
     let Some(name) = path.file_name() else { return true };
     let inflight = Path::new("/sys/block").join(name).join("inflight");
     let until = Instant::now() + IDLE_WAIT;
     let mut idle_since = None;
     loop {
-        // Reads and writes, flushes among them. Source: Documentation/ABI/stable/sysfs-block.
+        // Reads and writes, including flushes. Source: Documentation/ABI/stable/sysfs-block.
         let counts = std::fs::read_to_string(&inflight).unwrap_or_default();
         let now = Instant::now();
         if counts.split_ascii_whitespace().any(|count| count != "0") {
@@ -490,8 +496,8 @@ fn numbers_of(path: &Path) -> Vec<(u32, u32)> {
     [system.clone()].into_iter().chain(partitions).filter_map(number).collect()
 }
 
-/// A loop device that is over a block device or a partition of it: the kernel does not say that it has
-/// that for itself.
+/// Finds a loop device over a block device or a partition of it. The kernel does not report that as
+/// exclusive use.
 fn loop_on(numbers: &[(u32, u32)]) -> Option<String> {
     let names = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
     names.map(|entry| entry.path()).find_map(|system| {
@@ -501,7 +507,7 @@ fn loop_on(numbers: &[(u32, u32)]) -> Option<String> {
     })
 }
 
-/// Whether a process has a block device mapped, the file itself perhaps closed.
+/// Reports whether a process has a block device mapped. It may have closed the file itself.
 fn has_mapped(pid: u32, numbers: &[(u32, u32)]) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     // Address, rights, offset, device, inode, path. Source: man 5 proc_pid_maps.
@@ -510,7 +516,7 @@ fn has_mapped(pid: u32, numbers: &[(u32, u32)]) -> bool {
 }
 
 fn is_block_of(path: &Path, numbers: &[(u32, u32)]) -> bool {
-    // Without asking a server of files that may not answer.
+    // Do not ask a file server, which may not answer.
     let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
     let mask = rustix::fs::StatxFlags::TYPE;
     rustix::fs::statx(rustix::fs::CWD, path, flags, mask).is_ok_and(|found| {
@@ -544,7 +550,7 @@ fn ublk_options(parts: &Parts, record: &Record) -> ublk::Options {
     }
 }
 
-/// What the kernel knows a device of the nbd driver by.
+/// Identifier by which the kernel knows a device of the nbd driver.
 fn identifier(cookie: u64) -> String {
     format!("spindle-{cookie:016x}")
 }
@@ -565,7 +571,8 @@ fn nbd_options(parts: &Parts, record: &Record) -> nbd::kernel::DeviceOptions {
 /// Answers the nbd driver from this process.
 struct Backend {
     server: Server<PoolExports>,
-    /// Kept for as long as the device is served: others must not take its connections' places.
+    /// Held as long as the device is served, so that other clients do not take the places of its
+    /// connections.
     places: Vec<Place>,
     shown: Arc<Attachment>,
     name: String,
@@ -612,8 +619,8 @@ fn lock_of(record: &Record) -> Result<Option<File>> {
     }
 }
 
-/// Of the lock of a device, by its identifier: those of other machines' volumes are locked by URI, before
-/// there is a device.
+/// Name of the lock of a device, by its identifier. Devices for volumes of other machines are
+/// locked by URI, before there is a device.
 fn lock_name(identifier: &str) -> String {
     let remote = identifier.strip_prefix(super::remote::IDENTIFIER).and_then(|rest| {
         let (uri, _attachment) = rest.trim_start().rsplit_once(' ')?;
@@ -622,10 +629,11 @@ fn lock_name(identifier: &str) -> String {
     remote.unwrap_or_else(|| identifier.to_owned())
 }
 
-/// Held while a process serves a device, or is about to; it says which.
+/// Takes the lock that a process holds while it serves a device or is about to. The file names the
+/// process.
 ///
 /// # Errors
-/// `Busy`: another process does. Those of the file.
+/// `Busy`: another process holds it. Errors of the file.
 pub(super) fn lock(name: &str) -> Result<File> {
     let path = lock_path(name);
     let failed =
@@ -645,7 +653,7 @@ pub(super) fn lock(name: &str) -> Result<File> {
     Ok(file)
 }
 
-/// Whether a process holds a lock, which is left alone; `None` where that cannot be known.
+/// Reports whether a process holds a lock, without taking it; `None` if that cannot be determined.
 fn is_locked(name: &str) -> Option<bool> {
     use std::os::unix::fs::MetadataExt;
     let file = std::fs::metadata(lock_path(name)).ok()?;
@@ -655,7 +663,8 @@ fn is_locked(name: &str) -> Option<bool> {
     Some(has_lock(&locks, process, device, file.ino()))
 }
 
-/// Number, kind, mode, access, process, and device and inode with colons. Source: proc_locks(5).
+/// Parses lines with number, kind, mode, access, process, and device and inode with colons. Source:
+/// proc_locks(5).
 fn has_lock(locks: &str, process: i32, (major, minor): (u32, u32), inode: u64) -> bool {
     let (process, inode) = (process.to_string(), inode.to_string());
     let device = format!("{major:02x}:{minor:02x}");
@@ -664,20 +673,21 @@ fn has_lock(locks: &str, process: i32, (major, minor): (u32, u32), inode: u64) -
         let kind = fields.next()?;
         let holder = fields.nth(2)?;
         let (its_device, its_inode) = fields.next()?.rsplit_once(':')?;
-        // A process in a container has another number there; some file systems have another device there.
+        // A process in a container has another number there; some file systems have another device
+        // there.
         let is_it = its_inode == inode && (holder == process || its_device == device);
         Some(kind == "FLOCK" && is_it)
     };
     locks.lines().any(|line| holds(line).unwrap_or(false))
 }
 
-/// The process that holds a lock.
+/// Process that holds a lock.
 pub(super) fn holder_of(name: &str) -> Option<rustix::process::Pid> {
     let text = std::fs::read_to_string(lock_path(name)).ok()?;
     rustix::process::Pid::from_raw(text.parse().ok()?)
 }
 
-/// Of the lock of a device.
+/// Path of the lock of a device.
 pub(super) fn lock_path(name: &str) -> PathBuf {
     let name = Uuid::new_v5(&Uuid::NAMESPACE_URL, name.as_bytes());
     Path::new(LOCKS).join(format!("device-{}.lock", name.simple()))
@@ -711,7 +721,7 @@ mod tests {
         assert!(!has_lock(locks, 12, other, 77), "of another kind");
         assert!(!has_lock(locks, 3491, run, 711) && !has_lock(locks, 9, run, 99));
         assert!(!has_lock("", 1, run, 1));
-        // As this kernel writes it.
+        // Check the format that this kernel writes.
         use std::os::unix::fs::MetadataExt;
         let file = tempfile::tempfile().unwrap();
         let (device, inode) = (file.metadata().unwrap().dev(), file.metadata().unwrap().ino());
@@ -740,7 +750,7 @@ mod tests {
         program.kill().unwrap();
         program.wait().unwrap();
         assert_eq!(opened_by(&device), None);
-        // One that is done soon is waited for.
+        // A program that ends soon is waited for.
         let mut program = std::process::Command::new("sleep");
         program.arg("0.2").stdin(File::open(&device).unwrap());
         let mut program = program.spawn().unwrap();

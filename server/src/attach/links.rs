@@ -1,4 +1,4 @@
-//! Links to devices that keep their names, whatever number the kernel chooses.
+//! Links to devices, with names that do not depend on the number that the kernel chooses.
 //!
 //! Invariant: a link that leads to a device of another pool is neither replaced nor removed.
 
@@ -7,7 +7,7 @@ use block::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 
 impl Attachments {
-    /// The device that the link of a volume leads to, where it is there and is not `own`: it is that of
+    /// Device that the link of a volume leads to, if it exists and is not `own`. It then belongs to
     /// another pool of the same name.
     fn linked_elsewhere(&self, name: &str, own: Option<&Path>) -> Option<PathBuf> {
         let link = self.links.join(name);
@@ -26,7 +26,7 @@ impl Attachments {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    /// A link that people and `fstab` can name, whatever number the kernel chose.
+    /// Makes a link with a stable name, for people and `fstab`.
     pub(super) fn link(&self, name: &str, device: &Path) {
         let link = self.links.join(name);
         if let Some(other) = self.linked_elsewhere(name, Some(device)) {
@@ -36,18 +36,18 @@ impl Attachments {
         }
         let made = std::fs::create_dir_all(&self.links).and_then(|()| {
             let fresh = self.links.join(format!(".{name}.new"));
-            let _ = std::fs::remove_file(&fresh); // of a daemon that ended here
+            let _ = std::fs::remove_file(&fresh); // left by a daemon that ended here
             std::os::unix::fs::symlink(device, &fresh)?;
             std::fs::rename(&fresh, &link)
         });
         if let Err(error) = made {
             tracing::warn!(link = %link.display(), %error, "no link to a device was made");
         }
-        udev::forget(&link, Some(device)); // somebody else removed an earlier one
+        udev::forget(&link, Some(device)); // an earlier link may have been removed by others
         udev::tell(&link, device);
     }
 
-    /// Takes the link of a volume away that leads to its `device`, or nowhere.
+    /// Removes the link of a volume if it leads to its `device`, or nowhere.
     pub(super) fn unlink(&self, name: &str, device: Option<&Path>) {
         let link = self.links.join(name);
         if self.linked_elsewhere(name, device).is_some() {

@@ -1,8 +1,8 @@
-//! `attachments.json`: which volumes of a pool are attached to this machine's kernel.
+//! `attachments.json`: the volumes of a pool that are attached to this machine's kernel.
 //!
 //! Invariants:
-//! - A list of a later version, or one that says something unknown, is refused: what a device of an
-//!   unknown kind needs to stay safe is unknown too.
+//! - A list of a later version, or with unknown contents, is refused: nothing is known about how to
+//!   keep a device of an unknown kind safe.
 
 use crate::manifest::write_durably;
 use block::{Error, ErrorKind, Result};
@@ -12,14 +12,14 @@ use std::path::Path;
 pub(crate) const FILE: &str = "attachments.json";
 const VERSION: u32 = 1;
 
-/// Which driver of the kernel a device has.
+/// Kernel driver of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Driver {
-    /// A device of its own, with the shortest way from the kernel to the daemon.
+    /// The ublk driver: the shortest way from the kernel to the daemon.
     #[default]
     Ublk,
-    /// The client of the NBD protocol that kernels have had for long.
+    /// The client of the NBD protocol that kernels have had for a long time.
     Nbd,
 }
 
@@ -30,24 +30,24 @@ impl Driver {
     }
 }
 
-/// How a volume is attached.
+/// Options of an attached volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttachOptions {
-    /// By which driver.
+    /// Kernel driver.
     #[serde(default, skip_serializing_if = "Driver::is_ublk")]
     pub driver: Driver,
-    /// ublk: hardware queues of the device, each with a thread; where a volume is to be attached, 0 leaves them to the
-    /// daemon. nbd: connections.
+    /// ublk: hardware queues of the device, each with a thread; 0 in a request to attach lets the
+    /// daemon choose. nbd: connections.
     pub queue_count: u16,
-    /// ublk: requests in flight of a queue. nbd: the kernel's 128.
+    /// ublk: requests in flight per queue. nbd: the kernel's 128.
     pub queue_depth: u16,
     /// 512 or 4096 bytes.
     pub logical_block_bytes: u32,
-    /// NBD clients may write to the volume too.
+    /// NBD clients may write to the volume, too.
     pub is_shared: bool,
-    /// nbd: requests wait for so long while no daemon serves them, then they fail. ublk: 0, they wait for
-    /// ever.
+    /// nbd: time that requests wait while no daemon serves them, before they fail. ublk: 0, they
+    /// wait for ever.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dead_timeout_seconds: u64,
 }
@@ -57,7 +57,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// One attached volume, as `attachments.json` has it.
+/// One attached volume in `attachments.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Record {
@@ -65,11 +65,12 @@ pub(super) struct Record {
     /// The kernel's number of the device; absent until it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) number: Option<u32>,
-    /// What the kernel keeps with the device, so that it is known again.
+    /// Number that the kernel keeps with the device, to recognize it later.
     pub(super) cookie: u64,
     /// Newest epoch of the pool in which this process or an earlier one served the device.
     pub(super) epoch: u64,
-    /// The volume had stepped back before the device was made: what uses it has seen nothing else.
+    /// The volume had stepped back before the device was made, so its users have not seen any other
+    /// state.
     #[serde(default)]
     pub(super) is_stepped_back: bool,
     /// The kernel was told that the device has no volatile cache, and never flushes it.
@@ -165,7 +166,7 @@ mod tests {
         assert!(error.to_string().contains("--cleanup /dev/ublkb0"), "{error}");
     }
 
-    /// As spindle wrote it before there was another driver.
+    /// The format written before there was another driver.
     #[test]
     fn a_list_without_drivers_is_one_of_ublk() {
         let dir = tempfile::tempdir().unwrap();

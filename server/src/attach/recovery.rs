@@ -1,9 +1,9 @@
-//! How attached volumes come back: after a restart, and by being attached again after a failure.
+//! Recovery of attached volumes after a restart, and attaching them again after a failure.
 //!
 //! Invariants:
-//! - A device that is served again is one of the list, with its cookie, and of a volume that is still what
-//!   the device's users have seen.
-//! - What failed stays in the list, and keeps its claim on the volume.
+//! - A device is served again only if it is in the list, with its cookie, and its volume still has
+//!   the state that the device's users have seen.
+//! - A failed attachment stays in the list, and keeps its claim on the volume.
 
 use super::kernel::{self, Device};
 use super::{AT_ONCE_MAX, AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
@@ -14,12 +14,12 @@ use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use futures::{StreamExt, stream};
 use std::collections::BTreeMap;
 
-/// What is known of an attached volume that is not served.
+/// Record and claim of an attached volume that is not served.
 type Begun = (Record, Option<Claim>);
-/// What became of it: it is served, or gone for good; or why it is not, and what is kept of it.
+/// Outcome: the volume is served, or gone for good; or the error, and the state that is kept.
 type Outcome = std::result::Result<Option<(Record, Served)>, (Error, Live)>;
 
-/// What it takes to serve an attached volume again; `None` where it is served.
+/// Takes what is needed to serve an attached volume again; `None` if it is served.
 fn begin(live: &mut BTreeMap<u32, Live>, id: u32) -> Option<Begun> {
     let attached = live.get_mut(&id)?;
     match &mut attached.state {
@@ -46,20 +46,20 @@ fn settle(live: &mut BTreeMap<u32, Live>, id: u32, outcome: Outcome) -> Result<(
 }
 
 impl Attachments {
-    /// Serves again what was attached when the last daemon ended. `is_ours` tells whether this directory
-    /// has owned the pool without another between since an epoch. Failures are kept with the
-    /// attachment and logged: the daemon serves its other clients all the same.
+    /// Serves again the volumes that were attached when the last daemon ended. `is_ours` tells
+    /// whether this directory has owned the pool without interruption since an epoch. Failures are
+    /// kept with the attachment and logged: the daemon still serves its other clients.
     pub async fn recover(&self, is_ours: impl Fn(Epoch) -> bool) -> Result<()> {
         let mut live = self.live.lock().await;
         let live = changeable(&mut live)?;
         if live.is_empty() {
-            return Ok(()); // nothing is written where nothing was ever attached
+            return Ok(()); // write nothing if nothing was ever attached
         }
         let volumes: Vec<(u32, bool)> = live
             .iter()
             .map(|(id, attached)| (*id, is_ours(Epoch(attached.record.epoch))))
             .collect();
-        // One that has to wait for its driver, or for another process, does not keep the others waiting.
+        // One that has to wait for its driver, or for another process, does not delay the others.
         let begun = volumes.iter().filter_map(|(id, is_ours)| {
             let begun = begin(live, *id)?;
             Some(self.recover_begun(*id, *is_ours, begun))
@@ -67,14 +67,15 @@ impl Attachments {
         let begun: Vec<_> = begun.collect();
         let recovered: Vec<_> = stream::iter(begun).buffer_unordered(AT_ONCE_MAX).collect().await;
         for (id, outcome) in recovered {
-            // What failed is in the list, with its error.
+            // A failed attachment is in the list, with its error.
             let _ = settle(live, id, outcome);
         }
         self.show_live(live);
         self.write(live)
     }
 
-    /// Serves again what is in `live`, where it can. Nobody else has the volume before that is known.
+    /// Serves an entry of `live` again if possible. The volume cannot be used by others before the
+    /// outcome is known.
     async fn recover_into(
         &self,
         live: &mut BTreeMap<u32, Live>,
@@ -101,8 +102,9 @@ impl Attachments {
         (id, outcome)
     }
 
-    /// `claim`: what this daemon has of the volume already. It is taken where the device is served. `record` becomes that of
-    /// a new device where one is needed, also where that fails: something of it may stay in the kernel.
+    /// `claim` is the claim that this daemon already has on the volume. It is taken if the device
+    /// is served. `record` becomes the record of a new device if one is needed, even if that fails,
+    /// because parts of the device may stay in the kernel.
     async fn recover_one(
         &self,
         record: &mut Record,
@@ -113,7 +115,7 @@ impl Attachments {
         let refused = match &volume {
             None => Some("its volume was removed"),
             Some(_) if !is_ours => Some("another node has owned the pool since it was last served"),
-            // After a reboot there is no device, and nothing that has seen what is gone.
+            // After a reboot there is no device, and no user that has seen the lost writes.
             Some(volume)
                 if volume
                     .record()
@@ -138,7 +140,7 @@ impl Attachments {
         if claim.is_none() {
             *claim = Some(self.claims.attach(record.volume, &name, record.options.is_shared)?);
         }
-        let sizes = volume.size_changes(); // from before the kernel is told one
+        let sizes = volume.size_changes(); // subscribe before the kernel is told a size
         let (parts, known) = (self.parts(&volume, record), record.clone());
         let recovered = blocking(move || Device::recover(&parts, &known)).await?;
         let is_stepped_back = volume.record().is_stepped_back;
@@ -147,11 +149,11 @@ impl Attachments {
         let device = match recovered {
             Some(device) => {
                 record.number = Some(device.number());
-                record.options.queue_count = device.queue_count(); // what it was made with
+                record.options.queue_count = device.queue_count(); // as the device was made
                 device
             }
-            // The machine was restarted, or the device was never there, or is of no use any more while
-            // somebody still holds it: the new one must be told from that.
+            // The machine was restarted, or the device never existed, or is unusable but still held
+            // open: the new device must be distinguishable from that one.
             None => {
                 record.cookie = u64::from_le_bytes(random_bytes());
                 self.add(&volume, record).await?
@@ -162,7 +164,8 @@ impl Attachments {
         Ok(Some(self.serve(&volume, sizes, device, claim)))
     }
 
-    /// Serves what was attached and is not served, as it was attached: its device may be waiting in the kernel.
+    /// Serves an attached volume again that is not served, with its old options: its device may be
+    /// waiting in the kernel.
     pub(super) async fn attach_again(
         &self,
         live: &mut BTreeMap<u32, Live>,
@@ -184,7 +187,7 @@ impl Attachments {
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        // What an earlier device's users wrote is visible first.
+        // Make the writes of an earlier device's users visible first.
         self.claims.settle(id).await?;
         let again = self.recover_into(live, id, is_ours).await;
         let written = self.write(live);

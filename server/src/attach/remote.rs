@@ -1,17 +1,20 @@
-//! A volume of another machine, or of another process, as a device of this machine's kernel.
+//! Attaches a volume of another machine, or of another process, as a device of this machine's
+//! kernel.
 //!
-//! A process of its own serves it, without a pool: it relays bytes between the kernel's nbd driver and
-//! the server, reconnects, and encrypts where the URI says so.
+//! A separate process without a pool serves it: it relays bytes between the kernel's nbd driver and
+//! the server, reconnects, and encrypts if the URI asks for it.
 //!
 //! Invariants:
-//! - The device outlives the process: what it needs to go on is kept by the kernel, in the device's
-//!   identifier.
-//! - What the server was asked to attach is known here before it is asked, until the kernel has it: if no
-//!   answer comes, the same command asks for the same again, and `detach` takes it back.
-//! - An attachment whose end the server was asked for is never asked for again: that request may still be on
-//!   its way. The server is asked until it answers, before it is asked for another one.
-//! - A server that has ended the attachment ends the device: its users get errors, and never see what
-//!   others wrote since.
+//! - The device outlives the process: the kernel keeps everything needed to continue in the
+//!   device's identifier.
+//! - An attachment is recorded here before the server is asked for it, until the kernel has it. If
+//!   no answer comes, the same command asks for the same attachment again, and `detach` takes it
+//!   back.
+//! - An attachment that the server was asked to end is never asked for again, because that request
+//!   may still be on its way. The server is asked until it answers, before it is asked for another
+//!   one.
+//! - A server that has ended the attachment ends the device: its users get errors, and never see
+//!   later writes of others.
 
 use crate::attach::kernel::{check_unused, holder_of, lock, lock_path};
 use crate::attach::{LINKS, blocking, udev};
@@ -30,49 +33,50 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// What the kernel's identifier of such a device begins with; the URI and the attachment follow.
+/// Start of the kernel's identifier of such a device, followed by the URI and the attachment.
 pub(super) const IDENTIFIER: &str = "spindle-remote";
-/// Of a relay, for each direction. Chosen by hand: a large request.
+/// Buffer of a relay for each direction. Chosen by hand: a large request.
 const RELAY_BYTES: usize = 256 << 10;
-/// For relays to end at an orderly stop. Requests in flight are asked for again.
+/// Time for relays to end at an orderly stop. Requests in flight are sent again later.
 const LEAVE_GRACE: Duration = Duration::from_millis(500);
 
-/// For a process to leave its device. Chosen by hand.
+/// Longest wait for a process to leave its device. Chosen by hand.
 const STOP_WAIT: Duration = Duration::from_secs(10);
-/// For a device that was taken away to be let go of by those who only look, as udev. Chosen by hand.
+/// Longest wait for programs that only look at devices, such as udev, to close a removed one.
+/// Chosen by hand.
 const GONE_WAIT: Duration = Duration::from_secs(1);
 const DISCONNECTED_IN_USE: &str =
     "its device was disconnected while something used it: unmount that, and attach again";
-/// Between two attempts to reach a server. Chosen by hand.
+/// Time between two attempts to reach a server. Chosen by hand.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// How a volume of another machine is attached.
+/// Options for attaching a volume of another machine.
 #[derive(Clone, Debug)]
 pub struct RemoteOptions {
-    /// As the user wrote it.
+    /// URI as the user wrote it.
     pub uri: String,
     /// 512 to 4096 bytes.
     pub logical_block_bytes: u32,
-    /// Requests fail after so long without this process.
+    /// Time without this process after which requests fail.
     pub dead_timeout: Duration,
-    /// Others may write to the volume too.
+    /// Other clients may write to the volume, too.
     pub is_shared: bool,
 }
 
-/// Looks whether a URI names an export.
+/// Checks that a URI names an export.
 ///
 /// # Errors
-/// `Invalid`: how it is to be written.
+/// `Invalid`, with the expected form.
 pub fn check_uri(uri: &str) -> Result<()> {
     Target::parse(uri).map(drop)
 }
 
 /// Attaches the volume of a URI and serves its device until `stopped`, or until the device is gone.
-/// `announce` is told the device and the link to it.
+/// Calls `announce` with the device and the link to it.
 ///
 /// # Errors
-/// `Busy`: another process serves it. `Fenced`: the server refuses this machine; the device is gone.
-/// Those of the kernel and of reaching the server.
+/// `Busy`: another process serves it. `Fenced`: the server refuses this machine; the device is
+/// gone. Errors of the kernel and of reaching the server.
 pub async fn serve(
     options: &RemoteOptions,
     stopped: impl Future<Output = ()>,
@@ -142,10 +146,10 @@ pub async fn serve(
                 })
                 .await;
             }
-            // Somebody detached it.
+            // The device was detached.
             () = device.gone() => {
                 tracing::info!(device = %path.display(), "the device was disconnected");
-                // Before it can be forgotten by the end of this process.
+                // Record this before the process can end and lose it.
                 if let Err(error) = Attempt::Over(attachment).write(&attempt_path(&target)) {
                     tracing::warn!(error = %error.chain(), "the end of an attachment is not noted");
                 }
@@ -175,7 +179,7 @@ pub async fn serve(
     }
 }
 
-/// Lets go of what the server keeps for a device that is not there.
+/// Releases the server's state of a device that is gone.
 async fn release(target: &Target, attachment: Uuid) {
     if let Err(error) = end(target, attachment).await {
         tracing::warn!(
@@ -186,16 +190,17 @@ async fn release(target: &Target, attachment: Uuid) {
     }
 }
 
-/// Tells the server that an attachment is over. To be called with the lock of the target.
+/// Tells the server that an attachment is over. The caller must hold the lock of the target.
 ///
 /// # Errors
-/// Those of reaching the server: it is to be told again, and the file of attempts says so.
+/// Errors reaching the server: it must be told again, and the file of attempts records that.
 async fn end(target: &Target, attachment: Uuid) -> Result<()> {
     end_noted(target, attachment, &attempt_path(target)).await
 }
 
 async fn end_noted(target: &Target, attachment: Uuid, path: &Path) -> Result<()> {
-    // One that was begun since is not written over: it is the one that nobody else knows.
+    // Do not overwrite the record of an attachment that was begun since: it is recorded nowhere
+    // else.
     let is_other =
         matches!(Attempt::read(path), Some(Attempt::Begun(other)) if other != attachment);
     let noted = if is_other { Ok(()) } else { Attempt::Over(attachment).write(path) };
@@ -209,18 +214,19 @@ async fn end_noted(target: &Target, attachment: Uuid, path: &Path) -> Result<()>
     }
 }
 
-/// The attachment of the device that this machine has of a target, if that one is to go on. To be called with the
-/// lock of the target.
+/// Returns the attachment of this machine's device of a target, if it shall continue. The caller
+/// must hold the lock of the target.
 ///
 /// # Errors
-/// `Busy`: one that is over is still in use. Those of the kernel.
+/// `Busy`: an attachment that is over is still in use. Kernel errors.
 async fn settled(target: &Target) -> Result<Option<Uuid>> {
     let Some(attachment) = find(target)? else { return Ok(None) };
     if Attempt::read(&attempt_path(target)) != Some(Attempt::Over(attachment)) {
         return Ok(Some(attachment));
     }
-    // Whoever ended it has not come to its device, or the device is disconnected and something holds it open: the
-    // kernel keeps its identifier then, by which it would be taken for the next one.
+    // The process that ended it did not get to its device, or the device is disconnected but held
+    // open. The kernel then keeps its identifier, by which it would be taken for the next
+    // attachment.
     let identifier = identifier_of(target, attachment);
     let is_gone = blocking(move || {
         kernel::delete(&identifier)?;
@@ -240,7 +246,7 @@ async fn settled(target: &Target) -> Result<Option<Uuid>> {
     Ok(None)
 }
 
-/// What the server was asked for without an answer, kept in a file.
+/// Request to the server without an answer yet, kept in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
     /// To attach.
@@ -249,7 +255,7 @@ enum Attempt {
     Over(Uuid),
 }
 
-/// What the file says before the number of an attachment that is over.
+/// Text in the file before the number of an attachment that is over.
 const OVER: &str = "over ";
 
 impl Attempt {
@@ -266,7 +272,7 @@ impl Attempt {
             Attempt::Begun(attachment) => attachment.simple().to_string(),
             Attempt::Over(attachment) => format!("{OVER}{}", attachment.simple()),
         };
-        // Half of it would be as good as nothing.
+        // A half-written file would be useless.
         let next = path.with_extension("attempt.tmp");
         let written = std::fs::write(&next, text).and_then(|()| std::fs::rename(&next, path));
         written.map_err(|error| {
@@ -275,8 +281,8 @@ impl Attempt {
     }
 }
 
-/// Which attachment to ask for where there is no device: the one that was asked for before without an
-/// outcome, or a new one, once the server knows that the one before is over.
+/// Chooses the attachment to ask for if there is no device: the one that was asked for before
+/// without an outcome, or a new one, once the server knows that the previous one is over.
 async fn attempt(target: &Target, path: &Path) -> Result<Uuid> {
     if let Some(Attempt::Over(before)) = Attempt::read(path) {
         let ended = end_noted(target, before, path).await;
@@ -285,7 +291,7 @@ async fn attempt(target: &Target, path: &Path) -> Result<Uuid> {
     begun(path)
 }
 
-/// The attachment that file `path` says was begun; otherwise a new one, which it says then.
+/// Returns the attachment that file `path` records as begun, or records a new one.
 fn begun(path: &Path) -> Result<Uuid> {
     if let Some(Attempt::Begun(before)) = Attempt::read(path) {
         return Ok(before);
@@ -303,7 +309,8 @@ fn attempt_path(target: &Target) -> PathBuf {
     lock_path(&target.to_string()).with_extension("attempt")
 }
 
-/// Reaches the server for the first time; where there is a device, its users wait for it.
+/// Reaches the server for the first time. If there is a device, its users wait for it, so this
+/// tries until it succeeds.
 async fn reach(target: &Target, claim: &ClaimRequest, is_waited_for: bool) -> Result<Reached> {
     let mut was_said = false;
     loop {
@@ -341,7 +348,8 @@ fn backend_of(
         size_bytes: first.size_bytes,
         logical_block_bytes: options.logical_block_bytes,
         transmission_flags: first.transmission_flags & !transmission_flag::CAN_MULTI_CONN,
-        // Of several the kernel would give one up by itself, and nobody could tell the server in time.
+        // With several connections, the kernel would drop one on its own, and the server could not
+        // be told in time.
         connection_count: 1,
         dead_timeout: options.dead_timeout,
         set_attribute: super::apart::set_attribute,
@@ -357,12 +365,12 @@ fn backend_of(
     (Arc::new(backend), device_options)
 }
 
-/// Takes the device of a URI out of the kernel, and tells the server; also where an attempt to attach it
-/// came to no end, and there is no device. Without `is_forced` nothing may use it.
+/// Removes the device of a URI from the kernel, and tells the server. Also ends an unfinished
+/// attempt to attach it, which has no device. Without `is_forced`, the device must not be in use.
 ///
 /// # Errors
-/// `NotFound`: there is none. `Busy`: it is in use, or just being attached. Those of reaching the server
-/// where there is no device.
+/// `NotFound`: there is none. `Busy`: it is in use, or is just being attached. Errors reaching the
+/// server if there is no device.
 pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
     let target = Target::parse(uri)?;
     let Some(attachment) = find(&target)? else { return detach_attempt(&target).await };
@@ -388,13 +396,13 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
         }
         let served = stop_serving(&asked)?;
         if find(&asked)? != Some(attachment) {
-            return Ok(served); // it went by itself meanwhile
+            return Ok(served); // it went on its own meanwhile
         }
-        // Before: who dies in between leaves a device that the next attachment takes away.
+        // Before the removal: after a crash in between, the next attachment removes the device.
         let path = attempt_path(&asked);
         Attempt::Over(attachment).write(&path)?;
         kernel::delete(&identifier).inspect_err(|error| {
-            // Where nobody knows what became of it, its end is told all the same.
+            // If the outcome is unknown, tell the server about the end anyway.
             let is_there = matches!(kernel::find(&identifier), Ok(Some(_)));
             if is_there && error.kind() != ErrorKind::Unavailable {
                 forget(&path);
@@ -415,7 +423,7 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
     })
 }
 
-/// Ends what the server may have attached without this machine's hearing of it.
+/// Ends an attachment that the server may have made without this machine learning of it.
 async fn detach_attempt(target: &Target) -> Result<String> {
     let path = attempt_path(target);
     let none = || {
@@ -425,7 +433,7 @@ async fn detach_attempt(target: &Target) -> Result<String> {
     Attempt::read(&path).ok_or_else(none)?;
     let context = |error: Error| error.context(format!("detach {target}"));
     let _lock = lock(&target.to_string()).map_err(context)?;
-    // Somebody may have gone on with it meanwhile.
+    // Another process may have continued it meanwhile.
     if find(target)?.is_some() {
         let what = format!("detach {target}: it was just attached; detach it again");
         return Err(Error::new(ErrorKind::Busy, what));
@@ -439,8 +447,9 @@ async fn detach_attempt(target: &Target) -> Result<String> {
     })
 }
 
-/// Has the process that serves the device of a target leave it, and takes its place: the driver waits for
-/// connections that take nothing, and one that was replaced meanwhile would bring the device back.
+/// Makes the process that serves the device of a target leave it, and takes its lock. The driver
+/// waits for connections that take nothing, and a connection replaced meanwhile would bring the
+/// device back.
 fn stop_serving(target: &Target) -> Result<File> {
     let name = target.to_string();
     let until = Instant::now() + STOP_WAIT;
@@ -461,24 +470,24 @@ fn identifier_of(target: &Target, attachment: Uuid) -> String {
     format!("{IDENTIFIER} {target} {}", attachment.simple())
 }
 
-/// The attachment of the device that this machine has of a target.
+/// Attachment of this machine's device of a target.
 fn find(target: &Target) -> Result<Option<Uuid>> {
     let prefix = format!("{IDENTIFIER} {target} ");
     let found = kernel::identifiers()?;
     Ok(found.iter().find_map(|identifier| identifier.strip_prefix(&prefix)?.parse().ok()))
 }
 
-/// This machine, the same after a reboot where it knows who it is.
+/// Identifies this machine, the same after a reboot if the machine has an id.
 fn client_id() -> Uuid {
     let known = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     if known.trim().is_empty() {
         return boot_id();
     }
-    // Not to be shown to others as it is. Source: machine-id(5).
+    // The id must not be shown to others unchanged. Source: machine-id(5).
     Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
 }
 
-/// Since when it runs.
+/// Identifies the current boot.
 pub(crate) fn boot_id() -> Uuid {
     let known = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
@@ -499,7 +508,7 @@ fn claim_of(target: &Target, attachment: Uuid, is_shared: bool) -> ClaimRequest 
     }
 }
 
-/// Where the link to the device of a target is.
+/// Path of the link to the device of a target.
 fn link_path(target: &Target) -> PathBuf {
     let plain = |text: &str| -> String {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -545,10 +554,10 @@ fn unlink(target: &Target) {
 struct Backend {
     target: Target,
     claim: ClaimRequest,
-    /// The connection by which the export's size was learned.
+    /// Connection by which the export's size was learned.
     first: SyncMutex<Option<Reached>>,
     size_bytes: watch::Sender<u64>,
-    /// The server wants nothing of this attachment any more.
+    /// Set when the server refuses this attachment for good.
     refused: watch::Sender<Option<Error>>,
     is_down: AtomicBool,
 }
@@ -581,8 +590,8 @@ impl kernel::Backend for Backend {
         _siblings: Siblings,
         mut stop: Stop,
     ) {
-        // Not before the kernel has this connection: it waits for all requests in flight first, and
-        // those for a connection.
+        // Only once the kernel has this connection: a size change waits for all requests in flight,
+        // and those wait for a connection.
         self.size_bytes.send_if_modified(|size_bytes| {
             std::mem::replace(size_bytes, reached.size_bytes) != reached.size_bytes
         });
@@ -636,7 +645,7 @@ mod tests {
         assert!(place(one) == place(one) && place(one) != place(other));
     }
 
-    /// A server that answers one option of one client: it does not know it.
+    /// A server that answers one option of one client, saying that it does not know it.
     async fn answer_once(listener: tokio::net::TcpListener) {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let (mut wire, _) = listener.accept().await.unwrap();
@@ -652,7 +661,8 @@ mod tests {
         wire.write_all(&reply).await.unwrap();
     }
 
-    /// The request to end an attachment may be on its way for long: it must find nothing of its number.
+    /// The request to end an attachment may be on its way for long. It must not find a new
+    /// attachment with its number.
     #[tokio::test]
     async fn an_attachment_that_was_to_end_is_never_asked_for_again() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,11 +1,12 @@
-//! Places that lie on a device which nobody serves: a daemon that needs one would wait for it, for ever where only it
-//! could serve that device.
+//! Detects paths on a device without a serving daemon. A daemon that needs such a path would wait
+//! for it, and for ever if it is the one that should serve the device.
 //!
-//! Invariant: nothing is asked here that such a device would have to answer: a part of a path is looked at only once the
-//! file system that it is in is known to have its disks served.
+//! Invariant: nothing here waits for such a device. A part of a path is looked at only once the
+//! disks of its file system are known to be served.
 //!
-//! Disks are found through partitions, device mapper (LVM, crypt), RAID and loop devices. What a file system does not
-//! tell the kernel is not found: the disks of ZFS, what FUSE and overlay file systems lie on.
+//! Disks are found through partitions, device mapper (LVM, crypt), RAID and loop devices. Disks
+//! that a file system does not report to the kernel are not found: those of ZFS, and the lower file
+//! systems of FUSE and overlay.
 
 use super::kernel;
 use block::{Error, ErrorKind, Result};
@@ -17,26 +18,29 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// Symbolic links of one path. Source: the kernel's own bound, path_resolution(7).
+/// Maximum number of symbolic links in one path. Source: the kernel's own bound,
+/// path_resolution(7).
 const LINKS_MAX: usize = 40;
-/// Disks below disks. Chosen by hand: nobody stacks so many, and a loop that is over itself ends.
+/// Maximum depth of disks below disks. Chosen by hand: deeper than any real stack, and it ends a
+/// loop.
 const LEVELS_MAX: usize = 16;
 
 /// A mounted file system.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     point: PathBuf,
-    /// Major and minor number, as in `/sys/dev/block`; not of a disk where the file system has several.
+    /// Major and minor number, as in `/sys/dev/block`. Not the number of a disk if the file system
+    /// has several.
     device: String,
     source: PathBuf,
 }
 
-/// Refuses places whose disks wait for a daemon. Blocks, though not on them.
+/// Refuses paths whose disks wait for a daemon. Blocks, but not on those disks.
 ///
 /// # Errors
-/// `Unavailable`: which place, on which device.
+/// `Unavailable`, naming the path and the device.
 pub(crate) fn check(places: &[PathBuf]) -> Result<()> {
-    // Where it cannot be read nothing is known, and nothing refused.
+    // If the list of mounts cannot be read, nothing is known, and nothing is refused.
     let look = Look {
         mounts: mounts_of(&std::fs::read(MOUNTS).unwrap_or_default()),
         known: RefCell::default(),
@@ -57,21 +61,21 @@ pub(crate) fn check(places: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// What is mounted, and what was found out.
+/// The list of mounts, and the results so far.
 struct Look {
     mounts: Vec<Mount>,
-    /// Devices, and whether they wait for a daemon: some are looked at for long.
+    /// Devices, and whether they wait for a daemon. Checking a device can take long.
     known: RefCell<BTreeMap<PathBuf, bool>>,
 }
 
 impl Look {
-    /// The device that a path waits for.
+    /// Finds the device that a path waits for.
     fn below(&self, place: &Path, level: usize) -> Option<PathBuf> {
         on_the_way(place, &self.mounts, &|mount| {
             let numbered = Path::new("/sys/dev/block").join(&mount.device);
             match numbered.exists() {
                 true => self.disk(&numbered, level),
-                // One of those of the file system; /dev is below no disk.
+                // One of the disks of the file system. /dev is on no disk.
                 false if mount.source.starts_with("/dev") => {
                     let numbers = std::fs::metadata(&mount.source).ok()?.rdev();
                     let (major, minor) = (rustix::fs::major(numbers), rustix::fs::minor(numbers));
@@ -83,12 +87,13 @@ impl Look {
         })
     }
 
-    /// The device without a daemon among the disks of a block device, by its place in `/sys`.
+    /// Finds a device without a daemon among the disks of a block device, given by its path in
+    /// `/sys`.
     fn disk(&self, system: &Path, level: usize) -> Option<PathBuf> {
         if level > LEVELS_MAX {
             return None;
         }
-        let mut system = system.canonicalize().ok()?; // of /sys, which no device is below
+        let mut system = system.canonicalize().ok()?; // in /sys, which is on no device
         if system.join("partition").exists() {
             system.pop();
         }
@@ -109,7 +114,7 @@ impl Look {
     }
 }
 
-/// What `stuck` says first of the file systems through which a path leads.
+/// Returns the first result of `stuck` for the file systems that a path leads through.
 fn on_the_way(
     place: &Path,
     mounts: &[Mount],
@@ -119,7 +124,7 @@ fn on_the_way(
     let mut rest: VecDeque<OsString> = parts_of(place).collect();
     let mut link_count = 0;
     loop {
-        // Of several on one place the last is seen.
+        // Of several mounts at one point, the last is visible.
         let mount = mounts.iter().rev().find(|mount| mount.point == at);
         if let Some(device) = mount.and_then(stuck) {
             return Some(device);
@@ -143,7 +148,7 @@ fn on_the_way(
     }
 }
 
-/// Parts of a path below its root.
+/// Components of a path below its root.
 fn parts_of(path: &Path) -> impl Iterator<Item = OsString> {
     path.components().filter_map(|part| match part {
         Component::Normal(name) => Some(name.to_owned()),
@@ -152,20 +157,20 @@ fn parts_of(path: &Path) -> impl Iterator<Item = OsString> {
     })
 }
 
-/// Source: proc_pid_mountinfo(5).
+/// Parses the mounts. Source: proc_pid_mountinfo(5).
 fn mounts_of(text: &[u8]) -> Vec<Mount> {
     let of_line = |line: &[u8]| {
         let mut fields = line.split(|byte| *byte == b' ');
         let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
         let point = unescaped(fields.nth(1)?);
-        // Optional fields end with a dash; the type of the file system and its source follow.
+        // Optional fields end with a dash, followed by the type of the file system and its source.
         let source = unescaped(fields.skip_while(|field| *field != b"-").nth(2)?);
         Some(Mount { point, device, source })
     };
     text.split(|byte| *byte == b'\n').filter_map(of_line).collect()
 }
 
-/// Spaces and the like are a backslash and three octal digits.
+/// Decodes spaces and the like, which are written as a backslash and three octal digits.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,4 +1,4 @@
-//! Promises about the list of devices that need no kernel.
+//! Tests of the list of devices that need no kernel support.
 
 use super::*;
 use crate::admin::{AdminHandler, Request};
@@ -7,7 +7,7 @@ use crate::record::Durability;
 use crate::serve::{self, OpenPool, Opening};
 use nbd::ServerOptions;
 
-/// A small pool below `place` with the volume `db`.
+/// Opens a small pool below `place` with the volume `db`.
 async fn made(place: &Path) -> (Config, OpenPool) {
     let set = |key, value: &str| Override {
         key,
@@ -48,7 +48,7 @@ const OPTIONS: AttachOptions = AttachOptions {
     dead_timeout_seconds: 0,
 };
 
-/// As a daemon leaves it that is killed while the volume is attached.
+/// Leaves the state of a daemon that was killed while the volume is attached.
 fn note_attached(config: &Config, volume: &Volume) -> PathBuf {
     let record = Record {
         volume: volume.id().0,
@@ -79,7 +79,7 @@ async fn a_daemon_that_stops_changes_the_list_no_more() {
         attachments.attach("other", OPTIONS).await.unwrap_err(),
         attachments.detach("db", true).await.unwrap_err(),
         attachments.list().await.unwrap_err(),
-        // What is attached must not be removed as if it were not.
+        // An attached volume must not be removed as if it were not attached.
         attachments.user_of(volume.id()).await.unwrap_err(),
         attachments.recover(|_| true).await.unwrap_err(),
     ] {
@@ -91,7 +91,7 @@ async fn a_daemon_that_stops_changes_the_list_no_more() {
     open.close().await.unwrap();
 }
 
-/// Removes `db` without a daemon, and insists that it is refused.
+/// Removes `db` without a daemon, and expects a refusal.
 async fn refused_offline(config: &Config, words: &[&str]) {
     let remove = Request::VolumeRemove { name: "db".to_owned(), now: false, erase: false };
     let offline = serve::offline(config, Opening::Existing).await.unwrap();
@@ -126,7 +126,7 @@ async fn what_is_attached_is_not_removed_without_a_daemon_either() {
     );
     std::fs::write(&clients, text).unwrap();
     refused_offline(&config, &["client far-away"]).await;
-    // A damaged list says nothing about who has what.
+    // A damaged list says nothing about the users of volumes.
     std::fs::write(&clients, "{").unwrap();
     assert_eq!(crate::removal::remove(&config).await.unwrap_err().kind(), ErrorKind::Corrupt);
     std::fs::remove_file(&clients).unwrap();
@@ -218,7 +218,7 @@ async fn the_link_of_another_pool_of_the_same_name_is_left() {
     assert_eq!(there(), Some(device.clone()));
     attachments.unlink("db", Some(&device));
     assert_eq!(there(), None);
-    // One that leads nowhere is nobody's.
+    // A link that leads nowhere has no owner.
     std::fs::create_dir_all(&attachments.links).unwrap(); // gone with its last link
     std::os::unix::fs::symlink("/dev/ublkb-that-is-gone", &link).unwrap();
     attachments.link("db", own);
@@ -241,7 +241,7 @@ async fn an_attached_volume_that_is_not_served_is_a_condition() {
         State::Failed { error, claim: None, is_ours: true }
     };
     {
-        // As it is when the kernel does not give the device back.
+        // The state if the kernel does not give the device back.
         let mut live = attachments.live.lock().await;
         live.as_mut().unwrap().get_mut(&volume.id().0).unwrap().state = failed("no driver");
     }

@@ -1,21 +1,23 @@
-//! What udev and systemd learn of a device, so that units and `fstab` can wait for its link
+//! Tells udev and systemd about a device, so that units and `fstab` can wait for its link
 //! (`packaging/60-spindle.rules`).
 //!
 //! Invariants:
-//! - Nothing depends on it: where there is no udev, the link is made all the same.
+//! - Nothing depends on it: the link is made even without udev.
 
 use std::path::{Path, PathBuf};
 
-/// Where the rules look. One file a device, named like it, with `SPINDLE_LINK=` and a path in `/dev`.
+/// Folder that the rules read. It has one file per device, named like the device, with
+/// `SPINDLE_LINK=` and a path in `/dev`.
 const DEVICES: &str = "/run/spindle/devices";
 
-/// Says which link a device has, and has the kernel announce the device again.
+/// Records the link of a device, and makes the kernel announce the device again.
 pub(super) fn tell(link: &Path, device: &Path) {
     let (Some(name), Ok(link)) = (device.file_name(), link.strip_prefix("/dev")) else { return };
     let told = std::fs::create_dir_all(DEVICES).and_then(|()| {
         let text = format!("SPINDLE_LINK={}\n", link.display());
         let file = Path::new(DEVICES).join(name);
-        // Not written anew where nothing changes: udev may be reading it, and takes an empty one for no link.
+        // Do not rewrite it without a change: udev may be reading it, and takes an empty file for
+        // no link.
         if told(&file).as_deref() != Some(&*Path::new("/dev").join(link)) {
             std::fs::write(file, text)?;
         }
@@ -26,7 +28,7 @@ pub(super) fn tell(link: &Path, device: &Path) {
     }
 }
 
-/// Whether a device is there, and nobody says that it has another link than this.
+/// Reports whether a device exists and no other link is recorded for it.
 pub(super) fn is_of(link: &Path, device: &Path) -> bool {
     let Some(name) = device.file_name() else { return false };
     let system = Path::new("/sys/block").join(name);
@@ -38,19 +40,20 @@ pub(super) fn is_of(link: &Path, device: &Path) -> bool {
     told(&Path::new(DEVICES).join(name)).is_none_or(|told| told == link)
 }
 
-/// The link that a file names, as `tell` wrote it.
+/// Reads the link from a file written by `tell`.
 fn told(file: &Path) -> Option<PathBuf> {
     let text = std::fs::read_to_string(file).ok()?;
     Some(Path::new("/dev").join(text.trim_end().strip_prefix("SPINDLE_LINK=")?))
 }
 
-/// The device that a link leads to. The links that udev makes name it by a path that begins where they lie.
+/// Device that a link leads to. The links that udev makes are relative to their own directory.
 pub(super) fn device_of(link: &Path) -> Option<PathBuf> {
     let device = std::fs::read_link(link).ok()?;
     Some(Path::new("/dev").join(device.file_name()?))
 }
 
-/// A device goes, or has gone: its link would lead nowhere, or to another program's device that has its number next.
+/// Removes the link of a device that goes or has gone. It would lead nowhere, or to another
+/// program's device that gets the same number.
 pub(super) fn gone(device: &Path) {
     let Some(name) = device.file_name() else { return };
     let file = Path::new(DEVICES).join(name);
@@ -62,14 +65,14 @@ pub(super) fn gone(device: &Path) {
     let _ = std::fs::remove_file(file); // there may be none
 }
 
-/// What was told of a link is not true any more: it is about to go. Where there is udev it may have gone already, with its
-/// device. What was told of `but` stays.
+/// Removes the records of a link that is about to go. With udev it may have gone already, together
+/// with its device. The record of device `but` stays.
 pub(super) fn forget(link: &Path, but: Option<&Path>) {
     let files = std::fs::read_dir(DEVICES).into_iter().flatten().flatten();
     let is_meant = |file: &PathBuf| {
         told(file).as_deref() == Some(link) && file.file_name() != but.and_then(Path::file_name)
     };
     for file in files.map(|entry| entry.path()).filter(is_meant) {
-        let _ = std::fs::remove_file(file); // another daemon's way to say the same
+        let _ = std::fs::remove_file(file); // another daemon may record the same link
     }
 }

@@ -1,4 +1,4 @@
-//! The documents of copies and restores, as version 1 has them.
+//! The documents of copies and restores in version 1.
 
 use super::list;
 use super::list::{CopySpec, ListBody, Published};
@@ -15,7 +15,7 @@ const GOLDEN: &str = include_str!("../../testdata/copies-v1.txt");
 const POOL: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_5555_6666_7777_8888);
 const LINEAGE: Uuid = Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
 
-/// The document as it is written, which reads back as what it was.
+/// Seals a document, and checks that it reads back unchanged.
 fn sealed<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(
     purpose: &str,
     body: &T,

@@ -1,4 +1,5 @@
-//! Which copies a pool has: a chain of documents in its store, so that whoever owns the pool next goes on with them.
+//! The copies of a pool: a chain of documents in its store, so that the next owner of the pool
+//! continues them.
 //!
 //! Invariants:
 //! - A document is authentic under the pool key, or it is refused as damaged.
@@ -15,63 +16,63 @@ use uuid::Uuid;
 
 /// Folder of the chain in the pool's prefix, and the purpose of its seal.
 pub(crate) const FOLDER: &str = "copies";
-/// Documents kept for people to look at.
+/// Documents kept for inspection.
 const KEEP_COUNT: usize = 3;
-/// Copies of a pool. Chosen by hand: each is a job.
+/// Maximum number of copies of a pool. Chosen by hand: each is a job.
 const COUNT_MAX: usize = 16;
 
-/// A copy of the pool as it was asked for.
+/// Settings of a copy of the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CopySpec {
-    /// Where it is; holds no credentials.
+    /// URL of the copy, without credentials.
     pub url: String,
-    /// Settings and credentials are in variables that begin so.
+    /// Prefix of the variables with settings and credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_prefix: Option<String>,
-    /// Seconds from the beginning of one state to that of the next.
+    /// Seconds from the start of one state to the start of the next.
     pub interval_seconds: u64,
-    /// Only when snapshots have come or gone.
+    /// Make a state only when snapshots have come or gone.
     #[serde(default)]
     pub is_snapshots_only: bool,
-    /// Bytes a second, at most.
+    /// Maximum bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
-    /// The copy has a key ring of its own: what opens the pool does not open it.
+    /// The copy has a key ring of its own: the keys of the pool do not open it.
     #[serde(default, skip_serializing_if = "crate::record::is_false")]
     pub has_own_key: bool,
-    /// Ids of the volumes that it is of; absent: all.
+    /// Ids of the volumes that it contains; absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<BTreeSet<u32>>,
     /// Seconds since 1970.
     pub created_at: u64,
-    /// The newest state that the pool has made there, or was about to; absent before the first.
+    /// Newest state that the pool has made there, or was about to make; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub published: Option<Published>,
 }
 
-/// The newest state of a copy, as the pool knows it: written before the state is published. A copy that has another one was
-/// made by a later life of the pool, which was put back since.
+/// Newest state of a copy, as the pool knows it: written before the state is published. If a copy
+/// has another one, it was made by a later life of the pool, which was rolled back since.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
     /// Its number.
     pub number: u64,
-    /// The nonce of its document; of a try that failed, too.
+    /// Nonce of its document, also for a failed try.
     pub nonce: String,
-    /// That of the state before; empty where there was none.
+    /// Nonce of the previous state; empty if there was none.
     pub previous_nonce: String,
-    /// Commits that the pool had then.
+    /// Number of commits of the pool at that time.
     pub commit_number: u64,
-    /// The process that wrote this.
+    /// Process that wrote this.
     pub term: String,
-    /// The pool was put back to before this state: nothing is copied there any more.
+    /// The pool was rolled back to before this state: nothing more is copied there.
     #[serde(default, skip_serializing_if = "crate::record::is_false")]
     pub is_refused: bool,
 }
 
 impl Published {
-    /// A state that is there, of which only this is known.
+    /// Makes a record for a state that was found there, without further knowledge.
     pub(super) fn found(newest: &StateRecord) -> Published {
         Published {
             number: newest.number,
@@ -83,11 +84,11 @@ impl Published {
         }
     }
 
-    /// With a state that is about to be published.
+    /// Makes the record for a state that is about to be published.
     pub(super) fn next(before: Option<Published>, number: u64, commit: u64, term: &str) -> Self {
         let fresh = || to_hex(&random_bytes::<16>());
         let (nonce, previous_nonce) = match before {
-            // A try before has failed, or nobody has heard of its end.
+            // An earlier try has failed, or its outcome is unknown.
             Some(before) if before.number == number => (before.nonce, before.previous_nonce),
             Some(before) => (fresh(), before.nonce),
             None => (fresh(), String::new()),
@@ -102,7 +103,7 @@ impl Published {
         }
     }
 
-    /// This state is it, or the one before.
+    /// Reports whether `newest` is this state or the one before.
     pub(super) fn knows(&self, newest: Option<&StateRecord>) -> bool {
         match newest {
             None => self.number == 1 && self.previous_nonce.is_empty(),
@@ -119,11 +120,11 @@ pub(super) struct ListBody {
     pub(super) pool: Uuid,
     pub(super) number: u64,
     pub(super) copies: Vec<CopySpec>,
-    /// Random: tells our own create from another's after an ambiguous answer.
+    /// Random: distinguishes our own create from another's after an ambiguous answer.
     pub(super) nonce: String,
 }
 
-/// The copies of the pool, and the number of the document that says so.
+/// Reads the copies of the pool, and the number of their document.
 async fn read_numbered(store: &Store, key: &PoolKey, pool: Uuid) -> Result<(u64, Vec<CopySpec>)> {
     let chain = Chain::new(store, FOLDER);
     let newest = chain.newest_body::<ListBody>(key).await?;
@@ -134,18 +135,18 @@ async fn read_numbered(store: &Store, key: &PoolKey, pool: Uuid) -> Result<(u64,
     Ok((number, body.copies))
 }
 
-/// The copies of a pool, in the order in which they were added.
+/// Reads the copies of a pool, in the order in which they were added.
 ///
 /// # Errors
-/// `Corrupt` for a damaged document; those of reading the store.
+/// `Corrupt` for a damaged document; errors reading the store.
 pub async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Vec<CopySpec>> {
     Ok(read_numbered(store, key, pool).await?.1)
 }
 
-/// So many copies are allowed.
+/// Checks that this many copies are allowed.
 ///
 /// # Errors
-/// `Full` where they are not.
+/// `Full` if there are too many.
 pub(super) fn check_count(count: usize) -> Result<()> {
     match count <= COUNT_MAX {
         true => Ok(()),
@@ -156,10 +157,11 @@ pub(super) fn check_count(count: usize) -> Result<()> {
     }
 }
 
-/// Changes the list, durably. Returns the new one.
+/// Changes the list durably. Returns the new one.
 ///
 /// # Errors
-/// What `owner` and `change` say; `Full` for too many; `Busy` when another process has changed it at the same moment.
+/// Errors of `owner` and `change`; `Full` for too many; `Busy` if another process has changed it at
+/// the same moment.
 pub async fn change(
     store: &Store,
     key: &PoolKey,
@@ -168,7 +170,7 @@ pub async fn change(
     change: impl FnOnce(&mut Vec<CopySpec>) -> Result<()>,
 ) -> Result<Vec<CopySpec>> {
     let (number, mut copies) = read_numbered(store, key, pool).await?;
-    // In this order: what a successor has changed since it was read makes this lose.
+    // Keep this order: if a successor has changed the list since it was read, this change fails.
     owner.await?;
     change(&mut copies)?;
     check_count(copies.len())?;

@@ -1,7 +1,8 @@
-//! The job of one copy: it makes states of the pool there, one after the other.
+//! The job of one copy: makes states of the pool there, one after the other.
 //!
 //! Invariants:
-//! - A state is published only after everything that it names is in the copy, and only by one task at a time.
+//! - A state is published only after everything that it names is in the copy, and only by one task
+//!   at a time.
 
 use super::list::Published;
 use super::target::Target;
@@ -16,18 +17,19 @@ use tiering::fail_point;
 use tiering::{Copier, CopierOptions, CopyProgress};
 use tokio::sync::{Notify, watch};
 
-/// How often a copy of snapshots looks for new ones. It costs no request.
+/// Interval at which a copy of snapshots looks for new ones. This costs no request.
 const LOOK: Duration = Duration::from_secs(5);
-/// How often a copy is looked at between states: what may be deleted there, and whether the key ring is still the pool's, so
-/// that what was revoked opens it no more. Chosen by hand: some requests.
+/// Interval at which a copy is checked between states: for data that may be deleted, and for the
+/// pool's current key ring, so that revoked keys no longer open it. Chosen by hand: a few requests.
 const TARGET_LOOK: Duration = Duration::from_secs(60);
-/// Shortest time from one list of what is read most to the next. Chosen by hand: each is a version where the bucket keeps those.
+/// Shortest time between two lists of the data that is read most. Chosen by hand: each is a version
+/// in a bucket that keeps versions.
 const HEAT_PAUSE: Duration = Duration::from_secs(600);
 /// Pause after a failure; it doubles up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// What a copy was told of what is read most, and when.
+/// The list of the data that is read most, as last written to a copy, and when.
 #[derive(Default)]
 struct ToldHeat {
     looked_at: Option<Instant>,
@@ -65,8 +67,8 @@ impl Running {
             self.source.show_failure(&self.spec.url, Some(&error));
             let has_keys = state.borrow().has_destroyed_keys(&self.source.pool);
             self.source.show_erased_keys(&self.spec.url, has_keys);
-            // Its list of what is there may be wrong, or it is not the same one any more. What is refused for good is not
-            // listed again each time.
+            // The list of objects may be wrong, or the copy may have been replaced. After a
+            // permanent refusal, do not list everything again each time.
             use ErrorKind::{Busy, Corrupt, NotFound};
             if matches!(error.kind(), Busy | Corrupt | NotFound) {
                 open = None;
@@ -77,7 +79,7 @@ impl Running {
                 state.attempt_count = state.begun_count;
             });
             let _ = tokio::time::timeout(pause, self.wake.notified()).await;
-            // Whoever has woken us wants it tried at once.
+            // The wake-up asks for a try at once.
             is_first = true;
             pause = (pause * 2).min(PAUSE_MAX);
         }
@@ -141,7 +143,8 @@ impl Running {
         }
     }
 
-    /// Deletes what no state needs any more. A copy that refuses deletions is brought up to date all the same.
+    /// Deletes everything that no state needs any more. A copy that refuses deletions is still
+    /// brought up to date.
     async fn collect(&self, copier: &mut Copier, oldest: Option<u64>) -> Result<()> {
         let url = &self.spec.url;
         let refusal = loop {
@@ -179,7 +182,7 @@ impl Running {
     async fn open(&self, state: &watch::Sender<CopyState>) -> Result<(Target, Copier)> {
         let Source { pool, key, id, lineage, .. } = &self.source;
         let target = Target::existing(&self.spec.url, self.spec.env_prefix.as_deref()).await?;
-        // It was claimed when it was added. A folder that is not mounted is not claimed anew.
+        // It was claimed when it was added. A folder that is not mounted must not be claimed again.
         target.check_there(key, (*id, *lineage)).await?;
         let newest = target.newest(key, *id).await?;
         self.source.check_known(&self.spec.url, newest.as_ref()).await?;
@@ -194,12 +197,13 @@ impl Running {
             None => copier,
         };
         self.source.offer(&self.spec.url, &target);
-        // What was read before this start.
+        // The data read before this start.
         pool.tier().warm(&target.heat(key, *id).await?);
         Ok((target, copier))
     }
 
-    /// Whoever restores the copy gets first what is read most. Nothing else depends on it.
+    /// Tells the copy which data is read most, so that a restore can fetch it first. Nothing else
+    /// depends on it.
     async fn tell_heat(&self, target: &Target, copier: &Copier, told: &mut ToldHeat) {
         let Source { pool, key, id, .. } = &self.source;
         told.looked_at = Some(Instant::now());
@@ -239,17 +243,18 @@ impl Running {
         let as_of = unix_seconds_now();
         let stored_before = pool.destage_progress().stored_bytes;
         target.check_there(key, (*id, *lineage)).await?;
-        // In this order: what opens the pool from now on opens every later state.
+        // Keep this order: the keys that open the pool from now on then open every later state.
         self.source.follow_keys(target, &self.spec).await?;
         let made = copier.pass().await?;
-        // Those of all volumes that the state has; one that was made meanwhile does no harm.
+        // The keys of all volumes in the state. A key of a volume that was made meanwhile does no
+        // harm.
         self.copy_volume_keys(target, state).await?;
-        // It may have gone meanwhile: nothing counts that was not copied to what is there now.
+        // The copy may have gone meanwhile: only data in the copy that is there now counts.
         target.check_there(key, (*id, *lineage)).await?;
         let newest = state.borrow().newest.clone();
         let newest = match (made, newest) {
             (None, newest) => newest,
-            // What this process found there when it began.
+            // The state that this process found there when it began.
             (Some(made), Some(newest))
                 if (newest.manifest, newest.commit_number, &newest.volumes)
                     == (made.manifest, made.commit_number, &self.spec.volumes) =>
@@ -270,7 +275,7 @@ impl Running {
                 let (turn, there) = (self.publishing.clone().lock_owned().await, target.clone());
                 let (key, made) = (key.clone(), record.clone());
                 let published = pool.tier().background().spawn(async move {
-                    let _turn = turn; // until it is over, though nobody waits for it any more
+                    let _turn = turn; // until it is over, even if the caller no longer waits
                     there.publish(&key, &made).await
                 });
                 published.await.map_err(|cause| {

@@ -1,14 +1,19 @@
-//! A copy as it lies in its store: whose it is, which states it holds, who reads them.
+//! A copy in its store: its owner, its states and its readers.
 //!
-//! Everything is below the folder `copy/` of the given prefix, so that no program takes a copy for a pool. There it has
-//! the names that it has in the pool, and beside it the identity, the chain of published states, and pins.
+//! Everything is below the folder `copy/` of the given prefix, so that no program takes a copy for
+//! a pool. Objects have the same names there as in the pool. Next to them are the identity, the
+//! chain of published states, and pins.
 //!
 //! Invariants:
-//! - A prefix becomes a copy once, by the one create of its identity, and only where it is empty. It belongs to one pool.
-//! - A state counts when its document is the highest of its chain; it is made when all that it names is there.
-//! - A reader's pin is there before the reader relies on a state, and that state was still the newest afterwards.
-//! - Its key ring is the pool's, or one of its own, which the pool's changes do not touch.
-//! - Documents are authentic under the pool key. Times are for people, but for the end of a short pin.
+//! - A prefix becomes a copy once, by the single create of its identity, and only if it is empty.
+//!   It belongs to one pool.
+//! - A state counts if its document is the highest of its chain; it is made when everything that it
+//!   names is there.
+//! - A reader's pin exists before the reader relies on a state, and that state was still the newest
+//!   afterwards.
+//! - Its key ring is either the pool's, or one of its own, which changes of the pool do not touch.
+//! - Documents are authentic under the pool key. Times are only for display, except for the end of
+//!   a short pin.
 
 use crate::chain::{
     Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
@@ -38,29 +43,31 @@ pub(super) const PINS: &str = "pins";
 const KEYRING: &str = "keyring";
 /// Object, and the purpose of its seal.
 pub(super) const HEAT: &str = "heat";
-/// State documents kept for people to look at; only the newest counts.
+/// State documents kept for inspection; only the newest counts.
 const KEEP_COUNT: usize = 8;
-/// A short pin that nobody has removed ends after so many seconds. Chosen by hand: a check of many terabytes.
+/// Time after which a short pin ends if it is not removed. Chosen by hand: a check of many
+/// terabytes.
 const SHORT_PIN_SECONDS: i64 = 7 * 24 * 3600;
-/// A short pin is renewed only so long before its end. Chosen by hand: above what clocks differ by.
+/// A short pin is renewed only this long before its end. Chosen by hand: more than clocks differ
+/// by.
 const PIN_MARGIN_SECONDS: i64 = 6 * 3600;
-/// Tries to pin the newest state before another one is published.
+/// Maximum number of tries to pin the newest state before another one is published.
 const PIN_TRIES: u32 = 8;
 
-/// Whose copy it is.
+/// Identity of a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
     pub(crate) format: Format,
-    /// The pool that is copied, as its segments name it.
+    /// Id of the copied pool, as in its segments.
     pub pool: Uuid,
-    /// Tells a pool that was restored from a copy from the one that was copied.
+    /// Distinguishes a pool that was restored from a copy from the one that was copied.
     pub lineage: Uuid,
-    /// Its name, for people.
+    /// Name of the pool, for display.
     pub name: String,
     /// Seconds since 1970.
     pub created_at: u64,
-    /// Random: tells our own create from another's after an ambiguous answer.
+    /// Random: distinguishes our own create from another's after an ambiguous answer.
     pub(crate) nonce: String,
 }
 
@@ -73,37 +80,38 @@ pub struct StateRecord {
     pub pool: Uuid,
     /// Number in the chain.
     pub number: u64,
-    /// When the pool was as the state says, in seconds since 1970.
+    /// Time of the pool's state, in seconds since 1970.
     pub as_of: u64,
-    /// When it was published.
+    /// Time of publication.
     pub published_at: u64,
     /// Number of the metadata's manifest.
     pub manifest: u64,
     /// The owner's term.
     pub epoch: u64,
-    /// Everything of the log up to here is in it.
+    /// The state contains everything in the log up to here.
     pub destaged_lsn: u64,
-    /// Commits since the pool was made.
+    /// Number of commits since the pool was made.
     pub commit_number: u64,
-    /// Volumes of which it has an earlier state than of the others.
+    /// Number of volumes whose state here is older than that of the others.
     pub aside_count: u64,
-    /// Segments.
+    /// Number of segments.
     pub segment_count: u64,
     /// Bytes of their objects.
     pub segment_bytes: u64,
-    /// Tables of the metadata.
+    /// Number of tables of the metadata.
     pub table_count: u64,
-    /// First number that no segment of it has.
+    /// First number above those of its segments.
     pub next_segment: u64,
-    /// Ids of the volumes of which it has all segments; absent: of all.
+    /// Ids of the volumes whose segments are all there; absent: all volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<BTreeSet<u32>>,
-    /// Random, and known to the pool before the state is published: tells whether it is the pool's.
+    /// Random, and known to the pool before the state is published: tells whether the pool made
+    /// this state.
     pub(crate) nonce: String,
 }
 
 impl StateRecord {
-    /// Of what was copied.
+    /// Makes the record of a copied state.
     pub(crate) fn new(
         pool: Uuid,
         (number, nonce): (u64, String),
@@ -131,57 +139,57 @@ impl StateRecord {
         }
     }
 
-    /// What it lacks on purpose.
+    /// Segments that are excluded on purpose.
     pub(crate) fn left_out(&self) -> Option<LeftOut> {
         let volumes = self.volumes.as_ref()?.iter().map(|id| VolumeId(*id)).collect();
         let (below, volumes) = (self.next_segment, Arc::new(volumes));
         Some(LeftOut { below, volumes, first_new_volume: None })
     }
 
-    /// It has all that a volume of this id needs.
+    /// Reports whether it has everything that a volume with this id needs.
     pub(crate) fn has_volume(&self, id: u32) -> bool {
         self.volumes.as_ref().is_none_or(|volumes| volumes.contains(&id))
     }
 }
 
-/// Who reads a state.
+/// Reader of a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PinBody {
     pub(crate) format: Format,
     /// Number of the state.
     pub(super) state: u64,
-    /// Nobody relies on it after a while.
+    /// The pin ends after a while.
     pub(super) is_short: bool,
-    /// Host name, for people.
+    /// Host name, for display.
     pub(super) host: String,
     /// Seconds since 1970.
     pub(super) created_at: u64,
 }
 
-/// Bytes of the longest list of what is read most: far above what is written.
+/// Maximum length of the list of data that is read most: far above the length that is written.
 const HEAT_BYTES_MAX: u64 = 256 << 10;
 
-/// What the pool's users read most.
+/// Data that the pool's users read most.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HeatBody {
     pub(super) format: Format,
     /// The pool.
     pub(super) pool: Uuid,
-    /// Numbers of segments, with how often each was read: most read first.
+    /// Numbers of segments and how often each was read, most read first.
     pub(super) segments: Vec<(u64, u32)>,
 }
 
-/// Object that is there as long as the copy is.
+/// Object that exists as long as the copy does.
 pub(crate) const WITNESS: &str = "identity/00000000000000000001";
 
-/// A pin, to be given back by [`Target::unpin`].
+/// A pin, to be released with [`Target::unpin`].
 #[derive(Debug)]
 pub(crate) struct Pin(ObjectPath);
 
 impl Pin {
-    /// As the link of a restored pool has it.
+    /// Makes a pin from its name in the link of a restored pool.
     pub(crate) fn named(name: &str) -> Pin {
         Pin(ObjectPath::from(name))
     }
@@ -191,14 +199,15 @@ impl Pin {
     }
 }
 
-/// A directory has so long to say that it is there. Chosen by hand: a disk that was asleep has woken up by then.
+/// Time that a directory has to answer. Chosen by hand: a sleeping disk has woken up by then.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Directories that are being opened. One that does not answer, as of a file server that is away, keeps one thread
-/// waiting, not one for each try.
+/// Directories that are being opened. One that does not answer, for example on an unreachable file
+/// server, keeps only one thread waiting, not one per try.
 static OPENING: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>> = Mutex::new(BTreeMap::new());
 
-/// What `open` returns. It may take as long as it likes where the kernel makes it wait.
+/// Returns the result of `open`, or an error after `time_max`. The open itself may take as long as
+/// the kernel makes it wait.
 async fn answered(
     url: &str,
     env_prefix: Option<&str>,
@@ -213,7 +222,7 @@ async fn answered(
     let opened = async move {
         let turn = turn.lock_owned().await;
         let (sender, opened) = tokio::sync::oneshot::channel();
-        // Of its own: the threads for files are few, and the pool's own store needs them.
+        // A thread of its own: the threads for files are few, and the pool's own store needs them.
         std::thread::spawn(move || {
             let _turn = turn; // until it is over
             let _ = sender.send(open(&wanted, env_prefix.as_deref()));
@@ -239,20 +248,20 @@ pub(crate) struct Target {
     url: String,
     outer: Store,
     store: Store,
-    /// Pins that were there when they were looked at last.
+    /// Pins found in the last look.
     pins_seen: Arc<Mutex<Option<BTreeSet<ObjectPath>>>>,
 }
 
 impl Target {
-    /// Nothing is sent. A local directory is made.
+    /// Opens a copy. Sends nothing; makes a local directory.
     ///
     /// # Errors
-    /// Those of the URL and the directory; `Unavailable` where that does not answer.
+    /// Errors of the URL and the directory; `Unavailable` if the directory does not answer.
     pub(crate) async fn open(url: &str, env_prefix: Option<&str>) -> Result<Target> {
         answered(url, env_prefix, Target::open_now, ANSWER_TIME_MAX).await
     }
 
-    /// As [`Target::open`], for one that exists.
+    /// Like [`Target::open`], for an existing copy.
     pub(crate) async fn existing(url: &str, env_prefix: Option<&str>) -> Result<Target> {
         answered(url, env_prefix, Target::existing_now, ANSWER_TIME_MAX).await
     }
@@ -264,10 +273,11 @@ impl Target {
         Ok(Target { url: url.to_owned(), outer, store, pins_seen: Arc::default() })
     }
 
-    /// As [`Target::existing`], for one that may be away for now. Nothing is sent or looked at.
+    /// Like [`Target::existing`], for a copy that may be unreachable for now. Sends and checks
+    /// nothing.
     ///
     /// # Errors
-    /// Those of the URL and of settings.
+    /// Errors of the URL and the settings.
     pub(crate) fn awaited(url: &str, env_prefix: Option<&str>) -> Result<Target> {
         let options = StoreOptions::default();
         let outer = Store::await_as(url, &options, env_prefix)?;
@@ -292,7 +302,7 @@ impl Target {
         self.store.explain(doing, error)
     }
 
-    /// The store as the state has it.
+    /// View of the store in a given state.
     pub(crate) fn view(&self, state: &StateRecord) -> Store {
         let view = state_view(self.store.bulk(), state.manifest);
         Store::from_objects(self.store.url(), view)
@@ -304,11 +314,11 @@ impl Target {
         Ok(found.map(|(number, bytes)| (chain.name(number), bytes)))
     }
 
-    /// Makes it the pool's copy, or finds that it is.
+    /// Claims the prefix as the pool's copy, or checks that it already is.
     ///
     /// # Errors
-    /// `Busy` where the prefix has something else in it, or is another pool's; `Unsupported` where a newer version has
-    /// written it, or the store lacks conditional creates.
+    /// `Busy` if the prefix has other contents or belongs to another pool; `Unsupported` if a newer
+    /// version wrote it, or the store lacks conditional creates.
     pub(crate) async fn claim(
         &self,
         key: &PoolKey,
@@ -368,11 +378,11 @@ impl Target {
         Error::new(ErrorKind::Busy, what)
     }
 
-    /// The copy is there, and the pool's. One that is not there any more may be a folder that is not mounted: nothing of
-    /// what is known of it counts then.
+    /// Checks that the copy is there and belongs to the pool. A copy that has disappeared may be a
+    /// folder that is not mounted; everything known about it is then invalid.
     ///
     /// # Errors
-    /// `NotFound`, and those of [`Target::claim`].
+    /// `NotFound`, and errors of [`Target::claim`].
     pub(crate) async fn check_there(
         &self,
         key: &PoolKey,
@@ -382,10 +392,10 @@ impl Target {
         self.check_identity(&object, &bytes, key, (pool, Some(lineage)))
     }
 
-    /// A copy is there, whoever's.
+    /// Checks that there is a copy, of any pool.
     ///
     /// # Errors
-    /// `NotFound`; those of reading its store.
+    /// `NotFound`; errors reading its store.
     pub(crate) async fn check_exists(&self) -> Result<()> {
         self.identity().await?.map(drop).ok_or_else(|| no_copy(&self.url))
     }
@@ -402,7 +412,7 @@ impl Target {
             let mut listed = listing::list(&objects, None);
             while let Some(found) = listed.try_next().await.map_err(failed)? {
                 let path = found.location.as_ref();
-                // Of a store whose probe was cut short.
+                // Left by an interrupted probe of the store.
                 let is_of_probe = path.starts_with("probe/") || path.starts_with("copy/probe/");
                 if is_of_probe || is_folder_marker(&found) {
                     continue;
@@ -413,7 +423,8 @@ impl Target {
         Ok(())
     }
 
-    /// Opens the copy's key ring with what opens the pool, and checks that the copy is of its pool.
+    /// Opens the copy's key ring with the key source of the pool, and checks that the copy belongs
+    /// to its pool.
     pub(crate) async fn open_keys(&self, source: &KeySource) -> Result<KeyRing> {
         let Some((object, bytes)) = self.identity().await? else { return Err(no_copy(&self.url)) };
         let identity: Identity = Document::parse(&object, &bytes)?.body()?;
@@ -436,7 +447,7 @@ impl Target {
         Ok(Some(state))
     }
 
-    /// The newest state counts from here on. `Busy`: somebody else publishes states here.
+    /// Makes this the newest state. `Busy`: another process publishes states here.
     pub(crate) async fn publish(&self, key: &PoolKey, state: &StateRecord) -> Result<()> {
         let chain = Chain::new(&self.store, STATES);
         let bytes = seal_document(key, STATES, state)?;
@@ -450,7 +461,8 @@ impl Target {
         Ok(())
     }
 
-    /// Gives the copy the pool's key ring: what opens the pool opens the copy, and what was revoked does not.
+    /// Gives the copy the pool's key ring: the keys that open the pool open the copy, and revoked
+    /// ones do not.
     pub(crate) async fn copy_keys(&self, pool: &Store, key: &PoolKey) -> Result<()> {
         let (from, to) = (Chain::new(pool, KEYRING), Chain::new(&self.store, KEYRING));
         let Some((number, bytes)) = from.newest().await? else {
@@ -458,10 +470,11 @@ impl Target {
             return Err(Error::new(ErrorKind::Corrupt, what));
         };
         if to.newest().await? == Some((number, bytes.clone())) {
-            // Also where this was cut short before.
+            // Also if this was interrupted before.
             return to.delete_below(number).await;
         }
-        // The pool's list may not know: it was put back, or the copy was added twice at the same time.
+        // The pool's list may not know of it: the pool was rolled back, or the copy was added twice
+        // at the same time.
         if self.is_apart(key).await? == Some(true) {
             let what = format!(
                 "copy to {}: it has a key of its own, which the pool's list of copies does not say; end it with `spindle copy \
@@ -488,15 +501,15 @@ impl Target {
         KeyRing::give_apart(&self.store, keys, path, (may_make, is_to_replace)).await
     }
 
-    /// Whether the copy has a key ring of its own; `None`: it has none at all.
+    /// Reports whether the copy has a key ring of its own; `None` if it has none at all.
     pub(crate) async fn is_apart(&self, key: &PoolKey) -> Result<Option<bool>> {
         KeyRing::is_apart(&self.store, key).await
     }
 
-    /// The copy has the key ring of its own that it was given.
+    /// Checks that the copy still has its own key ring.
     pub(crate) async fn check_apart(&self, key: &PoolKey) -> Result<()> {
         if self.is_apart(key).await? == Some(true) {
-            // Of a change that was cut short: what was revoked opens it no more.
+            // Clean up after an interrupted change, so that revoked keys no longer open it.
             return Chain::new(&self.store, KEYRING).prune(1).await;
         }
         let what = format!(
@@ -507,7 +520,7 @@ impl Target {
         Err(Error::new(ErrorKind::Corrupt, what))
     }
 
-    /// What the pool's users read most: a hint, in place of the one before.
+    /// Writes the list of data that is read most, replacing the previous one. It is only a hint.
     pub(crate) async fn put_heat(
         &self,
         key: &PoolKey,
@@ -520,10 +533,11 @@ impl Target {
         put.map(drop).map_err(|error| self.store.explain("write what is read most", error))
     }
 
-    /// What the pool's users read most, as far as the copy says so. What is damaged is a hint less.
+    /// Reads the list of data that is read most. A damaged list is ignored, since it is only a
+    /// hint.
     ///
     /// # Errors
-    /// Those of reading the store.
+    /// Errors reading the store.
     pub(crate) async fn heat(&self, key: &PoolKey, pool: Uuid) -> Result<Vec<(u64, u32)>> {
         let read = async || -> Result<HeatBody> {
             let failed = |error| self.store.explain("read what is read most", error);
@@ -549,8 +563,8 @@ impl Target {
         }
     }
 
-    /// Gives the copy the keys of the pool's volumes: those that a state needs before it is published, and none that was
-    /// destroyed. Returns the number of the document.
+    /// Gives the copy the keys of the pool's volumes: before a state is published it has the keys
+    /// that the state needs, and no destroyed ones. Returns the number of the document.
     pub(crate) async fn copy_volume_keys(&self, pool: &Store) -> Result<Option<u64>> {
         crate::volume_keys::copy(pool, &self.store).await
     }
@@ -566,7 +580,7 @@ impl Target {
         crate::volume_keys::bring(&self.store, store, (key, pool), epoch).await
     }
 
-    /// The keys of volumes that the copy has.
+    /// Reads the keys of volumes from the copy.
     pub(crate) async fn volume_keys(&self, key: &PoolKey, pool: Uuid) -> Result<VolumeKeys> {
         crate::volume_keys::load(&self.store, key, pool).await
     }
@@ -583,10 +597,10 @@ impl Target {
         }
     }
 
-    /// Keeps the newest state until the pin is given back; a `is_short` one for a week at most.
+    /// Pins the newest state until the pin is released; with `is_short`, for a week at most.
     ///
     /// # Errors
-    /// `NotFound` where no state was published yet; `Denied` with credentials that may only read.
+    /// `NotFound` if no state has been published yet; `Denied` with read-only credentials.
     pub(crate) async fn pin_newest(
         &self,
         key: &PoolKey,
@@ -599,11 +613,12 @@ impl Target {
             };
             let pin = Pin(ObjectPath::from(format!("{PINS}/{}", Uuid::new_v4().simple())));
             if let Err(error) = self.put_pin(key, &pin, state.number, is_short).await {
-                // It may be there all the same.
+                // The pin may exist in spite of the error.
                 self.unpin(pin).await;
                 return Err(error);
             }
-            // Whoever has published another one since looks for pins before it deletes anything.
+            // A process that has published another state since looks for pins before it deletes
+            // anything.
             match self.newest(key, pool).await {
                 Ok(now) if now.as_ref().map(|now| now.number) == Some(state.number) => {
                     return Ok((pin, state));
@@ -619,7 +634,7 @@ impl Target {
         Err(Error::new(ErrorKind::Unavailable, what))
     }
 
-    /// Writes a pin, again or anew.
+    /// Writes a pin for the first time, or renews it.
     pub(crate) async fn put_pin(
         &self,
         key: &PoolKey,
@@ -639,8 +654,8 @@ impl Target {
         put.map(drop).map_err(|error| self.store.explain("pin a state of the copy", error))
     }
 
-    /// Whether a pin is there, and keeps its state for a while yet: one that is about to end may be gone already for
-    /// whoever deletes.
+    /// Reports whether a pin exists and keeps its state for a while: one that is about to end may
+    /// already count as gone for a process that deletes.
     pub(crate) async fn has_pin(&self, key: &PoolKey, pin: &Pin) -> Result<bool> {
         let failed = |error| self.store.explain("look for a pin", error);
         let Some(got) = self.get_pin(&pin.0).await? else { return Ok(false) };
@@ -653,7 +668,7 @@ impl Target {
         Ok(!body.is_short || age < SHORT_PIN_SECONDS - PIN_MARGIN_SECONDS)
     }
 
-    /// Gives a pin back; what fails is said.
+    /// Releases a pin; logs a failure.
     pub(crate) async fn unpin(&self, pin: Pin) {
         if let Err(error) = self.try_unpin(&pin).await {
             tracing::warn!(
@@ -663,10 +678,11 @@ impl Target {
         }
     }
 
-    /// Gives a pin back.
+    /// Releases a pin.
     ///
     /// # Errors
-    /// `NotFound` where the copy itself is not there, which says nothing of the pin; those of deleting it.
+    /// `NotFound` if the copy itself is not there, which says nothing about the pin; errors
+    /// deleting it.
     pub(crate) async fn try_unpin(&self, pin: &Pin) -> Result<()> {
         self.check_exists().await?;
         match self.store.control().delete(&pin.0).await {
@@ -675,7 +691,7 @@ impl Target {
         }
     }
 
-    /// Where it is, as the user wrote it.
+    /// URL as the user wrote it.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -702,7 +718,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// How often the directory was asked, and whether it answers.
+    /// Number of times the directory was asked, and whether it answers.
     static ASKED_COUNT: AtomicU32 = AtomicU32::new(0);
     static ANSWERS: (Mutex<bool>, parking_lot::Condvar) =
         (Mutex::new(false), parking_lot::Condvar::new());

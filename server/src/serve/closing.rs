@@ -1,9 +1,8 @@
-//! The end of serving a pool: what is still done when a stop is asked for, and closing it.
+//! The end of serving a pool: the work left when a stop is requested, and closing the pool.
 //!
 //! Invariants:
-//! - Order of closing: front ends, destage, log, metadata, ownership. Only a pool of which the
-//!   store holds everything is released: another machine may then open it without being asked
-//!   whether it wants to lose something.
+//! - Order of closing: front ends, destage, log, metadata, ownership. A pool is released only if
+//!   the store holds everything: another machine may then open it without having to accept a loss.
 
 use super::{CLOSE_DESTAGE_MAX, OpenPool, Signals, failed_log};
 use crate::pool::Pool;
@@ -11,25 +10,26 @@ use block::{Error, ErrorKind, Result};
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// The same where devices wait for the next daemon: what took long was moved before they were left.
+/// Limit for the destage at close while devices wait for the next daemon: most data was moved
+/// before they were left.
 const CLOSE_DESTAGE_DEVICES_MAX: Duration = Duration::from_secs(5);
-/// Exit code of a daemon that a second signal ended before its stop was done.
+/// Exit code of a daemon that a second signal ended before its stop was complete.
 pub(crate) const EXIT_AT_ONCE: i32 = 3;
 /// Exit code of a daemon that ended because the disk of its write log failed.
 pub(crate) const EXIT_LOG_FAILED: u8 = 5;
 
 impl OpenPool {
-    /// Orderly stop: the store gets what it lacks, within a bounded time, and the pool is released
-    /// if it got everything.
+    /// Stops in order: moves the missing data to the store within a bounded time, and releases the
+    /// pool if the store has everything.
     ///
     /// # Errors
-    /// The first failure; nothing that was promised is lost by it.
+    /// The first failure. No acknowledged write is lost by it.
     pub async fn close(self) -> Result<()> {
         self.close_with(false).await
     }
 
-    /// As [`OpenPool::close`]. `has_devices`: somebody waits for the next daemon, and the store gets only what it takes at
-    /// once.
+    /// Like [`OpenPool::close`]. With `has_devices`, users wait for the next daemon, and only data
+    /// that the store takes at once is moved.
     pub(super) async fn close_with(self, has_devices: bool) -> Result<()> {
         match self.close_pool(has_devices).await? {
             Closed::AllInStore | Closed::LacksLost(_) => self.ownership.release().await,
@@ -37,8 +37,9 @@ impl OpenPool {
         }
     }
 
-    /// Closes a pool whose opening has failed, or was stopped, after its jobs had begun. Where volumes may not have
-    /// said yet that they step back, it stays owned by this directory, which remembers that they have to.
+    /// Closes a pool whose opening has failed or was stopped after its jobs had begun. If volumes
+    /// may not have recorded yet that they step back, this directory stays the owner and remembers
+    /// that they have to.
     pub(super) async fn close_unserved(self) {
         let closed = match self.step_back {
             Some(_) => self.pool.close().await.map(drop),
@@ -52,15 +53,16 @@ impl OpenPool {
         }
     }
 
-    /// As [`OpenPool::close`], and the pool is removed instead of released. Returns when.
+    /// Like [`OpenPool::close`], but removes the pool instead of releasing it. Returns the time of
+    /// the removal.
     ///
     /// # Errors
-    /// Also where the store does not hold everything: the pool is then not removed.
+    /// Also fails if the store does not hold everything; the pool is then not removed.
     pub(crate) async fn remove(self) -> Result<u64> {
         let lacks = match self.close_pool(false).await? {
             Closed::AllInStore => return self.ownership.remove(self.pool.clock().stamp()).await,
             Closed::LacksLost(lacks) => {
-                // It stays released, as a stop leaves it.
+                // It stays released, like after a stop.
                 self.ownership.release().await?;
                 lacks
             }
@@ -71,11 +73,13 @@ impl OpenPool {
         Err(Error::with_source(lacks.kind(), what, lacks))
     }
 
-    /// Moves what the store lacks there, within a bounded time, and closes all but the ownership.
+    /// Moves the missing data to the store within a bounded time, and closes everything but the
+    /// ownership.
     async fn close_pool(&self, has_devices: bool) -> Result<Closed> {
         let destage_max = if has_devices { CLOSE_DESTAGE_DEVICES_MAX } else { CLOSE_DESTAGE_MAX };
         let everything = tokio::time::timeout(destage_max, self.pool.destage_all()).await;
-        // The next daemon goes on with the rest; without devices, it may be meant to be another machine's.
+        // With devices, the next daemon continues with the rest. Without devices, the pool may be
+        // meant to move to another machine.
         let is_meant = has_devices && everything.is_err();
         let lacking = match everything {
             Ok(Ok(_)) => None,
@@ -131,7 +135,7 @@ impl OpenPool {
         }
     }
 
-    /// Tells the store, where the write log has failed: the directory may not take the note.
+    /// Notes a failed write log in the store, because the directory may not take the note.
     pub(super) async fn note_failed_log(&self) {
         if let Some(note) = self.pool.log_failure_note() {
             failed_log::note(&self.store, &self.node, note).await;
@@ -148,19 +152,20 @@ impl OpenPool {
     }
 }
 
-/// What the store held when a pool was closed.
+/// Contents of the store when a pool was closed.
 enum Closed {
     /// Everything.
     AllInStore,
-    /// All but writes whose side files are missing here, so that this directory is of no use to them.
+    /// All but writes whose side files are missing here, so this directory is of no use for them.
     LacksLost(Error),
     /// Not all: the rest is in this directory.
     Lacks(Error),
 }
 
-/// Moves the log to the store while devices are still served: from when a device is left to the next daemon's first answer
-/// its user waits, and what may take long comes before. What comes of it shows when the pool is closed. Returns why the pool
-/// is not ours any more, where it was lost meanwhile or before.
+/// Moves the log to the store while devices are still served. From the moment a device is left
+/// until the next daemon's first answer its user waits, so slow work is done before. Errors show
+/// when the pool is closed. Returns why the pool is no longer ours if it was lost meanwhile or
+/// before.
 pub(super) async fn move_while_served(pool: &Pool) -> Option<Error> {
     let lost = tokio::select! {
         lost = pool.ended() => Some(lost),
@@ -169,7 +174,7 @@ pub(super) async fn move_while_served(pool: &Pool) -> Option<Error> {
     if lost.is_some() {
         return lost;
     }
-    // What was lost may have ended the move first.
+    // The loss may have ended the move first.
     tokio::select! {
         biased;
         lost = pool.ended() => Some(lost),
@@ -177,8 +182,8 @@ pub(super) async fn move_while_served(pool: &Pool) -> Option<Error> {
     }
 }
 
-/// Ends the process at the next signal but `spare_count`, whatever an orderly stop waits for. What
-/// was answered is in the write log, as after a kill.
+/// Ends the process at the first signal after `spare_count` others, even during an orderly stop.
+/// Acknowledged writes are in the write log, like after a kill.
 pub(super) fn end_at_once_on_another(mut signals: Signals, spare_count: usize) {
     tokio::spawn(async move {
         for _ in 0..=spare_count {

@@ -1,4 +1,4 @@
-//! The jobs of a daemon that are not the pool's, each under supervision.
+//! Supervised jobs of a daemon that do not belong to the pool.
 
 use super::{
     OpenPool, hydrate, purge_removed, reload_certificates, run_schedules, watch_ownership,
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 
-/// Starts the jobs of a daemon that are not the pool's.
+/// Starts the jobs of a daemon that do not belong to the pool.
 pub(super) fn start_jobs(
     jobs: &Jobs,
     open: &Arc<OpenPool>,
@@ -39,7 +39,7 @@ pub(super) fn start_jobs(
     ]
 }
 
-/// Serves NBD clients of one listener until `stop` says so; when it ends before, the daemon does.
+/// Serves the NBD clients of one listener until `stop`. If it ends before, the daemon ends, too.
 pub(super) async fn serve_listener(
     jobs: Jobs,
     server: Server<PoolExports>,

@@ -1,5 +1,5 @@
-//! The note in the store that the write log of a directory has failed: for the next opening, should the directory not
-//! have taken the note, as on a disk that has become read-only.
+//! A note in the store that the write log of a directory has failed. It is for the next opening, in
+//! case the directory did not take the note, for example because its disk has become read-only.
 //!
 //! Invariants:
 //! - It is tried once and for a bounded time; nothing depends on it.
@@ -11,17 +11,17 @@ use object_store::ObjectStoreExt;
 use object_store::path::Path as ObjectPath;
 use std::time::Duration;
 
-/// Where the notes are, one object a directory.
+/// Folder of the notes, one object per directory.
 pub(crate) const FOLDER: &str = "failed-logs";
-/// How long the store has for one. Chosen by hand: a store that answers at all does so in that time, and the daemon is to
-/// end soon.
+/// Time that the store has for one request. Chosen by hand: a store that answers at all does so in
+/// that time, and the daemon should end soon.
 const WAIT: Duration = Duration::from_secs(5);
 
 fn path(node: &NodeDir) -> ObjectPath {
     ObjectPath::from(format!("{FOLDER}/{}", node.node_id()))
 }
 
-/// Puts the note there.
+/// Writes the note.
 pub(super) async fn note(store: &Store, node: &NodeDir, note: Vec<u8>) {
     let objects = store.control();
     let (path, payload) = (path(node), note.into());
@@ -34,7 +34,7 @@ pub(super) async fn note(store: &Store, node: &NodeDir, note: Vec<u8>) {
     tracing::warn!(why, "the store did not take the note that the write log failed");
 }
 
-/// The note that is there, if there is one.
+/// Reads the note if there is one.
 pub(super) async fn heard(store: &Store, node: &NodeDir) -> Option<Vec<u8>> {
     let (objects, path) = (store.control(), path(node));
     let got = async { objects.get(&path).await?.bytes().await };
@@ -48,7 +48,8 @@ pub(super) async fn heard(store: &Store, node: &NodeDir) -> Option<Vec<u8>> {
     None
 }
 
-/// To be called when every volume says what the note was for. One that stays is of a life that is over, and harmless.
+/// Deletes the note. To be called when every volume has recorded what the note was for. A note that
+/// stays belongs to an earlier log and is harmless.
 pub(super) async fn forget(store: &Store, node: &NodeDir) {
     let (objects, path) = (store.control(), path(node));
     if let Ok(Err(error)) = tokio::time::timeout(WAIT, objects.delete(&path)).await {

@@ -1,4 +1,4 @@
-//! Opening a pool for a look: nothing of it is owned or written.
+//! Inspects a pool without taking ownership or writing.
 
 use super::look_options;
 use super::opening::check_pool_is_there;
@@ -12,11 +12,11 @@ use crate::volume_keys;
 use block::{Conditions, ErrorKind, Result};
 use tiering::Tier;
 
-/// Looks at the configured pool, if it was closed in order. `None` where only an opening finds out what it holds:
-/// this directory has it open, or nothing was made yet.
+/// Looks at the configured pool if it was closed in order. `None` if only an opening can find out
+/// what it holds: this directory has it open, or nothing was made yet.
 ///
 /// # Errors
-/// Those of [`super::open`], which takes it.
+/// Errors of [`super::open`], which takes the pool.
 pub(crate) async fn look(config: &Config) -> Result<Option<Look>> {
     let node = check_pool_is_there(config).await?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
@@ -36,7 +36,7 @@ pub(crate) async fn look(config: &Config) -> Result<Option<Look>> {
     options.left_out = restored.as_ref().and_then(restore::Restored::left_out);
     let tier = match Tier::open_for_look(options).await {
         Ok(tier) => tier,
-        // An opening that came to its end before there was any metadata.
+        // An opening ended before there was any metadata.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };

@@ -1,15 +1,15 @@
-//! Opening a pool: the checks before anything is written, and then directory, store, keys, ownership,
-//! metadata and log, one after the other.
+//! Opening a pool: the checks before anything is written, and then directory, store, keys,
+//! ownership, metadata and log, one after the other.
 //!
 //! Invariants:
 //! - Order of opening: directory lock, store, keys, ownership, metadata, log. Each step refuses
 //!   before the next one changes anything.
-//! - An opening that fails, or is stopped, gives the pool back to who had it: before anything of it was written as it
-//!   was, and afterwards by an orderly stop.
+//! - An opening that fails or is stopped gives the pool back to its previous owner: unchanged if
+//!   nothing of the pool was written yet, and by an orderly stop otherwise.
 //! - A log that another owner has overtaken is never replayed: it is set aside, whole.
-//! - A log that was here and is gone is missed unless the pool was released since: it may hold writes
-//!   that nothing else does, and the pool does not open without it. Once somebody has given it up,
-//!   every volume steps back.
+//! - A log that was here and is gone counts as missing unless the pool was released since: it may
+//!   hold the only copy of some writes, and the pool does not open without it. Once an operator has
+//!   given it up, every volume steps back.
 
 mod write_log;
 
@@ -40,34 +40,36 @@ use tiering::{AsideFile, OwnerCheck, ReclaimOptions, Tier, TierOptions};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// The index of deduplication takes this part of the map's share of the memory, one in so many. Chosen by hand: at the
-/// default budget it knows the blocks of 700 MiB, and finds those of far more by the lists of their segments.
+/// The index of deduplication gets one part in this many of the map's share of the memory. Chosen
+/// by hand: at the default budget it knows the blocks of 700 MiB, and finds those of far more by
+/// the lists of their segments.
 const DEDUP_INDEX_PART: u64 = 8;
-/// How often compaction of the metadata is looked after in a local directory, where a look costs no request: with a small
-/// log commits come every few milliseconds, and wait for it. Chosen by hand.
+/// Interval between checks for compaction of the metadata in a local directory, where a check costs
+/// no request. With a small log, commits come every few milliseconds and wait for compaction.
+/// Chosen by hand.
 const LOCAL_POLL: Duration = Duration::from_millis(500);
 
-/// Longest that an opening which has failed waits for the metadata to close. Chosen by hand.
+/// Longest time that a failed opening waits for the metadata to close. Chosen by hand.
 const CLOSE_GRACE: Duration = Duration::from_secs(10);
 
 const LOG_MADE: &str = "log.made";
-/// How the write log stands, beside its own directory, which may be on another disk.
+/// State of the write log. It is outside the log's own directory, which may be on another disk.
 const LOG_STATE: &str = "log.state";
-/// Mark in DIR from before a new log takes the place of one that was lost until every volume says so.
+/// Mark in DIR, from before a new log replaces a lost one until every volume has recorded the loss.
 const LOG_LOST: &str = "log.lost";
-/// Mark in DIR from before the pool is taken from another node until every volume says so.
+/// Mark in DIR, from before the pool is taken from another node until every volume has recorded it.
 const TAKEN_OVER: &str = "taken.over";
 
-/// What may be opened.
+/// Kind of opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening {
-    /// A pool that exists. Where there is none, nothing is made or written.
+    /// Opens an existing pool. If there is none, nothing is made or written.
     Existing,
-    /// As `Existing`, but one that was removed, which is in use again then.
+    /// Like `Existing`, but opens a removed pool, which is in use again afterwards.
     Removed,
-    /// One is made on first use.
+    /// Makes the pool on first use.
     OrNew,
-    /// As `OrNew`, and it is taken from the node that has it open.
+    /// Like `OrNew`, and takes the pool from the node that has it open.
     TakeOver,
 }
 
@@ -80,13 +82,13 @@ impl Opening {
 /// Opens the configured pool.
 ///
 /// # Errors
-/// Those of each step, saying what to do. Who had the pool before has it then as before.
+/// Errors of each step, with advice. The previous owner of the pool then has it as before.
 pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     let opened = open_until(config, opening, std::pin::pin!(std::future::pending())).await?;
     Ok(opened.expect("nothing has stopped it"))
 }
 
-/// As [`open`], unless `stop` comes first: `None` then.
+/// Like [`open`], but returns `None` if `stop` comes first.
 pub(super) async fn open_until<S: Future<Output = ()>>(
     config: &Config,
     opening: Opening,
@@ -100,7 +102,7 @@ pub(super) async fn open_until<S: Future<Output = ()>>(
     opened
 }
 
-/// Removes the directories that were made for a pool that was refused, as far as they are empty.
+/// Removes the directories that were made for a refused pool if they are empty.
 fn leave(config: &Config, had_dir: bool, had_store: bool) {
     if !had_store && let Ok(Some(store)) = Store::dir_of(config.store_url()) {
         for folder in ["probe", "keyring"] {
@@ -122,7 +124,7 @@ async fn open_pool<S: Future<Output = ()>>(
         prepared = prepare(config, opening) => prepared?,
         () = &mut stop => return Ok(None),
     };
-    // Not cut short: nobody would know what came of it.
+    // Not interrupted by the stop: the outcome would be unknown.
     let taken = prepared.take().await?;
     let parts = tokio::select! {
         parts = open_parts(config, &taken) => parts.map(Some),
@@ -167,7 +169,7 @@ fn open_store(config: &Config) -> Result<Store> {
     Store::open(config.store_url(), &StoreOptions::default())
 }
 
-/// Takes the directory of a pool that exists. Nothing of the store is written or made.
+/// Takes the directory of an existing pool. Writes nothing to the store.
 pub(super) async fn check_pool_is_there(config: &Config) -> Result<NodeDir> {
     check_dir_exists(config)?;
     check_store_dir_exists(config)?;
@@ -177,11 +179,11 @@ pub(super) async fn check_pool_is_there(config: &Config) -> Result<NodeDir> {
     open_node(config).await
 }
 
-/// Takes the directory. Where a pool was opened from it before, the store has that one.
+/// Takes the directory. If a pool was opened from it before, checks that the store has a pool.
 async fn open_node(config: &Config) -> Result<NodeDir> {
     let node = NodeDir::open(config.dir())?;
     if let Some(pool) = node.pool() {
-        // Before the probe and all else that writes: it may be a wrong or an emptied bucket.
+        // Before the probe and all other writes: it may be a wrong or an emptied bucket.
         let is_there = store_dir_exists(config)?;
         if !is_there || !KeyRing::exists_or_refuse(&open_store(config)?).await? {
             return Err(other_store(config, pool));
@@ -190,7 +192,7 @@ async fn open_node(config: &Config) -> Result<NodeDir> {
     Ok(node)
 }
 
-/// What is there before the pool is taken.
+/// State before the pool is taken.
 struct Prepared<'a> {
     config: &'a Config,
     node: NodeDir,
@@ -244,7 +246,7 @@ impl Prepared<'_> {
     }
 }
 
-/// A pool that is owned, and of which nothing was written yet.
+/// A pool that is owned, before anything of it is written.
 struct Taken {
     node: NodeDir,
     dir: PathBuf,
@@ -252,12 +254,12 @@ struct Taken {
     keys: KeyRing,
     key: PoolKey,
     ownership: Ownership,
-    /// An earlier take-over owes that volumes step back.
+    /// Volumes still have to step back because of an earlier take-over.
     was_owed: bool,
     is_taken_over: bool,
 }
 
-/// What an open pool is made of, before its jobs run.
+/// Parts of an open pool before its jobs run.
 struct Parts {
     tier: Tier,
     volume_keys: VolumeKeyRing,
@@ -270,7 +272,7 @@ struct Parts {
     is_heard: bool,
 }
 
-/// The same, of a pool whose jobs run.
+/// The same for a pool whose jobs run.
 struct Opened {
     recovery: Recovery,
     restored: Option<Restored>,
@@ -280,7 +282,7 @@ struct Opened {
 }
 
 impl Taken {
-    /// The opening has failed. What keeps the pool from being given back is said.
+    /// Gives the pool back after a failed opening. Logs errors.
     async fn give_back(&self) {
         let given_back = match self.ownership.give_back(&self.node).await {
             Ok(true) if self.is_taken_over && !self.was_owed => remove_mark(&self.dir, TAKEN_OVER),
@@ -351,7 +353,7 @@ async fn open_parts(config: &Config, taken: &Taken) -> Result<Parts> {
             is_heard,
         }),
         Err(error) => {
-            // Its jobs write to the store.
+            // Close it, because its jobs write to the store.
             if let Ok(Err(closing)) = tokio::time::timeout(CLOSE_GRACE, tier.close()).await {
                 tracing::debug!(error = %closing.chain(), "a tier that is no longer wanted did not close");
             }
@@ -364,7 +366,7 @@ async fn open_parts(config: &Config, taken: &Taken) -> Result<Parts> {
 struct LogFound {
     log: Log,
     recovery: Recovery,
-    /// The one before it was lost.
+    /// The previous log was lost.
     is_log_lost: bool,
     /// The store had a note that it has failed.
     is_heard: bool,
@@ -380,7 +382,7 @@ async fn open_log(
     if let Some(restored) = restored {
         restored.keep_apart(tier);
     }
-    // After it: where nothing is known, the higher bound is this one's.
+    // After the step above: where nothing is known, the higher bound is the one found here.
     crate::scrub::keep_from_bad(tier, store, key, keys.pool()).await;
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, ownership, node)?;
@@ -419,7 +421,7 @@ async fn open_log(
     Ok(LogFound { log, recovery, is_log_lost, is_heard })
 }
 
-/// Notes that the directory holds the pool, and starts its jobs.
+/// Records that the directory holds the pool, and starts its jobs.
 fn start(config: &Config, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>, Opened)> {
     let Parts { tier, volume_keys, log, recovery, restored, conditions, is_log_lost, is_heard } =
         parts;
@@ -446,7 +448,7 @@ fn start(config: &Config, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>, Ope
     Ok((pool, Opened { recovery, restored, conditions, step_back, is_heard }))
 }
 
-/// What a pool has to say and to be before anything of it is served.
+/// Brings an opened pool into the state that is needed before anything of it is served.
 async fn settle(open: &mut OpenPool, is_heard: bool) -> Result<()> {
     if let Some(cause) = open.step_back {
         open.pool.note_step_back(cause, open.ownership.epoch()).await?;
@@ -457,7 +459,7 @@ async fn settle(open: &mut OpenPool, is_heard: bool) -> Result<()> {
     let key = open.keys.get_mut().newest().key.clone();
     if let Some(restored) = &mut open.restored {
         restore::apply_choice(restored, &open.pool, &open.store, &key).await?;
-        // It knows the volumes that are made from here on.
+        // The metadata knows the volumes that are made from here on.
         open.pool.tier().set_left_out(restored.left_out());
     }
     crate::conditions::show_recovery_key(&open.conditions, open.keys.get_mut().has_recovery());
@@ -466,7 +468,7 @@ async fn settle(open: &mut OpenPool, is_heard: bool) -> Result<()> {
     Ok(())
 }
 
-/// Its subject is not the cache's directory, which the cache itself has.
+/// The subject is not the directory of the cache, which the cache itself uses.
 fn show_small_index(config: &Config, conditions: &Conditions) {
     let (budget, size) = (config.budget(), &config.settings().cache.size);
     let Some(dir) = config.cache_dir() else { return };
@@ -496,17 +498,18 @@ fn show_descriptors(open: &OpenPool) {
     crate::conditions::show_descriptors(&open.conditions, limit, connections, ring_file_count);
 }
 
-/// Memory in use is to be memory that is needed: buffers come and go, and with huge pages each that is
-/// still touched a little counts as 2 MiB. Measured with 75 s of random writes and a budget of
-/// 448 MiB: 305 MiB at most instead of 478, 196 MiB at rest instead of 440, no slower.
+/// Disables huge pages, so that only memory that is needed is in use: buffers come and go, and with
+/// huge pages each one that still has a used part counts as 2 MiB. Measured with 75 s of random
+/// writes and a budget of 448 MiB: 305 MiB at most instead of 478, 196 MiB at rest instead of 440,
+/// and no slower.
 pub(super) fn keep_pages_small() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
         tracing::debug!(%error, "huge pages stay as the system has them");
     }
 }
 
-/// Asks for as many open files as the system allows: connections, files of the log, and side files
-/// must not run out of them at the same time.
+/// Raises the limit of open files to the maximum that the system allows, so that connections, files
+/// of the log and side files do not run out of them at the same time.
 pub(super) fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -526,7 +529,7 @@ fn no_pool(config: &Config, why: &str) -> Error {
     Error::new(ErrorKind::NotFound, what)
 }
 
-/// This directory knows of a pool that the store knows nothing of.
+/// Error for a directory that belongs to a pool that is not in the store.
 fn other_store(config: &Config, pool: Uuid) -> Error {
     let what = format!(
         "directory {} belongs to pool {pool}, but store {} holds no pool: it is another one, or was \
@@ -545,7 +548,7 @@ fn check_dir_exists(config: &Config) -> Result<()> {
     }
 }
 
-/// Opening a store in a directory would make the directory.
+/// Checks that a local store exists, because opening it would make its directory.
 pub(crate) fn check_store_dir_exists(config: &Config) -> Result<()> {
     match store_dir_exists(config)? {
         true => Ok(()),
@@ -557,7 +560,7 @@ fn store_dir_exists(config: &Config) -> Result<bool> {
     Ok(Store::dir_of(config.store_url())?.is_none_or(|dir| dir.is_dir()))
 }
 
-/// The side files that the metadata names, in the words of the log.
+/// Side files that the metadata names, as types of the log.
 pub(crate) fn sides_wanted(tier: &Tier) -> SidesWanted {
     let file = |file: AsideFile| SideFileId {
         first_lsn: file.first_lsn,
@@ -607,7 +610,8 @@ pub(super) fn tier_options(
         pending_bytes_max: budget.cache_pending_bytes,
         ..CacheOptions::new(dir, settings.cache.size.0)
     });
-    // The index of deduplication is a part of the map's share; it is empty where no volume has that.
+    // The index of deduplication is a part of the map's share; it is empty if no volume is
+    // deduplicated.
     let index_bytes = budget.map_cache_bytes / DEDUP_INDEX_PART;
     options.dedup_index_bytes = bytes(index_bytes);
     options.map.page_cache_bytes = bytes(budget.map_cache_bytes - index_bytes);
@@ -619,7 +623,7 @@ pub(super) fn tier_options(
     options
 }
 
-/// Logs what the log had for us.
+/// Logs the result of opening the log.
 fn report_recovery(recovery: &replication::Recovery) {
     tracing::info!(
         entry_count = recovery.entry_count,
@@ -629,15 +633,16 @@ fn report_recovery(recovery: &replication::Recovery) {
     );
 }
 
-/// That volumes step back after a take-over, also where the process dies before they say so.
+/// Duty of the volumes to step back after a take-over, kept across a crash until they have recorded
+/// it.
 struct StepBackOwed<'a> {
     dir: &'a Path,
-    /// An earlier take-over owes it.
+    /// An earlier take-over left this duty.
     was_owed: bool,
 }
 
 impl StepBackOwed<'_> {
-    /// To be called before the pool is taken.
+    /// Records the duty. To be called before the pool is taken.
     fn before(dir: &Path, terms: Terms) -> Result<StepBackOwed<'_>> {
         let was_owed = dir.join(TAKEN_OVER).exists();
         if terms.take_over {
@@ -646,13 +651,13 @@ impl StepBackOwed<'_> {
         Ok(StepBackOwed { dir, was_owed })
     }
 
-    /// To be called with what came of it. True: the volumes have to step back.
+    /// Evaluates the result of taking the pool. Returns true if the volumes have to step back.
     fn after(&self, taken: &Result<Ownership>) -> Result<bool> {
         use ErrorKind::{Busy, Denied, Invalid, NotFound};
         let is_owed = self.was_owed
             || match taken {
                 Ok(ownership) => ownership.is_forced(),
-                // Otherwise it may have been taken, without our hearing of it.
+                // In other cases the pool may have been taken although the answer was lost.
                 Err(error) => !matches!(error.kind(), Busy | Denied | Invalid | NotFound),
             };
         if !is_owed {
@@ -662,8 +667,8 @@ impl StepBackOwed<'_> {
     }
 }
 
-/// A copy of a directory has the list of its devices and clients, too. They belong to the original,
-/// which may come back; what they have seen may be newer than the copy.
+/// Sets the lists of devices and clients aside in a copied directory. They belong to the original,
+/// which may come back, and its clients may have seen newer data than the copy has.
 fn leave_attachments(dir: &Path) -> Result<()> {
     for name in [crate::attach::FILE, crate::claims::FILE] {
         let (path, left) = (dir.join(name), dir.join(format!("{name}.of-the-original")));
@@ -688,8 +693,8 @@ fn leave_attachments(dir: &Path) -> Result<()> {
     })
 }
 
-/// To be called when the volumes of the configuration are there, and say that they have stepped back if
-/// they have.
+/// Removes the marks. To be called when the volumes of the configuration exist and have recorded
+/// that they stepped back, if they did.
 pub(super) fn settle_step_back(dir: &Path) -> Result<()> {
     remove_mark(dir, LOG_LOST)?;
     remove_mark(dir, TAKEN_OVER)
@@ -710,7 +715,7 @@ fn make_mark(dir: &Path, name: &str) -> Result<()> {
     let path = dir.join(name);
     let failed =
         |error| Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error);
-    // One that is there already may be of a process that ended before it was on stable storage.
+    // An existing file may be from a process that ended before it was on stable storage.
     let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(&path);
     file.and_then(|file| file.sync_all()).map_err(failed)?;
     std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)

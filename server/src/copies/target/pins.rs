@@ -1,8 +1,8 @@
-//! Which states of a copy somebody reads.
+//! Finds the states of a copy that are being read.
 //!
 //! Invariants:
-//! - What a pin keeps is deleted once the pin is not seen any more. A pin counts as gone once several looks for
-//!   it, by its name, agree; a listing that does not show it says nothing.
+//! - Data that a pin keeps is deleted once the pin is gone. A pin counts as gone once several
+//!   lookups by its name agree; a listing without it proves nothing.
 
 use super::{PINS, Pin, PinBody, SHORT_PIN_SECONDS, STATES, Target};
 use crate::chain::Document;
@@ -13,15 +13,17 @@ use object_store::{GetResult, ObjectMeta, ObjectStoreExt};
 use std::collections::BTreeSet;
 use tiering::listing::{EMPTY_LOOK_COUNT, list_all, pause_before};
 
-/// Pins, or states, whose names are held in memory. Chosen by hand: a restore or a reader has one.
+/// Pins or states whose names are held in memory. Chosen by hand: each restore or reader has one.
 const LISTED_COUNT_MAX: u64 = 100_000;
 
 impl Target {
-    /// The oldest state that somebody reads. A pin that cannot be read keeps everything. Short pins end by their age where
-    /// `may_end`: not after a jump of the clock, which a copy in a directory has its times from.
+    /// Returns the oldest state that is being read. An unreadable pin keeps everything. Short pins
+    /// end by age if `may_end` is set; it must not be set after a jump of the clock, which gives a
+    /// copy in a directory its times.
     pub(crate) async fn oldest_pin(&self, key: &PoolKey, may_end: bool) -> Result<Option<u64>> {
         let failed = |error| self.store.explain("list the pins", error);
-        // By the store's clock, which the newest state tells: where none comes any more, a pin stays longer, never shorter.
+        // By the store's clock, taken from the newest state: if no new state comes, a pin stays
+        // longer, never shorter.
         let states = self.listed(STATES).await?;
         let newest = states.iter().map(|state| state.last_modified.timestamp()).max();
         let now = newest.unwrap_or(0);
@@ -65,8 +67,8 @@ impl Target {
         listed.map_err(|error| self.store.explain(&format!("list {folder}"), error))
     }
 
-    /// Pins that a listing shows, and those that were there the last time. What a pin keeps is deleted for good once it
-    /// is not seen, so nothing follows from one listing.
+    /// Returns the pins in the listing, and those that were there the last time. The data of a pin
+    /// that is not found is deleted for good, so a single listing proves nothing.
     async fn pins(&self) -> Result<BTreeSet<ObjectPath>> {
         let seen = self.pins_seen.lock().clone();
         let look_count = match seen {
@@ -81,7 +83,7 @@ impl Target {
         Ok(pins)
     }
 
-    /// A pin that was seen; `None` once several looks agree that it is gone.
+    /// Reads a known pin; `None` once several lookups agree that it is gone.
     pub(super) async fn get_pin(&self, path: &ObjectPath) -> Result<Option<GetResult>> {
         let look_count = if self.store.local_dir().is_some() { 1 } else { EMPTY_LOOK_COUNT };
         for look in 0..look_count {

@@ -1,4 +1,5 @@
-//! Promises of opening a pool: what is missed, what is refused, who steps back.
+//! Tests of opening a pool: losses that are noticed, openings that are refused, and volumes that
+//! step back.
 
 use super::*;
 use crate::admin::{AdminHandler, Reply, Request};
@@ -11,12 +12,13 @@ use block::{BlockDevice, WriteFlags};
 fn huge_pages_are_off_in_a_process_that_opens_pools() {
     keep_pages_small();
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    // Kernels before 5.0 do not say.
+    // Kernels before 5.0 do not report it.
     let said = status.lines().find(|line| line.starts_with("THP_enabled:"));
     assert!(said.is_none_or(|line| line.ends_with('0')), "{said:?}");
 }
 
-/// A small pool below `place`, served from its directory `dir`; nothing is destaged unasked.
+/// Configures a small pool below `place`, served from its directory `dir`. Nothing is destaged
+/// without a request.
 fn config(place: &Path, dir: &str) -> Config {
     config_with(place, dir, &[])
 }
@@ -55,13 +57,13 @@ fn is_stepped_back(open: &OpenPool) -> bool {
     open.pool().volume("db").unwrap().record().is_stepped_back
 }
 
-/// Ends a pool as a killed process would: nothing is flushed or released.
+/// Ends a pool like a killed process: nothing is flushed or released.
 async fn crash(open: OpenPool) {
     open.pool().fence(Error::new(ErrorKind::Io, "killed by the test"));
     open.close().await.unwrap_err();
 }
 
-/// A pool with one volume.
+/// Opens a new pool with one volume.
 async fn made(config: &Config) -> OpenPool {
     let pool = open(config, Opening::OrNew).await.unwrap();
     pool.pool().create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
@@ -91,7 +93,7 @@ async fn an_older_log_in_its_place_is_refused_and_given_up_only_by_name() {
         std::fs::copy(&path, older.join(path.file_name().unwrap())).unwrap();
     }
     let pool = open(&config, Opening::OrNew).await.unwrap();
-    // The store knows nothing of it that would tell.
+    // The store has no trace of it.
     write_flushed(&pool, b"third").await;
     crash(pool).await;
     std::fs::rename(&log, place.path().join("newest")).unwrap();
@@ -102,12 +104,12 @@ async fn an_older_log_in_its_place_is_refused_and_given_up_only_by_name() {
         says(&error, &["in epoch 1", "served epoch 2", "older copy", "nothing was changed"]);
         says(&error, &advice);
     }
-    // Half of the advice leads to the other half.
+    // Following half of the advice leads to the other half.
     std::fs::rename(&log, &older).unwrap();
     let error = open(&config, Opening::OrNew).await.err().expect("there is none");
     says(&error, &["holds no log"]);
     says(&error, &advice);
-    // The newest one is as good as before.
+    // The newest log is still valid.
     std::fs::remove_dir_all(&log).unwrap_or_default();
     std::fs::rename(place.path().join("newest"), &log).unwrap();
     let pool = open(&config, Opening::OrNew).await.unwrap();
@@ -135,7 +137,7 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     assert!(is_stepped_back(&pool), "nobody hears that writes are gone");
     let is_told = |pool: &OpenPool| pool.conditions.is_raised(ConditionKind::WritesLost, "db");
     assert!(is_told(&pool));
-    // Said durably, and only once.
+    // Recorded durably, and only once.
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(is_stepped_back(&pool));
@@ -147,7 +149,7 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(!is_stepped_back(&pool));
     pool.close().await.unwrap();
-    // Of a process that ended before any volume could say so, the next one says it.
+    // If a process ended before any volume could record the loss, the next process does.
     give_up();
     make_mark(config.dir(), LOG_LOST).unwrap();
     make_mark(config.dir(), LOG_MADE).unwrap();
@@ -156,14 +158,14 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     settle_step_back(config.dir()).unwrap();
     pool.pool().accept_step_back("db", false).await.unwrap();
     pool.close().await.unwrap();
-    // Of a pool that was released nothing is lost.
+    // A released pool has lost nothing.
     give_up();
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(!is_stepped_back(&pool));
     pool.close().await.unwrap();
 }
 
-/// What was attached before the first loss, between the two, and after the second.
+/// Devices attached before the first loss, between the two, and after the second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_loss_is_one_for_whoever_attached_after_the_first() {
     let place = tempfile::tempdir().unwrap();
@@ -231,7 +233,7 @@ async fn a_take_over_that_is_cut_short_makes_every_volume_step_back_all_the_same
     let pool = open(&there, Opening::OrNew).await.unwrap();
     pool.pool().accept_step_back("db", false).await.unwrap();
     pool.close().await.unwrap();
-    // One that takes nothing away owes nothing.
+    // A take-over that takes nothing away leaves no duty.
     let pool = open(&there, Opening::TakeOver).await.unwrap();
     assert!(!is_stepped_back(&pool));
     assert!(!there.dir().join(TAKEN_OVER).exists());
@@ -256,7 +258,7 @@ async fn a_copy_leaves_devices_and_clients_to_the_original() {
         assert!(copy.dir().join(format!("{name}.of-the-original")).exists());
         assert!(original.dir().join(name).exists());
     }
-    // The copy is a directory of its own from then on.
+    // From then on the copy is a directory of its own.
     std::fs::write(copy.dir().join(crate::claims::FILE), b"of the copy").unwrap();
     open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
     assert!(copy.dir().join(crate::claims::FILE).exists());
@@ -276,7 +278,7 @@ async fn an_opening_that_is_cut_short_before_there_is_a_log_steps_nobody_back() 
     drop(node);
     let pool = open(&there, Opening::OrNew).await.unwrap();
     assert!(!is_stepped_back(&pool));
-    // Back where it was, the log there is overtaken and a new one goes on above it.
+    // Back in the first directory, the log there is overtaken, and a new one continues above it.
     write_flushed(&pool, b"there").await;
     pool.close().await.unwrap();
     let pool = open(&here, Opening::OrNew).await.unwrap();
@@ -290,7 +292,7 @@ async fn an_opening_that_is_cut_short_before_there_is_a_log_steps_nobody_back() 
     pool.close().await.unwrap();
 }
 
-/// Offset, length and entries of each batch in a log file, as docs/format-log.md lays them out.
+/// Offset, length and number of entries of each batch in a log file; layout in docs/format-log.md.
 fn batches(path: &Path) -> Vec<(usize, usize, u32)> {
     let bytes = std::fs::read(path).unwrap();
     let number = |at: usize| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap());
@@ -299,8 +301,8 @@ fn batches(path: &Path) -> Vec<(usize, usize, u32)> {
     found.map(|at| (at, usize::try_from(number(at + 132)).unwrap(), number(at + 128))).collect()
 }
 
-/// A power cut keeps a later batch and not the one before it. The next run writes its opening batch in
-/// front of the stale one, and ends at once.
+/// A power cut keeps a later batch but not the one before it. The next run writes its opening batch
+/// before the stale one, and ends at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_copy() {
     let place = tempfile::tempdir().unwrap();
@@ -329,12 +331,13 @@ async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_c
     assert!(!place.path().join("a/log.overtaken-1").exists());
 }
 
-/// Damage that hides the newer part of an own log makes it neither another owner's nor an older copy.
+/// Damage that hides the newer part of its own log makes it neither another owner's log nor an
+/// older copy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_log_of_the_present_owner_is_refused_and_not_set_aside() {
     let place = tempfile::tempdir().unwrap();
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
-    // The pool has been elsewhere, so that an epoch from before that would count as overtaken.
+    // The pool has been elsewhere, so that an earlier epoch would count as overtaken.
     made(&there).await.close().await.unwrap();
     let pool = open(&here, Opening::OrNew).await.unwrap();
     write_flushed(&pool, b"first").await;
@@ -359,7 +362,8 @@ async fn a_damaged_log_of_the_present_owner_is_refused_and_not_set_aside() {
     assert!(!error.chain().contains("move ") && ring.exists(), "{}", error.chain());
 }
 
-/// A log that another owner has overtaken is removed only where it proves that the store has all of it.
+/// A log that another owner has overtaken is removed only if it proves that the store has all of
+/// it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_overtaken_log_is_kept_unless_all_of_it_is_in_the_store() {
     let place = tempfile::tempdir().unwrap();
@@ -440,7 +444,7 @@ async fn a_scrub_whose_record_cannot_be_read_is_a_condition() {
     pool.close().await.unwrap();
 }
 
-/// An opening from `b` that fails in the metadata, which the store has lost for a while.
+/// Makes an opening from `b` fail in the metadata, which the store has lost for a while.
 async fn fails_without_metadata(place: &Path, b: &Config, opening: Opening) {
     let (metadata, away) = (place.join("store/metadata"), place.join("away"));
     std::fs::rename(&metadata, &away).unwrap();
@@ -459,7 +463,7 @@ async fn failed_opening_elsewhere_leaves_the_pool_to_the_directory_that_closed_i
     pool.close().await.unwrap();
     for _ in 0..2 {
         fails_without_metadata(place.path(), &b, Opening::OrNew).await;
-        // From either one.
+        // From either directory.
         fails_without_metadata(place.path(), &a, Opening::OrNew).await;
     }
     for config in [&a, &b, &a] {
@@ -483,7 +487,7 @@ async fn failed_take_over_loses_nothing_of_the_log_of_a_crashed_owner() {
     write_flushed(&pool, b"in log").await;
     crash(pool).await;
     fails_without_metadata(place.path(), &b, Opening::TakeOver).await;
-    // Nobody else is let in without a take-over.
+    // Other directories need a take-over.
     let refused = open(&b, Opening::OrNew).await.err().expect("it is open on the other one");
     assert_eq!(refused.kind(), ErrorKind::Busy, "{}", refused.chain());
     let pool = open(&a, Opening::OrNew).await.unwrap();
@@ -492,7 +496,7 @@ async fn failed_take_over_loses_nothing_of_the_log_of_a_crashed_owner() {
     assert_eq!(&bytes, b"in log");
     assert!(!is_stepped_back(&pool));
     pool.close().await.unwrap();
-    // And the one that failed owes nothing.
+    // The failed directory has no duty left.
     let pool = open(&b, Opening::OrNew).await.unwrap();
     assert!(!is_stepped_back(&pool));
     pool.close().await.unwrap();
@@ -503,7 +507,7 @@ async fn opening_that_is_stopped_at_any_moment_leaves_the_pool_to_others() {
     let place = tempfile::tempdir().unwrap();
     let (a, b) = (config(place.path(), "a"), config(place.path(), "b"));
     made(&a).await.close().await.unwrap();
-    // After so many turns of the opening's task the stop comes.
+    // The stop comes after this many turns of the opening's task.
     for turn_count in [0, 1, 2, 4, 8, 16, 32, 64, 128] {
         let stop = async {
             for _ in 0..turn_count {
@@ -518,7 +522,7 @@ async fn opening_that_is_stopped_at_any_moment_leaves_the_pool_to_others() {
     }
 }
 
-/// Names of all that is below a directory, with sizes.
+/// Lists everything below a directory, with sizes.
 fn contents(dir: &Path) -> std::collections::BTreeMap<PathBuf, u64> {
     let mut found = std::collections::BTreeMap::new();
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -574,7 +578,7 @@ async fn commands_that_only_look_take_and_write_nothing() {
         }
     }
     assert_eq!(contents(&place.path().join("store")), before);
-    // What the log holds is found by an opening only.
+    // Only an opening finds the contents of the log.
     let pool = open(&a, Opening::Existing).await.unwrap();
     assert!(pool.ownership.may_replay(Epoch(1)), "it has always been of this directory");
     crash(pool).await;

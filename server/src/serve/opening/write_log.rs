@@ -1,18 +1,19 @@
-//! The directory of the write log before the log is opened: whether another owner has overtaken it, and whether
-//! it is there.
+//! The directory of the write log before the log is opened: checks whether another owner has
+//! overtaken the log, and whether it is there.
 //!
 //! Invariants:
-//! - A log is set aside only where no batch of it was written since this directory has the pool, and removed
-//!   only where it proves that the store has all of it.
-//! - Who is told to give a log up is told what it holds.
+//! - A log is set aside only if no batch of it was written since this directory has the pool, and
+//!   is removed only if it proves that the store has all of it.
+//! - Advice to give a log up always says what the log holds.
 
 use super::{LOG_LOST, LOG_MADE};
 use crate::manifest::{NodeDir, Ownership};
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use std::path::{Path, PathBuf};
 
-/// Moves a log that this directory may not replay out of the way. Never one that was written since the
-/// directory has the pool: whatever its end looks like, it may hold what nothing else does.
+/// Moves a log that this directory may not replay out of the way. Never moves one that was written
+/// since the directory has the pool: whatever its end looks like, it may hold the only copy of some
+/// writes.
 pub(super) fn set_aside_if_overtaken(
     log_dir: &Path,
     ownership: &Ownership,
@@ -25,7 +26,7 @@ pub(super) fn set_aside_if_overtaken(
     }
     let pool = manifest.pool.into_bytes();
     let Some(log) = replication::find_overtaken(log_dir, pool, since)? else { return Ok(()) };
-    // Before the log goes, so that a crash in between is not taken for a lost log.
+    // Before the log is moved, so that a crash in between is not taken for a lost log.
     let mark = log_dir.with_file_name(LOG_MADE);
     match std::fs::remove_file(&mark) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -39,7 +40,7 @@ pub(super) fn set_aside_if_overtaken(
         Error::with_source(ErrorKind::Io, format!("set aside {}", log_dir.display()), error)
     })?;
     if log.is_in_store && log.side_file_count == 0 {
-        // Everything in it reached the store before the pool moved on.
+        // Everything in it reached the store before the pool moved to another owner.
         return std::fs::remove_dir_all(&aside).map_err(|error| {
             Error::with_source(ErrorKind::Io, format!("remove {}", aside.display()), error)
         });
@@ -66,8 +67,8 @@ fn free_name(log_dir: &Path, epoch: u64) -> PathBuf {
         .expect("some name is free")
 }
 
-/// A log that was here and is gone held acknowledged writes unless the pool was released. True: it is
-/// gone, and somebody has said that the pool is to go on without it.
+/// Checks for a log that was here and is gone. It held acknowledged writes unless the pool was
+/// released. Returns true if it is gone and an operator chose to continue without it.
 pub(super) fn check_log_is_there(
     dir: &Path,
     log_dir: &Path,
@@ -91,7 +92,7 @@ pub(super) fn check_log_is_there(
         );
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
-    // An opening that was cut short before it came to the log has served nothing.
+    // An opening that was interrupted before it reached the log has served nothing.
     let has_served = node.epoch().0 >= ownership.manifest().owner_since_epoch;
     let is_lost = dir.join(LOG_LOST).exists() || (is_ours && has_served && !has_ring);
     if is_lost {
@@ -104,8 +105,8 @@ pub(super) fn check_log_is_there(
     Ok(is_lost)
 }
 
-/// Whatever else lies there (a lock, a lost+found): without a ring file there is no log. A directory that
-/// cannot be read is no empty one.
+/// Reports whether the directory has a ring file. Without one there is no log, whatever else is
+/// there (a lock, a lost+found). A directory that cannot be read does not count as empty.
 fn has_ring(log_dir: &Path) -> Result<bool> {
     let failed =
         |error| Error::with_source(ErrorKind::Io, format!("list {}", log_dir.display()), error);
@@ -121,7 +122,7 @@ fn has_ring(log_dir: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// What to do about a log that is gone or lacks its end. Who says so also says what `log_dir` holds.
+/// Advice for a log that is gone or lacks its end. The caller must also say what `log_dir` holds.
 pub(super) fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
     format!(
         "Bring the newest log back. Only where it is gone for good, and its writes are given up, move {} away \
@@ -132,7 +133,7 @@ pub(super) fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
     )
 }
 
-/// What a directory without a ring still holds.
+/// Describes what a directory without a ring still holds.
 fn rest_of_log(log_dir: &Path) -> Result<String> {
     let (count, bytes) = replication::weigh_side_files(log_dir)?;
     Ok(match count {
