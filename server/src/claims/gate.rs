@@ -27,7 +27,7 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 pub(crate) struct Passed<'a>(&'a Gate);
 
-/// As [`Passed`], for a task that may outlive the request.
+/// Like [`Passed`], for a task that may outlive the request.
 #[derive(Debug)]
 pub(crate) struct PassedOn(Arc<Gate>);
 
@@ -42,16 +42,18 @@ impl Gate {
         Arc::new(Gate { line: line.clone(), label: label.to_owned(), ..Gate::default() })
     }
 
+    /// Passes the gate for one request.
+    ///
     /// # Errors
-    /// `Fenced`: another connection has replaced this one, its client has closed it and another client has come, or the
-    /// attachment was ended.
+    /// `Fenced`: another connection has replaced this one, its client has closed it and another
+    /// client has come, or the attachment was ended.
     pub(crate) fn pass(&self) -> Result<Passed<'_>> {
         self.enter();
         let passed = Passed(self);
         self.check_open().map(|()| passed)
     }
 
-    /// As [`Gate::pass`], for a task that may live longer than the request.
+    /// Like [`Gate::pass`], for a task that may outlive the request.
     pub(crate) fn pass_on(self: &Arc<Self>) -> Result<PassedOn> {
         self.enter();
         let passed = PassedOn(self.clone());
@@ -96,7 +98,7 @@ impl Gate {
         self.until(|| self.is_over.load(Ordering::SeqCst)).await;
     }
 
-    /// Names the client, and says how long it has been silent, in messages.
+    /// Describes the client in messages, and how long it has been silent.
     pub(super) fn described(&self) -> String {
         match self.line.silence() {
             Some(silence) => format!("{} ({silence})", self.label),
@@ -122,7 +124,7 @@ impl Gate {
     async fn until(&self, is_so: impl Fn() -> bool) {
         let mut changed = std::pin::pin!(self.changed.notified());
         loop {
-            changed.as_mut().enable(); // before the look, so that no change is missed
+            changed.as_mut().enable(); // before the check, so that no change is missed
             if is_so() {
                 return;
             }

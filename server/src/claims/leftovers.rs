@@ -1,13 +1,14 @@
-//! Requests that a client, a connection or a device has left behind: they still run, or are in the write log.
+//! Requests that a client, a connection or a device has left behind: they still run, or are in the
+//! write log.
 //!
-//! Writes of a client that disconnected while the log was full must not be applied hours later, over writes of its
-//! successor that were acknowledged and flushed.
+//! Writes of a client that disconnected while the log was full must not be applied hours later,
+//! over writes of its successor that were acknowledged and flushed.
 //!
 //! Invariants:
-//! - A new client is served only when all requests of connections, devices and clients that ended before are either
-//!   visible or dropped.
-//! - A new client does not wait for log space: a request that does is dropped with its connection and leaves the queue of
-//!   the log.
+//! - A new client is served only when all requests of connections, devices and clients that ended
+//!   earlier are either visible or dropped.
+//! - A new client does not wait for log space: an old request that waits for it is dropped with its
+//!   connection and leaves the queue of the log.
 
 use super::Claims;
 use super::gate::Gate;
@@ -20,8 +21,8 @@ use tokio::time::Instant;
 /// Longest wait for requests of earlier connections. Chosen by hand: less than the time that a client gives its
 /// negotiation; it tries again.
 pub(super) const DRAIN_WAIT: Duration = Duration::from_secs(8);
-/// The part of that wait in which a connection that its client has closed may finish its requests. Chosen by hand: a store
-/// that answers needs less.
+/// Part of that wait in which a connection closed by its client may finish its requests. Chosen by
+/// hand: a store that answers needs less.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
 
 impl Claims {
@@ -34,7 +35,7 @@ impl Claims {
         self.end_left(volume, None, Instant::now() + DRAIN_WAIT).await
     }
 
-    /// As [`Claims::end_leftovers`], on behalf of the connection `own`, which is left alone.
+    /// Like [`Claims::end_leftovers`], on behalf of the connection `own`, which is left alone.
     pub(super) async fn end_left(
         &self,
         volume: u32,
@@ -96,7 +97,8 @@ impl Claims {
         settled.map_err(|_| late("the write log does not make progress with some of them"))?
     }
 
-    /// To be called before a device is used: as [`Claims::end_leftovers`], and waits for requests of an earlier device.
+    /// Like [`Claims::end_leftovers`], and also waits for requests of an earlier device. To be
+    /// called before a device is used.
     ///
     /// # Errors
     /// `Unavailable`: earlier requests are still in the log; try again. Errors of the log.

@@ -7,8 +7,9 @@ use nbd::Silence;
 use std::collections::BTreeMap;
 
 impl Claims {
-    /// Raises a condition for each client with a connection to a volume that may write and does not answer, and ends
-    /// those of the others; `name_of` knows what people call a volume.
+    /// Raises a condition for each client with a connection to a writable volume that does not
+    /// answer, and ends the conditions of the others. `name_of` returns the name of a volume as
+    /// operators know it.
     pub(crate) fn show_silent(&self, conditions: &Conditions, name_of: impl Fn(u32) -> String) {
         let mut silent = BTreeMap::new();
         {
@@ -25,7 +26,7 @@ impl Claims {
     }
 }
 
-/// The silent clients by label and volume, as conditions; those that are not among them have ended.
+/// Shows a condition for each silent client, by label and volume, and ends all others.
 fn show(
     conditions: &Conditions,
     silent: BTreeMap<(String, u32), Silence>,

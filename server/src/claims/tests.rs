@@ -1,4 +1,4 @@
-//! Claims: who is let in beside whom, and who is not let in any more.
+//! Claims: which clients are admitted next to others, and which are not admitted any more.
 
 use super::*;
 use std::sync::atomic::Ordering;
@@ -118,7 +118,7 @@ async fn a_connection_waits_for_the_requests_of_the_one_that_it_replaces() {
         drop(running);
     });
     let replaced = replaced.unwrap();
-    // The old one goes after the new one came: the new one stays known.
+    // The old connection goes after the new one came: the new one stays known.
     drop(held);
     assert_eq!(claims.list(|_| "v".to_owned())[0].connection_count, 2);
     drop((replaced, beside));
@@ -155,7 +155,7 @@ async fn nobody_comes_in_while_what_an_old_client_has_queued_may_still_come() {
         "{late}"
     );
     assert_eq!(claims.settle(1).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    // It is over all the same, also after a restart, and nobody else is let in.
+    // It is over anyway, also after a restart, and no other client is admitted.
     let error = claims.connect(1, "v", false, Some(&go)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fenced);
     assert_eq!(claims.holders_of(1), ["host1"]);
@@ -168,14 +168,14 @@ async fn nobody_comes_in_while_what_an_old_client_has_queued_may_still_come() {
     assert_eq!(claims.fence(1).await.unwrap(), ["host1"]);
     drop(held);
     let next = claims.connect(1, "v", false, Some(&next)).await.unwrap();
-    // A connection that is gone altogether may have left something too.
+    // A connection that has ended completely may have left requests, too.
     drop(next);
     log.running_count.store(1, Ordering::SeqCst);
     let late = claims.connect(1, "v", false, Some(&request(2, 2, Intent::Go))).await.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Unavailable);
     log.running_count.store(0, Ordering::SeqCst);
     assert!(claims.connect(1, "v", false, Some(&request(2, 2, Intent::Go))).await.is_ok());
-    // So may a device that was taken away; then a connection waits that does not say whose it is, too.
+    // So may a device that was removed; then a connection of an unidentified client waits, too.
     assert!(claims.connect(2, "w", false, None).await.is_ok());
     drop(claims.attach(2, "w", false).unwrap());
     log.running_count.store(1, Ordering::SeqCst);
@@ -187,7 +187,7 @@ async fn nobody_comes_in_while_what_an_old_client_has_queued_may_still_come() {
     let held = claims.connect(2, "w", false, None).await.unwrap();
     log.running_count.store(1, Ordering::SeqCst);
     let beside = claims.connect(2, "w", false, None).await.expect("once is enough");
-    // So may a connection, whoever comes next.
+    // So may a connection, for any next client.
     drop(beside);
     assert_eq!(
         claims.connect(2, "w", false, None).await.unwrap_err().kind(),
@@ -212,7 +212,7 @@ async fn a_machine_that_comes_back_replaces_what_it_had() {
         ErrorKind::Fenced
     );
     assert_eq!(claims.holders_of(1), ["host1"]);
-    // One that was not restarted has it still, under another name of the server.
+    // A client that was not restarted still has it, under another name of the server.
     let again = ClaimRequest { attachment: [3; 16], ..request(1, 2, Intent::Attach) };
     let error = claims.connect(1, "v", false, Some(&again)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
@@ -232,7 +232,7 @@ async fn a_client_that_did_not_hear_the_answer_asks_again() {
     let claims = open(dir.path());
     drop(claims.connect(1, "v", false, Some(&asked)).await.unwrap());
     assert_eq!(claims.holders_of(1), ["host1"]);
-    // As it may give up.
+    // It may give it up.
     claims.release(1, &asked).await.unwrap();
     assert!(claims.connect(1, "v", false, None).await.is_ok());
 }
@@ -252,7 +252,7 @@ async fn nobody_comes_in_while_an_attachment_is_written_down() {
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
     drop(running);
     drop(before);
-    // What could not be written down did not happen.
+    // A change that could not be written did not happen.
     let claims = open(dir.path());
     std::fs::create_dir(dir.path().join("clients.tmp")).unwrap();
     assert!(claims.connect(2, "w", false, Some(&request(1, 3, Intent::Attach))).await.is_err());
@@ -321,7 +321,7 @@ async fn a_list_that_was_put_back_from_a_copy_gives_nobody_anything() {
     let claims = open(dir.path());
     drop(claims.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap());
     let copy = std::fs::read(&path).unwrap();
-    // Started anew in epoch 2, which is noted, and ended by force in it.
+    // Restarted in epoch 2, which is recorded, and ended by force in it.
     let claims = Arc::new(Claims::open(dir.path(), Epoch(2), Epoch(0), |_, _, _| true).unwrap());
     assert!(claims.is_written());
     assert_eq!(claims.fence(1).await.unwrap(), ["host1"]);
@@ -331,7 +331,7 @@ async fn a_list_that_was_put_back_from_a_copy_gives_nobody_anything() {
     let go = request(1, 1, Intent::Go);
     let refused = claims.connect(1, "v", false, Some(&go)).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Fenced);
-    // It is of this epoch now; so is one that was not there.
+    // It has this epoch now; so has one that did not exist before.
     let is_of = |epoch: u64| {
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.contains(&format!("\"epoch\": {epoch}")), "{text}");
@@ -358,7 +358,7 @@ async fn nobody_is_attached_while_a_volume_is_made_smaller() {
             assert!(error.to_string().contains("try again when that is over"), "{error}");
         }
     }
-    // It is theirs to see the volume as it is.
+    // They may see the volume in its current state.
     let connection = claims.connect(1, "v", false, None).await.unwrap();
     drop((second, connection));
     let device = claims.attach(1, "v", false).unwrap();

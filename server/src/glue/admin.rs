@@ -1,9 +1,9 @@
 //! The open pool behind the admin socket and the command line.
 //!
 //! Invariants:
-//! - Every request goes through the same pool operations, whether a daemon serves or the command
-//!   line has opened the pool for itself.
-//! - Secrets go back to the client that asked and nowhere else.
+//! - Every request uses the same pool operations, whether a daemon serves the pool or the command
+//!   line has opened it.
+//! - Secrets are returned only to the client that asked for them.
 
 mod answers;
 mod look;
@@ -30,8 +30,8 @@ use std::time::Duration;
 use tiering::ChangedExtent;
 use tokio::sync::{Mutex, watch};
 
-/// Extents of one answer about the difference of two snapshots, about. Chosen by hand: a page of the map more is
-/// far from the longest reply.
+/// Approximate number of extents in one answer about the difference of two snapshots. Chosen by
+/// hand: with one more page of the map, it is still far below the longest reply.
 const DIFF_EXTENTS_MAX: usize = 50_000;
 
 /// Answers admin requests.
@@ -47,14 +47,14 @@ pub struct AdminPool {
 }
 
 impl AdminPool {
-    /// Removes a volume whose time is over, unless somebody uses it.
+    /// Removes a volume whose time is over if it is not in use.
     pub(crate) async fn remove_expired(&self, id: VolumeId) -> Result<Option<String>> {
         let open = self.open().await?;
         let _kept = self.keep_id_detached(&open, "remove", "whose time is over", id).await?;
         open.pool.remove_expired(id).await
     }
 
-    /// For a daemon that serves `endpoints`; a Stop request sets `stop`.
+    /// Makes the handler of a daemon that serves `endpoints`; a Stop request sets `stop`.
     #[must_use]
     pub fn serving(
         open: Arc<OpenPool>,
@@ -68,7 +68,8 @@ impl AdminPool {
         AdminPool { open, endpoints, nbd, attachments, copies, scrub, is_offline: false, stop }
     }
 
-    /// For a command that has opened the pool itself and closes it by [`AdminHandler::close`].
+    /// Makes the handler for a command that has opened the pool itself and closes it with
+    /// [`AdminHandler::close`].
     #[must_use]
     pub fn offline(open: OpenPool, (copies, scrub): (Copies, Scrub)) -> AdminPool {
         AdminPool {
@@ -91,7 +92,7 @@ impl AdminPool {
         })
     }
 
-    /// As [`AdminPool::keep_id_detached`], where there is such a volume.
+    /// Like [`AdminPool::keep_id_detached`], if the volume exists.
     async fn keep_detached(
         &self,
         open: &OpenPool,
@@ -104,8 +105,8 @@ impl AdminPool {
         self.keep_id_detached(open, what, name, id).await
     }
 
-    /// Checks that a volume is not attached, and keeps it so for as long as what is returned lives. No daemon
-    /// runs where that is nothing, so nobody attaches.
+    /// Checks that a volume is not attached, and keeps it so as long as the returned guard lives.
+    /// `None` if no daemon runs, so that nothing can be attached.
     async fn keep_id_detached(
         &self,
         open: &OpenPool,
@@ -119,7 +120,7 @@ impl AdminPool {
         attachments.keep_unattached(id, name).map(Some)
     }
 
-    /// Adds the names of the clients that have a volume open to a refusal because of them.
+    /// Adds the names of the clients that have a volume open to a refusal caused by them.
     fn name_users(&self, id: VolumeId, error: Error) -> Error {
         let attachments = self.attachments.as_ref().filter(|_| error.kind() == ErrorKind::Busy);
         match attachments.and_then(|attachments| attachments.connections_of(id)) {
@@ -173,7 +174,7 @@ impl AdminHandler for AdminPool {
                     true => self.keep_detached(&open, "shrink", &name).await?,
                     false => None,
                 };
-                // Not `shrink`: somebody may have made it longer since.
+                // Not `shrink`: the volume may have been enlarged since.
                 let record = pool.resize_volume(&name, size_bytes, is_smaller).await?;
                 let warning = match &self.attachments {
                     Some(attachments) => attachments.why_size_stays(VolumeId(record.id)).await,
@@ -343,7 +344,7 @@ impl AdminHandler for AdminPool {
                 let lsn = pool.destage_all().await.map_err(|error| name_asides(&open, error))?;
                 Ok(Reply::Done { message: format!("the store holds everything up to LSN {lsn}") })
             }
-            // Beside the open pool, not through it: a walk of hours must not hold up destage.
+            // Next to the open pool, not through it: a walk of hours must not delay destage.
             Request::Fsck => {
                 let (pool, key) = {
                     let keys = open.keys.lock().await;
@@ -419,7 +420,7 @@ impl AdminHandler for AdminPool {
     }
 }
 
-/// The configured key file, for a rotation that names nothing else.
+/// The configured key file, for a rotation without an explicit key source.
 fn key_file(open: &OpenPool) -> Result<std::path::PathBuf> {
     open.config.settings().keys.file.clone().ok_or_else(|| {
         let what = "rotate the key: the pool is not opened by a key file; say what opens it from \
@@ -428,14 +429,14 @@ fn key_file(open: &OpenPool) -> Result<std::path::PathBuf> {
     })
 }
 
-/// The name of a volume that people know; its number where it has none.
+/// Name of the volume as operators know it, or its number if it has none.
 fn name_of(open: &OpenPool, volume: u32) -> String {
     let records = open.pool.records();
     let record = records.into_iter().find(|record| record.id == volume);
     record.map_or_else(|| format!("number {volume}"), |record| record.name)
 }
 
-/// Says by name which volumes keep the store from holding everything.
+/// Adds the names of the volumes that keep the store from holding everything.
 fn name_asides(open: &OpenPool, error: Error) -> Error {
     let aside = open.pool.destage_progress().aside;
     if aside.is_empty() {

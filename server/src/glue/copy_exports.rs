@@ -1,9 +1,10 @@
 //! The volumes and snapshots of a state of a copy as NBD exports.
 //!
 //! Invariants:
-//! - They have the names under which the pool exports them; nobody can write any of them.
-//! - A volume whose own key the copy lacks is refused by name, and so is one of which the copy has less than of the others,
-//!   with its snapshots from then on: what they show is not what they were. The others are served.
+//! - They have the same names as the pool's exports, and are read-only.
+//! - A volume whose own key the copy lacks is refused by name. So is a volume whose state in the
+//!   copy is older than that of the others, with its snapshots from then on: their contents would
+//!   be wrong. The others are served.
 
 use crate::record::{VolumeRecord, VolumeState};
 use crate::snapshot::SnapshotRecord;
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tiering::Tier;
 
-/// What a name shows.
+/// Contents behind an export name.
 #[derive(Clone, Debug)]
 struct Shown {
     volume: VolumeId,
@@ -26,25 +27,26 @@ struct Shown {
     at: Option<Lsn>,
     size_bytes: u64,
     description: &'static str,
-    /// Why nobody gets it.
+    /// Reason why it is not served.
     refusal: Option<&'static str>,
 }
 
 const KEYLESS: &str = "the copy lacks the volume's own key";
 const BEHIND: &str = "the copy does not have all that the volume was written up to then, but an earlier state of it than of the \
                       other volumes; restore the copy, and take it as it is there with `spindle volume accept`";
-/// Snapshots that a client is told of when it asks for all exports. Chosen by hand: one is found by its name
-/// whether it is in the list or not.
+/// Snapshots listed to a client that asks for all exports. Chosen by hand: a snapshot is found by
+/// its name whether it is in the list or not.
 const LISTED_SNAPSHOTS_MAX: usize = 1000;
 
-/// What the NBD server serves of a copy.
+/// Exports of a copy for the NBD server.
 pub(crate) struct CopyExports {
     tier: Tier,
     shown: BTreeMap<String, Shown>,
 }
 
 impl CopyExports {
-    /// Of a tier that was opened to be read, and the volumes of which the copy has everything.
+    /// Makes the exports of a tier that was opened for reading. `has_volume` says whether the copy
+    /// has everything of a volume.
     ///
     /// # Errors
     /// `Corrupt` and `Unsupported` for records that cannot be read.
@@ -71,7 +73,7 @@ impl CopyExports {
         for (volume, lsn, record) in tier.snapshots() {
             let record = SnapshotRecord::decode(&record)?;
             let Some((name, keyless, behind_from)) = names.get(&volume) else { continue };
-            // What comes late comes before the snapshots that lie behind it.
+            // A volume that is behind lacks data of its snapshots from that point on.
             let behind = behind_from.filter(|from| *from <= lsn).map(|_| BEHIND);
             let (at, size_bytes, refusal) = (Some(lsn), record.size_bytes, keyless.or(behind));
             let description = "a snapshot of a copy";
@@ -81,7 +83,7 @@ impl CopyExports {
         Ok(CopyExports { tier, shown })
     }
 
-    /// Those that are served and no snapshots.
+    /// Names of the volumes that are served, without snapshots.
     pub(crate) fn volume_names(&self) -> Vec<String> {
         let is_served = |shown: &Shown| shown.at.is_none() && shown.refusal.is_none();
         let volumes = self.shown.iter().filter(|(_, shown)| is_served(shown));
@@ -134,7 +136,7 @@ impl Exports for CopyExports {
     }
 }
 
-/// A volume or snapshot as one connection sees it.
+/// A volume or snapshot as seen by one connection.
 pub(crate) struct CopyView {
     tier: Tier,
     shown: Shown,

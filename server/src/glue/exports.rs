@@ -2,12 +2,12 @@
 //!
 //! Invariants:
 //! - The name of an export is the name of its volume; the empty name is the only volume, if there
-//!   is exactly one. `VOLUME@NAME` is a snapshot, which nobody can write.
+//!   is exactly one. `VOLUME@NAME` is a snapshot, which is read-only.
 //! - Over a plain or remote socket a volume is served with at least the durability that its client
-//!   needs: a client on another machine survives a reboot of this one, so what it was answered has
-//!   to survive it as well.
-//! - Who has not said who it is, and came while its volume was read-only, stays a reader: it was let in
-//!   beside whoever writes.
+//!   needs: a client on another machine survives a reboot of this one, so the writes acknowledged
+//!   to it must survive it as well.
+//! - A client that has not identified itself and that connected while its volume was read-only
+//!   stays a reader, because it was admitted next to a writer.
 
 use crate::asker::Asker;
 use crate::attach::remote::boot_id;
@@ -24,18 +24,18 @@ use nbd::wire::ClaimRequest;
 use nbd::{Client, Export, Exports, Peer};
 use std::sync::Arc;
 
-/// Snapshots that a client is told of when it asks for all exports. Chosen by hand: one is found by its name
-/// whether it is in the list or not.
+/// Snapshots listed to a client that asks for all exports. Chosen by hand: a snapshot is found by
+/// its name whether it is in the list or not.
 const LISTED_SNAPSHOTS_MAX: usize = 1000;
 
-/// What the NBD server serves.
+/// Exports of the NBD server.
 pub struct PoolExports {
     pool: Arc<Pool>,
     claims: Arc<Claims>,
 }
 
 impl PoolExports {
-    /// Serves every volume of `pool`, also those made later, as far as `claims` allows.
+    /// Serves every volume of `pool`, including those made later, as far as `claims` allows.
     #[must_use]
     pub(crate) fn new(pool: Arc<Pool>, claims: Arc<Claims>) -> Self {
         PoolExports { pool, claims }
@@ -66,8 +66,8 @@ impl PoolExports {
     }
 }
 
-/// True for a client that may go on when this machine reboots. One that has said who it is may come from
-/// elsewhere by a tunnel or a forwarded socket.
+/// Reports whether a client may continue when this machine reboots. A client that has identified
+/// itself may come from another machine by a tunnel or a forwarded socket.
 fn outlives_this_machine(client: &Client) -> bool {
     if client.claim.as_ref().is_some_and(|said| said.boot != boot_id().into_bytes()) {
         return true;
@@ -118,8 +118,8 @@ impl Exports for PoolExports {
             let what = format!("open export {name:?}: this client has claimed another");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        // The volume may become writable while it is attached, or while its client is away. A snapshot
-        // never does, and there is nothing to claim of it.
+        // The volume may become writable while it is attached, or while its client is away. A
+        // snapshot never does, and needs no claim.
         let claim = match volume.is_snapshot() || (record.is_read_only && said.is_none()) {
             true => None,
             false => {
@@ -151,7 +151,7 @@ impl Exports for PoolExports {
     }
 
     async fn describe(&self, name: &str, client: &Client) -> Result<(Export, Limits)> {
-        // Nobody is attached by asking.
+        // A query does not attach the client.
         let anybody = Client { claim: None, ..client.clone() };
         let device = self.open(name, &anybody).await?;
         let export = Export { name: name.to_owned(), description: String::new() };
@@ -159,31 +159,31 @@ impl Exports for PoolExports {
     }
 }
 
-/// A volume as one connection, or one device of this machine, sees it.
+/// A volume as seen by one connection, or by one device of this machine.
 pub struct Attachment {
     volume: Arc<Volume>,
     is_remote: bool,
-    /// It may change nothing, whatever becomes of the volume.
+    /// It may change nothing, even if the volume becomes writable.
     is_reader: bool,
-    /// Its user never flushes, and was told that there is no need to: every write is on stable storage before it is
-    /// answered, whatever the volume's durability becomes.
+    /// Its user was told that flushes are not needed, and never flushes: every write is on stable
+    /// storage before it is acknowledged, even if the volume's durability changes.
     is_write_through: bool,
     claim: Option<Claim>,
 }
 
 impl Attachment {
-    /// For a device of this machine, whose claim is the caller's to keep. `is_write_through`: the kernel is told that it
-    /// has no volatile cache.
+    /// Makes the view for a device of this machine, whose claim the caller keeps.
+    /// `is_write_through`: the kernel is told that it has no volatile cache.
     pub(crate) fn local(volume: Arc<Volume>, is_write_through: bool) -> Attachment {
         Attachment { volume, is_remote: false, is_reader: false, is_write_through, claim: None }
     }
 
-    /// Held by every request: see [`crate::claims`].
+    /// Passes the gate for one request, which holds the result: see [`crate::claims`].
     fn pass(&self) -> Result<Option<Passed<'_>>> {
         self.claim.as_ref().and_then(Claim::gate).map(|gate| gate.pass()).transpose()
     }
 
-    /// As [`Attachment::pass`], for a change.
+    /// Like [`Attachment::pass`], for a change.
     fn pass_change(&self) -> Result<Option<Passed<'_>>> {
         if self.is_reader {
             let what = format!(
@@ -195,8 +195,9 @@ impl Attachment {
         self.pass()
     }
 
-    /// A remote client's unflushed writes wait for stable storage unless the volume's owner has
-    /// chosen a durability by name; those of a device without a volatile cache always do.
+    /// Reports whether writes must be on stable storage before they are acknowledged: those of a
+    /// remote client, unless a durability was chosen explicitly for the volume, and always those of
+    /// a device without a volatile cache.
     pub(crate) fn must_be_durable(&self) -> bool {
         self.is_write_through
             || self.is_remote && self.volume.record().durability == Durability::Auto
@@ -259,7 +260,8 @@ impl BlockDevice for Attachment {
         let gate = self.claim.as_ref().and_then(Claim::gate);
         let passed_on = gate.map(Gate::pass_on).transpose()?;
         drop(passed);
-        // In a task of its own: if the client disconnects, the entry is taken back or the resize is completed.
+        // Run it in a task of its own: if the client disconnects, the entry is taken back or the
+        // resize is completed.
         let (_waits, asker) = Asker::new();
         let volume = self.volume.clone();
         let resize = asker.scope(async move {

@@ -1,4 +1,4 @@
-//! Adapters: what one package asks for, in terms of what another one offers.
+//! Adapters: implement the interfaces that one package requires with those that another one offers.
 
 pub mod admin;
 pub(crate) mod copy_exports;

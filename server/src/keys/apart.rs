@@ -1,9 +1,10 @@
-//! Owns the key ring that a copy may have of its own: the pool's data keys, wrapped once, for one key file.
+//! The separate key ring that a copy may have: the pool's data keys, wrapped once, for one key
+//! file.
 //!
 //! Invariants:
-//! - It is written where a person asks for it, and by nothing else: a key file that turns up at a path never becomes a
-//!   copy's only key by itself.
-//! - A key that a copy has stays, unless it is to be replaced.
+//! - It is written only on an explicit request: a key file that appears at a path never becomes a
+//!   copy's only key automatically.
+//! - An existing key of a copy stays unless it is to be replaced.
 
 use super::{
     DataKey, KeyRing, KeySource, Material, PURPOSE, RingBody, SlotKind, fresh_nonce, make_slot,
@@ -17,10 +18,11 @@ use std::path::Path;
 use uuid::Uuid;
 
 impl KeyRing {
-    /// Whether the ring of a copy is one of its own rather than the pool's; `None` where there is none. It is authentic.
+    /// Reports whether the ring of a copy is its own rather than the pool's; `None` if there is
+    /// none. The answer is authentic.
     ///
     /// # Errors
-    /// `Corrupt` for a ring that is damaged, or of other data keys; those of reading the store.
+    /// `Corrupt` for a ring that is damaged or has other data keys; errors reading the store.
     pub(crate) async fn is_apart(store: &Store, key: &PoolKey) -> Result<Option<bool>> {
         let found = Self::find_apart(&Chain::new(store, "keyring"), key).await?;
         Ok(found.map(|(body, _)| body.is_apart))
@@ -38,13 +40,14 @@ impl KeyRing {
         }
     }
 
-    /// Gives a copy of a pool a ring that the key file `path` alone opens, with the same data keys: a change of the pool's
-    /// own ring changes nothing there. A key file that is missing is made, where it may. A key that the copy has stays,
-    /// unless it is to be replaced. For the person who asks only: nothing does this by itself.
+    /// Gives a copy of a pool a ring that only the key file `path` opens, with the same data keys:
+    /// changes of the pool's own ring do not affect it. A missing key file is made if `may_make` is
+    /// set. An existing key of the copy stays unless `is_to_replace` is set. Only for explicit
+    /// requests; nothing does this automatically.
     ///
     /// # Errors
-    /// `Busy` where the copy has a key of its own that `path` is not, or when another process changed the ring; those of
-    /// reading the key file.
+    /// `Busy` if the copy has a key of its own other than `path`, or another process changed the
+    /// ring; errors reading the key file.
     pub(crate) async fn give_apart(
         store: &Store,
         (pool, data_keys): (Uuid, &[DataKey]),
@@ -88,7 +91,7 @@ impl KeyRing {
         };
         if let Some((body, bytes)) = &apart {
             if open_bytes(chain.clone(), body.number, bytes, &material).await.is_ok() {
-                // Also where this was cut short before.
+                // Also if this was interrupted before.
                 return chain.delete_below(body.number).await;
             }
             if must_stay {
@@ -113,7 +116,7 @@ impl KeyRing {
         chain.delete_below(body.number).await
     }
 
-    /// The ring of a copy, as a pool that is restored from it has it.
+    /// Returns the ring of a copy in the form for a pool that is restored from it.
     pub(crate) fn for_pool(&self) -> Result<(u64, bytes::Bytes)> {
         let body = RingBody { is_apart: false, ..self.body.clone() };
         Ok((body.number, seal_document(&self.newest().key, PURPOSE, &body)?))

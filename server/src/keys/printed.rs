@@ -1,9 +1,9 @@
-//! Owns the printed form of a 32-byte key, as key files hold it and `key backup` prints it.
+//! The printed form of a 32-byte key, as key files hold it and `key backup` prints it.
 //!
 //! Invariants:
 //! - `PREFIX-XXXX-XXXX-…`: base32 in groups of four, without the letters I, L, O and U, with a
-//!   checksum over prefix and key, so that a typing error is noticed before it is tried.
-//! - Case, spaces and hyphens do not matter when it is read; O is taken for 0, I and L for 1.
+//!   checksum over prefix and key, so that a typing error is noticed before the key is tried.
+//! - Case, spaces and hyphens do not matter when it is read; O is read as 0, I and L as 1.
 //! - Plaintext key bytes live in buffers that are wiped.
 
 use block::seal::KEY_BYTES;
@@ -18,7 +18,7 @@ const CODED_BYTES: usize = KEY_BYTES + CHECK_BYTES;
 const DIGIT_COUNT: usize = CODED_BYTES * 8 / 5;
 const _: () = assert!(DIGIT_COUNT * 5 == CODED_BYTES * 8);
 
-/// The printed form of `key`.
+/// Returns the printed form of `key`.
 pub(super) fn encode(prefix: &str, key: &[u8; KEY_BYTES]) -> Zeroizing<String> {
     let mut coded = Zeroizing::new([0u8; CODED_BYTES]);
     coded[..KEY_BYTES].copy_from_slice(key);
@@ -39,7 +39,7 @@ pub(super) fn encode(prefix: &str, key: &[u8; KEY_BYTES]) -> Zeroizing<String> {
     text
 }
 
-/// The key that `text` prints, or what is wrong with it, without repeating any of it.
+/// Parses a printed key. The error describes the problem without repeating any part of the text.
 pub(super) fn decode(prefix: &str, text: &str) -> Result<Zeroizing<[u8; KEY_BYTES]>, String> {
     let text = text.trim();
     let rest = match text.get(..prefix.len()) {

@@ -1,5 +1,5 @@
-//! Owns where the secret that opens a key ring comes from: a key file, a passphrase, a command, or
-//! a recovery key; and the making of key files.
+//! Sources of the secret that opens a key ring: a key file, a passphrase, a command, or a recovery
+//! key. Also makes key files.
 //!
 //! Invariants:
 //! - A secret never comes from a command-line argument, and never goes into a log line, a `Debug`
@@ -20,11 +20,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// First words of a key file's key.
+/// Start of the text of a key file's key.
 pub(super) const KEY_PREFIX: &str = "SPINDLE-KEY-1";
-/// First words of a recovery key.
+/// Start of the text of a recovery key.
 pub(super) const RECOVERY_PREFIX: &str = "SPINDLE-RECOVERY-1";
-/// Bytes of the longest secret that is read. Chosen by hand: a KMS blob is below 4 KiB.
+/// Maximum length in bytes of a secret that is read. Chosen by hand: a KMS blob is below 4 KiB.
 const SECRET_BYTES_MAX: usize = 8192;
 /// Shortest passphrase that may be set, in bytes. Source: NIST SP 800-63B, section 5.1.1.
 pub(super) const PASSPHRASE_BYTES_MIN: usize = 8;
@@ -47,7 +47,7 @@ impl Secret {
         Secret(text)
     }
 
-    /// The text itself: for the one place that needs it.
+    /// Gives access to the text, for the one place that needs it.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -72,14 +72,14 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Where the secret comes from. Holds no secret, except `Passphrase`, which prints as `…`.
+/// Source of the secret. Holds no secret, except `Passphrase`, which prints as `…`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     /// A key file, made on first use of a pool.
     File(PathBuf),
     /// First line of a file.
     PassphraseFile(PathBuf),
-    /// First line of what an open file descriptor gives.
+    /// First line read from an open file descriptor.
     PassphraseFd(u32),
     /// An environment variable of this name.
     PassphraseEnv(String),
@@ -91,7 +91,7 @@ pub enum KeySource {
     RecoveryFile(PathBuf),
 }
 
-/// How a slot is opened, as the key ring stores it.
+/// Kind of secret that opens a slot, as stored in the key ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SlotKind {
@@ -139,7 +139,7 @@ impl Material {
 }
 
 impl KeySource {
-    /// The kind of slot it opens.
+    /// Kind of slot that it opens.
     #[must_use]
     pub fn kind(&self) -> SlotKind {
         match self {
@@ -156,7 +156,8 @@ impl KeySource {
     /// Reads the secret.
     ///
     /// # Errors
-    /// `NotFound` where there is none, `Invalid` where it is not one; never with any part of it.
+    /// `NotFound` if there is none, `Invalid` if it is malformed. An error never contains any part
+    /// of it.
     pub(super) async fn load(&self) -> Result<Material> {
         match self {
             KeySource::File(path) => {
@@ -177,10 +178,10 @@ impl KeySource {
         }
     }
 
-    /// The passphrase of one of the passphrase sources; for handing it to a running daemon.
+    /// Reads the passphrase of one of the passphrase sources, to hand it to a running daemon.
     ///
     /// # Errors
-    /// As reading it; `Invalid` for a source of another kind.
+    /// Errors reading it; `Invalid` for a source of another kind.
     pub fn passphrase(&self) -> Result<Secret> {
         match self {
             KeySource::PassphraseFile(path) => {
@@ -229,7 +230,7 @@ fn read_secret_file(what: &str, path: &Path) -> Result<Zeroizing<String>> {
     Ok(text)
 }
 
-/// A text of at most [`SECRET_BYTES_MAX`], read without copies that stay behind.
+/// Reads a text of at most [`SECRET_BYTES_MAX`] without leaving copies in memory.
 fn read_limited(path: &Path) -> std::io::Result<Zeroizing<String>> {
     read_all(std::fs::File::open(path)?)
 }
@@ -251,8 +252,9 @@ fn first_line(what: &str, text: &str) -> Result<Secret> {
     }
 }
 
-/// What a passphrase has that nobody sees or types: an editor, a copy or a shell put it there. Only what a slot is made
-/// with is asked: what opens a slot is taken as it is. The words name no part of the secret.
+/// Describes invisible characters in a passphrase that were not typed, but added by an editor, a
+/// copy or a shell. Checked only for a passphrase that makes a slot; one that opens a slot is taken
+/// unchanged. The text repeats no part of the secret.
 pub(super) fn oddity(secret: &str) -> Option<&'static str> {
     if secret.contains('\u{feff}') {
         return Some("has a byte order mark");
@@ -269,7 +271,7 @@ pub(super) fn oddity(secret: &str) -> Option<&'static str> {
     secret.contains(char::is_control).then_some("has a control character")
 }
 
-/// The key in a file: the line that is neither empty nor a comment.
+/// Decodes the key in a file: the line that is neither empty nor a comment.
 fn decode_file(
     what: &str,
     path: &Path,
@@ -287,7 +289,7 @@ fn decode_file(
         .map_err(|why| Error::new(ErrorKind::Invalid, format!("{what} {}: {why}", path.display())))
 }
 
-/// Output of a key command. What it says on its standard error goes to ours.
+/// Runs a key command and returns its output. Its standard error goes to ours.
 async fn run(command: &[String]) -> Result<Zeroizing<String>> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(Error::new(ErrorKind::Invalid, "the key command is empty"));
@@ -328,21 +330,21 @@ async fn run(command: &[String]) -> Result<Zeroizing<String>> {
     read_all(&bytes[..]).map_err(failed)
 }
 
-/// Makes sure that a key file is on stable storage, its name included: the process that made it may have ended before
-/// it was.
+/// Makes sure that a key file is on stable storage, including its name: the process that made it
+/// may have ended before it was.
 ///
 /// # Errors
 /// `Io` of the file system.
 pub(super) fn make_durable(path: &Path) -> Result<()> {
     use std::io::ErrorKind::PermissionDenied;
     let sync = || {
-        // A pipe or the like is nobody's to keep.
+        // A pipe or the like cannot be synced.
         if !std::fs::metadata(path)?.is_file() {
             return Ok(());
         }
         std::fs::File::open(path)?.sync_all()?;
         match sync_parent(path) {
-            // Not a directory that we have made the file in.
+            // Then this process has not made the file in that directory.
             Err(error) if error.kind() == PermissionDenied => Ok(()),
             synced => synced,
         }
@@ -366,14 +368,15 @@ fn write_key_file(mut file: std::fs::File, path: &Path, text: &str) -> std::io::
 /// Makes a key file with a fresh key.
 ///
 /// # Errors
-/// `Busy` where the file exists already.
+/// `Busy` if the file exists.
 pub(super) fn make_key_file(path: &Path) -> Result<Zeroizing<[u8; KEY_BYTES]>> {
     let key = Zeroizing::new(random_bytes::<KEY_BYTES>());
     let text = printed::encode(KEY_PREFIX, &key);
     let write = || -> std::io::Result<()> {
         let file =
             std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        // One that may not be on stable storage must not be found by the next attempt, which would take it for one that is.
+        // A file that may not be on stable storage must not be found by the next attempt, which
+        // would take it for a durable one.
         write_key_file(file, path, &text).inspect_err(|_| drop(std::fs::remove_file(path)))
     };
     write().map_err(|error| {

@@ -91,7 +91,7 @@ async fn a_wrong_secret_is_an_error_and_changes_nothing() {
     assert_eq!(error.kind(), ErrorKind::Denied);
     assert!(error.to_string().contains("wrong passphrase"), "{error}");
     assert!(!error.chain().contains("battery"), "{}", error.chain());
-    // A secret of another kind, and a key file of another pool.
+    // A secret of another kind, and the key file of another pool.
     let other = World::new();
     other.create(&other.file()).await;
     let error = world.open(&other.file()).await.unwrap_err();
@@ -147,7 +147,7 @@ async fn the_recovery_key_opens_the_pool_when_all_else_is_lost() {
     recovered.rotate(&NewKey::File { path }).await.unwrap();
     assert!(same_keys(&ring, &world.open(&world.file()).await.unwrap()));
     assert!(same_keys(&ring, &world.open(&source).await.unwrap()));
-    // A typing error is noticed as such.
+    // A typing error is reported as one.
     let typo = printed.expose().replacen(&printed.expose()[20..21], "Z", 1);
     let typo = if typo == printed.expose() { typo.replacen('Z', "Y", 1) } else { typo };
     std::fs::write(world.path("recovery"), typo).unwrap();
@@ -174,7 +174,7 @@ async fn replacing_the_recovery_key_ends_the_earlier_ones() {
         let outcome = world.open(&KeySource::RecoveryFile(path)).await;
         assert_eq!(outcome.is_ok(), index == RECOVERY_COUNT_MAX, "{index}");
     }
-    // What an earlier key could open is gone from the store.
+    // Everything that an earlier key could open is gone from the store.
     assert_eq!(world.memory.names().await.len(), 1);
 }
 
@@ -194,7 +194,7 @@ async fn a_rotation_in_place_makes_the_old_key_useless() {
 
 #[tokio::test]
 async fn a_rotation_cut_short_leaves_a_pool_that_opens() {
-    // After the ring was written, before the file was renamed.
+    // Killed after the ring was written, before the file was renamed.
     let world = World::new();
     let mut ring = world.create(&world.file()).await;
     let (path, next) = (world.path("spindle.key"), next_path(&world.path("spindle.key")));
@@ -204,13 +204,13 @@ async fn a_rotation_cut_short_leaves_a_pool_that_opens() {
     assert!(same_keys(&ring, &opened));
     assert!(!next.exists() && path.exists());
     assert!(world.open(&world.file()).await.is_ok());
-    // Before the ring was written: the old key still opens, and the next rotation works.
+    // Killed before the ring was written: the old key still opens, and the next rotation works.
     source::make_key_file(&next).unwrap();
     let mut ring = world.open(&world.file()).await.unwrap();
     ring.rotate(&NewKey::File { path: path.clone() }).await.unwrap();
     assert!(!next.exists());
     assert!(world.open(&world.file()).await.is_ok());
-    // While the next key file was being made.
+    // Killed while the next key file was being made.
     std::fs::write(&next, "SPINDLE-KEY-1-AB").unwrap();
     let mut ring = world.open(&world.file()).await.unwrap();
     ring.rotate(&NewKey::File { path }).await.unwrap();
@@ -230,7 +230,7 @@ async fn rotation_between_kinds_and_weak_passphrases() {
     assert!(rotated.message.contains("--passphrase-file"));
     assert!(same_keys(&ring, &world.open(&passphrase("correct horse")).await.unwrap()));
     assert_eq!(world.open(&world.file()).await.unwrap_err().kind(), ErrorKind::Denied);
-    // A key file that exists and is not in use is taken as it is.
+    // A key file that exists and is not in use is used unchanged.
     let path = world.path("spindle.key");
     let before = std::fs::read(&path).unwrap();
     ring.rotate(&NewKey::File { path: path.clone() }).await.unwrap();
@@ -250,7 +250,7 @@ async fn a_change_by_another_process_is_taken_in_and_not_overwritten() {
         std::fs::write(world.path("recovery"), key.expose()).unwrap();
         world.open(&KeySource::RecoveryFile(world.path("recovery"))).await.unwrap();
     }
-    // One that is not authentic is not taken in.
+    // A ring that is not authentic is not accepted.
     let mut forged = second.body.clone();
     forged.number += 1;
     forged.slots.clear();
@@ -273,7 +273,7 @@ async fn a_rotation_whose_outcome_is_unknown_never_loses_the_key() {
             }
         };
         for _ in 0..6 {
-            // Whatever it answers, the files that are there open the pool.
+            // Whatever the result, the existing files open the pool.
             let _ = ring.rotate(&NewKey::File { path: path.clone() }).await;
             let opened = KeyRing::open(&store, &source).await;
             let opened = opened.unwrap_or_else(|error| panic!("SEED={seed}: {}", error.chain()));
@@ -335,7 +335,7 @@ async fn slots_cannot_be_added_dropped_or_moved_by_who_has_no_key() {
     for (what, body) in
         [("dropped", dropped), ("added", added), ("cheaper", cheaper), ("moved", moved)]
     {
-        // A right checksum, and a seal under a key the forger has.
+        // A valid checksum, and a seal under a key that the forger has.
         let forged = seal_document(&forged_seal_key, PURPOSE, &body).unwrap();
         world.memory.set(RING_2, forged).await;
         let error = world.open(&world.file()).await.unwrap_err();
@@ -422,8 +422,9 @@ async fn secrets_are_never_printed() {
     }
 }
 
-/// A ring with every kind of slot, as version 1 has it, from `testdata/`. Files are added with each
-/// version, never edited. What opens it: the key file and the recovery key beside it, and this.
+/// A ring with every kind of slot in version 1, from `testdata/`. Files are added with each
+/// version, never edited. It is opened by the key file and the recovery key next to it, and by this
+/// passphrase.
 const GOLDEN_PASSPHRASE: &str = "correct horse battery staple";
 const GOLDEN_RING: &str = include_str!("../../testdata/keyring-v1.txt");
 const GOLDEN_KEY_FILE: &str = include_str!("../../testdata/key-file-v1.txt");
@@ -433,7 +434,7 @@ async fn golden_ring() -> (RingBody, Vec<DataKey>, bytes::Bytes) {
     let data_keys = [(1, 0x11), (2, 0x22)];
     let data_keys = data_keys.map(|(id, byte)| DataKey { id, key: PoolKey::new([byte; 32]) });
     let secret = Secret::new(GOLDEN_PASSPHRASE.to_owned());
-    // Cheap, so that the cost is seen to come from the slot.
+    // A low cost, which shows that the cost is read from the slot.
     let cost = Argon2Cost { memory_kib: 64, pass_count: 2, lane_count: 1 };
     let phrase = |kind| (Material::Phrase(kind, secret.clone()), Some(cost));
     let key = |kind, byte| (Material::Key(kind, Zeroizing::new([byte; 32])), None);
@@ -521,7 +522,7 @@ async fn a_passphrase_with_what_nobody_types_makes_no_pool_and_opens_one_that_ha
         let mut ring = world.create(&passphrase("correct horse staple")).await;
         let new = NewKey::Passphrase { secret: Secret::new(secret.to_owned()) };
         assert_eq!(ring.rotate(&new).await.unwrap_err().kind(), ErrorKind::Invalid);
-        // As an earlier program has made it.
+        // Like an earlier program has made it.
         let material = Material::Phrase(SlotKind::Passphrase, Secret::new(secret.to_owned()));
         let slot = make_slot(&ring.body, &material, &ring.data_keys).await.unwrap();
         ring.body.slots.push(slot);

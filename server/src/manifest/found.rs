@@ -1,9 +1,10 @@
-//! The lock of a directory, what the directory held before a command took it, and leaving it so where the command was
-//! refused.
+//! The lock of a directory. Remembers what the directory held before a command took it, and
+//! restores that state if the command was refused.
 //!
 //! Invariants:
-//! - Only what this process has made is removed, and only while it has the lock: nobody uses it.
-//! - Once a pool was opened from here, or tried to be, nothing is removed.
+//! - Only files that this process has made are removed, and only under the lock, while they are not
+//!   in use.
+//! - Once a pool was opened from here, or an opening was tried, nothing is removed.
 
 use super::{NODE, NODE_COPY, NodeDir, make_private_dir};
 use block::{Error, ErrorKind, Result};
@@ -15,7 +16,7 @@ use std::path::Path;
 
 const LOCK: &str = "lock";
 
-/// What was there before.
+/// Contents of the directory before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     is_dir: bool,
@@ -36,12 +37,12 @@ impl Drop for NodeDir {
         if self.found.is_identity || file.pool.is_some() || !file.attempts.is_empty() {
             return;
         }
-        // What fails stays: it is of no use, and does no harm.
+        // Ignore failures: a file that stays is useless but harmless.
         for name in [NODE, NODE_COPY] {
             let _ = std::fs::remove_file(self.path.join(name));
         }
         if !self.found.is_lock {
-            // Whoever waits for it looks again once it has it.
+            // A process that waits for the lock checks again once it has it.
             let _ = std::fs::remove_file(self.path.join(LOCK));
         }
         if !self.found.is_dir {
@@ -50,11 +51,11 @@ impl Drop for NodeDir {
     }
 }
 
-/// Takes `DIR/lock`, which the kernel frees when the process ends however it ends.
+/// Takes `DIR/lock`. The kernel releases it when the process ends, in whatever way.
 pub(super) fn lock(dir: &Path) -> Result<File> {
     loop {
         let file = lock_once(dir)?;
-        // One that was removed meanwhile, by a command that was refused, keeps nobody out.
+        // A lock file that a refused command has removed meanwhile does not exclude anyone.
         if file.metadata().is_ok_and(|metadata| metadata.nlink() > 0) {
             return Ok(file);
         }

@@ -1,8 +1,8 @@
-//! Owns the way back from an opening that has failed: who had the pool before has it again.
+//! Undoes the ownership of an opening that has failed: the previous owner has the pool again.
 //!
 //! Invariants:
-//! - Numbers and epochs never go back. The manifest that gives a pool back has the epoch of the opening that
-//!   failed, and names in `held_epoch` the one that the owner's directory knows.
+//! - Numbers and epochs never go back. The manifest that gives a pool back has the epoch of the
+//!   failed opening, and names in `held_epoch` the one that the owner's directory knows.
 //! - A pool that was open in this directory, and not closed in order, stays so: its log is here.
 
 use super::{Manifest, NodeDir, Ownership};
@@ -11,7 +11,7 @@ use block::Result;
 use block::seal::PoolKey;
 
 impl Ownership {
-    /// As if `manifest` had been created.
+    /// Ownership as if `manifest` had been created.
     pub(super) fn perhaps(
         chain: Chain,
         key: &PoolKey,
@@ -23,18 +23,19 @@ impl Ownership {
         Ownership { chain, key, manifest, previous, is_from_copy: node.is_copy() }
     }
 
-    /// Undoes [`Ownership::acquire`], for an opening that has failed: the pool is as it was, under an epoch
-    /// of its own, for who had it before. Only while nothing was written to the pool's metadata or served.
-    /// Returns whether it was taken from somebody, and is theirs again.
+    /// Undoes [`Ownership::acquire`] for an opening that has failed: the pool returns to its
+    /// previous owner, unchanged except for a new epoch. Only while nothing was written to the
+    /// pool's metadata and nothing was served. Returns whether it was taken from another owner and
+    /// is theirs again.
     ///
     /// # Errors
-    /// `Fenced` when another owner took over meanwhile; those of the store.
+    /// `Fenced` if another owner took over meanwhile; store errors.
     pub async fn give_back(&self, node: &NodeDir) -> Result<bool> {
         let is_own = self.manifest.owner_since_epoch != self.manifest.epoch && !self.is_from_copy;
         let previous = match &self.previous {
-            // It was open here, and not closed in order: it still is so, and its log is here.
+            // It was open here, and not closed in order: it stays so, and its log is here.
             Some(previous) if is_own && !previous.is_released => return Ok(false),
-            // The directory knows the new epoch as the one that it held.
+            // The directory has recorded the new epoch as the one that it held.
             Some(previous)
                 if is_own && previous.removed_at.is_none() && node.epoch() == self.epoch() =>
             {
@@ -47,7 +48,8 @@ impl Ownership {
                 return Ok(true);
             }
         };
-        // With the nonce, by which the owner's directory may know it. The seal makes the bytes unique.
+        // Keep the nonce, by which the owner's directory may know it. The seal makes the bytes
+        // unique.
         let back = Manifest {
             number: self.manifest.number + 1,
             previous_number: self.manifest.number,
@@ -59,7 +61,7 @@ impl Ownership {
         Ok(true)
     }
 
-    /// After a create of which nobody knows what came of it: gives the pool back if it is ours.
+    /// Gives the pool back after a create with an unknown outcome, if it is ours.
     pub(super) async fn give_back_if_taken(&self, bytes: &bytes::Bytes, node: &NodeDir) {
         let name = self.chain.name(self.manifest.number);
         let given_back = match self.chain.read(self.manifest.number).await {

@@ -26,7 +26,7 @@ async fn acquire_with(store: &Store, node: &NodeDir, terms: Terms) -> Result<Own
     Ownership::acquire(store, node, &key(), POOL, "main", terms).await
 }
 
-/// As an opening that comes to its end.
+/// Acquires ownership like a successful opening.
 async fn open(store: &Store, node: &NodeDir) -> Result<Ownership> {
     let ownership = acquire_with(store, node, Terms::default()).await?;
     ownership.settle(node)?;
@@ -85,18 +85,18 @@ async fn failed_opening_of_a_released_pool_leaves_it_released() {
     assert_eq!(failed.check().await.unwrap_err().kind(), ErrorKind::Fenced);
     let newest = read(&store, &key()).await.unwrap().unwrap();
     assert_eq!((newest.owner.node_id, newest.epoch), (a.node_id(), 2));
-    // Its first owner goes on where it was.
+    // Its first owner continues where it was.
     let owner = open(&store, &a).await.unwrap();
     assert_eq!(owner.epoch(), Epoch(3));
     assert!(owner.may_replay(Epoch(1)) && !owner.is_forced());
     owner.release().await.unwrap();
-    // And so it is when the first owner's own opening fails.
+    // The same holds when the first owner's own opening fails.
     let failed = acquire_with(&store, &a, Terms::default()).await.unwrap();
     assert!(failed.give_back(&a).await.unwrap());
     let owner = open(&store, &a).await.unwrap();
     assert!(owner.may_replay(Epoch(1)));
     owner.give_back(&a).await.unwrap();
-    // Also after the directory has noted the epoch.
+    // Also after the directory has recorded the epoch.
     assert!(open(&store, &a).await.unwrap().may_replay(Epoch(1)));
     open(&store, &a).await.unwrap().release().await.unwrap();
     open(&store, &c).await.unwrap();
@@ -111,7 +111,8 @@ async fn failed_take_over_gives_the_pool_back_to_its_owner() {
         let failed = take_over(&store, &b).await.unwrap();
         assert!(failed.is_forced());
         assert!(failed.give_back(&b).await.unwrap());
-        // The owner of before is fenced all the same, and nobody else takes what its log holds.
+        // The previous owner is fenced anyway, and no other directory takes the contents of its
+        // log.
         assert_eq!(crashed.check().await.unwrap_err().kind(), ErrorKind::Fenced);
         for other in [&b, &c] {
             let refused = open(&store, other).await.unwrap_err();
@@ -159,7 +160,7 @@ async fn pool_taken_by_a_create_of_unknown_outcome_is_given_back() {
     let ill = IllStore::default();
     let store = store(&ill);
     open(&store, &a).await.unwrap().release().await.unwrap();
-    // It is created, and then the store does not say whether it is the highest.
+    // It is created, but then the store does not say whether it is the highest.
     let failing = Rule::once(Op::List, "manifest", Answer::Denied);
     ill.add(Rule { skipped_count: 1, ..failing });
     let error = open(&store, &b).await.unwrap_err();

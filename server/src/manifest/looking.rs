@@ -8,11 +8,12 @@ use block::seal::PoolKey;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// The newest manifest of a pool that was closed in order, so that its store has all of it. `None` for a pool
-/// that this directory has open, or would make: only an opening finds out what it holds.
+/// Reads the newest manifest of a pool that was closed in order, so that its store has all of it.
+/// `None` for a pool that this directory has open or would make: only an opening finds out what it
+/// holds.
 ///
 /// # Errors
-/// Those of [`super::Ownership::acquire`], which takes the pool. Nothing is written.
+/// Errors of [`super::Ownership::acquire`], which takes the pool. Nothing is written.
 pub(crate) async fn look(
     store: &Store,
     node: &NodeDir,

@@ -1,4 +1,4 @@
-//! Owns how the manifests of a pool say that it is being purged.
+//! Manifests that mark a pool as being purged.
 
 use super::{Manifest, PURPOSE, successor};
 use crate::chain::{Chain, Created, Document, seal_document};
@@ -6,10 +6,11 @@ use crate::store::Store;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 
-/// Says that the purge of a removed pool begins: nothing opens or restores it from here on.
+/// Marks the beginning of the purge of a removed pool, which cannot be opened or restored from here
+/// on.
 ///
 /// # Errors
-/// `Busy` when it was restored at the same moment, or another purge has begun.
+/// `Busy` if it was restored at the same moment, or another purge has begun.
 pub(crate) async fn begin_purge(
     store: &Store,
     key: &PoolKey,
@@ -31,8 +32,8 @@ pub(crate) async fn begin_purge(
     }
 }
 
-/// The newest manifest where the key ring is gone, so that it cannot be told from a forged one:
-/// enough to finish a purge, which has deleted everything but manifests by then.
+/// Reads the newest manifest without its key ring, so that a forged one is not detected. This
+/// suffices to finish a purge, which has deleted everything but manifests by then.
 pub(crate) async fn read_unverified(store: &Store) -> Result<Option<Manifest>> {
     let chain = Chain::new(store, "manifest");
     let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };

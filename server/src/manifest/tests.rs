@@ -62,7 +62,7 @@ async fn a_pool_open_elsewhere_is_refused_and_a_take_over_fences() {
     assert_eq!(first.check().await.unwrap_err().kind(), ErrorKind::Fenced);
     assert_eq!(first.release().await.unwrap_err().kind(), ErrorKind::Fenced);
     second.check().await.unwrap();
-    // The old owner's log is overtaken, whoever opens next.
+    // The old owner's log is overtaken, for every next opener.
     second.release().await.unwrap();
     let third = acquire(&store, &a, false).await.unwrap();
     assert!(!third.may_replay(Epoch(1)) && !third.is_forced());
@@ -80,7 +80,7 @@ async fn the_same_directory_takes_its_pool_back_after_a_crash() {
         assert_eq!(owner.epoch(), Epoch(epoch));
         assert!(owner.may_replay(Epoch(1)) && owner.may_replay(Epoch(epoch)));
         assert!(!owner.may_replay(Epoch(epoch + 1)) && !owner.is_forced());
-        // Dropped without a release, as a process that dies.
+        // Dropped without a release, like a process that dies.
     }
     drop(dir);
 }
@@ -104,7 +104,7 @@ async fn a_crash_between_create_and_record_is_no_obstacle() {
     }
 }
 
-/// `count` nodes try at the same moment; returns those that won.
+/// Lets `count` nodes try at the same moment; returns those that won.
 async fn race(store: &Store, count: usize, take_over: bool) -> Vec<Ownership> {
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..count {
@@ -195,7 +195,7 @@ async fn a_damaged_manifest_is_refused_by_name() {
         assert_eq!(error.kind(), ErrorKind::Corrupt, "byte {at}");
         assert!(error.to_string().contains(name), "{error}");
     }
-    // Another pool's manifest, or an older one under a newer number, does not pass either.
+    // Another pool's manifest, or an older one under a newer number, is refused, too.
     memory.set("manifest/00000000000000000002", bytes.clone()).await;
     assert_eq!(acquire(&store, &a, true).await.unwrap_err().kind(), ErrorKind::Corrupt);
     memory.remove("manifest/00000000000000000002").await;
@@ -264,7 +264,7 @@ fn a_second_process_in_a_directory_is_refused_with_the_first_ones_id() {
     let again = NodeDir::open(&path).unwrap();
     assert_eq!(again.node_id(), id);
     drop(again);
-    // Either of the two files is enough, and is made whole again.
+    // Either of the two files is enough, and the other one is restored.
     for (name, bytes) in
         [("node.json", &b"{"[..]), ("node.copy.json", b""), ("node.json", b"\xff\x00")]
     {
@@ -297,7 +297,7 @@ async fn a_directory_from_which_no_pool_was_opened_is_left_as_it_was_found() {
         let left = std::fs::read_dir(dir).ok().map(Iterator::count);
         assert_eq!(left, names, "{}", dir.display());
     }
-    // One that a pool may name as its owner stays.
+    // An identity that a pool may name as its owner stays.
     let store = FaultyStore::new(Fault::None).store();
     let node = NodeDir::open(&empty).unwrap();
     let id = node.node_id();
@@ -333,7 +333,7 @@ async fn a_copied_directory_does_not_pass_for_the_original() {
         assert!(said.contains(words), "it does not say {words:?}: {said}");
     }
     owner.check().await.unwrap();
-    // By force the copy goes on from the copied log, and the original is out for good.
+    // By force the copy continues from the copied log, and the original is excluded for good.
     let taken = acquire(&store, &b, true).await.unwrap();
     assert!(taken.may_replay(Epoch(1)));
     assert!(taken.is_forced(), "what the original wrote since is not here");
@@ -423,12 +423,12 @@ fn a_directory_that_got_the_inode_of_its_original_is_a_copy() {
     let known = node.file.lock().clone();
     drop(node);
     assert!(!NodeDir::open(dir.path()).unwrap().is_copy());
-    let Some(made_at) = known.directory_made_at else { return }; // the file system does not say
+    let Some(made_at) = known.directory_made_at else { return }; // the file system does not report it
     let path = dir.path().join("node.json");
     let other = NodeFile { directory_made_at: Some(made_at - 1), ..known.clone() };
     std::fs::write(&path, serde_json::to_string_pretty(&other).unwrap()).unwrap();
     assert!(NodeDir::open(dir.path()).unwrap().is_copy());
-    // One that an earlier version wrote does not say either.
+    // A file that an earlier version wrote does not record it either.
     let older = NodeFile { directory_made_at: None, ..known };
     let text = serde_json::to_string_pretty(&older).unwrap();
     assert!(!text.contains("made_at"));

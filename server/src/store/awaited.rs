@@ -1,9 +1,11 @@
-//! A store in a directory that may be away: a disk or file server that is not mounted yet.
+//! A store in a directory that may be missing for now: a disk or file server that is not mounted
+//! yet.
 //!
 //! Invariants:
-//! - The directory is never made. One in its place would keep the real one from being moved or mounted there,
-//!   and would look like an empty store.
-//! - While it is away every request fails as one to a store that does not answer, so that whoever needs it waits.
+//! - The directory is never made. One in its place would keep the real one from being moved or
+//!   mounted there, and would look like an empty store.
+//! - While it is missing, every request fails like one to a store that does not answer, so that
+//!   callers wait.
 
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt, TryStreamExt};
@@ -23,12 +25,12 @@ pub(super) struct AwaitedDirectory {
 }
 
 impl AwaitedDirectory {
-    /// Nothing is looked at yet.
+    /// Does not look at the directory yet.
     pub(super) fn new(dir: PathBuf) -> AwaitedDirectory {
         AwaitedDirectory { dir }
     }
 
-    /// The directory as a store, if it is there at this moment.
+    /// Opens the directory as a store if it exists at this moment.
     async fn objects(&self) -> Result<Arc<dyn ObjectStore>> {
         let dir = self.dir.clone();
         let opened = tokio::task::spawn_blocking(move || match dir.is_dir() {

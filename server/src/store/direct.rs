@@ -1,12 +1,13 @@
-//! A directory as an object store, with large new objects written past the page cache.
+//! A directory as an object store. Large new objects bypass the page cache when they are written.
 //!
-//! A segment is written once and mostly read from the read cache, so its pages in the page cache are
-//! memory, and the processor's time to fill it, for nothing. Everything else is the library's.
+//! A segment is written once and mostly read through the read cache, so keeping its pages in the
+//! page cache would waste memory and CPU time. Everything else is done by the library.
 //!
 //! Invariants:
-//! - An object has its name when all of it is on stable storage, and the name is durable when the put
-//!   is answered; a name that is taken is never replaced.
-//! - What cannot be written this way (a file system without direct I/O) is left to the library.
+//! - An object gets its name when all of it is on stable storage, and the name is durable when the
+//!   put returns; an existing name is never replaced.
+//! - Objects that cannot be written this way (a file system without direct I/O) are left to the
+//!   library.
 
 use async_trait::async_trait;
 use block::env::{IO_ALIGN_BYTES, IoBuffer};
@@ -26,9 +27,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Smaller objects are metadata, which is read again soon. Chosen by hand.
+/// Size below which objects are metadata, which is read again soon. Chosen by hand.
 const DIRECT_BYTES_MIN: usize = 1 << 20;
-/// Written at once. Chosen by hand: large enough for a disk, small enough for the processor's cache.
+/// Bytes per write. Chosen by hand: large enough for a disk, small enough for the processor's
+/// cache.
 const STEP_BYTES: usize = 1 << 20;
 
 /// See the module.
@@ -39,7 +41,7 @@ pub(super) struct DirectFiles {
 
 struct Files {
     dir: PathBuf,
-    /// The buffer of the put before, for the next one.
+    /// Buffer of the previous put, for the next one.
     spare: Mutex<Option<IoBuffer>>,
     next_staged: AtomicU64,
 }
@@ -57,7 +59,7 @@ impl fmt::Display for DirectFiles {
 }
 
 impl DirectFiles {
-    /// `inner` is the same directory in the library's hands.
+    /// `inner` is the library's store of the same directory.
     pub(super) fn new(dir: PathBuf, inner: LocalFileSystem) -> Self {
         let files = Files {
             dir,
@@ -69,17 +71,17 @@ impl DirectFiles {
 }
 
 impl Files {
-    /// The object's path where it is the name as it stands.
+    /// Path of the object if its name needs no encoding.
     fn path_of(&self, location: &Path) -> Option<PathBuf> {
         let is_plain =
             |byte: u8| byte.is_ascii_alphanumeric() || [b'/', b'-', b'_', b'.'].contains(&byte);
         location.as_ref().bytes().all(is_plain).then(|| self.dir.join(location.as_ref()))
     }
 
-    /// Writes a new object. `None`: it has to be written in another way, and nothing is left of it.
+    /// Writes a new object. `None`: it has to be written in another way, and no part of it is left.
     fn create(&self, location: &Path, payload: &PutPayload) -> Result<Option<PutResult>> {
         let Some(path) = self.path_of(location) else { return Ok(None) };
-        // As the library names what it has not finished: listings leave it out.
+        // Named like the library's unfinished files, which listings leave out.
         let number = self.next_staged.fetch_add(1, Ordering::Relaxed);
         let mut staged = path.clone().into_os_string();
         staged.push(format!("#{number}"));
@@ -87,7 +89,7 @@ impl Files {
         let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).expect("a flag of open");
         let opened =
             OpenOptions::new().write(true).create_new(true).custom_flags(direct).open(&staged);
-        // No such directory yet, or no direct I/O here.
+        // The directory does not exist yet, or there is no direct I/O here.
         let Ok(file) = opened else {
             let _ = std::fs::remove_file(&staged);
             return Ok(None);
@@ -96,8 +98,8 @@ impl Files {
         drop(file);
         let sync_dir = || path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all());
         let named = written.and_then(|()| match std::fs::hard_link(&staged, &path) {
-            // Perhaps by a put of ours whose name did not get to stable storage: whoever hears that
-            // the object is there relies on it.
+            // The name may come from a put of ours and not be on stable storage yet. Sync it,
+            // because a caller that learns that the object exists relies on it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 sync_dir().and(Err(error))
             }
@@ -116,7 +118,7 @@ impl Files {
         }
     }
 
-    /// Writes the payload in aligned steps, the last one padded and cut off again.
+    /// Writes the payload in aligned steps. The last one is padded, and the file then truncated.
     fn write(&self, file: &File, payload: &PutPayload) -> io::Result<()> {
         let mut buffer = self.spare.lock().take().unwrap_or_default();
         let written = write_steps(file, payload, &mut buffer);
@@ -125,7 +127,7 @@ impl Files {
     }
 }
 
-/// Whether a file is one that has not got its object's name yet.
+/// Reports whether a file name belongs to an unfinished object.
 fn is_unfinished(name: &str) -> bool {
     let number = name.rsplit_once('#').map(|(_, number)| number);
     number.is_some_and(|number| {
@@ -133,7 +135,7 @@ fn is_unfinished(name: &str) -> bool {
     })
 }
 
-/// Removes the unfinished files in a directory and in those right below it.
+/// Removes the unfinished files in a directory and in its direct subdirectories.
 pub(super) fn clean_unfinished(dir: &std::path::Path) {
     let mut dirs = vec![(dir.to_owned(), 0)];
     while let Some((dir, depth)) = dirs.pop() {
@@ -261,7 +263,7 @@ mod tests {
             .into_iter()
             .enumerate()
         {
-            // In parts that end anywhere.
+            // Parts of arbitrary length.
             let whole = bytes(index as u8, len);
             let (first, second) = whole.split_at(len / 3);
             let payload =
@@ -279,7 +281,7 @@ mod tests {
         let listed: Vec<Path> =
             store.list(None).map_ok(|meta| meta.location).try_collect().await.unwrap();
         assert_eq!(listed.len(), names.len());
-        // Nothing unfinished is left.
+        // No unfinished file is left.
         let files = std::fs::read_dir(dir.path().join("segments")).unwrap().count();
         assert_eq!(files, names.len());
     }

@@ -1,25 +1,28 @@
-//! The prefix of a pool or copy as the keys of its objects have it.
+//! The prefix of a pool or copy, as used in the keys of its objects.
 //!
 //! Invariants:
-//! - One prefix has one key, the same one in every version: whatever is typed is encoded by the same rule.
+//! - One prefix has one key, the same in every version: all input is encoded by the same rule.
 
 use super::Location;
 use object_store::ObjectMeta;
 use object_store::path::Path as ObjectPath;
 use parking_lot::Mutex;
 
-/// URLs of which it was said that their prefix is encoded. A process has a pool and some copies.
+/// Maximum number of URLs for which the encoding of their prefix was announced. A process has a
+/// pool and a few copies.
 const TOLD_MAX: usize = 256;
 
-/// Whether an object may be the marker by which consoles show a folder: it is empty, and its key ends with a slash, which
-/// is not seen here. It holds nothing, so a folder with nothing else in it is empty; spindle makes none there.
+/// Reports whether an object may be the marker by which consoles show a folder. It is empty, and
+/// its key ends with a slash, which is not visible here. It holds no data, so a folder with nothing
+/// else in it is empty. Spindle makes no empty objects there.
 pub(crate) fn is_folder_marker(object: &ObjectMeta) -> bool {
     object.size == 0
 }
 
 impl Location {
-    /// The prefix as the keys of objects have it: percent-encoded where it has letters that are not ASCII, and some that
-    /// are. So it was when the first pools were made, and it stays so: there is one key for one prefix.
+    /// Prefix as used in the keys of objects: percent-encoded if it has letters outside ASCII, or
+    /// some within it. The first pools were made that way, and the rule stays, so that one prefix
+    /// has one key.
     fn key_prefix(&self) -> ObjectPath {
         match self {
             Location::Directory(_) => ObjectPath::ROOT,
@@ -29,7 +32,7 @@ impl Location {
         }
     }
 
-    /// Says, once a process, that keys do not begin as the URL reads.
+    /// Logs, once per process, that keys differ from the URL.
     pub(super) fn tell_of_encoding(&self, url: &str) {
         static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
         let prefix = self.key_prefix();

@@ -1,8 +1,9 @@
-//! Owns the proof that a store keeps the promises that a pool stands on.
+//! Checks that a store keeps the promises that a pool depends on.
 //!
 //! Invariants:
-//! - A store is refused for what it did to an object that was seen there. An answer that may pass (a conflict
-//!   while another request is under way, an object or a listing that is not there yet) is asked for again.
+//! - A store is refused only for its treatment of an object that was seen there. A request with a
+//!   possibly temporary answer (a conflict while another request is under way, a missing object or
+//!   listing entry) is repeated.
 
 use super::Store;
 use block::{Error, ErrorKind, Result};
@@ -12,21 +13,21 @@ use object_store::{ObjectStoreExt, PutMode, PutOptions};
 use std::time::Duration;
 use tiering::listing::list_all;
 
-/// Attempts of a step whose answer may pass. Chosen by hand: three seconds with the pauses.
+/// Attempts of a step whose answer may be temporary. Chosen by hand: three seconds with the pauses.
 const ATTEMPT_COUNT_MAX: u32 = 6;
 /// Pause before the second attempt; it doubles each time.
 const PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
-/// Objects below `probe/`: those that probes have left which were cut short. Chosen by hand.
+/// Objects below `probe/`, left by interrupted probes. Chosen by hand.
 const LISTED_COUNT_MAX: u64 = 100_000;
 const FOLDER: &str = "probe";
 
 impl Store {
-    /// Proves that the store can carry a pool: an object is created once and not twice, what was
-    /// written is read back and listed at once, and objects can be deleted. Leaves nothing behind.
+    /// Checks that the store can carry a pool: an object is created once and not twice, written
+    /// data is read back and listed at once, and objects can be deleted. Leaves nothing behind.
     ///
     /// # Errors
-    /// `Unsupported` where the store lacks conditional creates, `Denied` for credentials,
-    /// `NotFound` for a missing bucket, `Unavailable` where nothing answers, or the store says that an object
+    /// `Unsupported` if the store lacks conditional creates, `Denied` for credentials, `NotFound`
+    /// for a missing bucket, `Unavailable` if nothing answers, or the store says that an object
     /// exists and does not show it.
     pub async fn probe(&self) -> Result<()> {
         let path = ObjectPath::from(format!("{FOLDER}/{}", uuid::Uuid::new_v4().simple()));
@@ -69,13 +70,14 @@ impl Store {
         Err(self.refuse("a listing does not show an object just created"))
     }
 
-    /// Creates the object, and sees it where the store does not say that it was just created.
+    /// Creates the object, and checks that it is there if the store does not confirm the create.
     async fn create_probe(&self, path: &ObjectPath, bytes: &Bytes) -> Result<()> {
         for attempt in 0..ATTEMPT_COUNT_MAX {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
             match self.control.put_opts(path, bytes.clone().into(), options).await {
                 Ok(_) => return Ok(()),
-                // A retry inside the client meets its own first try, or another request is under way.
+                // A retry inside the client found its own first try, or another request is under
+                // way.
                 Err(
                     object_store::Error::AlreadyExists { .. }
                     | object_store::Error::Precondition { .. },

@@ -1,7 +1,7 @@
 //! The HTTP proxy through which a store's client sends its requests, if there is one.
 //!
-//! The client takes proxies from the environment by itself: this finds the one that it takes, so
-//! that errors can name it, and makes `NO_PROXY=*` hold for addresses that are numbers, too.
+//! The client reads proxies from the environment on its own. This module finds the proxy that it
+//! uses, so that errors can name it, and makes `NO_PROXY=*` apply to numeric addresses, too.
 //!
 //! Invariants:
 //! - No text here holds the user name or password of a proxy.
@@ -11,18 +11,18 @@ use super::{Location, variable};
 use object_store::ClientConfigKey;
 use std::net::IpAddr;
 
-/// What `NO_PROXY` says in the words of the client where it excepts everything: its `*` stands for
-/// names alone.
+/// Exceptions for the client that cover every address. Its `*` covers only names.
 const EVERYWHERE: &str = "*,0.0.0.0/0,::/0";
-/// A proxy that is never asked: one has to be set for exceptions to count.
+/// A proxy that is never used: exceptions count only if one is set.
 const NOWHERE: &str = "http://proxy.invalid";
 
-/// Whether `NO_PROXY` of the process excepts everything. The client takes that for names only.
+/// Reports whether `NO_PROXY` of the process excepts everything. The client applies that only to
+/// names.
 fn is_no_proxy_wanted() -> bool {
     Proxies::from_environment(|name| std::env::var(name).ok()).is_none_wanted()
 }
 
-/// The proxy on the way to a store, for people.
+/// Proxy on the way to a store, for messages.
 pub(super) fn proxy_of(
     location: &Location,
     settings: Option<&[(String, String)]>,
@@ -56,7 +56,8 @@ pub(super) fn proxy_of(
     Proxies::from_environment(|name| std::env::var(name).ok()).on_the_way_to(&endpoint)
 }
 
-/// Settings by which no proxy is used, where the environment wants that and the store has none of its own.
+/// Settings that disable proxies, if the environment asks for that and the store has no proxy of
+/// its own.
 pub(super) fn no_proxy(own: Option<&str>) -> Vec<(ClientConfigKey, String)> {
     match own.is_none() && is_no_proxy_wanted() {
         true => vec![
@@ -67,7 +68,7 @@ pub(super) fn no_proxy(own: Option<&str>) -> Vec<(ClientConfigKey, String)> {
     }
 }
 
-/// What the environment says about proxies.
+/// Proxy settings of the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Proxies {
     /// Variable and value of the proxy for addresses with TLS, and for those without.
@@ -77,8 +78,8 @@ struct Proxies {
 }
 
 impl Proxies {
-    /// By the rules of the client. Source: hyper-util 0.1 `client/proxy/matcher.rs`: names in upper
-    /// case first, and no proxy at all under CGI.
+    /// Reads the environment by the rules of the client. Source: hyper-util 0.1
+    /// `client/proxy/matcher.rs`: names in upper case first, and no proxy at all under CGI.
     fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Proxies {
         if variable("REQUEST_METHOD").is_some() {
             return Proxies::default();
@@ -101,12 +102,12 @@ impl Proxies {
         }
     }
 
-    /// Nothing goes through a proxy.
+    /// Reports whether nothing goes through a proxy.
     fn is_none_wanted(&self) -> bool {
         self.exceptions.iter().any(|part| part == "*")
     }
 
-    /// The proxy on the way to an address, for people: its variable, and where it is.
+    /// Proxy on the way to an address, for messages: its variable and its address.
     fn on_the_way_to(&self, address: &str) -> Option<String> {
         let proxy = if address.starts_with("http://") { &self.plain } else { &self.tls };
         let (variable, value) = proxy.as_ref()?;
@@ -116,7 +117,7 @@ impl Proxies {
     }
 }
 
-/// How a proxy is named.
+/// Text that describes a proxy.
 fn described(variable: &str, value: &str) -> String {
     let (scheme, rest) = value.split_once("://").unwrap_or(("http", value));
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -124,8 +125,8 @@ fn described(variable: &str, value: &str) -> String {
     format!("{scheme}://{authority} ({variable} in the environment)")
 }
 
-/// Whether a part of `NO_PROXY` is about a host: `*`, a name with all below it, an address, or a
-/// network.
+/// Reports whether a part of `NO_PROXY` covers a host: `*`, a name with all its subdomains, an
+/// address, or a network.
 fn excepts(part: &str, host: &str) -> bool {
     if part == "*" {
         return true;
@@ -143,7 +144,7 @@ fn excepts(part: &str, host: &str) -> bool {
     !name.is_empty() && (host == name || host.ends_with(&format!(".{name}")))
 }
 
-/// Whether an address has the first `bits` of a network's.
+/// Reports whether an address shares the first `bits` with a network.
 fn is_in(address: IpAddr, network: IpAddr, bits: u32) -> bool {
     let (address, network, width) = match (address, network) {
         (IpAddr::V4(address), IpAddr::V4(network)) => {

@@ -1,7 +1,7 @@
-//! Settings of a store's client that come from the environment, checked before a client is built.
+//! Settings of a store's client from the environment, checked before a client is built.
 //!
-//! The client panics, or fails with words of its own, where an address has no scheme or a key has a
-//! line break in it. So every variable that it would take is looked at once, up front.
+//! The client panics or fails with unclear messages if an address has no scheme or a key has a line
+//! break in it. Therefore every variable that it would read is checked once, up front.
 //!
 //! Invariants:
 //! - An error names the variable and never repeats its value, which may hold a password.
@@ -9,16 +9,16 @@
 use super::Location;
 use block::{Error, ErrorKind, Result};
 
-/// Variables of one family of stores, by what their values are. Names are in lower case, as the
-/// client compares them. Source: object_store 0.14, `from_str` of the keys of each builder.
+/// Variables of one family of stores, grouped by the kind of their values. Names are in lower case,
+/// as the client compares them. Source: object_store 0.14, `from_str` of the keys of each builder.
 struct Family {
-    /// The names of all variables begin so.
+    /// Prefix of the names of all variables.
     start: &'static str,
     /// Addresses of servers.
     addresses: &'static [&'static str],
     /// Values that go into headers of requests or into their addresses.
     words: &'static [&'static str],
-    /// Variables in which credentials belong.
+    /// Variables that should hold the credentials.
     credentials: &'static str,
 }
 
@@ -80,11 +80,11 @@ const AZURE: Family = Family {
     credentials: "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 };
 
-/// Refuses variables that the client of a store would choke on. `prefix` is in front of the names
-/// that the user has set.
+/// Refuses variables that would make the client of a store fail. `prefix` precedes the names that
+/// the user has set.
 ///
 /// # Errors
-/// `Invalid`, with the variable and what is wrong with it.
+/// `Invalid`, with the variable and the problem.
 pub(super) fn check(
     location: &Location,
     variables: &[(String, String)],
@@ -125,7 +125,7 @@ fn address_advice(why: &str, family: &Family) -> String {
 
 const HOLDS_CREDENTIALS: &str = "the address holds a user name or password";
 
-/// What is wrong with the address of a server, if something is.
+/// Describes the problem with the address of a server, if any.
 fn wrong_address(value: &str) -> Option<&'static str> {
     if value.is_empty() {
         return Some("it is empty");
@@ -171,7 +171,7 @@ fn wrong_address(value: &str) -> Option<&'static str> {
     }
 }
 
-/// What is wrong with a value that goes into a request as it is.
+/// Describes the problem with a value that is used unchanged in a request, if any.
 fn wrong_word(value: &str) -> Option<&'static str> {
     if value.trim() != value {
         return Some("it begins or ends with a blank or line break; set it without that");
@@ -180,7 +180,7 @@ fn wrong_word(value: &str) -> Option<&'static str> {
     (!is_plain).then_some("it has a line break or a letter that is not ASCII; set it without that")
 }
 
-/// The host of an address, without a port.
+/// Host of an address, without a port.
 pub(super) fn host_of(address: &str) -> &str {
     let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A store that misbehaves on request, for the tests of what stands on stores.
+//! A store that misbehaves on request, for tests of code that uses stores.
 
 use super::Store;
 use bytes::Bytes;
@@ -16,22 +16,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 
-/// How it misbehaves.
+/// Kind of misbehaviour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Not at all.
+    /// None.
     #[default]
     None,
     /// A create overwrites.
     IgnoresConditions,
-    /// A create is not offered.
+    /// Creates are not supported.
     LacksConditions,
     /// Listings show nothing.
     ListsNothing,
     /// Seeded: a create fails, with or without having had its effect.
     Ambiguous(u64),
-    /// Of all deletions the one with this number fails, counted from 0; and listings go backwards,
-    /// as their order is no promise.
+    /// The deletion with this number fails, counted from 0. Listings are in reverse order, because
+    /// their order is not guaranteed.
     RefusesDelete(u64),
 }
 
@@ -64,7 +64,7 @@ impl FaultyStore {
         self.inner.get(&Path::from(name)).await.unwrap().bytes().await.unwrap()
     }
 
-    /// Puts bytes past every fault.
+    /// Puts bytes without any fault.
     pub(crate) async fn set(&self, name: &str, bytes: impl Into<PutPayload>) {
         self.inner.put(&Path::from(name), bytes.into()).await.unwrap();
     }
@@ -73,7 +73,7 @@ impl FaultyStore {
         self.inner.delete(&Path::from(name)).await.unwrap();
     }
 
-    /// 0: as it should be; 1: fails without effect; 2: has its effect and fails.
+    /// 0: works; 1: fails without effect; 2: has its effect and fails.
     fn chance(&self, seed: u64) -> u64 {
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         // splitmix64
@@ -222,7 +222,7 @@ impl ObjectStore for FaultyStore {
     }
 }
 
-/// A memory store whose segments can be kept from being written, and from being read: who asks waits.
+/// A memory store whose segments can be kept from being written and from being read: callers wait.
 pub(crate) struct GatedStore {
     inner: InMemory,
     writes: watch::Sender<bool>,
@@ -241,17 +241,17 @@ impl GatedStore {
         })
     }
 
-    /// Whether segments can be written.
+    /// Sets whether segments can be written.
     pub(crate) fn set_writes(&self, are_open: bool) {
         self.writes.send_replace(are_open);
     }
 
-    /// Whether segments can be read.
+    /// Sets whether segments can be read.
     pub(crate) fn set_reads(&self, are_open: bool) {
         self.reads.send_replace(are_open);
     }
 
-    /// Reads of segments that have had to wait.
+    /// Number of reads of segments that have had to wait.
     pub(crate) fn waiting_reads(&self) -> u64 {
         self.waiting_reads.load(Ordering::SeqCst)
     }

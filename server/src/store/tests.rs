@@ -164,7 +164,7 @@ async fn each_way_to_fail_reads_differently() {
     let denied = canned("403 Forbidden", "<Error><Code>SignatureDoesNotMatch</Code></Error>").await;
     let missing = canned("404 Not Found", "<Error><Code>NoSuchBucket</Code></Error>").await;
     let unimplemented = canned("501 Not Implemented", "<Error/>").await;
-    // A port that was just free and that nobody listens on.
+    // A port that was just free and has no listener.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let unreachable = format!("http://{closed}");
     for (endpoint, kind, word) in [
@@ -173,7 +173,8 @@ async fn each_way_to_fail_reads_differently() {
         (unreachable, ErrorKind::Unavailable, "no answer"),
     ] {
         let store = s3_at(&endpoint);
-        // The probe begins with a put. What only reads begins with a listing, of which the client says less.
+        // The probe begins with a put. Commands that only read begin with a listing, for which the
+        // client gives less detail.
         let listed = store.control().list(None).try_next().await.unwrap_err();
         for error in [store.probe().await.unwrap_err(), store.explain("list objects", listed)] {
             assert_eq!(error.kind(), kind, "{}", error.chain());

@@ -1,4 +1,5 @@
-//! Volumes, snapshots, schedules, copies and jobs of the open pool as the admin socket tells of them.
+//! Volumes, snapshots, schedules, copies and jobs of the open pool, as reported on the admin
+//! socket.
 
 use crate::admin::{
     BadSegmentInfo, CopyInfo, CopyStateInfo, DedupInfo, Reply, RestoreInfo, ScheduleInfo,
@@ -15,18 +16,18 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tiering::DedupStatus;
 
-/// What is known of a volume beside its record.
+/// State of a volume besides its record.
 pub(super) struct VolumeSeen {
-    /// Nothing of it is served.
+    /// It is not served.
     pub(super) is_closed: bool,
-    /// The store has an earlier state of it than of the others.
+    /// The store has an older state of it than of the others.
     pub(super) is_aside: bool,
     pub(super) origin: Option<NamedOrigin>,
-    /// How long it is kept once it is removed.
+    /// Time for which it is kept once it is removed.
     pub(super) retention: Duration,
 }
 
-/// A record as the admin sees it.
+/// Report on a record.
 pub(super) fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
     let aside = open.pool.destage_progress().aside.remove(&record.id);
     let seen = VolumeSeen {
@@ -39,7 +40,7 @@ pub(super) fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo 
     volume_info_of(record, seen, &open.pool.dedup_status())
 }
 
-/// As [`volume_info`], of what was seen.
+/// Like [`volume_info`], from collected state.
 pub(super) fn volume_info_of(
     record: &VolumeRecord,
     seen: VolumeSeen,
@@ -71,7 +72,7 @@ pub(super) fn volume_info_of(
     }
 }
 
-/// `None`: it is off, and nothing was found.
+/// `None`: deduplication is off, and no duplicates were found.
 pub(super) fn dedup_info<'a>(
     records: impl Iterator<Item = &'a VolumeRecord>,
     status: &DedupStatus,
@@ -87,7 +88,7 @@ pub(super) fn dedup_info<'a>(
     Some(info).filter(|info| info.is_on || info.block_count > 0)
 }
 
-/// To three digits; 0 of nothing.
+/// Ratio rounded to three decimals; 0 if the whole is 0.
 pub(super) fn ratio(part: u64, whole: u64) -> f64 {
     match whole {
         0 => 0.0,
@@ -95,7 +96,7 @@ pub(super) fn ratio(part: u64, whole: u64) -> f64 {
     }
 }
 
-/// `held`: bytes that each alone holds, by volume and LSN, as far as that is known.
+/// Report on snapshots. `held` are the bytes that each alone holds, by volume and LSN, if known.
 pub(super) fn snapshots(open: &OpenPool, found: &[NamedSnapshot], held: &Held) -> Reply {
     let destaged = open.pool.log_status().destaged_lsn;
     let aside = open.pool.destage_progress().aside;
@@ -106,7 +107,7 @@ pub(super) fn snapshots(open: &OpenPool, found: &[NamedSnapshot], held: &Held) -
     Reply::Snapshots { snapshots: found.iter().map(info).collect() }
 }
 
-/// `held`: as of [`snapshots`].
+/// Report on one snapshot. `held`: see [`snapshots`].
 pub(super) fn snapshot_info(one: &NamedSnapshot, is_in_store: bool, held: &Held) -> SnapshotInfo {
     SnapshotInfo {
         volume: one.volume.clone(),
@@ -123,7 +124,7 @@ pub(super) fn restore_info(open: &OpenPool, restored: &Restored) -> RestoreInfo 
     restore_info_of(restored, *open.is_whole.borrow())
 }
 
-/// `is_whole`: the pool has everything that the copy has.
+/// Report on a restore. `is_whole`: the pool has everything that the copy has.
 pub(super) fn restore_info_of(restored: &Restored, is_whole: bool) -> RestoreInfo {
     let (origin, counts) = (&restored.origin, restored.counts());
     RestoreInfo {
@@ -179,7 +180,7 @@ pub(super) async fn copy_infos(open: &OpenPool, copies: &Copies) -> Result<Vec<C
     Ok(copy_infos_of(&names, copies.status().await?))
 }
 
-/// `names`: of volumes, by their ids.
+/// Reports on copies. `names` are those of the volumes, by id.
 pub(super) fn copy_infos_of(
     names: &BTreeMap<u32, String>,
     copies: Vec<CopyStatus>,
@@ -254,12 +255,12 @@ pub(super) fn show(open: &OpenPool, name: &str) -> Result<VolumeInfo> {
     named_volume(list(open), name)
 }
 
-/// The one of this name.
+/// Finds the volume of this name.
 ///
 /// # Errors
 /// `NotFound`.
 pub(super) fn named_volume(volumes: Vec<VolumeInfo>, name: &str) -> Result<VolumeInfo> {
-    // A present volume comes before a removed one of the same name.
+    // A present volume takes precedence over a removed one of the same name.
     let mut found: Vec<VolumeInfo> =
         volumes.into_iter().filter(|volume| volume.name == name).collect();
     found.sort_by_key(|volume| volume.removed_at.is_some());

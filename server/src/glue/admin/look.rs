@@ -1,8 +1,9 @@
-//! A look at a pool that was closed in order: commands report its state from the store alone, without taking it.
+//! A look at a pool that was closed in order: commands report its state from the store alone,
+//! without taking it.
 //!
 //! Invariants:
 //! - Nothing is written to the store, and a daemon that opens the pool meanwhile is not disturbed.
-//! - The store has all of such a pool, so that no write log is needed to tell.
+//! - The store has all of such a pool, so no write log is needed.
 
 use super::answers::{
     Held, VolumeSeen, by_name, copy_infos_of, dedup_info, named_volume, restore_info_of,
@@ -44,7 +45,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// Whether a request changes nothing, so that the pool need not be owned.
+    /// Reports whether a request changes nothing, so that the pool need not be owned.
     #[must_use]
     pub fn answers(request: &Request) -> bool {
         matches!(
@@ -62,7 +63,7 @@ impl Look {
         &self.keys.newest().key
     }
 
-    /// Volumes that can be restored included.
+    /// Records of all volumes, including restorable ones.
     fn records(&self) -> Result<Vec<VolumeRecord>> {
         let mut records = Vec::new();
         for (id, bytes) in self.tier.volume_records() {
@@ -100,7 +101,8 @@ impl Look {
                 let done_bytes = origin.done_bytes.min(record.size_bytes);
                 NamedOrigin { name, promoted_bytes: origin.is_promoted.then_some(done_bytes) }
             });
-            // In a pool that was closed in order, what is aside lacks writes that nobody has.
+            // In a pool that was closed in order, a volume that is aside lacks writes that no
+            // longer exist.
             let is_aside = asides.contains_key(&VolumeId(record.id));
             let is_closed = is_aside || !self.tier.volume_keys().has(record.key());
             volume_info_of(record, VolumeSeen { is_closed, is_aside, origin, retention }, &dedup)
@@ -169,7 +171,7 @@ impl Look {
     }
 
     async fn status(&self) -> Result<StatusInfo> {
-        // What keeps these from being read is a condition.
+        // If these cannot be read, a condition says so.
         let _ = (self.scrub().await, self.copies().await);
         let (records, tier) = (self.records()?, self.tier.status());
         for record in &records {

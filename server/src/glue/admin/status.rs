@@ -1,4 +1,4 @@
-//! The status of the open pool: what its parts say of themselves, and the conditions that last.
+//! The status of the open pool: the reports of its parts, and the current conditions.
 
 use super::answers::{dedup_info, ratio, restore_info};
 use super::{AdminPool, name_of};
@@ -15,7 +15,8 @@ use tiering::{ReclaimStatus, TierStatus};
 impl AdminPool {
     pub(super) async fn status(&self, open: &OpenPool) -> StatusInfo {
         if self.is_offline {
-            // No job has read what the store says of these. What keeps it from being read is a condition, too.
+            // No job has read their state in the store yet. If it cannot be read, a condition says
+            // so.
             let _ = (self.scrub.status().await, self.copies.status().await);
         }
         let log = open.pool.log_status();
@@ -106,7 +107,7 @@ pub(super) fn tier_info(tier: TierStatus) -> TierInfo {
     }
 }
 
-/// How often each kind of condition was raised, and how many of it last.
+/// Number of times each kind of condition was raised, and how many of it are current.
 pub(super) fn condition_counts(conditions: &Conditions) -> BTreeMap<String, ConditionCount> {
     let (raised, lasting) = (conditions.raised_counts(), conditions.list());
     let counts = ConditionKind::ALL.iter().map(|kind| {
