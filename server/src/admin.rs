@@ -1,12 +1,12 @@
-//! Owns the admin protocol: one JSON request line and one JSON reply line over `DIR/admin.sock`.
+//! The admin protocol: one JSON request line and one JSON reply line over `DIR/admin.sock`.
 //!
 //! Invariants:
-//! - The socket is of mode 0600 from the moment it can be connected to.
+//! - The socket has mode 0600 from the moment it can be connected to.
 //! - Every line, every connection count and every wait on the peer is bounded.
-//! - A request that was read is carried to its end, even when its client disconnects. Only one that waits for space in the
-//!   write log is dropped then. At a stop a request has a bounded time to end, and is then given up with an answer that
-//!   says so.
-//! - The reply types are also what `-o json` prints: see [`info`].
+//! - A received request is carried out completely, even if its client disconnects. Only a request
+//!   that waits for space in the write log is dropped then. At a stop, a request has a bounded time
+//!   to end, and is then aborted with an answer that says so.
+//! - The reply types are also the output of `-o json`: see [`info`].
 //! - Requests and replies that hold a secret are never logged.
 
 pub mod info;
@@ -35,64 +35,65 @@ use zeroize::Zeroizing;
 pub const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Longest reply line, in bytes: 100,000 volumes.
 pub const REPLY_BYTES_MAX: u64 = 32 << 20;
-/// Connections at a time; further ones wait.
+/// Maximum number of connections at a time; further ones wait.
 pub const CONNECTION_COUNT_MAX: usize = 32;
-/// Longest that either side waits for the other to read or write a line.
+/// Longest time that either side waits for the other to read or write a line.
 const LINE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest a client waits for an ordinary reply, and for one that moves data.
+/// Longest time that a client waits for an ordinary reply, and for one that moves data.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Name of the socket in DIR.
 const SOCKET_NAME: &str = "admin.sock";
 
-/// What can be asked of a pool.
+/// A request to a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "request", deny_unknown_fields)]
 pub enum Request {
-    /// Makes a volume. `Busy` when it exists.
+    /// Makes a volume. `Busy` if it exists.
     VolumeCreate {
         /// Its name.
         name: String,
         /// Its size in bytes, a multiple of 512.
         size_bytes: u64,
-        /// What its answers promise.
+        /// Durability of acknowledged writes.
         #[serde(default)]
         durability: Durability,
-        /// It gets a key of its own.
+        /// Give it a key of its own.
         #[serde(default)]
         own_key: bool,
-        /// Blocks that are stored already are not stored again.
+        /// Do not store blocks again that are already stored.
         #[serde(default)]
         dedup: bool,
     },
-    /// All volumes, removed ones that can be restored included.
+    /// Lists all volumes, including removed ones that can be restored.
     VolumeList,
-    /// One volume.
+    /// Shows one volume.
     VolumeShow {
         /// Its name.
         name: String,
     },
-    /// Gives a volume another size.
+    /// Resizes a volume.
     VolumeResize {
         /// Its name.
         name: String,
         /// The new size in bytes.
         size_bytes: u64,
-        /// It may become smaller; what lies beyond is gone. Otherwise that is `Invalid`.
+        /// Allow it to become smaller; the data beyond the new end is lost. Without this, shrinking
+        /// is `Invalid`.
         #[serde(default)]
         shrink: bool,
     },
-    /// Changes what a volume promises. What is absent stays as it is.
+    /// Changes settings of a volume. Absent fields stay as they are.
     VolumeSet {
         /// Its name.
         name: String,
-        /// What its answers promise.
+        /// Durability of acknowledged writes.
         #[serde(default)]
         durability: Option<Durability>,
-        /// Whether it refuses writes.
+        /// Refuse writes.
         #[serde(default)]
         is_read_only: Option<bool>,
-        /// Whether blocks that are stored already are not stored again.
+        /// Do not store blocks again that are already stored.
         #[serde(default)]
         dedup: Option<bool>,
     },
@@ -100,10 +101,11 @@ pub enum Request {
     VolumeRemove {
         /// Its name.
         name: String,
-        /// Beyond recovery, at once.
+        /// Remove it at once, beyond recovery.
         #[serde(default)]
         now: bool,
-        /// As `now`, and its own key is destroyed. `Invalid` for a volume without one, `Busy` where others need it.
+        /// Like `now`, and destroy its own key. `Invalid` for a volume without one, `Busy` if
+        /// others need it.
         #[serde(default)]
         erase: bool,
     },
@@ -112,74 +114,75 @@ pub enum Request {
         /// Its name.
         name: String,
     },
-    /// No client of before the volume stepped back goes on: serve remote clients again. `Invalid`
-    /// when it has not stepped back.
+    /// Confirms that no client from before the volume stepped back is still running, and serves
+    /// remote clients again. `Invalid` if it has not stepped back.
     VolumeAccept {
         /// Its name.
         name: String,
-        /// Writes that only a missing side file holds are given up.
+        /// Give up the writes that only a missing side file holds.
         #[serde(default)]
         give_up_writes: bool,
     },
-    /// Gives a volume another name. `Busy` when that is taken, or somebody uses the volume.
+    /// Renames a volume. `Busy` if the name is taken, or the volume is in use.
     VolumeRename {
         /// Its name.
         name: String,
-        /// The new one.
+        /// Its new name.
         new_name: String,
     },
-    /// Makes a clone independent of what it was made from, in the background. `Invalid` when it is.
+    /// Makes a clone independent of its origin, in the background. `Invalid` if it already is.
     VolumePromote {
         /// Its name.
         name: String,
     },
-    /// Makes a volume of what a snapshot shows. `Busy` when one of that name exists.
+    /// Makes a volume with the contents of a snapshot. `Busy` if a volume of that name exists.
     Clone {
         /// `VOLUME@NAME`.
         snapshot: String,
         /// Name of the new volume.
         name: String,
-        /// It is removed by itself after so long; absent: never.
+        /// Seconds after which it is removed automatically; absent: never.
         #[serde(default)]
         ttl_seconds: Option<u64>,
     },
-    /// A volume is to show what a snapshot of it shows. `Busy` while somebody uses it.
+    /// Rolls a volume back to one of its snapshots. `Busy` while it is in use.
     SnapshotRollback {
         /// `VOLUME@NAME`.
         snapshot: String,
     },
-    /// Makes a snapshot of each of some volumes, of the same instant. `Busy` when one of that name exists.
+    /// Makes a snapshot of each of several volumes, at the same instant. `Busy` if one of that name
+    /// exists.
     SnapshotCreate {
         /// `VOLUME@NAME`, or several volumes before the `@`, separated by commas.
         snapshot: String,
     },
-    /// All snapshots, or those of one volume.
+    /// Lists all snapshots, or those of one volume.
     SnapshotList {
-        /// Its name.
+        /// Name of the volume.
         #[serde(default)]
         volume: Option<String>,
-        /// With the space that each alone holds, which takes a walk of the metadata of what has changed.
+        /// Include the space that each alone holds, which requires a walk of the changed metadata.
         #[serde(default)]
         space: bool,
     },
-    /// What has changed from one snapshot to a later one of the same volume.
+    /// Lists the changes from one snapshot to a later one of the same volume.
     SnapshotDiff {
         /// `VOLUME@NAME`, the older one.
         older: String,
         /// `VOLUME@NAME`.
         newer: String,
-        /// From this byte on.
+        /// Start at this byte.
         #[serde(default)]
         offset: u64,
     },
-    /// What a volume's schedule of snapshots does next, after a change if there is one.
+    /// Shows the next actions of a volume's schedule of snapshots, after changing it if requested.
     SnapshotSchedule {
         /// Its name.
         volume: String,
         /// The new schedule.
         #[serde(default)]
         set: Option<ScheduleSet>,
-        /// There is to be none.
+        /// Remove the schedule.
         #[serde(default)]
         off: bool,
     },
@@ -188,115 +191,116 @@ pub enum Request {
         /// `VOLUME@NAME`.
         snapshot: String,
     },
-    /// Copies the pool to another store from now on. `Busy` where that is not empty, or another pool's.
+    /// Starts copying the pool to another store. `Busy` if that is not empty, or is another pool's.
     CopyAdd(NewCopy),
-    /// Ends a copy; what is there stays.
+    /// Ends a copy; its objects stay.
     CopyRemove {
-        /// Where it is.
+        /// URL of the copy.
         url: String,
     },
-    /// How the copies stand.
+    /// Shows the state of the copies.
     CopyList,
-    /// Answers when a copy has everything that was written before.
+    /// Waits until a copy has everything that was written before.
     CopySync {
-        /// Where it is.
+        /// URL of the copy.
         url: String,
     },
-    /// Segments that the copy lacks from which the pool was restored are given up.
+    /// Gives up the segments that are missing in the copy that the pool was restored from.
     RestoreGiveUpMissing,
-    /// Verifies all segments, and puts back from copies what is bad.
+    /// Verifies all segments, and replaces bad ones from copies.
     ScrubStart {
-        /// Pace; the usual one without it.
+        /// Pace; absent: the default.
         #[serde(default)]
         bytes_per_second: Option<u64>,
-        /// Again each time after so many seconds.
+        /// Repeat after this many seconds.
         #[serde(default)]
         every_seconds: Option<u64>,
     },
     /// Stops verifying.
     ScrubStop,
-    /// How far it is, and what it has found.
+    /// Shows the progress and the findings.
     ScrubStatus,
-    /// The state of the pool.
+    /// Shows the state of the pool.
     Status,
-    /// Copies everything to the store, and answers when it is there.
+    /// Moves everything to the store, and answers when it is there.
     Flush,
-    /// Walks everything that the store holds and verifies it. Changes nothing.
+    /// Verifies everything in the store. Changes nothing.
     Fsck,
-    /// Puts the counts of live blocks of these segments right, as `fsck` names them.
+    /// Corrects the counts of live blocks of these segments, as reported by `fsck`.
     RepairCounts {
         /// Their numbers.
         segments: Vec<u64>,
     },
     /// Makes a recovery key.
     KeyBackup {
-        /// Earlier recovery keys stop working.
+        /// Revoke earlier recovery keys.
         #[serde(default)]
         replace: bool,
     },
-    /// Replaces what opens the pool. Without `new`, the configured key file is replaced in place.
+    /// Replaces the secret that opens the pool. Without `new`, the configured key file is replaced
+    /// in place.
     KeyRotate {
-        /// What opens it from now on.
+        /// Secret that opens it from now on.
         new: Option<NewKey>,
     },
-    /// Makes a volume a device of this machine's kernel.
+    /// Attaches a volume as a device of this machine's kernel.
     Attach {
         /// Its name.
         name: String,
-        /// How.
+        /// Options of the device.
         options: AttachOptions,
     },
-    /// Takes the device of a volume out of the kernel.
+    /// Removes the device of a volume from the kernel.
     Detach {
         /// The volume's name, the link to its device, or the device.
         target: String,
-        /// Also while something uses it, which gets errors then.
+        /// Remove it even if it is in use; its users then get errors.
         #[serde(default)]
         force: bool,
     },
-    /// Which volumes are attached.
+    /// Lists the attached volumes.
     AttachList,
-    /// Stops the daemon in order. Answered before it is gone.
+    /// Stops the daemon in order. The answer comes before it has ended.
     Stop,
 }
 
-/// What is answered.
+/// A reply to a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "reply")]
 pub enum Reply {
     /// One volume.
     Volume(VolumeInfo),
-    /// Several.
+    /// Several volumes.
     Volumes {
         /// Sorted by name.
         volumes: Vec<VolumeInfo>,
     },
     /// Snapshots.
     Snapshots {
-        /// By volume and age.
+        /// Sorted by volume and age.
         snapshots: Vec<SnapshotInfo>,
     },
-    /// A schedule of snapshots, and what it does next.
+    /// A schedule of snapshots, and its next actions.
     Schedule(ScheduleInfo),
-    /// What differs between two snapshots.
+    /// Differences between two snapshots.
     SnapshotDiff(DiffInfo),
     /// Copies in other stores.
     Copies {
         /// In the order in which they were added.
         copies: Vec<CopyInfo>,
     },
-    /// How the scrub stands.
+    /// State of the scrub.
     Scrub(ScrubInfo),
     /// The state of the pool.
     Status(Box<StatusInfo>),
-    /// It was done.
+    /// The request was carried out.
     Done {
-        /// What, in a sentence.
+        /// Result, in a sentence.
         message: String,
     },
-    /// What a walk of the pool found.
+    /// Findings of a walk of the pool.
     Fsck(FsckInfo),
-    /// A recovery key, printed this once.
+    /// A recovery key, printed only this once.
     RecoveryKey {
         /// The key.
         key: Secret,
@@ -307,15 +311,15 @@ pub enum Reply {
     Attachments {
         /// Sorted by name.
         attachments: Vec<AttachmentInfo>,
-        /// Those that other machines, or programs of this one, have as devices of theirs.
+        /// Clients on other machines, or other programs on this one, that have devices.
         #[serde(default)]
         clients: Vec<ClientInfo>,
     },
     /// The key was replaced.
     KeyRotated {
-        /// Kind of what opens the pool now.
+        /// Kind of the secret that opens the pool now.
         kind: SlotKind,
-        /// What to do from now on.
+        /// Action to take from now on.
         message: String,
     },
 }
@@ -325,13 +329,13 @@ pub trait AdminHandler: Send + Sync + 'static {
     /// Carries out one request. Several may run at a time.
     fn handle(&self, request: Request) -> impl Future<Output = Result<Reply>> + Send;
 
-    /// Closes the pool in order, after the last request, where it was opened for requests only.
+    /// Closes the pool in order, after the last request, if it was opened for requests only.
     fn close(&self) -> impl Future<Output = Result<()>> + Send {
         async { Ok(()) }
     }
 }
 
-/// What goes over the socket.
+/// Message on the socket.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
@@ -359,7 +363,7 @@ const KINDS: [ErrorKind; 11] = [
     ErrorKind::Io,
 ];
 
-/// The word for a kind, as replies and `-o json` spell it.
+/// Name of an error kind, as in replies and `-o json`.
 #[must_use]
 pub fn kind_name(kind: ErrorKind) -> &'static str {
     match kind {
@@ -409,10 +413,10 @@ pub struct AdminServer {
 }
 
 impl AdminServer {
-    /// Listens in `dir`, which the caller has locked: a socket that is there is a leftover.
+    /// Listens in `dir`, which the caller has locked: an existing socket is a leftover.
     ///
     /// # Errors
-    /// `Io`, for example when the path is longer than a socket's may be (107 bytes).
+    /// `Io`, for example if the path is longer than a socket's may be (107 bytes).
     pub fn bind(dir: &Path) -> Result<AdminServer> {
         let path = dir.join(SOCKET_NAME);
         let fresh = dir.join("admin.sock.new");
@@ -425,7 +429,7 @@ impl AdminServer {
                     _ => {}
                 }
             }
-            // Nobody connects under the first name, so nobody does before the mode is set.
+            // Clients do not know the first name, so none connects before the mode is set.
             let listener = UnixListener::bind(&fresh)?;
             std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
             std::fs::rename(&fresh, &path)?;
@@ -437,8 +441,8 @@ impl AdminServer {
         Ok(AdminServer { listener, path })
     }
 
-    /// Answers until `stop` resolves. The requests that are being carried out then have `grace` to
-    /// end; what has not by then (a flush while the store is away) is given up.
+    /// Answers until `stop` resolves. Running requests then have `grace` to end, and are aborted
+    /// after that (for example a flush while the store is away).
     pub async fn serve<H: AdminHandler>(
         self,
         handler: Arc<H>,
@@ -487,7 +491,7 @@ impl AdminServer {
         if tokio::time::timeout(grace, ended).await.is_err() {
             tracing::warn!(count = tasks.len(), "admin requests that did not end are given up");
             given_up.send_replace(true);
-            // Telling their clients is bounded in itself.
+            // Telling their clients is bounded itself.
             while tasks.join_next().await.is_some() {}
         }
     }
@@ -565,7 +569,7 @@ async fn timeout<T>(
     }
 }
 
-/// One line, without its end. `InvalidData` when it is too long, cut short or not text.
+/// Reads one line, without its end. `InvalidData` if it is too long, incomplete or not text.
 async fn read_line(
     read: impl tokio::io::AsyncRead + Unpin,
     bytes_max: u64,
@@ -580,11 +584,11 @@ async fn read_line(
     Ok(Zeroizing::new(text.to_owned()))
 }
 
-/// Sends one request to the daemon that runs on `dir`. `None` when none does: the socket is absent
-/// or nobody listens.
+/// Sends one request to the daemon that runs on `dir`. `None` if there is none: the socket is
+/// absent or has no listener.
 ///
 /// # Errors
-/// What the daemon answered, or `Unavailable` when it does not answer.
+/// The error in the daemon's answer, or `Unavailable` if it does not answer.
 pub async fn call(dir: &Path, request: &Request) -> Result<Option<Reply>> {
     let path = dir.join(SOCKET_NAME);
     let failed = |error: std::io::Error| {
@@ -622,7 +626,7 @@ pub async fn call(dir: &Path, request: &Request) -> Result<Option<Reply>> {
     .await
     .map_err(failed)?;
     let limit = match request {
-        // These may wait until the store has what is in the log.
+        // These may wait until the store has everything in the log.
         Request::Flush
         | Request::Stop
         | Request::Fsck

@@ -1,4 +1,4 @@
-//! What replies hold, and `-o json` prints: one home for each shape.
+//! Contents of the replies, also printed by `-o json`. Each shape is defined once.
 
 use crate::keys::SlotKind;
 use crate::record::Durability;
@@ -6,7 +6,7 @@ use crate::schedule::Keep;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A volume, as the admin sees it.
+/// A volume in reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeInfo {
     /// Identity within the pool.
@@ -15,76 +15,78 @@ pub struct VolumeInfo {
     pub name: String,
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// As configured; `auto` where it was left to the pool.
+    /// As configured; `auto` if the choice was left to the pool.
     pub durability: Durability,
-    /// No write is accepted.
+    /// Writes are refused.
     pub is_read_only: bool,
     /// Seconds since 1970.
     pub created_at: u64,
-    /// Seconds since 1970 when it was removed, for a volume that can still be restored.
+    /// Seconds since 1970 at the removal, for a volume that can still be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removed_at: Option<u64>,
     /// Seconds since 1970 from which a removed volume is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub purge_at: Option<u64>,
-    /// Answered writes may be gone: clients on other machines are refused.
+    /// Acknowledged writes may be gone: clients on other machines are refused.
     #[serde(default)]
     pub is_stepped_back: bool,
-    /// The store holds it less far than the other volumes.
+    /// The volume is behind the others in the store.
     #[serde(default)]
     pub is_aside: bool,
-    /// Nothing of it is served, because a side file is missing here, or its own key is gone.
+    /// It is not served, because a side file is missing here, or its own key is gone.
     #[serde(default)]
     pub is_closed: bool,
-    /// What it was made from and still depends on: `VOLUME@NAME`.
+    /// Snapshot that it was made from and still depends on: `VOLUME@NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// It is being made independent of that: bytes of its size that are done.
+    /// Progress of making it independent, in bytes of its size that are done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promoted_bytes: Option<u64>,
-    /// Seconds since 1970 from which it is removed by itself.
+    /// Seconds since 1970 from which it is removed automatically.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<u64>,
-    /// Id of the volume that its own key was made for: clones share it. Absent: it is under the pool's.
+    /// Id of the volume that its own key was made for; clones share it. Absent: it uses the pool's
+    /// key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_key: Option<u32>,
-    /// What deduplication has found; absent where it is off and nothing was found.
+    /// Results of deduplication; absent if it is off and no duplicates were found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dedup: Option<DedupInfo>,
-    /// What did not follow a request that was done.
+    /// Problem that remains after the request was carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
 
-/// What deduplication has found, of a volume or of all.
+/// Results of deduplication, of one volume or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DedupInfo {
-    /// Blocks that are stored already are looked for, of the volume or of some volume.
+    /// Deduplication is on for the volume, or for some volume.
     pub is_on: bool,
-    /// Blocks of 4 KiB that were destaged with it since the volumes were made, those of zeroes aside.
+    /// Blocks of 4 KiB that were destaged with deduplication since the volumes were made, except
+    /// blocks of zeroes.
     pub block_count: u64,
-    /// Of these, blocks that were stored already.
+    /// Number of these blocks that were already stored.
     pub duplicate_count: u64,
-    /// Blocks for each that was stored; 0 before any was.
+    /// Blocks per stored block; 0 before any was stored.
     pub ratio: f64,
 }
 
-/// A snapshot, as the admin sees it.
+/// A snapshot in reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotInfo {
     /// Name of its volume.
     pub volume: String,
     /// Its own name.
     pub name: String,
-    /// Where it is in the history of the pool: snapshots of one instant have the same.
+    /// Position in the history of the pool; the same for snapshots of one instant.
     pub lsn: u64,
-    /// Size of the volume then, in bytes.
+    /// Size of the volume at that time, in bytes.
     pub size_bytes: u64,
     /// Seconds since 1970.
     pub created_at: u64,
-    /// The store has it. Until then it is on this machine only.
+    /// The store has it. Until then it exists only on this machine.
     pub is_in_store: bool,
-    /// Bytes of the store that it alone holds, where that was asked for and it is there: an estimate.
+    /// Estimated bytes in the store that it alone holds, if requested and it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_bytes: Option<u64>,
 }
@@ -92,40 +94,40 @@ pub struct SnapshotInfo {
 /// A copy of the pool in another store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyInfo {
-    /// Where it is.
+    /// URL of the copy.
     pub url: String,
-    /// Settings and credentials are in variables that begin so.
+    /// Prefix of the variables with settings and credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_prefix: Option<String>,
-    /// Seconds from the beginning of one state to that of the next.
+    /// Seconds from the start of one state to the start of the next.
     pub interval_seconds: u64,
-    /// Only when snapshots have come or gone.
+    /// States are made only when snapshots have come or gone.
     pub is_snapshots_only: bool,
-    /// Bytes a second, at most.
+    /// Maximum bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
-    /// It has a key of its own: what opens the pool does not open it.
+    /// It has a key of its own: the keys of the pool do not open it.
     #[serde(default)]
     pub has_own_key: bool,
-    /// Names of the volumes that it is of; absent: all.
+    /// Names of the volumes that it contains; absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<Vec<String>>,
     /// Seconds since 1970.
     pub created_at: u64,
-    /// A daemon brings it up to date; otherwise nothing more than this is known.
+    /// A daemon keeps it up to date; otherwise the fields below are unknown.
     pub is_running: bool,
-    /// The newest whole state there; absent before the first.
+    /// Newest complete state there; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<CopyStateInfo>,
-    /// Seconds by which it is behind the pool, 0 where it has everything.
+    /// Seconds by which it is behind the pool; 0 if it has everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag_seconds: Option<u64>,
-    /// Bytes that the pool has got since that state: an estimate.
+    /// Estimated bytes written to the pool since that state.
     pub lag_bytes: u64,
     /// It may have keys of volumes that were destroyed since.
     #[serde(default)]
     pub has_destroyed_keys: bool,
-    /// Thousandths of the pass that runs.
+    /// Progress of the current pass, in thousandths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass_permille: Option<u64>,
     /// Bytes copied since the start.
@@ -134,56 +136,56 @@ pub struct CopyInfo {
     pub copied_count: u64,
     /// Objects deleted in the copy since the start.
     pub deleted_count: u64,
-    /// Objects there that no newer state needs and that are not deleted yet.
+    /// Objects there that no newer state needs but that are not deleted yet.
     pub waiting_count: u64,
     /// Segments that were damaged, or missing, in the pool's store.
     pub damaged_count: u64,
-    /// Why it is not brought up to date, while that lasts.
+    /// Reason why it is not being brought up to date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// Seconds for which that has lasted.
+    /// Duration of the failure in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing_seconds: Option<u64>,
 }
 
-/// A whole state of a copy.
+/// A complete state of a copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyStateInfo {
-    /// Its number, counting up.
+    /// Number of the state, counting up.
     pub number: u64,
-    /// When the pool was so, in seconds since 1970.
+    /// Time of the pool's state, in seconds since 1970.
     pub as_of: u64,
-    /// Everything of the pool's history up to here is in it.
+    /// It contains everything in the pool's history up to here.
     pub destaged_lsn: u64,
-    /// Segments.
+    /// Number of segments.
     pub segment_count: u64,
-    /// Bytes of them.
+    /// Bytes of the segments.
     pub segment_bytes: u64,
-    /// Volumes of which it has less than of the others.
+    /// Number of volumes whose state in it is older than that of the others.
     pub aside_count: u64,
 }
 
-/// A schedule as it is asked for.
+/// A schedule in a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScheduleSet {
-    /// As cron has it.
+    /// Times in the format of cron.
     pub cron: String,
-    /// What is kept.
+    /// Snapshots to keep.
     pub keep: Keep,
 }
 
-/// A volume's schedule, and what it does next.
+/// A volume's schedule and its next actions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScheduleInfo {
     /// Name of the volume.
     pub volume: String,
-    /// When it comes, in the words of cron, if there is one.
+    /// Times in the format of cron, if there is a schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cron: Option<String>,
-    /// What is kept, if there is one.
+    /// Snapshots to keep, if there is a schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<Keep>,
-    /// Seconds since 1970 when it comes next.
+    /// Next time, in seconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_at: Option<u64>,
     /// Snapshots that it has made, oldest first.
@@ -197,29 +199,29 @@ pub struct ScheduledInfo {
     pub name: String,
     /// Seconds since 1970.
     pub created_at: u64,
-    /// Why it is kept when the schedule comes next; absent: it is removed then.
+    /// Reason why the next run keeps it; absent: the next run removes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_as: Option<String>,
 }
 
-/// What differs between two snapshots of a volume.
+/// Differences between two snapshots of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiffInfo {
     /// Sorted, disjoint.
     pub extents: Vec<DiffExtent>,
-    /// Where to go on, if there may be more.
+    /// Offset to continue at, if there may be more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_offset: Option<u64>,
 }
 
-/// Bytes that differ, or that were written anew.
+/// Bytes that differ, or that were rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiffExtent {
-    /// Where, in bytes.
+    /// Start in bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// The newer one has nothing there: it reads as zeroes.
+    /// The newer snapshot has no data there and reads as zeroes.
     pub is_hole: bool,
 }
 
@@ -232,7 +234,7 @@ pub struct StatusInfo {
     pub pool: String,
     /// Its name.
     pub name: String,
-    /// Where its data is.
+    /// URL of its store.
     pub store: String,
     /// The owner's term.
     pub epoch: u64,
@@ -244,49 +246,49 @@ pub struct StatusInfo {
     pub opened_at: u64,
     /// No daemon runs: the pool was opened for this request only.
     pub is_offline: bool,
-    /// Where clients connect.
+    /// Addresses that clients connect to.
     pub endpoints: Vec<String>,
-    /// Volumes that are present.
+    /// Number of volumes that are present.
     pub volume_count: u64,
-    /// What only this machine has.
+    /// Data that exists only on this machine.
     pub at_risk: AtRisk,
     /// The write log.
     pub log: LogInfo,
-    /// The way to the store.
+    /// The destage job.
     pub destage: DestageInfo,
     /// The data tier.
     pub tier: TierInfo,
-    /// What the store holds.
+    /// Space in the store.
     #[serde(default)]
     pub space: SpaceInfo,
-    /// What deduplication has found, of all volumes that are there; absent where no volume has it.
+    /// Results of deduplication, of all present volumes; absent if no volume uses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dedup: Option<DedupInfo>,
-    /// What the pool was restored from, if it was.
+    /// Origin of a restored pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored: Option<RestoreInfo>,
-    /// The NBD server; absent where no daemon runs.
+    /// The NBD server; absent if no daemon runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nbd: Option<NbdInfo>,
-    /// The read cache on disk; absent where there is none.
+    /// The read cache on disk; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheInfo>,
     /// Memory budget in bytes.
     pub memory_bytes_max: u64,
-    /// What opens the pool.
+    /// Ways to open the pool.
     #[serde(default)]
     pub key_slots: Vec<KeySlotInfo>,
-    /// A recovery key was made.
+    /// There is a recovery key.
     pub has_recovery_key: bool,
-    /// What a person should know or do: the conditions, one line each.
+    /// The conditions for operators, one line each.
     pub warnings: Vec<String>,
-    /// The conditions that last, the oldest first.
+    /// Current conditions, oldest first.
     #[serde(default)]
     pub conditions: Vec<ConditionInfo>,
-    /// Each kind of condition, by the name that the manual lists.
+    /// Counts for each kind of condition, by the name in the manual.
     #[serde(default)]
     pub condition_counts: BTreeMap<String, ConditionCount>,
-    /// Conditions that were raised and are not listed, because there were too many.
+    /// Current conditions that are not listed because there were too many.
     #[serde(default)]
     pub condition_excluded_count: u64,
 }
@@ -296,26 +298,26 @@ pub struct StatusInfo {
 pub struct ConditionCount {
     /// Raised since the start.
     pub raised_count: u64,
-    /// Those that last.
+    /// Number of current ones.
     pub lasting_count: u64,
 }
 
-/// A condition that lasts.
+/// A current condition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ConditionInfo {
     /// Its kind, one of those that the manual lists.
     pub kind: String,
-    /// Names the one of its kind: a volume, an object, a copy, a job.
+    /// The affected object: a volume, an object, a copy, a job.
     pub subject: String,
-    /// States the fact and its cause.
+    /// The fact and its cause.
     pub what: String,
     /// When it began, in seconds since 1970.
     pub since: u64,
     /// Seconds for which it has lasted.
     pub seconds: u64,
-    /// States what it costs while it lasts.
+    /// Effect while it lasts.
     pub cost: String,
-    /// States what to do.
+    /// Action to take.
     pub remedy: String,
 }
 
@@ -345,22 +347,22 @@ impl ConditionInfo {
     }
 }
 
-/// What a pool was restored from.
+/// Origin of a restored pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoreInfo {
-    /// Where the copy is.
+    /// URL of the copy.
     pub url: String,
     /// Number of the state there.
     pub state: u64,
-    /// When the copied pool was so, in seconds since 1970.
+    /// Time of the copied pool's state, in seconds since 1970.
     pub as_of: u64,
-    /// The pool has everything, and does not need the copy any more.
+    /// The pool is complete, and does not need the copy any more.
     pub is_whole: bool,
-    /// Bytes that are still to be fetched; at most, until the metadata is here.
+    /// Bytes that are still to be fetched; an upper bound until the metadata is here.
     pub left_bytes: u64,
     /// Bytes fetched since the start.
     pub done_bytes: u64,
-    /// Seconds left at the pace since the start, once there is one.
+    /// Estimated seconds left, from the pace since the start, once there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_seconds: Option<u64>,
     /// Segments that were damaged, or missing, in the copy.
@@ -376,18 +378,18 @@ pub struct NbdInfo {
     pub refused_count: u64,
     /// Requests answered since the start.
     pub request_count: u64,
-    /// Of them, answered with an error.
+    /// Number of these answered with an error.
     pub error_count: u64,
-    /// Memory for requests in flight that is in use, in bytes.
+    /// Memory in use for requests in flight, in bytes.
     pub payload_bytes: u64,
 }
 
 /// The read cache on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheInfo {
-    /// It works. It turns itself off until the next start when its disk fails too often.
+    /// The cache works. It turns itself off until the next start if its disk fails too often.
     pub is_on: bool,
-    /// Frames that it holds.
+    /// Frames in the cache.
     pub frame_count: u64,
     /// Bytes of its disk in use.
     pub used_bytes: u64,
@@ -397,22 +399,22 @@ pub struct CacheInfo {
     pub insert_count: u64,
     /// Frames not written because too much was waiting.
     pub dropped_count: u64,
-    /// Frames whose copy here did not verify; each was read from the store instead.
+    /// Frames that did not verify in the cache and were read from the store instead.
     pub bad_count: u64,
-    /// Reads and writes of its disk that failed.
+    /// Failed reads and writes of its disk.
     pub error_count: u64,
 }
 
 /// One way to open the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeySlotInfo {
-    /// What opens it.
+    /// Kind of secret that opens it.
     pub kind: SlotKind,
     /// Seconds since 1970.
     pub created_at: u64,
 }
 
-/// What would be lost should this machine never come back.
+/// Data that would be lost if this machine never came back.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AtRisk {
     /// Age of the oldest write that is not in the store, in seconds.
@@ -426,7 +428,7 @@ pub struct AtRisk {
 pub struct LogInfo {
     /// Bytes in use.
     pub used_bytes: u64,
-    /// Bytes there are.
+    /// Size in bytes.
     pub ring_bytes: u64,
     /// Newest entry.
     pub last_lsn: u64,
@@ -434,12 +436,12 @@ pub struct LogInfo {
     pub durable_lsn: u64,
     /// Newest entry in the store.
     pub destaged_lsn: u64,
-    /// Why the log serves no more.
+    /// Reason why the log no longer serves requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
-/// The way to the store.
+/// The destage job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DestageInfo {
     /// Windows made durable since the start.
@@ -450,15 +452,15 @@ pub struct DestageInfo {
     pub stored_bytes: u64,
     /// Attempts that failed since the start.
     pub failure_count: u64,
-    /// Why the latest attempt failed, while that lasts.
+    /// Reason why the latest attempt failed, until one succeeds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// Volumes that the store holds less far than the others.
+    /// Volumes that are behind the others in the store.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aside: Vec<AsideInfo>,
 }
 
-/// A volume that the store holds less far than the others.
+/// A volume that is behind the others in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AsideInfo {
     /// Its id.
@@ -472,13 +474,13 @@ pub struct AsideInfo {
     pub log_bytes: u64,
     /// Bytes of it that only side files have.
     pub side_bytes: u64,
-    /// Its side files.
+    /// Number of its side files.
     pub side_file_count: u64,
-    /// It accepts no more writes.
+    /// It refuses writes.
     pub is_refusing_writes: bool,
-    /// Nothing of it is served, because a side file is missing here.
+    /// It is not served, because a side file is missing here.
     pub is_closed: bool,
-    /// What is in the way.
+    /// Reason.
     pub reason: String,
 }
 
@@ -491,13 +493,13 @@ pub struct TierInfo {
     pub range_count: u64,
     /// Uploads that failed and were tried again since the start.
     pub upload_retry_count: u64,
-    /// Why the last upload failed, until one succeeds.
+    /// Reason why the last upload failed, until one succeeds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upload_failure: Option<String>,
-    /// Why the last read from the store failed, until one succeeds.
+    /// Reason why the last read from the store failed, until one succeeds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_failure: Option<String>,
-    /// Times that the metadata database had ended and was opened anew since the start.
+    /// Number of times since the start that the metadata database had ended and was opened again.
     #[serde(default)]
     pub reopen_count: u64,
     /// Frames found in memory since the start.
@@ -509,7 +511,7 @@ pub struct TierInfo {
     /// Frames and objects that arrived damaged from the store and were read once more.
     #[serde(default)]
     pub store_refetch_count: u64,
-    /// Frames that were damaged then, too: their copy in the store is bad.
+    /// Frames that were damaged the second time, too: their copy in the store is bad.
     #[serde(default)]
     pub store_bad_count: u64,
     /// Segments that were damaged or missing in the store and were put back from a copy, since the start.
@@ -517,18 +519,19 @@ pub struct TierInfo {
     pub mended_count: u64,
 }
 
-/// What the store holds, and how space comes back. All of it in segments; the metadata comes on top.
+/// Contents of the store, and how space is reclaimed. Counts only segments; the metadata comes on
+/// top.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SpaceInfo {
-    /// What the first four say is not known before all segments were looked at once after the start.
+    /// The next four fields are valid: all segments were looked at once since the start.
     pub is_known: bool,
-    /// Segments.
+    /// Number of segments.
     pub segment_count: u64,
     /// Bytes of their objects.
     pub stored_bytes: u64,
-    /// The part of them that is live, estimated.
+    /// Estimated bytes of them that are live.
     pub live_bytes: u64,
-    /// Stored bytes for each live one.
+    /// Stored bytes per live byte.
     pub space_amplification: f64,
     /// Bytes of segments that were reclaimed since the start.
     pub reclaimed_bytes: u64,
@@ -536,56 +539,57 @@ pub struct SpaceInfo {
     pub moved_bytes: u64,
     /// Bytes of the metadata written since the start.
     pub metadata_bytes: u64,
-    /// Bytes written to the store for each that destage wrote, since the start; 0 before it has written.
+    /// Bytes written to the store per byte that destage wrote, since the start; 0 before it has
+    /// written.
     pub write_amplification: f64,
     /// Segments that cannot be reclaimed.
     pub stuck_count: u64,
-    /// Segments that were reclaimed and are not deleted yet, because copies still need them.
+    /// Segments that were reclaimed but not deleted yet, because copies still need them.
     #[serde(default)]
     pub held_count: u64,
 }
 
-/// How the pool's scrub stands: the newest, or the one that runs.
+/// State of the pool's scrub: the current run, or the newest one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubInfo {
-    /// A daemon serves the pool, so that it goes on.
+    /// A daemon serves the pool, so the scrub makes progress.
     pub is_served: bool,
     /// It is under way.
     pub is_running: bool,
-    /// It was stopped before it had looked at everything, and goes on when it is started again.
+    /// It was stopped before it had checked everything, and continues when it is started again.
     pub is_stopped: bool,
-    /// When it began, in seconds since 1970; absent before the first.
+    /// Start of the run, in seconds since 1970; absent before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<u64>,
-    /// When it had looked at everything.
+    /// End of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<u64>,
-    /// When the next one begins.
+    /// Start of the next run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_at: Option<u64>,
-    /// Thousandths of the numbers of segments that are done.
+    /// Progress through the numbers of segments, in thousandths.
     pub permille: u64,
-    /// Its pace.
+    /// Pace.
     pub bytes_per_second: u64,
-    /// Seconds from the start of one to that of the next.
+    /// Seconds from the start of one run to the start of the next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_seconds: Option<u64>,
-    /// Segments that were looked at.
+    /// Segments that were checked.
     pub segment_count: u64,
-    /// Frames in those that are whole.
+    /// Frames in the intact ones.
     pub frame_count: u64,
     /// Bytes of their objects.
     pub object_bytes: u64,
     /// Segments that were put back from copies.
     pub mended_count: u64,
-    /// Segments that are damaged or missing, and that no copy has.
+    /// Segments that are damaged or missing and are in no copy.
     pub bad_count: u64,
-    /// The first of them; also those of the run before, until they are looked at again.
+    /// The first of these, including those of the previous run until they are checked again.
     pub bad: Vec<BadSegmentInfo>,
-    /// Why it waits.
+    /// Reason why it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// Since how many seconds.
+    /// Seconds for which it has been waiting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing_seconds: Option<u64>,
 }
@@ -597,11 +601,11 @@ pub struct BadSegmentInfo {
     pub number: u64,
     /// Path of its object below the pool's prefix.
     pub object: String,
-    /// What is wrong with it, and with what copies have of it.
+    /// Problem with it, and with its copies.
     pub why: String,
 }
 
-/// What `spindle fsck` found.
+/// Findings of `spindle fsck`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FsckInfo {
     /// Volumes that are present or can be restored.
@@ -614,16 +618,16 @@ pub struct FsckInfo {
     pub frame_count: u64,
     /// Map pages walked.
     pub page_count: u64,
-    /// Blocks that volumes have stored.
+    /// Blocks stored by volumes.
     pub block_count: u64,
-    /// Segments that were reclaimed during the check; what was in them was not looked at again.
+    /// Segments that were reclaimed during the check; their contents were not checked again.
     #[serde(default)]
     pub reclaimed_count: u64,
-    /// How many things are wrong. 0: the pool is consistent.
+    /// Number of problems. 0: the pool is consistent.
     pub problem_count: u64,
     /// The first of them, one sentence each.
     pub problems: Vec<String>,
-    /// Numbers of segments whose counts of live blocks are wrong: `repair_counts` takes them.
+    /// Numbers of segments with wrong counts of live blocks, to be passed to `repair_counts`.
     #[serde(default)]
     pub miscounted: Vec<u64>,
 }

@@ -82,7 +82,7 @@ async fn garbage_and_overlong_lines_are_refused_and_the_next_client_is_served() 
             }
         }
         for _ in 0..3 {
-            // Connects, says nothing and leaves.
+            // Connects, sends nothing and leaves.
             drop(UnixStream::connect(dir.join(SOCKET_NAME)).await.unwrap());
         }
         assert!(call(&dir, &Request::VolumeList).await.unwrap().is_some());
@@ -116,7 +116,7 @@ async fn a_leftover_socket_counts_as_no_daemon_and_is_replaced() {
     assert!(!dir.path().join(SOCKET_NAME).exists());
 }
 
-/// Never ends a flush, as while the store is away; says when it has one.
+/// Never ends a flush, like while the store is away; signals when it has received one.
 struct Stuck(watch::Sender<bool>);
 
 impl AdminHandler for Stuck {
@@ -162,7 +162,7 @@ fn every_kind_survives_the_socket() {
     }
 }
 
-/// Carries requests out to their end, and says how they ended.
+/// Carries requests out completely, and reports how they ended.
 struct Waiting(tokio::sync::mpsc::UnboundedSender<&'static str>);
 
 impl AdminHandler for Waiting {

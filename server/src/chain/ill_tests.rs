@@ -57,13 +57,13 @@ async fn empty_listing_is_asked_for_again() {
     // After a create.
     ill.add(empty(u64::from(ATTEMPT_COUNT_MAX) - 1));
     assert_eq!(chain.create(1, &bytes("a")).await.unwrap(), Created::Ours);
-    // When somebody looks what is there.
+    // When the newest document is read.
     ill.add(empty(1));
     assert_eq!(chain.newest().await.unwrap(), Some((1, bytes("a"))));
-    // When an owner looks whether it still is.
+    // When an owner checks that it still is the owner.
     ill.add(empty(u64::from(ATTEMPT_COUNT_MAX) - 1));
     assert_eq!(chain.newest_from(1).await.unwrap(), Some(1));
-    // When what was revoked is deleted.
+    // When revoked documents are deleted.
     chain.create(2, &bytes("b")).await.unwrap();
     ill.add(empty(2));
     chain.delete_below(2).await.unwrap();
@@ -102,8 +102,8 @@ async fn repeated_page_is_an_error() {
     assert!(error.chain().contains("continuation token"), "{}", error.chain());
 }
 
-/// Writers that each take the next number while the store answers as it likes. Each number is won by one of
-/// them at most, and where nobody else was there nobody hears that it lost.
+/// Writers that each take the next number while the store gives random answers. Each number is won
+/// by at most one of them, and without a competitor no writer is told that it lost.
 #[tokio::test]
 async fn ill_answers_let_at_most_one_writer_win_a_number() {
     let mut injected_count = 0;
@@ -113,7 +113,7 @@ async fn ill_answers_let_at_most_one_writer_win_a_number() {
         ill.answer_randomly(seed, 30, Answer::ALL);
         let (mut rng, mut won) = (Rng::new(seed), Vec::new());
         for turn in 0..6 {
-            // Others find what is there; this one may have slept since.
+            // Other writers read the newest number; this one may have been delayed since.
             ill.heal();
             let newest = chain(&ill).newest_number().await.unwrap().unwrap_or(0);
             ill.answer_randomly(seed.wrapping_add(turn), 30, Answer::ALL);

@@ -18,7 +18,7 @@ async fn a_number_is_created_once() {
     assert_eq!(chain.newest().await.unwrap(), None);
     assert_eq!(chain.create(1, &bytes("a")).await.unwrap(), Created::Ours);
     assert_eq!(chain.create(1, &bytes("b")).await.unwrap(), Created::Lost);
-    // The same bytes hold the same nonce: they can only be ours, sent again.
+    // The same bytes hold the same nonce: they can only be our own, sent again.
     assert_eq!(chain.create(1, &bytes("a")).await.unwrap(), Created::Ours);
     assert_eq!(chain.newest().await.unwrap(), Some((1, bytes("a"))));
 }

@@ -1,4 +1,4 @@
-//! Owns the way from the command line to the pool: the only part of it that knows the daemon.
+//! The connection from the command line to the pool: the only part of it that knows the daemon.
 
 use super::args::DemoArgs;
 use crate::admin::{self, AdminHandler, FsckInfo, Reply, Request};
@@ -11,7 +11,7 @@ use crate::serve::Opening;
 use block::{Error, ErrorKind, Result};
 use std::path::Path;
 
-/// Serves until it is told to stop; calls `announce` with the endpoints when everything answers.
+/// Serves until a stop is requested; calls `announce` with the endpoints when everything answers.
 pub(super) async fn serve(
     config: Config,
     take_over: bool,
@@ -20,7 +20,7 @@ pub(super) async fn serve(
     crate::serve::run(&config, take_over, announce).await
 }
 
-/// The demonstration.
+/// Runs the demonstration.
 pub(super) async fn demo(args: &DemoArgs, is_json: bool) -> Result<()> {
     let binary = std::env::current_exe()
         .map_err(|error| Error::with_source(ErrorKind::Io, "find the spindle binary", error))?;
@@ -41,7 +41,7 @@ pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
     }
 }
 
-/// Makes a pool of what a copy holds.
+/// Makes a pool from the contents of a copy.
 pub(super) async fn restore(
     config: Config,
     from: (&str, Asked<'_>),
@@ -51,7 +51,7 @@ pub(super) async fn restore(
     crate::restore::restore(&config, from, env_prefix, bytes_per_second).await
 }
 
-/// Serves a copy where it lies until it is told to stop.
+/// Serves a copy in place until a stop is requested.
 pub(super) async fn open_copy(
     config: Config,
     sockets: (&[String], Option<&Path>),
@@ -70,13 +70,13 @@ pub(super) async fn fsck_copy(
     crate::serve::fsck_copy(&config, url, env_prefix).await
 }
 
-/// Removes devices that a daemon that is gone left in the kernel.
+/// Removes devices that a daemon left in the kernel when it ended.
 pub(super) async fn clean_up_devices(config: &Config) -> Result<Reply> {
     let dir = config.dir().to_owned();
     cleaned(move || attach::clean_up(&dir)).await
 }
 
-/// Removes a device that nobody serves, whoever made it.
+/// Removes a device without a serving process, even if another program made it.
 pub(super) async fn clean_up_device(device: String) -> Result<Reply> {
     cleaned(move || attach::clean_up_device(&device)).await
 }
@@ -88,7 +88,7 @@ async fn cleaned(work: impl FnOnce() -> Result<String> + Send + 'static) -> Resu
     Ok(Reply::Done { message })
 }
 
-/// Serves the device of a volume that another machine or process has, until it is told to stop.
+/// Serves the device of a volume of another machine or process until a stop is requested.
 pub(super) async fn attach_remote(
     options: &RemoteOptions,
     announce: impl FnOnce(&[String]),
@@ -100,7 +100,7 @@ pub(super) async fn attach_remote(
     attach::remote::serve(options, signals.stop(), announce).await
 }
 
-/// Takes such a device out of the kernel.
+/// Removes such a device from the kernel.
 pub(super) async fn detach_remote(uri: &str, is_forced: bool) -> Result<Reply> {
     Ok(Reply::Done { message: attach::remote::detach(uri, is_forced).await? })
 }
@@ -120,8 +120,8 @@ pub(super) async fn pool_purge(config: Config, now: bool) -> Result<PoolPurged> 
     removal::purge(&config, now).await
 }
 
-/// Opens the pool for one request, or looks at it where that is enough. Only a volume that is to be made may make
-/// its pool.
+/// Opens the pool for one request, or only looks at it if that is enough. Only the creation of a
+/// volume may make its pool.
 pub(super) async fn offline(config: Config, request: &Request) -> Result<impl AdminHandler> {
     if Look::answers(request)
         && let Some(look) = crate::serve::look(&config).await?

@@ -1,4 +1,4 @@
-//! Owns the text that people read: tables and sentences made of the admin replies.
+//! Text output for people: tables and sentences made from the admin replies.
 
 use crate::admin::{
     CacheInfo, ConditionInfo, CopyInfo, DiffInfo, FsckInfo, NbdInfo, Reply, RestoreInfo,
@@ -16,7 +16,7 @@ use std::fmt::Write;
 
 mod devices;
 
-/// Columns, left-aligned but for those named in `right`, two spaces apart.
+/// Formats columns two spaces apart, left-aligned except those named in `right`.
 fn table(rows: &[Vec<String>], right: &[usize]) -> String {
     let column_count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..column_count)
@@ -84,7 +84,7 @@ fn present_state(volume: &VolumeInfo) -> String {
     text
 }
 
-/// What it depends on, if anything.
+/// Describes the snapshot that a volume depends on, if any.
 fn origin(volume: &VolumeInfo) -> String {
     match (&volume.origin, volume.promoted_bytes) {
         (Some(origin), Some(bytes)) => {
@@ -136,7 +136,7 @@ fn snapshots(snapshots: &[SnapshotInfo]) -> String {
     table(&rows, &[1, 4])
 }
 
-/// A pool that was made of a copy.
+/// Describes a pool that was made from a copy.
 pub(super) fn restored_copy(made: &PoolOfCopy) -> String {
     let behind = match made.aside_count {
         0 => String::new(),
@@ -288,7 +288,7 @@ fn schedule(info: &ScheduleInfo) -> String {
     text
 }
 
-/// What differs between two snapshots: a line an extent.
+/// Lists the differences between two snapshots, one line per extent.
 pub(super) fn diff(found: &DiffInfo) -> String {
     if found.extents.is_empty() {
         return "nothing has changed\n".to_owned();
@@ -322,7 +322,7 @@ fn volume(volume: &VolumeInfo) -> String {
     text
 }
 
-/// A reply of the daemon.
+/// Formats a reply of the daemon.
 pub(super) fn reply(reply: &Reply) -> String {
     match reply {
         Reply::Volume(info) => volume(info),
@@ -444,7 +444,7 @@ fn status(info: &StatusInfo) -> String {
     text
 }
 
-/// Each with since when it lasts, what it costs, and what to do.
+/// Lists the conditions, each with its start, its cost and its remedy.
 fn conditions(conditions: &[ConditionInfo], excluded_count: u64) -> String {
     let mut text = String::new();
     for condition in conditions {
@@ -556,7 +556,7 @@ fn slots(info: &StatusInfo) -> String {
     slots.join(", ")
 }
 
-/// The findings of fsck.
+/// Describes the findings of fsck.
 pub(super) fn fsck(found: &FsckInfo) -> String {
     let mut text = format!(
         "{} volumes, {} blocks in {} map pages; {} segments of {}, {} frames verified\n",
@@ -589,7 +589,7 @@ pub(super) fn fsck(found: &FsckInfo) -> String {
     text
 }
 
-/// What removing a pool came to.
+/// Describes the removal of a pool.
 pub(super) fn pool_removed(removed: &PoolRemoved) -> String {
     format!(
         "pool {} is removed: nothing opens it any more, and nothing of it is deleted\n\
@@ -600,7 +600,7 @@ pub(super) fn pool_removed(removed: &PoolRemoved) -> String {
     )
 }
 
-/// What restoring a pool came to.
+/// Describes the restoration of a removed pool.
 pub(super) fn pool_restored(restored: &PoolRestored) -> String {
     format!(
         "pool {} is back (volumes: {}); serve it with: spindle serve\n",
@@ -608,7 +608,7 @@ pub(super) fn pool_restored(restored: &PoolRestored) -> String {
     )
 }
 
-/// What purging a pool came to. `dir` is its directory.
+/// Describes the purge of a pool. `dir` is its directory.
 pub(super) fn pool_purged(purged: &PoolPurged, dir: &std::path::Path) -> String {
     format!(
         "pool {} is deleted: {} objects, {}\n\
@@ -630,7 +630,7 @@ pub(super) struct ConfigRows {
 #[derive(Debug, Serialize)]
 struct ConfigRow {
     key: String,
-    /// As TOML; absent where the option is unset.
+    /// The value as TOML; absent if the option is unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<String>,
     origin: String,
@@ -647,7 +647,7 @@ impl ConfigRows {
     }
 }
 
-/// One line an option, valid as TOML; unset ones as comments.
+/// Prints one line per option, valid as TOML; unset ones as comments.
 pub(super) fn config(rows: &ConfigRows) -> String {
     let rows: Vec<Vec<String>> = rows
         .options
@@ -659,7 +659,7 @@ pub(super) fn config(rows: &ConfigRows) -> String {
             None => vec![format!("# {} is not set", row.key)],
         })
         .collect();
-    // Short values line up; a long one (volumes) does not push the others away.
+    // Short values are aligned; a long one (volumes) does not shift the others.
     let width = rows.iter().filter(|row| row.len() == 2).map(|row| row[0].chars().count());
     let width = width.filter(|width| *width <= 60).max().unwrap_or(0);
     let mut text = String::new();
@@ -672,7 +672,7 @@ pub(super) fn config(rows: &ConfigRows) -> String {
     text
 }
 
-/// Every option, and a file of all of them.
+/// All options, and an example file with all of them.
 #[derive(Debug, Serialize)]
 pub(super) struct Example {
     /// The commented `spindle.toml`.
@@ -686,11 +686,11 @@ impl Example {
     }
 }
 
-/// What `spindle version` prints.
+/// Output of `spindle version`.
 #[derive(Debug, Serialize)]
 pub(super) struct Version {
     version: &'static str,
-    /// Format and the newest version of it that is read and written.
+    /// Formats with the newest version that is read and written.
     formats: Vec<(&'static str, u32)>,
 }
 
@@ -700,7 +700,7 @@ impl Version {
     }
 }
 
-/// The version, then one line a format.
+/// Prints the version, then one line per format.
 pub(super) fn version(version: &Version) -> String {
     let mut text = format!("spindle {}\n", version.version);
     for (name, number) in &version.formats {

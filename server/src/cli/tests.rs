@@ -150,7 +150,7 @@ fn the_exit_codes_of_the_help_are_those_of_the_manual() {
         let row = manual.lines().find(|line| line.starts_with(&format!("| {code} | ")));
         let row = row.unwrap_or_else(|| panic!("the manual has no exit code {code}"));
         assert!(codes.contains(&format!("{code} ")), "the help has no exit code {code}");
-        // What only some commands end with names them in both.
+        // An exit code of only some commands is documented with their names in both places.
         if code == 4 {
             assert!(row.contains("attach") && codes.contains("4 attach of a URI"), "{codes}");
         }

@@ -1,4 +1,4 @@
-//! Clocks that jump.
+//! Tests with clocks that jump.
 
 use super::*;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ pub(crate) const DAY: u64 = 86_400;
 /// Sunday, 22 November 2026, 20:15:30 UTC.
 pub(crate) const NOW: u64 = 1_795_378_530;
 
-/// Clocks that a test sets.
+/// Clocks that are set by a test.
 pub(crate) struct ManualTimes {
     wall: AtomicU64,
     steady: AtomicU64,
@@ -18,18 +18,18 @@ impl ManualTimes {
         Arc::new(ManualTimes { wall: AtomicU64::new(NOW), steady: AtomicU64::new(1000) })
     }
 
-    /// Time passes.
+    /// Lets time pass.
     pub(crate) fn pass(&self, seconds: u64) {
         self.wall.fetch_add(seconds, Ordering::Relaxed);
         self.steady.fetch_add(seconds, Ordering::Relaxed);
     }
 
-    /// Somebody sets the clock.
+    /// Sets the wall clock forward or back.
     pub(crate) fn jump(&self, seconds: i64) {
         self.wall.fetch_add(seconds as u64, Ordering::Relaxed);
     }
 
-    /// Another kernel runs after so many seconds.
+    /// Starts another kernel after this many seconds.
     fn reboot(&self, seconds: u64) {
         self.wall.fetch_add(seconds, Ordering::Relaxed);
         self.steady.store(10, Ordering::Relaxed);
@@ -50,7 +50,7 @@ fn boot(number: u128) -> Uuid {
     Uuid::from_u128(number)
 }
 
-/// As the pool looks at it, every minute.
+/// Lets time pass while the pool looks at the clock every minute.
 fn pass_looking(times: &ManualTimes, clock: &ProvenClock, seconds: u64) {
     for _ in 0..seconds / 60 {
         times.pass(60);
@@ -71,7 +71,7 @@ fn a_deadline_passes_when_its_time_has_passed() {
     assert!(!clock.is_past(deadline));
     times.pass(1);
     assert!(clock.is_past(deadline) && clock.is_even() && !is_told(&clock));
-    // A clock that is corrected a little is followed.
+    // A small correction of the clock is followed.
     times.jump(-60);
     assert!(!clock.is_past(deadline) && clock.is_even());
 }
@@ -114,7 +114,7 @@ fn what_is_removed_while_the_clock_is_wrong_is_kept_for_its_time() {
         times.jump(days * DAY as i64);
         let deadline = clock.stamp() + 7 * DAY;
         pass_looking(&times, &clock, 600);
-        // It is set right again.
+        // The clock is set right again.
         times.jump(-days * DAY as i64);
         pass_looking(&times, &clock, 6 * DAY);
         assert!(!clock.is_past(deadline) && clock.is_even(), "{days} days");
@@ -145,7 +145,7 @@ fn a_restart_forgets_nothing() {
     let deadline = clock.stamp() + 7 * DAY;
     clock.save();
     drop(clock);
-    // While no daemon runs the kernel's clock goes on.
+    // While no daemon runs, the kernel's clock continues.
     times.pass(6 * DAY);
     times.jump(100 * DAY as i64);
     let clock = open(1);
@@ -179,7 +179,7 @@ fn a_machine_that_was_off_is_believed_after_a_day_and_nothing_is_told() {
     assert!(!clock.is_past(deadline) && !clock.is_even() && !is_told(&clock));
     pass_looking(&times, &clock, DAY + 60);
     assert!(clock.is_past(deadline));
-    // One that comes up in the past has a clock that is wrong.
+    // A clock that starts up in the past is wrong.
     clock.save();
     drop(clock);
     times.jump(-9000 * (DAY as i64));
@@ -194,13 +194,13 @@ fn a_directory_without_an_observation_knows_what_the_records_say() {
     assert!(open(0).is_even() && open(NOW - 10).is_even() && open(NOW + 1000 * DAY).is_even());
     let clock = open(NOW - 10 * DAY);
     assert!(!clock.is_past(NOW - 9 * DAY) && clock.is_past(NOW - 10 * DAY) && !is_told(&clock));
-    // Half a file is none.
+    // An incomplete file counts as none.
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join(FILE), "{\"version\":1").unwrap();
     assert!(read(&dir.path().join(FILE)).is_none() && proven_in(dir.path()).is_none());
 }
 
-/// The bug that [`crate::planted`] has as well: the tests above would see it.
+/// The bug that is also in [`crate::planted`]: the tests above would detect it.
 #[test]
 fn a_clock_that_is_trusted_at_once_is_found() {
     let times = ManualTimes::new();

@@ -1,9 +1,9 @@
-//! Conditions that no event shows, only time and the disk: a log that stays full, data that grows old, a disk that is
-//! too small for the ring.
+//! Conditions that no event reports and that only time and the disk show: a log that stays full,
+//! data that grows old, a disk that is too small for the ring.
 //!
 //! Invariants:
-//! - A look takes no lock that a client waits for, and asks the disk of the log one thing.
-//! - What comes and goes within moments is no condition.
+//! - A look takes no lock that a client waits for, and makes one query to the disk of the log.
+//! - A state that comes and goes within moments is not a condition.
 
 use super::{LOG, POOL};
 use crate::attach::Attachments;
@@ -18,28 +18,29 @@ use tokio::sync::watch;
 
 /// Pause between two looks. Chosen by hand: they cost microseconds.
 const LOOK: Duration = Duration::from_secs(1);
-/// Devices are looked at with every so many looks: each has a lock of its own.
+/// Number of looks per look at devices, each of which has a lock of its own.
 const DEVICES_EVERY: u32 = 5;
-/// A log that was full at every look for so long is a condition, and one that was not for as long is none any more.
-/// Chosen by hand: a store that only just keeps up fills it for moments.
+/// Time for which a log must be full at every look to become a condition, and must not be full to
+/// end it. Chosen by hand: a store that only just keeps up fills it for moments.
 const FULL_LASTS: Duration = Duration::from_secs(10);
-/// Data that is only in the log is a condition when it is older than the configured age by that age again, and by this time
-/// at least. Chosen by hand: a window that is just being written, or a store that is slow for a moment, is none.
+/// Minimum delay beyond the configured age after which data that is only in the log is a condition;
+/// if the configured age is longer, it is the delay. Chosen by hand: a window that is just being
+/// written, or a store that is slow for a moment, does not count.
 const LATE_MIN: Duration = Duration::from_secs(30);
-/// A disk that was too small for the ring is large enough with this part more, in percent. Chosen by hand: others use it,
-/// too, and the condition is not to come and go.
+/// Margin in percent by which a disk that was too small for the ring must be larger to end the
+/// condition. Chosen by hand: others use the disk, too, and the condition should not come and go.
 const SPACE_MARGIN_PERCENT: u64 = 5;
 
-/// A state that has to last before it counts, and to be over for as long before it does not.
+/// A state that must last before it counts, and must be over for as long before it ends.
 #[derive(Debug, Default)]
 struct Steady {
     is_on: bool,
-    /// Since when it is the other way.
+    /// Time since when the opposite was seen.
     since: Option<Instant>,
 }
 
 impl Steady {
-    /// What counts, after a look at `now` that found `is_seen`.
+    /// Returns the steady state after a look at `now` that found `is_seen`.
     fn note(&mut self, is_seen: bool, now: Instant) -> bool {
         if is_seen == self.is_on {
             self.since = None;
@@ -71,7 +72,7 @@ impl Lookout {
         }
     }
 
-    /// One look, at an open pool.
+    /// Looks once at an open pool.
     pub(crate) fn look(&mut self, open: &OpenPool) {
         let log = open.pool.log_status();
         let is_full = self.full.note(log.is_full, Instant::now());
@@ -83,14 +84,14 @@ impl Lookout {
         let free_bytes = free_bytes(&self.log_dir);
         let short = short(&self.log_dir, &space, free_bytes, was_short);
         self.conditions.set(ConditionKind::LogSpace, LOG, short);
-        // The log fails by itself; what stops the pool otherwise says so.
+        // The log can fail on its own; other causes that stop the pool report themselves.
         if log.is_failed && !self.conditions.is_raised(ConditionKind::PoolStopped, POOL) {
             super::show_stopped(&self.conditions, "its write log has failed");
         }
     }
 }
 
-/// Looks until `stop` says so.
+/// Looks repeatedly until `stop`.
 pub(crate) async fn run(
     open: Arc<OpenPool>,
     attachments: Arc<Attachments>,
@@ -169,10 +170,10 @@ fn short(
     ))
 }
 
-/// Bytes that the disk of a directory still has for us; `None` where it does not say.
+/// Free bytes on the disk of a directory; `None` if the file system does not report them.
 fn free_bytes(dir: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(dir).ok()?;
-    // Some file systems have no size.
+    // Some file systems report no size.
     (found.f_blocks > 0).then_some(())?;
     Some(found.f_bavail.saturating_mul(found.f_frsize))
 }

@@ -1,4 +1,4 @@
-//! What the words of conditions are made of.
+//! Tests of the texts of conditions.
 
 use super::*;
 use crate::record::Durability;

@@ -1,9 +1,10 @@
-//! Owns the division of the one memory budget over everything that holds memory.
+//! Divides the single memory budget among everything that holds memory.
 //!
 //! Invariants:
 //! - The parts never add up to more than the budget.
-//! - What the user set explicitly is given exactly; the rest is shared in fixed proportions.
-//! - A budget that is too small is an error that says the smallest one that works.
+//! - Parts that the user set explicitly are granted exactly; the rest is shared in fixed
+//!   proportions.
+//! - A budget that is too small is an error that states the smallest one that works.
 
 use super::Settings;
 use crate::units::ByteSize;
@@ -14,40 +15,43 @@ use tiering::reclaim::{READ_BYTES_MAX, SEGMENT_BYTES_MAX};
 /// The process itself: code, stacks, the index of a read cache of ordinary size, compactions, buffers
 /// of the store's client. Chosen by hand; the soak test watches the sum.
 const PROCESS_BYTES: u64 = 96 << 20;
-/// Of [`PROCESS_BYTES`], for the index of the read cache.
+/// Part of [`PROCESS_BYTES`] for the index of the read cache.
 const CACHE_INDEX_BYTES: u64 = 32 << 20;
 /// Smallest index of the read cache.
 const CACHE_INDEX_BYTES_MIN: u64 = 16 << 20;
-/// Bytes of the read cache for each byte of its index: a frame takes 20 bytes there (source:
-/// `tiering/src/cache/index.rs`), and 8 KiB in the cache are a database's blocks, or compressed ones.
+/// Bytes of the read cache for each byte of its index: a frame takes 20 bytes in the index (source:
+/// `tiering/src/cache/index.rs`), and 8 KiB in the cache are a database's blocks, or compressed
+/// ones.
 const CACHE_BYTES_PER_INDEX_BYTE: u64 = 8192 / 20;
-/// The index of the read cache takes at most this part of the budget, one in so many, or 64 MiB.
+/// Divisor of the budget that limits the index of the read cache; the limit is at least 64 MiB.
 const CACHE_INDEX_PART: u64 = 8;
 /// Segments in memory at a time: one being built, one being sealed, one being uploaded.
 const SEGMENT_COUNT: u64 = 3;
-/// Segments of reclaim, which are smaller: one that is gathered, one that is built or uploaded.
+/// Segments of reclaim, which are smaller: one being gathered, one being built or uploaded.
 const RECLAIM_SEGMENT_COUNT: u64 = 2;
 /// Objects on their way to copies in other stores, or from one: a segment each, at most.
 const COPY_SEGMENT_COUNT: u64 = tiering::copier::OBJECTS_AT_ONCE as u64;
-/// What each connection may have received and not read yet. Source: `nbd/src/session.rs`,
+/// Data that each connection may have received but not read yet. Source: `nbd/src/session.rs`,
 /// `INBOX_BYTES`.
 const INBOX_BYTES: u64 = 128 << 10;
-/// What may wait for the read cache: this part of the budget, at least a segment, at most the maximum.
-/// Chosen by hand: what a disk writes in the time that destage takes for a segment.
+/// Divisor of the budget for data that waits for the read cache: at least one segment, at most the
+/// maximum. Chosen by hand: the data that a disk writes in the time that destage takes for a
+/// segment.
 const CACHE_PENDING_PART: u64 = 16;
 const CACHE_PENDING_BYTES_MAX: u64 = 96 << 20;
-/// Frames of sequential streams: this part of the budget, within bounds. Chosen by hand: four
+/// Divisor of the budget for frames of sequential streams, within bounds. Chosen by hand: four
 /// streams with a window of 8 MiB at the default budget.
 const STREAM_PART: u64 = 32;
 const STREAM_BYTES_MIN: u64 = 8 << 20;
 const STREAM_BYTES_MAX: u64 = 256 << 20;
-/// The overlay's index: this part of the budget, within bounds. Chosen by hand: at the default budget
-/// a log of the default size fits, full of 4 KiB writes.
+/// Divisor of the budget for the overlay's index, within bounds. Chosen by hand: at the default
+/// budget a log of the default size fits, full of 4 KiB writes.
 const OVERLAY_PART: u64 = 8;
 const OVERLAY_BYTES_MIN: u64 = 32 << 20;
 const OVERLAY_BYTES_MAX: u64 = 4 << 30;
-/// Bytes of the overlay's index for an extent: 104 for key and extent, at nodes that are two thirds
-/// full, and its part of a batch. Source: `replication/src/extents.rs`, where a test holds the 104.
+/// Bytes of the overlay's index per extent: 104 for key and extent, in nodes that are two thirds
+/// full, and its share of a batch. Source: `replication/src/extents.rs`, where a test checks the
+/// 104.
 const EXTENT_BYTES: u64 = 192;
 /// Smallest share for payloads of the log that are not destaged yet.
 const LOG_BYTES_MIN: u64 = 32 << 20;
@@ -57,12 +61,12 @@ pub(crate) const MAP_BYTES_MIN: u64 = 16 << 20;
 const NBD_BYTES_MIN: u64 = 64 << 20;
 /// Smallest share of the metadata database.
 pub(crate) const METADATA_BYTES_MIN: u64 = 32 << 20;
-/// Shares of what the minima leave, in percent.
+/// Shares of the budget above the minima, in percent.
 const LOG_PERCENT: u64 = 25;
 const MEMORY_CACHE_PERCENT: u64 = 30;
 const MAP_PERCENT: u64 = 20;
 const NBD_PERCENT: u64 = 5;
-/// Devices of the kernel get nothing of the smallest budget: attaching says so.
+/// Kernel devices get nothing of the smallest budget; attaching then fails with a message.
 const DEVICE_PERCENT: u64 = 5;
 const METADATA_PERCENT: u64 = 15;
 const _: () = assert!(
@@ -96,11 +100,11 @@ pub struct Budget {
     pub cache_pending_bytes: u64,
     /// Frames of sequential streams and their read-ahead.
     pub stream_bytes: u64,
-    /// Most extents in the overlay.
+    /// Maximum number of extents in the overlay.
     pub extent_count_max: u64,
     /// Index of the read cache.
     pub cache_index_bytes: u64,
-    /// What an index of the whole read cache would take.
+    /// Size of an index for the whole read cache.
     pub cache_index_wanted_bytes: u64,
 }
 
@@ -128,7 +132,7 @@ impl Budget {
         let parts = Scaled::of(total, settings);
         let Some(rest) = total.checked_sub(minimum(total, settings)) else {
             let mut smallest = total;
-            // It ends: what is needed grows slower than what is given.
+            // This ends, because the minimum grows slower than the budget.
             while minimum(smallest, settings) > smallest {
                 let needed = minimum(smallest, settings);
                 smallest = needed.checked_next_multiple_of(1 << 20).unwrap_or(u64::MAX);
@@ -147,7 +151,7 @@ impl Budget {
                 ),
             ));
         };
-        // What is set explicitly takes no share; the others keep their proportions.
+        // Explicitly set parts take no share; the others keep their proportions.
         let cache_percent = if memory_cache.is_some() { 0 } else { MEMORY_CACHE_PERCENT };
         let nbd_percent = if nbd.is_some() { 0 } else { NBD_PERCENT };
         let all = LOG_PERCENT
@@ -174,7 +178,7 @@ impl Budget {
     }
 }
 
-/// The parts that are a part of the whole, whatever the others take.
+/// Parts that depend only on the whole.
 struct Scaled {
     cache_pending_bytes: u64,
     cache_index_bytes: u64,
@@ -207,12 +211,12 @@ fn cache_index_wanted_bytes(settings: &Settings) -> u64 {
     settings.cache.size.0 / CACHE_BYTES_PER_INDEX_BYTE
 }
 
-/// Input buffers of all connections, those of the reserved places included.
+/// Input buffers of all connections, including the reserved places.
 fn inbox_bytes(settings: &Settings) -> u64 {
     (u64::from(settings.nbd.connection_count_max) + nbd::RESERVED_COUNT as u64) * INBOX_BYTES
 }
 
-/// What a budget of `total` bytes needs. It grows slower than `total`.
+/// Minimum for a budget of `total` bytes. It grows slower than `total`.
 fn minimum(total: u64, settings: &Settings) -> u64 {
     let parts = Scaled::of(total, settings);
     [

@@ -1,12 +1,13 @@
-//! Owns the words about every option: type and unit, range, default, and what it does.
+//! Documentation of every option: type and unit, range, default, and purpose.
 //!
 //! Invariants:
-//! - One row an option, in the order of the file. The example file is made of these rows, and the
-//!   tests compare them with the defaults of [`super::Settings`] and with docs/operations.md.
+//! - There is one row per option, in the order of the file. The example file is made from these
+//!   rows, and the tests compare them with the defaults of [`super::Settings`] and with
+//!   docs/operations.md.
 
 use std::fmt::Write;
 
-/// What there is to know about one option.
+/// Documentation of one option.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct OptionDoc {
     /// Dotted key.
@@ -15,11 +16,11 @@ pub struct OptionDoc {
     pub kind: &'static str,
     /// Allowed values.
     pub range: &'static str,
-    /// Default as TOML, or a sentence in parentheses where it depends on others.
+    /// Default as TOML, or a sentence in parentheses if it depends on other options.
     pub default: &'static str,
-    /// A value for the example file, where the default is not one.
+    /// A value for the example file, if there is no fixed default.
     pub example: &'static str,
-    /// What it does.
+    /// Purpose.
     pub about: &'static str,
 }
 

@@ -1,11 +1,11 @@
-//! Owns the reading of `spindle.toml` and the words of its errors: file, line, what is wrong, and
-//! the known key that was probably meant.
+//! Reads `spindle.toml` and words its errors: file, line, problem, and the known key that was
+//! probably meant.
 
 use super::Settings;
 use block::{Error, ErrorKind, Result};
 use std::path::Path;
 
-/// The file's table, after it has been checked against [`Settings`].
+/// Parses the file's table and checks it against [`Settings`].
 pub(super) fn parse(path: &Path, text: &str) -> Result<toml::Table> {
     let explain = |error: &toml::de::Error| {
         let line = error.span().map(|span| line_of(text, span.start));
@@ -24,7 +24,7 @@ fn line_of(text: &str, at: usize) -> usize {
     1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count()
 }
 
-/// Serde's "unknown field `x`, expected one of `a`, `b`" with the nearest candidate in front.
+/// Puts the nearest candidate before serde's "unknown field `x`, expected one of `a`, `b`".
 fn improve(message: &str) -> String {
     let Some(rest) = message.strip_prefix("unknown field ") else { return message.to_owned() };
     let mut quoted = rest.split('`').skip(1).step_by(2);

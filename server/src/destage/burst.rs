@@ -1,32 +1,34 @@
-//! Whether destage waits for the end of a burst of writes. Pure, but for the clock.
+//! Decides whether destage waits for the end of a burst of writes. Pure except for the clock.
 //!
 //! Invariants:
-//! - It waits for a burst only while the log has room for it, and until the oldest entry is half of the oldest age.
-//! - Where clients write at leisure it waits for one look at most.
+//! - Destage waits for a burst only while the log has room for it, and until the oldest entry has
+//!   half of the maximum age.
+//! - If clients write slowly, it waits for at most one look.
 
 use replication::LogStatus;
 use std::time::{Duration, Instant};
 
-/// Time between two looks whether a burst goes on. Chosen by hand: a pause of a client that is no end of a burst is
-/// shorter.
+/// Time between two checks for the end of a burst. Chosen by hand: longer than a client's pause
+/// within a burst.
 pub(super) const BURST_LOOK: Duration = Duration::from_millis(50);
-/// Batches of the log a second that make a burst. Chosen by hand: a tenth or so of what one processor can do, below
-/// which destage takes nothing from anybody.
+/// Batches of the log per second that make a burst. Chosen by hand: about a tenth of the capacity
+/// of one processor. Below that, destage takes nothing from the clients.
 const BATCHES_A_SECOND: f64 = 2000.0;
-/// Bytes of the log a second that make one, too. Chosen by hand, likewise.
+/// Bytes of the log per second that make a burst, too. Chosen by hand in the same way.
 const BYTES_A_SECOND: f64 = (128u64 << 20) as f64;
-/// Destage goes on while this part of the log, or of its extents, is in use: eighths. Chosen by hand: a quarter is a
-/// burst that the log is there for.
+/// Destage continues while this part of the log, or of its extents, is in use, in eighths. Chosen
+/// by hand: a quarter is a burst that the log can absorb.
 const REST_EIGHTHS: u64 = 2;
-/// Destage is urgent while this part of the log is in use, in eighths. Chosen by hand: before writers are slowed down, and
-/// more than a load keeps in use that destage can follow, after it has waited.
+/// Destage is urgent while this part of the log is in use, in eighths. Chosen by hand: before
+/// writers are slowed down, and more than stays in use, after a wait, under a load that destage can
+/// follow.
 const URGENT_EIGHTHS: u64 = 3;
 
-/// Frozen generations that wait at most: a read looks through all. Chosen by hand: more than a burst alone makes, which
-/// snapshots in it are not.
+/// Maximum number of frozen generations that wait, because a read looks through all of them. Chosen
+/// by hand: more than a burst makes without snapshots.
 const FROZEN_COUNT_MAX: u64 = 8;
 
-/// Whether the log fills, so that destage must go on, and quickly.
+/// Reports whether the log is filling up, so that destage must continue quickly.
 pub(super) fn is_urgent(log: &LogStatus) -> bool {
     is_used(log.used_bytes, log.ring_bytes, URGENT_EIGHTHS)
 }
@@ -35,13 +37,13 @@ fn is_used(used: u64, of: u64, eighths: u64) -> bool {
     used.saturating_mul(8) >= of.saturating_mul(eighths)
 }
 
-/// What was seen of the log at the last look.
+/// State of the log at the last look.
 pub(super) struct Burst {
     looked: Instant,
     batch_count: u64,
     batch_bytes: u64,
     is_on: bool,
-    /// A generation waits since then.
+    /// A generation has been waiting since then.
     is_waited_for: bool,
 }
 
@@ -54,8 +56,8 @@ impl Burst {
         Burst { looked, batch_count: 0, batch_bytes: 0, is_on: false, is_waited_for: false }
     }
 
-    /// Whether a frozen generation waits, to be asked again after [`BURST_LOOK`]. `gather`: the age at which entries
-    /// are destaged whatever comes.
+    /// Reports whether a frozen generation waits; ask again after [`BURST_LOOK`]. `gather` is the
+    /// age at which entries are destaged in any case.
     pub(super) fn goes_first(&mut self, log: &LogStatus, gather: Duration) -> bool {
         self.goes_first_at(log, gather, Instant::now())
     }
@@ -79,8 +81,8 @@ impl Burst {
         let is_above = |from: u64, to: u64, a_second: f64| {
             to.saturating_sub(from) as f64 >= a_second * passed.as_secs_f64()
         };
-        // Where nobody has looked for long it is not known whether there was a pause in between: then the next look tells,
-        // which may be late where others have the processors.
+        // After a long time without a look it is unknown whether there was a pause in between. The
+        // next look tells, which may be late if other work has the processors.
         self.is_on = (passed > 4 * BURST_LOOK && !self.is_waited_for)
             || is_above(self.batch_count, log.batch_count, BATCHES_A_SECOND)
             || is_above(self.batch_bytes, log.batch_bytes, BYTES_A_SECOND);
@@ -119,7 +121,8 @@ mod tests {
         }
     }
 
-    /// What it says at looks that far apart, of a log that gets so many batches and bytes in between.
+    /// Returns the answers at looks at that distance, for a log that gets this many batches and
+    /// bytes in between.
     fn looks(count: u64, batches: u64, bytes: u64) -> Vec<bool> {
         let begun = Instant::now();
         let mut burst = Burst::from(begun);

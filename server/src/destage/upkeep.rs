@@ -1,8 +1,9 @@
-//! Work on the data tier beside destage that no write waits for: what crashes left, what trims hide, space that comes
-//! back, and what deduplication looks in.
+//! Background work on the data tier besides destage, which no write waits for: leftovers of
+//! crashes, pages hidden by trims, space to reclaim, and the index of deduplication.
 //!
 //! Invariants:
-//! - Each job is tried again for ever when it fails; a fence stops the pool. One that fails for long is a condition.
+//! - A failed job is retried for ever; a fence stops the pool. A job that keeps failing is a
+//!   condition.
 
 use super::{ReclaimPace, stopped};
 use crate::pool::Shared;
@@ -12,28 +13,30 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Back-references that are looked at while destage may have to wait. Chosen by hand: some milliseconds.
+/// Back-references checked at once, while destage may have to wait. Chosen by hand: a few
+/// milliseconds.
 const SWEPT_AT_ONCE: usize = 64;
-/// Pause before fingerprints that could not be read are read again. Chosen by hand.
+/// Pause before another try to read fingerprints. Chosen by hand.
 const FINGERPRINTS_RETRY: Duration = Duration::from_secs(30);
 /// Pages of the map folded after each window. Chosen by hand: a few milliseconds.
 const FOLD_PAGES: usize = 256;
-/// Pause between two looks for maintenance while nothing is written.
+/// Pause between two checks for maintenance while nothing is written.
 const MAINTENANCE: Duration = Duration::from_secs(5);
 
-/// Longest pause between two sweeps of the whole folder of segments, where one has not got to its end. Chosen by hand: a
-/// sweep lists everything.
+/// Longest pause between two sweeps of the whole folder of segments, after one that did not
+/// complete. Chosen by hand: a sweep lists everything.
 const SWEEP_PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// Memory of payloads that was of no use for so long goes back. Chosen by hand: longer than destage takes for what a
-/// busy volume writes and a client's pause, and short enough that all is back a minute after a load (`benches/soak`).
+/// Time without use after which memory of payloads is released. Chosen by hand: longer than destage
+/// takes for the writes of a busy volume plus a client's pause, and short enough that all memory is
+/// back a minute after a load (`benches/soak`).
 const PAYLOADS_KEPT: Duration = Duration::from_secs(15);
 
-/// A job that has failed for so long is a condition. Chosen by hand: longer than most outages of a store, which is a
-/// condition of its own; nothing is lost by a job that comes late.
+/// Time of failures after which a job is a condition. Chosen by hand: longer than most outages of a
+/// store, which are a condition of their own; a late job loses nothing.
 const FAILING_MAX: Duration = Duration::from_secs(600);
 
-/// A job, and since when each attempt at it has failed.
+/// A job, and the time since when all its attempts have failed.
 struct Job {
     name: &'static str,
     conditions: Conditions,
@@ -45,7 +48,7 @@ impl Job {
         Job { name, conditions: conditions.clone(), failing_since: None }
     }
 
-    /// An attempt has ended at `now`.
+    /// Records an attempt that ended at `now`.
     fn note<T>(&mut self, done: &Result<T>, now: Instant) {
         let Err(error) = done else {
             if self.failing_since.take().is_some() {
@@ -73,8 +76,8 @@ fn failing(name: &str, error: &Error) -> Report {
     )
 }
 
-/// Work on the data tier that no write waits for: segments that a crash left, pages that a large
-/// trim hides. Runs until `stop` says so; failures are tried again.
+/// Runs the work on the data tier that no write waits for: deletes segments that a crash left, and
+/// pages that a large trim hides. Runs until `stop`; retries failures.
 pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut is_swept = false;
     let (mut sweep_pause, mut sweep_due) = (MAINTENANCE, Instant::now());
@@ -121,7 +124,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
                 tokio::task::yield_now().await;
                 continue;
             }
-            // Nothing else is left to do.
+            // There is nothing else to do.
             Ok(_) => {
                 let swept = shared.tier.sweep_back_references(SWEPT_AT_ONCE).await;
                 references.note(&swept, Instant::now());
@@ -137,7 +140,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
     }
 }
 
-/// Gives space back: see [`tiering::reclaim`]. Runs until `stop` says so; failures are tried again.
+/// Reclaims space: see [`tiering::reclaim`]. Runs until `stop`; retries failures.
 pub(crate) async fn reclaim(
     shared: Arc<Shared>,
     options: ReclaimPace,
@@ -162,7 +165,7 @@ pub(crate) async fn reclaim(
                 }
                 if done.forgotten_count > 0 {
                     tracing::debug!(?done, "reclaimed segments");
-                    // What is not deleted now is deleted by `maintain`.
+                    // Segments that are not deleted now are deleted by `maintain`.
                     if let Err(error) = shared.tier.sweep_abandoned().await {
                         tracing::debug!(error = %error.chain(), "reclaimed segments stay for now");
                     }
@@ -175,7 +178,8 @@ pub(crate) async fn reclaim(
     }
 }
 
-/// Brings what deduplication is to find into memory. What is destaged meanwhile is looked for among what is there.
+/// Loads the fingerprints of deduplication into memory. Data destaged meanwhile is compared with
+/// those loaded so far.
 pub(crate) async fn load_fingerprints(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut job = Job::new("read the fingerprints of deduplication", shared.tier.conditions());
     while !*stop.borrow() && !shared.is_stopped() {

@@ -44,7 +44,7 @@ async fn read(config: &Config, volume: &str, byte_count: usize) -> Vec<u8> {
     bytes
 }
 
-/// As the clock of this machine has it.
+/// Retention by the clock of this machine.
 fn kept(retention: Duration) -> Kept {
     Kept { retention, wall_seconds: units::unix_seconds_now(), proven_seconds: None }
 }
@@ -65,7 +65,7 @@ async fn a_removed_pool_is_refused_until_it_is_restored_with_all_its_data() {
     let open = serve::open(&here, Opening::OrNew).await.unwrap();
     open.pool().create_volume("db", 1 << 20, Durability::Auto).await.unwrap();
     write(&open, "db", b"precious").await;
-    // It is open, and what was written is in the log only.
+    // It is open, and the writes are in the log only.
     says(&remove(&here).await.unwrap_err(), ErrorKind::Busy, &["in use by process"]);
     // Another directory does not take it.
     says(&remove(&elsewhere).await.unwrap_err(), ErrorKind::Busy, &["is open on"]);
@@ -144,7 +144,7 @@ async fn a_purge_leaves_what_is_not_of_the_pool() {
     for name in strangers {
         assert_eq!(std::fs::read(place.path().join(name)).unwrap(), b"not of the pool", "{name}");
     }
-    // All that was there but two, and the manifest that the purge began with.
+    // All objects that were there except two, and the manifest that the purge began with.
     assert_eq!(purged.object_count, before.len() as u64 - 2 + 1);
     let before_bytes: u64 = before.iter().map(|meta| meta.size).sum();
     assert!(purged.object_bytes > before_bytes - 2 * 15, "{purged:?} of {before_bytes}");
@@ -153,7 +153,7 @@ async fn a_purge_leaves_what_is_not_of_the_pool() {
     says(&refused, ErrorKind::NotFound, &["use another --dir"]);
 }
 
-/// A removed pool in memory, its node's directory, and its key.
+/// Makes a removed pool in memory, with its node's directory and its key.
 async fn removed_in_memory(fault: Fault) -> (Arc<FaultyStore>, TempDir, KeySource) {
     let memory = FaultyStore::new(fault);
     let dir = tempfile::tempdir().unwrap();
@@ -174,7 +174,7 @@ async fn acquire(store: &Store, dir: &Path, keys: &KeyRing, terms: Terms) -> Res
 
 #[tokio::test]
 async fn a_purge_that_is_cut_short_anywhere_can_be_repeated_and_not_undone() {
-    // Four of data, one key ring, and the manifests of opening, removal and purge.
+    // Four objects of data, one key ring, and the manifests of opening, removal and purge.
     const OBJECT_COUNT: u64 = 8;
     for cut in 0..OBJECT_COUNT {
         let (memory, dir, source) = removed_in_memory(Fault::RefusesDelete(cut)).await;
@@ -209,7 +209,7 @@ async fn a_pool_is_purged_when_its_time_has_passed() {
     let early = purge_store(&memory.store(), &source, kept(Duration::from_secs(60)), false).await;
     says(&early.unwrap_err(), ErrorKind::Busy, &["is kept until"]);
     assert_eq!(memory.names().await, before);
-    // A clock that has jumped says that the time has passed.
+    // A clock that has jumped would show that the time has passed.
     let now = units::unix_seconds_now();
     let jumped = Kept { wall_seconds: now + 3600, ..kept(Duration::from_secs(1800)) };
     let jumped = Kept { proven_seconds: Some(now), ..jumped };
@@ -226,7 +226,7 @@ async fn of_a_restore_and_a_purge_at_the_same_moment_one_wins() {
     let store = memory.store();
     let keys = KeyRing::open(&store, &source).await.unwrap();
     let key = &keys.newest().key;
-    // The purge looked before the restore and comes after it.
+    // The purge read the manifest before the restore, and continues after it.
     let seen = manifest::read(&store, key).await.unwrap().unwrap();
     let terms = Terms { restores: true, ..Terms::default() };
     let ownership = acquire(&store, dir.path(), &keys, terms).await.unwrap();

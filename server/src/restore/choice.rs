@@ -1,9 +1,10 @@
-//! What of a copy is restored: which of its volumes, as of which snapshot, and what the one volume is called.
+//! The part of a copy to restore: its volumes, a snapshot to show, and the name of a single volume.
 //!
 //! Invariants:
-//! - It is settled against the state before anything is made: what that cannot show is refused, with the reason.
-//! - It is carried out before anything is served, once; what is cut short is done again, and nothing else has been written
-//!   by then.
+//! - The choice is checked against the state before anything is made. A request that the state
+//!   cannot fulfil is refused with the reason.
+//! - It is carried out once, before anything is served. After an interruption it is repeated, and
+//!   nothing else has been written by then.
 
 use super::{Origin, Restored, note};
 use crate::config::Config;
@@ -20,36 +21,36 @@ use std::collections::{BTreeMap, BTreeSet};
 use tiering::{Tier, fail_point};
 use uuid::Uuid;
 
-/// What is to be restored, as it was asked for.
+/// Choice as requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked<'a> {
-    /// The volumes that have a snapshot of this name show it.
+    /// Volumes with a snapshot of this name show that snapshot.
     pub snapshot: Option<&'a str>,
-    /// Names of volumes; none: all that the copy has.
+    /// Names of volumes; empty: all that the copy has.
     pub volumes: &'a [String],
-    /// What the one volume is called in the new pool.
+    /// Name of the single volume in the new pool.
     pub name: Option<&'a str>,
 }
 
-/// What that is in a state.
+/// Choice resolved in a state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// All other volumes are dropped: also those that the copy does not have.
+    /// Volumes to keep. All others are dropped, including those that the copy does not have.
     pub only: Option<BTreeSet<u32>>,
-    /// The one volume gets this name.
+    /// New name of the single volume.
     pub volume_name: Option<String>,
-    /// Names of volumes that have no such snapshot.
+    /// Names of volumes without such a snapshot.
     pub without_snapshot: Vec<String>,
     /// Names of volumes that are dropped.
     pub left_out: Vec<String>,
 }
 
-/// Looks into the state, where anything but all of it is asked for.
+/// Resolves the request in the state, unless all of the state is requested.
 ///
 /// # Errors
-/// `NotFound`, with what there is, where the state has no such volume or snapshot; `Invalid` where a volume that has the
-/// snapshot cannot show it, being behind the others, without its key, or made from too many others, or where several
-/// volumes would get one name; those of reading the copy.
+/// `NotFound` if the state has no such volume or snapshot, listing those that exist; `Invalid` if a
+/// volume with the snapshot cannot show it because it is behind the others, lacks its key, or is
+/// made from too many others, or if several volumes would get one name; errors reading the copy.
 pub(super) async fn choose(
     config: &Config,
     (target, state): (&Target, &StateRecord),
@@ -168,7 +169,7 @@ pub(super) async fn choose(
     Ok(choice)
 }
 
-/// The next start tries again: it is not the volume's own fault.
+/// Reports whether the next start should try again, because the volume is not the cause.
 fn is_for_next_start(error: &Error) -> bool {
     match error.kind() {
         ErrorKind::Unavailable
@@ -185,11 +186,12 @@ fn is_for_next_start(error: &Error) -> bool {
     }
 }
 
-/// Before anything of a restored pool is served: it has the volumes that were asked for, and these show the snapshot.
+/// Carries out the choice before anything of a restored pool is served: drops the other volumes,
+/// and rolls the chosen ones back to the snapshot.
 ///
 /// # Errors
-/// Those of the store and the log, after which the next start tries again. A volume that cannot be rolled back for another
-/// reason is named in the log, as an error, and stays as in the state of the copy.
+/// Errors of the store and the log, after which the next start tries again. A volume that cannot be
+/// rolled back for another reason is logged as an error and keeps the state of the copy.
 pub(crate) async fn apply_choice(
     restored: &mut Restored,
     pool: &Pool,
@@ -206,7 +208,8 @@ pub(crate) async fn apply_choice(
         let found = pool.snapshots(None)?.into_iter();
         let is_it = |record: &SnapshotRecord| record.name == *name && is_wanted(record.volume);
         for found in found.filter(|found| is_it(&found.record)) {
-            // The volume's own fault, whatever its kind: the others are to be served.
+            // A failure of the volume itself, of any kind, must not keep the others from being
+            // served.
             let has_key = pool.check_key(VolumeId(found.record.volume));
             let done = match &has_key {
                 Ok(()) => pool.roll_back(&found.volume, name, async { Ok(()) }).await.map(drop),
@@ -215,7 +218,7 @@ pub(crate) async fn apply_choice(
             match done {
                 Ok(()) => {}
                 Err(error) if has_key.is_ok() && is_for_next_start(&error) => return Err(error),
-                // The others are not to wait for it for ever.
+                // The others must not wait for it for ever.
                 Err(error) => tracing::error!(
                     volume = %found.volume, snapshot = name, error = %error.chain(),
                     "a restored volume does not show the snapshot that was asked for, but the state of the copy"
@@ -234,13 +237,14 @@ pub(crate) async fn apply_choice(
         let is_it =
             |record: &VolumeRecord| record.state == VolumeState::Present && is_wanted(record.id);
         for record in present.filter(is_it) {
-            // Who asks for a volume by name wants it, whatever its time.
+            // A volume requested by name is wanted even if its time is over.
             pool.keep_for_good(&record.name).await?;
             if let Some(new) = volume_name.as_ref().filter(|new| **new != record.name) {
                 pool.rename_volume(&record.name, new, async { Ok(()) }).await?;
             }
         }
-        // The link is in the store: what it says is done must be there, too, for whoever takes the pool over.
+        // The link is in the store. The changes that it records as done must be there, too, for a
+        // later owner of the pool.
         pool.wait_logged_in_store().await?;
     }
     let first_new_volume = first_new_volume.or(Some(pool.first_new_volume()));

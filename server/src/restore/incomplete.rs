@@ -1,10 +1,11 @@
-//! What keeps a restored pool from having everything, as conditions: failures, and segments that its copy lacks. Those are
-//! asked for again and again, until they are there or a person gives them up.
+//! Conditions that keep a restored pool from being complete: failures, and segments that its copy
+//! lacks. The pool keeps asking for these until they are there or an operator gives them up.
 //!
 //! Invariants:
-//! - The pool gives its pin back, and stops reading from the copy, only once nothing is lacking, or what is missing there was
-//!   given up after that was known. What the copy has and does not send is never given up.
-//! - While something is lacking there is a condition that names it.
+//! - The pool releases its pin, and stops reading from the copy, only once nothing is missing, or
+//!   the missing segments were given up after they were known. Segments that the copy has but does
+//!   not send are never given up.
+//! - While something is missing, a condition names it.
 
 use super::{Origin, Restored};
 use block::conditions::Report;
@@ -17,20 +18,21 @@ use std::time::Duration;
 use tiering::{Lacking, RestoredStore, Tier, is_store_full};
 use tokio::sync::Notify;
 
-/// Pause before what is lacking is asked for again. Chosen by hand: one request or two for each object then.
+/// Pause before missing objects are asked for again. Chosen by hand: one or two requests for each
+/// object then.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
-/// Subject of the condition that the pool's own store takes nothing more.
+/// Subject of the condition that the pool's own store is full.
 const STORE_FULL: &str = "restore";
-/// Objects that the condition names. Chosen by hand: its text is bounded.
+/// Maximum number of objects that the condition names. Chosen by hand: its text is bounded.
 const NAMED_MAX: usize = 4;
 
-/// What a person has decided about segments that the copy lacks. Clones share it.
+/// An operator's decision about segments that the copy lacks. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Decision(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Those that the condition tells of.
+    /// Segments that the condition names.
     missing: Mutex<Arc<BTreeSet<Path>>>,
     given_up: Mutex<Arc<BTreeSet<Path>>>,
     wake: Notify,
@@ -41,27 +43,27 @@ impl Decision {
         self.0.given_up.lock().clone()
     }
 
-    /// What was decided is carried out, or does not count any more.
+    /// Drops a decision that was carried out or is obsolete.
     fn forget(&self) {
         *self.0.given_up.lock() = Arc::default();
     }
 
-    /// Returns when it is time to ask the copy again.
+    /// Waits until it is time to ask the copy again.
     async fn wait(&self) {
         let _ = tokio::time::timeout(ASK_AGAIN, self.0.wake.notified()).await;
     }
 }
 
 impl Restored {
-    /// The store, with the copy behind it, where the pool still needs that.
+    /// Store that reads through to the copy, as long as the pool needs the copy.
     pub(crate) fn objects(&self) -> Option<Arc<RestoredStore>> {
         self.objects.clone()
     }
 
-    /// Gives up the segments that the copy lacks, as the condition names them.
+    /// Gives up the segments that the copy lacks, as named by the condition.
     ///
     /// # Errors
-    /// `NotFound` where nothing is known to be missing.
+    /// `NotFound` if nothing is known to be missing.
     pub(crate) fn give_up_missing(&self, tier: &Tier) -> Result<String> {
         let url = &self.origin.url;
         if !tier.conditions().is_raised(ConditionKind::RestoreIncomplete, url) {
@@ -80,13 +82,14 @@ impl Restored {
         ))
     }
 
-    /// Something has come: a failure before that is over.
+    /// Ends the conditions of earlier failures after new data has arrived.
     pub(super) fn show_progress(&self, tier: &Tier) {
         tier.conditions().clear(ConditionKind::RestoreFailing, &self.origin.url);
         tier.conditions().clear(ConditionKind::StoreFull, STORE_FULL);
     }
 
-    /// Fetching has failed: because the pool's own store is full, or for a reason that the error tells.
+    /// Raises a condition for a failed fetch: the pool's own store is full, or the reason in the
+    /// error.
     pub(super) fn show_failure(&self, tier: &Tier, error: &Error) {
         let (url, why) = (&self.origin.url, error.chain());
         if is_store_full(error) {
@@ -111,19 +114,19 @@ impl Restored {
         tier.conditions().raise(ConditionKind::RestoreFailing, url, report);
     }
 
-    /// Names what is lacking, and returns when it is time to ask for it again.
+    /// Names the missing objects, and waits until it is time to ask for them again.
     pub(super) async fn wait_lacking(&self, tier: &Tier, lacking: &Lacking) {
         self.show_lacking(tier, lacking);
         self.decision.wait().await;
     }
 
-    /// The pool does not need the copy any more.
+    /// Ends the condition: the pool does not need the copy any more.
     pub(super) fn end_lacking(&self, tier: &Tier) {
         self.decision.forget();
         self.show_lacking(tier, &Lacking::default());
     }
 
-    /// Names what is lacking; nothing ends the condition.
+    /// Names the missing objects; ends the condition if there are none.
     fn show_lacking(&self, tier: &Tier, lacking: &Lacking) {
         *self.decision.0.missing.lock() = Arc::new(lacking.missing.clone());
         let report = (!lacking.is_empty()).then(|| report(&self.origin.url, lacking));
@@ -131,7 +134,7 @@ impl Restored {
     }
 }
 
-/// The condition of a pin that could not be given back.
+/// Condition for a pin that could not be released.
 pub(super) fn pin_stays(origin: &Origin, error: &Error) -> Report {
     Report::new(
         format!(

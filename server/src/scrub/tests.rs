@@ -1,4 +1,4 @@
-//! The record of a scrub: its bytes, and what it remembers.
+//! The record of a scrub: its bytes, and its contents.
 
 use super::*;
 use crate::chain::{Document, seal_document_with};

@@ -1,4 +1,4 @@
-//! The keys of volumes in stores that misbehave, and under owners that come and go.
+//! Keys of volumes in stores that misbehave, and under changing owners.
 
 use super::*;
 use crate::chain::{Document, seal_document_with};
@@ -107,7 +107,7 @@ async fn a_destroyed_key_is_in_no_document() {
     ring.destroy(&only(3)).await.unwrap();
     assert_eq!((documents(&faulty).await, ring.destroyed_in()), (1, 4));
     assert!(bytes_of(&store, 3).await.is_none());
-    // Again, and of one that never was: nothing is written.
+    // Repeated, and for a key that never existed: nothing is written.
     ring.destroy(&only(3)).await.unwrap();
     ring.destroy(&only(77)).await.unwrap();
     assert_eq!(ring.destroyed_in(), 4);
@@ -134,8 +134,8 @@ async fn an_earlier_owner_neither_destroys_nor_makes_keys() {
     second.make(4).await.unwrap();
 }
 
-/// Every answer may be wrong about what was done: a key that somebody was told of is there, and one that somebody was told
-/// is destroyed is not.
+/// Every answer may be wrong about the outcome. A key that was reported as made exists, and one
+/// that was reported as destroyed does not.
 #[tokio::test]
 async fn what_was_answered_is_so_when_answers_get_lost() {
     let seeds = match std::env::var("SEED") {
@@ -162,7 +162,7 @@ async fn what_was_answered_is_so_when_answers_get_lost() {
                         known.remove(&id);
                         gone.insert(id);
                     } else if below(2) == 0 {
-                        // It may be either; whoever asked goes on asking.
+                        // The outcome is open; the caller keeps trying.
                         while ring.destroy(&only(id)).await.is_err() {}
                         known.remove(&id);
                         gone.insert(id);
@@ -200,7 +200,7 @@ async fn a_copy_gets_the_newest_document_alone() {
     assert_eq!(copy(&store, &copy_store).await.unwrap(), Some(ring.destroyed_in()));
     assert_eq!(documents(&there).await, 1);
     assert!(bytes_of(&copy_store, 3).await.is_none() && bytes_of(&copy_store, 4).await.is_some());
-    // Of an owner that has lost the pool.
+    // Keys of an owner that has lost the pool.
     let stale = FaultyStore::new(Fault::None).store();
     open(&stale, 1).await.unwrap().make(9).await.unwrap();
     assert_eq!(copy(&stale, &copy_store).await.unwrap_err().kind(), ErrorKind::Busy);
@@ -216,7 +216,7 @@ async fn a_restored_pool_is_not_behind_the_owners_that_the_first_one_had_since()
     ring.make(3).await.unwrap();
     ring.make(5).await.unwrap();
     ring.destroy(&only(3)).await.unwrap();
-    // The state that is restored is of epoch 4; a restore that was cut short is done again.
+    // The restored state is of epoch 4; an interrupted restore is repeated.
     for _ in 0..2 {
         bring(&from, &to, (&key(), POOL), 4).await.unwrap();
         let brought = read(&to, &key(), POOL).await.unwrap();
@@ -225,17 +225,17 @@ async fn a_restored_pool_is_not_behind_the_owners_that_the_first_one_had_since()
         assert!(bytes_of(&to, 3).await.is_none());
         assert_eq!(documents(&new).await, 1);
     }
-    // A key that is made meanwhile comes, too, and nothing earlier stays.
+    // A key that is made meanwhile is brought, too, and no earlier one stays.
     ring.make(7).await.unwrap();
     bring(&from, &to, (&key(), POOL), 4).await.unwrap();
     assert_eq!(bytes_of(&to, 7).await, bytes_of(&from, 7).await);
     assert_eq!(documents(&new).await, 1);
     let opened = open(&to, 5).await.unwrap();
     assert_eq!(opened.table().ids().len(), 2);
-    // The new pool has gone on: nothing of the copy takes the place of its own.
+    // The new pool has changed its keys: the copy's do not replace them.
     opened.make(11).await.unwrap();
     assert_eq!(bring(&from, &to, (&key(), POOL), 4).await.unwrap_err().kind(), ErrorKind::Busy);
     assert!(bytes_of(&to, 11).await.is_some());
-    // One without such keys has no document, and gets none.
+    // A copy without such keys has no document, and the pool gets none.
     bring(&FaultyStore::new(Fault::None).store(), &to, (&key(), POOL), 4).await.unwrap();
 }

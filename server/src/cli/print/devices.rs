@@ -1,4 +1,4 @@
-//! What is attached, as text.
+//! Text output about attached devices.
 
 use super::{pairs, table};
 use crate::attach::{AttachmentInfo, Driver};
@@ -20,7 +20,7 @@ fn queues_of(info: &AttachmentInfo) -> String {
     }
 }
 
-/// One that was attached just now.
+/// Describes a volume that was just attached.
 pub(super) fn attached(info: &AttachmentInfo) -> String {
     pairs(&[
         ("volume", info.volume.clone()),
@@ -29,7 +29,7 @@ pub(super) fn attached(info: &AttachmentInfo) -> String {
     ])
 }
 
-/// All of them, and the clients that have devices elsewhere.
+/// Lists attached volumes, and the clients that have devices elsewhere.
 pub(super) fn list(infos: &[AttachmentInfo], clients: &[ClientInfo]) -> String {
     if infos.is_empty() && clients.is_empty() {
         return "nothing is attached; attach a volume with: spindle attach NAME --dir DIR\n"
