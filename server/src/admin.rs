@@ -39,8 +39,9 @@ pub const REPLY_BYTES_MAX: u64 = 32 << 20;
 pub const CONNECTION_COUNT_MAX: usize = 32;
 /// Longest time that either side waits for the other to read or write a line.
 const LINE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time that a client waits for an ordinary reply, and for one that moves data.
+/// Longest time that a client waits for an ordinary reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest time that a client waits for a reply to a request that moves data.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Name of the socket in DIR.
 const SOCKET_NAME: &str = "admin.sock";

@@ -311,7 +311,7 @@ pub struct ConditionInfo {
     pub subject: String,
     /// The fact and its cause.
     pub what: String,
-    /// When it began, in seconds since 1970.
+    /// Start, in seconds since 1970.
     pub since: u64,
     /// Seconds for which it has lasted.
     pub seconds: u64,

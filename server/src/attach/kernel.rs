@@ -88,7 +88,7 @@ pub(super) fn check(driver: Driver) -> Result<()> {
     }
 }
 
-/// Whether the kernel has the device of a record.
+/// Reports whether the kernel has the device of a record.
 pub(super) fn is_there(record: &Record) -> Result<bool> {
     let found = match record.options.driver {
         Driver::Ublk => ublk::find(record.cookie)?,

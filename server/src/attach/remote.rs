@@ -310,7 +310,7 @@ fn attempt_path(target: &Target) -> PathBuf {
 }
 
 /// Reaches the server for the first time. If there is a device, its users wait for it, so this
-/// tries until it succeeds.
+/// retries while the server is unavailable.
 async fn reach(target: &Target, claim: &ClaimRequest, is_waited_for: bool) -> Result<Reached> {
     let mut was_said = false;
     loop {

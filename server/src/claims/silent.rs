@@ -7,9 +7,9 @@ use nbd::Silence;
 use std::collections::BTreeMap;
 
 impl Claims {
-    /// Raises a condition for each client with a connection to a writable volume that does not
-    /// answer, and ends the conditions of the others. `name_of` returns the name of a volume as
-    /// operators know it.
+    /// Raises a condition for each client that has a connection with write access to a volume and
+    /// does not answer, and ends the conditions of the others. `name_of` returns the name of a
+    /// volume as operators know it.
     pub(crate) fn show_silent(&self, conditions: &Conditions, name_of: impl Fn(u32) -> String) {
         let mut silent = BTreeMap::new();
         {

@@ -18,13 +18,13 @@ use tokio::sync::watch;
 
 /// Pause between two looks. Chosen by hand: they cost microseconds.
 const LOOK: Duration = Duration::from_secs(1);
-/// Number of looks per look at devices, each of which has a lock of its own.
+/// Number of looks between checks of the devices, each of which has a lock of its own.
 const DEVICES_EVERY: u32 = 5;
 /// Time for which a log must be full at every look to become a condition, and must not be full to
 /// end it. Chosen by hand: a store that only just keeps up fills it for moments.
 const FULL_LASTS: Duration = Duration::from_secs(10);
-/// Minimum delay beyond the configured age after which data that is only in the log is a condition;
-/// if the configured age is longer, it is the delay. Chosen by hand: a window that is just being
+/// Time beyond the configured age after which data that is only in the log is a condition; the
+/// configured age itself is used if it is longer. Chosen by hand: a window that is just being
 /// written, or a store that is slow for a moment, does not count.
 const LATE_MIN: Duration = Duration::from_secs(30);
 /// Margin in percent by which a disk that was too small for the ring must be larger to end the

@@ -19,9 +19,9 @@ const BYTES_A_SECOND: f64 = (128u64 << 20) as f64;
 /// Destage continues while this part of the log, or of its extents, is in use, in eighths. Chosen
 /// by hand: a quarter is a burst that the log can absorb.
 const REST_EIGHTHS: u64 = 2;
-/// Destage is urgent while this part of the log is in use, in eighths. Chosen by hand: before
-/// writers are slowed down, and more than stays in use, after a wait, under a load that destage can
-/// follow.
+/// Destage is urgent while this part of the log is in use, in eighths. Chosen by hand: below the
+/// level at which writers are slowed down, and above the level that remains, after destage has
+/// waited, under a load that it can keep up with.
 const URGENT_EIGHTHS: u64 = 3;
 
 /// Maximum number of frozen generations that wait, because a read looks through all of them. Chosen
@@ -121,8 +121,8 @@ mod tests {
         }
     }
 
-    /// Returns the answers at looks at that distance, for a log that gets this many batches and
-    /// bytes in between.
+    /// Returns the answers of several looks, [`BURST_LOOK`] apart, at a log that gets this many
+    /// batches and bytes in between.
     fn looks(count: u64, batches: u64, bytes: u64) -> Vec<bool> {
         let begun = Instant::now();
         let mut burst = Burst::from(begun);

@@ -73,7 +73,8 @@ impl CopyExports {
         for (volume, lsn, record) in tier.snapshots() {
             let record = SnapshotRecord::decode(&record)?;
             let Some((name, keyless, behind_from)) = names.get(&volume) else { continue };
-            // A volume that is behind lacks data of its snapshots from that point on.
+            // The volume lacks writes from `behind_from` on, so snapshots from there on are
+            // incomplete.
             let behind = behind_from.filter(|from| *from <= lsn).map(|_| BEHIND);
             let (at, size_bytes, refusal) = (Some(lsn), record.size_bytes, keyless.or(behind));
             let description = "a snapshot of a copy";

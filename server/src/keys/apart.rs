@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 impl KeyRing {
     /// Reports whether the ring of a copy is its own rather than the pool's; `None` if there is
-    /// none. The answer is authentic.
+    /// none. Verifies the ring.
     ///
     /// # Errors
     /// `Corrupt` for a ring that is damaged or has other data keys; errors reading the store.

@@ -344,7 +344,7 @@ pub(super) fn make_durable(path: &Path) -> Result<()> {
         }
         std::fs::File::open(path)?.sync_all()?;
         match sync_parent(path) {
-            // Then this process has not made the file in that directory.
+            // This process cannot have made the file in that directory.
             Err(error) if error.kind() == PermissionDenied => Ok(()),
             synced => synced,
         }

@@ -354,7 +354,7 @@ fn small_files_are_replaced_whole() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
-/// From `testdata/`. Files are added with each version, never edited.
+/// Documents from `testdata/`. Files are added with each version, never edited.
 const GOLDEN_MANIFEST: &str = include_str!("../../testdata/manifest-v1.txt");
 const GOLDEN_NODE: &str = include_str!("../../testdata/node-v1.json");
 

@@ -115,8 +115,8 @@ impl Shared {
         self.aside.lock().volumes.keys().copied().collect()
     }
 
-    /// Counts the data that volumes that are aside have on this machine. Those above their share of
-    /// the total refuse writes.
+    /// Counts the data that volumes that are aside have on this machine. If the total exceeds its
+    /// limit, volumes with at least their share of the limit refuse writes.
     pub(crate) fn weigh_asides(&self) {
         let mut aside = self.aside.lock();
         if aside.volumes.is_empty() && self.progress.lock().aside.is_empty() {

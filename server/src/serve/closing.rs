@@ -158,7 +158,7 @@ enum Closed {
     AllInStore,
     /// All but writes whose side files are missing here, so this directory is of no use for them.
     LacksLost(Error),
-    /// Not all: the rest is in this directory.
+    /// Not everything: the rest is in this directory.
     Lacks(Error),
 }
 

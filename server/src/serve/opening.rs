@@ -382,7 +382,8 @@ async fn open_log(
     if let Some(restored) = restored {
         restored.keep_apart(tier);
     }
-    // After the step above: where nothing is known, the higher bound is the one found here.
+    // Must follow `keep_apart`, which sets the same bound: if the findings are unknown, the bound
+    // set here is higher.
     crate::scrub::keep_from_bad(tier, store, key, keys.pool()).await;
     let log_dir = dir.join("log");
     set_aside_if_overtaken(&log_dir, ownership, node)?;
@@ -642,7 +643,7 @@ struct StepBackOwed<'a> {
 }
 
 impl StepBackOwed<'_> {
-    /// Records the duty. To be called before the pool is taken.
+    /// Records the duty if this is a take-over. To be called before the pool is taken.
     fn before(dir: &Path, terms: Terms) -> Result<StepBackOwed<'_>> {
         let was_owed = dir.join(TAKEN_OVER).exists();
         if terms.take_over {

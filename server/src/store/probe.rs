@@ -70,7 +70,7 @@ impl Store {
         Err(self.refuse("a listing does not show an object just created"))
     }
 
-    /// Creates the object, and checks that it is there if the store does not confirm the create.
+    /// Creates the object. If the store says that it exists already, checks that it does.
     async fn create_probe(&self, path: &ObjectPath, bytes: &Bytes) -> Result<()> {
         for attempt in 0..ATTEMPT_COUNT_MAX {
             let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
