@@ -288,7 +288,7 @@ pub struct StatusInfo {
     /// Counts for each kind of condition, by the name in the manual.
     #[serde(default)]
     pub condition_counts: BTreeMap<String, ConditionCount>,
-    /// Current conditions that are not listed because there were too many.
+    /// Number of conditions that were raised but not listed because there were too many.
     #[serde(default)]
     pub condition_excluded_count: u64,
 }

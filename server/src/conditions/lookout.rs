@@ -35,7 +35,7 @@ const SPACE_MARGIN_PERCENT: u64 = 5;
 #[derive(Debug, Default)]
 struct Steady {
     is_on: bool,
-    /// Time since when the opposite was seen.
+    /// Time from which on the opposite state has been seen.
     since: Option<Instant>,
 }
 
@@ -54,7 +54,7 @@ impl Steady {
     }
 }
 
-/// See the module.
+/// Finds conditions by looking at an open pool from time to time.
 pub(crate) struct Lookout {
     conditions: Conditions,
     log_dir: PathBuf,

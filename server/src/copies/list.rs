@@ -52,7 +52,8 @@ pub struct CopySpec {
 }
 
 /// Newest state of a copy, as the pool knows it: written before the state is published. If a copy
-/// has another one, it was made by a later life of the pool, which was rolled back since.
+/// has another one, it was made by a later life of the pool, whose store was put back to an earlier
+/// state since.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
@@ -66,7 +67,7 @@ pub struct Published {
     pub commit_number: u64,
     /// Process that wrote this.
     pub term: String,
-    /// The pool was rolled back to before this state: nothing more is copied there.
+    /// The pool was put back to a state before this one: nothing more is copied there.
     #[serde(default, skip_serializing_if = "crate::record::is_false")]
     pub is_refused: bool,
 }

@@ -473,8 +473,8 @@ impl Target {
             // Also if this was interrupted before.
             return to.delete_below(number).await;
         }
-        // The pool's list may not know of it: the pool was rolled back, or the copy was added twice
-        // at the same time.
+        // The pool's list may not know of it: it was put back to an earlier state, or the copy was
+        // added twice at the same time.
         if self.is_apart(key).await? == Some(true) {
             let what = format!(
                 "copy to {}: it has a key of its own, which the pool's list of copies does not say; end it with `spindle copy \

@@ -32,11 +32,11 @@ const SWEEP_PAUSE_MAX: Duration = Duration::from_secs(600);
 /// back a minute after a load (`benches/soak`).
 const PAYLOADS_KEPT: Duration = Duration::from_secs(15);
 
-/// Time of failures after which a job is a condition. Chosen by hand: longer than most outages of a
-/// store, which are a condition of their own; a late job loses nothing.
+/// Duration of failures after which a job becomes a condition. Chosen by hand: longer than most
+/// outages of a store, which are a condition of their own; a late job loses nothing.
 const FAILING_MAX: Duration = Duration::from_secs(600);
 
-/// A job, and the time since when all its attempts have failed.
+/// A job, and the time from which on all its attempts have failed.
 struct Job {
     name: &'static str,
     conditions: Conditions,

@@ -1,4 +1,4 @@
-//! Conditions that keep a restored pool from being complete: failures, and segments that its copy
+//! Conditions that report why a restored pool is not complete: failures, and segments that its copy
 //! lacks. The pool keeps asking for these until they are there or an operator gives them up.
 //!
 //! Invariants:

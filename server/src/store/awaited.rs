@@ -18,7 +18,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// See the module. Cheap to clone.
+/// A store in a directory that may be missing for now. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct AwaitedDirectory {
     dir: PathBuf,

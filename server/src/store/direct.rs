@@ -33,7 +33,7 @@ const DIRECT_BYTES_MIN: usize = 1 << 20;
 /// cache.
 const STEP_BYTES: usize = 1 << 20;
 
-/// See the module.
+/// A directory as an object store, with direct I/O for large new objects.
 pub(super) struct DirectFiles {
     inner: LocalFileSystem,
     files: Arc<Files>,

@@ -29,7 +29,7 @@ use block::{Conditions, Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::BTreeMap;
 use tiering::Tier;
 
-/// See the module.
+/// A pool that was closed in order, opened for reading.
 pub struct Look {
     pub(crate) config: Config,
     /// Held so that no other process opens the pool from this directory meanwhile.
