@@ -232,7 +232,7 @@ async fn a_client_that_did_not_hear_the_answer_asks_again() {
     let claims = open(dir.path());
     drop(claims.connect(1, "v", false, Some(&asked)).await.unwrap());
     assert_eq!(claims.holders_of(1), ["host1"]);
-    // It may give it up.
+    // The client may release it.
     claims.release(1, &asked).await.unwrap();
     assert!(claims.connect(1, "v", false, None).await.is_ok());
 }

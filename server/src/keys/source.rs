@@ -338,7 +338,7 @@ async fn run(command: &[String]) -> Result<Zeroizing<String>> {
 pub(super) fn make_durable(path: &Path) -> Result<()> {
     use std::io::ErrorKind::PermissionDenied;
     let sync = || {
-        // A pipe or the like cannot be synced.
+        // A pipe or the like has nothing to sync.
         if !std::fs::metadata(path)?.is_file() {
             return Ok(());
         }

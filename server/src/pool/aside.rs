@@ -5,8 +5,8 @@
 //! Invariants:
 //! - `is_any_aside` says whether the list has any entries. Reads and writes check only this flag if
 //!   it is false.
-//! - The data that all of them keep on this machine is bounded. A volume above its share refuses
-//!   writes until the store has taken enough of it.
+//! - The data that all of them keep on this machine is bounded. If it exceeds the bound, a volume
+//!   with at least its share refuses writes until the store has taken enough of it.
 //! - A volume with a missing side file is not served until the file is brought back or an operator
 //!   gives up its contents.
 //! - A caller that waits for a round is answered by one that began after the call.
@@ -188,7 +188,7 @@ impl Shared {
         }
     }
 
-    /// Fails for a volume with a missing side file or a destroyed key.
+    /// Fails for a volume with a missing side file, or whose key is gone.
     pub(crate) fn check_open(&self, volume: VolumeId) -> Result<()> {
         self.check_key(volume)?;
         if !self.is_any_aside() {

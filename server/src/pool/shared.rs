@@ -48,7 +48,7 @@ pub(crate) struct Shared {
     pub(super) is_late_wanted: AtomicBool,
     /// Some volume's own key is gone.
     pub(super) is_any_keyless: AtomicBool,
-    /// Rounds in which volumes that are aside were tried again: number begun, and number ended.
+    /// Number of rounds begun and ended in which volumes that are aside were tried again.
     pub(super) late_begun: AtomicU64,
     pub(super) late_ended: watch::Sender<u64>,
     /// Step at which a test ends the pool.

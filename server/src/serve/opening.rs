@@ -669,7 +669,7 @@ impl StepBackOwed<'_> {
 }
 
 /// Sets the lists of devices and clients aside in a copied directory. They belong to the original,
-/// which may come back, and its clients may have seen newer data than the copy has.
+/// which may come back, and they may have seen newer data than the copy has.
 fn leave_attachments(dir: &Path) -> Result<()> {
     for name in [crate::attach::FILE, crate::claims::FILE] {
         let (path, left) = (dir.join(name), dir.join(format!("{name}.of-the-original")));

@@ -331,7 +331,7 @@ async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_c
     assert!(!place.path().join("a/log.overtaken-1").exists());
 }
 
-/// Damage that hides the newer part of its own log makes it neither another owner's log nor an
+/// Damage that hides the newer part of the own log makes it neither another owner's log nor an
 /// older copy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_log_of_the_present_owner_is_refused_and_not_set_aside() {
