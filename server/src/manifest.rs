@@ -669,7 +669,15 @@ impl NodeDir {
             .map_err(|error| Error::with_source(ErrorKind::Invalid, "encode node.json", error))?;
         // The copy is written first, so that it is never older than the original.
         for name in [NODE_COPY, NODE] {
-            write_durably(&self.path.join(name), text.as_bytes(), 0o600)?;
+            let path = self.path.join(name);
+            match write_durably(&path, text.as_bytes(), 0o600) {
+                // A pool whose log's disk is full must open, so that the log drains. A crash may leave a mixture here, and then
+                // the other file counts.
+                Err(error) if is_full(&error) => {
+                    write_over(&path, text.as_bytes()).map_err(|_| error)?;
+                }
+                written => written?,
+            }
         }
         Ok(())
     }
@@ -682,20 +690,42 @@ fn identity(dir: &Path) -> std::io::Result<(u64, Option<u64>)> {
     Ok((metadata.ino(), since.and_then(|since| u64::try_from(since.as_nanos()).ok())))
 }
 
-/// Reads the identity of a directory. If it is damaged, its copy counts: without an identity the write log beside it
-/// would be worthless. A missing identity stays missing.
+/// Reads the identity of a directory. If it is damaged or missing, its copy counts: without an identity the write log beside
+/// it would be worthless. It is missing only if both are.
 fn read_node_file(dir: &Path) -> Result<Option<NodeFile>> {
-    let damaged = match read_node_file_at(&dir.join(NODE)) {
-        Err(error) if error.kind() == ErrorKind::Corrupt => error,
-        read => return read,
+    let damage = match read_node_file_at(&dir.join(NODE)) {
+        Ok(Some(file)) => return Ok(Some(file)),
+        Ok(None) => None,
+        Err(error) => Some(error),
     };
-    match read_node_file_at(&dir.join(NODE_COPY)) {
-        Ok(Some(file)) => {
-            tracing::warn!(error = %damaged.chain(), "node.json is damaged; its copy is used: check the disk");
+    match (read_node_file_at(&dir.join(NODE_COPY)), damage) {
+        (Ok(Some(file)), Some(damage)) => {
+            tracing::warn!(error = %damage.chain(), "node.json is damaged; its copy is used: check the disk");
             Ok(Some(file))
         }
-        _ => Err(damaged),
+        (Ok(Some(file)), None) => {
+            tracing::warn!(dir = %dir.display(), "node.json is missing; its copy is used");
+            Ok(Some(file))
+        }
+        (_, Some(damage)) => Err(damage),
+        (other, None) => other,
     }
+}
+
+fn is_full(error: &Error) -> bool {
+    let cause = std::error::Error::source(error);
+    cause
+        .and_then(|cause| cause.downcast_ref::<std::io::Error>())
+        .is_some_and(|cause| cause.kind() == std::io::ErrorKind::StorageFull)
+}
+
+/// Writes over an existing file, which takes no space on most file systems.
+fn write_over(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.write_all_at(bytes, 0)?;
+    file.set_len(bytes.len() as u64)?;
+    file.sync_all()
 }
 
 fn read_node_file_at(path: &Path) -> Result<Option<NodeFile>> {

@@ -276,9 +276,18 @@ fn a_second_process_in_a_directory_is_refused_with_the_first_ones_id() {
         assert_eq!(read("node.json"), read("node.copy.json"));
     }
     for name in ["node.json", "node.copy.json"] {
+        std::fs::remove_file(path.join(name)).unwrap();
+        let again = NodeDir::open(&path).unwrap();
+        assert_eq!(again.node_id(), id, "{name} was missing");
+        drop(again);
+        assert!(path.join(name).exists());
+    }
+    for name in ["node.json", "node.copy.json"] {
         std::fs::write(path.join(name), "{").unwrap();
     }
     assert_eq!(NodeDir::open(&path).unwrap_err().kind(), ErrorKind::Corrupt);
+    std::fs::remove_file(path.join("node.json")).unwrap();
+    assert_eq!(NodeDir::open(&path).unwrap_err().kind(), ErrorKind::Corrupt, "no new identity");
 }
 
 #[tokio::test]
