@@ -2,8 +2,9 @@
 //! file system.
 //!
 //! Invariants:
-//! - An open replaces each file whole and keeps it open. A failure is written over it in place,
-//!   which takes no space, no descriptor and no change of a directory.
+//! - An open replaces each file whole and keeps it open; on a full disk it writes over the file in
+//!   place. A failure is always written over it in place, which takes no space, no descriptor and
+//!   no change of a directory.
 //! - Each place is tried, whatever the outcome at the previous one.
 
 use crate::format::state::{self, LogState, STATE_FILE_BYTES};
@@ -115,7 +116,14 @@ impl StateKeeper for StateFiles {
     fn replace(&self, state: &LogState) -> Result<()> {
         let bytes = state::encode(state);
         let all = self.each(|place| {
-            *place.file.lock() = Some(replace(&place.path, &bytes)?);
+            let replaced = match replace(&place.path, &bytes) {
+                // A log must open on a full disk, so that it can drain.
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                    write_in_place(&place.path, &bytes).map_err(|_| error)?
+                }
+                replaced => replaced?,
+            };
+            *place.file.lock() = Some(replaced);
             Ok(())
         });
         all.into_iter().collect()
@@ -132,6 +140,18 @@ impl StateKeeper for StateFiles {
             None => all.swap_remove(0),
         }
     }
+}
+
+/// Writes over an existing file of full size. A power failure may leave a damaged state, which
+/// proves nothing about the log.
+fn write_in_place(path: &Path, bytes: &[u8; STATE_FILE_BYTES]) -> io::Result<File> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    if file.metadata()?.len() < STATE_FILE_BYTES as u64 {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    file.write_all_at(bytes, 0)?;
+    file.sync_all()?;
+    Ok(file)
 }
 
 /// Replaces the file. The new file is on stable storage, its name included.
