@@ -178,9 +178,10 @@ impl Shared {
         let mut queue = self.queue.lock();
         let freed = queue.withdraw(last_lsn);
         let placed = freed.map(|freed| queue.give_back(freed)).unwrap_or_default();
+        // Done under the queue's lock: another entry may get the same LSN afterwards.
+        self.forget_refusal(last_lsn);
         drop(queue);
         self.on_placed(placed);
-        self.forget_refusal(last_lsn);
         freed.is_some()
     }
 
