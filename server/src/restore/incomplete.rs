@@ -73,6 +73,10 @@ impl Restored {
         }
         let state = &self.decision.0;
         let missing = state.missing.lock().clone();
+        if missing.is_empty() {
+            let what = "give up what the copy lacks: it has everything, and does not send some of it; let the pool read it";
+            return Err(Error::new(ErrorKind::NotFound, what));
+        }
         let count = missing.len();
         *state.given_up.lock() = missing;
         state.wake.notify_one();
