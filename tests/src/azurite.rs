@@ -1,8 +1,8 @@
-//! A server of Azure's blob interface for one test: Azurite, on a directory of its own.
+//! Azurite, a server of Azure's blob interface, run for one test on a directory of its own.
 //!
 //! Invariants:
-//! - Its data is gone with its guard. It listens on this machine only, and reports to nobody.
-//! - Nothing stands between it and its clients: signatures and conditions are checked by Azurite itself.
+//! - Dropping the guard deletes its data. It listens on this machine only, and sends no telemetry.
+//! - No proxy stands between it and its clients: Azurite itself checks signatures and conditions.
 
 use crate::place::{Place, missing};
 use crate::process::{Process, dies_with_us};
@@ -11,13 +11,13 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The account that it has.
+/// The name of its only account.
 const ACCOUNT: &str = "spindletest";
-/// Its key: some 64 bytes.
+/// The account's key; it decodes to 64 bytes.
 const KEY: &str =
     "c3BpbmRsZSB0ZXN0cyBzcGluZGxlIHRlc3RzIHNwaW5kbGUgdGVzdHMgc3BpbmRsZSB0ZXN0cyBzcGluZGxlISE=";
 
-/// Makes a container. It takes a signed request, and Node, which Azurite runs on, can sign.
+/// Makes a container. The request must be signed, and Node, on which Azurite runs, can sign.
 const MAKE_CONTAINER: &str = r#"
 const [endpoint, account, key, container] = process.argv.slice(1);
 const version = "2023-11-03", date = new Date().toUTCString();
@@ -40,25 +40,25 @@ pub struct Azurite {
 }
 
 impl Azurite {
-    /// The server's program, if it was installed (see tests/run) and what it runs on is there.
+    /// Returns the server's program, if both it (see tests/run) and Node are installed.
     #[must_use]
     pub fn program() -> Option<PathBuf> {
         let path = PathBuf::from(std::env::var_os("SPINDLE_TEST_AZURITE")?);
         (path.exists() && missing(&["node"]).is_none()).then_some(path)
     }
 
-    /// Starts one with an empty container.
+    /// Starts a server with an empty container.
     #[must_use]
     pub fn start() -> Azurite {
         let place = Place::new();
         let mut command = Command::new(Self::program().expect("checked by the test"));
-        // On a port of the system's choice.
+        // On a port that the system chooses.
         command.args(["--blobHost", "127.0.0.1", "--blobPort", "0"]);
         command.args(["--disableTelemetry", "--silent", "--location"]).arg(place.join("data"));
         command.env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{KEY}")).env("HOME", place.path());
         let process = Process::start(&mut command, &place.join("log")).expect("it starts");
         let deadline = Instant::now() + Duration::from_secs(60);
-        // It says where it listens once it does.
+        // It prints its address once it listens.
         let address = loop {
             let line = process.line(Duration::from_millis(100)).unwrap_or_default();
             if let Some((_, address)) = line.split_once(" listens on http://") {
@@ -86,7 +86,7 @@ impl Azurite {
         format!("http://{}/{ACCOUNT}", self.address)
     }
 
-    /// Environment that leads a client to it.
+    /// Returns the environment variables that point a client at it.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![

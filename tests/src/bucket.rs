@@ -1,9 +1,11 @@
-//! An S3 server in memory for one test, honest or careless in one way that real ones have been.
+//! An S3 server in memory for one test. It is either correct, or careless in one way in which real
+//! servers have been.
 //!
 //! Invariants:
-//! - Honest, it is good enough for a pool: a refusal of the careless one is for its carelessness.
-//! - It knows one bucket and one access key. It checks no signature, and answers one request after the
-//!   other on each connection.
+//! - The correct one serves a pool well, so a pool that refuses a careless one does so for its
+//!   carelessness.
+//! - It knows one bucket and one access key. It checks no signature, and answers the requests of a
+//!   connection in order.
 
 pub mod faults;
 
@@ -17,33 +19,33 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Objects and folders of a page of a listing, as S3 has it; fewer where faults are injected, so that
-/// listings have several pages.
+/// Objects and folders on a page of a listing, as in S3. With injected faults pages are smaller, so
+/// that listings have several.
 const PAGE_OBJECTS: usize = 1000;
 const PAGE_OBJECTS_SMALL: usize = 7;
 
-/// How it handles what a pool's ownership depends on.
+/// How it treats the conditions on which a pool's ownership depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Care {
-    /// As S3.
+    /// As S3 does.
     Honest,
-    /// `If-None-Match` and `If-Match` are ignored: any PUT is carried out.
+    /// Ignores `If-None-Match` and `If-Match`: every PUT is carried out.
     IgnoresConditions,
-    /// A conditional PUT that must not be carried out is answered so, and carried out.
+    /// Refuses a conditional PUT that must fail, but carries it out.
     RefusesAndWrites,
-    /// `If-None-Match` is answered with "not implemented".
+    /// Answers `If-None-Match` with "not implemented".
     KnowsNoConditions,
-    /// A listing never shows anything.
+    /// Answers every listing with an empty one.
     ListsNothing,
 }
 
 struct State {
     care: Care,
-    /// While it is down every connection ends at once.
+    /// While set, every connection ends at once.
     is_down: bool,
-    /// Connections that were made since it was down last.
+    /// Connections made since it was last down.
     sockets: Vec<TcpStream>,
-    /// By key, with the number of the PUT that made it.
+    /// Objects by key, each with the number of the PUT that made it.
     objects: BTreeMap<String, (u64, Vec<u8>)>,
     put_count: u64,
     page_objects: usize,
@@ -57,7 +59,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Starts one with an empty bucket. It ends with the test's process.
+    /// Starts a server with an empty bucket. It ends with the test's process.
     #[must_use]
     pub fn start(care: Care) -> Bucket {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -77,7 +79,7 @@ impl Bucket {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (Ok(stream), state) = (stream, Arc::clone(&shared)) else { return };
-                // A client may leave at any moment; what it was told stays true.
+                // A client may leave at any moment; replies that it has received stay true.
                 std::thread::spawn(move || {
                     drop(serve(&stream, &state));
                     // The list of connections holds it open; the client must see its end.
@@ -94,7 +96,7 @@ impl Bucket {
         &self.address
     }
 
-    /// Ends all connections and refuses further ones; the objects stay.
+    /// Ends all connections and refuses further ones. The objects stay.
     pub fn down(&self) {
         let mut state = self.state.lock().expect("no panic holds it");
         state.is_down = true;
@@ -109,7 +111,7 @@ impl Bucket {
         self.state.lock().expect("no panic holds it").is_down = false;
     }
 
-    /// Answers requests wrongly from here on, or rightly again with [`Faults::None`].
+    /// Injects faults into all further requests; [`Faults::None`] ends this.
     pub fn inject(&self, faults: Faults) {
         let mut state = self.state.lock().expect("no panic holds it");
         state.page_objects = PAGE_OBJECTS_SMALL;
@@ -122,7 +124,7 @@ impl Bucket {
         self.state.lock().expect("no panic holds it").injection.counts()
     }
 
-    /// Keys of its objects.
+    /// Returns the keys of all objects.
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
         self.state.lock().expect("no panic holds it").objects.keys().cloned().collect()
@@ -159,7 +161,7 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until the faults change or the time is over, and ends the connection.
+/// Waits until the faults change or the time has passed, then ends the connection.
 fn hang_until_healed(
     state: &Mutex<State>,
     (generation, longest): (u64, Duration),
@@ -173,11 +175,11 @@ fn hang_until_healed(
     Ok(())
 }
 
-/// A moment that S3 writes in two ways; no test here looks at it.
+/// A moment in both notations of S3; no test here looks at it.
 const MODIFIED: (&str, &str) = ("Sat, 01 Jan 2000 00:00:00 GMT", "2000-01-01T00:00:00.000Z");
 
 impl State {
-    /// The answer to a request that meets this fault.
+    /// Returns the answer to a request that meets this fault.
     fn answer_with(&mut self, fault: Option<Fault>, request: &Request) -> Reply {
         match fault {
             None | Some(Fault::Truncated) => self.answer(request),
@@ -273,11 +275,11 @@ impl State {
         }
     }
 
-    /// A page of a listing: what comes behind `token`, the last name of the page before.
+    /// Returns a page of a listing: the names after `token`, the last name of the previous page.
     fn list(&self, request: &Request, token: &str) -> Reply {
         let of = |name: &str| request.query.get(name).map_or("", String::as_str);
         let (prefix, delimiter, after) = (of("prefix"), of("delimiter"), of("start-after"));
-        // By name, objects with their entry and folders without one.
+        // By name: objects have their entry, folders have none.
         let mut found: BTreeMap<String, Option<String>> = BTreeMap::new();
         for (key, (number, bytes)) in &self.objects {
             let Some(rest) = key.strip_prefix(prefix) else { continue };
@@ -370,7 +372,7 @@ mod tests {
         write!(idle, "HEAD /disks/a HTTP/1.1\r\n\r\n").unwrap();
         idle.read_exact(&mut [0; 12]).unwrap();
         bucket.down();
-        // What was under way ends, in whichever way, and nothing else is answered.
+        // Requests in flight end one way or the other, and no further ones are answered.
         let mut rest = Vec::new();
         let _ = idle.read_to_end(&mut rest);
         let mut other = TcpStream::connect(bucket.address()).unwrap();

@@ -1,15 +1,16 @@
 //! A TCP proxy that can be cut: the network between spindle and its store.
 //!
 //! Invariants:
-//! - While cut, connections are refused at once or swallowed, as chosen, and existing ones end.
-//! - Ends with its guard.
+//! - While it is cut, existing connections end, and new ones are refused at once or swallowed, as
+//!   the test chooses.
+//! - It ends with its guard.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What happens to bytes.
+/// The fate of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line {
     /// They pass.
@@ -52,7 +53,7 @@ impl Proxy {
                     (Line::Gone, _) => return,
                     (Line::Cut, Ok((socket, _))) => drop(socket),
                     (_, Ok((socket, _))) => {
-                        // A target that is away looks like a cut line.
+                        // An unreachable target looks like a cut line.
                         let _ = join(&shared, socket, &target);
                     }
                     (_, Err(_)) => std::thread::sleep(Duration::from_millis(1)),
@@ -62,19 +63,19 @@ impl Proxy {
         Ok(Proxy { state, address })
     }
 
-    /// Where it listens, `host:port`.
+    /// Returns its address, `host:port`.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Changes what happens to bytes from here on.
+    /// Changes the fate of all further bytes.
     pub fn set(&self, line: Line) {
         let mut state = self.state.lock().expect("no panic holds it");
         state.line = line;
         if matches!(line, Line::Cut | Line::Gone) {
             for socket in state.sockets.drain(..) {
-                // It may have ended by itself.
+                // It may have ended already.
                 let _ = socket.shutdown(Shutdown::Both);
             }
         }

@@ -1,9 +1,9 @@
-//! A guard for one spindle daemon: its directory, its configuration, its life and its log.
+//! A guard for one spindle daemon: its directory, configuration, processes and log.
 //!
 //! Invariants:
-//! - It is gone when the guard is.
+//! - The daemon ends with its guard.
 //! - A warning or an error in its log that the test did not announce fails the test.
-//! - It keeps its directory over restarts; nothing but the command line is used.
+//! - Its directory survives restarts. The guard uses nothing but the command line.
 
 use crate::nbd::Endpoint;
 use crate::nbd::transport::Address;
@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time to come up. The promise is 5 s for a full log of the default size.
+/// Longest time to become ready. The promise is 5 s for a full log of the default size.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest time of an orderly stop: it may spend a minute on the log's tail.
+/// Longest time of an orderly stop, which may spend a minute on the log's tail.
 const STOP_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Settings of a pool small enough that its log laps and destages many times a second.
+/// Settings of a pool so small that its log laps and destages many times a second.
 pub const SMALL: &str = "memory = \"416MiB\"\n\
     [log]\nsize = \"16MiB\"\nfile_size = \"4MiB\"\n\
     [cache]\nsize = \"64MiB\"\n\
@@ -34,7 +34,7 @@ pub struct Daemon {
     environment: Vec<(String, String)>,
     announced: Vec<String>,
     process: Option<Process>,
-    /// How a process ended that went before it was ready.
+    /// Exit status of a process that ended before it was ready.
     early_end: Option<ExitStatus>,
     /// Length of the log when the newest process was started.
     log_start: usize,
@@ -45,8 +45,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A daemon on a directory of its own with these settings (TOML) and volumes (`name`, `size`),
-    /// on a free TCP port and a unix socket. Not started.
+    /// Makes a daemon on a directory of its own with these settings (TOML) and volumes (`name`,
+    /// `size`), on a free TCP port and a unix socket. It is not started.
     #[must_use]
     pub fn new(settings: &str, volumes: &[(&str, &str)]) -> Daemon {
         let place = Place::new();
@@ -55,7 +55,7 @@ impl Daemon {
             binary: binary("spindle"),
             arguments: Vec::new(),
             environment: Vec::new(),
-            // A new pool's key file is announced by the program on purpose.
+            // The program logs a warning for a new pool's key file on purpose.
             announced: vec!["made a new key file".to_owned()],
             process: None,
             early_end: None,
@@ -74,7 +74,7 @@ impl Daemon {
         daemon
     }
 
-    /// As [`Daemon::new`], started.
+    /// Like [`Daemon::new`], and starts it.
     #[must_use]
     pub fn started(settings: &str, volumes: &[(&str, &str)]) -> Daemon {
         let mut daemon = Daemon::new(settings, volumes);
@@ -87,15 +87,15 @@ impl Daemon {
         self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
     }
 
-    /// Listens where it listens now from here on, for clients that find it again. To be used where nobody
-    /// else takes a port: in a guest, or a namespace.
+    /// Keeps its TCP port from here on, so that clients find it after a restart. For use only where
+    /// no other process takes a port: in a guest, or a network namespace.
     pub fn keep_port(&mut self) {
         let Address::Tcp(address) = self.tcp("").address else { panic!("it serves over TCP") };
         let any = self.arguments.iter_mut().find(|argument| *argument == "127.0.0.1:0");
         *any.expect("it takes a free port") = address;
     }
 
-    /// Adds variables to its environment.
+    /// Adds environment variables.
     pub fn environ(&mut self, variables: &[(&str, &str)]) {
         let owned = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
         self.environment.extend(owned);
@@ -106,18 +106,18 @@ impl Daemon {
         self.binary = binary(name);
     }
 
-    /// Warnings and errors with this text are expected.
+    /// Expects warnings and errors that contain this text.
     pub fn announce(&mut self, text: &str) {
         self.announced.push(text.to_owned());
     }
 
-    /// Its directory.
+    /// Returns its directory.
     #[must_use]
     pub fn dir(&self) -> PathBuf {
         self.place.join("dir")
     }
 
-    /// The place of its files, for the test's own.
+    /// Returns the place of its files, where the test may keep its own.
     #[must_use]
     pub fn place(&self) -> &Place {
         &self.place
@@ -127,7 +127,7 @@ impl Daemon {
         self.place.join("spindle.log")
     }
 
-    /// All it logged so far.
+    /// Returns the whole log so far.
     #[must_use]
     pub fn log(&self) -> String {
         let bytes = std::fs::read(self.log_path()).unwrap_or_default();
@@ -160,7 +160,7 @@ impl Daemon {
     /// Starts it and waits until it is ready.
     ///
     /// # Errors
-    /// When it ends before, or is not ready in time; with the end of its log.
+    /// When it ends first, or is not ready in time; with the end of its log.
     pub fn try_start(&mut self) -> Result<(), String> {
         self.spawn()?;
         self.endpoints.clear();
@@ -182,13 +182,13 @@ impl Daemon {
         Err(format!("not ready after {READY_TIMEOUT:?}:\n{}", self.tail()))
     }
 
-    /// Starts it where it is not running, and insists that it comes up.
+    /// Starts it if it is not running, and insists that it becomes ready.
     #[track_caller]
     pub fn restart(&mut self) {
         self.try_start().unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Runs `serve` to its end, which must be a failure, and returns what it said.
+    /// Runs `serve` to its end, which must be a failure, and returns its output.
     #[track_caller]
     pub fn refuses_to_start(&mut self) -> String {
         let error = self.try_start().expect_err("it must refuse to start");
@@ -196,7 +196,7 @@ impl Daemon {
         error
     }
 
-    /// The end of the log.
+    /// Returns the end of the log.
     #[must_use]
     pub fn tail(&self) -> String {
         let log = self.log();
@@ -204,7 +204,7 @@ impl Daemon {
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
-    /// The fail point that the newest process says it ends at.
+    /// Returns the fail point at which the newest process says that it ends.
     fn fail_point_said(&self) -> Option<String> {
         let log = self.log();
         let fresh = log.get(self.log_start..).unwrap_or_default();
@@ -212,13 +212,13 @@ impl Daemon {
         rest.split_once(": the process ends here").map(|(name, _)| name.to_owned())
     }
 
-    /// Where a volume is served over TCP.
+    /// Returns a volume's address over TCP.
     #[must_use]
     pub fn tcp(&self, volume: &str) -> Endpoint {
         self.find(volume, "nbd://").or_else(|| self.find(volume, "nbds://")).expect("over TCP")
     }
 
-    /// Where a volume is served over the unix socket.
+    /// Returns a volume's address on the unix socket.
     #[must_use]
     pub fn unix(&self, volume: &str) -> Endpoint {
         self.find(volume, "nbd+unix://").expect("served over a unix socket")
@@ -238,7 +238,7 @@ impl Daemon {
         }
     }
 
-    /// `kill -9`; false where it has not ended after `timeout`.
+    /// `kill -9`; returns false if it has not ended after `timeout`.
     pub fn is_killed_within(&mut self, timeout: Duration) -> bool {
         let process = self.process.as_mut().expect("it runs");
         process.killer().kill();
@@ -256,7 +256,7 @@ impl Daemon {
         self.finish_stop().unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Sends SIGTERM and waits for nothing.
+    /// Sends SIGTERM and does not wait.
     pub fn ask_to_stop(&self) {
         self.process.as_ref().expect("it runs").terminate();
     }
@@ -267,7 +267,7 @@ impl Daemon {
         process.killer().signal(rustix::process::Signal::HUP);
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until it ends on its own.
     #[track_caller]
     pub fn wait(&mut self, timeout: Duration) -> ExitStatus {
         let process = self.process.as_mut().expect("it runs");
@@ -276,7 +276,7 @@ impl Daemon {
         status
     }
 
-    /// Stops its clock (SIGSTOP): it does nothing until [`Daemon::resume`].
+    /// Stops the process (SIGSTOP) until [`Daemon::resume`].
     pub fn pause(&self) {
         let process = self.process.as_ref().expect("it runs");
         process.killer().signal(rustix::process::Signal::STOP);
@@ -288,25 +288,25 @@ impl Daemon {
         process.killer().signal(rustix::process::Signal::CONT);
     }
 
-    /// Whether it was started, and not yet stopped or killed.
+    /// Whether it was started and has not been stopped or killed since.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.process.is_some()
     }
 
-    /// Number of the running process.
+    /// Returns the number of the running process.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.process.as_ref().expect("it runs").id()
     }
 
-    /// Runs another command of the program on the same directory, configuration and environment.
+    /// Runs another command of the program with the same directory, configuration and environment.
     #[must_use]
     pub fn command(&self, arguments: &[&str]) -> Output {
         self.prepare(arguments).output().expect("the program runs")
     }
 
-    /// As [`Daemon::command`], to be started.
+    /// Like [`Daemon::command`], but does not start it.
     #[must_use]
     pub fn prepare(&self, arguments: &[&str]) -> Command {
         self.preparer()(arguments)
@@ -334,7 +334,7 @@ impl Daemon {
         self.arguments.get(at + 1).map(String::as_str)
     }
 
-    /// As [`Daemon::command`] with `-o json`, insisting on success.
+    /// Like [`Daemon::command`], with `-o json`; insists on success.
     #[track_caller]
     #[must_use]
     pub fn json(&self, arguments: &[&str]) -> Value {
@@ -354,7 +354,7 @@ impl Daemon {
         found
     }
 
-    /// Log lines since the last call that nobody announced.
+    /// Returns the unannounced warnings and errors since the last call.
     pub fn unannounced(&mut self) -> Vec<String> {
         let log = self.log();
         let fresh = log.get(self.checked_bytes..).unwrap_or_default();
@@ -390,7 +390,7 @@ impl Target for Daemon {
     }
 
     fn endpoint(&self, volume: &str) -> Endpoint {
-        // Half of the names go over each kind of socket.
+        // Spreads the names over both kinds of socket.
         if volume.len().is_multiple_of(2) { self.tcp(volume) } else { self.unix(volume) }
     }
 
@@ -408,7 +408,7 @@ impl Target for Daemon {
         let status = status.ok_or("a killed process ends")?;
         match (status.signal(), self.fail_point_said()) {
             (Some(9), _) => Ok(None),
-            // An abort is an end that was asked for at the armed fail point only.
+            // An abort is an expected end only at the armed fail point.
             (Some(6), Some(name)) => Ok(Some(name)),
             _ if self.is_asked_to_stop && status.success() => Ok(None),
             _ => Err(format!("it ended by itself with {status}:\n{}", self.tail())),
@@ -452,7 +452,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Names of the fail points that the source names: the list cannot grow stale.
+/// Returns the fail points that the source names, so that the list cannot become stale.
 #[must_use]
 pub fn fail_points_of_the_source() -> Vec<String> {
     // Those of package `tiering`, and the steps of `server/src/destage.rs`.
@@ -462,13 +462,13 @@ pub fn fail_points_of_the_source() -> Vec<String> {
     names
 }
 
-/// Names of the planted bugs that the source can be told to have.
+/// Returns the planted bugs that the source can be told to have.
 #[must_use]
 pub fn planted_bugs_of_the_source() -> std::collections::BTreeSet<String> {
     quoted_after("has(\"").into_iter().collect()
 }
 
-/// What stands between `before` and the next quotation mark, all over the packages.
+/// Returns the texts between `before` and the next quotation mark, in all packages.
 fn quoted_after(before: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace");
     let mut names = Vec::new();

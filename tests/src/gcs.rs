@@ -1,19 +1,20 @@
-//! A server of Google's object store for one test: fake-gcs-server, with a front of the tests' own.
+//! A server of Google's object store for one test: fake-gcs-server, behind a front of the tests'
+//! own.
 //!
-//! The emulator has Google's JSON interface; of the XML interface, which spindle's client speaks, it has
-//! reading only, and takes no notice of that one's conditions. So the front translates: each XML request
-//! becomes the request of the JSON interface that does the same, and the answer goes back as Google's XML
-//! interface gives it.
+//! The emulator has Google's JSON interface. spindle's client speaks the XML interface, of which
+//! the emulator supports reads only, and ignores their conditions. So the front translates each XML
+//! request to the request of the JSON interface that does the same, and returns the answer in the
+//! form of Google's XML interface.
 //!
-//! What is the emulator's: the objects and their generations, listings and their pages, ranges, and whether
-//! a conditional write is carried out: `x-goog-if-generation-match` goes to it as `ifGenerationMatch`, which
-//! it looks at under the lock that it writes under.
-//! What is the front's: the names of requests and headers, the parts of an upload until that is complete, and
-//! the token, as the emulator takes any. So nothing is said here about Google's own credentials.
+//! The emulator keeps the objects and their generations, serves listings with their pages, serves
+//! ranges, and decides conditional writes: `x-goog-if-generation-match` reaches it as
+//! `ifGenerationMatch`, which it checks under the lock under which it writes. The front translates
+//! the names of requests and headers, keeps the parts of an upload until it is complete, and checks
+//! the token, as the emulator accepts any. Google's own credentials are not tested here.
 //!
 //! Invariants:
-//! - The objects are gone with the guard. Both listen on this machine only.
-//! - A request that the front does not know is refused, never answered as if it were another one.
+//! - The objects are gone with the guard. Both servers listen on this machine only.
+//! - The front refuses a request that it does not know, and never answers it as if it were another.
 
 use crate::http::{Answer, Reply, Request, ask, escape, refusal, xml};
 use crate::place::Place;
@@ -29,7 +30,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The token that is taken.
+/// The only token that is accepted.
 pub const TOKEN: &str = "spindletest-token";
 
 /// A running server with an empty bucket.
@@ -39,7 +40,7 @@ pub struct Gcs {
     _place: Place,
 }
 
-/// Parts of uploads that are not complete, by upload and number.
+/// Parts of incomplete uploads, by upload and number.
 #[derive(Default)]
 struct Uploads {
     begun_count: u64,
@@ -47,14 +48,14 @@ struct Uploads {
 }
 
 impl Gcs {
-    /// The emulator's program, if it was built (see tests/run).
+    /// Returns the emulator's program, if it was built (see tests/run).
     #[must_use]
     pub fn program() -> Option<PathBuf> {
         let path = PathBuf::from(std::env::var_os("SPINDLE_TEST_FAKE_GCS")?);
         path.exists().then_some(path)
     }
 
-    /// Starts one with an empty bucket.
+    /// Starts a server with an empty bucket.
     #[must_use]
     pub fn start() -> Gcs {
         let place = Place::new();
@@ -72,20 +73,20 @@ impl Gcs {
             for stream in listener.incoming() {
                 let Ok(stream) = stream else { return };
                 let (emulator, uploads) = (emulator.clone(), Arc::clone(&uploads));
-                // A client may leave at any moment; what it was told stays true.
+                // A client may leave at any moment; replies that it has received stay true.
                 std::thread::spawn(move || drop(serve(&stream, &emulator, &uploads)));
             }
         });
         Gcs { address, _process: process, _place: place }
     }
 
-    /// `host:port` of the front.
+    /// Returns the front's address, `host:port`.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Environment that leads a client to it.
+    /// Returns the environment variables that point a client at it.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
@@ -115,7 +116,7 @@ fn serve(stream: &TcpStream, emulator: &str, uploads: &Mutex<Uploads>) -> io::Re
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream);
     while let Some(request) = Request::receive(&mut reader)? {
-        // Where the emulator is gone, the connection ends, as that of a server that is gone.
+        // If the emulator is gone, the connection ends, as it would if the whole server were gone.
         answer(emulator, uploads, &request)?.send(stream, &request.method)?;
     }
     Ok(())
@@ -146,15 +147,15 @@ fn answer(emulator: &str, uploads: &Mutex<Uploads>, request: &Request) -> io::Re
     }
 }
 
-/// Where the JSON interface has the object that is meant.
+/// Returns the object's path in the JSON interface.
 fn object(request: &Request) -> String {
     format!("/storage/v1/b/{}/o/{}", escape(&request.bucket), escape(&request.key))
 }
 
-/// What Google says where the emulator has refused.
+/// Returns Google's answer for a request that the emulator has refused.
 fn refused(answer: &Answer) -> Reply {
     match answer.status {
-        // Of a bucket and of an object; the body of neither says which.
+        // For a missing bucket or object; neither body says which.
         404 => refusal(404, "NoSuchKey"),
         412 => refusal(412, "PreconditionFailed"),
         416 => refusal(416, "InvalidRange"),
@@ -233,7 +234,7 @@ fn list(emulator: &str, request: &Request) -> io::Result<Reply> {
     let mut body = "<ListBucketResult>".to_owned();
     for item in all("items") {
         let key = text(&item, "name");
-        // A listing from a key on has the key itself in it, one after the key has not.
+        // A JSON listing that starts at a key includes the key; an XML listing after it does not.
         if request.query.get("start-after").is_some_and(|after| after == key) {
             continue;
         }
@@ -281,7 +282,7 @@ fn complete(
     upload: &str,
     request: &Request,
 ) -> io::Result<Reply> {
-    // It stays until the object is there, so that the request can be repeated.
+    // The upload stays until the object exists, so that the request can be repeated.
     let parts = uploads.lock().expect("no panic holds it").parts.get(upload).cloned();
     let Some(parts) = parts else { return Ok(refusal(404, "NoSuchUpload")) };
     let named = String::from_utf8_lossy(&request.body).matches("<PartNumber>").count();

@@ -1,9 +1,9 @@
-//! HTTP as far as the stand-ins for object stores need it: requests in, replies out, and one question to
-//! another server.
+//! As much of HTTP as the stand-ins for object stores need: receiving requests, sending replies,
+//! and asking another server.
 //!
 //! Invariants:
 //! - A request's path is a bucket and a key, as in the XML interfaces of S3 and of Google's store.
-//! - Heads and bodies are bounded. A reply that was cut short is an error, never a shorter reply.
+//! - Heads and bodies are bounded. A truncated reply is an error, never a shorter reply.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ pub(crate) struct Request {
     pub(crate) bucket: String,
     pub(crate) key: String,
     pub(crate) query: BTreeMap<String, String>,
-    /// By name in lower case.
+    /// By lower-case name.
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: Vec<u8>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Reply {
 }
 
 impl Request {
-    /// The next request; `None` when the client has left.
+    /// Receives the next request; `None` when the client has left.
     pub(crate) fn receive(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<Request>> {
         let Some(lines) = head_of(reader)? else { return Ok(None) };
         let mut words = lines[0].split(' ');
@@ -58,19 +58,19 @@ impl Request {
 }
 
 impl Reply {
-    /// One without a body.
+    /// Makes a reply without a body.
     pub(crate) fn empty(status: u16) -> Reply {
         Reply { status, headers: Vec::new(), body: Vec::new() }
     }
 
-    /// Sends the head and half of the body, after which the connection is to end.
+    /// Sends the head and half of the body; the caller ends the connection after it.
     pub(crate) fn send_half(&self, mut stream: &TcpStream) -> io::Result<()> {
         let mut bytes = self.head();
         bytes.extend_from_slice(&self.body[..self.body.len() / 2]);
         stream.write_all(&bytes)
     }
 
-    /// Sends it as the answer to a request of this method.
+    /// Sends it as the answer to a request with this method.
     pub(crate) fn send(&self, mut stream: &TcpStream, method: &str) -> io::Result<()> {
         let mut bytes = self.head();
         if method != "HEAD" {
@@ -81,7 +81,7 @@ impl Reply {
 
     fn head(&self) -> Vec<u8> {
         let mut head = format!("HTTP/1.1 {} -\r\nContent-Length: ", self.status);
-        // Of an object that was asked for by HEAD only the size is told.
+        // A HEAD gets the size of the object only.
         let _ = write!(head, "{}\r\n", self.body.len());
         for (name, value) in &self.headers {
             let _ = write!(head, "{name}: {value}\r\n");
@@ -90,20 +90,20 @@ impl Reply {
     }
 }
 
-/// What another server said.
+/// The answer of another server.
 pub struct Answer {
-    /// Of the first line.
+    /// From the first line.
     pub status: u16,
-    /// By name in lower case.
+    /// By lower-case name.
     pub headers: BTreeMap<String, String>,
-    /// All of it.
+    /// The whole body.
     pub body: Vec<u8>,
 }
 
-/// Asks another server, on a connection of its own.
+/// Sends a request to another server, on a new connection.
 ///
 /// # Errors
-/// When it does not answer, or not in whole.
+/// When it does not answer, or not completely.
 pub fn ask(
     address: &str,
     method: &str,
@@ -113,7 +113,8 @@ pub fn ask(
 ) -> io::Result<Answer> {
     let stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
-    // HTTP/1.0: a body whose length is not said ends with the connection, and comes in no chunks.
+    // HTTP/1.0: a body without a stated length ends with the connection, and is never sent in
+    // chunks.
     let mut head = format!("{method} {target} HTTP/1.0\r\nHost: {address}\r\n");
     let _ = write!(head, "Content-Length: {}\r\n", body.len());
     for (name, value) in headers {
@@ -136,7 +137,7 @@ pub fn ask(
     Ok(Answer { status, headers, body })
 }
 
-/// The lines before the body; `None` where the other side has left.
+/// Receives the lines before the body; `None` if the other side has left.
 fn head_of(reader: &mut BufReader<&TcpStream>) -> io::Result<Option<Vec<String>>> {
     let mut lines = Vec::new();
     let mut head_bytes = 0;
@@ -188,7 +189,7 @@ fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A text as one part of a path, or a value of a query.
+/// Escapes a text for use as one part of a path or as a value of a query.
 #[must_use]
 pub fn escape(text: &str) -> String {
     text.bytes().fold(String::new(), |mut escaped, byte| {

@@ -1,10 +1,9 @@
 //! The tools of the tests that treat spindle as a box: an NBD client, a guard for the daemon, a
-//! model of what may be read, a crash tester, and stand-ins for the world outside.
+//! model of readable contents, a crash tester, and stand-ins for the outside world.
 //!
 //! Invariants:
-//! - Nothing here depends on the packages under test: what they say of themselves is what is
-//!   being checked.
-//! - Whatever is started here ends with the test, also when that fails.
+//! - Nothing here depends on the packages under test, as the tests check their claims.
+//! - Everything that is started here ends with the test, even when the test fails.
 
 pub mod azurite;
 pub mod bucket;

@@ -1,15 +1,16 @@
-//! What a volume may read as, sector by sector, given what was sent and what was acknowledged.
+//! The possible contents of a volume, sector by sector, given the requests that were sent and
+//! acknowledged.
 //!
 //! Invariants:
-//! - An acknowledged request excludes all that was acknowledged before it was sent. Two requests
-//!   whose times overlap may have happened in either order, per sector.
-//! - After a crash a sector holds one of its possible contents; what it was seen to hold is the
+//! - An acknowledged request excludes the effects of all requests that were acknowledged before it
+//!   was sent. Two requests whose times overlap may have happened in either order, per sector.
+//! - After a crash a sector holds one of its possible contents; the content that was seen is the
 //!   only possibility from then on. A request that was never acknowledged may be seen or not, but
 //!   it cannot appear once it was seen missing.
-//! - A request that covers part of a sector is let in only while the sector has one possible
-//!   content and nothing else touches it, so its effect is known to the byte.
-//! - A snapshot may hold, sector by sector, what the volume may have held at any moment between the
-//!   command and its answer; and all of it at the same moment.
+//! - A request that covers part of a sector is allowed only while the sector has one possible
+//!   content and no other request touches it, so its effect is known to the byte.
+//! - A snapshot may hold any contents that the volume may have held at a moment between the command
+//!   and its answer, with the same moment for all sectors.
 
 use crate::stamp::{SECTOR_BYTES, Stamp, describe};
 use std::fmt::Write as _;
@@ -18,15 +19,15 @@ use std::sync::Arc;
 
 const SECTOR: u64 = SECTOR_BYTES as u64;
 
-/// Contents of one sector.
+/// Content of one sector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Content {
     Zero,
-    /// The whole sector as this request wrote it.
+    /// The whole sector is as this request wrote it.
     Stamped(u64),
-    /// The whole sector as any request with this pattern writes it.
+    /// The whole sector is as any request with this pattern writes it.
     Pattern(u8),
-    /// Parts of several requests.
+    /// The sector has parts of several requests.
     Mixed(Arc<[u8; SECTOR_BYTES]>),
 }
 
@@ -40,18 +41,18 @@ struct Possible {
 
 #[derive(Clone, Debug, Default)]
 struct Sector {
-    /// Empty means zero, for ever known.
+    /// Empty if the sector is known to be zero.
     possible: Vec<Possible>,
     is_exclusive: bool,
     reader_count: u32,
 }
 
-/// What a request does to the range it covers.
+/// The effect of a request on its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Writes the stamps of the request.
     Write,
-    /// Writes what each request with this pattern writes, at any place: blocks that are alike.
+    /// Writes blocks that are equal for all requests with this pattern, at any place.
     Pattern(u8),
     /// Makes it zero: trim and write-zeroes.
     Zero,
@@ -64,14 +65,14 @@ pub struct Sent {
     sectors: Range<u64>,
 }
 
-/// One request, kept to explain findings.
+/// A request, kept to explain findings.
 #[derive(Clone, Debug)]
 struct Told {
     words: String,
     acked: Option<u64>,
 }
 
-/// The volume that patterns say they belong to.
+/// The volume number that is used in the stamps of patterns.
 const PATTERN_VOLUME: u8 = u8::MAX;
 /// Sectors after which a pattern recurs: those of a block.
 const PATTERN_SECTORS: u64 = 8;
@@ -87,12 +88,14 @@ pub struct VolumeModel {
     told: std::collections::HashMap<u64, Told>,
     /// The snapshot that is being made.
     snapshot: Option<Box<VolumeModel>>,
-    /// Of a snapshot: between these times of its volume it was made, as far as what was seen of it tells.
+    /// For a snapshot: the times of its volume between which it was made, as far as its sectors
+    /// have shown.
     instant: Option<(u64, u64)>,
 }
 
 impl VolumeModel {
-    /// A window of `sector_count` sectors from `start_sector` of volume number `volume`, all zero.
+    /// Makes a window of `sector_count` sectors from `start_sector` of volume number `volume`, all
+    /// zero.
     #[must_use]
     pub fn new(run: u64, volume: u8, start_sector: u64, sector_count: usize) -> VolumeModel {
         let sectors = vec![Sector::default(); sector_count];
@@ -109,10 +112,10 @@ impl VolumeModel {
         }
     }
 
-    /// A snapshot is about to be asked for.
+    /// Notes that the command for a snapshot is about to be sent.
     ///
     /// # Panics
-    /// Where another one is being made.
+    /// When another snapshot is being made.
     pub fn snapshot_begins(&mut self) {
         assert!(self.snapshot.is_none(), "one snapshot at a time");
         let mut snapshot = self.copy();
@@ -120,32 +123,34 @@ impl VolumeModel {
         self.snapshot = Some(Box::new(snapshot));
     }
 
-    /// The answer has come, or none ever will: what the snapshot may hold.
+    /// Notes that the command has been answered, or never will be. Returns the model of the
+    /// snapshot.
     ///
     /// # Panics
-    /// Where none was begun.
+    /// When no snapshot was begun.
     pub fn snapshot_ends(&mut self) -> VolumeModel {
         let mut snapshot = *self.snapshot.take().expect("it was begun");
         snapshot.instant = Some((snapshot.clock, self.clock));
         snapshot
     }
 
-    /// Another volume, or a snapshot, with these contents; of its requests it knows nothing.
+    /// Returns a model of another volume, or a snapshot, with these contents and without requests.
     #[must_use]
     pub fn copy(&self) -> VolumeModel {
         let (sectors, told) = (self.sectors.clone(), std::collections::HashMap::new());
         VolumeModel { sectors, told, snapshot: None, instant: None, ..*self }
     }
 
-    /// The window in bytes of the volume.
+    /// Returns the window as a range of bytes of the volume.
     #[must_use]
     pub fn window(&self) -> Range<u64> {
         let count = u64::try_from(self.sectors.len()).expect("fits");
         self.start_sector * SECTOR..(self.start_sector + count) * SECTOR
     }
 
-    /// Notes that a request is about to be sent, and returns the bytes it writes (for `Write`).
-    /// `None` when it would touch what others make unpredictable: send something else.
+    /// Notes that a request is about to be sent, and returns the bytes that it writes (for
+    /// `Write`). `None` if it would touch sectors that other requests make unpredictable: the
+    /// caller sends another one.
     pub fn send(
         &mut self,
         sequence: u64,
@@ -215,7 +220,7 @@ impl VolumeModel {
         }
         for sector in request.sectors.clone() {
             if let Some(snapshot) = &mut self.snapshot {
-                // It may have been made before: nothing is excluded there.
+                // The snapshot may have been made before the request: it excludes nothing there.
                 let possible = snapshot.sector_mut(sector).possible.iter_mut();
                 let ours = possible.filter(|one| one.sequence == request.sequence);
                 ours.for_each(|one| one.acked = Some(now));
@@ -229,12 +234,12 @@ impl VolumeModel {
                     sent = possible.sent;
                 }
             }
-            // What was acknowledged before this one was sent is overwritten.
+            // This request overwrites all that were acknowledged before it was sent.
             state.possible.retain(|other| other.acked.is_none_or(|acked| acked > sent));
         }
     }
 
-    /// Claims a range for a read: false while a write to it is in flight.
+    /// Claims a range for a read; returns false while a write to it is in flight.
     pub fn read_begins(&mut self, range: Range<u64>) -> bool {
         let sectors = range.start / SECTOR..range.end.div_ceil(SECTOR);
         if sectors.clone().any(|sector| !self.sector(sector).is_settled()) {
@@ -246,22 +251,22 @@ impl VolumeModel {
         true
     }
 
-    /// Checks what a read that [`VolumeModel::read_begins`] let in returned.
+    /// Checks the bytes that a read returned, after [`VolumeModel::read_begins`] allowed it.
     ///
     /// # Errors
-    /// Every sector that holds something else, explained.
+    /// Every sector with other contents, explained.
     pub fn read_ends(&mut self, range: &Range<u64>, bytes: &[u8]) -> Result<(), String> {
         for sector in range.start / SECTOR..range.end.div_ceil(SECTOR) {
             self.sector_mut(sector).reader_count -= 1;
         }
-        // Only whole sectors settle what they hold.
+        // Only whole sectors narrow their possible contents.
         let start = range.start.next_multiple_of(SECTOR);
         let skipped = usize_of(start - range.start);
         let whole = bytes.get(skipped..).unwrap_or(&[]);
         self.observe("read", start, &whole[..whole.len() / SECTOR_BYTES * SECTOR_BYTES])
     }
 
-    /// Forgets claims of reads and writes whose answer never came.
+    /// Forgets claims of reads and writes that were never answered.
     pub fn crashed(&mut self) {
         for state in &mut self.sectors {
             state.is_exclusive = false;
@@ -269,15 +274,16 @@ impl VolumeModel {
         }
     }
 
-    /// Checks the volume after a crash and a restart; what it holds is the only truth from here.
+    /// Checks the volume after a crash and a restart. Its contents are the only possible ones from
+    /// here on.
     ///
     /// # Errors
-    /// Every sector that holds what it cannot hold, explained.
+    /// Every sector with impossible contents, explained.
     pub fn recovered(&mut self, offset: u64, bytes: &[u8]) -> Result<(), String> {
         self.observe("recovered", offset, bytes)
     }
 
-    /// Forgets how old requests read, once they cannot be in any sector's past of interest.
+    /// Forgets the descriptions of old requests, once no sector can hold them.
     pub fn forget_words_before(&mut self, sequence: u64) {
         self.told.retain(|known, _| *known >= sequence);
     }
@@ -306,12 +312,13 @@ impl VolumeModel {
         Err(text)
     }
 
-    /// What one sector of a snapshot holds says when it was made.
+    /// Narrows the time at which a snapshot was made by the content of one of its sectors.
     fn narrow(&mut self, sector: u64, bytes: &[u8]) -> Result<(), String> {
         let Some((first, last)) = self.instant else { return Ok(()) };
         let all = &self.sector(sector).possible;
         let matching = all.iter().filter(|one| self.bytes_of(sector, &one.content) == bytes);
-        // From when it was sent until what was sent after its answer was answered.
+        // A content may be seen from the moment when it was sent, until a request that was sent
+        // after its answer is answered.
         let overwritten = |one: &Possible| {
             let later =
                 all.iter().filter(|other| one.acked.is_some_and(|acked| other.sent > acked));
@@ -332,7 +339,7 @@ impl VolumeModel {
         Ok(())
     }
 
-    /// The possibility that `bytes` are, settled; the inner `None` is a sector never written.
+    /// Returns the possibility that matches `bytes`; the inner `None` is a sector never written.
     fn matching(&self, sector: u64, bytes: &[u8]) -> Option<Option<Possible>> {
         let state = self.sector(sector);
         if state.possible.is_empty() {
@@ -404,7 +411,7 @@ impl VolumeModel {
         bytes
     }
 
-    /// The bytes of a sector with one possible content.
+    /// Returns the bytes of a sector with one possible content.
     fn known(&self, sector: u64) -> [u8; SECTOR_BYTES] {
         match self.sector(sector).possible.first() {
             None => [0; SECTOR_BYTES],
@@ -430,7 +437,7 @@ impl Sector {
         self.possible.push(possible);
     }
 
-    /// Nothing is in flight.
+    /// Whether no request is in flight.
     fn is_settled(&self) -> bool {
         self.possible.iter().all(|possible| possible.acked.is_some())
     }

@@ -1,31 +1,31 @@
-//! Where a test keeps its files, and what it needs from the machine.
+//! The files of a test, and its demands on the machine.
 //!
 //! Invariants:
-//! - A place vanishes with its test, unless that fails: then it stays and its path is printed.
+//! - A place vanishes with its test. If the test fails, the place stays and its path is printed.
 //! - A test that cannot run says so in one line, which tests/run counts; it never passes silently.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A directory of one test.
+/// The directory of one test.
 pub struct Place(Option<tempfile::TempDir>);
 
 impl Place {
-    /// A new directory; paths in it are short enough for unix sockets.
+    /// Makes a directory; paths in it are short enough for unix sockets.
     #[must_use]
     pub fn new() -> Place {
         let dir = tempfile::Builder::new().prefix("sp.").rand_bytes(4).tempdir();
         Place(Some(dir.expect("a directory for temporary files")))
     }
 
-    /// Its path.
+    /// Returns its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.0.as_ref().expect("taken on drop only").path()
     }
 
-    /// A path in it.
+    /// Returns a path in it.
     #[must_use]
     pub fn join(&self, name: &str) -> PathBuf {
         self.path().join(name)
@@ -48,7 +48,7 @@ impl Drop for Place {
     }
 }
 
-/// The binary under test: `SPINDLE_BIN`, or `name` beside the test binaries.
+/// Returns the binary under test: `SPINDLE_BIN`, or `name` beside the test binaries.
 #[must_use]
 pub fn binary(name: &str) -> PathBuf {
     if let Some(path) = std::env::var_os("SPINDLE_BIN").filter(|_| name == "spindle") {
@@ -77,7 +77,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The first of `programs` that is not installed.
+/// Returns the first of `programs` that is not installed.
 #[must_use]
 pub fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -109,7 +109,7 @@ macro_rules! needs_root {
     };
 }
 
-/// Runs a program to its end and returns what it said.
+/// Runs a program to its end and returns its output.
 pub fn output(program: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());

@@ -1,7 +1,7 @@
 //! Processes that end with the test that started them.
 //!
 //! Invariants:
-//! - Only what was started here is ever signalled: by its own handle, never by name.
+//! - Only processes that were started here are ever signalled: by their own handle, never by name.
 //! - A child dies with the thread that started it (parent-death signal) and when its guard is
 //!   dropped, so neither a panic nor Ctrl-C leaves one behind.
 
@@ -23,7 +23,7 @@ pub struct Process {
     lines: Option<Receiver<String>>,
 }
 
-/// Sends signals to one child, from any thread, as long as it was not reaped.
+/// Sends signals to one child, from any thread, as long as it is not reaped.
 #[derive(Clone)]
 pub struct Killer {
     pid: Pid,
@@ -54,8 +54,8 @@ impl Killer {
 }
 
 impl Process {
-    /// Starts `command`; standard error is appended to the file `errors`. Lines of standard output
-    /// are read with [`Process::line`].
+    /// Starts `command` and appends its standard error to the file `errors`. Lines of standard
+    /// output are read with [`Process::line`].
     ///
     /// # Errors
     /// When it cannot be started.
@@ -68,7 +68,7 @@ impl Process {
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines() {
                 let Ok(line) = line else { return };
-                // Nobody may listen any more; the pipe is drained all the same.
+                // The receiver may be gone; the pipe is drained nevertheless.
                 let _ = sender.send(line);
             }
         });
@@ -76,7 +76,7 @@ impl Process {
         Ok(Process { child, pid, is_reaped: Arc::new(Mutex::new(false)), lines: Some(lines) })
     }
 
-    /// A handle for signals.
+    /// Returns a handle for signals.
     #[must_use]
     pub fn killer(&self) -> Killer {
         Killer {
@@ -86,13 +86,13 @@ impl Process {
         }
     }
 
-    /// Number of the process, for looking at `/proc`.
+    /// Returns the number of the process, for a look at `/proc`.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The next line of standard output; `None` at its end or after `timeout`.
+    /// Returns the next line of standard output; `None` at its end or after `timeout`.
     pub fn line(&self, timeout: Duration) -> Option<String> {
         self.lines.as_ref()?.recv_timeout(timeout).ok()
     }
@@ -102,7 +102,7 @@ impl Process {
         self.killer().signal(Signal::TERM);
     }
 
-    /// How it ended, if it did.
+    /// Returns its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         // The lock keeps a killer from signalling a number that is free again.
         let mut is_reaped = self.is_reaped.lock().expect("no panic holds it");
@@ -123,7 +123,7 @@ impl Process {
         }
     }
 
-    /// `kill -9`, and waits until it is gone.
+    /// `kill -9`; waits until it is gone.
     pub fn kill(&mut self) -> ExitStatus {
         self.killer().kill();
         let ended = self.wait(Duration::from_secs(60));
@@ -131,7 +131,7 @@ impl Process {
     }
 }
 
-/// Where the threads of a process are in the kernel, as far as that can be seen.
+/// Lists where the threads of a process wait in the kernel, as far as that can be seen.
 fn waits_of(process: u32) -> String {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let of_task = |task: std::fs::DirEntry| {

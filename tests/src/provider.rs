@@ -1,8 +1,9 @@
-//! Three kinds of object store, each as a real server on this machine: S3 (MinIO), Azure (Azurite) and Google
-//! (fake-gcs-server).
+//! Three kinds of object store, each as a real server on this machine: S3 (MinIO), Azure (Azurite)
+//! and Google (fake-gcs-server).
 //!
 //! Invariants:
-//! - All have an empty bucket or container of the same name, so that a URL differs in its scheme only.
+//! - All have an empty bucket or container of the same name, so that their URLs differ in the
+//!   scheme only.
 
 use crate::azurite::Azurite;
 use crate::gcs::Gcs;
@@ -23,11 +24,11 @@ pub enum Kind {
 pub const KINDS: [Kind; 3] = [Kind::S3, Kind::Azure, Kind::Gcs];
 
 impl Kind {
-    /// Why no server of this kind can be started here, if so.
+    /// Returns the reason why no server of this kind can be started here, if any.
     #[must_use]
     pub fn lacks(self) -> Option<&'static str> {
         match self {
-            // The tests' own server stands in where MinIO was not built.
+            // The tests' own server stands in if MinIO was not built.
             Kind::S3 => None,
             Kind::Azure => Azurite::program()
                 .is_none()
@@ -38,7 +39,7 @@ impl Kind {
         }
     }
 
-    /// Scheme of the URLs of such a store.
+    /// Returns the scheme of the URLs of such a store.
     #[must_use]
     pub fn scheme(self) -> &'static str {
         match self {
@@ -60,7 +61,7 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// Starts one with an empty bucket. To be asked first: [`Kind::lacks`].
+    /// Starts a server with an empty bucket. Ask [`Kind::lacks`] first.
     #[must_use]
     pub fn start(kind: Kind) -> Provider {
         match kind {
@@ -70,7 +71,7 @@ impl Provider {
         }
     }
 
-    /// What it is.
+    /// Returns its kind.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -90,13 +91,13 @@ impl Provider {
         }
     }
 
-    /// URL of a prefix in its bucket.
+    /// Returns the URL of a prefix in its bucket.
     #[must_use]
     pub fn url(&self, prefix: &str) -> String {
         format!("{}://{BUCKET}/{prefix}", self.kind().scheme())
     }
 
-    /// A variable with a credential that it refuses.
+    /// Returns a variable with a credential that the server refuses.
     #[must_use]
     pub fn wrong_credential(&self) -> (&'static str, &'static str) {
         match self {
@@ -109,7 +110,7 @@ impl Provider {
         }
     }
 
-    /// The variables that say where it is.
+    /// Names the variables that carry its address.
     #[must_use]
     pub fn endpoint_variables(&self) -> &'static [&'static str] {
         match self {
@@ -119,7 +120,8 @@ impl Provider {
         }
     }
 
-    /// Environment that leads a client to it, each name with `prefix` in front.
+    /// Returns the environment variables that point a client at it, each name with `prefix` in
+    /// front.
     #[must_use]
     pub fn environment(&self, prefix: &str) -> Vec<(String, String)> {
         let variables = match self {

@@ -1,4 +1,4 @@
-//! Randomness that can be replayed: every random decision of a test comes from one printed number.
+//! Repeatable randomness: every random decision of a test comes from one printed number.
 //!
 //! Invariants:
 //! - The same seed gives the same numbers on every machine and in every release.
@@ -6,8 +6,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The seeds a test runs with: only `SEED` where it is set, else `count` fresh ones.
-/// Panics when `SEED` is not a number, so that a typing error does not silently test nothing.
+/// Returns the seeds of a test: only `SEED` if it is set, otherwise `count` fresh ones.
+///
+/// # Panics
+/// When `SEED` is not a number, so that a typing error does not silently test nothing.
 #[must_use]
 pub fn seeds(count: u64) -> Vec<u64> {
     if let Ok(text) = std::env::var("SEED") {
@@ -18,7 +20,7 @@ pub fn seeds(count: u64) -> Vec<u64> {
     (0..count).map(|index| first + index).collect()
 }
 
-/// One step of SplitMix64 without state: a hash of `value` that is uniform in all bits.
+/// Takes one step of SplitMix64 without state: a hash of `value` that is uniform in all bits.
 /// Source: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014.
 #[must_use]
 pub const fn mix(value: u64) -> u64 {
@@ -33,41 +35,42 @@ pub const fn mix(value: u64) -> u64 {
 pub struct Random(u64);
 
 impl Random {
-    /// A generator for `seed`; `stream` keeps several users of one seed apart.
+    /// Makes a generator for `seed`; `stream` separates several users of one seed.
     #[must_use]
     pub fn new(seed: u64, stream: u64) -> Self {
         Random(mix(seed) ^ mix(stream.wrapping_mul(0x1000_0001)))
     }
 
-    /// Any 64 bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number in `0..end`; `end` is above 0. The bias is below 2^-32 for the ranges tests use.
+    /// Returns a number in `0..end`; `end` is above 0. The bias is below 2^-32 for the ranges of
+    /// tests.
     pub fn below(&mut self, end: u64) -> u64 {
         assert!(end > 0, "an empty range has no random number");
         self.bits() % end
     }
 
-    /// A number in `start..=last`.
+    /// Returns a number in `start..=last`.
     pub fn between(&mut self, start: u64, last: u64) -> u64 {
         start + self.below(last - start + 1)
     }
 
-    /// True `percent` times of a hundred.
+    /// Returns true `percent` times of a hundred.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of `choices`, which is not empty.
+    /// Returns one of `choices`, which is not empty.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         let index = self.below(u64::try_from(choices.len()).expect("fits"));
         &choices[usize::try_from(index).expect("below a length")]
     }
 
-    /// Random bytes, which no compression makes smaller.
+    /// Fills `bytes` with random bytes, which do not compress.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for part in bytes.chunks_mut(8) {
             let word = self.bits().to_le_bytes();

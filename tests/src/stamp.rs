@@ -1,13 +1,13 @@
-//! What the tests write: bytes that say where they belong, so that a wrong byte names its origin.
+//! The bytes that tests write. They name their place, so that a wrong byte names its origin.
 //!
 //! Invariants:
-//! - A sector is 32 units of 16 bytes; each unit alone tells volume, sector and sequence number,
-//!   and proves that it was written by this run and stands at its place in the sector.
+//! - A sector is 32 units of 16 bytes. Each unit alone tells volume, sector and sequence number,
+//!   and proves that this run wrote it and that it is in its place in the sector.
 //! - Half of each unit looks random, so the bytes compress badly, but they do compress.
 
 use crate::seed::mix;
 
-/// Bytes per sector: what a write is whole or old in.
+/// Bytes per sector: the unit that a write changes wholly or not at all.
 pub const SECTOR_BYTES: usize = 512;
 /// Bytes per unit.
 const UNIT_BYTES: usize = 16;
@@ -16,7 +16,7 @@ const UNIT_BYTES: usize = 16;
 const FIELD_BITS: u32 = 28;
 const FIELD_MASK: u64 = (1 << FIELD_BITS) - 1;
 
-/// Who wrote a unit, and where to.
+/// The origin of a unit and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
     /// Number of the volume in the test.
@@ -33,7 +33,7 @@ impl Stamp {
         u64::from(self.volume) << (2 * FIELD_BITS) | self.sector << FIELD_BITS | self.sequence
     }
 
-    /// Fills one sector. `run` keeps the runs of a test apart.
+    /// Fills one sector. `run` separates the runs of a test.
     pub fn fill(self, run: u64, sector: &mut [u8]) {
         assert_eq!(sector.len(), SECTOR_BYTES, "a stamp fills one sector");
         let tag = self.tag();
@@ -49,7 +49,7 @@ fn proof(run: u64, tag: u64, index: u64) -> u64 {
     mix(tag ^ mix(run ^ index << 56))
 }
 
-/// Bytes of consecutive sectors, all of one request.
+/// Returns the bytes of consecutive sectors, all of one request.
 #[must_use]
 pub fn stamped(run: u64, first: Stamp, sector_count: usize) -> Vec<u8> {
     let mut bytes = vec![0; sector_count * SECTOR_BYTES];
@@ -59,7 +59,7 @@ pub fn stamped(run: u64, first: Stamp, sector_count: usize) -> Vec<u8> {
     bytes
 }
 
-/// The stamp of a unit, if it is one of this run at its place.
+/// Returns the stamp of a unit, if it is one of this run in its place.
 fn identify(run: u64, unit: &[u8], index: u64) -> Option<Stamp> {
     let tag = u64::from_be_bytes(unit.get(..8)?.try_into().ok()?);
     let found = u64::from_be_bytes(unit.get(8..16)?.try_into().ok()?);
@@ -69,7 +69,7 @@ fn identify(run: u64, unit: &[u8], index: u64) -> Option<Stamp> {
     (found == proof(run, tag, index)).then_some(stamp)
 }
 
-/// What a sector holds, in words: stamps with the bytes they cover, zeroes, or rubbish.
+/// Describes the contents of a sector: stamps with the bytes that they cover, zeroes, or garbage.
 #[must_use]
 pub fn describe(run: u64, sector: &[u8]) -> Vec<(Option<Stamp>, String)> {
     let mut runs: Vec<(Option<Stamp>, &str, usize, usize)> = Vec::new();

@@ -1,7 +1,8 @@
-//! An S3 server for one test: MinIO on a directory of its own where it was built, else the tests' own.
+//! An S3 server for one test: MinIO on a directory of its own if it was built, otherwise the tests'
+//! own.
 //!
 //! Invariants:
-//! - Its data is gone with its guard; its port is free before and after.
+//! - Dropping the guard deletes its data; its port is free before and after.
 
 use crate::bucket::{Bucket, Care};
 use crate::place::Place;
@@ -13,20 +14,20 @@ use std::time::{Duration, Instant};
 
 /// Name of the bucket.
 pub const BUCKET: &str = "disks";
-/// The access key that it takes.
+/// The only access key that it accepts.
 pub const USER: &str = "spindletest";
 const PASSWORD: &str = "spindletest-password";
 
 /// A running S3 server with an empty bucket.
 pub enum Server {
-    /// The real one.
+    /// The real server.
     Minio(Minio),
     /// The tests' own (see [`crate::bucket`]).
     Own(Bucket),
 }
 
 impl Server {
-    /// Starts the best that there is.
+    /// Starts MinIO if it was built, otherwise the tests' own server.
     #[must_use]
     pub fn start() -> Server {
         if Minio::program().is_some() {
@@ -47,7 +48,7 @@ impl Server {
         }
     }
 
-    /// It serves nobody any more; its data stays.
+    /// Stops serving; the data stays.
     pub fn down(&mut self) {
         match self {
             Server::Minio(minio) => minio.down(),
@@ -70,7 +71,8 @@ impl Server {
     }
 }
 
-/// Environment that leads an S3 client to a server, or to a proxy in front of it.
+/// Returns the environment variables that point an S3 client at a server or at a proxy in front of
+/// it.
 #[must_use]
 pub fn environment(address: &str) -> Vec<(&'static str, String)> {
     vec![
@@ -91,14 +93,14 @@ pub struct Minio {
 }
 
 impl Minio {
-    /// The server's program, if it was built (see tests/run).
+    /// Returns the server's program, if it was built (see tests/run).
     #[must_use]
     pub fn program() -> Option<PathBuf> {
         let path = PathBuf::from(std::env::var_os("SPINDLE_TEST_MINIO")?);
         path.exists().then_some(path)
     }
 
-    /// Starts one with an empty bucket.
+    /// Starts a server with an empty bucket.
     #[must_use]
     pub fn start() -> Minio {
         let place = Place::new();
@@ -127,7 +129,7 @@ impl Minio {
         }
     }
 
-    /// Kills it; its data stays.
+    /// Kills the server; its data stays.
     pub fn down(&mut self) {
         self.process = None;
     }
@@ -139,7 +141,7 @@ impl Minio {
     }
 }
 
-/// An address that was free a moment ago.
+/// Returns an address that was free a moment ago.
 pub(crate) fn free_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("a bound socket has an address").to_string()

@@ -1,9 +1,9 @@
-//! Wrong answers of an object store, as real ones give them: injected into any request, for a moment or
-//! until the store is healed.
+//! Wrong answers of an object store, like those of real ones. They are injected into any request,
+//! for a moment or until the store is healed.
 //!
 //! Invariants:
-//! - Passing faults come from a seed, and the same request meets at most [`IN_A_ROW_MAX`] of them in
-//!   a row, so that a client with bounded retries gets through.
+//! - A seed chooses the passing faults, and the same request meets at most [`IN_A_ROW_MAX`] of them
+//!   in a row, so that a client with bounded retries gets through.
 //! - The store itself stays right: a fault changes an answer, never an object.
 
 use crate::http::{Reply, Request, refusal};
@@ -14,8 +14,8 @@ use std::time::Duration;
 /// Most passing faults that one request (method and key) meets in a row. Chosen by hand: fewer than any
 /// retry loop of the program allows.
 pub const IN_A_ROW_MAX: u32 = 2;
-/// How long a request hangs before its connection ends, where the fault is a passing one. Chosen by
-/// hand: long enough to be seen, short enough for a test with hundreds of faults.
+/// How long a request hangs before its connection ends, for a passing fault. Chosen by hand: long
+/// enough to be seen, short enough for a test with hundreds of faults.
 pub const HANG_PASSING: Duration = Duration::from_secs(2);
 
 /// One wrong answer.
@@ -23,23 +23,24 @@ pub const HANG_PASSING: Duration = Duration::from_secs(2);
 pub enum Fault {
     /// 409 to a conditional PUT, which is not carried out.
     Conflict,
-    /// 404 NoSuchKey to a GET or HEAD of an object that is there.
+    /// 404 NoSuchKey to a GET or HEAD of an existing object.
     NoKey,
-    /// 404 NoSuchBucket to anything.
+    /// 404 NoSuchBucket to any request.
     NoBucket,
-    /// 403 AccessDenied to anything.
+    /// 403 AccessDenied to any request.
     Denied,
-    /// 500 InternalError to anything.
+    /// 500 InternalError to any request.
     Internal,
-    /// 500 InternalError to a GET of an object; a HEAD of it, and everything else, is answered.
+    /// 500 InternalError to a GET of an object; all other requests, a HEAD of it included, are
+    /// answered.
     Unsent,
-    /// 503 SlowDown to anything.
+    /// 503 SlowDown to any request.
     SlowDown,
     /// A listing without objects.
     EmptyList,
     /// The first page of a listing instead of a later one.
     RepeatedPage,
-    /// Half of an object, and the end of the connection.
+    /// Half of an object, then the end of the connection.
     Truncated,
     /// No answer.
     Hang,
@@ -48,7 +49,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Every one.
+    /// All faults.
     pub const ALL: [Fault; 12] = [
         Fault::Conflict,
         Fault::NoKey,
@@ -83,7 +84,7 @@ impl Fault {
         }
     }
 
-    /// The answer of a fault that needs nothing of the store.
+    /// Returns the answer for a fault that needs nothing of the store.
     pub(super) fn refusal(self) -> Option<Reply> {
         let (status, code) = match self {
             Fault::Conflict => (409, "ConditionalRequestConflict"),
@@ -98,20 +99,20 @@ impl Fault {
     }
 }
 
-/// Which requests meet a fault.
+/// The requests that meet a fault.
 #[derive(Clone, Debug, Default)]
 pub enum Faults {
     /// None.
     #[default]
     None,
-    /// `percent` of all requests, each a fault of its own.
+    /// `percent` of all requests, each with a random fault.
     Passing {
-        /// Decides which.
+        /// Chooses the requests and their faults.
         random: Random,
-        /// How many of a hundred requests.
+        /// How many requests of a hundred.
         percent: u64,
     },
-    /// Every request that the fault suits and whose key, or prefix of a listing, contains `part`.
+    /// Every request that the fault suits and whose key, or listing prefix, contains `part`.
     Lasting {
         /// The fault.
         fault: Fault,
@@ -120,15 +121,15 @@ pub enum Faults {
     },
 }
 
-/// The faults of a bucket, and what they did so far.
+/// The faults of a bucket, and their effects so far.
 #[derive(Debug, Default)]
 pub(super) struct Injection {
     faults: Faults,
-    /// How often the fault was injected.
+    /// How often each fault was injected.
     counts: BTreeMap<Fault, u64>,
     /// Passing faults in a row, by method and key.
     in_a_row: BTreeMap<(String, String), u32>,
-    /// Goes up with each change of the faults: what hangs is let go.
+    /// Increases with each change of the faults, which releases hanging requests.
     pub(super) generation: u64,
 }
 
@@ -143,7 +144,7 @@ impl Injection {
         self.counts.clone()
     }
 
-    /// How long a request hangs at most.
+    /// Returns the longest time for which a request hangs.
     pub(super) fn hang_time(&self) -> Duration {
         match self.faults {
             Faults::Lasting { .. } => Duration::from_secs(600),
@@ -151,7 +152,7 @@ impl Injection {
         }
     }
 
-    /// The fault that this request meets.
+    /// Chooses the fault for this request.
     pub(super) fn choose(&mut self, request: &Request) -> Option<Fault> {
         let prefix = request.query.get("prefix").map_or("", String::as_str);
         let name = if request.key.is_empty() { prefix } else { &request.key };

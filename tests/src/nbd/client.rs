@@ -1,10 +1,10 @@
-//! One connection in the transmission phase, with as many requests in flight as the test likes.
+//! One connection in the transmission phase, with any number of requests in flight.
 //!
 //! Invariants:
-//! - The owner submits and receives on one thread; a reply names the request it answers.
+//! - The owner submits and receives on one thread. A reply names its request.
 //! - A reply to a request that was not sent, an overlapping or missing read chunk, and any length
 //!   that does not fit are errors.
-//! - What the server sent before it died is still received: it was acknowledged.
+//! - Replies that the server sent before it died are still received: they were acknowledged.
 
 use super::negotiate::{ExportInfo, Haggle, Wanted, at, wrong};
 use super::transport::{Endpoint, Stream, take, take_array};
@@ -19,7 +19,7 @@ pub struct Reply {
     pub cookie: u64,
     /// 0 or an NBD error number.
     pub error: u32,
-    /// What was read.
+    /// The bytes that were read.
     pub payload: Vec<u8>,
     /// Runs of (bytes, `STATE_…` flags).
     pub extents: Vec<(u64, u64)>,
@@ -34,7 +34,7 @@ struct Pending {
     received: Vec<(usize, usize)>,
 }
 
-/// One connection.
+/// A connection to one export.
 pub struct Connection {
     stream: BufReader<Stream>,
     info: ExportInfo,
@@ -78,7 +78,7 @@ impl Connection {
         })
     }
 
-    /// What the server said of the export.
+    /// Returns the server's description of the export.
     #[must_use]
     pub fn info(&self) -> ExportInfo {
         self.info
@@ -102,7 +102,7 @@ impl Connection {
         self.is_extended
     }
 
-    /// A request header as this connection has them.
+    /// Builds a request header of this connection's kind.
     #[must_use]
     pub fn header(
         &self,
@@ -120,7 +120,7 @@ impl Connection {
         extended_request(command, flags | announces, cookie, offset, length)
     }
 
-    /// Requests that are not answered yet.
+    /// Returns the number of requests that are not answered yet.
     #[must_use]
     pub fn pending_count(&self) -> usize {
         self.pending.len()
@@ -129,7 +129,7 @@ impl Connection {
     /// Sends a request and returns its cookie. `payload` belongs to `CMD_WRITE` only.
     ///
     /// # Errors
-    /// When the stream breaks; the request may have reached the server all the same.
+    /// When the stream breaks; the request may have reached the server nevertheless.
     pub fn submit(
         &mut self,
         command: u16,
@@ -141,10 +141,10 @@ impl Connection {
         self.submit_long(command, flags, offset, u64::from(length), payload)
     }
 
-    /// As [`Connection::submit`]; a length of more than 32 bits needs extended headers.
+    /// Like [`Connection::submit`], but a length of more than 32 bits needs extended headers.
     ///
     /// # Errors
-    /// As [`Connection::submit`].
+    /// The same as of [`Connection::submit`].
     pub fn submit_long(
         &mut self,
         command: u16,
@@ -165,7 +165,7 @@ impl Connection {
         Ok(cookie)
     }
 
-    /// Waits for the next complete reply, to whichever request.
+    /// Waits for the next complete reply, to any request.
     ///
     /// # Errors
     /// When the stream ends or breaks, or the server breaks the protocol (`InvalidData`).
@@ -189,7 +189,7 @@ impl Connection {
     /// Sends one request and waits for its reply.
     ///
     /// # Errors
-    /// As [`Connection::receive`]; also when another request is in flight.
+    /// The same as of [`Connection::receive`], and when another request is in flight.
     pub fn call(
         &mut self,
         command: u16,
@@ -201,10 +201,10 @@ impl Connection {
         self.call_long(command, flags, offset, u64::from(length), payload)
     }
 
-    /// As [`Connection::call`]; a length of more than 32 bits needs extended headers.
+    /// Like [`Connection::call`], but a length of more than 32 bits needs extended headers.
     ///
     /// # Errors
-    /// As [`Connection::call`].
+    /// The same as of [`Connection::call`].
     pub fn call_long(
         &mut self,
         command: u16,
@@ -246,14 +246,14 @@ impl Connection {
         expect_success("write zeroes", offset, reply);
     }
 
-    /// Says goodbye, so that the server does not log a lost connection.
+    /// Ends the session in good order, so that the server does not log a lost connection.
     ///
     /// # Errors
     /// When the stream breaks.
     pub fn disconnect(mut self) -> io::Result<()> {
         let goodbye = self.header(CMD_DISC, 0, 0, 0, 0);
         self.stream.get_mut().write_all(&goodbye)?;
-        // The server closes when everything before is answered.
+        // The server closes the connection once it has answered all requests.
         match take_array::<1>(&mut self.stream) {
             Ok(_) => Err(wrong("bytes after the last reply")),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -263,7 +263,7 @@ impl Connection {
         }
     }
 
-    /// The stream below, for rubbish.
+    /// Returns the raw stream, for tests that send garbage.
     pub fn stream(&mut self) -> &mut Stream {
         self.stream.get_mut()
     }
@@ -320,7 +320,7 @@ impl Connection {
                 let hole = u32::from_be_bytes(at(&bytes, 8)?);
                 pending.place(offset, usize::try_from(hole).expect("32 bits fit"), None)?;
             }
-            // Each for its kind of headers, and no other.
+            // Each kind of headers has its own chunk.
             CHUNK_BLOCK_STATUS | CHUNK_BLOCK_STATUS_EXT
                 if self.is_extended == (kind == CHUNK_BLOCK_STATUS_EXT) =>
             {
@@ -346,7 +346,7 @@ impl Connection {
 }
 
 impl Pending {
-    /// Puts a piece of a read where it belongs; `None` is a hole.
+    /// Puts a piece of a read into its place; `None` is a hole.
     fn place(&mut self, offset: u64, length: usize, bytes: Option<&[u8]>) -> io::Result<()> {
         let start = offset.checked_sub(self.offset).and_then(|start| usize::try_from(start).ok());
         let range = start.and_then(|start| Some(start..start.checked_add(length)?));
@@ -369,7 +369,8 @@ impl Pending {
     }
 }
 
-/// The extents of a block status, which are 8 bytes each behind 4, or 16 behind 8 that count them.
+/// Decodes the extents of a block status: 8 bytes each after 4 bytes, or with extended headers 16
+/// bytes each after 8 bytes, which include their number.
 fn extents_of(bytes: &[u8], is_extended: bool) -> io::Result<Vec<(u64, u64)>> {
     let (head_bytes, extent_bytes) = if is_extended { (8, 16) } else { (4, 8) };
     let extents = bytes.get(head_bytes..).unwrap_or_default();

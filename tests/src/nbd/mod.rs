@@ -1,9 +1,9 @@
-//! An NBD client for tests: it can do what a good client does, and what a bad one does.
+//! An NBD client for tests, which can behave well or badly.
 //!
 //! Invariants:
-//! - Written from the protocol document alone and shares no line with the server it tests, so that
-//!   both cannot be wrong in the same way.
-//! - Every byte of a reply is checked; a server that breaks a rule fails the test.
+//! - It is written from the protocol document alone and shares no line with the server under test,
+//!   so that both cannot be wrong in the same way.
+//! - It checks every byte of a reply; a server that breaks a rule fails the test.
 
 pub mod client;
 pub mod negotiate;

@@ -1,48 +1,48 @@
 //! The handshake, in steps that a test can take in any order and get wrong on purpose.
 //!
 //! Invariants:
-//! - Magic numbers and lengths of what the server sends are checked here, once.
+//! - The magic numbers and lengths that the server sends are checked here, in one place.
 
 use super::transport::{Stream, TlsClient, take, take_array};
 use super::wire::*;
 use std::io::{self, Write};
 
-/// What a connection should negotiate.
+/// The features that a connection should negotiate.
 #[derive(Clone, Default)]
 pub struct Wanted {
-    /// Structured replies; falls back to simple ones when the server does not have them.
+    /// Structured replies; simple ones if the server does not have them.
     pub is_structured: bool,
     /// The `base:allocation` context, which needs structured replies.
     pub is_allocation: bool,
-    /// Extended headers, which bring structured replies along; without them in the server the
-    /// connection fails.
+    /// Extended headers, which include structured replies. The connection fails if the server does
+    /// not have them.
     pub is_extended: bool,
-    /// TLS before anything else.
+    /// TLS before any other option.
     pub tls: Option<TlsClient>,
 }
 
 impl Wanted {
-    /// Structured replies and allocation.
+    /// Asks for structured replies and allocation.
     #[must_use]
     pub fn everything() -> Wanted {
         Wanted { is_structured: true, is_allocation: true, ..Wanted::default() }
     }
 
-    /// The same with extended headers.
+    /// Asks for these and for extended headers.
     #[must_use]
     pub fn extended() -> Wanted {
         Wanted { is_extended: true, ..Wanted::everything() }
     }
 }
 
-/// What the server said about the export.
+/// The server's description of the export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Size in bytes.
     pub size_bytes: u64,
     /// Transmission flags (`CAN_…`).
     pub flags: u16,
-    /// Minimum, preferred and maximum block size in bytes, when the server said.
+    /// Minimum, preferred and maximum block size in bytes, if the server has sent them.
     pub block_sizes: Option<(u32, u32, u32)>,
 }
 
@@ -57,11 +57,11 @@ pub struct OptionReply {
 
 /// A stream in the option phase.
 pub struct Haggle {
-    /// The stream; a test may write rubbish to it.
+    /// The stream; a test may write garbage to it.
     pub stream: Stream,
 }
 
-/// A protocol error of the server.
+/// Makes the error for a server that breaks the protocol.
 pub fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }
@@ -116,7 +116,7 @@ impl Haggle {
     /// Sends an option and collects its replies up to the acknowledgement or an error.
     ///
     /// # Errors
-    /// As [`Haggle::reply`].
+    /// The same as of [`Haggle::reply`].
     pub fn ask(&mut self, option: u32, payload: &[u8]) -> io::Result<Vec<OptionReply>> {
         self.send(option, payload)?;
         let mut replies = Vec::new();
@@ -130,7 +130,7 @@ impl Haggle {
         }
     }
 
-    /// Asks for TLS and goes on under it.
+    /// Asks for TLS and continues the option phase under it.
     ///
     /// # Errors
     /// When the server refuses, or the handshake fails.
@@ -142,7 +142,7 @@ impl Haggle {
         Ok(Haggle { stream: self.stream.start_tls(tls)? })
     }
 
-    /// Names of the exports.
+    /// Lists the names of the exports.
     ///
     /// # Errors
     /// When the server refuses or breaks the format.
@@ -162,7 +162,8 @@ impl Haggle {
         replies.into_iter().map(name_of).collect()
     }
 
-    /// `GO` (or `INFO`) for an export, asking for block sizes. The reply tells the error kind.
+    /// Sends `GO` (or `INFO`) for an export and asks for block sizes. A refusal returns the error
+    /// kind.
     ///
     /// # Errors
     /// When the stream breaks or the server breaks the format; a refusal is `Ok(Err(kind))`.
@@ -194,7 +195,7 @@ impl Haggle {
         Err(wrong("no last reply"))
     }
 
-    /// Structured replies: true when the server has them.
+    /// Asks for structured replies; returns whether the server has them.
     ///
     /// # Errors
     /// When the stream breaks or the server breaks the format.
@@ -203,10 +204,10 @@ impl Haggle {
         Ok(replies.last().map(|reply| reply.kind) == Some(REP_ACK))
     }
 
-    /// Extended headers: an error when the server does not have them.
+    /// Asks for extended headers.
     ///
     /// # Errors
-    /// Also when the stream breaks or the server breaks the format.
+    /// When the server does not have them or breaks the format, or the stream breaks.
     pub fn extended(&mut self) -> io::Result<()> {
         match self.ask(OPT_EXTENDED_HEADERS, &[])?.last() {
             Some(OptionReply { kind: REP_ACK, payload }) if payload.is_empty() => Ok(()),
@@ -214,7 +215,7 @@ impl Haggle {
         }
     }
 
-    /// Selects `base:allocation`: its id when the server has it.
+    /// Selects `base:allocation`; returns its id if the server has it.
     ///
     /// # Errors
     /// When the stream breaks or the server breaks the format.
@@ -238,7 +239,7 @@ impl Haggle {
     }
 }
 
-/// Payload of `GO` and `INFO`.
+/// Builds the payload of `GO` and `INFO`.
 #[must_use]
 pub fn open_payload(export: &str, infos: &[u16]) -> Vec<u8> {
     let mut payload = length_of(export.len());
@@ -254,7 +255,7 @@ fn length_of(length: usize) -> Vec<u8> {
     u32::try_from(length).expect("small").to_be_bytes().to_vec()
 }
 
-/// `N` bytes of a payload.
+/// Returns `N` bytes of a payload.
 pub(super) fn at<const N: usize>(bytes: &[u8], index: usize) -> io::Result<[u8; N]> {
     let part = bytes.get(index..index + N).and_then(|part| part.try_into().ok());
     part.ok_or_else(|| wrong(format!("reply of {} bytes is too short", bytes.len())))

@@ -1,4 +1,4 @@
-//! Where a server listens, and a byte stream to it: TCP, unix socket, and TLS over TCP.
+//! The address of a server, and a byte stream to it: TCP, unix socket, and TLS over TCP.
 //!
 //! Invariants:
 //! - Every stream has a timeout: a server that hangs fails the test instead of hanging it.
@@ -24,7 +24,7 @@ pub struct Endpoint {
     pub export: String,
 }
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// `host:port`.
@@ -34,7 +34,7 @@ pub enum Address {
 }
 
 impl Endpoint {
-    /// Reads `nbd://host:port/name`, `nbds://…` and `nbd+unix:///name?socket=path`.
+    /// Parses `nbd://host:port/name`, `nbds://…` and `nbd+unix:///name?socket=path`.
     #[must_use]
     pub fn parse(uri: &str) -> Option<Endpoint> {
         if let Some(rest) = uri.strip_prefix("nbd+unix:///") {
@@ -47,7 +47,7 @@ impl Endpoint {
         Some(Endpoint { address: Address::Tcp(host.to_owned()), export: export.to_owned() })
     }
 
-    /// The URI that other clients take.
+    /// Returns the URI in the form that other clients take.
     #[must_use]
     pub fn uri(&self) -> String {
         match &self.address {
@@ -56,7 +56,7 @@ impl Endpoint {
         }
     }
 
-    /// The same server, another export.
+    /// Returns the address of another export of the same server.
     #[must_use]
     pub fn with_export(&self, export: &str) -> Endpoint {
         Endpoint { address: self.address.clone(), export: export.to_owned() }
@@ -65,7 +65,7 @@ impl Endpoint {
     /// Opens a stream.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of the kernel.
     pub fn connect(&self) -> io::Result<Stream> {
         match &self.address {
             Address::Tcp(host) => {
@@ -85,12 +85,12 @@ impl Endpoint {
     }
 }
 
-/// What a client trusts and who it says it is.
+/// The identity of a TLS client and the authority that it trusts.
 #[derive(Clone)]
 pub struct TlsClient {
-    /// Certificate authority of the server.
+    /// The authority that signs the server's certificate.
     pub authority: CertificateDer<'static>,
-    /// Certificate and key of the client, where the server asks for one.
+    /// Certificate and key of the client, if the server asks for one.
     pub identity: Option<(CertificateDer<'static>, Arc<PrivateKeyDer<'static>>)>,
     /// The name that the server's certificate must carry.
     pub server_name: String,
@@ -116,7 +116,7 @@ impl TlsClient {
 
 /// A connected byte stream.
 pub enum Stream {
-    /// TCP, no Nagle delay.
+    /// TCP without Nagle's delay.
     Tcp(TcpStream),
     /// Unix socket.
     Unix(UnixStream),
@@ -125,7 +125,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Goes on under TLS, after the server agreed to `STARTTLS`.
+    /// Continues under TLS, after the server agreed to `STARTTLS`.
     ///
     /// # Errors
     /// When the handshake fails, for example because either side refuses the other's certificate.
@@ -142,10 +142,10 @@ impl Stream {
         Ok(Stream::Tls(Box::new(stream)))
     }
 
-    /// Changes how long a read waits; `None` waits for ever.
+    /// Sets how long a read waits; `None` waits for ever.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of the kernel.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.set_read_timeout(timeout),
@@ -183,20 +183,20 @@ impl Write for Stream {
     }
 }
 
-/// `count` bytes, or the reason why they did not come.
+/// Receives `count` bytes.
 ///
 /// # Errors
-/// End of stream or what the kernel says.
+/// The end of the stream, or errors of the kernel.
 pub fn take(stream: &mut impl Read, count: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; count];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-/// `N` bytes.
+/// Receives `N` bytes.
 ///
 /// # Errors
-/// As [`take`].
+/// The same as of [`take`].
 pub fn take_array<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;

@@ -1,8 +1,8 @@
-//! Numbers of the NBD protocol that the test client uses.
-//! Source of all: NetworkBlockDevice/nbd, doc/proto.md, "Values".
+//! Numbers of the NBD protocol that the test client uses. Source of all: NetworkBlockDevice/nbd,
+//! doc/proto.md, "Values".
 //!
 //! Invariants:
-//! - Big-endian on the wire, as the protocol says.
+//! - Integers are big-endian on the wire, as the protocol says.
 
 #![allow(missing_docs, reason = "the names are those of the protocol document")]
 
@@ -63,7 +63,7 @@ pub const CMD_TRIM: u16 = 4;
 pub const CMD_CACHE: u16 = 5;
 pub const CMD_WRITE_ZEROES: u16 = 6;
 pub const CMD_BLOCK_STATUS: u16 = 7;
-/// Branch `extension-resize` of the protocol document: the size is in the offset.
+/// Branch `extension-resize` of the protocol document: the offset carries the size.
 pub const CMD_RESIZE: u16 = 8;
 
 pub const CMD_FLAG_FUA: u16 = 1;
@@ -97,7 +97,7 @@ pub const ESHUTDOWN: u32 = 108;
 /// Bytes of a compact request header.
 pub const REQUEST_BYTES: usize = 28;
 
-/// One compact request header.
+/// Builds a compact request header.
 #[must_use]
 pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(REQUEST_BYTES);
@@ -110,7 +110,7 @@ pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, length: u32) 
     bytes
 }
 
-/// One extended request header; the flag that announces a payload is the caller's.
+/// Builds an extended request header. The caller sets the flag that announces a payload.
 #[must_use]
 pub fn extended_request(
     command: u16,

@@ -1,7 +1,7 @@
-//! A disk whose writes are logged, and file systems on it; for use in a guest kernel only.
+//! A disk with a log of its writes, and file systems on it; for use in a guest kernel only.
 //!
 //! Invariants:
-//! - Everything lies in files of one directory; what is mounted is unmounted on drop.
+//! - All its data are files of one directory. Dropping a mount unmounts it.
 
 use crate::place::{output, run};
 use rustix::ioctl::{Updater, ioctl, opcode};
@@ -13,13 +13,16 @@ use std::path::{Path, PathBuf};
 pub struct Loop(String);
 
 impl Loop {
-    /// Attaches a file. Panics when that fails.
+    /// Attaches a file.
+    ///
+    /// # Panics
+    /// When that fails.
     #[must_use]
     pub fn attach(file: &Path) -> Loop {
         Loop(run("losetup", &["-f", "--show", &file.display().to_string()]).trim().to_owned())
     }
 
-    /// Its name under `/dev`.
+    /// Returns its name under `/dev`.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.0
@@ -39,7 +42,7 @@ impl Mount {
     /// Mounts the device, which replays the file system's journal.
     ///
     /// # Errors
-    /// What mount says.
+    /// The output of mount.
     pub fn new(device: &str, at: &Path) -> Result<Mount, String> {
         std::fs::create_dir_all(at).expect("make a directory");
         let mounted = output("mount", &["-t", "ext4", device, &at.display().to_string()]);
@@ -49,7 +52,7 @@ impl Mount {
         Ok(Mount(at.to_owned()))
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
@@ -72,8 +75,10 @@ pub struct LoggedDisk {
 }
 
 impl LoggedDisk {
-    /// A disk of this size in files of `dir`, with room for a log of its writes. Panics when the
-    /// kernel refuses.
+    /// Makes a disk of this size in files of `dir`, with room for a log of its writes.
+    ///
+    /// # Panics
+    /// When the kernel refuses.
     #[must_use]
     pub fn new(dir: &Path, name: &str, device_bytes: u64, log_bytes: u64) -> LoggedDisk {
         let file = |suffix: &str, bytes: u64| {
@@ -86,14 +91,14 @@ impl LoggedDisk {
         let sectors = device_bytes / 512;
         let table = format!("0 {sectors} log-writes {} {}", disk.device(), log.device());
         run("dmsetup", &["--noudevsync", "--noudevrules", "create", name, "--table", &table]);
-        // A guest has no udev that makes the name.
+        // A guest has no udev to make the name.
         run("dmsetup", &["mknodes", name]);
         let control = File::options().read(true).write(true).open("/dev/mapper/control");
         let control = control.expect("device mapper is in this kernel");
         LoggedDisk { name: name.to_owned(), log_path, control, _disk: disk, _log: log }
     }
 
-    /// Its name under `/dev`.
+    /// Returns its name under `/dev`.
     #[must_use]
     pub fn device(&self) -> String {
         format!("/dev/mapper/{}", self.name)
@@ -107,17 +112,17 @@ impl LoggedDisk {
         message(&self.control, &self.name, &format!("mark {text}"))
     }
 
-    /// Ends logging, with what was never flushed at the end of the log, which is returned.
+    /// Ends logging and returns the log. Writes that were never flushed are at its end.
     #[must_use]
     pub fn finish(self) -> File {
         run("dmsetup", &["--noudevsync", "--noudevrules", "remove", "--retry", &self.name]);
-        // The loop device must not have a copy of it that the file has not.
+        // The loop device must not cache anything that the file lacks.
         drop(self._log);
         File::open(&self.log_path).expect("the log of writes")
     }
 }
 
-/// Largest message. Chosen by hand: ours are some ten bytes.
+/// Largest message. Chosen by hand: the marks are about ten bytes long.
 const MESSAGE_BYTES_MAX: usize = 64;
 /// `_IOWR(DM_IOCTL, DM_TARGET_MSG_CMD, struct dm_ioctl)`. Source: `linux/dm-ioctl.h`.
 const TARGET_MESSAGE: rustix::ioctl::Opcode = opcode::read_write::<Header>(0xfd, 14);
@@ -139,7 +144,7 @@ struct Header {
     rest: [u8; 7],
 }
 
-/// The header and, behind it, `struct dm_target_msg`: a sector and text that ends with a zero byte.
+/// The header, followed by `struct dm_target_msg`: a sector and text that ends with a zero byte.
 #[repr(C)]
 struct Message {
     header: Header,

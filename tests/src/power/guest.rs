@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - The same test of the same binary runs inside; its output and its failure are the outer test's.
-//! - SPINDLE_TEST_GUEST_ENGINE chooses another guest than that of `tests/guest`: qemu has an older kernel.
+//! - SPINDLE_TEST_GUEST_ENGINE chooses another guest than the default of `tests/guest`; qemu has an
+//!   older kernel.
 
 use crate::place::{run as run_program, skip};
 use crate::process::dies_with_us;
@@ -13,11 +14,11 @@ use std::time::Duration;
 
 /// Tells the test that it runs inside.
 const INSIDE: &str = "SPINDLE_TEST_IN_GUEST";
-/// Exit status of `tests/guest` where no guest can run.
+/// Exit status of `tests/guest` when no guest can run.
 const CANNOT_RUN: i32 = 77;
-/// Exit status of `tests/guest` where the guest ended before its command did.
+/// Exit status of `tests/guest` when the guest ended before its command did.
 const DIED: i32 = 125;
-/// A file of the shared directory: the guest was stopped on purpose.
+/// A file of the shared directory. It exists if the guest was stopped on purpose.
 const STOPPED: &str = "stopped";
 
 /// Whether this is a guest.
@@ -26,7 +27,7 @@ pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// The first two numbers of the kernel's release, 0 where there are none.
+/// Returns the first two numbers of the kernel's release, or 0 where it has none.
 #[must_use]
 pub fn release() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("it has a release");
@@ -34,8 +35,8 @@ pub fn release() -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// Runs `inside` in a guest kernel: called there it runs it, called elsewhere it starts a guest that
-/// runs the test `name` (its full name in this binary). Skips where no guest can run.
+/// Runs `inside` in a guest kernel. Inside a guest it calls `inside`; elsewhere it starts a guest
+/// that runs the test `name` (its full name in this binary). Skips the test if no guest can run.
 pub fn run(name: &str, timeout: Duration, variables: &[(&str, String)], inside: impl FnOnce()) {
     run_in(root(), name, timeout, variables, inside);
 }
@@ -44,7 +45,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace")
 }
 
-/// As [`run`], with `dir` as the guest's current directory: the one that it shares with this machine.
+/// Like [`run`], with `dir`, which the guest shares with this machine, as its current directory.
 pub fn run_in(
     dir: &Path,
     name: &str,
@@ -57,12 +58,12 @@ pub fn run_in(
     }
     let Some((status, out, err)) = start(dir, name, timeout, variables) else { return };
     assert!(status.success(), "in the guest: {status}\n{err}");
-    // A name that no test has would run nothing and pass.
+    // With a name that no test has, the guest would run nothing and pass.
     assert!(out.contains("test result: ok. 1 passed"), "{name} did not run in the guest\n{err}");
 }
 
-/// As [`run_in`], for a guest that ends by [`stop_machine`] and no other way. False where no guest
-/// can run.
+/// Like [`run_in`], for a guest that must end by [`stop_machine`]. Returns false if no guest can
+/// run.
 pub fn run_until_stopped(
     dir: &Path,
     name: &str,
@@ -81,16 +82,16 @@ pub fn run_until_stopped(
     true
 }
 
-/// Ends the guest at once, as a loss of power would: what only its memory has is lost.
+/// Ends the guest at once, like a loss of power: everything that only its memory holds is lost.
 pub fn stop_machine() -> ! {
     assert!(is_inside(), "this machine is not stopped");
     File::create(STOPPED).and_then(|mark| mark.sync_all()).expect("the directory is shared");
-    // reboot(2): power off, and write nothing before.
+    // reboot(2): power off without writing anything.
     run_program("perl", &["-e", "syscall(169, 0xfee1dead, 672274793, 0x4321fedc)"]);
     unreachable!("the machine is off");
 }
 
-/// Runs the test `name` in a guest; `None` where it was skipped.
+/// Runs the test `name` in a guest; `None` if it was skipped.
 fn start(
     dir: &Path,
     name: &str,
@@ -105,7 +106,7 @@ fn start(
         .arg(test);
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
     command.current_dir(dir);
-    // Where the binaries are, wherever that is.
+    // The directory of the binaries, which may be anywhere.
     command.env("SPINDLE_TEST_GUEST_ALSO", root());
     command.env(INSIDE, "1").env_remove("SPINDLE_TEST_SKIPS").stdin(Stdio::null());
     command.envs(variables.iter().map(|(name, value)| (name, value)));

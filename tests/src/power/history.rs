@@ -1,10 +1,12 @@
-//! What clients asked and were answered, and what a volume may hold after a loss of power.
+//! The requests of clients and their answers, and the possible contents of a volume after a loss of
+//! power.
 //!
 //! Invariants:
-//! - A request is durable at a mark when it was answered with FUA before it, or when it was
-//!   answered before a flush was sent that was answered before it.
-//! - A durable request excludes what was over before it was sent; nothing else is excluded.
-//! - Requests are whole sectors, so a sector holds what one of them wrote, or zeroes.
+//! - A request is durable at a mark if it was answered with FUA before the mark, or if it was
+//!   answered before a flush was sent that was answered before the mark.
+//! - A durable request excludes the effects of requests that were over before it was sent, and no
+//!   others.
+//! - Requests are whole sectors, so a sector holds the bytes of one of them, or zeroes.
 
 use crate::model::Effect;
 use crate::seed::Random;
@@ -21,7 +23,7 @@ struct Op {
     is_fua: bool,
     sent: u64,
     acked: Option<u64>,
-    /// It was answered, or its server is dead: it has no effect after this.
+    /// The time of its answer or of its server's death: it has no effect after this.
     over: Option<u64>,
 }
 
@@ -36,11 +38,11 @@ struct Flush {
 #[derive(Clone, Debug)]
 struct Window {
     first_sector: u64,
-    /// Requests that touch it, by sector, oldest first.
+    /// Requests that touch the window, by sector, oldest first.
     sectors: Vec<Vec<u32>>,
 }
 
-/// Everything that was asked and answered. Time is a counter.
+/// All requests and answers. Time is a counter.
 pub struct History {
     run: u64,
     clock: u64,
@@ -60,7 +62,7 @@ pub struct OpId(usize);
 pub struct FlushId(usize);
 
 impl History {
-    /// Volumes of zeroes with these windows: first sector and sectors.
+    /// Makes a history of zeroed volumes with these windows: first sector and number of sectors.
     #[must_use]
     pub fn new(run: u64, windows: &[(u64, usize)]) -> History {
         let window = |&(first_sector, count): &(u64, usize)| Window {
@@ -77,7 +79,7 @@ impl History {
     }
 
     /// Notes a request about to be sent, for bytes that are whole sectors of the window, and
-    /// returns what it writes.
+    /// returns the bytes that it writes.
     pub fn send(
         &mut self,
         volume: usize,
@@ -126,7 +128,8 @@ impl History {
         self.flushes[id.0].acked = Some(self.tick());
     }
 
-    /// The server is dead: what it has not answered has no effect any more, or had it already.
+    /// Notes the server's death: requests without an answer have had their effect or will have
+    /// none.
     pub fn died(&mut self) {
         let now = self.tick();
         for (_, op) in &mut self.ops {
@@ -134,21 +137,21 @@ impl History {
         }
     }
 
-    /// Numbers this moment. Whoever calls puts the number into the device's log of writes before
-    /// the next mark is made.
+    /// Numbers this moment. The caller puts the number into the device's log of writes before the
+    /// next mark is made.
     pub fn mark(&mut self) -> usize {
         let now = self.tick();
         self.marks.push(now);
         self.marks.len() - 1
     }
 
-    /// Requests, and flushes.
+    /// Returns the number of requests and of flushes.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         (self.ops.len(), self.flushes.len())
     }
 
-    /// The requests that no cut after the mark may lose.
+    /// Selects the requests that no cut after the mark may lose.
     fn durable(&self, volume: usize, mark: Option<usize>) -> impl Fn(&Op) -> bool + use<> {
         let now = mark.map_or(0, |mark| self.marks[mark]);
         let is_before = move |acked: Option<u64>| acked.is_some_and(|acked| acked < now);
@@ -160,11 +163,11 @@ impl History {
         }
     }
 
-    /// Checks what `volume` holds from byte `offset` on, read after a cut that came after `mark`
+    /// Checks the bytes of `volume` from byte `offset` on, read after a cut that came after `mark`
     /// (`None`: before the first). Returns how many of its sectors a durable request determines.
     ///
     /// # Errors
-    /// Every sector that holds what it cannot hold, explained.
+    /// Every sector with impossible contents, explained.
     pub fn check(
         &self,
         volume: usize,
@@ -253,7 +256,7 @@ impl History {
         }
     }
 
-    /// A random mark, where there is one.
+    /// Chooses a random mark, if there is one.
     pub fn any_mark(&self, random: &mut Random) -> Option<usize> {
         let count = u64::try_from(self.marks.len()).expect("fits");
         (count > 0).then(|| usize::try_from(random.below(count)).expect("below a length"))

@@ -1,8 +1,8 @@
-//! The device as a cut may have left it, from the log of its writes.
+//! A device as a cut may have left it, built from the log of its writes.
 //!
 //! Invariants:
-//! - Everything before the last flush is there; of what came after it, writes with FUA are there
-//!   and the others as chance has it: not at all, whole, or some of their sectors.
+//! - Everything before the last flush is present, and so are later writes with FUA. Chance decides
+//!   about each other later write: absent, whole, or some of its sectors.
 
 use super::writelog::Event;
 use crate::seed::Random;
@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// What a disk writes whole or not at all. Source: every disk's logical block, at least.
+/// The unit that a disk writes whole or not at all. Source: every disk's logical block, at least.
 const SECTOR_BYTES: usize = 512;
 /// Unit in which the device is copied. Chosen by hand.
 const PART_BYTES: u64 = 64 << 10;
@@ -20,27 +20,27 @@ const PART_BYTES: u64 = 64 << 10;
 /// A moment at which the power fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Events before this one have happened.
+    /// Number of events that happened before the cut.
     pub event_index: usize,
-    /// Of the writes since the last flush some are lost; otherwise none is.
+    /// Whether some of the writes since the last flush are lost; otherwise none is.
     pub is_lossy: bool,
 }
 
-/// The device while the log is replayed. Cuts are taken in order of their place.
+/// The device while the log is replayed. Cuts are taken in the order of their places.
 pub struct Replay<'a> {
     events: &'a [Event],
     log: &'a File,
-    /// What is certain: everything up to a flush. A file, because a guest kernel's processes have
-    /// room for some hundred MiB only.
+    /// The contents up to the last flush. Kept in a file, because the processes of a guest kernel
+    /// have room for a few hundred MiB only.
     certain: File,
     certain_index: usize,
     device_bytes: u64,
-    /// Parts of it that were written, by number.
+    /// Numbers of the parts of it that were written.
     parts: BTreeSet<u64>,
 }
 
 impl<'a> Replay<'a> {
-    /// A device of zeroes, kept in a file of `dir`.
+    /// Makes a device of zeroes, kept in a file of `dir`.
     ///
     /// # Errors
     /// When the file cannot be made.
@@ -57,12 +57,15 @@ impl<'a> Replay<'a> {
         Ok(Replay { events, log, certain, certain_index: 0, device_bytes, parts })
     }
 
-    /// Writes the device as the cut leaves it to a new file, and says how many writes were lost or
-    /// torn.
+    /// Writes the device as the cut leaves it to a new file, and returns how many writes were lost
+    /// or torn.
     ///
     /// # Errors
-    /// When the log cannot be read, names a place outside of the device, or the file cannot be
-    /// written. Panics when a cut comes before an earlier one's last flush.
+    /// When the log cannot be read or names a place outside the device, or the file cannot be
+    /// written.
+    ///
+    /// # Panics
+    /// When a cut comes before the last flush of an earlier one.
     pub fn image(&mut self, cut: Cut, random: &mut Random, path: &Path) -> io::Result<u64> {
         let past = &self.events[..cut.event_index];
         let flush = past.iter().rposition(|event| *event == Event::Flush).map_or(0, |at| at + 1);
@@ -94,7 +97,7 @@ impl<'a> Replay<'a> {
         Ok(lost_count)
     }
 
-    /// A copy of what is certain; what was never written stays a hole.
+    /// Copies the certain contents; parts that were never written stay holes.
     fn copy(&self, path: &Path) -> io::Result<File> {
         let file = File::create(path)?;
         file.set_len(self.device_bytes)?;
@@ -109,7 +112,7 @@ impl<'a> Replay<'a> {
         Ok(file)
     }
 
-    /// What an event puts where on the device, as far as its sectors are there.
+    /// Returns the pieces of an event's data that reach the device, with their places.
     fn pieces(
         &self,
         event: &Event,
@@ -146,14 +149,14 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// What becomes of a write that was not flushed.
+/// The fate of a write that was not flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Lost,
     Kept,
-    /// Each sector is there with this chance.
+    /// Each sector is present with this chance.
     Torn(u64),
-    /// Its first sectors are there.
+    /// Its first sectors are present.
     Prefix(usize),
 }
 
@@ -172,7 +175,7 @@ impl Fate {
 mod tests {
     use super::*;
 
-    /// Three blocks of 4 KiB are written: one before a flush, one after it, one after it with FUA.
+    /// Writes three blocks of 4 KiB: one before a flush, one after it, one after it with FUA.
     #[test]
     fn what_was_flushed_or_fua_is_there_and_the_rest_by_chance() {
         let dir = tempfile::tempdir().unwrap();

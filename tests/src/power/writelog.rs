@@ -1,7 +1,7 @@
-//! The log that the kernel's device mapper target `log-writes` keeps of a device: decoding.
+//! Decodes the log that the kernel's device mapper target `log-writes` keeps of a device.
 //!
 //! Invariants:
-//! - Pure: whoever calls reads the bytes.
+//! - The code is pure: the caller reads the bytes.
 //! - Numbers that do not fit the log are errors, never a panic.
 //!
 //! Source of the format: Linux, `drivers/md/dm-log-writes.c`, `struct log_write_super` and
@@ -22,7 +22,7 @@
 
 use std::ops::Range;
 
-/// Bytes of the first block that are decoded, and of an entry without a mark's text.
+/// Decoded bytes of the first block, and of an entry without a mark's text.
 pub const HEADER_BYTES: usize = 32;
 const MAGIC: u64 = 0x006a_7366_7773_6872;
 const FLUSH: u64 = 1;
@@ -31,32 +31,32 @@ const DISCARD: u64 = 4;
 const MARK: u64 = 8;
 const METADATA: u64 = 16;
 
-/// What the first block says.
+/// The contents of the first block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Super {
-    /// Entries that are whole.
+    /// Number of complete entries.
     pub entry_count: u64,
     /// Bytes of a block.
     pub block_bytes: u64,
 }
 
-/// What happened to the device.
+/// An event of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Bytes were written: these of the log to that byte of the device.
+    /// A write of bytes from the log to the device.
     Write {
         /// First byte on the device.
         offset: u64,
-        /// Where the bytes stand in the log.
+        /// Place of the bytes in the log.
         at: Range<u64>,
-        /// On stable storage when it was answered.
+        /// Whether it was on stable storage when it was answered.
         is_durable: bool,
     },
     /// A range of the device was discarded.
     Discard(Range<u64>),
     /// Everything before is on stable storage.
     Flush,
-    /// The test says something.
+    /// A mark that the test has set.
     Mark(String),
 }
 
@@ -68,7 +68,7 @@ fn number(bytes: &[u8], at: usize) -> Result<u64, String> {
 /// Decodes the first block.
 ///
 /// # Errors
-/// When it is none, or of another version.
+/// When it is not a first block, or has another version.
 pub fn decode_super(bytes: &[u8]) -> Result<Super, String> {
     if number(bytes, 0)? != MAGIC {
         return Err("not a log of writes".to_owned());
@@ -84,8 +84,8 @@ pub fn decode_super(bytes: &[u8]) -> Result<Super, String> {
     Ok(Super { entry_count, block_bytes })
 }
 
-/// Decodes the entry whose block `bytes` is and which stands at byte `at` of the log. Returns what
-/// happened, in order (a write that also flushed is two events), and where the next entry stands.
+/// Decodes the entry with the block `bytes` at byte `at` of the log. Returns its events in order (a
+/// write that also flushed is two events), and the place of the next entry.
 ///
 /// # Errors
 /// When its numbers make no sense.
@@ -127,7 +127,7 @@ pub fn decode_entry(bytes: &[u8], at: u64, block_bytes: u64) -> Result<(Vec<Even
 /// Decodes a whole log; `read` fills a buffer from a byte of it.
 ///
 /// # Errors
-/// When something in it makes no sense, or `read` fails.
+/// When the log makes no sense, or `read` fails.
 pub fn decode(
     mut read: impl FnMut(u64, &mut [u8]) -> Result<(), String>,
 ) -> Result<Vec<Event>, String> {
@@ -223,7 +223,7 @@ mod tests {
                 let at = random.below(bad.len() as u64) as usize;
                 bad[at] = random.bits() as u8;
             }
-            // Whatever it says, it says it.
+            // Any result will do, but no panic.
             let _ = decode_bytes(&bad);
         }
     }

@@ -2,9 +2,9 @@
 //! sector, again and again from one seed.
 //!
 //! Invariants:
-//! - It knows the server only through NBD, signals and restarts, so it tests what ships.
+//! - It knows the server only through NBD, signals and restarts, so it tests the shipped binary.
 //! - Every decision comes from the seed; only the timing of the machine does not.
-//! - It is itself tested: against servers that are broken on purpose (see [`toy`]).
+//! - It is itself tested, against servers that are broken on purpose (see [`toy`]).
 
 pub mod profile;
 pub mod rounds;

@@ -1,4 +1,5 @@
-//! What a round is made of: which requests, how big, how aligned, how many at once, and how it ends.
+//! The composition of a round: the mix, sizes, alignment and concurrency of its requests, and its
+//! end.
 //!
 //! Invariants:
 //! - Rounds differ a lot: a mix that is the same in every round finds only one kind of bug.
@@ -7,8 +8,8 @@ use crate::seed::Random;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Largest request. What spindle promises holds for any size that NBD allows; this one keeps rounds
-/// short.
+/// Largest request. The promises of spindle hold for any size that NBD allows; this limit keeps
+/// rounds short.
 pub const REQUEST_BYTES_MAX: u64 = 256 << 10;
 
 /// Kinds of requests.
@@ -33,7 +34,7 @@ pub struct Profile {
     pub name: &'static str,
     /// Weights of write, flush, trim, zero, read.
     pub weights: [u64; 5],
-    /// Of a hundred writes, trims and zeroes, how many are FUA.
+    /// How many of a hundred writes, trims and zeroes are FUA.
     pub fua_percent: u64,
     /// Largest request in bytes.
     pub bytes_max: u64,
@@ -41,7 +42,7 @@ pub struct Profile {
     pub alignments: &'static [u64],
     /// Requests in flight on one connection.
     pub depth: usize,
-    /// Part of the window that requests go to, in percent: a small one is overwritten a lot.
+    /// Part of the window that requests go to, in percent. A small part is overwritten often.
     pub spread_percent: u64,
 }
 
@@ -96,12 +97,12 @@ const PROFILES: &[Profile] = &[
 ];
 
 impl Profile {
-    /// One of the mixes.
+    /// Returns one of the mixes.
     pub fn random(random: &mut Random) -> Profile {
         random.pick(PROFILES).clone()
     }
 
-    /// The next request: kind, range in bytes of the volume (empty for a flush), FUA.
+    /// Returns the next request: kind, range in bytes of the volume (empty for a flush), FUA.
     pub fn request(&self, random: &mut Random, window: &Range<u64>) -> (Kind, Range<u64>, bool) {
         let kind = self.kind(random);
         if kind == Kind::Flush {
@@ -142,16 +143,16 @@ pub enum Ending {
     AfterAcknowledged(u64),
     /// Kill after a while.
     AfterTime(Duration),
-    /// Ask it to stop under load, and kill it during that.
+    /// Ask it to stop under load, and kill it while it stops.
     DuringStop(Duration),
-    /// Ask it to stop under load, and let it.
+    /// Ask it to stop under load, and let it finish.
     Stop,
-    /// Wait until it dies of an armed fail point; kill it if it does not.
+    /// Wait until it dies at an armed fail point; kill it if it does not.
     FailPoint(Duration),
 }
 
 impl Ending {
-    /// A random way to end a round that lasts about `round`.
+    /// Returns a random end for a round that lasts about `round`.
     pub fn random(random: &mut Random, round: Duration) -> Ending {
         let millis = u64::try_from(round.as_millis()).expect("short").max(2);
         match random.below(10) {

@@ -1,8 +1,8 @@
 //! The rounds: start, check everything, load, end badly, perhaps again during recovery.
 //!
 //! Invariants:
-//! - Every sector of every window is checked after every restart that comes up.
-//! - The first wrong thing ends the run with the seed, the round and what was wrong.
+//! - Every sector of every window is checked after every restart that succeeds.
+//! - The first error ends the run, and is reported with the seed and the round.
 //! - A fail point counts when the server's process ended at it, not when it was armed.
 
 use super::profile::{Ending, Profile};
@@ -29,12 +29,12 @@ pub struct VolumePlan {
     pub sector_count: usize,
 }
 
-/// A run.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Replays the run.
+    /// The seed, with which the run can be replayed.
     pub seed: u64,
-    /// Rounds at most.
+    /// Largest number of rounds.
     pub round_count: u64,
     /// A round lasts at most about this long.
     pub round: Duration,
@@ -42,22 +42,22 @@ pub struct Plan {
     pub time: Duration,
     /// The volumes.
     pub volumes: Vec<VolumePlan>,
-    /// Places where the server can be told to die. Each is armed until it has ended the server once,
-    /// as far as the rounds suffice, then any of them.
+    /// Places where the server can be told to die. Each is armed until it has ended the server
+    /// once, as far as the rounds suffice; after that, any of them is.
     pub fail_points: Vec<String>,
-    /// Of a hundred rounds, how many arm a fail point; more where the rounds run out.
+    /// How many of a hundred rounds arm a fail point; more if the rounds run out.
     pub fail_point_percent: u64,
-    /// A server that does not come to the armed fail point within this time is killed.
+    /// A server that does not reach the armed fail point within this time is killed.
     pub fail_point_time: Duration,
-    /// It dies there at the first to this many-th time.
+    /// The server dies at a random passage of the fail point, from the first to this one.
     pub fail_point_nth_max: u64,
     /// Snapshots and clones are made and removed all the time.
     pub has_states: bool,
-    /// Of a hundred writes, how many write blocks that are stored already, many times over.
+    /// How many of a hundred writes write blocks that are stored already, many times over.
     pub pattern_percent: u64,
 }
 
-/// What a run did.
+/// The results of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
     /// Rounds that were begun.
@@ -70,14 +70,14 @@ pub struct Totals {
     pub fired: BTreeMap<String, u64>,
     /// Longest start, in milliseconds.
     pub start_ms_max: u64,
-    /// What was answered of snapshots and clones.
+    /// Number of answered commands on snapshots and clones, by kind.
     pub states: BTreeMap<&'static str, u64>,
 }
 
 /// Runs the plan.
 ///
 /// # Errors
-/// The first thing that was wrong, with the round, its mix and its end, and the totals so far.
+/// The first error found, with the round, its mix and its end, and the totals so far.
 pub fn torture(target: &mut dyn Target, plan: &Plan) -> Result<Totals, String> {
     let mut run = Run::new(plan);
     let begun = Instant::now();
@@ -85,7 +85,7 @@ pub fn torture(target: &mut dyn Target, plan: &Plan) -> Result<Totals, String> {
         run.totals.round_count += 1;
         run.round(target).map_err(|error| run.blame(&error))?;
     }
-    // The last round's end is checked as well, and an orderly stop leaves nothing to recover.
+    // The end of the last round is checked too, and an orderly stop leaves nothing to recover.
     run.words = "the final check".to_owned();
     let last = run.final_check(target);
     last.map_err(|error| run.blame(&error))?;
@@ -106,9 +106,9 @@ struct Run<'a> {
     start: Duration,
 }
 
-/// Why a server that was started is not what it should be.
+/// The reason why a started server fails its check.
 pub(super) enum Unfit {
-    /// It is gone, or was never there.
+    /// It has ended, or never came up.
     Gone(String),
     /// It answered, and the answer is wrong.
     Wrong(String),
@@ -120,7 +120,7 @@ impl Unfit {
         words
     }
 
-    /// With the name of what is unfit.
+    /// Adds the name of the unfit volume or snapshot.
     pub(super) fn of(self, name: &str) -> Unfit {
         match self {
             Unfit::Gone(words) => Unfit::Gone(format!("{name}: {words}")),
@@ -168,7 +168,8 @@ impl<'a> Run<'a> {
         target.arm(point);
         let is_up = match self.start(target) {
             Ok(()) => true,
-            // A fail point may lie before serving, or before the last answer of the check.
+            // A fail point may be passed before the server serves, or before the last answer of the
+            // check.
             Err(Unfit::Gone(error)) if matches!(ending, Ending::FailPoint(_)) => {
                 let fired = target.reap().map_err(|ended| format!("{error}\n{ended}"))?;
                 self.fired(fired.ok_or(error)?);
@@ -206,7 +207,7 @@ impl<'a> Run<'a> {
         if all.is_empty() || !is_armed {
             return (Ending::random(&mut self.random, self.plan.round), None);
         }
-        // One that is never come to does not take the turns of the others.
+        // A fail point that is never reached must not take the turns of the others.
         let armed_count = |point: &&String| self.armed.get(*point).copied().unwrap_or(0);
         let least = left.iter().map(armed_count).min();
         let candidates: Vec<&String> = match least {
@@ -223,7 +224,7 @@ impl<'a> Run<'a> {
         *self.totals.fired.entry(point).or_default() += 1;
     }
 
-    /// Starts the server and checks all it serves.
+    /// Starts the server and checks everything that it serves.
     fn start(&mut self, target: &mut dyn Target) -> Result<(), Unfit> {
         let begun = Instant::now();
         target.start().map_err(Unfit::Gone)?;
@@ -260,7 +261,7 @@ impl<'a> Run<'a> {
             durable_count: AtomicU64::new(0),
             acknowledged_count: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
-            // Where a fail point strikes, nobody can say beforehand.
+            // The moment at which a fail point strikes is not known beforehand.
             is_ending: AtomicBool::new(matches!(ending, Ending::FailPoint(_))),
             pattern_percent: self.plan.pattern_percent,
         };
@@ -289,7 +290,7 @@ impl<'a> Run<'a> {
                 let round = &round;
                 scope.spawn(move || {
                     let result = round.drive(number, &endpoint, random);
-                    // One failure ends the round for all.
+                    // One failure ends the round for all connections.
                     result.inspect_err(|_| round.end())
                 })
             };
@@ -361,7 +362,7 @@ fn conduct(
             if let Ending::DuringStop(delay) = ending {
                 std::thread::sleep(*delay);
             } else {
-                // Requests go on for a moment: the server has to turn them away in order.
+                // Requests continue for a moment: the server has to refuse them in order.
                 wait(Duration::from_millis(20));
                 round.end();
                 return false;

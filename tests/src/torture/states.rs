@@ -1,10 +1,13 @@
-//! Snapshots and clones under the crash tester: they are made, written, made independent and removed while the
-//! volumes are under load, the server dies meanwhile, and every one of them is checked after every restart.
+//! Snapshots and clones under the crash tester. They are made, written, made independent and
+//! removed while the volumes are under load and the server dies. Each is checked after every
+//! restart.
 //!
 //! Invariants:
-//! - A snapshot is checked as soon as it is made; from then on it shows exactly that, over any number of deaths.
-//! - A command whose answer never came was carried out or not, wholly. What was answered is so.
-//! - What was removed does not come back, and nothing is there that nobody made.
+//! - A snapshot is checked as soon as it is made; from then on it shows exactly these contents,
+//!   over any number of deaths.
+//! - A command without an answer was carried out wholly or not at all. A command with an answer has
+//!   had its effect.
+//! - Removed objects do not come back, and no object exists that the test has not made.
 
 use super::rounds::{Unfit, check};
 use super::target::{Ask, Target};
@@ -18,20 +21,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Snapshots and clones at a time.
+/// Largest number of snapshots, and of clones, at a time.
 const SNAPSHOTS_MAX: usize = 8;
 const CLONES_MAX: usize = 4;
-/// How long a client that is just going may keep a command from being carried out.
+/// How long a client that is leaving may delay a command.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// What is known of whether it is there.
+/// The known state of existence of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// Asked for; the answer has not come.
+    /// The command that makes it is not answered yet.
     Making,
-    /// Answered.
+    /// The command that made it was answered.
     There,
-    /// Its removal was asked for; the answer has not come.
+    /// The command that removes it is not answered yet.
     Going,
 }
 
@@ -39,11 +42,11 @@ enum Fate {
 struct State {
     model: VolumeModel,
     fate: Fate,
-    /// It has been read: the model knows every sector.
+    /// It has been read, so the model knows every sector.
     is_settled: bool,
-    /// A clone: the snapshot that it may depend on.
+    /// For a clone: the snapshot that it may depend on.
     origin: Option<String>,
-    /// A clone that may have been rolled back to this.
+    /// For a clone: the contents to which it may have been rolled back.
     or_else: Option<VolumeModel>,
 }
 
@@ -52,7 +55,7 @@ impl State {
         State { model, fate: Fate::Making, is_settled: false, origin: None, or_else: None }
     }
 
-    /// Reads all of it. Where the server dies meanwhile, what was possible still is.
+    /// Reads all of it. If the server dies meanwhile, all possibilities remain.
     fn check(&mut self, endpoint: &Endpoint) -> Result<(), Unfit> {
         match &self.or_else {
             None => check(endpoint, &mut self.model)?,
@@ -64,7 +67,8 @@ impl State {
                     Err(wrong) => match check(endpoint, &mut other) {
                         Ok(()) => other,
                         Err(Unfit::Gone(words)) => return Err(Unfit::Gone(words)),
-                        // Neither: what it was before is what is told of.
+                        // It matches neither: the error reports the difference from its contents
+                        // before the rollback.
                         Err(_) => return Err(wrong),
                     },
                 };
@@ -76,7 +80,7 @@ impl State {
     }
 }
 
-/// All that were made and not removed.
+/// All snapshots and clones that were made and not removed.
 #[derive(Default)]
 pub struct States {
     /// By `VOLUME@NAME`.
@@ -84,32 +88,32 @@ pub struct States {
     /// By name.
     clones: BTreeMap<String, State>,
     counter: u64,
-    /// How often each thing was answered, for reports.
+    /// Number of answered commands by kind, for reports.
     pub done: BTreeMap<&'static str, u64>,
 }
 
-/// What is said of a clone that has become independent by itself.
+/// Part of the refusal to promote a clone that has become independent in the background.
 const INDEPENDENT: &str = "depends on no snapshot";
 
-/// Why a command was not carried out.
+/// The reason why a command was not carried out.
 enum Refused {
-    /// The server is going: nobody knows whether it was.
+    /// The server is stopping; it may have carried out the command.
     Gone,
-    /// There is nothing left to promote.
+    /// The clone is independent already.
     Independent,
-    /// It said no.
+    /// The server refused, with this message.
     Said(String),
 }
 
 impl States {
-    /// The server has died. What was under way may have come to its end or not.
+    /// Notes the server's death. Commands in flight may have been carried out or not.
     pub fn crashed(&mut self) {
         for state in self.snapshots.values_mut().chain(self.clones.values_mut()) {
             state.model.crashed();
         }
     }
 
-    /// Compares what the restarted server has with what it must have, and reads all of it.
+    /// Compares the restarted server's objects with the expected ones, and reads all of them.
     pub(super) fn check(&mut self, target: &dyn Target) -> Result<(), Unfit> {
         let Some(ask) = target.asker() else { return Ok(()) };
         let snapshots = listed(&ask, &["snapshot", "list"])?;
@@ -119,7 +123,8 @@ impl States {
         settle("snapshot", &mut self.snapshots, &snapshots)?;
         let volumes = listed(&ask, &["volume", "list"])?;
         let is_clone = |one: &&Value| text(&one["name"]).starts_with("clone-");
-        // A death between the two steps of `rm --now` leaves one that could be restored: it is asked for again.
+        // After a death between the two steps of `rm --now` the clone could still be restored, so
+        // it is removed again.
         let (gone, volumes): (Vec<Value>, Vec<Value>) =
             volumes.into_iter().partition(|one| !one["removed_at"].is_null());
         for one in gone.iter().filter(is_clone) {
@@ -145,7 +150,7 @@ impl States {
         Ok(())
     }
 
-    /// Those of one command are all there or none of them.
+    /// Checks that the snapshots of one command exist all or not at all.
     fn check_together(&self, listed: &BTreeSet<String>) -> Result<(), Unfit> {
         let making = self.snapshots.iter().filter(|(_, state)| state.fate == Fate::Making);
         let mut by_name: BTreeMap<&str, BTreeSet<bool>> = BTreeMap::new();
@@ -167,7 +172,7 @@ impl States {
     }
 }
 
-/// What a list of the server says.
+/// Returns a list of the server's objects.
 fn listed(ask: &Ask, words: &[&str]) -> Result<Vec<Value>, Unfit> {
     let output = ask(&[words, &["-o", "json"]].concat()).output();
     let output = output.map_err(|error| Unfit::Gone(error.to_string()))?;
@@ -186,7 +191,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// After a restart all is there or not.
+/// Resolves each fate after a restart: each object exists or does not.
 fn settle(
     what: &str,
     states: &mut BTreeMap<String, State>,
@@ -212,16 +217,16 @@ pub(super) struct Operator<'a> {
     /// Names of the volumes under load, in the order of the round's models.
     pub volumes: Vec<String>,
     pub ask: Ask,
-    /// Where everything is served, under its name.
+    /// The address of all volumes and snapshots, each under its name.
     pub endpoint: Endpoint,
     pub random: Random,
 }
 
 impl Operator<'_> {
-    /// Until the round is over.
+    /// Runs until the round is over.
     ///
     /// # Errors
-    /// What the server did wrong.
+    /// The server's error.
     pub fn run(mut self) -> Result<(), String> {
         while !self.round.is_over.load(Ordering::SeqCst) {
             let done = match self.random.below(100) {
@@ -247,7 +252,7 @@ impl Operator<'_> {
         self.round.is_ending.load(Ordering::SeqCst)
     }
 
-    /// A command that has to succeed while the server runs.
+    /// Runs a command that has to succeed while the server runs.
     fn command(&self, words: &[&str]) -> Result<(), Refused> {
         let deadline = Instant::now() + GRACE;
         loop {
@@ -274,7 +279,7 @@ impl Operator<'_> {
         *self.states.done.entry(what).or_default() += 1;
     }
 
-    /// Reads it once, so that all is known.
+    /// Reads it once, so that its contents are known.
     fn settle(&self, name: &str, model: &mut VolumeModel) -> Result<(), Refused> {
         match check(&self.endpoint.with_export(name), model) {
             Ok(()) => Ok(()),
@@ -284,7 +289,7 @@ impl Operator<'_> {
         }
     }
 
-    /// Of one or two volumes under load, or of a clone.
+    /// Makes a snapshot of one or two volumes under load, or of a clone.
     fn make_snapshot(&mut self) -> Result<(), Refused> {
         if self.states.snapshots.len() >= SNAPSHOTS_MAX {
             return self.remove_snapshot();
@@ -325,7 +330,7 @@ impl Operator<'_> {
         made.iter().try_for_each(|full| self.look(full))
     }
 
-    /// A snapshot has been made: reads it.
+    /// Reads a snapshot that has just been made.
     fn look(&mut self, full: &str) -> Result<(), Refused> {
         let mut state = self.states.snapshots.remove(full).expect("it was just made");
         state.fate = Fate::There;
@@ -365,7 +370,7 @@ impl Operator<'_> {
         Ok(())
     }
 
-    /// Some requests, one at a time.
+    /// Sends some requests, one at a time.
     fn write_clone(&mut self) -> Result<(), Refused> {
         let clones = self.names_of_clones(|_| true);
         if clones.is_empty() {
@@ -402,7 +407,7 @@ impl Operator<'_> {
             let reply = reply.map_err(|error| gone("write", error))?;
             match reply.error {
                 0 => model.acked(&sent),
-                // It is about to stop.
+                // The server is about to stop.
                 _ if is_ending() => return Err(Refused::Gone),
                 error => return Err(Refused::Said(format!("write {name}: error {error}"))),
             }
@@ -442,7 +447,7 @@ impl Operator<'_> {
         self.command(&["snapshot", "rollback", &of])?;
         let clone = self.states.clones.get_mut(volume).expect("as before");
         clone.model = clone.or_else.take().expect("set above");
-        // It builds on a snapshot of its own, which is not removed before its volume here.
+        // The clone builds on its own snapshot, which the test does not remove before the clone.
         clone.origin = Some(of.clone());
         self.did("rolled back");
         Ok(())
@@ -466,7 +471,7 @@ impl Operator<'_> {
         Ok(())
     }
 
-    /// In the background: its origin is forgotten when the server has forgotten it.
+    /// Promotes a clone in the background. The test forgets its origin once the server has done so.
     fn promote(&mut self) -> Result<(), Refused> {
         let clones = self.names_of_clones(|clone| clone.origin.is_some());
         if clones.is_empty() {

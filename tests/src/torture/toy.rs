@@ -1,10 +1,9 @@
 //! A small NBD server in memory that can be broken in the ways real ones are, to prove that the
-//! crash tester finds each.
+//! crash tester finds each fault.
 //!
 //! Invariants:
-//! - Without a fault it keeps every promise: what it acknowledged is there after a kill.
-//! - What it holds is two copies of each volume: `live`, which requests see, and `kept`, which is
-//!   all that a kill leaves.
+//! - Without a fault it keeps every promise: acknowledged changes are present after a kill.
+//! - It has two copies of each volume: requests see `live`, and only `kept` survives a kill.
 
 use super::target::{Kill, Target};
 use crate::nbd::Endpoint;
@@ -17,30 +16,30 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A way to be wrong.
+/// A way in which the server is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// None: the tester must find nothing.
+    /// No fault: the tester must find nothing.
     None,
     /// Acknowledges a write about a millisecond before it is kept.
     AcknowledgeEarly,
-    /// Acknowledges and shows a trim, and forgets it at the next start.
+    /// Acknowledges and shows a trim, but forgets it at the next start.
     TrimLost,
     /// Rounds write-zeroes to whole blocks of 4 KiB and leaves the rest.
     ZeroRounded,
-    /// Keeps all but one in 200 writes.
+    /// Drops one in 200 writes.
     WriteDropped,
     /// Keeps a big write up to 64 KiB only.
     WriteTorn,
     /// One in 50 starts an older version of a sector comes back.
     StaleSector,
-    /// One in 300 writes is kept in another volume, too.
+    /// Keeps one in 300 writes in another volume, too.
     Misdirected,
-    /// A write that was lost in one crash comes back in a later one.
+    /// Brings back, in a later crash, a write that was lost in an earlier one.
     LateWrite,
-    /// Flush and FUA are acknowledged before the writes in front of them are kept.
+    /// Acknowledges flush and FUA before the preceding writes are kept.
     FlushIgnored,
-    /// Reads see a write only when it is kept.
+    /// Shows a write to reads only once it is kept.
     ReadBehind,
 }
 
@@ -59,9 +58,9 @@ struct State {
     fault: Fault,
     random: Random,
     volumes: Vec<Volume>,
-    /// Acknowledged but not kept yet.
+    /// Acknowledged, but not kept yet.
     late: VecDeque<Change>,
-    /// Never acknowledged, to come back when it should not.
+    /// Never acknowledged, to come back when they should not.
     ghosts: Vec<Change>,
     /// Older contents, to come back when they should not.
     past: Vec<Change>,
@@ -69,7 +68,7 @@ struct State {
     generation: u64,
 }
 
-/// The server.
+/// A running server.
 pub struct Toy {
     state: Arc<Mutex<State>>,
     address: String,
@@ -77,7 +76,7 @@ pub struct Toy {
 }
 
 impl Toy {
-    /// `volume_count` volumes of `bytes`, named `v0`, `v1`, ….
+    /// Makes `volume_count` volumes of `bytes`, named `v0`, `v1`, ….
     #[must_use]
     pub fn new(fault: Fault, seed: u64, volume_count: usize, bytes: usize) -> Toy {
         let volume = || Volume { live: vec![0; bytes], kept: vec![0; bytes] };
@@ -131,7 +130,7 @@ impl State {
         self.show(change);
     }
 
-    /// Takes a write, trim or zero as this server would; it is acknowledged when this returns.
+    /// Applies a write, trim or zero in this server's way; it is acknowledged when this returns.
     fn change(&mut self, command: u16, fua: bool, mut change: Change) {
         if self.fault == Fault::StaleSector {
             let range = change.offset / 512 * 512..change.offset / 512 * 512 + 512;
@@ -193,7 +192,8 @@ impl Target for Toy {
                     let state = Arc::clone(&state);
                     std::thread::spawn(move || {
                         let result = serve(&socket, &state, generation);
-                        // A copy of the socket is kept for a crash: closing this one is not enough.
+                        // A copy of the socket is kept for a crash, so it is not enough to close
+                        // this one.
                         let _ = socket.shutdown(Shutdown::Both);
                         result
                     });
@@ -238,7 +238,7 @@ impl Target for Toy {
     }
 }
 
-/// One connection: simple replies, one request after the other.
+/// Serves one connection: simple replies, one request after the other.
 fn serve(mut socket: &TcpStream, state: &Mutex<State>, generation: u64) -> Option<()> {
     let copy = socket.try_clone().ok()?;
     let volume_bytes = {
@@ -263,7 +263,7 @@ fn serve(mut socket: &TcpStream, state: &Mutex<State>, generation: u64) -> Optio
         reply.extend_from_slice(&header[8..16]);
         let mut state = state.lock().expect("no panic holds it");
         if state.generation != generation {
-            // In flight when it died: never acknowledged, and not kept, or so it seems.
+            // In flight when the server died: never acknowledged, and apparently not kept.
             if state.fault == Fault::LateWrite && command == CMD_WRITE {
                 state.ghosts.push(Change { volume, offset, bytes: payload });
             }
@@ -298,7 +298,7 @@ fn request_of(socket: &mut &TcpStream) -> io::Result<[Vec<u8>; 2]> {
     Ok([header, payload])
 }
 
-/// Fixed newstyle with `GO` alone; returns the number of the volume.
+/// Negotiates fixed newstyle with `GO` alone; returns the number of the volume.
 fn negotiate(socket: &mut &TcpStream, volume_bytes: usize) -> io::Result<usize> {
     let mut greeting = MAGIC_NBD.to_be_bytes().to_vec();
     greeting.extend_from_slice(&MAGIC_OPTION.to_be_bytes());

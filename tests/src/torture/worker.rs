@@ -1,7 +1,7 @@
 //! One connection of the crash tester: sends random requests and keeps the model true.
 //!
 //! Invariants:
-//! - The model hears of a request before it is sent and of its acknowledgement after it arrived.
+//! - The model learns of a request before it is sent, and of its acknowledgement after it arrived.
 //! - Replies that the server sent before it died are acknowledgements, and are still read.
 //! - An error is a failure unless the server was asked to stop.
 
@@ -16,9 +16,9 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What all connections of a round share.
+/// The state shared by all connections of a round.
 pub struct Round {
-    /// One model a volume.
+    /// One model per volume.
     pub models: Vec<Mutex<VolumeModel>>,
     /// Number of the newest request of the run.
     pub sequence: AtomicU64,
@@ -26,23 +26,23 @@ pub struct Round {
     pub profile: Profile,
     /// Ends the server.
     pub kill: Kill,
-    /// Kill at this many durable acknowledgements; `u64::MAX` for never.
+    /// Number of durable acknowledgements at which to kill the server; `u64::MAX` for never.
     pub kill_at_durable: u64,
-    /// Kill at this many acknowledgements; `u64::MAX` for never.
+    /// Number of acknowledgements at which to kill the server; `u64::MAX` for never.
     pub kill_at_acknowledged: u64,
     /// Acknowledged flushes and FUA requests.
     pub durable_count: AtomicU64,
     /// Acknowledged requests.
     pub acknowledged_count: AtomicU64,
-    /// No new requests.
+    /// No new requests are sent.
     pub is_over: AtomicBool,
-    /// The server was killed or asked to stop: errors are expected.
+    /// The server was killed or asked to stop, so errors are expected.
     pub is_ending: AtomicBool,
-    /// Of a hundred writes, how many write one of a few patterns.
+    /// How many of a hundred writes write one of a few patterns.
     pub pattern_percent: u64,
 }
 
-/// Patterns that there are.
+/// Number of different patterns.
 const PATTERNS: u64 = 6;
 
 enum Flying {
@@ -52,7 +52,7 @@ enum Flying {
 }
 
 impl Round {
-    /// The server is about to go: errors are no failures from here.
+    /// Notes that the server is about to end: errors are no failures from here on.
     pub fn end(&self) {
         self.is_ending.store(true, Ordering::SeqCst);
         self.is_over.store(true, Ordering::SeqCst);
@@ -71,7 +71,7 @@ impl Round {
     /// Drives one connection to `volume` until the round is over.
     ///
     /// # Errors
-    /// What was wrong.
+    /// The first failure.
     pub fn drive(
         &self,
         volume: usize,
@@ -123,16 +123,16 @@ impl Round {
         }
     }
 
-    /// An I/O error is the end of the round, or a failure.
+    /// Decides whether an I/O error is the end of the round or a failure.
     fn expected(&self, volume: usize, what: &str, error: &std::io::Error) -> Result<(), String> {
-        // The kill may come from a fail point, which nobody announces to this thread.
+        // The kill may come from a fail point, of which this thread gets no notice.
         if self.is_ending.load(Ordering::SeqCst) {
             return Ok(());
         }
         Err(format!("volume {volume}: {what}: {error} while the server should run"))
     }
 
-    /// Sends one random request; `None` when what it picked must not be sent at this time.
+    /// Sends one random request; returns `None` if the chosen one must not be sent at this time.
     fn send(
         &self,
         volume: usize,
