@@ -1,6 +1,6 @@
-//! Deaths while a volume is aside: its stored data is damaged, so what is written to it goes to side
-//! files. Whichever step of that the daemon dies at, nothing acknowledged is lost, nothing old comes
-//! back, and the other volume does not notice.
+//! Deaths while a volume is aside: its stored data is damaged, so its writes go to side files.
+//! Whichever step the daemon dies at, no acknowledged write is lost, no old data comes back, and
+//! the other volume is not affected.
 //!
 //! Invariants:
 //! - Each test ends the process at one fail point while the sick volume has, gets or loses a side
@@ -18,7 +18,7 @@ use tests::place::{binary, skip};
 use tests::seed::{Random, seeds};
 use tests::torture::Target;
 
-/// Fail points that need a volume aside, or are passed with one only then.
+/// Fail points on the way of a side file. An ordinary destage passes some of them too.
 pub const WITH_SIDE_FILES: &[&str] = &[
     "side-start",
     "side-written",
@@ -28,12 +28,12 @@ pub const WITH_SIDE_FILES: &[&str] = &[
     "late-dropped",
 ];
 
-/// The damaged bytes at the start of the sick volume, and what was written there.
+/// Number of damaged bytes at the start of the sick volume.
 const ROTTEN_BYTES: u32 = 64 << 10;
-/// Longest wait for a state, on a machine that does much else.
+/// Longest wait for a state, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Sectors of a volume whose contents are known.
+/// Sectors of a volume with known contents.
 struct Window {
     volume: &'static str,
     model: Mutex<VolumeModel>,
@@ -47,10 +47,11 @@ impl Window {
     }
 }
 
-/// All that was acknowledged.
+/// All acknowledged writes.
 struct Written {
     seed: u64,
-    /// One sector amid the damage, which keeps the volume aside; what else is written of each volume.
+    /// One sector amid the damage, which keeps the volume aside, and a window of each volume for
+    /// other writes.
     windows: [Window; 3],
     sequence: AtomicU64,
 }
@@ -59,7 +60,7 @@ struct Written {
 struct World {
     daemon: Daemon,
     base: Vec<u8>,
-    /// The damaged segments as they were.
+    /// The damaged segments in their undamaged form.
     originals: Vec<(PathBuf, Vec<u8>)>,
     written: Written,
 }
@@ -106,7 +107,7 @@ impl Written {
         Ok(())
     }
 
-    /// Writes to a window until the daemon is gone or it is enough.
+    /// Writes to a window until the daemon is gone or `is_enough` is set.
     fn load(&self, window: &Window, mut connection: Connection, is_enough: &AtomicBool) {
         let mut random = Random::new(self.seed, self.sequence.load(Ordering::SeqCst));
         let all = window.model.lock().expect("no panic holds it").window();
@@ -117,15 +118,17 @@ impl Written {
             if self.write(window, &mut connection, start..start + length, flags).is_err() {
                 return;
             }
-            // The volume is refused writes once the side files hold several times the log.
+            // The daemon refuses writes to the volume once the side files hold several times the
+            // log.
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
 impl World {
-    /// Not running. The segments so far are damaged, and the log holds a sector for amid the damage,
-    /// so that the first destage of the next start sets the volume aside.
+    /// Makes a world whose daemon is not running. All segments are damaged, and the log holds a
+    /// sector from amid the damage, so that the first destage of the next start sets the volume
+    /// aside.
     fn new(seed: u64) -> World {
         println!("SEED={seed}");
         let mut daemon = Daemon::new("", &[("bad", "64MiB"), ("good", "64MiB")]);
@@ -166,7 +169,8 @@ impl World {
         World { daemon, base, originals, written }
     }
 
-    /// Writes to both volumes until the daemon is gone or `is_over`, which is asked often, says so.
+    /// Writes to both volumes until the daemon is gone or `is_over`, which is called often, returns
+    /// true.
     fn load(&self, mut is_over: impl FnMut() -> bool) {
         let windows = &self.written.windows[1..];
         let connect = |window: &Window| open(&self.daemon, window.volume);
@@ -209,14 +213,14 @@ impl World {
             let deadline = Instant::now() + PATIENCE;
             let mut is_to_heal = point.starts_with("late");
             self.load(|| {
-                // By then the side files hold what was acknowledged under load.
+                // By then the side files hold writes that were acknowledged under load.
                 if is_to_heal && self.side_file_count() > 2 {
                     self.heal();
                     is_to_heal = false;
                 }
                 Instant::now() > deadline
             });
-            // Where it never came to the fail point, the signal shows.
+            // If it never reached the fail point, the kill shows that.
             if Instant::now() > deadline {
                 self.daemon.killer()();
             }
@@ -233,7 +237,7 @@ impl World {
         }
     }
 
-    /// Starts it on what was left and checks every sector of the windows.
+    /// Starts it with the remaining data and checks every sector of the windows.
     fn restart(&mut self) {
         self.daemon.restart();
         for window in &self.written.windows {
@@ -249,7 +253,7 @@ impl World {
         }
     }
 
-    /// What the damage covers: an error, or as it was written.
+    /// Reads the damaged range: it fails, or if healed shows the original data.
     fn check_base(&self, is_healed: bool) {
         let mut connection = open(&self.daemon, "bad").expect("it opens");
         let reply = connection.call(CMD_READ, 0, 8192, ROTTEN_BYTES - 8192, &[]).expect("a reply");
@@ -275,8 +279,8 @@ fn a_death_loses_nothing(point: &str, nths: &[u64]) {
             world.die_at(point, *nth);
             world.restart();
             world.check_base(point.starts_with("late"));
-            // What is written from here on is newer than every side file, and stays so when the
-            // volume has caught up.
+            // These writes are newer than every side file, and must stay so when the volume has
+            // caught up.
             let end = Instant::now() + Duration::from_secs(1);
             world.load(|| Instant::now() > end);
             world.heal();

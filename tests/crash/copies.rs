@@ -1,8 +1,9 @@
-//! Deaths between two steps of a copy, of a restore, and of what a restored pool does in the background: the copy stays a
-//! state that the pool had, a restore is repeated with the same command, and no pin is left.
+//! Deaths between two steps of a copy, of a restore, and of the background work of a restored pool.
+//! The copy remains a state that the pool had, the same command repeats a restore, and no pin is
+//! left.
 //!
 //! Invariants:
-//! - Writes go in one at a time, so each state shows some whole number of them.
+//! - Writes are sent one at a time, so each state shows a prefix of them.
 //! - Each test ends the process at one fail point, and insists that it was this one.
 
 use std::path::PathBuf;
@@ -30,18 +31,18 @@ pub const OF_RESTORES: &[&str] = &[
     "restore-manifest-made",
     "restore-volume-keys-brought",
 ];
-/// Fail points of a pool that was restored.
+/// Fail points of a restored pool.
 pub const OF_RESTORED: &[&str] = &["restore-fetched", "restore-whole", "restore-pin-removed"];
-/// Fail points of the first start of a pool that was restored in part, as of a snapshot.
+/// Fail points of the first start of a pool that was restored in part or from a snapshot.
 pub const OF_PARTS: &[&str] = &["restore-rolled-back", "restore-others-dropped", "restore-chosen"];
 
 const BLOCK: usize = 4096;
-/// Blocks that are written, one after the other and again.
+/// Number of blocks that are written in turn, again and again.
 const BLOCKS: u64 = 1024;
-/// Longest wait for a state, on a machine that does much else.
+/// Longest wait for a state, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A pool with a copy, and how many writes it has answered.
+/// A pool with a copy, and its number of answered writes.
 struct World {
     source: Daemon,
     url: String,
@@ -52,7 +53,7 @@ fn connect(daemon: &Daemon) -> std::io::Result<Connection> {
     Connection::open(&daemon.tcp("db"), &Wanted::everything())
 }
 
-/// What the `number`-th write says, the first being 1.
+/// Returns the contents of the `number`-th write, counted from 1.
 fn block(number: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK];
     tests::seed::Random::new(number, 17).fill(&mut bytes);
@@ -60,7 +61,7 @@ fn block(number: u64) -> Vec<u8> {
     bytes
 }
 
-/// How many of the writes a volume shows, in their order.
+/// Returns how many of the writes a volume shows, in their order.
 fn shown(daemon: &Daemon) -> u64 {
     let mut connection = connect(daemon).expect("it opens");
     let part = 64;
@@ -97,7 +98,7 @@ impl World {
         world
     }
 
-    /// Until so many more are answered, or the daemon is gone: then false.
+    /// Writes until `count` more writes are answered; returns false if the daemon ends first.
     fn write(&mut self, count: u64) -> bool {
         let Ok(mut connection) = connect(&self.source) else { return false };
         for _ in 0..count {
@@ -119,7 +120,7 @@ impl World {
         )
     }
 
-    /// A daemon for a pool of the copy, not restored yet.
+    /// Makes a daemon for a pool of the copy, which is not restored yet.
     fn other(&self) -> (Daemon, Vec<String>) {
         let key = self.source.dir().join("spindle.key").display().to_string();
         let mut other = Daemon::new(SMALL, &[]);
@@ -129,7 +130,7 @@ impl World {
         (other, words.to_vec())
     }
 
-    /// A pool of the copy, served.
+    /// Restores a pool of the copy and serves it.
     fn restored(&self) -> Daemon {
         let (mut other, words) = self.other();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -145,7 +146,7 @@ impl World {
         wait_for("the pin is given back", || self.pins().is_empty());
     }
 
-    /// The end of a restored pool: whole, and without fault.
+    /// Checks that a restored pool becomes whole, and has no fault.
     fn check(&self, mut other: Daemon) {
         self.wait_without_pins(&other);
         assert!(shown(&other) <= self.written);
@@ -196,10 +197,10 @@ fn a_copy_stays_a_state_of_the_pool_at_a_death_between_two_steps() {
         let count = shown(&other);
         println!("the copy has {count} of {} writes, at least {floor}", world.written);
         assert!((floor..=world.written + 1).contains(&count), "the copy went back");
-        // The one that was under way at the death may be in it.
+        // The write that was in flight at the death may be included.
         world.written = world.written.max(count);
         world.check(other);
-        // It goes on where it was.
+        // The source continues from its own state.
         world.source.restart();
         world.written = shown(&world.source);
         let _ = world.source.json(&["copy", "sync", &world.url]);
@@ -228,7 +229,8 @@ fn a_restore_that_dies_between_two_steps_is_done_again_by_the_same_command() {
         let output = command.env("SPINDLE_FAILPOINT", point).output().expect("it runs");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains(&format!("fail point {point}")), "{point}: {said}");
-        // It is not taken for another one, and the refusal names what keeps its state at the copy.
+        // Another command cannot continue this restore, and the refusal names the pin that keeps
+        // its state at the copy.
         if *point != "restore-pinned" {
             let pins = world.pins();
             let name = pins.last().and_then(|pin| pin.file_name()).expect("it has a pin");
@@ -239,7 +241,7 @@ fn a_restore_that_dies_between_two_steps_is_done_again_by_the_same_command() {
             assert!(said.contains(&*name.to_string_lossy()), "{said}");
             assert_eq!(world.pins(), pins);
         }
-        // The copy goes on meanwhile.
+        // The copy continues meanwhile.
         assert!(world.write(50));
         let _ = world.source.json(&["copy", "sync", &world.url]);
         let _ = other.json(&words);
@@ -247,7 +249,7 @@ fn a_restore_that_dies_between_two_steps_is_done_again_by_the_same_command() {
         let count = shown(&other);
         println!("it shows {count} of {} writes", world.written);
         assert!(count > 0);
-        // The one of the first try is not named by anything yet, and ends by itself after a week.
+        // The pin of the first try has no owner yet, and would expire after a week.
         if *point == "restore-pinned" {
             wait_for("the restored pool is whole", || world.pins().len() == 1);
             std::fs::remove_file(&world.pins()[0]).expect("the pin is a file");
@@ -291,7 +293,7 @@ fn a_pool_restored_in_part_is_so_before_it_is_served_whoever_dies() {
             assert_eq!(listed["snapshots"].as_array().map(Vec::len), Some(2), "{listed}");
         };
         check(&other, 1);
-        // Once: what is made from here on stays.
+        // The first start chooses only once: objects that are made from here on stay.
         let _ = other.json(&["volume", "create", "new", "1MiB"]);
         other.kill();
         other.restart();
@@ -301,7 +303,8 @@ fn a_pool_restored_in_part_is_so_before_it_is_served_whoever_dies() {
     world.source.stop();
 }
 
-/// What the link says is done is in the store, for a machine that takes the pool over with nothing but that.
+/// A step that the link records as done is in the store, for a machine that takes over the pool
+/// with the store alone.
 #[test]
 fn a_pool_restored_under_another_name_keeps_it_when_its_machine_is_lost() {
     if !is_faulty_built() {
@@ -331,7 +334,7 @@ fn a_pool_restored_under_another_name_keeps_it_when_its_machine_is_lost() {
     let volumes = listed["volumes"].as_array().expect("a list");
     assert_eq!(volumes.len(), 1, "{listed}");
     assert_eq!(volumes[0]["name"], "kept", "{listed}");
-    // It was asked for by name, so it does not go when the clone would have.
+    // The volume was asked for by name, so it does not expire with the clone.
     assert!(volumes[0]["expires_at"].as_u64().unwrap_or(0) == 0, "{listed}");
     wait_for("the pool is whole", || next.json(&["status"])["restored"]["is_whole"] == true);
     next.stop();

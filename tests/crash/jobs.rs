@@ -1,11 +1,12 @@
-//! Background jobs that die: `status` shows each, and the daemon ends in order where data is at risk without one.
+//! Background jobs that die: `status` shows each, and the daemon ends in order if data is at risk
+//! without one.
 
 use std::time::{Duration, Instant};
 use tests::daemon::{Daemon, SMALL};
 use tests::nbd::{Connection, Wanted};
 use tests::place::{binary, skip};
 
-/// Longest wait for what the daemon does by itself.
+/// Longest wait for an action of the daemon in the background.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn dying(job: &str) -> Daemon {

@@ -1,7 +1,7 @@
-//! Crash tests: a process killed at any moment keeps what it acknowledged.
+//! Crash tests: a process that is killed at any moment keeps the writes that it acknowledged.
 //!
 //! Invariants:
-//! - The tester is proved against broken servers before it is believed about spindle.
+//! - The tester is proved against broken servers before its verdict on spindle counts.
 
 mod aside;
 mod copies;

@@ -1,9 +1,9 @@
-//! The crash tester against spindle: killed with -9 at hostile moments, every acknowledged write is
-//! there, flushed or not.
+//! The crash tester against spindle: after kill -9 at hostile moments, every acknowledged write is
+//! present, flushed or not.
 //!
 //! Invariants:
 //! - The log is small, so that it laps and destages many times in a round.
-//! - `SPINDLE_TEST_ROUNDS` sets the rounds, for long runs at night.
+//! - `SPINDLE_TEST_ROUNDS` sets the number of rounds, for long runs at night.
 
 use crate::aside::WITH_SIDE_FILES;
 use crate::copies::{OF_COPIES, OF_PARTS, OF_RESTORED, OF_RESTORES};
@@ -28,7 +28,7 @@ const EVERY_DESTAGE: [&str; 10] = [
     "side-released",
 ];
 
-/// Fail points that every step of reclaim passes that drops or rewrites segments.
+/// Fail points of the steps of reclaim that drop or rewrite segments.
 const EVERY_RECLAIM: [&str; 6] = [
     "reclaim-start",
     "reclaim-before-commit",
@@ -41,14 +41,14 @@ const EVERY_RECLAIM: [&str; 6] = [
 /// Fail points that each clone, rollback and promotion passes.
 const EVERY_LAYER: [&str; 3] = ["layers-before-write", "layers-before-flush", "layers-after-flush"];
 
-/// Of what is done in the background for snapshots, clones, trims and deduplication. What there is to do is a matter of luck,
-/// so a run insists on some of them only.
+/// Fail points of the background work for snapshots, clones, trims and deduplication. The amount of
+/// this work is random, so a run insists on some of them only.
 const IN_THE_BACKGROUND: [&str; 5] =
     ["promote-written", "forget-written", "prune-written", "fold-written", "sweep-written"];
-/// How many of these end the daemon in a run of the default length, at least.
+/// Smallest number of these that end the daemon in a run of the default length.
 const IN_THE_BACKGROUND_MIN: usize = 2;
 
-/// Names differ in length by one, so that both kinds of sockets are used.
+/// The names differ in length by one, so that both kinds of sockets are used.
 const VOLUMES: &[(&str, &str)] = &[("db", "64MiB"), ("log", "8MiB"), ("huge", "1TiB")];
 
 fn plan(seed: u64, round_count: u64) -> Plan {
@@ -72,7 +72,7 @@ fn plan(seed: u64, round_count: u64) -> Plan {
         ],
         fail_points: Vec::new(),
         fail_point_percent: 60,
-        // Six destages of a pool that is at rest, on a machine that does much else.
+        // Time for six destages of an idle pool on a busy machine.
         fail_point_time: Duration::from_secs(30),
         fail_point_nth_max: 6,
         has_states: false,
@@ -80,7 +80,7 @@ fn plan(seed: u64, round_count: u64) -> Plan {
     }
 }
 
-/// Hardly anything dead is left, and the volumes look for what is stored already.
+/// Settings under which hardly any dead data is left, and the volumes deduplicate.
 fn settings_of_states() -> String {
     format!(
         "{SMALL}[reclaim]\nspace_percent = 105\n\
@@ -89,7 +89,7 @@ fn settings_of_states() -> String {
     )
 }
 
-/// Snapshots and clones come and go while the volumes are written.
+/// Makes a plan in which snapshots and clones come and go while the volumes are written.
 fn plan_of_states(seed: u64, round_count: u64) -> Plan {
     let mut plan = plan(seed, round_count);
     plan.volumes.truncate(2);
@@ -97,7 +97,7 @@ fn plan_of_states(seed: u64, round_count: u64) -> Plan {
     plan.volumes[1].sector_count = (4 << 20) / 512;
     // A clone waits for a destage.
     plan.round = Duration::from_millis(1500);
-    // Some of what it does in the background it does once in a while.
+    // Some background work happens only now and then.
     plan.fail_point_time = Duration::from_secs(20);
     plan.fail_point_nth_max = if plan.round_count > 100 { 4 } else { 1 };
     (plan.has_states, plan.pattern_percent) = (true, 30);
@@ -153,7 +153,7 @@ fn every_acknowledged_write_survives_a_death_between_two_steps_of_reclaim() {
     if !binary("spindle-faulty").exists() {
         return skip("the build with fail points is missing (tests/run makes it)");
     }
-    // Hardly anything dead is left, and it is looked for after each start.
+    // Hardly any dead data is left, and each start looks for it.
     let settings = format!("{SMALL}[reclaim]\nspace_percent = 105\n");
     for seed in seeds(1) {
         survives_deaths(&settings, seed, &EVERY_RECLAIM, 20);
@@ -165,7 +165,7 @@ fn every_snapshot_and_clone_survives_kill_9() {
     for seed in seeds(1) {
         let daemon = Daemon::new(&settings_of_states(), &[]);
         let totals = survives_plan(daemon, &plan_of_states(seed, 20));
-        // Without these the test would say nothing.
+        // Without these the run would prove nothing.
         for wanted in ["snapshot", "clone", "written clone", "removed snapshot"] {
             assert!(totals.states.contains_key(wanted), "SEED={seed}: no {wanted}: {totals:?}");
         }
@@ -191,7 +191,7 @@ fn survives_deaths(settings: &str, seed: u64, fail_points: &[&str], round_count:
     let _ = dies_at_each(Daemon::new(settings, VOLUMES), plan(seed, round_count), fail_points, &[]);
 }
 
-/// `others` are armed, too.
+/// Like [`survives_deaths`], but arms the fail points `others`, too, without insisting on them.
 fn dies_at_each(
     mut daemon: Daemon,
     mut plan: Plan,
@@ -201,7 +201,7 @@ fn dies_at_each(
     let seed = plan.seed;
     daemon.use_binary("spindle-faulty");
     plan.fail_points = fail_points.iter().chain(others).map(|name| (*name).to_owned()).collect();
-    // The time ends no run before each fail point has had its round.
+    // The time limit ends no run before each fail point has had its round.
     plan.time += plan.fail_point_time * u32::try_from(plan.round_count).expect("few");
     let totals = survives_plan(daemon, &plan);
     let wanted = fail_points.len().min(usize::try_from(plan.round_count).expect("few"));
@@ -237,24 +237,27 @@ fn every_fail_point_of_the_source_is_armed_by_a_test() {
     assert_eq!(armed, daemon::fail_points_of_the_source());
 }
 
-/// Bugs that the source can be told to have and that `kill -9` shows, with the rounds within which
-/// each must be found. What only a loss of power shows is found elsewhere: a torn or stale batch
-/// that is accepted and an answer between submission and completion in the simulation of package
-/// `replication`, a flush that is ignored there and in the test of power cuts (tests/e2e/power.rs).
+/// Bugs that the source can be told to have and that `kill -9` shows, with the number of rounds
+/// within which each must be found. Bugs that only a loss of power shows are found elsewhere. The
+/// simulation of package `replication` finds a torn or stale batch that is accepted, an answer
+/// between submission and completion, and an ignored flush; the test of power cuts
+/// (tests/e2e/power.rs) also finds the last.
 const PLANTED: &[(&str, u64)] =
     &[("ack-before-submit", 60), ("trim-lost", 30), ("overlay-dropped-early", 60)];
 
-/// As those, of what snapshots and clones need: what needs more luck is found by the models of package `tiering`.
+/// Like [`PLANTED`], for bugs that snapshots and clones show. Rarer ones are found by the models of
+/// package `tiering`.
 const PLANTED_IN_STATES: &[(&str, u64)] =
     &[("copies-forgotten", 100), ("promoted-over-newer", 100)];
 
-/// How the torture says that data is not what it must be.
+/// Texts with which the crash tester reports wrong data.
 const WHAT_IS_WRONG: &[&str] =
     &["sector(s) read wrong", "sector(s) recovered wrong", "is of no moment"];
-/// How the daemon itself says it, of a log that has let go what the store does not have.
+/// Text with which the daemon itself reports wrong data: the log has released entries that the
+/// store lacks.
 const LOG_IS_AHEAD: (&str, &str) = ("overlay-dropped-early", "the store was rolled back");
 
-/// How a build for tests is told what to do wrong.
+/// The variables that switch on the bugs and fail points of a build for tests.
 const SWITCHES: &[&str] = &["SPINDLE_PLANTED", "SPINDLE_FAILPOINT"];
 
 #[test]
@@ -280,7 +283,8 @@ fn a_binary_that_people_run_has_no_switch_to_break_it() {
     if !binary("spindle-faulty").exists() {
         return skip("the build with planted bugs is missing (tests/run makes it)");
     }
-    // The names of the bugs may be compiled into comparisons, those of the variables may not.
+    // Comparisons with the names of bugs may be compiled to plain numbers; the names of variables
+    // remain.
     let faulty = bytes("spindle-faulty");
     assert_eq!(found_in(&faulty, &switches), switches, "all are seen where they are");
 }
@@ -319,7 +323,7 @@ fn is_found(name: &str, mut daemon: Daemon, plan: &Plan) {
     match torture(&mut daemon, plan) {
         Err(found) => {
             println!("{found}");
-            // What keeps the daemon from starting, or the rig from working, proves nothing.
+            // A daemon that does not start, or a broken rig, proves nothing.
             let is_of_data = WHAT_IS_WRONG.iter().any(|words| found.contains(words))
                 || name == LOG_IS_AHEAD.0 && found.contains(LOG_IS_AHEAD.1);
             assert!(is_of_data, "SEED={}: {name} ended for another reason: {found}", plan.seed);

@@ -1,9 +1,9 @@
-//! The crash tester against servers that are broken on purpose: it finds each, and nothing in a
-//! server that is right.
+//! The crash tester against servers that are broken on purpose: it finds each fault, and none in a
+//! correct server.
 //!
 //! Invariants:
-//! - The number of rounds within which each fault must be found is stated beside it; it is several
-//!   times what was needed in 20 runs with different seeds.
+//! - The number of rounds within which each fault must be found is stated beside it. It is several
+//!   times the number that 20 runs with different seeds needed.
 
 use std::time::Duration;
 use tests::seed::seeds;
