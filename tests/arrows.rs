@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// What a package of the workspace may depend on, also for its tests. The tests of the whole know
-/// the binary only.
+/// The packages on which each package of the workspace may depend, tests included. The tests of the
+/// whole know only the binary.
 const ARROWS: &[(&str, &[&str])] = &[
     ("block", &[]),
     ("nbd", &["block"]),
@@ -39,7 +39,7 @@ const LICENCES: &[&str] = &[
     "Zlib",
 ];
 
-/// Names that say nothing about what a module is for.
+/// Names that say nothing about the purpose of a module.
 const EMPTY_NAMES: &[&str] = &["utils", "util", "common", "helpers", "misc", "manager"];
 
 fn workspace() -> &'static Path {
@@ -102,7 +102,7 @@ fn every_dependency_comes_from_the_registry_under_a_permissive_licence() {
     }
 }
 
-/// An SPDX expression of which some choice is made of allowed licences only. Precedence as in
+/// Whether some choice in an SPDX expression consists of allowed licences only. Precedence is as in
 /// SPDX: AND binds stronger than OR; `/` is an old spelling of OR.
 fn is_permissive(expression: &str) -> bool {
     let expression = expression.replace('/', " OR ").replace("WITH LLVM-exception", "");
@@ -194,7 +194,7 @@ fn every_source_file_opens_with_what_it_owns() {
     assert!(bad.is_empty(), "no //! at the top of {bad:?}");
 }
 
-/// The source of the packages that log, without tests, and each text in one line.
+/// Returns the source of the packages that log, without tests, with each text in one line.
 fn source_that_logs() -> String {
     let mut all = String::new();
     let mut todo: Vec<_> = ["block", "nbd", "ublk", "replication", "tiering", "server"]
@@ -215,13 +215,13 @@ fn source_that_logs() -> String {
     all
 }
 
-/// The texts of every call of a macro: the last thing within quotation marks before its bracket closes.
+/// Returns the texts of every call of a macro: the last quoted text before its bracket closes.
 fn texts_of<'a>(source: &'a str, call: &str) -> Vec<&'a str> {
     let calls = source.split(call).skip(1);
     calls.filter_map(|rest| rest[..end_of_call(rest)?].rsplit('"').nth(1)).collect()
 }
 
-/// Where the bracket that is open at its beginning closes.
+/// Returns the place where the bracket that is open at the beginning closes.
 fn end_of_call(rest: &str) -> Option<usize> {
     let (mut open, mut is_text, mut is_escaped) = (1, false, false);
     for (at, byte) in rest.bytes().enumerate() {
@@ -261,7 +261,7 @@ fn the_guide_explains_the_log_lines_that_there_are() {
         let is_logged = logged(level).iter().any(|text| text.contains(line));
         assert!(is_logged, "nothing logs {line:?} as {level}");
     }
-    // An error asks for a person, so each is explained.
+    // An error needs a person, so the guide explains each.
     let errors = logged("error");
     assert!(errors.len() > 5, "{errors:?}");
     for error in errors {

@@ -1,14 +1,16 @@
-//! The conditions that last: the operator's guide lists every kind, and a test raises every kind.
+//! The conditions: the operator's guide lists every kind, and a test raises every kind.
 //!
 //! Invariants:
-//! - The guide's table and the list in `block/src/conditions.rs` name the same kinds, in both directions.
-//! - Each kind has a test that raises it by the mechanism that raises it in a daemon; its file names the kind.
+//! - The guide's table and the list in `block/src/conditions.rs` name the same kinds, in both
+//!   directions.
+//! - Each kind has a test that raises it by the same mechanism as in a daemon; the test's file
+//!   names the kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Which test raises a kind: the file, from the workspace's root, and the name of the test in it. A kind that only its
-/// words decide (a limit, an age) may be raised by a test of those words.
+/// The test that raises each kind: its file, from the workspace's root, and its name. A kind that
+/// depends only on a limit or an age may be raised by a test of its texts.
 const RAISED_BY: &[(&str, &str, &str)] = &[
     ("PoolStopped", "server/src/serve/opening/tests.rs", "a_pool_that_stops_is_a_condition"),
     (
@@ -166,7 +168,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(workspace.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Names of the kinds, with their ids.
+/// Returns the names of the kinds, with their ids.
 fn kinds() -> BTreeMap<String, String> {
     let source = read("block/src/conditions.rs");
     let list = source.split("\nkinds! {\n").nth(1).expect("the list is there");

@@ -1,8 +1,7 @@
-//! The NBD clients that people use, against spindle; and the tests' own client against the NBD
-//! servers that people use.
+//! Common NBD clients against spindle, and the tests' own client against common NBD servers.
 //!
 //! Invariants:
-//! - What one client wrote another reads, over both kinds of sockets.
+//! - One client reads what another has written, over both kinds of sockets.
 
 use serde_json::Value;
 use std::path::Path;
@@ -16,7 +15,7 @@ use tests::place::{Place, run};
 use tests::process::Process;
 use tests::seed::{Random, seeds};
 
-/// Writes under way while the daemon is killed, and the blocks of each writer.
+/// Number of writers, each with one write in flight while the daemon is killed.
 const WRITERS: u64 = 32;
 const SLOTS: u64 = 8;
 
@@ -27,7 +26,7 @@ fn daemon() -> Daemon {
     Daemon::started(SMALL, &[("disk", "96MiB"), ("other", "1TiB")])
 }
 
-/// A file with data, holes and zeroes.
+/// Makes a file with data, holes and zeroes.
 fn sample(path: &Path, seed: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random::new(seed, 7);
     let mut content = vec![0; bytes];
@@ -97,7 +96,7 @@ fn nbdcopy_and_qemu_img_agree_about_every_byte() {
         let (tcp, unix) = (daemon.tcp("disk").uri(), daemon.unix("disk").uri());
         run("nbdcopy", &[&unix, &copy_name]);
         assert!(std::fs::read(&copy).expect("the copy") == content, "nbdcopy read other bytes");
-        // And the other way round, over what is there.
+        // The other way round, over the existing data.
         let content = sample(Path::new(&source), seed + 1, 96 << 20);
         run(
             "qemu-img",
@@ -188,15 +187,15 @@ print("ok")
     }
 }
 
-/// What a writer puts into its block in a turn.
+/// Returns the contents that a writer gives its block in a turn.
 fn block(writer: u64, turn: u64) -> Vec<u8> {
     let mut bytes = vec![0; 4096];
     Random::new(turn, writer).fill(&mut bytes);
     bytes
 }
 
-/// Writes one block after the other, insisting on success, and returns the number of the last turn:
-/// at least one a slot, from `first`, which is a multiple of their number.
+/// Writes one block after the other, insisting on success, and returns the number of the last turn.
+/// The first turn is `first`, a multiple of the number of slots; each slot gets at least one turn.
 fn write_until(
     connection: &mut Connection,
     writer: u64,
@@ -228,8 +227,8 @@ fn a_client_that_reconnects_notices_only_a_pause_when_the_daemon_is_killed() {
     let _proxy = Process::start(&mut command, &place.join("log")).expect("nbdkit starts");
     let endpoint = Endpoint::parse(&format!("nbd+unix:///?socket={}", socket.display()));
     let endpoint = endpoint.expect("well formed");
-    // The proxy handles one request of a connection at a time: as many connections as are to be
-    // under way when the daemon dies.
+    // The proxy handles one request of a connection at a time, so each write that is to be in
+    // flight when the daemon dies needs a connection.
     let mut connections: Vec<Connection> = (0..WRITERS).map(|_| connect(&endpoint)).collect();
     for round in 0..3u64 {
         let (answered, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -249,7 +248,7 @@ fn a_client_that_reconnects_notices_only_a_pause_when_the_daemon_is_killed() {
             let is_busy = has_come(20 * WRITERS);
             daemon.kill();
             daemon.restart();
-            // All of them have lost one and got it answered by the next daemon.
+            // By then every writer has lost a write, which the next daemon has answered.
             let is_back = has_come(answered.load(Ordering::SeqCst) + 20 * WRITERS);
             is_over.store(true, Ordering::SeqCst);
             assert!(is_busy && is_back, "round {round}: {answered:?} answers, busy: {is_busy}");

@@ -1,5 +1,5 @@
-//! Clones and rollbacks as their users have them: over NBD, with the daemon killed and restarted, against a
-//! model of every volume and every snapshot.
+//! Clones and rollbacks from the user's side: over NBD, with the daemon killed and restarted,
+//! against a model of every volume and every snapshot.
 
 use crate::mounted::number_of;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use tests::seed::{Random, seeds};
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 2048;
 
-/// What each block of a volume says.
+/// The number in each block of a volume.
 type Held = Vec<u64>;
 
 fn connect(daemon: &Daemon, export: &str) -> Connection {
@@ -34,7 +34,7 @@ fn read(daemon: &Daemon, export: &str) -> Held {
     held
 }
 
-/// The command, once the server has noticed that clients have gone.
+/// Runs the command once the server has noticed that clients have left.
 fn soon(daemon: &Daemon, arguments: &[&str]) {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -59,9 +59,9 @@ struct World {
     daemon: Daemon,
     random: Random,
     volumes: BTreeMap<String, Held>,
-    /// By volume and name.
+    /// By volume and snapshot name.
     snapshots: BTreeMap<(String, String), Held>,
-    /// Volumes by what they were made from: names of snapshots that cannot go.
+    /// The snapshot from which each clone was made; it cannot be removed.
     made_from: BTreeMap<String, (String, String)>,
     counter: u64,
 }
@@ -90,7 +90,7 @@ impl World {
         self.snapshots.keys().nth(index).cloned()
     }
 
-    /// Some writes and trims of one volume.
+    /// Makes some writes and trims on one volume.
     fn write(&mut self) {
         let name = self.any_volume();
         let mut connection = connect(&self.daemon, &name);
@@ -147,7 +147,7 @@ impl World {
         self.made_from.remove(name);
     }
 
-    /// Removes a snapshot, or a volume without any.
+    /// Removes a snapshot, or a volume without snapshots.
     fn remove(&mut self) {
         if let Some(of) = self.any_snapshot() {
             let name = format!("{}@{}", of.0, of.1);
@@ -276,7 +276,7 @@ fn a_clone_is_a_volume_of_its_own_and_its_origin_is_kept() {
     assert!(connect(&daemon, "kept").read(0, 1 << 20) == want);
     daemon.stop();
     daemon.fsck();
-    // Without a daemon, too.
+    // The same without a daemon.
     let _ = daemon.json(&["snapshot", "create", "kept@offline"]);
     let _ = daemon.json(&["clone", "kept@offline", "again"]);
     let _ = daemon.json(&["snapshot", "rollback", "kept@offline"]);

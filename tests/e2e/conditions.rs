@@ -1,7 +1,7 @@
-//! Conditions that last: each begins, is listed with since when, its cost and what to do, and ends.
+//! The conditions: each begins, is listed with its start, its cost and the remedy, and ends.
 //!
 //! Invariants:
-//! - Nothing is listed of a pool that is well but what its operator has left to do.
+//! - A healthy pool lists only the conditions that its operator has left open.
 
 use crate::copies::connect;
 use crate::stores::on;
@@ -13,14 +13,14 @@ use tests::cut::{Line, Proxy};
 use tests::daemon::Daemon;
 use tests::nbd::wire::CMD_WRITE;
 
-/// The conditions that last, of the kind.
+/// Returns the lasting conditions of one kind.
 pub fn conditions(daemon: &Daemon, kind: &str) -> Vec<Value> {
     let status = daemon.json(&["status"]);
     let all = status["conditions"].as_array().expect("a list");
     all.iter().filter(|condition| condition["kind"] == kind).cloned().collect()
 }
 
-/// Kind and subject of all of them.
+/// Returns kind and subject of all conditions.
 fn listed(daemon: &Daemon) -> BTreeSet<(String, String)> {
     let status = daemon.json(&["status"]);
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
@@ -32,7 +32,7 @@ fn named(pairs: &[(&str, &str)]) -> BTreeSet<(String, String)> {
     pairs.iter().map(|(kind, subject)| ((*kind).to_owned(), (*subject).to_owned())).collect()
 }
 
-/// Longer than what has to last before it counts.
+/// Waits for longer than a condition has to last before it counts.
 fn wait_for(
     what: &str,
     daemon: &Daemon,
@@ -64,7 +64,7 @@ fn a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs() {
     assert_eq!(listed(&daemon), named(&LEFT_TO_DO));
     proxy.set(Line::Cut);
     std::thread::scope(|scope| {
-        // More than the log holds: it waits for the store.
+        // More than the log holds, so the writer waits for the store.
         let writing = scope.spawn(|| {
             let payload = vec![7; 256 << 10];
             for index in 0..96 {
@@ -95,7 +95,7 @@ fn a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs() {
         assert!(counts["raised_count"].as_u64() >= Some(2), "{counts}");
         assert!(counts["lasting_count"].as_u64() >= Some(2), "{counts}");
         assert_eq!(status["condition_excluded_count"], 0);
-        // What a person sees says the same.
+        // The text output shows the same.
         let shown = daemon.command(&["status"]);
         let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
         for text in
@@ -120,7 +120,7 @@ fn a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs() {
     }
     drop(writer);
     daemon.stop();
-    // Without a daemon, the same is listed.
+    // The same conditions are listed without a daemon.
     assert_eq!(listed(&daemon), named(&LEFT_TO_DO));
     let _ = daemon.json(&["key", "backup"]);
     assert_eq!(listed(&daemon), BTreeSet::new());

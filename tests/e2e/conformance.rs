@@ -1,9 +1,9 @@
-//! The protocol as other implementations may use it, over TCP and a unix socket: what must work,
-//! what must be refused and how, and what bad clients must not be able to do to good ones.
+//! The protocol as other implementations may use it, over TCP and a unix socket: requests that must
+//! work, requests that must be refused and how, and bad clients that must not harm good ones.
 //!
 //! Invariants:
-//! - One list of checks for every transport; TLS runs it too (see the module `tls`). Each runs twice:
-//!   with compact headers and with extended ones.
+//! - One list of checks serves every transport; TLS runs it too (see the module `tls`). Each check
+//!   runs twice: with compact headers and with extended ones.
 //! - Numbers cite doc/proto.md of NetworkBlockDevice/nbd by section name.
 
 use std::io::Write;
@@ -13,12 +13,12 @@ use tests::nbd::wire::*;
 use tests::nbd::{Connection, Endpoint, TlsClient, Wanted};
 use tests::seed::Random;
 
-/// How to reach the server.
+/// The way to reach the server.
 #[derive(Clone)]
 pub struct Way {
     /// The export to use; its contents are destroyed.
     pub endpoint: Endpoint,
-    /// TLS, where the server wants it.
+    /// TLS, if the server wants it.
     pub tls: Option<TlsClient>,
     /// Size of the export in bytes.
     pub size_bytes: u64,
@@ -45,14 +45,14 @@ impl Way {
         Connection::open(&self.endpoint, &wanted).expect("the export opens")
     }
 
-    /// Every check, with both kinds of headers.
+    /// Runs every check, with both kinds of headers.
     pub fn check(&self) {
         for is_extended in [false, true] {
             let way = Way { is_extended, ..self.clone() };
             for (name, check) in CHECKS {
                 println!("{name}, extended headers: {is_extended}");
                 check(&way);
-                // Whatever happened to that connection, others are served.
+                // Other connections are served, whatever happened to that one.
                 way.connect().disconnect().unwrap_or_else(|error| panic!("after {name}: {error}"));
             }
         }
@@ -92,7 +92,7 @@ fn list(way: &Way) {
 fn refusals(way: &Way) {
     let mut haggle = way.haggle();
     let last = |replies: Vec<tests::nbd::negotiate::OptionReply>| replies.last().expect("one").kind;
-    // "Option types": unknown ones are refused, the negotiation goes on.
+    // "Option types": unknown ones are refused, and the negotiation continues.
     assert_eq!(last(haggle.ask(0x7777, b"what").expect("an answer")), REP_ERR_UNSUP);
     let refused = haggle.open(OPT_GO, "no such export").expect("an answer");
     assert_eq!(refused, Err(REP_ERR_UNKNOWN));
@@ -281,7 +281,7 @@ fn fua_and_cache(way: &Way) {
         let reply = connection.call(command, flags, 512, 512, &[]).expect("a reply");
         assert_eq!(reply.error, 0, "command {command}");
     }
-    // Fast where the range has whole sectors, and without effect where it has not.
+    // Fast if the range consists of whole sectors; otherwise an error without effect.
     for flags in [CMD_FLAG_FAST_ZERO, CMD_FLAG_FAST_ZERO | CMD_FLAG_NO_HOLE] {
         connection.write(0, &[7; 4096], 0);
         for (offset, length) in [(1, 512), (0, 511), (512, 513), (100, 200)] {
@@ -329,7 +329,7 @@ fn is_closed(connection: &mut Connection) -> bool {
 
 fn rubbish(way: &Way) {
     let mut connection = way.connect();
-    // As long as the longer kind of header, so that nothing is waited for.
+    // As long as the longer kind of header, so that the server does not wait for more.
     connection.stream().write_all(&[0x42; 32]).expect("sent");
     assert!(is_closed(&mut connection), "a request without magic ends the connection");
     let mut haggle = way.haggle();
@@ -351,7 +351,7 @@ fn absurd(way: &Way) {
     let mut connection = way.connect();
     let header = connection.header(CMD_WRITE, 0, 9, 0, u64::from(u32::MAX));
     connection.stream().write_all(&header).expect("sent");
-    // "Request message": refused with an error or the end of the connection.
+    // "Request message": the server refuses it with an error or ends the connection.
     assert!(connection.receive().is_err(), "no reply to a request this client never recorded");
     let mut connection = way.connect();
     let reply = connection.call(CMD_READ, 0, 0, u32::MAX, &[]);
@@ -362,7 +362,7 @@ fn never_reads(way: &Way) {
     let mut greedy = way.connect();
     let mut length = 0;
     for cookie in 0..64u64 {
-        // The kernel's buffers take some; the server must not keep the rest in memory for ever.
+        // The kernel buffers some replies; the server must not keep the others in memory for ever.
         let header = greedy.header(CMD_READ, 0, cookie, 0, 1 << 20);
         greedy.stream().write_all(&header).expect("sent");
         length += 1;
@@ -377,7 +377,7 @@ const SIZE_BYTES: u64 = 96 << 20;
 
 fn daemon() -> Daemon {
     let mut daemon = Daemon::new(SMALL, &[("disk", "96MiB"), ("other", "1MiB")]);
-    // Bad clients are worth a warning.
+    // The daemon logs a warning for each bad client.
     daemon.announce("nbd");
     daemon.restart();
     daemon
@@ -429,7 +429,7 @@ fn extended_headers_carry_lengths_beyond_32_bits() {
     let reply = connection.call_long(CMD_WRITE_ZEROES, 0, GIB, 10 * GIB, &[]).expect("a reply");
     assert_eq!(reply.error, 0);
     assert_eq!(connection.read(9 * GIB, 4096), [0; 4096], "the zeroes end at 32 bits");
-    // Payloads have their limit, whatever the header could say.
+    // Payloads have their limit, even if the header could state a larger length.
     let reply = connection.call_long(CMD_READ, 0, 0, 64 << 20, &[]).expect("a reply");
     assert_eq!(reply.error, EINVAL);
     connection.disconnect().expect("a goodbye");

@@ -1,5 +1,5 @@
-//! Copies in other stores and restores from them: what is there opens at once, is a state that the pool had, and stays,
-//! whoever is killed and whichever store is away.
+//! Copies in other stores and restores from them: a restored pool opens at once, shows a state that
+//! the pool had, and keeps its data, whichever process is killed and whichever store is away.
 
 use crate::conditions::conditions;
 use crate::mounted::number_of;
@@ -28,7 +28,7 @@ pub fn connect(daemon: &Daemon, export: &str) -> Connection {
     Connection::open(&daemon.tcp(export), &Wanted::everything()).expect("it opens")
 }
 
-/// The one copy of a pool.
+/// Returns the only copy of a pool.
 pub fn copy_of(daemon: &Daemon) -> Value {
     daemon.json(&["copy", "list"])["copies"][0].clone()
 }
@@ -41,7 +41,8 @@ pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A pool that shows the newest state of a copy, served, and the time from the command to the first byte.
+/// Restores the newest state of a copy and serves it; prints the time from the command to the first
+/// byte.
 pub fn restored(source: &Daemon, url: &str, more: &[&str], variables: &[(&str, &str)]) -> Daemon {
     let key = source.dir().join("spindle.key").display().to_string();
     let mut daemon = Daemon::new(SMALL, &[]);
@@ -57,13 +58,13 @@ pub fn restored(source: &Daemon, url: &str, more: &[&str], variables: &[(&str, &
     daemon
 }
 
-/// Names of the objects of a copy in a directory, below a folder.
+/// Returns the paths of a copy's objects below a folder, for a copy in a directory.
 pub fn names(copy: &Path, folder: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(copy.join("copy").join(folder));
     entries.map_or_else(|_| Vec::new(), |entries| entries.map(|one| one.unwrap().path()).collect())
 }
 
-/// CRC-32C, bit by bit.
+/// Computes CRC-32C, bit by bit.
 fn crc32c(bytes: &[u8]) -> u32 {
     let step = |crc: u32| (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
     !bytes
@@ -131,7 +132,7 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
     let mut db = connect(&source, "db");
     let mut before = Vec::new();
     for part in 0..16_u64 {
-        // It does not compress.
+        // Random data, which does not compress.
         let mut random = tests::seed::Random::new(part, 5);
         let bytes: Vec<u8> =
             (0..1 << 17).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect();
@@ -144,7 +145,7 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
     let _ = source.json(&["copy", "sync", &url]);
     refused(&source, &["copy", "add", &url], "it is there");
 
-    // Slowly, so that most of it is fetched when somebody asks.
+    // Slow enough that most of the data is fetched on demand.
     let slow = [&env[..], &["--rate", "256K"]].concat();
     let mut other = restored(&source, &url, &slow, &variables);
     let is_pin = |key: &String| key.starts_with("dr/copy/pins/");
@@ -154,7 +155,7 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
     assert!(there.read(15 << 20, 1 << 20) == before[15 << 20..]);
     there.write(0, &[9; 8192], 0);
     there.flush();
-    // The pool goes its own way meanwhile, and its copy, too.
+    // Meanwhile the source pool changes, and so does its copy.
     for part in 0..16_u64 {
         db.write(part << 20, &vec![part as u8 + 1; 1 << 20], 0);
     }
@@ -169,7 +170,8 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
     assert!(there.read(0, 16 << 20) == expected);
     assert!(connect(&other, "db@monday").read(0, 16 << 20) == before);
 
-    // The copy's store goes away: the source says so and goes on, and so does what is here already.
+    // When the copy's store goes away, the source reports it and keeps serving; data that has
+    // arrived at the restored pool remains readable.
     source.announce("is not brought up to date");
     other.announce("still needs the copy");
     bucket.down();
@@ -181,11 +183,11 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
     bucket.up();
     wait_for("it is tried again", || copy_of(&source).get("failure").is_none());
     let _ = source.json(&["copy", "sync", &url]);
-    // Reclaim may still be at work.
+    // Reclaim may still be running.
     wait_for("the copy has everything", || copy_of(&source)["lag_seconds"] == 0);
     drop(there);
     other.stop();
-    // As fast as it can from here on is not asked for: the rate is the restore's. Most is fetched by reading.
+    // The restart keeps the restore's rate. Reads have fetched most of the data.
     other.restart();
     wait_for("the restored pool is whole", || whole(&other));
     wait_for("the pin is given back", || !bucket.keys().iter().any(is_pin));
@@ -217,10 +219,10 @@ fn a_restored_pool_whose_copy_is_gone_says_so_until_it_is_back() {
     let _ = source.json(&["copy", "add", &url]);
     let _ = source.json(&["copy", "sync", &url]);
     source.stop();
-    // So slow that it has most of it yet to fetch.
+    // So slow that most of the data is yet to be fetched.
     let mut other = restored(&source, &url, &["--rate", "64k"], &[]);
     assert_eq!(conditions(&other, "restore-failing"), Vec::<Value>::new());
-    // Its metadata is being compacted from what the copy has.
+    // Compaction of its metadata reads from the copy.
     for text in ["still needs the copy", "slatedb", "metadata"] {
         other.announce(text);
     }
@@ -312,7 +314,7 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
     source.restart();
     refused(&source, &["copy", "add", &format!("s3://{BUCKET}/x")], "created twice");
 
-    // Snapshots only: what comes after one is not there.
+    // A copy of snapshots only: writes after a snapshot are not in it.
     let _ = source.json(&["copy", "add", &at("copy"), "--snapshots-only"]);
     let spelled = format!("file://{}/../copy/", place.join("dir").display());
     std::fs::create_dir_all(place.join("dir")).unwrap();
@@ -338,7 +340,7 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
     refused(&empty, &["restore", &at("copy"), "--key-file", &wrong], "key");
     assert!(!empty.dir().join("store/keyring").exists(), "nothing was made");
     refused(&empty, &["fsck", "--copy", &at("nowhere"), "--key-file", &key], "there is none");
-    // One of a later version.
+    // An identity of a later version.
     let identity = names(&place.join("copy"), "identity").remove(0);
     let text = std::fs::read_to_string(&identity).unwrap();
     let body = text.lines().next().unwrap().replace("\"version\":1", "\"version\":2");
@@ -350,12 +352,12 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
     refused(&empty, &["restore", &at("copy"), "--key-file", &key], "newer spindle");
     std::fs::write(&identity, text).unwrap();
 
-    // It ends, and is the next owner's no more.
+    // The copy ends, and the next daemon does not continue it.
     let _ = source.json(&["copy", "rm", &at("copy")]);
     source.kill();
     source.restart();
     assert_eq!(source.json(&["copy", "list"])["copies"], Value::Array(Vec::new()));
-    // And can be gone on with, as what is there is this pool's.
+    // It can be added again, as its objects belong to this pool.
     let _ = source.json(&["copy", "add", &at("copy")]);
     let _ = source.json(&["copy", "sync", &at("copy")]);
     source.stop();
@@ -366,9 +368,9 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
     drop(other);
 }
 
-/// `copy open`, until it is ready, and where it serves a name.
+/// Starts `copy open` and waits until it is ready; returns the process and an endpoint.
 pub fn opened(source: &Daemon, url: &str, log: &str) -> (Process, Endpoint) {
-    // As on a machine that has nothing else of the pool.
+    // The key file is given explicitly, as on a machine that has no other file of the pool.
     let key = source.dir().join("spindle.key").display().to_string();
     let mut command = Command::new(binary("spindle"));
     command.args(["copy", "open", url, "--nbd", "127.0.0.1:0", "--key-file", &key]);
@@ -409,7 +411,7 @@ fn a_copy_is_read_where_it_lies_while_copying_to_it_goes_on() {
     let open = |endpoint: &Endpoint, export: &str| {
         Connection::open(&endpoint.with_export(export), &Wanted::everything()).expect("it opens")
     };
-    // It goes on, far beyond.
+    // The copy continues, far beyond that state.
     for round in 3..8 {
         db.write(8192, &block(round), 0);
         let _ = source.json(&["copy", "sync", &url]);
@@ -434,7 +436,7 @@ fn a_copy_is_read_where_it_lies_while_copying_to_it_goes_on() {
         let reply = volume.call(CMD_WRITE, 0, 0, 4096, &[1; 4096]).expect("it is answered");
         assert_eq!(reply.error, EPERM);
     }
-    // The pool's death is nothing to a reader.
+    // The death of the source does not affect a reader of the copy.
     source.kill();
     assert_eq!(open(&endpoint, "db").read(8192, 4096), block(2)[..4096]);
     for process in [&mut early, &mut late] {
@@ -452,7 +454,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     source.announce("made a new key file for a copy");
     let mut db = connect(&source, "db");
     db.write(0, &[0x5a; 1 << 20], 0);
-    // Reads are counted where the store has the data.
+    // Only reads from the store are counted.
     let _ = source.json(&["flush"]);
     let _ = db.read(0, 65536);
     let copy = source.place().join("copy");
@@ -465,7 +467,8 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     assert_eq!(added["copies"][0]["has_own_key"], true);
     let _ = source.json(&["copy", "sync", &url]);
     wait_for("it says what is read most", || copy.join("copy/heat").exists());
-    // It goes on without the file, which is at the other site now, and whatever happens to the pool's key.
+    // The copy continues without the key file, which is at the other site now, and when the pool's
+    // key changes.
     let there = source.place().join("elsewhere.key");
     std::fs::rename(&dr_key, &there).expect("the key file was made");
     let there = there.display().to_string();
@@ -482,7 +485,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     let bytes = connect(&other, "db").read(0, (1 << 20) + 4096);
     assert!(bytes[..1 << 20].iter().all(|byte| *byte == 0x5a));
     assert!(bytes[1 << 20..].iter().all(|byte| *byte == 0x5b));
-    // The new pool's ring is its own: it is changed, and copied, as any pool's.
+    // The new pool has a key ring of its own, which can be rotated and copied like any other.
     let again = other.place().join("again").display().to_string();
     let _ = other.json(&["copy", "add", &again, "--interval", "1s"]);
     let _ = other.json(&["copy", "sync", &again]);
@@ -496,7 +499,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     let found = other.json(&["fsck", "--copy", &again, "--key-file", &next]);
     assert_eq!(found["problem_count"], 0, "{found}");
 
-    // It stays so until somebody says that another one is to open it.
+    // The copy keeps its own key until a command chooses another.
     let _ = source.json(&["copy", "rm", &url]);
     let again = source.json(&["copy", "add", &url, "--interval", "1s"]);
     assert_eq!(again["copies"][0]["has_own_key"], true);
@@ -516,7 +519,8 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     assert!(names(&copy, "keyring").len() == 1, "an earlier key ring is left");
 }
 
-/// The bucket is put back to an earlier state, and the pool goes on from there: the copy keeps the later one.
+/// If the bucket is put back to an earlier state and the pool continues from there, the copy keeps
+/// the later state.
 #[test]
 fn a_pool_that_was_put_back_never_replaces_its_copy() {
     let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);
@@ -547,7 +551,7 @@ fn a_pool_that_was_put_back_never_replaces_its_copy() {
     later.announce("is not brought up to date");
     later.restart();
     assert!(connect(&later, "db").read(4096, 4096) == [0; 4096], "it was put back");
-    // Past everything that the later life had.
+    // Writes beyond the position that the replaced history reached.
     for turn in 0..3 {
         for block in 0..6 {
             write(&later, block, 3 + turn);
@@ -568,7 +572,7 @@ fn a_pool_that_was_put_back_never_replaces_its_copy() {
         assert!(connect(&other, "db").read(block * 4096, 4096) == [2; 4096], "block {block}");
     }
     other.stop();
-    // Ended, it can be copied elsewhere.
+    // Once the copy is removed, the pool can be copied elsewhere.
     later.restart();
     let _ = later.json(&["copy", "rm", &url]);
     let fresh = later.place().join("fresh").display().to_string();

@@ -1,5 +1,5 @@
-//! Copies of some volumes, and restores of some volumes of a copy or as of a snapshot: nothing else is there, nothing that it
-//! needs is missing, and it is so before anything is served.
+//! Copies of some volumes, and restores of some volumes or as of a snapshot: the pool contains only
+//! these volumes, lacks nothing that they need, and is in this state before anything is served.
 
 use crate::copies::{connect, copy_of, names, opened, refused, restored, wait_for};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tests::daemon::{Daemon, SMALL};
 use tests::nbd::{Connection, Wanted};
 
-/// `URL@SNAPSHOT`: who has the snapshot shows it, and what is written from then on stays.
+/// `URL@SNAPSHOT`: the volumes of the snapshot show its contents, and later writes stay.
 #[test]
 fn a_pool_is_restored_as_of_a_snapshot() {
     let mut source = Daemon::started(SMALL, &[("db", "8MiB"), ("wal", "8MiB"), ("plain", "8MiB")]);
@@ -48,7 +48,7 @@ fn a_pool_is_restored_as_of_a_snapshot() {
         assert!(connect(other, "db@tuesday").read(0, 1 << 20) == [2; 1 << 20]);
     };
     check(&other, 1);
-    // It is done once: what is written from here on stays.
+    // This happens once: later writes stay.
     connect(&other, "db").write(0, &[4; 4096], 0);
     for _ in 0..2 {
         other.kill();
@@ -62,7 +62,7 @@ fn a_pool_is_restored_as_of_a_snapshot() {
     source.stop();
 }
 
-/// Blocks that do not compress, and are another's for each seed.
+/// Returns blocks that do not compress and differ for each seed.
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -94,7 +94,8 @@ fn volume_names(daemon: &Daemon) -> Vec<String> {
     volumes.map(|volume| volume["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// `--volume` and `--as`: the others are gone before anything is served, and what a clone shows of them is not.
+/// `--volume` and `--as`: the other volumes are gone before anything is served, but the blocks that
+/// a clone shares with them stay.
 #[test]
 fn some_volumes_of_a_copy_are_restored() {
     const MIB: usize = 1 << 20;
@@ -160,7 +161,7 @@ fn some_volumes_of_a_copy_are_restored() {
     connect(&one, "later").write(0, &[8; 4096], 0);
     one.kill();
     one.restart();
-    // What was made since is nobody's to drop.
+    // A volume that was created since must not be dropped.
     assert!(connect(&one, "later").read(0, 4096) == [8; 4096]);
     let _ = one.json(&["volume", "rm", "later", "--now"]);
     check(&one, &expected);
@@ -188,7 +189,7 @@ fn some_volumes_of_a_copy_are_restored() {
         println!("{own} bytes of {all}, {bytes} are of the volumes");
         assert!(own < all - 6 * MIB as u64, "{own} bytes were fetched of {all}");
     }
-    // Alone, without the copy.
+    // The restored pools work alone, without the copy.
     source.stop();
     std::fs::remove_dir_all(source.place().join("copy")).unwrap();
     for daemon in [&mut one, &mut two] {
@@ -202,7 +203,8 @@ fn some_volumes_of_a_copy_are_restored() {
     let _ = two.json(&["volume", "promote", "test"]);
 }
 
-/// A snapshot under as many volumes as may depend on one another cannot be rolled back to: said before anything is made.
+/// A snapshot below the largest allowed number of dependent volumes cannot be rolled back to; the
+/// refusal comes before anything is made.
 #[test]
 fn a_snapshot_that_is_too_deep_is_refused_and_the_newest_state_is_not() {
     let mut source = Daemon::started(SMALL, &[("v0", "1MiB")]);
@@ -239,7 +241,8 @@ fn a_snapshot_that_is_too_deep_is_refused_and_the_newest_state_is_not() {
     source.stop();
 }
 
-/// `copy add --volume`: the copy has what these volumes show, whatever they were made from, and nothing else of size.
+/// `copy add --volume`: the copy has the blocks that these volumes show, whatever they were made
+/// from, and little else.
 #[test]
 fn a_copy_of_some_volumes() {
     const MIB: usize = 1 << 20;
@@ -261,7 +264,7 @@ fn a_copy_of_some_volumes() {
     let _ = source.json(&[&add[..], &["test", "--volume", "wal"]].concat());
     let _ = source.json(&["copy", "sync", &url]);
     assert_eq!(copy_of(&source)["volumes"], serde_json::json!(["wal", "test"]));
-    // Nothing of a volume that is written to beside them, whoever dies.
+    // No data of another volume is copied, whichever process dies.
     connect(&source, "plain").write(0, &noise(4, 4 * MIB), 0);
     let _ = source.json(&["flush"]);
     source.kill();
@@ -313,7 +316,7 @@ fn a_copy_of_some_volumes() {
     let status = other.json(&["status"]);
     assert_eq!(status["space"]["stuck_count"], 0, "{status}");
 
-    // It becomes one of all, in the same place.
+    // It becomes a copy of all volumes, in the same place.
     let _ = source.json(&["copy", "rm", &url]);
     let _ = source.json(&["copy", "add", &url, "--interval", "1h"]);
     let _ = source.json(&["copy", "sync", &url]);
@@ -326,7 +329,8 @@ fn a_copy_of_some_volumes() {
     source.stop();
 }
 
-/// A clone that is dropped keeps pages of what it was made from until it is retired: nothing of that is missed, or fetched.
+/// A dropped clone keeps pages of its origin until it is retired: these pages are neither missed
+/// nor fetched.
 #[test]
 fn what_only_dropped_clones_were_made_from_is_not_missed() {
     const MIB: usize = 1 << 20;
@@ -336,7 +340,7 @@ fn what_only_dropped_clones_were_made_from_is_not_missed() {
     let _ = source.json(&["snapshot", "create", "a@s"]);
     let _ = source.json(&["clone", "a@s", "d"]);
     connect(&source, "a").write(0, &noise(2, 4 * MIB), 0);
-    // One that was rolled back depends on its former layer in the same way.
+    // A rolled-back volume depends on its former layer in the same way.
     let _ = source.json(&["volume", "create", "r", "8MiB"]);
     connect(&source, "r").write(0, &noise(3, MIB), 0);
     let _ = source.json(&["snapshot", "create", "r@s"]);
@@ -378,7 +382,8 @@ fn what_only_dropped_clones_were_made_from_is_not_missed() {
     source.stop();
 }
 
-/// One volume whose own key is gone does not keep the others of a pool that is restored as of a snapshot from being served.
+/// If the own key of one volume is gone, the other volumes of a pool restored as of a snapshot are
+/// served.
 #[test]
 fn a_pool_restored_as_of_a_snapshot_opens_without_the_key_of_one_volume() {
     let mut source = Daemon::started(SMALL, &[("x", "1MiB")]);

@@ -1,7 +1,7 @@
-//! Damaged bytes at rest: found, named, and never returned as data.
+//! Damaged bytes at rest are found, named, and never returned as data.
 //!
 //! Invariants:
-//! - A read of damaged data fails or returns what was written; nothing else is accepted.
+//! - A read of damaged data fails or returns the written data; nothing else is accepted.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tests::stamp::{Stamp, stamped};
 const RUN: u64 = 77;
 const BYTES: u64 = 8 << 20;
 
-/// No cache between the client and the damage.
+/// Returns settings without caches between the client and the damage.
 fn uncached() -> String {
     SMALL
         .replace("[cache]\nsize = \"64MiB\"", "[cache]\nsize = \"0\"\n[memory_cache]\nsize = \"0\"")
@@ -38,12 +38,12 @@ fn connect(daemon: &Daemon) -> Connection {
     Connection::open(&daemon.tcp("disk"), &Wanted::everything()).expect("it opens")
 }
 
-/// Reads everything block by block: how many blocks failed. Wrong data fails the test.
+/// Reads everything block by block and returns how many blocks failed. Wrong data fails the test.
 fn failed_blocks(daemon: &Daemon) -> usize {
     failed_offsets(daemon).len()
 }
 
-/// As [`failed_blocks`]: where.
+/// Like [`failed_blocks`], but returns the offsets.
 fn failed_offsets(daemon: &Daemon) -> Vec<u64> {
     let mut connection = connect(daemon);
     let mut failed = Vec::new();
@@ -93,7 +93,7 @@ fn a_flipped_bit_in_a_segment_is_an_error_that_names_it() {
         assert!(!segments.is_empty(), "{:?}", files(&daemon.dir()));
         let victim = random.pick(&segments).clone();
         let length = std::fs::metadata(&victim).expect("it exists").len();
-        // Behind the header and before the directory at its end, where the frames are.
+        // After the header and before the directory at the end, in the frames.
         let at = random.between(length / 10, length * 6 / 10);
         flip(&victim, usize::try_from(at).expect("small"));
         let name = victim.file_name().expect("it has one").to_string_lossy().into_owned();
@@ -113,7 +113,7 @@ fn a_flipped_bit_in_a_segment_is_an_error_that_names_it() {
             cause.contains(&name) && cause.contains("frame ")
         };
         assert!(log.lines().any(is_named), "no {place:?} with {name}: {}", daemon.tail());
-        // Written anew, it is whole again.
+        // Rewritten, it is whole again.
         fill(&daemon);
         assert_eq!(failed_blocks(&daemon), 0);
     }
@@ -182,8 +182,8 @@ fn damage_in_the_log_is_refused_or_harmless_but_never_wrong_data() {
                 .replace("16MiB", "128MiB");
             let mut daemon = Daemon::started(&settings, &[("disk", "16MiB")]);
             fill(&daemon);
-            // What was flushed is known to be durable once a marker says so, a moment later; until
-            // then a damaged end cannot be told from one that a power cut tore.
+            // A marker, a moment later, records which flushed data is known to be durable. Before
+            // that, a damaged end cannot be distinguished from one that a power cut tore.
             std::thread::sleep(Duration::from_millis(500));
             daemon.kill();
             let logs: Vec<PathBuf> = files(&daemon.dir().join("log"))
@@ -218,7 +218,7 @@ fn damage_in_the_log_is_refused_or_harmless_but_never_wrong_data() {
     }
 }
 
-/// Length up to the last byte that is not zero.
+/// Returns the length up to the last byte that is not zero.
 fn used_bytes(path: &Path) -> u64 {
     let bytes = std::fs::read(path).expect("a readable file");
     let last = bytes.iter().rposition(|byte| *byte != 0);
@@ -232,7 +232,7 @@ fn a_damaged_manifest_or_key_ring_is_refused() {
     daemon.stop();
     let store = daemon.dir().join("store");
     for kind in ["manifest", "keyring"] {
-        // Only the newest of a chain counts.
+        // Only the newest object of a chain counts.
         let newest = files(&store.join(kind)).pop();
         let newest = newest.unwrap_or_else(|| panic!("no {kind} among {:?}", files(&store)));
         let name = newest.strip_prefix(&store).expect("below it").display().to_string();
@@ -256,8 +256,8 @@ fn copy_tree(from: &Path, to: &Path) {
     run("cp", &["-a", &from.display().to_string(), &to.display().to_string()]);
 }
 
-/// Puts `older` in the place of the stopped daemon's store: it must be refused as what it is. The
-/// newer one is back afterwards.
+/// Puts `older` in the place of the stopped daemon's store, which the daemon must refuse as rolled
+/// back. Afterwards the newer store is back in place.
 fn is_refused_as_rolled_back(daemon: &mut Daemon, older: &Path) {
     let (store, newer) = (daemon.dir().join("store"), daemon.place().join("newer"));
     std::fs::rename(&store, &newer).expect("it can be renamed");
@@ -288,8 +288,8 @@ fn a_store_rolled_back_to_an_earlier_epoch_is_refused() {
     assert!(connect(&daemon).read(0, 64 << 10) == payload(2, 0, 64 << 10));
 }
 
-/// A stopped daemon after a refusal. The ownership chain of both states of its store is the same: only
-/// the log knows how far the store had come.
+/// Makes a daemon that is stopped after a refusal. Both states of its store have the same ownership
+/// chain, so only the log knows how far the store had come.
 fn refused_within_an_epoch() -> Daemon {
     let mut daemon = Daemon::started(SMALL, &[("disk", "16MiB")]);
     fill(&daemon);
@@ -301,7 +301,7 @@ fn refused_within_an_epoch() -> Daemon {
     let mut connection = connect(&daemon);
     connection.write(0, &payload(2, 0, 64 << 10), 0);
     let _ = daemon.json(&["flush"]);
-    // The log says how far the store is with whatever it writes next.
+    // The next entry records in the log how far the store has come.
     connection.write(64 << 10, &payload(2, 64 << 10, 64 << 10), CMD_FLAG_FUA);
     drop(connection);
     daemon.kill();

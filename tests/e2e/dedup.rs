@@ -1,4 +1,4 @@
-//! Deduplication as its user sees it: what is written alike is stored once, over kills, restarts and a copy.
+//! Deduplication from the user's side: equal data is stored once, over kills, restarts and a copy.
 
 use crate::copies::{connect, wait_for};
 use serde_json::Value;
@@ -36,7 +36,7 @@ fn clones_that_are_updated_alike_store_it_once() {
     let before = stored(&daemon);
     assert!(before > 4 * MIB as u64);
 
-    // The same update of both, one after the other, and repeated pages.
+    // The same update of both volumes, one after the other, and repeated pages.
     let update = random(2, 2 * MIB);
     connect(&daemon, "a").write(MIB as u64, &update, 0);
     let first = stored(&daemon) - before;
@@ -47,7 +47,7 @@ fn clones_that_are_updated_alike_store_it_once() {
     connect(&daemon, "b").write(8 * MIB as u64, &page, 0);
     let third = stored(&daemon) - before - first - second;
     assert!(third < 64 << 10, "a page 512 times: {third}");
-    // Who has not asked for it stores it once more.
+    // A volume without deduplication stores it once more.
     connect(&daemon, "plain").write(0, &update, 0);
     let plain = stored(&daemon) - before - first - second - third;
     assert!(plain > 2 * MIB as u64, "{plain}");
@@ -69,7 +69,7 @@ fn clones_that_are_updated_alike_store_it_once() {
     connect(&daemon, "template").write(0, &update, 0);
     assert!(stored(&daemon) - before < 64 << 10);
 
-    // The one that wrote it first lets go of it, and what is shared moves.
+    // The volume that wrote it first drops it, and the shared data moves.
     connect(&daemon, "a").write(MIB as u64, &random(5, 2 * MIB), 0);
     let _ = daemon.json(&["volume", "set", "b", "--dedup", "false"]);
     let _ = daemon.json(&["flush"]);

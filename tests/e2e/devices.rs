@@ -1,9 +1,9 @@
-//! Volumes as devices of a kernel (ublk, and its nbd driver): what is written through the device is
-//! there, through deaths of the daemon too, and bad moments are refused.
+//! Volumes as devices of a kernel (ublk, and its nbd driver): data written through the device
+//! survives the death of the daemon, and commands at a bad moment are refused.
 //!
 //! Invariants:
-//! - It runs in a guest kernel (`tests/guest`): this machine's devices are left alone.
-//! - Clients of the device see a pause when the daemon dies, never an error, never wrong bytes.
+//! - The tests run in a guest kernel (`tests/guest`): this machine's devices are left alone.
+//! - When the daemon dies, clients of the device see a pause, never an error or wrong bytes.
 
 use crate::mounted::{no_complaints_of_the_kernel, number_of};
 use crate::postgres::Postgres;
@@ -24,13 +24,14 @@ pub(crate) const SETTINGS: &str = "memory = \"640MiB\"\n\
     [cache]\nsize = \"64MiB\"\n\
     [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";
 
-/// The settings with a log that is written through the page cache or past it, as the seed has it.
+/// Returns the settings with a log that is written through the page cache or past it, as the seed
+/// chooses.
 fn with_log_io(settings: &str, seed: u64) -> String {
     let io = if seed.is_multiple_of(2) { "buffered" } else { "direct" };
     settings.replace("[log]\n", &format!("[log]\nio = \"{io}\"\n"))
 }
 
-/// Loads, each of which verifies what it wrote.
+/// Loads, each of which verifies the data that it has written.
 const LOADS: &[&[&str]] = &[
     &["--rw=randwrite", "--bsrange=512-1M", "--iodepth=16"],
     &["--rw=write", "--bs=1M", "--iodepth=4"],
@@ -38,8 +39,8 @@ const LOADS: &[&[&str]] = &[
     &["--rw=trimwrite", "--bs=16k", "--iodepth=8"],
 ];
 
-/// One load takes seconds, and what the ends of the daemon add; over several connections the kernel asks again 30 s
-/// after the last one. Chosen by hand.
+/// Longest time of one load: some seconds, and the deaths of the daemon. Over several connections
+/// the kernel reissues requests 30 s after the last connection ended. Chosen by hand.
 const LOAD_TIME_MAX: Duration = Duration::from_secs(200);
 const END_TIME_MAX: Duration = Duration::from_secs(5);
 
@@ -49,7 +50,7 @@ pub fn attach(daemon: &Daemon, more: &[&str]) -> String {
     reply["device"].as_str().unwrap_or_else(|| panic!("it has a device: {reply}")).to_owned()
 }
 
-/// Makes an ext4 on the device and mounts it.
+/// Makes an ext4 file system on the device and mounts it.
 #[track_caller]
 fn mount(device: &str, place: &Place) -> PathBuf {
     let mountpoint = place.join("mnt");
@@ -59,7 +60,7 @@ fn mount(device: &str, place: &Place) -> PathBuf {
     mountpoint
 }
 
-/// Unmounts it and insists that it is whole.
+/// Unmounts the file system and insists that it is whole.
 #[track_caller]
 fn unmount(mountpoint: &Path, device: &str) {
     run("umount", &[&mountpoint.display().to_string()]);
@@ -110,7 +111,7 @@ fn a_device_of_several_connections_outlives_its_daemon() {
     needs!("fio");
     for seed in seeds(1) {
         let name = "devices::a_device_of_several_connections_outlives_its_daemon";
-        // The kernel asks again after 30 s.
+        // The kernel reissues requests after 30 s.
         let time = Duration::from_secs(240 + 60 * kills_wanted());
         guest::run(name, time, &variables(seed), || {
             outlives(seed, &["--nbd", "--connections", "4", "--logical-block", "512"]);
@@ -133,7 +134,8 @@ fn outlives(seed: u64, options: &[&str]) {
         turn += 1;
         let mut fio = Command::new("fio");
         fio.args(["--name=load", "--ioengine=libaio", "--direct=1", "--size=32M"]);
-        // Slow enough for some kills a load, and for the store, which only grows, to have room in memory.
+        // Slow enough for some kills per load, and for the store, which only grows, to fit in
+        // memory.
         fio.arg("--rate=16M");
         fio.args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--verify_backlog=256"]);
         fio.args([
@@ -143,7 +145,7 @@ fn outlives(seed: u64, options: &[&str]) {
         fio.args(load).current_dir(place.path());
         let log = place.join("fio.log");
         let mut fio = Process::start(&mut fio, &log).expect("fio starts");
-        // At moments that have nothing to do with what it does.
+        // At moments that are unrelated to the daemon's actions.
         let mut until = Instant::now() + Duration::from_millis(300 + random.below(900));
         let begun = Instant::now();
         let status = loop {
@@ -160,18 +162,19 @@ fn outlives(seed: u64, options: &[&str]) {
             if Instant::now() >= until && kills < kills_wanted() {
                 let moment = random.below(6);
                 if moment == 0 {
-                    // In use, and soon after a start.
+                    // The device is in use, and the daemon has started recently.
                     size_mib += 8;
                     let _ = daemon.json(&["volume", "resize", "db", &format!("{size_mib}M")]);
                 } else if moment == 1 {
-                    // It hangs for a while; sometimes its machine's patience ends before that.
+                    // The daemon hangs for a while; sometimes it is killed instead of resumed.
                     daemon.pause();
                     let _ = fio.wait(Duration::from_millis(100 + random.below(1400)));
                 }
                 match moment {
                     0 => {}
                     1 if random.below(2) == 0 => daemon.resume(),
-                    // An upgrade: what is in flight is answered first, or left to the next daemon.
+                    // An upgrade: requests in flight are answered first, or left to the next
+                    // daemon.
                     2 | 3 => {
                         daemon.stop();
                         daemon.restart();
@@ -204,7 +207,7 @@ fn outlives(seed: u64, options: &[&str]) {
     daemon.fsck();
 }
 
-/// Bytes of a device; 0 for one that is gone, or not connected to anything.
+/// Returns the bytes of a device; 0 for one that is gone or not connected.
 pub(crate) fn size_of(device: &str) -> u64 {
     let name = device.trim_start_matches("/dev/");
     let sectors = std::fs::read_to_string(format!("/sys/block/{name}/size")).unwrap_or_default();
@@ -225,7 +228,7 @@ fn mounted(seed: u64) {
     println!("SEED={seed}");
     let mut random = Random::new(seed, 0);
     let mut daemon = Daemon::started(SETTINGS, &[("db", "512M")]);
-    // Two: a guest with one processor has one.
+    // Two queues; in a guest with one processor they become one.
     let device = attach(&daemon, &["--queues", "2", "--logical-block", "4096"]);
     let place = Place::new();
     let mountpoint = mount(&device, &place);
@@ -233,7 +236,7 @@ fn mounted(seed: u64) {
     assert!(!busy.status.success());
     let said = String::from_utf8_lossy(&busy.stderr).into_owned();
     assert!(said.contains("is in use") && said.contains("unmount"), "{said}");
-    // Some thousand files that every machine with a compiler has.
+    // A few thousand files that every machine with a compiler has.
     let mut copy = Command::new("sh");
     copy.args([
         "-c",
@@ -300,9 +303,9 @@ fn database(seed: u64) {
     });
     let mut kills = 0;
     while !bench.is_finished() {
-        // A moment that has nothing to do with what it does.
+        // A moment that is unrelated to the daemon's actions.
         std::thread::sleep(Duration::from_millis(500 + random.below(1500)));
-        // Now and then it is stopped, as for an upgrade.
+        // Now and then the daemon is stopped, as for an upgrade.
         if kills % 3 == 2 {
             daemon.stop();
             daemon.restart();
@@ -354,7 +357,7 @@ fn bad_moments() {
     let device = attach(&daemon, &[]);
     assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(1));
     refused(&daemon, &["volume", "resize", "db", "32M", "--shrink"], "detach it first");
-    // Users that the kernel does not count: a loop device, and memory whose file is closed.
+    // Users that the kernel does not count: a loop device, and a mapping whose file is closed.
     let over = run("losetup", &["--find", "--show", &device]);
     refused(&daemon, &["detach", "db"], over.trim());
     run("losetup", &["--detach", over.trim()]);
@@ -365,10 +368,10 @@ fn bad_moments() {
     refused(&daemon, &["attach", "db"], "it is attached as /dev/spindle/main/db");
     refused(&daemon, &["volume", "rm", "db"], "detach it first");
     refused(&daemon, &["attach", "--cleanup"], "in use by process");
-    // Two writers need to say so.
+    // A second writer needs `--shared`.
     assert!(!output("nbdinfo", &[&uri]).status.success(), "NBD clients are refused");
     assert!(output("nbdinfo", &[&daemon.unix("other").uri()]).status.success());
-    // The device tells the truth.
+    // The limits that the device reports are true.
     let queue = |name: &str| {
         let path = format!("/sys/block/{}/queue/{name}", device.trim_start_matches("/dev/"));
         std::fs::read_to_string(path).expect("the kernel has it").trim().to_owned()
@@ -379,7 +382,7 @@ fn bad_moments() {
         ("4096".into(), "4096".into())
     );
     assert_eq!(queue("discard_granularity"), "4096");
-    // A link that keeps its name.
+    // A link with a stable name.
     let link = "/dev/spindle/main/db";
     assert_eq!(std::fs::read_link(link).expect("there is a link"), Path::new(&device));
     let write = |text: &str| {
@@ -390,7 +393,7 @@ fn bad_moments() {
     let read =
         || run("sh", &["-c", &format!("dd if={link} bs=4096 count=1 iflag=direct | tr -d ' \\0'")]);
     write("before");
-    // A daemon that is gone for good leaves a device that waits; requests of its users wait with it.
+    // If the daemon does not come back, the device and the requests of its users wait.
     daemon.kill();
     refused(&daemon, &["attach", "other"], "no daemon runs");
     let mut waiting = reader(&device);
@@ -398,7 +401,7 @@ fn bad_moments() {
     assert!(cleaned["message"].as_str().is_some_and(|said| said.contains(&device)), "{cleaned}");
     let _ = waiting.wait().expect("its requests have ended");
     assert!(!Path::new(&device).exists());
-    // Nothing is attached by itself after that, and the data is there.
+    // After that nothing is attached automatically, and the data is present.
     daemon.restart();
     assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(0));
     let again = attach(&daemon, &["--shared"]);
@@ -407,7 +410,7 @@ fn bad_moments() {
     run("blkdiscard", &[&again]);
     assert_eq!(read(), "");
     write("after");
-    // What cannot be written down is not over.
+    // A detach that cannot be recorded has not succeeded.
     let (list, kept) = (daemon.dir().join("attachments.json"), daemon.dir().join("kept"));
     std::fs::rename(&list, &kept).expect("rename the list");
     std::fs::create_dir(&list).expect("put a directory in its place");
@@ -418,7 +421,7 @@ fn bad_moments() {
     let _ = daemon.json(&["detach", "--force", "db"]);
     assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(0));
     let again = attach(&daemon, &["--shared"]);
-    // In use, on kernels that can be told.
+    // While the device is in use, on kernels that support it.
     let _ = daemon.json(&["volume", "resize", "db", "80M"]);
     let until = Instant::now() + Duration::from_secs(20);
     let keeps = || daemon.log().contains("the device of a volume keeps its size");
@@ -427,7 +430,7 @@ fn bad_moments() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(keeps(), !can_be_resized(), "Linux can be told from 6.16 on");
-    // In order, with a device that stays; the volume grows meanwhile.
+    // After an orderly stop the device stays; the volume grows meanwhile.
     daemon.stop();
     assert!(Path::new(&again).exists(), "the device waits for the next daemon");
     refused(&daemon, &["volume", "rm", "db"], "detach it first");
@@ -472,7 +475,7 @@ fn read_only() {
         let _ = daemon.json(&["detach", "db"]);
         let device = attach(&daemon, driver);
         assert!(!is_read_only(&device) && can_write(&device), "{driver:?}");
-        // Its writers get errors from here on.
+        // From here on its writers get errors.
         set(true);
         assert!(!can_write(&device), "{driver:?}");
         assert!(reader(&device).wait().expect("dd ends").success(), "{driver:?}");
@@ -524,7 +527,7 @@ fn bad_moments_of_nbd() {
         ("4096".into(), "4096".into())
     );
     assert_eq!(queue("discard_granularity"), "4096");
-    // A size that changes in use.
+    // The size changes while the device is in use.
     let _ = daemon.json(&["volume", "resize", "db", "96M"]);
     let until = Instant::now() + Duration::from_secs(20);
     while size_of(&device) != 96 << 20 {
@@ -535,7 +538,7 @@ fn bad_moments_of_nbd() {
     refused(&daemon, &["detach", "db"], "is in use");
     std::fs::write(mountpoint.join("kept"), b"kept").expect("write a file");
     unmount(&mountpoint, &device);
-    // A daemon that is gone for good leaves a device that waits; so do its users.
+    // If the daemon does not come back, the device and its users wait.
     daemon.kill();
     let mut waiting = reader(&device);
     let cleaned = daemon.json(&["attach", "--cleanup"]);
@@ -543,12 +546,12 @@ fn bad_moments_of_nbd() {
     assert!(!waiting.wait().expect("its requests have ended").success());
     daemon.restart();
     assert_eq!(daemon.json(&["attach", "list"])["attachments"].as_array().map(Vec::len), Some(0));
-    // One that is to wait for a second only.
+    // A device that waits for one second only.
     let device = attach(&daemon, &["--nbd", "--dead-timeout", "1s"]);
     daemon.kill();
     assert!(!reader(&device).wait().expect("its requests have ended").success());
     daemon.restart();
-    // The kernel has given it up: it is there again all the same, with what it held.
+    // The kernel has given up the device, but the daemon serves it again, with its data.
     let device = daemon.json(&["attach", "list"])["attachments"][0]["device"].clone();
     let device = device.as_str().expect("it is served").to_owned();
     run("mount", &[&device, &mountpoint.display().to_string()]);
@@ -559,7 +562,7 @@ fn bad_moments_of_nbd() {
     daemon.fsck();
 }
 
-/// A process that reads a block.
+/// Starts a process that reads a block.
 pub(crate) fn reader(device: &str) -> std::process::Child {
     let mut reader = Command::new("dd");
     reader.args([&format!("if={device}"), "of=/dev/null", "bs=4096", "count=1", "iflag=direct"]);
@@ -567,9 +570,9 @@ pub(crate) fn reader(device: &str) -> std::process::Child {
     dies_with_us(&mut reader).spawn().expect("dd starts")
 }
 
-/// A process that has a device mapped, and no file of it open.
+/// Starts a process that has a device mapped, without an open file of it.
 fn mapper(device: &str) -> std::process::Child {
-    // The module mmap would keep the file open.
+    // Python's module mmap would keep the file open.
     const SCRIPT: &str = "import ctypes, os, sys, time\n\
         library = ctypes.CDLL(None)\n\
         library.mmap.restype = ctypes.c_void_p\n\
@@ -602,7 +605,7 @@ fn stepped_back() {
         let device = attach(&daemon, driver);
         let held = std::fs::File::open(&device).expect("open the device");
         daemon.kill();
-        // The log is lost, and given up.
+        // The log is lost, and so are its writes.
         let dir = daemon.dir();
         std::fs::remove_dir_all(dir.join("log")).expect("remove the log");
         std::fs::remove_file(dir.join("log.made")).expect("remove its mark");
@@ -616,7 +619,7 @@ fn stepped_back() {
         assert_eq!(listed["attachments"].as_array().map(Vec::len), Some(0), "{listed}");
         assert!(!reader(&device).wait().expect("dd ends").success(), "its users get errors");
         drop(held);
-        // A new one has seen nothing else, and outlives a restart.
+        // A new device is not affected, and survives a restart.
         let again = attach(&daemon, driver);
         daemon.kill();
         daemon.restart();
@@ -634,14 +637,14 @@ fn a_device_whose_log_is_full_can_be_taken_away() {
     guest::run(name, Duration::from_secs(240), &[], taken_away);
 }
 
-/// The device that a volume's link leads to, without its directory.
+/// Returns the device to which a volume's link leads, without its directory.
 fn link_of(volume: &str) -> String {
     let device =
         std::fs::read_link(format!("/dev/spindle/main/{volume}")).expect("there is a link");
     device.file_name().expect("it has a name").to_string_lossy().into_owned()
 }
 
-/// Returns when nothing comes to the log any more.
+/// Waits until nothing is added to the log any more.
 #[track_caller]
 fn wait_for_full_log(daemon: &Daemon) {
     let lsn = || daemon.json(&["status"])["log"]["last_lsn"].as_u64().expect("a number");
@@ -657,7 +660,7 @@ fn wait_for_full_log(daemon: &Daemon) {
     }
 }
 
-/// Its writers wait for room that does not come, because the store is full too.
+/// Detaches by force while writers wait for room that does not come, because the store is full too.
 fn taken_away() {
     for driver in [&[][..], &["--nbd"]] {
         let mut daemon = Daemon::new(SETTINGS, &[("db", "256M")]);
@@ -666,7 +669,7 @@ fn taken_away() {
         daemon.announce("");
         daemon.restart();
         let device = attach(&daemon, driver);
-        // More at a time than the memory of a queue has room for, and fewer than it has tags.
+        // More data at a time than a queue has memory for, and fewer requests than it has tags.
         let mut writer = Command::new("fio");
         writer.args(["--name=fill", "--ioengine=libaio", "--direct=1", "--rw=write", "--bs=1M"]);
         writer.args(["--iodepth=8", "--size=256M", &format!("--filename={device}")]);
@@ -675,7 +678,7 @@ fn taken_away() {
         let mut writer = dies_with_us(&mut writer).spawn().expect("fio starts");
         wait_for_full_log(&daemon);
         assert!(writer.try_wait().expect("look").is_none(), "{driver:?}: the writer waits");
-        // Readers do not wait behind them.
+        // Readers do not wait behind the writers.
         let input = format!("if={device}");
         run("timeout", &["20", "dd", &input, "of=/dev/null", "bs=1M", "count=8", "iflag=direct"]);
         refused(&daemon, &["detach", "db"], "is in use");
@@ -686,9 +689,10 @@ fn taken_away() {
         assert!(took < Duration::from_secs(20), "{driver:?}: a forced detach took {took:?}");
         assert!(!writer.wait().expect("fio ends").success(), "{driver:?}: its users get errors");
         assert!(!Path::new(&device).exists() || size_of(&device) == 0, "{driver:?}");
-        // With room, it is a volume like any other.
+        // Once there is room, the volume works like any other.
         store.resize(400);
-        // What the old writer has queued comes first, and the store is tried again after a pause.
+        // The queued writes of the old writer come first, and the store is tried again after a
+        // pause.
         let until = Instant::now() + Duration::from_secs(60);
         while !daemon.command(&[&["attach", "db"], driver].concat()).status.success() {
             assert!(Instant::now() < until, "{driver:?}: {}", daemon.tail());
@@ -713,7 +717,8 @@ fn what_a_program_has_written_and_closed_is_not_detached_from() {
     guest::run(name, Duration::from_secs(240), &variables(seed), || closed(seed));
 }
 
-/// Who closes a device waits for what it has written, and has it open no more: here for room in the log.
+/// A program that closes a device waits until its writes are done, here for room in the log, and no
+/// longer counts as a user.
 fn closed(seed: u64) {
     for driver in [&[][..], &["--nbd"]] {
         let mut daemon = Daemon::new(SETTINGS, &[("db", "256M")]);
@@ -762,13 +767,13 @@ fn not_served() {
     let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
     let device = attach(&daemon, &["--queues", "1"]);
     daemon.kill();
-    // Another process has the device's node: the daemon cannot take it over.
+    // Another process has the device's node open, so the daemon cannot take over the device.
     let node = device.replace("ublkb", "ublkc");
     let until = Instant::now() + Duration::from_secs(20);
     let held = loop {
         match std::fs::File::open(&node) {
             Ok(held) => break held,
-            // The daemon is still going.
+            // The killed daemon has not released it yet.
             Err(error) => assert!(Instant::now() < until, "open {node}: {error}"),
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -787,7 +792,7 @@ fn not_served() {
     refused(&daemon, &["detach", "db"], "--force");
     let mut waiting = reader(&device);
     drop(held);
-    // With the cause removed, it is served again: by the same daemon, and by the next.
+    // Once the cause is removed, the device is served again: by the same daemon, and by the next.
     assert_eq!(attach(&daemon, &[]), device);
     assert!(waiting.wait().expect("dd ends").success());
     refused(&daemon, &["attach", "db"], "it is attached as");

@@ -1,7 +1,7 @@
-//! Many devices of one daemon, and what a daemon has where.
+//! Many devices of one daemon, and the places of a daemon's files.
 //!
 //! Invariants:
-//! - As in [`crate::devices`].
+//! - The same as of [`crate::devices`].
 
 use crate::devices::{SETTINGS, attach, reader, refused};
 use crate::devices_moments::{read, write};
@@ -18,12 +18,13 @@ use tests::power::guest;
 use tests::seed::{Random, seeds};
 use tests::{needs, needs_root};
 
-/// Devices of one daemon. Chosen by hand: more ublk devices than a processor of the guest has, and than four queues each
-/// would leave room for at the default budget.
+/// Devices of one daemon. Chosen by hand: more ublk devices than the guest has processors, and more
+/// than the default budget has room for with four queues each.
 const DEVICE_COUNT: usize = 24;
-/// Of these, with the nbd driver.
+/// How many of these use the nbd driver.
 const NBD_COUNT: usize = 4;
-/// From the start of a daemon until its devices answer, with what a slow machine adds.
+/// Longest time from the start of a daemon until its devices answer, with a margin for slow
+/// machines.
 const RECOVERY_TIME_MAX: Duration = Duration::from_secs(60);
 
 #[test]
@@ -56,7 +57,7 @@ fn many() {
             "kill" => daemon.kill(),
             _ => daemon.stop(),
         }
-        // Somebody waits at each.
+        // A reader waits at each device.
         let readers: Vec<_> = devices.iter().map(|device| reader(device)).collect();
         let begun = Instant::now();
         daemon.restart();
@@ -81,7 +82,7 @@ fn many() {
         assert_eq!(attachment["failure"], Value::Null, "{attachment}");
         assert_eq!(attachment["failure_count"], 0, "{attachment}");
     }
-    // As a person sees it.
+    // The text output.
     let said = String::from_utf8(daemon.command(&["attach", "list"]).stdout).expect("it is text");
     assert!(said.lines().next().is_some_and(|head| head.contains("WRITTEN")), "{said}");
     assert_eq!(said.matches("idle, 1 queue").count(), DEVICE_COUNT - NBD_COUNT, "{said}");
@@ -94,7 +95,8 @@ fn many() {
     no_complaints_of_the_kernel();
 }
 
-/// A daemon waits some seconds for a device that somebody holds; users of the others do not wait with it.
+/// The daemon waits some seconds for a device that another process holds; users of its other
+/// devices do not wait.
 #[test]
 fn a_device_that_somebody_holds_keeps_no_other_waiting() {
     needs_root!();
@@ -102,7 +104,8 @@ fn a_device_that_somebody_holds_keeps_no_other_waiting() {
     guest::run(name, Duration::from_secs(120), &[], held);
 }
 
-/// The daemon waits for 10 s; the others need much less, and what a slow machine adds.
+/// By how much the other devices are ahead: the daemon waits for 10 s, and the others need much
+/// less, even on a slow machine.
 const AHEAD_MIN: Duration = Duration::from_secs(4);
 
 fn held() {
@@ -116,7 +119,7 @@ fn held() {
     let node = first.replace("ublkb", "ublkc");
     let until = Instant::now() + RECOVERY_TIME_MAX;
     let holder = loop {
-        // Until the daemon that is ending has let it go.
+        // Retries until the ending daemon has released the device.
         match File::options().read(true).write(true).open(&node) {
             Ok(holder) => break holder,
             Err(error) => assert!(Instant::now() < until, "{node}: {error}"),
@@ -138,7 +141,7 @@ fn held() {
     let listed = daemon.json(&["attach", "list"]);
     let failures = listed["attachments"].as_array().expect("a list").iter();
     assert_eq!(failures.filter(|one| !one["failure"].is_null()).count(), 1, "{listed}");
-    // Once it is let go, it goes on.
+    // Once the device is released, the daemon serves it again.
     drop(holder);
     assert_eq!(attach_volume(&daemon, "first", &[]), first);
     assert!(reader(&first).wait().expect("dd ends").success());
@@ -149,7 +152,8 @@ fn held() {
     daemon.fsck();
 }
 
-/// An attach that is cut short leaves a device that is known, for what the kernel was told of it, or none.
+/// An interrupted attach leaves no device, or one that is known, with the parameters that the
+/// kernel got.
 #[test]
 fn a_daemon_that_ends_while_it_attaches_leaves_nothing_unknown() {
     needs_root!();
@@ -163,17 +167,18 @@ fn a_daemon_that_ends_while_it_attaches_leaves_nothing_unknown() {
         guest::run(name, Duration::from_secs(240 + 10 * cuts), &variables, || {
             println!("SEED={seed}");
             for driver in DRIVERS {
-                // When the kernel has the device, and nobody knows its number.
+                // At the moment when the kernel has the device and its number is not recorded yet.
                 assert!(cut_short(driver, "ends-in-attach"), "{driver:?}");
                 at_random(seed, driver);
             }
-            // The test sees it where that was not written down in time.
+            // The test detects a daemon that records the cache mode too late.
             assert!(!cut_short(&["--nbd"], "ends-in-attach,cache-noted-late"));
         });
     }
 }
 
-/// The kernel's devices that somebody made, also where nobody has seen them yet.
+/// Returns the devices that exist in the kernel, including those that have not appeared elsewhere
+/// yet.
 fn devices_of_the_kernel() -> BTreeSet<String> {
     let names_in = |dir: &str| {
         let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -187,7 +192,8 @@ fn devices_of_the_kernel() -> BTreeSet<String> {
     ublk.chain(nbd).map(|name| format!("/dev/{name}")).collect()
 }
 
-/// Insists that the daemon knows every device that there is, and returns whether it knows what the kernel was told.
+/// Insists that the daemon knows every device, and returns whether it knows the parameters that the
+/// kernel got.
 fn all_is_known(daemon: &Daemon) -> bool {
     let listed = daemon.json(&["attach", "list"]);
     let attachments = listed["attachments"].as_array().expect("a list");
@@ -212,7 +218,8 @@ fn all_is_known(daemon: &Daemon) -> bool {
     })
 }
 
-/// Ends a daemon in an attach as planted, and returns whether all is known to the next one.
+/// Ends a daemon during an attach at the planted point, and returns whether the next daemon knows
+/// everything.
 fn cut_short(driver: &[&str], planted: &str) -> bool {
     let mut daemon = Daemon::new(SETTINGS, &[("db", "64M")]);
     daemon.use_binary("spindle-faulty");
@@ -241,7 +248,7 @@ fn at_random(seed: u64, driver: &[&str]) {
     let mut served = 0;
     let begun = Instant::now();
     let _ = attach(&daemon, driver);
-    // On its way, and a bit after.
+    // The moments range from the start of the attach to a little after its end.
     let whole = u64::try_from(begun.elapsed().as_micros()).expect("it is short") * 5 / 4;
     let _ = daemon.json(&["detach", "db"]);
     let cut_count = number_of(CUTS, 12);
@@ -249,7 +256,7 @@ fn at_random(seed: u64, driver: &[&str]) {
         let mut attach = daemon.prepare(&[&["attach", "db"], driver].concat());
         let mut attach =
             attach.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
-        // A moment that has nothing to do with what it does.
+        // A moment that is unrelated to the daemon's actions.
         std::thread::sleep(Duration::from_micros(random.below(whole)));
         daemon.kill();
         attach.wait().expect("it ends");
@@ -267,7 +274,7 @@ fn at_random(seed: u64, driver: &[&str]) {
     daemon.fsck();
 }
 
-/// A daemon that keeps something on its own device would wait for itself.
+/// A daemon with files on its own device would wait for itself.
 #[test]
 fn what_a_daemon_needs_is_not_on_its_own_device() {
     needs_root!();
@@ -276,13 +283,13 @@ fn what_a_daemon_needs_is_not_on_its_own_device() {
     guest::run(name, Duration::from_secs(240), &[], on_its_own_device);
 }
 
-/// A refusal comes at once: nothing waits.
+/// Longest time of a refusal, which comes without waiting.
 const REFUSAL_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Makes one partition of all of a device.
+/// Makes one partition that spans a device.
 fn partition(device: &str) {
     run("sh", &["-c", &format!("printf 'label: gpt\\n,\\n' | sfdisk --quiet {device}")]);
-    // The kernel has told, and its node is there at once: /dev is the kernel's.
+    // The kernel makes the node in /dev at once.
     assert!(Path::new(&format!("{device}p1")).exists(), "{device} has a partition");
 }
 
@@ -294,20 +301,20 @@ fn on_its_own_device() {
         let at = daemon.place().join("mnt");
         std::fs::create_dir(&at).expect("make a directory");
         let at = at.display().to_string();
-        // By a partition, and a mapping of it.
+        // Through a partition, and a mapping of it.
         partition(&device);
         let mapped = format!("own-{}", driver.len());
         let part = format!("{device}p1");
         let sectors = run("blockdev", &["--getsz", &part]);
         let table = format!("0 {} linear {part} 0", sectors.trim());
-        // A guest has no udev that makes the name.
+        // A guest has no udev to make the name.
         run("dmsetup", &["--noudevsync", "--noudevrules", "create", &mapped, "--table", &table]);
         run("dmsetup", &["mknodes", &mapped]);
         let disk = format!("/dev/mapper/{mapped}");
         run("mkfs.ext4", &["-q", &disk]);
         run("mount", &[&disk, &at]);
         run("mkdir", &[&format!("{at}/pool")]);
-        // A disk in a file on it.
+        // A disk in a file on the device.
         let file = format!("{at}/disk");
         run("truncate", &["--size=16M", &file]);
         let over = run("losetup", &["--find", "--show", &file]).trim().to_owned();
@@ -319,7 +326,7 @@ fn on_its_own_device() {
         run("ln", &["-s", &format!("{at}/pool"), &link]);
         run("sync", &[]);
 
-        // While it is served, another daemon may have something on it.
+        // While the device is served, another daemon may have files on it.
         let mut above_it = Daemon::new(SETTINGS, &[]);
         above_it.argue(&["--store", &format!("file://{at}/pool/of-another")]);
         above_it.restart();
@@ -346,7 +353,7 @@ fn on_its_own_device() {
             assert!(!said.status.success() && text.contains(&why), "{arguments:?}: {text}");
             assert!(begun.elapsed() < REFUSAL_TIME_MAX, "{arguments:?}: {:?}", begun.elapsed());
         }
-        // Its own daemon, where it should be, goes on with all of it.
+        // Its own daemon, started from the right place, continues with all of it.
         daemon.restart();
         run("umount", &[&above]);
         run("losetup", &["--detach", &over]);

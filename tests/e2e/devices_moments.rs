@@ -1,7 +1,7 @@
-//! Bad moments of devices that it takes a second daemon or a planted failure for.
+//! Bad moments of devices that need a second daemon or a planted failure.
 //!
 //! Invariants:
-//! - As in [`crate::devices`].
+//! - The same as of [`crate::devices`].
 
 use crate::devices::{SETTINGS, attach, reader, refused, size_of};
 use crate::mounted::{TAIL_LOST, attach_volume};
@@ -26,14 +26,14 @@ fn two_daemons_do_not_both_go_on_with_a_device() {
     guest::run(name, Duration::from_secs(180), &[], twins);
 }
 
-/// Writes a block, which is stable then.
+/// Writes a block to stable storage.
 pub(crate) fn write(device: &str, text: &str) {
     let script =
         format!("printf %-4096s {text} | dd of={device} bs=4096 count=1 oflag=direct,sync");
     run("sh", &["-c", &script]);
 }
 
-/// What [`write`] has written.
+/// Returns the text that [`write`] has written.
 pub(crate) fn read(device: &str) -> String {
     let script = format!("dd if={device} bs=4096 count=1 iflag=direct | tr -d ' '");
     run("sh", &["-c", &script])
@@ -46,7 +46,7 @@ fn twins() {
     devices.iter().for_each(|device| write(device, "before"));
     daemon.kill();
 
-    // Two on one directory at the same moment: one of them has it.
+    // Two daemons start on one directory at the same moment: one of them gets it.
     let mut rival = daemon.prepare(&["serve", "--nbd", "127.0.0.1:0"]);
     let rival = rival.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
     let mut rival = rival.expect("the program runs");
@@ -64,12 +64,13 @@ fn twins() {
         assert_eq!(read(device), "before", "{device}");
     }
 
-    // Its directory, as a backup of the machine is put back next to it.
+    // A copy of its directory, as if a backup were restored beside the original.
     let mut twin = Daemon::new(SETTINGS, &sizes);
     run("cp", &["-a", &daemon.dir().display().to_string(), &twin.dir().display().to_string()]);
     let said = twin.refuses_to_start();
     assert!(said.contains("opened from a copy of the directory"), "{said}");
-    // Somebody is sure that the original is gone: its devices are left to it all the same.
+    // The operator insists that the original is gone: the twin leaves its devices alone
+    // nevertheless.
     twin.argue(&["--take-over"]);
     twin.announce("this directory is a copy, or was restored");
     twin.announce("an attached volume is not served; its device waits");
@@ -79,7 +80,7 @@ fn twins() {
     twin.restart();
     let listed = twin.json(&["attach", "list"]);
     assert_eq!(listed["attachments"].as_array().map(Vec::len), Some(0), "{listed}");
-    // And that they are its own.
+    // The operator claims the devices for the twin, too.
     twin.stop();
     let list = twin.dir().join("attachments.json");
     let kept = twin.dir().join("attachments.json.of-the-original");
@@ -94,7 +95,7 @@ fn twins() {
     }
     for ((volume, _), device) in VOLUMES.iter().zip(&devices) {
         refused(&twin, &["detach", volume], "its device is not served");
-        // Not with force either: others use it.
+        // Force does not help either: another process serves the device.
         refused(&twin, &["detach", "--force", volume], "serves it");
         assert_eq!(read(device), "before", "{device}");
         write(device, "after");
@@ -118,8 +119,9 @@ fn twins() {
     daemon.fsck();
 }
 
-/// A copy of what was read into the request of the kernel fails where memory is short, and the fetch that is linked to it
-/// ends without a word: the request is answered with an error, and its tag serves the next one.
+/// When memory is short, the data of a read cannot be copied into the kernel's request, and the
+/// linked fetch ends silently. The request is answered with an error, and its tag serves the next
+/// one.
 #[test]
 fn a_read_that_cannot_be_handed_over_fails_and_the_device_goes_on() {
     needs_root!();
@@ -130,16 +132,16 @@ fn a_read_that_cannot_be_handed_over_fails_and_the_device_goes_on() {
     guest::run(name, Duration::from_secs(120), &[], not_handed_over);
 }
 
-/// Requests that are read one after the other.
+/// Number of sequential reads.
 const READ_COUNT: usize = 1000;
 
-/// Reads them, each until it arrives, and returns how many errors there were.
+/// Reads the blocks one by one, and returns the number of errors.
 fn errors_of_reading(device: &str) -> usize {
     let (from, count) = (format!("if={device}"), format!("count={READ_COUNT}"));
     let blocks = ["of=/dev/null", "bs=4096", "iflag=direct", "conv=noerror"];
     let said = output("dd", &[&[from.as_str(), count.as_str()], &blocks[..]].concat());
     let said = String::from_utf8_lossy(&said.stderr).into_owned();
-    // With every error it says how far it is; the last line is the end.
+    // dd prints its progress at every error; the last line is the total.
     let mut ends = said.lines().filter(|line| line.ends_with(" records in"));
     assert_eq!(ends.next_back(), Some(format!("{READ_COUNT}+0 records in").as_str()), "{said}");
     said.matches("Input/output error").count()
@@ -151,7 +153,7 @@ fn not_handed_over() {
     daemon.environ(&[("SPINDLE_PLANTED", "read-not-copied")]);
     daemon.announce("what was read was not copied");
     daemon.restart();
-    // Few tags: each has one that fails, and serves another then.
+    // With few tags, each gets a failing request and serves another afterwards.
     let device = attach(&daemon, &["--depth", "4"]);
     write(&device, "before");
     let count = errors_of_reading(&device);
@@ -176,7 +178,7 @@ fn what_a_machine_lacks_is_said_in_one_line() {
     guest::run(name, Duration::from_secs(120), &[], lacking);
 }
 
-/// The program with fewer rights, or with another of the machine's failings.
+/// Lets the daemon run with fewer rights, or with another restriction.
 fn confined(daemon: &mut Daemon, how: &str) {
     let program = daemon.place().join("confined");
     let script = format!("#!/bin/sh\n{how} {} \"$@\"\n", binary("spindle").display());
@@ -203,7 +205,7 @@ fn lacking() {
     refused_in_one_line(&daemon, &nbd, rights);
     daemon.stop();
 
-    // Somebody, who may not write to /run/spindle either.
+    // An ordinary user, who may not write to /run/spindle either.
     daemon.announce("a device is not locked against");
     run("chown", &["-R", "nobody", &daemon.place().path().display().to_string()]);
     confined(&mut daemon, "exec setpriv --reuid=nobody --clear-groups");
@@ -219,13 +221,13 @@ fn lacking() {
     refused_in_one_line(&daemon, &ublk, "no ublk driver loaded; run `modprobe ublk_drv`");
     std::fs::rename("/dev/aside", "/dev/ublk-control").expect("it is there");
 
-    // The kernel's rings are switched off, for root too.
+    // io_uring is switched off, for root too.
     let switch = "/proc/sys/kernel/io_uring_disabled";
     std::fs::write(switch, "2").expect("the guest's root may");
     refused_in_one_line(&daemon, &ublk, "io_uring");
     std::fs::write(switch, "0").expect("the guest's root may");
 
-    // Nothing is left of all that, and the volume is where it was.
+    // None of that leaves a trace, and the volume works.
     let device = attach(&daemon, &[]);
     write(&device, "before");
     assert_eq!(read(&device), "before");
@@ -248,7 +250,7 @@ fn a_device_that_somebody_else_removed_is_said_and_its_number_left_alone() {
     });
 }
 
-/// Removes a device, whoever serves it, as other programs can.
+/// Removes a served device from the kernel, as other programs can.
 fn remove_served(device: &str) {
     let mut other = std::process::Command::new(binary("spindle-faulty"));
     other.args(["attach", "--cleanup", device]).env("SPINDLE_PLANTED", "cleanup-of-served");
@@ -279,7 +281,7 @@ fn removed_by_others(program: &str, is_by_number: bool) {
         std::thread::sleep(Duration::from_millis(5));
     }
 
-    // The number is another pool's now.
+    // Another pool gets the number.
     let mut other = Daemon::started(SETTINGS, &[("other", "64M")]);
     assert_eq!(attach_volume(&other, "other", &[]), device);
     write(&device, "of-the-other");
@@ -297,7 +299,7 @@ fn removed_by_others(program: &str, is_by_number: bool) {
     assert!(warning.contains("somebody else removed it"), "{resized}");
     assert_eq!(read(&device), "of-the-other");
 
-    // What was written is there, and an orderly stop leaves the number alone, too.
+    // The written data is present, and an orderly stop leaves the number alone, too.
     let again = attach(&daemon, &[]);
     assert_ne!(again, device);
     assert_eq!(read(&again), "before");
@@ -307,7 +309,7 @@ fn removed_by_others(program: &str, is_by_number: bool) {
     write(&again, "of-the-third");
     daemon.stop();
     assert_eq!(read(&again), "of-the-third");
-    // Nor does the next daemon take it over: it makes a device of its own.
+    // The next daemon does not take it over either: it makes a device of its own.
     daemon.restart();
     let own = daemon.json(&["attach", "list"])["attachments"][0]["device"].clone();
     let own = own.as_str().expect("it is served");
@@ -336,7 +338,7 @@ pub(crate) const RULES: &str =
 fn with_udev() {
     std::fs::create_dir_all("/run/udev/rules.d").expect("a directory of the guest's own");
     std::fs::copy(RULES, "/run/udev/rules.d/60-spindle.rules").expect("copy the rules");
-    // The guest ends it.
+    // It ends with the guest.
     run(UDEV, &["--daemon"]);
     let settled = || run("udevadm", &["settle", "--timeout=30"]);
     let links_of = |device: &str| run("udevadm", &["info", "--query=symlink", device]);
@@ -379,7 +381,7 @@ fn with_udev() {
         }
     }
     for (volume, _) in VOLUMES {
-        // By its link, which udev made.
+        // By the link that udev made.
         let _ = daemon.json(&["detach", &format!("/dev/spindle/main/{volume}")]);
     }
     settled();
@@ -393,7 +395,7 @@ fn with_udev() {
     let _ = daemon.json(&["detach", "other"]);
     settled();
     assert_eq!((left("/dev/spindle/main"), left("/run/spindle/devices")), (0, 0));
-    // What a daemon left that is gone for good: all of it, and one by name.
+    // Devices that a daemon left and will not return to: one is cleaned up by name, then all.
     let devices = VOLUMES.map(|(volume, driver)| attach_volume(&daemon, volume, driver));
     settled();
     daemon.kill();
@@ -408,7 +410,8 @@ fn with_udev() {
     daemon.fsck();
 }
 
-/// A daemon never waits for its own device: killed while that does not answer, it ends, and the next one goes on.
+/// A daemon never waits for its own device: if it is killed while the device does not answer, it
+/// ends, and the next one continues.
 #[test]
 fn a_daemon_that_is_killed_while_its_device_does_not_answer_ends() {
     needs_root!();
@@ -420,15 +423,15 @@ fn a_daemon_that_is_killed_while_its_device_does_not_answer_ends() {
         for (_, driver) in VOLUMES {
             assert!(killed_while_it_looks(driver, false), "{driver:?}");
         }
-        // The test sees a daemon that opens its device itself.
+        // The test detects a daemon that opens its device itself.
         for (_, driver) in VOLUMES {
             assert!(!killed_while_it_looks(driver, true), "{driver:?}");
         }
     });
 }
 
-/// Kills a daemon while the table of partitions of its new device is read, which the store keeps from being answered, and
-/// returns whether it ended before the store answered.
+/// Kills a daemon while the partition table of its new device is being read, which the silent store
+/// delays, and returns whether it ended before the store answered.
 fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     let bucket = Bucket::start(Care::Honest);
     let proxy = Proxy::start(bucket.address()).expect("a proxy");
@@ -450,7 +453,7 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     daemon.restart();
     proxy.set(Line::Silent);
     assert_eq!(attach(&daemon, driver), device);
-    // Whoever opens it has the table read, which nobody answers.
+    // Opening the device makes the kernel read the table, and that read is not answered.
     let before = opener_count();
     let mut list = daemon.prepare(&["attach", "list"]);
     let list = list.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
@@ -464,7 +467,7 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     list.kill().expect("it is ours");
     list.wait().expect("it ends");
     if !has_ended {
-        // It never does, and nobody can have it end but the end of the guest.
+        // The daemon never ends; only the end of the guest can end it.
         std::mem::forget(daemon);
         std::fs::remove_file("/dev/spindle/main/db").expect("it is there");
         return false;
@@ -479,8 +482,9 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     true
 }
 
-/// A kernel that reads a table of partitions within the command that makes a device holds its lock meanwhile: nobody could
-/// take over what a daemon leaves that is killed there. So it does not come there before the store has answered.
+/// A kernel that reads the partition table within the command that makes a device holds its lock
+/// meanwhile. If the daemon were killed at this point, the device that it leaves could not be taken
+/// over. So the daemon does not give that command before the store has answered.
 #[test]
 fn a_daemon_that_is_killed_while_the_store_does_not_answer_leaves_no_device_behind_a_lock() {
     needs_root!();
@@ -496,13 +500,14 @@ fn a_daemon_that_is_killed_while_the_store_does_not_answer_leaves_no_device_behi
     });
 }
 
-/// Linux before 6.19 does; those of tests/nightly, with `--engine qemu`, are older.
+/// Whether the kernel reads the table at that point: Linux before 6.19 does. The kernels of
+/// tests/nightly, with `--engine qemu`, are older.
 fn is_table_read_at_start() -> bool {
     guest::release() < (6, 19)
 }
 
-/// Attaches a volume while the store does not answer, and kills the daemon meanwhile. Whether it ended, and the next
-/// one went on.
+/// Attaches a volume while the store does not answer, and kills the daemon meanwhile. Returns
+/// whether it ended and the next one continued.
 fn killed_while_it_attaches(is_planted: bool) -> bool {
     let bucket = Bucket::start(Care::Honest);
     let proxy = Proxy::start(bucket.address()).expect("a proxy");
@@ -535,7 +540,7 @@ fn killed_while_it_attaches(is_planted: bool) -> bool {
         assert_eq!(devices(), 0, "none is made before");
     }
     let mut attaching = attaches(&daemon);
-    // It is waiting for the store, or the kernel is.
+    // The daemon waits for the store, or the kernel does.
     let noted = daemon.dir().join("attachments.json");
     let until = Instant::now() + Duration::from_secs(60);
     let is_under_way = || {
@@ -551,14 +556,14 @@ fn killed_while_it_attaches(is_planted: bool) -> bool {
     attaching.kill().expect("it is ours");
     attaching.wait().expect("it ends");
     if !has_ended {
-        // It never does, and nobody can have it end but the end of the guest.
+        // The daemon never ends; only the end of the guest can end it.
         std::mem::forget(daemon);
         return false;
     }
     proxy.set(Line::Cut);
     proxy.set(Line::Open);
     daemon.restart();
-    // The list names it, so that the next daemon has attached it.
+    // The list names it, so the next daemon has attached it.
     assert_eq!(read("/dev/spindle/main/db"), "before");
     let _ = daemon.json(&["detach", "db"]);
     daemon.stop();
@@ -566,7 +571,7 @@ fn killed_while_it_attaches(is_planted: bool) -> bool {
     true
 }
 
-/// Threads that are in open() with what asks whether somebody has a device for himself.
+/// Counts the threads inside open() with the flags that ask whether a device has an exclusive user.
 fn opener_count() -> usize {
     let flags = rustix::fs::OFlags::EXCL | rustix::fs::OFlags::CLOEXEC;
     let wanted = format!(" {:#x} ", flags.bits());
@@ -582,10 +587,11 @@ fn opener_count() -> usize {
     calls.filter(|call| call.contains(&wanted)).count()
 }
 
-/// A process that is killed takes a second or two to go; one that waits for itself never does.
+/// A killed process takes a second or two to end; a process that waits for itself never ends.
 const ENDING_MAX: Duration = Duration::from_secs(20);
 
-/// Whoever has a device waits from when it is left until the next daemon answers: what may take long comes before.
+/// Users of a device wait from the moment when a daemon leaves it until the next daemon answers. So
+/// the slow parts of a stop come before that moment.
 #[test]
 fn a_device_is_served_until_a_stop_is_nearly_done() {
     needs_root!();
@@ -596,10 +602,10 @@ fn a_device_is_served_until_a_stop_is_nearly_done() {
     });
 }
 
-/// One stop's longest, with what a slow machine adds.
+/// Longest time of a stop, with a margin for slow machines.
 const STOP_TIME_MAX: Duration = Duration::from_secs(150);
 
-/// Whether it answers soon.
+/// Whether the device answers soon.
 fn answers(device: &str) -> bool {
     let (from, limit) = (format!("if={device}"), ["--signal=KILL", "20"]);
     let read = ["dd", &from, "of=/dev/null", "bs=4096", "count=1", "iflag=direct"];
@@ -611,7 +617,7 @@ fn stopped_without_a_store(ask_to_stop: impl Fn(&Daemon)) {
     let proxy = Proxy::start(bucket.address()).expect("a proxy");
     let sizes = VOLUMES.map(|(volume, _)| (volume, "64M"));
     let mut daemon = on_s3(SETTINGS, &sizes, proxy.address());
-    // What was tried and failed is worth a warning.
+    // Failed attempts log warnings.
     for part in ["destage", "store", "slatedb", "object_store"] {
         daemon.announce(part);
     }
@@ -625,7 +631,7 @@ fn stopped_without_a_store(ask_to_stop: impl Fn(&Daemon)) {
         assert!(begun.elapsed() < Duration::from_secs(20), "it does not stop: {}", daemon.log());
         std::thread::sleep(Duration::from_millis(5));
     }
-    // For much less than the stop waits, and much longer than it takes to leave a device.
+    // For much less time than the stop waits, and much more than leaving a device takes.
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(5) {
         for device in &devices {

@@ -1,8 +1,8 @@
-//! Exports of another machine as devices of a kernel: they outlive both ends of their connection, and
-//! a client that was ended by force never comes back.
+//! Exports of another machine as devices of a kernel: they survive the death of either end of their
+//! connection, and a client that was detached by force never returns.
 //!
 //! Invariants:
-//! - It runs in a guest kernel (`tests/guest`): this machine's devices are left alone.
+//! - The tests run in a guest kernel (`tests/guest`): this machine's devices are left alone.
 
 use crate::devices::{kills_wanted, reader, refused, size_of, variables};
 use crate::tls::{self, Authority};
@@ -72,7 +72,7 @@ impl Client {
         status.unwrap_or_else(|| panic!("it does not end: {}", self.log()))
     }
 
-    /// Waits for its end, and tells whether that was a good one.
+    /// Waits for its end, and returns whether it ended successfully.
     fn end(&mut self) -> bool {
         self.status().success()
     }
@@ -103,7 +103,7 @@ fn outlives(seed: u64) {
     daemon.keep_port();
     let certificates = Place::new();
     authority.write_for_clients(certificates.path());
-    // The name that the certificate is for.
+    // The name in the certificate.
     let uri = daemon.tcp("disk").uri().replace("nbd://127.0.0.1", "nbds://localhost");
     let uri = format!("{uri}?tls-certificates={}", certificates.path().display());
     let mut client = Client::started(&daemon, &uri, &["--logical-block", "512"]);
@@ -119,7 +119,7 @@ fn outlives(seed: u64) {
         let log = client.place.join("fio.log");
         let mut fio = Process::start(&mut fio, &log).expect("fio starts");
         let status = loop {
-            // Moments that have nothing to do with what it does.
+            // Moments that are unrelated to the processes' actions.
             if let Some(status) = fio.wait(Duration::from_millis(300 + random.below(900))) {
                 break status;
             }
@@ -137,7 +137,7 @@ fn outlives(seed: u64) {
                     daemon.restart();
                 }
                 3 => {
-                    // Both at once: the client waits for its server.
+                    // Both ends at once: the client waits for its server.
                     daemon.kill();
                     client.kill();
                     daemon.restart();
@@ -170,7 +170,7 @@ fn outlives(seed: u64) {
     daemon.fsck();
 }
 
-/// The volume has another size when its server comes back.
+/// Changes the size of the volume while its server is down.
 fn grow_while_away(daemon: &mut Daemon, size_mib: &mut u64) {
     daemon.kill();
     *size_mib += 4;
@@ -192,7 +192,7 @@ fn fenced() {
     let uri = daemon.unix("db").uri();
     refused(&daemon, &["attach", &uri], "add --nbd");
     refused(&daemon, &["attach", "--nbd", "nbds://localhost/db"], "tls-certificates=DIR");
-    // Of the command line: a supervisor does not try again.
+    // Exit code 2 marks errors of the command line, after which a supervisor does not retry.
     for wrong in [&["attach", "--nbd", "nbds://localhost/db"][..], &["detach", "nbd://"]] {
         assert_eq!(daemon.command(wrong).status.code(), Some(2), "{wrong:?}");
     }
@@ -201,9 +201,9 @@ fn fenced() {
     refused(&daemon, &["detach", &uri], "not attached to this machine");
     let mut client = Client::started(&daemon, &uri, &[]);
     let device = client.device.clone();
-    // It has the volume alone.
+    // The client has the volume exclusively.
     refused(&daemon, &["attach", "--nbd", &uri], "another process serves its device");
-    // The same by another name.
+    // The same volume by another URI.
     let tcp = daemon.tcp("db").uri();
     refused(&daemon, &["attach", "--nbd", &tcp], "has it already, perhaps by another URI");
     refused(&daemon, &["attach", "--cleanup", &device], "a process serves it");
@@ -216,7 +216,7 @@ fn fenced() {
     run("mkfs.ext4", &["-q", &device]);
     run("mount", &[&device, &mountpoint.display().to_string()]);
     refused(&daemon, &["detach", &uri], "is in use");
-    // Also while it is away, and over a restart.
+    // The claim holds while the client is away, and over a restart.
     client.kill();
     assert!(!output("nbdinfo", &[&uri]).status.success(), "other clients are refused");
     refused(&daemon, &["attach", "db"], "it is attached to client");
@@ -225,7 +225,7 @@ fn fenced() {
     assert!(!output("nbdinfo", &[&uri]).status.success(), "other clients are refused");
     client.start(&daemon);
     std::fs::write(mountpoint.join("file"), b"answered").expect("it is mounted");
-    // By force: nothing that it still sends arrives, and it ends.
+    // A forced detach: requests that the client still sends have no effect, and it ends.
     let _ = daemon.json(&["detach", "--force", "db"]);
     assert_eq!(client.status().code(), Some(4), "{}", client.log());
     assert!(client.log().contains("its users get errors"), "{}", client.log());
@@ -237,16 +237,17 @@ fn fenced() {
     run("sh", &["-c", "echo 3 >/proc/sys/vm/drop_caches"]);
     assert_eq!(output("sha256sum", &[&next]).stdout, before, "the old client changed something");
     let _ = daemon.json(&["detach", "db"]);
-    // It may come again as a new one.
+    // The client may attach again as a new one.
     let mut client = Client::started(&daemon, &uri, &[]);
     assert!(reader(&client.device).wait().expect("dd ends").success());
-    // A device without its process is taken away by force only: nobody can look whether it is in use.
+    // A device without its process can only be removed by force, as its use cannot be determined.
     client.kill();
     refused(&daemon, &["detach", &uri], "no process serves");
     assert!(daemon.command(&["detach", "--force", &uri]).status.success());
     assert!(output("nbdinfo", &[&uri]).status.success(), "the server was told");
     assert!(!Path::new(&client.link).exists());
-    // Nobody is told while the server is away; the next command tells it then, an attachment first of all.
+    // While the server is away it gets no notice of the detach. The next command delivers the
+    // notice; an attach does so before anything else.
     for is_detached_again in [false, true] {
         let mut client = Client::started(&daemon, &uri, &[]);
         daemon.kill();

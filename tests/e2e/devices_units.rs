@@ -1,8 +1,9 @@
-//! Devices under systemd, with the units, rules and the line of fstab that packages get (`packaging/`).
+//! Devices under systemd, with the units, rules and the fstab line of the packages (`packaging/`).
 //!
 //! Invariants:
-//! - It runs in a guest kernel, where systemd is process 1 of a namespace: this machine's services are left alone.
-//! - The units are those of `packaging/`, but for three paths that the guest cannot write to.
+//! - The test runs in a guest kernel, where systemd is process 1 of a namespace: this machine's
+//!   services are left alone.
+//! - The units are those of `packaging/`, except for three paths that the guest cannot write to.
 
 use crate::devices_moments::{RULES, UDEV};
 use std::os::unix::process::ExitStatusExt;
@@ -18,7 +19,7 @@ use tests::process::Process;
 
 const SYSTEMD: &str = "/lib/systemd/systemd";
 const FSTAB_GENERATOR: &str = "/lib/systemd/system-generators/systemd-fstab-generator";
-/// Units of systemd's own that these need, and that start nothing.
+/// systemd's own units that these need. They start nothing.
 const TARGETS: [&str; 15] = [
     "basic.target",
     "final.target",
@@ -48,7 +49,7 @@ const CONFIGURATION: &str = "memory = \"800MiB\"\n\
 const LOG: &str = "/run/spindle.log";
 const MOUNTPOINT: &str = "/run/db";
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
-/// Restarts in order, and kills, during one load each.
+/// Number of orderly restarts, and of kills, each during one load.
 const RESTARTS: u32 = 3;
 
 #[test]
@@ -62,14 +63,14 @@ fn units_restart_and_stop_without_an_error_for_who_uses_a_device() {
     guest::run(name, Duration::from_secs(600), &[], under_systemd);
 }
 
-/// systemd, process 1 of a namespace; its end is the end of all that it has started.
+/// systemd as process 1 of a namespace; all processes that it has started end with it.
 struct Machine(Process);
 
 impl Machine {
     fn start() -> Machine {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]);
-        // As systemd has it on a machine: what is unmounted leaves the namespaces of services, too.
+        // As systemd does on a machine: an unmount reaches the namespaces of services, too.
         command.args(["--propagation", "shared", SYSTEMD]);
         command.args(["--system", "--unit=default.target", "--log-target=kmsg"]);
         command.env("container", "spindle-test").env("SYSTEMD_UNIT_PATH", UNITS);
@@ -80,7 +81,8 @@ impl Machine {
         machine
     }
 
-    /// What `systemctl` says in the namespace: systemd listens to nobody from outside. `None`: it failed.
+    /// Returns the output of `systemctl` in the namespace, as systemd does not answer commands from
+    /// outside; `None` if it failed.
     fn ask(&self, arguments: &[&str]) -> Option<String> {
         let first = self.first();
         let inside = ["--target", &first, "--pid", "--mount", "--", "systemctl"];
@@ -103,12 +105,13 @@ impl Machine {
         asked.unwrap_or_else(|| panic!("{unit} has a {name}"))
     }
 
-    /// Number of its first process, as it is here: the child of `unshare`. Empty where there is none.
+    /// Returns the number, outside the namespace, of its first process: the child of `unshare`.
+    /// Empty if there is none.
     fn first(&self) -> String {
         let id = self.0.id().to_string();
         let is_child = |number: &String| {
             let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
-            // The name before it may hold anything. Source: proc_pid_stat(5).
+            // The name before it may contain any characters. Source: proc_pid_stat(5).
             let after_name = stat.rsplit_once(')').map(|(_, rest)| rest.to_owned());
             after_name.is_some_and(|rest| rest.split_whitespace().nth(1) == Some(&id))
         };
@@ -117,11 +120,11 @@ impl Machine {
         names.find(is_child).unwrap_or_default()
     }
 
-    /// Returns once it has ended, in the order of its units.
+    /// Powers the namespace off, and returns once its units have ended in order.
     fn power_off(mut self) {
         self.tell(&["poweroff"]);
         let status = self.0.wait(STEP_TIME_MAX).expect("systemd ends");
-        // How a namespace is powered off: its first process is told by a signal. Source: reboot(2).
+        // In a namespace, power-off ends its first process by a signal. Source: reboot(2).
         assert!(status.success() || status.signal().is_some(), "{status}");
     }
 }
@@ -149,20 +152,20 @@ fn is_ready() -> bool {
 }
 
 fn install() {
-    // The guest's own, over directories that it can only read.
+    // The guest mounts its own, over directories that it can only read.
     run("mount", &["-t", "tmpfs", "own", "/var/lib"]);
     run("mount", &["-t", "cgroup2", "own", "/sys/fs/cgroup"]);
     for dir in ["/var/lib/bin", UNITS, "/run/etc", "/run/udev/rules.d"] {
         std::fs::create_dir_all(dir).expect("a directory of the guest's own");
     }
-    // Neither below /tmp, of which the unit gets its own, nor in a home directory.
+    // The place is not below /tmp, where the unit gets its own, and not in a home directory.
     std::fs::copy(binary("spindle"), PROGRAM).expect("copy the program");
     std::fs::copy(RULES, "/run/udev/rules.d/60-spindle.rules").expect("copy the rules");
     std::fs::write("/run/etc/spindle.toml", CONFIGURATION).expect("write the configuration");
     for target in TARGETS {
         let from = PathBuf::from("/lib/systemd/system").join(target);
         let text = std::fs::read_to_string(from).expect("systemd has it");
-        // What these want would be a whole machine.
+        // Their `Wants=` would start a whole machine.
         let is_kept = |line: &&str| !line.starts_with("Wants=") || target == "remote-fs.target";
         let text: Vec<&str> = text.lines().filter(is_kept).collect();
         std::fs::write(Path::new(UNITS).join(target), text.join("\n")).expect("write a unit");
@@ -178,17 +181,17 @@ fn install() {
     std::fs::write(format!("{UNITS}/default.target"), wanted).expect("write a unit");
 }
 
-/// The line that the guide of `packaging/` has, for our mountpoint.
+/// Returns the fstab line from the guide of `packaging/`, for the test's mountpoint.
 fn line_of_fstab() -> String {
     let guide = std::fs::read_to_string(format!("{PACKAGING}/README.md")).expect("a guide");
     let line = guide.lines().find(|line| line.starts_with("/dev/spindle/main/db "));
-    // Not checked by fsck, of which there would have to be a unit.
+    // fsck would need units of its own, so its pass number is 0.
     line.expect("the guide has a line").replace("/srv/db", MOUNTPOINT).replace("0 2", "0 0")
 }
 
 fn under_systemd() {
     install();
-    run(UDEV, &["--daemon"]); // the guest ends it
+    run(UDEV, &["--daemon"]); // ends with the guest
     let machine = Machine::start();
     until("the daemon serves", is_ready);
     let _ = spindle(&["attach", "db"]);
@@ -196,9 +199,10 @@ fn under_systemd() {
     run("mkfs.ext4", &["-q", "/dev/spindle/main/db"]);
     machine.power_off();
 
-    // The second start has the file system in its fstab, as a machine of somebody who followed the guide.
+    // At the second start the file system is in fstab, as after following the guide.
     std::fs::write("/run/fstab", line_of_fstab()).expect("write fstab");
-    // systemd looks for units in our directory alone, so that it does not start a whole machine.
+    // systemd looks for units in the test's directory alone, so that it does not start a whole
+    // machine.
     let dirs = [UNITS; 3];
     let mut generator = Command::new(FSTAB_GENERATOR);
     let made = generator.args(dirs).env("SYSTEMD_FSTAB", "/run/fstab").status();
@@ -230,7 +234,7 @@ fn under_systemd() {
             "a restart of the daemon leaves it mounted"
         );
         check_kernel();
-        // It is served again before the next end.
+        // The device is served again before the next restart or kill.
         let read =
             ["if=/dev/spindle/main/db", "of=/dev/null", "bs=4096", "count=1", "iflag=direct"];
         run("timeout", &[&["--signal=KILL", "40", "dd"][..], &read].concat());
@@ -249,7 +253,8 @@ fn under_systemd() {
     machine.power_off();
 }
 
-/// No device has failed, and no file system was cut short: it is unmounted before its daemon ends.
+/// Insists that no device has failed, and that the file system was unmounted before its daemon
+/// ended.
 #[track_caller]
 fn check_kernel() {
     let said = run("dmesg", &[]);
@@ -258,7 +263,7 @@ fn check_kernel() {
     }
 }
 
-/// Writes, flushes and verifies, again and again.
+/// Writes, flushes and verifies, again and again, until `is_over`.
 fn loads_until(is_over: &AtomicBool, place: &str) {
     while !is_over.load(Ordering::Relaxed) {
         let what = ["--name=units", place, "--rw=randwrite", "--bs=4k-64k", "--size=48m"];

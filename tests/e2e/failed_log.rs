@@ -1,8 +1,8 @@
-//! A disk of the write log that fails under the daemon, and one that is unmounted while the daemon is down: on file systems
-//! in files of this machine.
+//! A disk of the write log that fails under the daemon, and one that is unmounted while the daemon
+//! is down. The disks are file systems in files of this machine.
 //!
 //! Invariants:
-//! - What was answered reads back, or the volume says that it may be gone: one of the two, also within one boot of
+//! - An answered write reads back, or the volume says that it may be gone, also within one boot of
 //!   the kernel.
 //! - A restart alone, or one in another mount namespace, reports nothing.
 //! - No mount and no loop device is left.
@@ -18,22 +18,23 @@ use tests::place::{output, run};
 use tests::power::device::Loop;
 use tests::{Place, needs, needs_root};
 
-/// A pool whose log is small, and nothing of which reaches the store unasked.
+/// A pool with a small log that destages nothing unless asked.
 const SETTINGS: &str = "[log]\nsize = \"16MiB\"\nfile_size = \"4MiB\"\n[cache]\nsize = \"0\"\n\
     [destage]\nmax_age = \"1h\"\n";
 const DISK_BYTES: u64 = 512 << 20;
-/// Rounds within which a write is caught between its answer and its sync. Chosen by hand: each has some hundred
-/// milliseconds for what takes a few.
+/// Rounds within which a write is caught between its answer and its sync. Chosen by hand: a round
+/// has a few hundred milliseconds for this, which takes a few.
 const ROUNDS: u64 = 10;
-/// Longest until the daemon has ended by itself.
+/// Longest time until the daemon has ended on its own.
 const END: Duration = Duration::from_secs(90);
 /// Exit code of a daemon whose write log failed. Source: docs/operations.md.
 const LOG_FAILED: i32 = 5;
 /// `EXT4_IOC_SHUTDOWN` and `XFS_IOC_GOINGDOWN`. Source: Linux, fs/ext4/ext4.h and fs/xfs/libxfs/xfs_fs.h.
 const SHUTDOWN: rustix::ioctl::Opcode = opcode::read::<u32>(b'X', 125);
-/// Nothing that is in memory is written, the journal neither. Source: `EXT4_GOING_FLAGS_NOLOGFLUSH`, which XFS has, too.
+/// Writes nothing that is in memory, not even the journal. Source: `EXT4_GOING_FLAGS_NOLOGFLUSH`;
+/// XFS has the same flag.
 const NOLOGFLUSH: u32 = 2;
-/// Log lines that belong to it.
+/// Expected log lines.
 const ANNOUNCED: [&str; 9] = [
     "cannot remove half a log file",
     "the pool has stopped",
@@ -46,7 +47,7 @@ const ANNOUNCED: [&str; 9] = [
     "destage failed",
 ];
 
-/// Log lines of a daemon whose store is on the same disk.
+/// Further expected log lines of a daemon whose store is on the same disk.
 const STORE_IS_GONE: [&str; 5] = [
     "could not note that the write log failed",
     "the store did not take the note",
@@ -127,7 +128,8 @@ fn daemon_on(place: &Path, volumes: &[(&str, &str)], is_all: bool) -> Daemon {
     daemon
 }
 
-/// The log alone is on a disk that fails; then all of the directory is, so that nothing can be noted there.
+/// First only the disk of the log fails, then that of the whole directory, so that nothing can be
+/// noted there.
 #[test]
 fn a_write_that_vanished_with_the_logs_disk_is_reported_and_the_daemon_ends() {
     needs_root!();
@@ -166,7 +168,7 @@ fn a_write_that_vanished_with_the_logs_disk_is_reported_and_the_daemon_ends() {
             let is_reported = is_stepped_back(&daemon, "db");
             println!("round {round}: kept {is_kept}, reported {is_reported}");
             assert!(is_kept || is_reported, "an answered write is gone, and nothing tells");
-            // The note beside the log tells how far it had answered.
+            // The note beside the log records how far the daemon had answered.
             assert!(is_all || is_kept != is_reported, "nothing is gone, and a loss is reported");
             assert!(!is_stepped_back(&daemon, "synced"), "nothing of it can be gone");
             lost_count += u64::from(!is_kept);
@@ -185,7 +187,7 @@ fn a_write_that_vanished_with_the_logs_disk_is_reported_and_the_daemon_ends() {
     }
 }
 
-/// Nobody notes anything: the daemon is dead by then.
+/// The daemon is dead, so it cannot note that its log is lost.
 #[test]
 fn a_log_whose_file_system_was_unmounted_after_a_kill_is_not_taken_for_whole() {
     needs_root!();

@@ -1,8 +1,8 @@
 //! A file system and a database on a volume: ext4 over a loop device over nbdfuse, PostgreSQL with
-//! checksums on it, and the daemon killed in the middle.
+//! checksums on it, and a kill of the daemon in the middle.
 //!
 //! Invariants:
-//! - Every mount and loop device goes with the test, also when it fails.
+//! - Every mount and loop device is removed with the test, even if it fails.
 
 use crate::postgres::Postgres;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use tests::{needs, needs_root};
 
 /// An export as a mounted ext4.
 pub struct Mounted {
-    /// Where its files are.
+    /// The directory of its files.
     pub mountpoint: PathBuf,
     disk: PathBuf,
     device: String,
@@ -25,7 +25,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Attaches the export; makes the file system first where `is_new`.
+    /// Attaches the export and mounts it; makes the file system first if `is_new`.
     pub fn mount(uri: &str, place: &Place, is_new: bool) -> Mounted {
         let (mountpoint, disk) = (place.join("mnt"), place.join("disk"));
         std::fs::create_dir_all(&mountpoint).expect("make a directory");
@@ -45,7 +45,7 @@ impl Mounted {
         if is_new {
             run("mkfs.ext4", &["-q", "-F", "-E", "nodiscard", &mounted.device]);
         } else {
-            // Replays the journal as a mount would, and checks the rest.
+            // Replays the journal like a mount, and checks the rest.
             let checked = output("e2fsck", &["-fy", &mounted.device]);
             assert!(
                 checked.status.code().is_some_and(|code| code < 4),
@@ -54,12 +54,12 @@ impl Mounted {
             );
         }
         run("mount", &[&mounted.device, &mounted.mountpoint.display().to_string()]);
-        // Detaches by itself from here on, when the mount goes, whoever ends it.
+        // The loop device detaches automatically when its mount ends.
         run("losetup", &["-d", &mounted.device]);
         mounted
     }
 
-    /// Takes it apart in order; everything reaches the volume.
+    /// Takes it apart in order; all data reaches the volume.
     pub fn unmount(mut self) {
         run("umount", &[&self.mountpoint.display().to_string()]);
         self.release();
@@ -69,7 +69,7 @@ impl Mounted {
     fn release(&mut self) {
         self.is_mounted = false;
         output("umount", &["-l", &self.mountpoint.display().to_string()]);
-        // A device that was never mounted, or one that is free by now.
+        // Skips a loop device that is free by now; one that was never mounted is still attached.
         let attached = output("losetup", &["-j", &self.disk.display().to_string()]);
         if String::from_utf8_lossy(&attached.stdout).starts_with(&format!("{}:", self.device)) {
             output("losetup", &["-d", &self.device]);
@@ -93,7 +93,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Settings of a pool whose log takes what a database writes.
+/// Settings of a pool whose log has room for the writes of a database.
 pub fn settings() -> String {
     SMALL.replace("16MiB", "128MiB").replace("4MiB", "16MiB")
 }
@@ -142,8 +142,8 @@ fn postgresql_recovers_every_committed_transaction_after_a_kill_of_the_daemon() 
     postgres.bench(&["-i", "-q", "-s", "3"]);
     postgres.sql("create table seen(id bigint primary key)");
     println!("{}", postgres.bench(&["-T", "5", "-c", "4"]));
-    // Commits one after the other until the daemon dies under them: what was answered must be there.
-    // Of the one that was under way nobody knows.
+    // Commits one after the other until the daemon dies. Answered commits must be present; the one
+    // in flight may be present or not.
     let killer = daemon.killer();
     let committed = postgres.commit_until(200, &place, killer);
     daemon.reap().expect("it was killed");

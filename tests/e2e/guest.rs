@@ -1,7 +1,7 @@
-//! The guest kernel that other tests run in: it does what `tests/guest` says.
+//! The guest kernel of other tests: it behaves as `tests/guest` documents.
 //!
 //! Invariants:
-//! - Nothing that happens inside is left on this machine.
+//! - No change from inside is left on this machine.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -41,7 +41,7 @@ fn a_guest_runs_a_command_and_leaves_nothing_behind() {
     let late = guest(&place, "3", "sleep 100");
     assert_eq!(late.status.code(), Some(124), "{late:?}");
     assert!(begun.elapsed() < Duration::from_secs(30));
-    // A kernel that dies is told from a command that fails.
+    // The exit status distinguishes a dead kernel from a failed command.
     let dead = guest(
         &place,
         "60",

@@ -1,5 +1,6 @@
-//! A store that answers wrongly, for a moment or for long, at any request of a pool's whole run: no
-//! acknowledged write is lost, no pool ends, no other owner is claimed, and a lasting fault is in `status`.
+//! A store that answers wrongly, for a moment or for long, at any request during a pool's whole
+//! run: no acknowledged write is lost, no pool ends, no message claims another owner, and `status`
+//! shows a lasting fault.
 //!
 //! Invariants:
 //! - The store's objects stay right throughout, so everything must work again once it is healed.
@@ -21,12 +22,12 @@ use tests::store::{BUCKET, environment};
 const PASSING_PERCENT: u64 = 3;
 /// Prefix of the pool's objects.
 const POOL: &str = "pools/one/";
-/// Attempts of a command while faults pass. Chosen by hand: a command makes some dozens of requests, and
-/// one that is refused for good reason (403) ends it.
+/// Attempts of a command while faults pass. Chosen by hand: a command makes a few dozen requests,
+/// and a request that is refused for good reason (403) ends it.
 const ATTEMPTS_MAX: usize = 8;
-/// Within this time a lasting fault is in `status`, or has cost nothing.
+/// Time within which a lasting fault appears in `status`, unless it has no effect.
 const SHOWN_WITHIN: Duration = Duration::from_secs(45);
-/// None of these is true of a store that answers wrongly, so no message may say so.
+/// Explanations that are false for a store that answers wrongly, so no message may give them.
 const WRONG_REASONS: &[&str] = &[
     "another node",
     "taken over",
@@ -41,7 +42,8 @@ const WRONG_REASONS: &[&str] = &[
     "panicked",
 ];
 
-/// A daemon whose reads and commits reach the store: no caches, a log with room for the time of a fault.
+/// Makes a daemon whose reads and commits reach the store: no caches, and a log with room for the
+/// duration of a fault.
 fn on_ill_store(bucket: &Bucket) -> Daemon {
     let settings =
         SMALL.replace("size = \"16MiB\"\nfile_size", "size = \"128MiB\"\nfile_size").replace(
@@ -49,7 +51,7 @@ fn on_ill_store(bucket: &Bucket) -> Daemon {
             "[cache]\nsize = \"0\"\n[memory_cache]\nsize = \"0\"",
         );
     let mut daemon = on_s3(&settings, VOLUMES, bucket.address());
-    // Faults are complained about, rightly; wrong reasons are looked for below.
+    // Warnings about faults are right; wrong reasons are searched for below.
     daemon.announce("");
     daemon
 }
@@ -139,7 +141,7 @@ fn passing_faults_at_any_request_of_a_run_lose_nothing() {
     }
 }
 
-/// A daemon with a store of its own, which can reach the bucket.
+/// Makes a daemon with a store of its own, which can reach the bucket.
 fn stranger(bucket: &Bucket) -> Daemon {
     let mut daemon = Daemon::new(SMALL, &[]);
     daemon.announce("");
@@ -150,7 +152,7 @@ fn stranger(bucket: &Bucket) -> Daemon {
     daemon
 }
 
-/// A pool that was restored from the copy, served, while faults pass.
+/// Restores a pool from the copy and serves it, while faults pass.
 fn restored(bucket: &Bucket, source: &Daemon, url: &str) -> Daemon {
     let key = source.dir().join("spindle.key").display().to_string();
     let mut daemon = stranger(bucket);
@@ -160,13 +162,13 @@ fn restored(bucket: &Bucket, source: &Daemon, url: &str) -> Daemon {
     daemon
 }
 
-/// Parts of the store that a lasting fault may hit: everything, or the objects of one folder. [`ONE_OBJECT`] is one object
-/// of the pool, drawn at random.
+/// Parts of the store that a lasting fault may hit: everything, or the objects of one folder.
+/// [`ONE_OBJECT`] stands for one object of the pool, drawn at random.
 const PARTS: &[&str] =
     &["", "segments/", "metadata/", "manifest/", "keyring/", "copies/", ONE_OBJECT];
 const ONE_OBJECT: &str = "one object";
 
-/// Work that meets a lasting fault, beside writes.
+/// Work during a lasting fault, in addition to writes.
 #[derive(Clone, Copy, Debug)]
 enum Work {
     Serve,
@@ -178,8 +180,8 @@ enum Work {
 
 const WORK: [Work; 5] = [Work::Serve, Work::Restart, Work::Copy, Work::Scrub, Work::Restore];
 
-/// Longest time that a command, a stop or a start takes while a fault lasts. Chosen by hand: above the two minutes for which
-/// an opening waits for its store.
+/// Longest time of a command, a stop or a start during a fault. Chosen by hand: above the two
+/// minutes for which an opening waits for its store.
 const WORK_TIME_MAX: Duration = Duration::from_secs(150);
 
 #[test]
@@ -190,7 +192,7 @@ fn lasting_faults_are_shown_and_everything_goes_on_once_the_store_is_healed() {
         let mut random = Random::new(seed, 22);
         let bucket = Bucket::start(Care::Honest);
         let mut daemon = on_ill_store(&bucket);
-        // Paged listings from the start.
+        // From the start, listings have pages.
         bucket.inject(Faults::None);
         daemon.restart();
         let mut history = History::new(seed);
@@ -228,7 +230,7 @@ fn copy_url() -> String {
     format!("s3://{BUCKET}/copies/one")
 }
 
-/// A command that may fail while a fault lasts, for a right reason and in bounded time.
+/// Runs a command that may fail during a fault, for a right reason and in bounded time.
 fn attempt(daemon: &Daemon, arguments: &[&str]) {
     let begun = Instant::now();
     let mut command = daemon.prepare(arguments);
@@ -239,7 +241,7 @@ fn attempt(daemon: &Daemon, arguments: &[&str]) {
     assert!(begun.elapsed() < WORK_TIME_MAX, "{arguments:?} took {:?}", begun.elapsed());
 }
 
-/// Does the work while the fault lasts. The daemon may not run afterwards.
+/// Does the work while the fault lasts. The daemon may not be running afterwards.
 fn work_on(bucket: &Bucket, daemon: &mut Daemon, work: Work) {
     match work {
         Work::Serve => {}
@@ -266,7 +268,7 @@ fn work_on(bucket: &Bucket, daemon: &mut Daemon, work: Work) {
     }
 }
 
-/// One lasting fault, from its beginning until the pool is as before.
+/// Runs one lasting fault, from its beginning until the pool is healthy again.
 fn meet(
     bucket: &Bucket,
     daemon: &mut Daemon,
@@ -276,7 +278,7 @@ fn meet(
 ) {
     bucket.inject(Faults::Lasting { fault, part: part.to_owned() });
     let before = bucket.injected();
-    // What was written stays acknowledged: the log has room.
+    // Writes are acknowledged during the fault: the log has room.
     history.run_for(&mut open(daemon), Duration::from_secs(1));
     let destaged = |daemon: &Daemon| daemon.json(&["status"])["log"]["destaged_lsn"].clone();
     let (mark, begun) = (daemon.json(&["status"])["log"]["last_lsn"].clone(), Instant::now());

@@ -1,4 +1,5 @@
-//! Requests of a client that disconnects while the log is full: none is applied over acknowledged writes of its successor.
+//! Requests of a client that disconnects while the log is full: none is applied over acknowledged
+//! writes of its successor.
 //!
 //! Invariants:
 //! - The log is full because the test keeps the store away.
@@ -20,11 +21,11 @@ use tests::place::{binary, skip};
 const MIB: u64 = 1 << 20;
 const LENGTH: u32 = 64 << 10;
 const BLOCK: usize = 4096;
-/// The successor writes here, counted from the start of each request's range.
+/// Place of the successor's write, counted from the start of each request's range.
 const INSIDE: u64 = 8192;
 
-/// A request of the first client: the start of its range, its command, by how many bytes it is unaligned, and the byte that
-/// it writes.
+/// A request of the first client: the start of its range, its command, the number of bytes by which
+/// it is unaligned, and the byte that it writes.
 type Left = (u64, u16, u64, Option<u8>);
 
 const LEFT: [Left; 4] = [
@@ -52,7 +53,7 @@ fn send(connection: &mut Connection, (start, command, ragged, payload): Left) {
     sent.expect("it is sent");
 }
 
-/// The effects of requests that were applied too late.
+/// Returns the effects of requests that were applied too late.
 fn late(program: &str, bugs: Option<&str>) -> Vec<&'static str> {
     let bucket = Bucket::start(Care::Honest);
     let proxy = Proxy::start(bucket.address()).expect("a proxy");
@@ -83,7 +84,7 @@ fn late(program: &str, bugs: Option<&str>) -> Vec<&'static str> {
     found
 }
 
-/// Lets the thread that fills the log end, also where the test fails.
+/// Lets the thread that fills the log end, even if the test fails.
 struct OpenedAtTheEnd<'a>(&'a Proxy);
 
 impl Drop for OpenedAtTheEnd<'_> {
@@ -98,7 +99,7 @@ fn fill(endpoint: &Endpoint) -> io::Result<()> {
     let payload = vec![7; 128 << 10];
     for index in 0..160 {
         writer.submit(CMD_WRITE, 0, index % 64 * (128 << 10), 128 << 10, &payload)?;
-        // It waits for as long as the test keeps the store away.
+        // The writer waits for as long as the test keeps the store away.
         loop {
             match writer.receive() {
                 Ok(_) => break,
@@ -110,7 +111,7 @@ fn fill(endpoint: &Endpoint) -> io::Result<()> {
     Ok(())
 }
 
-/// `is_right`: the daemon takes requests back.
+/// Runs both clients; returns late effects. `is_right`: the daemon takes requests back.
 fn go_and_come(daemon: &Daemon, proxy: &Proxy, is_right: bool) -> Vec<&'static str> {
     let mut found = Vec::new();
     let mut gone: Vec<Connection> = [false, true].map(|is_tcp| connect(daemon, is_tcp)).into();

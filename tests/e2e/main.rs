@@ -1,7 +1,7 @@
-//! End to end: the binary as it ships, real clients, real stores, real damage.
+//! End to end: the shipped binary, real clients, real stores, real damage.
 //!
 //! Invariants:
-//! - What a test needs and the machine lacks makes it say so and be counted as skipped.
+//! - A test that lacks something on this machine says so and is counted as skipped.
 
 mod clients;
 mod clones;

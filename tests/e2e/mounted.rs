@@ -1,15 +1,16 @@
-//! File systems and their tools on devices of a kernel: what a device says of itself is true, what a
-//! file system gives back reaches the volume, and file systems stay whole whatever happens to the
-//! daemon or the machine.
+//! File systems and their tools on devices of a kernel: the limits that a device reports are true,
+//! the space that a file system gives back reaches the volume, and file systems stay whole when the
+//! daemon or the machine dies.
 //!
 //! Invariants:
-//! - It runs in a guest kernel (`tests/guest`): no file system is mounted on this machine.
-//! - A file system that was unmounted is whole by its own checker, and the kernel has complained of
-//!   nothing.
+//! - The tests run in a guest kernel (`tests/guest`): no file system is mounted on this machine.
+//! - An unmounted file system is whole according to its own checker, and the kernel has logged no
+//!   complaint.
 //!
 //! There is no device mapper between file system and device: its faults (flakey) would be those of
-//! a device that breaks its promises, and what file systems do then is not spindle's. Writes that are lost
-//! with the power are tested below spindle (`power.rs`), and here by stopping the machine.
+//! a device that breaks its promises, and the reaction of file systems to these is not spindle's
+//! concern. Writes that are lost with the power are tested below spindle (`power.rs`), and here by
+//! stopping the machine.
 
 use crate::devices::{SETTINGS, attach};
 use std::collections::BTreeMap;
@@ -34,7 +35,7 @@ pub(crate) const DRIVERS: [&[&str]; 2] = [&[], &["--nbd"]];
 pub(crate) struct Kind {
     name: &'static str,
     make: &'static [&'static str],
-    /// Finds what is wrong and changes nothing.
+    /// Checks it without changing anything.
     check: &'static [&'static str],
 }
 
@@ -78,14 +79,14 @@ impl Mounted {
         kind.check(&self.device);
     }
 
-    /// Everything that was written so far is on the device.
+    /// Syncs all writes so far to the device.
     #[track_caller]
     fn sync(&self) {
         run("sync", &["-f", &self.path.display().to_string()]);
     }
 }
 
-/// A number that the environment may say.
+/// Returns the number in an environment variable, or `otherwise`.
 pub(crate) fn number_of(variable: &str, otherwise: u64) -> u64 {
     std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
 }
@@ -111,7 +112,7 @@ pub(crate) fn no_complaints_of_the_kernel() {
     assert!(bad.is_empty(), "the kernel says {bad:#?}");
 }
 
-/// Runs a step and insists that it is not slow.
+/// Runs a step and insists on a time limit.
 #[track_caller]
 fn within<T>(limit: Duration, name: &str, step: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
@@ -129,8 +130,8 @@ fn a_device_says_what_suits_the_engine() {
     guest::run(name, Duration::from_secs(120), &[], what_a_device_says);
 }
 
-/// The longest discard has at least so many bytes: whole blocks within 32 bits, in which the kernel
-/// counts the bytes of a request.
+/// Least size of the longest discard: whole blocks within 32 bits, in which the kernel counts the
+/// bytes of a request.
 const LONGEST_BYTES: u64 = (1 << 32) - 4096;
 
 fn what_a_device_says() {
@@ -147,7 +148,7 @@ fn what_a_device_says() {
                 let text = std::fs::read_to_string(path).expect("the kernel has it");
                 text.trim().parse().expect("a number")
             };
-            // The nbd driver takes one size of block, and has a best request of its own.
+            // The nbd driver supports one block size only, and has its own optimal request size.
             let physical = if is_nbd { logical } else { 4096 };
             let optimal = if is_nbd { 128 << 10 } else { 4096 };
             for (name, wanted) in [
@@ -165,7 +166,7 @@ fn what_a_device_says() {
                 assert!(queue(name) >= LONGEST_BYTES, "{options:?}: {name} {}", queue(name));
             }
             assert!(queue("max_sectors_kb") >= 128, "{options:?}: requests are not small");
-            // What programs are told is what /sys says.
+            // The limits that programs get are those in /sys.
             let told =
                 run("blockdev", &["--getss", "--getpbsz", "--getiomin", "--getioopt", &device]);
             let told: Vec<u64> = told.lines().map(|line| line.parse().expect("a number")).collect();
@@ -179,8 +180,8 @@ fn what_a_device_says() {
     no_complaints_of_the_kernel();
 }
 
-/// Where every write is on stable storage when it is answered, the device has no volatile cache, whatever becomes of its
-/// volume while it is in use.
+/// If every write is on stable storage when it is answered, the device has no volatile cache,
+/// whatever happens to its volume while the device is in use.
 fn write_through(driver: &[&str]) {
     let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
     let caches = |device: &str| {
@@ -236,15 +237,16 @@ fn file_systems_on_a_large_thin_volume_give_back_what_they_free() {
     });
 }
 
-/// Bytes of files that are kept, and of those that go.
+/// Bytes of files that are kept, and of files that are removed.
 const KEPT_BYTES: usize = 2 << 20;
 const GONE_BYTES: usize = 12 << 20;
-/// What a new file system of 300 GiB may take of the volume, and what may stay of files that went.
+/// Limits for the space that a new file system of 300 GiB takes of the volume, and for the space
+/// that removed files leave occupied.
 const NEW_BYTES_MAX: u64 = 64 << 20;
 const REST_BYTES_MAX: u64 = 1 << 20;
-/// Trims of btrfs, where the first one has not given everything back.
+/// Largest number of trims, for file systems whose first trim does not give everything back.
 const TRIMS_MAX: u32 = 10;
-/// Partitions and their parts of the volume begin here. Source: sfdisk(8).
+/// Alignment of partitions. Source: sfdisk(8).
 const ALIGNMENT_SECTORS: u64 = 2048;
 
 fn thin(driver: &[&str]) {
@@ -282,7 +284,7 @@ fn thin(driver: &[&str]) {
         fill(&mounted.path.join("gone"), 2, GONE_BYTES);
         mounted.sync();
         let full = taken(&uri);
-        // Blocks of zeroes that the file system has written count until they are destaged.
+        // Zeroed blocks that the file system has written count until they are destaged.
         let least = before + GONE_BYTES as u64 - REST_BYTES_MAX;
         assert!(full >= least, "{}: {before}, then {full}", kind.name);
         std::fs::remove_dir_all(mounted.path.join("gone")).expect("remove the files");
@@ -292,8 +294,9 @@ fn thin(driver: &[&str]) {
         });
         mounted.sync();
         let mut after = taken(&uri);
-        // On a busy machine btrfs has not let go of the files yet, and XFS, which since Linux 5.14 gives back the
-        // blocks of removed files in the background, has not either. ext4 is trimmed once.
+        // On a busy machine btrfs may not have released the files yet. Since Linux 5.14 XFS frees
+        // the blocks of removed files in the background, so it may not have either. ext4 is trimmed
+        // once.
         for trim in 2..=TRIMS_MAX {
             if kind.name == "ext4" || after <= before + REST_BYTES_MAX {
                 break;
@@ -307,12 +310,12 @@ fn thin(driver: &[&str]) {
         assert!(after <= before + REST_BYTES_MAX, "{}: {before}, then {after}", kind.name);
         mounted.unmount(kind);
     }
-    // With nothing of it in the kernel's memory.
+    // With none of it in the kernel's memory.
     let _ = daemon.json(&["detach", "db"]);
     daemon.kill();
     daemon.restart();
     let device = attach(&daemon, &[driver, &["--shared"]].concat());
-    // Since Linux 6.19 the table of partitions is read behind the attach.
+    // Since Linux 6.19 the kernel reads the partition table after the attach.
     let last = format!("{device}p{}", KINDS.len());
     let until = Instant::now() + Duration::from_secs(20);
     while !Path::new(&last).exists() {
@@ -348,7 +351,7 @@ fn thin(driver: &[&str]) {
 const HOLE: u64 = 1;
 const ZERO: u64 = 2;
 
-/// Extents of an export without this flag: offset and length.
+/// Returns the extents of an export without this flag: offset and length.
 fn map(uri: &str, without: u64) -> Vec<(u64, u64)> {
     let said = run("nbdinfo", &["--map", uri]);
     let extents = said.lines().map(|line| {
@@ -360,13 +363,13 @@ fn map(uri: &str, without: u64) -> Vec<(u64, u64)> {
     extents.filter(|(_, _, flags)| flags & without == 0).map(|(at, len, _)| (at, len)).collect()
 }
 
-/// Bytes of an export that are stored. Zeroes that are not to be a hole are not: the kernel's "zero this"
-/// (BLKZEROOUT), by which journals are made, asks for such.
+/// Returns the stored bytes of an export. They do not include zeroes that must not become a hole,
+/// which the kernel's "zero this" (BLKZEROOUT) asks for when journals are made.
 fn taken(uri: &str) -> u64 {
     map(uri, ZERO).iter().map(|(_, length)| length).sum()
 }
 
-/// Writes files of 64 KiB that no compression makes smaller.
+/// Writes files of 64 KiB that do not compress.
 pub(crate) fn fill(dir: &Path, stream: u64, bytes: usize) {
     std::fs::create_dir(dir).expect("make a directory");
     each(stream, bytes, |name, bytes| {
@@ -374,7 +377,7 @@ pub(crate) fn fill(dir: &Path, stream: u64, bytes: usize) {
     });
 }
 
-/// Insists that they are there.
+/// Insists that the files are present.
 #[track_caller]
 pub(crate) fn filled(dir: &Path, stream: u64, bytes: usize) {
     each(stream, bytes, |name, bytes| {
@@ -392,8 +395,8 @@ fn each(stream: u64, bytes: usize, mut with: impl FnMut(&str, &[u8])) {
     }
 }
 
-/// A daemon in a guest whose store is in the directory shared with this machine: a store only grows, and
-/// memory does not.
+/// Makes a daemon in a guest with its store in the directory shared with this machine, because a
+/// store only grows and the guest's memory does not.
 fn daemon_in_shared_directory(volumes: &[(&str, &str)]) -> Daemon {
     let mut daemon = Daemon::new(SETTINGS, volumes);
     let store = std::env::current_dir().expect("there is one").join("store");
@@ -403,11 +406,11 @@ fn daemon_in_shared_directory(volumes: &[(&str, &str)]) -> Daemon {
     daemon
 }
 
-/// What stress-ng does to a file system, each by one process.
+/// Names of the stressors of stress-ng; each runs as one process.
 const STRESSORS: &str = "access chmod chown dentry dir fallocate fiemap filename fpunch getdent hdd io iomix \
     link rename seek symlink sync-file touch utime xattr";
 
-/// Their files are small: what is tested is the number of changes, not their length.
+/// Small files, because the number of changes is tested, not their length.
 const STRESS_SIZES: &str = "--fallocate-bytes=8M --fiemap-bytes=4M --hdd-bytes=8M --iomix-bytes=8M \
     --seek-size=4M --sync-file-bytes=4M";
 
@@ -431,7 +434,7 @@ fn stressed(seed: u64) {
     println!("SEED={seed}");
     let mut random = Random::new(seed, 0);
     let mut daemon = daemon_in_shared_directory(&[("ublk", "1G"), ("nbd", "1G")]);
-    // Some forty processes have one processor.
+    // About forty processes share one processor.
     daemon.announce("the data tier is not open yet");
     let place = Place::new();
     let volumes: [(&str, &[&str]); 2] = [("ublk", &[]), ("nbd", &["--nbd"])];
@@ -448,7 +451,7 @@ fn stressed(seed: u64) {
     }
     let mut running = Vec::new();
     for (volume, _, _, _, stress_dir) in &tried {
-        // The daemon comes first, or it would hardly come up.
+        // The daemon has priority, as otherwise it would hardly start.
         let mut command = Command::new("nice");
         command
             .args(["-n", "19", "stress-ng"])
@@ -461,7 +464,7 @@ fn stressed(seed: u64) {
     let mut kill_count = 0;
     for (volume, mut stress, log) in running {
         let status = loop {
-            // A moment that has nothing to do with what it does.
+            // A moment that is unrelated to the daemon's actions.
             if let Some(status) = stress.wait(Duration::from_millis(1000 + random.below(2000))) {
                 break status;
             }
@@ -490,7 +493,7 @@ fn stressed(seed: u64) {
     daemon.fsck();
 }
 
-/// As [`attach`], for any volume.
+/// Like [`attach`], for any volume.
 pub(crate) fn attach_volume(daemon: &Daemon, volume: &str, driver: &[&str]) -> String {
     let reply = daemon.json(&[&["attach", volume], driver].concat());
     reply["device"].as_str().unwrap_or_else(|| panic!("it has a device: {reply}")).to_owned()
@@ -512,7 +515,7 @@ fn tree_files() -> u64 {
     number_of("SPINDLE_TEST_TREE_FILES", 5000)
 }
 
-/// One thing of a tree, like those of a source tree.
+/// One file of a tree like a source tree.
 struct Leaf {
     path: PathBuf,
     bytes: Vec<u8>,
@@ -522,7 +525,7 @@ struct Leaf {
 impl Leaf {
     fn new(seed: u64, number: u64, root: &Path) -> Leaf {
         let mut random = Random::new(seed, number);
-        // A quarter is up to 40 KiB, the others up to 6.
+        // A quarter of the files has up to 40 KiB, the others up to 6.
         let longest = if random.chance(25) { 40 << 10 } else { 6 << 10 };
         let mut bytes = vec![0; usize::try_from(random.below(longest)).expect("small")];
         random.fill(&mut bytes);
@@ -569,7 +572,7 @@ fn tree(seed: u64) {
     let shortest = if driver.is_empty() { 300 } else { 3000 };
     let mut kill_count = 0;
     while !writer.is_finished() {
-        // A moment that has nothing to do with what it does.
+        // A moment that is unrelated to the daemon's actions.
         std::thread::sleep(Duration::from_millis(shortest + random.below(1500)));
         daemon.kill();
         daemon.restart();
@@ -598,7 +601,7 @@ const STOPPED: [(&str, &[&str], &Kind); 4] = [
     ("ublk-xfs", &[], &KINDS[1]),
     ("nbd-ext4", &["--nbd"], &KINDS[0]),
 ];
-/// What the daemon says after a loss of power, and rightly.
+/// Expected log line of the daemon after a loss of power.
 pub(crate) const TAIL_LOST: &str =
     "the machine stopped while writes were answered ahead of stable storage";
 
@@ -627,8 +630,8 @@ fn what_was_synced_on_a_device_survives_a_stop_of_the_machine() {
     }
 }
 
-/// The life of one machine: what the earlier ones synced is there, more is written, and it stops. The
-/// disk with log, cache and store is a file of the directory that the machines share.
+/// Runs one machine: checks the data that earlier machines synced, writes more, and stops. The disk
+/// with log, cache and store is a file of the directory that the machines share.
 fn one_machine(seed: u64) {
     let turn = number_of("TURN", 0);
     println!("SEED={seed}: machine {turn}");
@@ -656,7 +659,7 @@ fn one_machine(seed: u64) {
             kind.make(&device);
             device
         } else {
-            // The daemon has made it anew. The file system mends itself when it is mounted.
+            // The daemon has attached it again. Mounting replays the file system's journal.
             let device = device_of(&daemon, volume);
             Mounted::new(&device, place.join(volume)).unmount(kind);
             device
@@ -695,7 +698,7 @@ fn one_machine(seed: u64) {
     guest::stop_machine();
 }
 
-/// The device of an attached volume.
+/// Returns the device of an attached volume.
 fn device_of(daemon: &Daemon, volume: &str) -> String {
     let listed = daemon.json(&["attach", "list"]);
     let attachments = listed["attachments"].as_array().expect("a list").iter();
@@ -734,10 +737,10 @@ impl Synced {
         noted.write_all(line.as_bytes()).and_then(|()| noted.sync_all()).expect("note it");
     }
 
-    /// Insists that what was noted is there, and counts it.
+    /// Insists that the noted files are present, and counts them.
     fn check(seed: u64, root: &Path, record: &Path) -> usize {
         let noted = std::fs::read_to_string(record).unwrap_or_default();
-        // The machine may have stopped within the last line.
+        // The machine may have stopped in the middle of the last line.
         let lines: Vec<_> =
             noted.split_inclusive('\n').filter(|line| line.ends_with('\n')).collect();
         for line in &lines {

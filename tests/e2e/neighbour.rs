@@ -1,8 +1,8 @@
-//! One volume of a pool cannot be destaged: its neighbour does not feel it and loses nothing.
+//! One volume of a pool cannot be destaged: its neighbour is not slowed and loses nothing.
 //!
 //! Invariants:
-//! - Two pools are measured in turn, one with a damaged volume and one without, each stopped while
-//!   the other is measured: what the machine does beside them meets both.
+//! - Two pools are measured in turn, one with a damaged volume and one without. Each is stopped
+//!   while the other is measured, so other load of the machine affects both.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,19 +19,19 @@ const SETTINGS: &str = "memory = \"416MiB\"\n\
     [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";
 const BAD_BYTES: u64 = 8 << 20;
 const GOOD_BYTES: u64 = 64 << 20;
-/// Writes a second: a load that the daemon carries with ease, so that what is measured is delay and
-/// not the end of its strength.
+/// Writes per second: a load that the daemon handles with ease, so that delay is measured and not
+/// throughput.
 const GOOD_PER_SECOND: u64 = 1500;
 const BAD_PER_SECOND: u64 = 400;
-/// Measured pieces of each pool, and how long each is.
+/// Number of measurements of each pool, and their length.
 const SLICE_COUNT: usize = 9;
 const SLICE: Duration = Duration::from_millis(1200);
-/// The neighbour's p99 is within this of the undisturbed one, and a slack: two wake-ups of a
-/// scheduler whose tick is 1 ms to 4 ms, on a machine that others use as well.
+/// The neighbour's p99 may exceed the undisturbed one by this factor and a slack. The slack is two
+/// wake-ups of a scheduler whose tick is 1 ms to 4 ms, on a shared machine.
 const PERCENT_MAX: u32 = 120;
 const SLACK: Duration = Duration::from_millis(2);
 
-/// A pool with its load: two connections, and what was answered on them.
+/// A pool with its load: two connections, and the writes that were answered on them.
 struct Pool {
     daemon: Daemon,
     run: u64,
@@ -55,7 +55,7 @@ fn rot(dir: &Path) -> usize {
             count += rot(&path);
         } else {
             let mut bytes = std::fs::read(&path).expect("a readable file");
-            // The header stays, so that it is the volume's frames that do not verify.
+            // The header stays valid, so that the frames of the volume fail to verify.
             bytes.iter_mut().skip(200).step_by(64).for_each(|byte| *byte ^= 1);
             std::fs::write(&path, bytes).expect("a writable file");
             count += 1;
@@ -65,7 +65,7 @@ fn rot(dir: &Path) -> usize {
 }
 
 impl Pool {
-    /// A pool whose bad volume is in the store, where every segment holds data of it alone.
+    /// Makes a pool whose bad volume is in the store, in segments that hold no other data.
     fn new(seed: u64, is_damaged: bool) -> Pool {
         let mut daemon = Daemon::started(SETTINGS, &[("bad", "8MiB"), ("good", "64MiB")]);
         let mut connection = connect(&daemon, "bad");
@@ -86,7 +86,7 @@ impl Pool {
         Pool { daemon, run: seed, random, sequence: 1, good, bad, p99s: Vec::new() }
     }
 
-    /// Writes to both volumes for a while; returns how long the good one's writes took.
+    /// Writes to both volumes for a while; returns the latencies of the good one.
     fn slice(&mut self, time: Duration) -> Vec<Duration> {
         let (run, first) = (self.run, self.sequence);
         let good_random = Random::new(self.random.bits(), 1);
@@ -94,7 +94,7 @@ impl Pool {
         let mut good = connect(&self.daemon, "good");
         let mut bad = connect(&self.daemon, "bad");
         let (good_writes, bad_writes) = std::thread::scope(|scope| {
-            // One sector of a block: to destage it, the others are read from the store.
+            // Writes one sector of a block, so that destage reads the others from the store.
             let bad = scope.spawn(move || {
                 let spread = Load { volume: 1, places: BAD_BYTES / 512, unit: 512, run, first };
                 load(&mut bad, spread, BAD_PER_SECOND, time, bad_random)
@@ -106,7 +106,7 @@ impl Pool {
         let count = good_writes.len().max(bad_writes.len());
         self.sequence += u64::try_from(count).expect("fits");
         for write in &bad_writes {
-            // It may be turned away for lack of room; what was answered counts.
+            // A write may be refused for lack of room; only answered writes count.
             if write.error == 0 {
                 self.bad.insert(write.place, write.sequence);
             } else {
@@ -120,7 +120,7 @@ impl Pool {
         good_writes.iter().map(|write| write.took).collect()
     }
 
-    /// Everything that was answered is there.
+    /// Insists that every answered write is present.
     fn check(&self) {
         let mut good = connect(&self.daemon, "good");
         for (place, sequence) in &self.good {
@@ -153,7 +153,8 @@ struct Written {
     took: Duration,
 }
 
-/// One write after the other, at random places, each at its time; a late one begins at once.
+/// Sends one write after the other, at random places, each at its scheduled time; a late one starts
+/// at once.
 fn load(
     connection: &mut Connection,
     load: Load,
@@ -197,7 +198,8 @@ fn a_volume_that_cannot_be_destaged_neither_slows_nor_harms_its_neighbour() {
         println!("SEED={seed}");
         let mut pools = [Pool::new(seed, false), Pool::new(seed, true)];
         for pool in &mut pools {
-            // The trouble has begun, and the first windows are destaged, before anything is measured.
+            // Before anything is measured, the damage takes effect and the first windows are
+            // destaged.
             pool.slice(SLICE * 3);
         }
         for pool in &pools {
@@ -230,7 +232,8 @@ fn a_volume_that_cannot_be_destaged_neither_slows_nor_harms_its_neighbour() {
         pools[1].check();
         let limit = calm * PERCENT_MAX / 100 + SLACK;
         assert!(disturbed <= limit, "SEED={seed}: {disturbed:?} is more than {limit:?}");
-        // It holds what cannot be destaged, so an orderly stop would wait for nothing.
+        // The pool holds data that cannot be destaged, for which an orderly stop would wait in
+        // vain.
         pools[1].daemon.kill();
     }
 }

@@ -1,5 +1,5 @@
-//! One object of the store that is there and is never sent, or that is not found for a while, while everything else is
-//! answered: only what builds on it waits, and that is named.
+//! One object of the store that exists but is never sent, or that is not found for a while, while
+//! everything else is answered: only its dependents wait, and a condition names it.
 //!
 //! Invariants:
 //! - The store's objects stay right throughout, so everything must work again once it is healed.
@@ -19,10 +19,11 @@ const VOLUMES: &[(&str, &str)] = &[("db", "64MiB"), ("log", "64MiB")];
 const PART: usize = 512 << 10;
 /// More than the log holds.
 const WRITTEN_BYTES: usize = 40 << 20;
-/// Longest that it takes to write that beside one bad object: a verdict on that, and the writing.
+/// Longest time to write that much beside one bad object, including the verdict on the object.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(90);
 
-/// A pool without caches, with random bytes in `db`, restarted so that nothing is in memory. Returns these.
+/// Makes a pool without caches, with random bytes in `db`, and restarts it so that nothing is in
+/// memory. Returns the bytes.
 fn filled(bucket: &Bucket, seed: u64) -> (Daemon, Vec<u8>) {
     let settings = SMALL.replace(
         "[cache]\nsize = \"64MiB\"",
@@ -66,7 +67,7 @@ fn one_object_that_is_never_sent_does_not_stop_other_volumes() {
         let (mut daemon, mut bytes) = filled(&bucket, seed);
         let key = segment(&bucket);
         bucket.inject(Faults::Lasting { fault: Fault::Unsent, part: key.clone() });
-        // Parts of blocks, which have to be completed from what the object holds.
+        // Parts of blocks, which have to be completed from the object's data.
         let mut db = connect(&daemon, "db");
         for block in 0..bytes.len() / 4096 {
             db.write(block as u64 * 4096 + 1024, &[7; 512], 0);
@@ -83,10 +84,10 @@ fn one_object_that_is_never_sent_does_not_stop_other_volumes() {
         assert!(begun.elapsed() < WRITTEN_WITHIN, "{:?}", begun.elapsed());
         let name = key.rsplit('/').next().expect("a name");
         assert!(has_condition(&daemon, "object-unreadable", name), "{}", status(&daemon));
-        // No message says that what can come back should be given up.
+        // No message advises to give up data that may come back.
         let said = daemon.log() + &status(&daemon);
         assert!(!said.contains("volume rm"), "{said}");
-        // What is not in that object is scrubbed and copied.
+        // All other objects are scrubbed and copied.
         let url = format!("s3://{}/copies/one", tests::store::BUCKET);
         assert!(daemon.command(&["copy", "add", &url, "--interval", "5s"]).status.success());
         wait_for("a state is published", || copy_of(&daemon)["state"].is_object());
@@ -128,7 +129,7 @@ fn a_bucket_that_is_not_found_for_a_while_is_waited_for() {
         let mut db = connect(&daemon, "db");
         let _ = db.submit(CMD_READ, 0, 0, 4096, &[]).expect("it is sent");
         let begun = Instant::now();
-        // An answer would be an error: nothing can be read.
+        // The only possible answer would be an error, as nothing can be read.
         std::thread::sleep(Duration::from_secs(15));
         assert!(!has_condition(&daemon, "object-missing", ""), "{}", status(&daemon));
         assert!(has_condition(&daemon, "store-unavailable", "read"), "{}", status(&daemon));

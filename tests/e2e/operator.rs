@@ -1,7 +1,7 @@
-//! What a person types: volumes, keys, status, mistakes.
+//! Commands of an operator: volumes, keys, status, mistakes.
 //!
 //! Invariants:
-//! - A mistake gets a sentence that says what to do, and exit code 1 or 2; nothing is changed.
+//! - A mistake gets a sentence with the remedy, and exit code 1 or 2; nothing is changed.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::os::unix::process::CommandExt;
@@ -38,7 +38,8 @@ fn the_demonstration_runs_to_its_end() {
     assert!(out.contains("every byte"), "{out}");
 }
 
-/// A terminal sends it to the whole process group: to the demonstration, and once to whatever it started there.
+/// A terminal sends SIGINT to the whole process group: to the demonstration and its child
+/// processes.
 #[test]
 fn the_demonstration_serves_until_it_is_interrupted() {
     let place = Place::new();
@@ -121,16 +122,16 @@ fn a_start_leaves_what_a_volume_promises_as_it_is_unless_it_is_named() {
     assert_eq!(promises(&daemon, "db"), ("store".to_owned(), true));
     assert!(daemon.log().contains("what the volume promises was changed"), "{}", daemon.tail());
     daemon.stop();
-    // With `--volume db=4MiB`, which says nothing of it.
+    // With `--volume db=4MiB`, which does not set these promises.
     daemon.restart();
     assert_eq!(promises(&daemon, "db"), ("store".to_owned(), true));
     daemon.stop();
-    // Without a daemon, too; and what is not named stays.
+    // The same without a daemon; options that are not given keep their values.
     let set = daemon.json(&["volume", "set", "db", "--read-only", "false"]);
     assert_eq!((&set["durability"], &set["is_read_only"]), (&"store".into(), &false.into()));
     fails(&daemon, &["volume", "set", "nothing", "--read-only", "true"], &["nothing"]);
     fails(&daemon, &["volume", "set", "db"], &["--durability", "--read-only"]);
-    // What the configuration names comes true at the start.
+    // The configuration's promises apply from the start on.
     let named = "[[volumes]]\nname = \"db\"\nsize = \"4MiB\"\ndurability = \"write\"\n";
     std::fs::write(daemon.place().join("spindle.toml"), format!("{SMALL}{named}"))
         .expect("write the configuration");
@@ -193,7 +194,7 @@ fn a_pool_is_removed_restored_and_purged() {
     fails(&daemon, &["pool", "restore"], &["there is no pool"]);
 }
 
-/// All files of a directory and those below it.
+/// Returns all files below a directory.
 fn files_below(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     let (mut found, mut todo) = (Vec::new(), vec![dir.to_owned()]);
     while let Some(dir) = todo.pop() {
@@ -247,7 +248,7 @@ fn a_daemon_checks_its_pool_whatever_opens_it_by_now() {
     let _ = daemon.json(&["flush"]);
     daemon.environ(&[("NEW_PHRASE", "correct horse battery staple")]);
     let _ = daemon.json(&["key", "rotate", "--new-passphrase-env", "NEW_PHRASE"]);
-    // The configuration still names the key file, which opens nothing any more.
+    // The configuration still names the old key file, which opens nothing any more.
     daemon.fsck();
     daemon.stop();
     fails(&daemon, &["fsck"], &["not opened by a key file"]);
@@ -276,13 +277,13 @@ fn a_look_makes_nothing_and_a_wrong_store_is_refused_before_anything_is_written_
     let left = std::fs::read_dir(place.join("empty")).expect("it is there").count();
     assert_eq!(left, 0, "a look left something behind");
     assert!(!place.join("typo").exists() && !place.join("nowhere").exists());
-    // A volume that is to be made makes its pool.
+    // Creating a volume also creates its pool.
     let dir = at("dir");
     let (code, said) = run(&["volume", "create", "disk", "8MiB", "--dir", &dir]);
     assert_eq!(code, Some(0), "{said}");
     let (code, said) = run(&["volume", "list", "--dir", &dir]);
     assert_eq!(code, Some(0), "{said}");
-    // Its directory then refuses a store that knows nothing of the pool.
+    // Its directory then refuses a store without this pool.
     for store in [at("empty"), at("nowhere")] {
         for command in [&["serve", "--nbd", "127.0.0.1:0"][..], &["volume", "create", "b", "1MiB"]]
         {
@@ -352,7 +353,7 @@ fn every_command_can_speak_json() {
     assert_eq!(code, Some(0));
     assert_eq!((&document["is_verified"], &document["volume"]), (&true.into(), &"demo".into()));
     assert_eq!(document["latencies"].as_array().map(Vec::len), Some(3), "{document}");
-    // The daemon says where it serves in one line, so that a script can wait for it.
+    // The daemon prints its addresses in one line, so that a script can wait for it.
     let place = tests::Place::new();
     let mut serve = std::process::Command::new(&path);
     serve.args(["serve", "-o", "json", "--nbd", "127.0.0.1:0", "--volume", "disk=1MiB", "--dir"]);
@@ -388,7 +389,7 @@ fn systemd_understands_the_units_of_the_packages() {
         let unit = place.join(name);
         std::fs::write(&unit, text).expect("write a unit");
         let said = output("systemd-analyze", &["verify", &unit.display().to_string()]);
-        // Of other units of this machine it says what it likes.
+        // Its messages on other units of this machine do not matter.
         let all = String::from_utf8_lossy(&said.stderr).into_owned();
         let ours: Vec<&str> = all.lines().filter(|line| line.contains("spindle")).collect();
         ours.join("\n")

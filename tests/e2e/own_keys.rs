@@ -1,4 +1,5 @@
-//! Volumes with a key of their own: erased here and in copies, whatever somebody has kept of the objects.
+//! Volumes with a key of their own: once erased, here and in copies, they cannot be read from
+//! objects that were kept elsewhere.
 
 use crate::conditions::conditions;
 use crate::copies::{connect, copy_tree, refused, wait_for};
@@ -13,7 +14,7 @@ fn random(seed: u64) -> Vec<u8> {
     (0..BYTES / 8).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect()
 }
 
-/// The documents of keys below a store.
+/// Returns the key documents below a store.
 fn keys(store: &Path) -> Vec<(String, Vec<u8>)> {
     let Ok(entries) = std::fs::read_dir(store.join("volumekeys")) else { return Vec::new() };
     let read = |entry: std::fs::DirEntry| {
@@ -44,7 +45,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     let store = daemon.dir().join("store");
     assert_eq!(keys(&copy.join("copy")), keys(&store)[keys(&store).len() - 1..]);
 
-    // Both are whole where the copy is restored, by nothing but the copy.
+    // A restore from the copy alone yields both volumes whole.
     let key = daemon.dir().join("spindle.key").display().to_string();
     let mut other = Daemon::new(SMALL, &[]);
     other.argue(&["--key-file", &key]);
@@ -54,7 +55,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     assert!(connect(&other, "clone").read(0, BYTES) == own_bytes);
     other.stop();
 
-    // Somebody keeps all objects of before, but for the keys.
+    // A stranger keeps all earlier objects except for the keys.
     let kept = daemon.place().join("kept");
     daemon.stop();
     copy_tree(&store, &kept);
@@ -84,7 +85,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     let kept = kept.display().to_string();
     thief.argue(&["--key-file", &key, "--store", &kept, "--take-over"]);
     thief.announce("the volume's own key is not in the store");
-    // It is an earlier state of the pool.
+    // The kept objects are an earlier state of the pool.
     thief.announce("is not brought up to date");
     thief.announce("may still have keys of volumes that were erased");
     thief.restart();
@@ -98,7 +99,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     daemon.stop();
 }
 
-/// A copy that is not reached is named until it was.
+/// A copy that cannot be reached is named until it is reached.
 #[test]
 fn a_copy_that_is_away_keeps_the_key_and_status_says_so() {
     let mut daemon = Daemon::started(SMALL, &[("plain", "8MiB")]);
@@ -118,7 +119,7 @@ fn a_copy_that_is_away_keeps_the_key_and_status_says_so() {
         |daemon: &Daemon| daemon.json(&["status"])["warnings"].to_string().contains("erased");
     assert!(warns(&daemon));
     assert_eq!(conditions(&daemon, "copy-holds-erased-keys")[0]["subject"], *url);
-    // Also after a restart.
+    // The same after a restart.
     daemon.kill();
     daemon.restart();
     wait_for("it is told again", || warns(&daemon));

@@ -1,7 +1,7 @@
-//! PostgreSQL for tests: a server of this machine's own version on a directory of the test's.
+//! PostgreSQL for tests: a server of this machine's version on a directory of the test.
 //!
 //! Invariants:
-//! - It listens on a unix socket of the test alone, and ends with the test.
+//! - It listens only on a unix socket of the test, and ends with the test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,7 +19,7 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Where its programs are; `None` where it is not installed.
+    /// Returns the directory of its programs; `None` if it is not installed.
     pub fn programs() -> Option<PathBuf> {
         let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?;
         let dirs = versions.filter_map(|entry| Some(entry.ok()?.path().join("bin")));
@@ -36,12 +36,12 @@ impl Postgres {
         postgres
     }
 
-    /// Starts the database that is on the mounted `disk`, as [`Postgres::made`] has made it.
+    /// Starts the database on the mounted `disk`, which [`Postgres::made`] has made.
     #[track_caller]
     pub fn found(programs: PathBuf, disk: &Path, place: &Place) -> Postgres {
         assert!(disk.join("data/PG_VERSION").exists(), "a database is there");
         let mut postgres = Postgres::at(programs, disk, place);
-        // What a server that runs elsewhere, or has ended without a word, left there.
+        // Removes the file of a server that runs elsewhere or ended abruptly.
         let _ = std::fs::remove_file(postgres.data.join("postmaster.pid"));
         postgres.start(place);
         postgres
@@ -57,22 +57,22 @@ impl Postgres {
         Postgres { programs, data, sockets, server: None }
     }
 
-    /// Runs `pgbench`, insists on success, and returns what it said.
+    /// Runs `pgbench`, insists on success, and returns its output.
     #[track_caller]
     pub fn bench(&self, arguments: &[&str]) -> String {
         let sockets = self.sockets.display().to_string();
         self.run("pgbench", &[arguments, &["-h", &sockets, "postgres"]].concat())
     }
 
-    /// As [`Postgres::bench`], to be called on another thread.
+    /// Like [`Postgres::bench`], for a call on another thread.
     pub fn load(&self, arguments: &[&str]) -> impl FnOnce() -> String + Send + 'static {
         let sockets = self.sockets.display().to_string();
         let line = self.command("pgbench", &[arguments, &["-h", &sockets, "postgres"]].concat());
         move || run("setpriv", &line.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Insists that accounts and history of `pgbench` agree, indexes and tables are whole, ends it and
-    /// checks every page.
+    /// Insists that accounts and history of `pgbench` agree and that indexes and tables are whole;
+    /// then stops the server and checks every page.
     #[track_caller]
     pub fn check(&mut self) {
         self.check_running();
@@ -81,7 +81,7 @@ impl Postgres {
         self.run("pg_checksums", &["--check", "-D", &path]);
     }
 
-    /// Ends it in order.
+    /// Stops the server in order.
     #[track_caller]
     pub fn stop(&mut self) {
         let path = self.data.display().to_string();
@@ -102,7 +102,8 @@ impl Postgres {
         self.run("pg_amcheck", &["-h", &sockets, "-d", "postgres"]);
     }
 
-    /// A command line as the database's own user, because it refuses to run as root.
+    /// Makes a command line that runs as the database's own user, because the server refuses to run
+    /// as root.
     fn command(&self, program: &str, arguments: &[&str]) -> Vec<String> {
         let program = self.programs.join(program).display().to_string();
         let mut line: Vec<String> = [
@@ -126,15 +127,15 @@ impl Postgres {
         run("setpriv", &line.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The answer to a query.
+    /// Returns the answer to a query.
     #[track_caller]
     pub fn sql(&self, text: &str) -> String {
         let sockets = self.sockets.display().to_string();
         self.run("psql", &["-h", &sockets, "-d", "postgres", "-XAtqc", text]).trim().to_owned()
     }
 
-    /// Commits 1, 2, 3, … into `seen`, pulls `trigger` when `count` of them were answered, and goes on
-    /// until the database is gone; returns the last that was answered.
+    /// Commits 1, 2, 3, … into `seen` and pulls `trigger` once `count` of them are answered.
+    /// Continues until the database is gone, and returns the last answered number.
     pub fn commit_until(&self, count: u64, place: &Place, trigger: Kill) -> u64 {
         let script = place.join("commits.sql");
         let inserts =
@@ -148,7 +149,7 @@ impl Postgres {
         let log = place.join("psql.log");
         let mut client = Process::start(&mut command, &log).expect("it starts");
         let (mut last, mut trigger) = (0, Some(trigger));
-        // The pipe ends with the client, and that when its server has lost its disk.
+        // The pipe ends with the client, which ends when its server has lost its disk.
         while let Some(line) = client.line(Duration::from_secs(60)) {
             assert_eq!(line, (last + 1).to_string(), "answers come in order");
             last += 1;
@@ -201,7 +202,7 @@ impl Postgres {
         }
     }
 
-    /// Ends it at once, without a checkpoint: recovery is for the next start.
+    /// Ends it at once, without a checkpoint, so that the next start recovers.
     pub fn kill(&mut self) {
         if let Some(mut server) = self.server.take() {
             server.killer().signal(rustix::process::Signal::QUIT);

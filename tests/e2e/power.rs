@@ -1,13 +1,13 @@
-//! Loss of power: spindle on a disk whose every write and flush is logged, and the disk as a cut
-//! at many moments would have left it, mounted and served again.
+//! Loss of power: spindle runs on a disk that logs every write and flush. The disk is then mounted
+//! and served again as a cut at many moments would have left it.
 //!
 //! Invariants:
-//! - It runs in a guest kernel (`tests/guest`): no file system is mounted on this machine, and a
-//!   kernel that stumbles is not this one.
-//! - What was answered as flushed before a cut is there after it, on the same disk that holds log,
-//!   cache and store.
-//! - The test is proved: a daemon that ignores flushes, and one that answers before it submits, are
-//!   found.
+//! - The test runs in a guest kernel (`tests/guest`): no file system is mounted on this machine,
+//!   and a kernel that fails is not this machine's.
+//! - Writes that were answered as flushed before a cut are present after it. Log, cache and store
+//!   are on the same disk.
+//! - The test is proved: it finds a daemon that ignores flushes, and one that answers before it
+//!   submits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -28,39 +28,39 @@ use tests::torture::Target;
 use tests::torture::profile::{Kind, Profile};
 use tests::{Place, needs, needs_root};
 
-/// The disk: room for the log, the cache and some hundred MiB of writes that are destaged.
+/// The disk: room for the log, the cache and a few hundred MiB of destaged writes.
 const DISK_BYTES: u64 = 512 << 20;
-/// Its log: everything that is written, twice over.
+/// The log of the disk's writes: room for twice the written data.
 const LOG_BYTES: u64 = 3 << 30;
-/// Requests of one life stop here, so that the disk does not fill.
+/// The load of one life stops at this amount, so that the disk does not fill.
 const LIFE_BYTES_MAX: u64 = 40 << 20;
-/// Sectors of the windows that requests go to: small ones, which are read after every cut.
+/// Sectors of the windows that requests go to. They are small, as they are read after every cut.
 const WINDOWS: &[(&str, u64, usize)] = &[("db", 0, 8192), ("log", 2048, 4096)];
 const SETTINGS: &str = "memory = \"416MiB\"\n\
     [log]\nsize = \"16MiB\"\nfile_size = \"4MiB\"\nio = \"IO\"\n\
     [cache]\nsize = \"64MiB\"\n\
     [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";
-/// What the daemon says after a loss of power, and rightly.
+/// Expected log line of the daemon after a loss of power.
 const TAIL_LOST: &str = "the machine stopped while writes were answered ahead of stable storage";
 
-/// How much is done.
+/// The amount of work.
 #[derive(Clone, Copy)]
 struct Plan {
     seed: u64,
-    /// Times that the daemon is started, loaded and killed.
+    /// How often the daemon is started, loaded and killed.
     life_count: u64,
     life: Duration,
-    /// Cuts that are tried.
+    /// Number of cuts.
     cut_count: usize,
     /// No cut is begun after this.
     time: Duration,
-    /// Where the first cut may be.
+    /// The mark from which cuts are allowed.
     from: &'static str,
     /// How the daemon writes its log: `buffered` or `direct`.
     io: &'static str,
 }
 
-/// Marks of the disk's log beside the numbers: the file system is made; a new pool is served.
+/// Marks of the disk's log besides the numbers: the file system is made; a new pool is served.
 const MADE: &str = "made";
 const SERVED: &str = "served";
 
@@ -115,8 +115,8 @@ fn what_was_flushed_survives_a_loss_of_power_at_any_moment() {
     }
 }
 
-/// Bugs that the daemon can be told to have, how it writes its log, and the cuts within which each
-/// must be found.
+/// Bugs that the daemon can be told to have, with the mode in which it writes its log and the
+/// number of cuts within which each must be found.
 const PLANTED: &[(&str, &str, usize)] = &[
     ("flush-ignored", "buffered", 25),
     ("flush-ignored", "direct", 25),
@@ -136,7 +136,7 @@ fn a_daemon_that_breaks_its_promise_is_found() {
         guest::run(name, Duration::from_secs(1800), &variables, || {
             for (bug, io, cut_count) in PLANTED {
                 let time = Duration::from_secs(1500);
-                // A new pool that is not served yet has promised nothing.
+                // A new pool promises nothing until it is served.
                 let plan = Plan { seed, cut_count: *cut_count, time, from: SERVED, io, ..SMOKE };
                 match power_cuts(plan, "spindle-faulty", bug) {
                     Err(found) => println!("{bug}, {io}: {found}"),
@@ -147,7 +147,7 @@ fn a_daemon_that_breaks_its_promise_is_found() {
     }
 }
 
-/// What a run has tried, to be shown.
+/// The extent of a run, to be printed.
 #[derive(Clone, Debug, Default)]
 #[expect(dead_code, reason = "some of it is only shown")]
 struct Tried {
@@ -157,7 +157,7 @@ struct Tried {
     cut_count: usize,
     /// Writes that were lost or torn, over all cuts.
     lost_count: u64,
-    /// Sectors that had to hold what was flushed, over all cuts.
+    /// Sectors that had to hold flushed data, over all cuts.
     durable_sector_count: u64,
 }
 
@@ -202,7 +202,8 @@ fn power_cuts(plan: Plan, program: &str, planted: &str) -> Result<Tried, String>
     let (op_count, flush_count) = history.counts();
     let mut tried = Tried { op_count, flush_count, event_count: events.len(), ..Tried::default() };
     let begun = Instant::now();
-    // The time is for all of it: a second round of cuts begins at the start of the log again.
+    // The time limit covers everything; a second round of cuts begins at the start of the log
+    // again.
     while tried.cut_count < plan.cut_count && begun.elapsed() < plan.time {
         let count = (plan.cut_count - tried.cut_count).min(100);
         let replay = Replay::new(&events, &log, place.path(), DISK_BYTES);
@@ -229,13 +230,13 @@ fn power_cuts(plan: Plan, program: &str, planted: &str) -> Result<Tried, String>
     Ok(tried)
 }
 
-/// A daemon whose directory, store included, lies in the file system mounted at `mounted`.
+/// Makes a daemon whose directory, store included, is in the file system mounted at `mounted`.
 fn daemon_on(mounted: &Path, program: &str, io: &str) -> Daemon {
     let volumes: Vec<_> = WINDOWS.iter().map(|(name, _, _)| (*name, "16MiB")).collect();
     let mut daemon = Daemon::new(&SETTINGS.replace("IO", io), &volumes);
     daemon.use_binary(program);
     daemon.announce(TAIL_LOST);
-    // Time passes between the writes and the start that finds them.
+    // The start may come so long after the writes that the condition is raised.
     daemon.announce("condition=\"data-at-risk\"");
     let pool = mounted.join("pool");
     std::fs::create_dir_all(&pool).expect("make a directory");
@@ -243,8 +244,8 @@ fn daemon_on(mounted: &Path, program: &str, io: &str) -> Daemon {
     daemon
 }
 
-/// Cuts in the order of the log: at a mark, with nothing lost; just before a flush came to its end,
-/// and anywhere, with some of what was not flushed lost.
+/// Chooses cuts, in the order of the log: at a mark, with nothing lost; just before the end of a
+/// flush and anywhere else, with some unflushed writes lost.
 fn cuts(events: &[Event], from: &str, count: usize, random: &mut Random) -> Vec<Cut> {
     let is_from = |event: &Event| matches!(event, Event::Mark(text) if text == from);
     let first = events.iter().position(is_from).expect("it was marked") + 1;
@@ -268,7 +269,7 @@ fn cuts(events: &[Event], from: &str, count: usize, random: &mut Random) -> Vec<
     cuts
 }
 
-/// The newest mark of the test that a cut leaves.
+/// Returns the newest numbered mark before a cut.
 fn mark_before(events: &[Event], cut: Cut) -> Option<usize> {
     let marks = events[..cut.event_index].iter().rev().filter_map(|event| match event {
         Event::Mark(text) => text.parse().ok(),
@@ -277,8 +278,8 @@ fn mark_before(events: &[Event], cut: Cut) -> Option<usize> {
     marks.max()
 }
 
-/// Mounts what a cut left and serves it, and checks every sector of the windows. Returns how many
-/// of them were known from flushes.
+/// Mounts the remains after a cut, serves them, and checks every sector of the windows. Returns how
+/// many of them were known from flushes.
 fn serve_again(
     image: &Path,
     mounted: &Path,
@@ -289,7 +290,7 @@ fn serve_again(
     let device = Loop::attach(image);
     let mount = Mount::new(device.device(), mounted)?;
     let mut daemon = daemon_on(mounted, "spindle", io);
-    // A cut during the first start leaves files that tell of a pool which was not made yet.
+    // A cut during the first start may leave files of a pool that was not complete yet.
     daemon.try_start()?;
     let mut durable_count = 0;
     for (number, (name, first_sector, sector_count)) in WINDOWS.iter().enumerate() {
@@ -326,8 +327,7 @@ fn read_window(endpoint: &Endpoint, first: u64, count: usize) -> Result<Vec<u8>,
     Ok(bytes)
 }
 
-/// The kernel's boot id, which the daemon asks for: each cut is another boot, though the guest goes
-/// on.
+/// A false boot id for the daemon: each cut is another boot, though the guest keeps running.
 struct Boot(PathBuf);
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -360,7 +360,7 @@ impl Drop for Boot {
     }
 }
 
-/// What is noted while the disk logs.
+/// The state shared by the load while the disk logs.
 struct Record {
     history: Mutex<History>,
     disk: LoggedDisk,
@@ -374,7 +374,7 @@ enum Flying {
 }
 
 impl Record {
-    /// One life of the daemon: load from several connections, ended by a kill.
+    /// Runs one life of the daemon: load from several connections, ended by a kill.
     fn live(&self, daemon: &mut Daemon, life: Duration, random: &mut Random) -> Result<(), String> {
         self.is_over.store(false, Ordering::SeqCst);
         self.sent_bytes.store(0, Ordering::SeqCst);
@@ -407,7 +407,8 @@ impl Record {
             .map_err(|error| format!("connect to {}: {error}", endpoint.uri()))?;
         let mut flying = std::collections::HashMap::new();
         while !self.is_over.load(Ordering::SeqCst) {
-            // Another mix every now and then; whole sectors, so that each has one writer.
+            // The mix changes now and then. Requests are whole sectors, so that each sector has one
+            // writer.
             let mut profile = Profile::random(&mut random);
             profile.alignments = &[512, 4096, 4096];
             profile.bytes_max = profile.bytes_max.min(64 << 10);
@@ -476,7 +477,7 @@ impl Record {
         Ok((cookie, Flying::Op(op, is_fua)))
     }
 
-    /// Notes an answer, and marks the disk's log when it promised durability.
+    /// Notes an answer, and marks the disk's log if the answer promised durability.
     fn answered(&self, request: &Flying) -> Result<(), String> {
         let mut history = self.history.lock().expect("no panic holds it");
         let is_durable = match request {
@@ -492,7 +493,7 @@ impl Record {
         if !is_durable {
             return Ok(());
         }
-        // The history stays locked, so that marks stand in the log in their order.
+        // The history stays locked, so that the marks are in the log in their order.
         let mark = history.mark();
         self.disk.mark(&mark.to_string()).map_err(|error| format!("mark the disk's log: {error}"))
     }

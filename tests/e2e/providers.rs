@@ -1,9 +1,9 @@
-//! Three providers for real: a pool that lives in one store is restored in each other kind of store, whole,
-//! and with a database that starts on it at once.
+//! Three providers for real: a pool in one store is restored in each other kind of store, whole,
+//! with a database that starts on it at once.
 //!
 //! Invariants:
-//! - The first pool and its store are gone before anybody reads what was restored.
-//! - Each store has credentials of its own: those of the copy come under names with a prefix.
+//! - The first pool and its store are gone before the restored pool is read.
+//! - Each store has credentials of its own; the variables of the copy's store have a prefix.
 
 use crate::filesystem::{self, Mounted};
 use crate::postgres::Postgres;
@@ -25,7 +25,7 @@ use tests::{Place, needs, needs_providers, needs_root};
 const MIB: u64 = 1 << 20;
 /// Size of the volume.
 const VOLUME_MIB: u64 = 24;
-/// What the names of the copy's variables begin with.
+/// Prefix of the names of the copy's variables.
 const PREFIX: &str = "DR_";
 
 fn others(kind: Kind) -> impl Iterator<Item = Kind> {
@@ -38,7 +38,7 @@ fn set(daemon: &mut Daemon, variables: &[(String, String)]) {
     daemon.environ(&pairs);
 }
 
-/// A daemon, not started, whose pool is in a provider's store.
+/// Makes a daemon, not started, whose pool is in a provider's store.
 fn on(provider: &Provider, settings: &str, volumes: &[(&str, &str)]) -> Daemon {
     let mut daemon = Daemon::new(settings, volumes);
     daemon.argue(&["--store", &provider.url("pool")]);
@@ -46,15 +46,15 @@ fn on(provider: &Provider, settings: &str, volumes: &[(&str, &str)]) -> Daemon {
     daemon
 }
 
-/// Copies the pool to a store, to the last write that was flushed.
+/// Copies the pool to a store, up to the last flushed write.
 fn copy_to(source: &Daemon, to: &Provider) {
     let url = to.url("dr");
     let _ = source.json(&["copy", "add", &url, "--env-prefix", PREFIX, "--interval", "1s"]);
     let _ = source.json(&["copy", "sync", &url]);
 }
 
-/// A daemon, serving, whose pool was restored from the copy in a store, to another place of the same store;
-/// and for how long it took from the command to the first byte of `export`.
+/// Restores a pool from the copy in a store to another place of the same store, and serves it.
+/// Returns the daemon and the time from the command to the first byte of `export`.
 fn restored(
     at: &Provider,
     key: &Place,
@@ -75,7 +75,7 @@ fn restored(
     (daemon, begun.elapsed())
 }
 
-/// The key of a pool, to stay when its daemon goes.
+/// Copies the key of a pool to a place that survives its daemon.
 fn key_of(source: &Daemon) -> Place {
     let place = Place::new();
     std::fs::copy(source.dir().join("spindle.key"), place.join("key")).expect("it has a key");
@@ -86,7 +86,8 @@ fn connect(daemon: &Daemon, export: &str) -> Connection {
     Connection::open(&daemon.unix(export), &Wanted::everything()).expect("it opens")
 }
 
-/// FNV-1a over the words of an export. Source: Fowler, Noll, Vo, "The FNV Non-Cryptographic Hash Algorithm".
+/// Computes FNV-1a over the words of an export. Source: Fowler, Noll, Vo, "The FNV
+/// Non-Cryptographic Hash Algorithm".
 fn checksum(daemon: &Daemon, export: &str, mib_count: u64) -> u64 {
     let mut connection = connect(daemon, export);
     (0..mib_count).fold(0xcbf2_9ce4_8422_2325, |sum, part| {
@@ -98,7 +99,7 @@ fn checksum(daemon: &Daemon, export: &str, mib_count: u64) -> u64 {
     })
 }
 
-/// What a restored pool says of its hydration.
+/// Returns a restored pool's status of hydration.
 fn hydration(daemon: &Daemon) -> Value {
     daemon.json(&["status"])["restored"].clone()
 }
@@ -127,7 +128,7 @@ fn is_restored_in_each_other(kind: Kind) {
         let mut write = |share: u64| {
             for part in 0..VOLUME_MIB * 4 {
                 if random.chance(share) {
-                    // It does not compress.
+                    // Random data, which does not compress.
                     let bytes = (0..MIB / 32).flat_map(|_| random.bits().to_le_bytes());
                     db.write(part * MIB / 4, &bytes.collect::<Vec<u8>>(), 0);
                 }
@@ -155,7 +156,7 @@ fn is_restored_in_each_other(kind: Kind) {
             };
             check(&other);
             wait_until_whole(&other);
-            // It takes writes, and has everything by itself.
+            // The restored pool takes writes, and needs no other store.
             connect(&other, "db").write(0, &[7; 4096], 0);
             connect(&other, "db").write(0, &[8; 4096], 0);
             other.stop();
@@ -195,8 +196,8 @@ fn a_pool_on_google_is_restored_on_s3_and_azure() {
     is_restored_in_each_other(Kind::Gcs);
 }
 
-/// A database is copied while it works, and starts from its snapshot in another provider's store before half
-/// of it is there.
+/// Copies a database while it works, and starts it from its snapshot in another provider's store
+/// before half of the data has arrived.
 fn a_database_is_restored(from: Kind, to: Kind) {
     needs_providers!();
     needs_root!();
@@ -234,7 +235,7 @@ fn a_database_is_restored(from: Kind, to: Kind) {
     source.stop();
     drop((source, server));
 
-    // All of it would take five minutes, and half of it is not here before two and a half are over.
+    // At this rate all of it takes five minutes, so half of it cannot arrive within two and a half.
     let rate = (bytes / 300).max(1024).to_string();
     let settings = filesystem::settings();
     let (mut other, took) = restored(&target, &key, &settings, "db@nightly", &["--rate", &rate]);
@@ -249,7 +250,7 @@ fn a_database_is_restored(from: Kind, to: Kind) {
     let there: u64 =
         postgres.sql("select count(*) from pgbench_history").parse().expect("a number");
     assert!(there >= 100 && there < after.parse().expect("a number"), "{there} of {after}");
-    // It is a database to work with.
+    // The database works normally.
     postgres.bench(&["-n", "-t", "50", "-c", "2"]);
     postgres.check_running();
     let state = hydration(&other);
@@ -282,7 +283,8 @@ fn a_database_on_google_starts_on_s3_before_half_of_it_is_there() {
     a_database_is_restored(Kind::Gcs, Kind::S3);
 }
 
-/// What a person reads of a command that fails: some sentences in a line, without markup or a credential.
+/// Returns the error text of a failed command: sentences in one line, without markup or a
+/// credential.
 #[track_caller]
 fn reason(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -329,7 +331,7 @@ fn a_store_that_cannot_be_used_says_why_whichever_provider_it_is() {
             assert!(why.contains(words), "serve: {why}");
             let restore = ["restore", url, "--env-prefix", PREFIX, "--key-file", &key];
             let why = reason(&daemon.command(&restore));
-            // That there is no copy is all that a missing bucket shows before anything is written.
+            // Before anything is written, a missing bucket looks like one without a copy.
             assert!(why.contains(words) || why.contains("there is none"), "restore: {why}");
             daemon.restart();
             let why = reason(&daemon.command(&["copy", "add", url, "--env-prefix", PREFIX]));
@@ -341,7 +343,7 @@ fn a_store_that_cannot_be_used_says_why_whichever_provider_it_is() {
     }
 }
 
-/// Names of objects below a folder of the Google server's bucket.
+/// Returns the names of the objects below a folder of the Google server's bucket.
 fn names(gcs: &Provider, folder: &str) -> Vec<String> {
     let token = format!("Bearer {TOKEN}");
     let target = format!("/{BUCKET}?list-type=2&prefix={}", escape(folder));
@@ -416,7 +418,7 @@ fn the_example_keeps_a_database_at_a_second_provider() {
     assert_eq!(names(&second, "drill/"), nothing, "the drill's pool is purged");
     assert_eq!(names(&second, "dr/copy/pins/"), nothing, "and has given its pin back");
 
-    // What goes wrong is said, and leaves nothing either.
+    // Failures are reported, and leave nothing behind either.
     for (arguments, changed, words) in [
         (&["drill"][..], ("COPY", ""), "COPY is not set"),
         (&["drill"], ("COPY", second.url("nowhere").as_str()), "there is none"),
@@ -455,7 +457,7 @@ fn the_front_of_googles_emulator_keeps_conditions_ranges_and_listings() {
     let generation = "x-goog-generation";
     assert!(made[generation] != "0" && found[generation] == made[generation], "{found:?}");
     assert_eq!(found["etag"], made["etag"]);
-    // An update of what somebody else has updated.
+    // The second update is refused, because the first has changed the generation.
     let update = [("x-goog-if-generation-match", made[generation].as_str())];
     assert_eq!(call("PUT", "/disks/a%2Fb%20c", &update, "second").0, 200);
     assert_eq!(call("PUT", "/disks/a%2Fb%20c", &update, "third").0, 412);

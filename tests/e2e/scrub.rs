@@ -1,4 +1,5 @@
-//! Scrub: what rots in the store is found, put back from a copy where one has it, and named where none has, whoever dies.
+//! Scrub finds damaged segments of the store, repairs them from a copy if one has them, and names
+//! them otherwise, whichever process dies.
 
 use crate::conditions::conditions;
 use serde_json::Value;
@@ -21,14 +22,14 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A pool without caches, so that clients see what the store has.
+/// Makes a pool without caches, so that clients read from the store.
 fn filled(seed: u64) -> (Daemon, Vec<u8>) {
     let settings = SMALL.replace(
         "[cache]\nsize = \"64MiB\"",
         "[cache]\nsize = \"0\"\n[memory_cache]\nsize = \"0\"",
     );
     let daemon = Daemon::started(&settings, &[("db", "64MiB")]);
-    // It does not compress.
+    // Random data, which does not compress.
     let mut random = Random::new(seed, 9);
     let mut bytes = vec![0; BYTES as usize];
     random.fill(&mut bytes);
@@ -62,7 +63,7 @@ fn segments(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Flips a bit of one, cuts another, removes a third. Returns what they held.
+/// Flips a bit of one object, cuts another, and removes a third. Returns their contents.
 fn damage(victims: &[&PathBuf]) -> Vec<Vec<u8>> {
     let [flipped, cut, gone] = victims else { panic!("three of them") };
     let held = victims.iter().map(|path| std::fs::read(path).expect("a readable file")).collect();
@@ -76,10 +77,10 @@ fn damage(victims: &[&PathBuf]) -> Vec<Vec<u8>> {
     held
 }
 
-/// Puts an object in the place of another at once, as an object store does: a run of the scrub that comes meanwhile finds
-/// the one or the other, never an empty file.
+/// Replaces an object atomically, as an object store does: a concurrent scrub finds the old or the
+/// new one, never an empty file.
 fn put(path: &Path, bytes: &[u8]) {
-    // A name that is no object's: those that are being written end like this.
+    // The suffix marks an object that is being written, so this is no object's name.
     let staged = PathBuf::from(format!("{}#1", path.display()));
     std::fs::write(&staged, bytes).expect("a writable file");
     std::fs::rename(&staged, path).expect("it can be renamed");
@@ -120,7 +121,8 @@ fn a_scrub_puts_back_what_a_copy_has_over_deaths_and_stops() {
             (Some(true), 0)
         );
         wait_for("it has begun", || number(&status(&daemon), "segment_count") >= 2);
-        // An orderly stop loses nothing, a kill a minute at most; both go on by themselves.
+        // An orderly stop loses no progress, a kill at most a minute of it; both resume without a
+        // command.
         daemon.stop();
         let before = status(&daemon);
         assert_eq!(
@@ -135,7 +137,7 @@ fn a_scrub_puts_back_what_a_copy_has_over_deaths_and_stops() {
         daemon.restart();
         let after = status(&daemon);
         assert!(after["is_running"] == true && number(&after, "segment_count") >= done, "{after}");
-        // The user stops it, and it goes on only when asked to.
+        // A scrub that the user has stopped resumes only on request.
         let _ = daemon.command(&["scrub", "stop"]);
         let stopped = status(&daemon);
         assert_eq!(
@@ -147,12 +149,12 @@ fn a_scrub_puts_back_what_a_copy_has_over_deaths_and_stops() {
         assert_eq!(status(&daemon)["is_stopped"], true);
         let again = daemon.json(&["scrub", "start", "--rate", "2M"]);
         assert!(number(&again, "segment_count") >= done, "{again}");
-        // What runs takes the new pace.
+        // The running scrub adopts the new rate.
         let _ = daemon.json(&["scrub", "start", "--rate", "10G"]);
         wait_for("it has ended", || status(&daemon)["ended_at"].is_u64());
         let ended = status(&daemon);
         assert_eq!((number(&ended, "bad_count"), number(&ended, "permille")), (0, 1000), "{ended}");
-        // Those that a kill made it look at twice were mended before.
+        // Some may have been mended before the kill, after which the scrub reads them again.
         assert!((1..=3).contains(&number(&ended, "mended_count")), "{ended}");
         for (path, held) in victims.iter().zip(held) {
             assert!(std::fs::read(path).expect("it is back") == held, "{}", path.display());
@@ -196,7 +198,7 @@ fn a_reader_is_answered_from_a_copy_and_what_none_has_is_named_until_it_is_back(
             failing.count()
         };
         assert!(failed(&daemon) > 0, "three segments are bad and nobody notices");
-        // What is put back by hand is found by the next run, which comes by itself.
+        // The next scheduled run finds the objects that were put back by hand.
         put(victims[0], &held[0]);
         wait_for("two are named", || status(&daemon)["bad"].as_array().unwrap().len() == 2);
         put(victims[1], &held[1]);
@@ -215,10 +217,10 @@ fn a_reader_is_answered_from_a_copy_and_what_none_has_is_named_until_it_is_back(
         let held = damage(&victims);
         daemon.restart();
         check(&daemon, &bytes);
-        // What a reader needs of the one that was cut is there.
+        // The reader needs only data that the cut object still has, so it is not mended.
         assert_eq!(daemon.json(&["status"])["tier"]["mended_count"], 2);
         let mut mended = 0;
-        // The first may be the rest of the one that was stopped.
+        // The first run may be the rest of the stopped one.
         for _ in 0..2 {
             let _ = daemon.json(&["scrub", "start", "--rate", "10G"]);
             wait_for("it has ended", || status(&daemon)["ended_at"].is_u64());

@@ -1,10 +1,11 @@
-//! A machine that runs out of memory while it writes to devices that its own daemon serves: what it needs to get
-//! memory back is the daemon's work, which needs memory itself.
+//! A machine that runs out of memory while it writes to devices of its own daemon: to get memory
+//! back it depends on the daemon, which needs memory itself.
 //!
 //! Invariants:
-//! - It runs in a guest kernel with little memory (`tests/guest`); the pool lies on a disk of the guest, whose pages
-//!   count there, too.
-//! - Nothing waits for itself: everything ends, with the right bytes, and the kernel has complained of nothing.
+//! - The test runs in a guest kernel with little memory (`tests/guest`). The pool is on a disk of
+//!   the guest, whose pages count too.
+//! - Nothing waits for itself: everything ends, with the right bytes, and without complaints of the
+//!   kernel.
 
 use crate::devices::{SETTINGS, attach};
 use crate::mounted::{DRIVERS, KINDS, Mounted, fill, filled, no_complaints_of_the_kernel};
@@ -15,14 +16,17 @@ use tests::power::device::{Loop, Mount};
 use tests::power::guest;
 use tests::{Place, needs, needs_root};
 
-/// The guest's memory, and how much is written to a file that is mapped: with the daemon, more than there is.
+/// The guest's memory, and the amount written to a mapped file; with the daemon this exceeds the
+/// memory.
 const MEMORY: &str = "448M";
 const DIRTY: &str = "160M";
 const SMALL_FILES_BYTES: usize = 32 << 20;
-/// Flags of a thread whose requests for memory do not wait for I/O, and which is not held up by other disks' unwritten
-/// pages: what `PR_SET_IO_FLUSHER` sets. Source: Linux, include/linux/sched.h, `PF_MEMALLOC_NOIO`, `PF_LOCAL_THROTTLE`.
+/// Flags of a thread whose memory allocations do not wait for I/O, and which is not throttled by
+/// unwritten pages of other disks. `PR_SET_IO_FLUSHER` sets them. Source: Linux,
+/// include/linux/sched.h, `PF_MEMALLOC_NOIO`, `PF_LOCAL_THROTTLE`.
 const FLUSHER: u64 = 0x0018_0000;
-/// The field of `/proc/PID/stat` after the name with a thread's flags. Source: `proc_pid_stat(5)`, field 9 of all.
+/// Index of a thread's flags among the fields after the name in `/proc/PID/stat`. Source:
+/// `proc_pid_stat(5)`, field 9 of all.
 const FLAGS_FIELD: usize = 6;
 
 #[test]
@@ -40,11 +44,11 @@ fn a_machine_short_of_memory_writes_to_its_own_devices() {
 }
 
 fn written(driver: &[&str]) {
-    // As on a machine that swaps, for one of them.
+    // One of the drivers runs without locked memory, as on a machine that swaps.
     let is_locked = !driver.is_empty();
     let settings = format!("lock_memory = {is_locked}\n{SETTINGS}");
     let mut daemon = Daemon::new(&settings, &[("db", "1G")]);
-    // The directory is this machine's.
+    // The directory is shared with this machine.
     let disk = std::env::current_dir().expect("there is one").join("disk");
     let file = std::fs::File::create(&disk).expect("make a file");
     file.set_len(4 << 30).expect("make a file large");
@@ -52,7 +56,7 @@ fn written(driver: &[&str]) {
     run("mkfs.ext4", &["-q", disk.device()]);
     let under = Mount::new(disk.device(), &daemon.dir()).expect("it is mounted");
     daemon.restart();
-    // As the packaged unit does it.
+    // As the packaged unit does.
     let score = format!("/proc/{}/oom_score_adj", daemon.id());
     std::fs::write(score, "-900").expect("we are root");
     let device = attach(&daemon, driver);
@@ -64,7 +68,7 @@ fn written(driver: &[&str]) {
     fill(&mounted.path.join("small"), 1, SMALL_FILES_BYTES);
     let path = mounted.path.join("large").display().to_string();
     let (filename, size) = (format!("--filename={path}"), format!("--size={DIRTY}"));
-    // By its memory: these pages are dirty before the file system knows of it.
+    // Writes through a mapping, so that pages are dirty before the file system knows of them.
     let fio = run(
         "fio",
         &[
@@ -96,7 +100,7 @@ fn written(driver: &[&str]) {
     drop(under);
 }
 
-/// How often a request for memory had to look for some itself.
+/// Returns how many memory allocations had to reclaim memory themselves.
 fn stalls() -> u64 {
     let text = std::fs::read_to_string("/proc/vmstat").expect("the kernel has it");
     let counts = text.lines().filter(|line| line.starts_with("allocstall_"));
@@ -105,10 +109,10 @@ fn stalls() -> u64 {
         .sum()
 }
 
-/// Every thread of a process: its name, and its flags.
+/// Returns name and flags of every thread of a process.
 fn threads(process: u32) -> Vec<(String, u64)> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
-    // One may end while it is looked at.
+    // A thread may end during the scan.
     let stats =
         tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
     let threads: Vec<_> = stats

@@ -1,5 +1,5 @@
-//! Snapshots as their users have them: made under load, read over NBD, removed, over restarts and deaths of
-//! the daemon.
+//! Snapshots from the user's side: made under load, read over NBD and removed, over restarts and
+//! deaths of the daemon.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,14 +9,14 @@ use tests::nbd::wire::*;
 use tests::nbd::{Connection, Wanted};
 
 const BLOCK: u64 = 4096;
-/// Blocks of a volume that the writers use.
+/// Number of blocks of a volume that the writers use.
 const BLOCKS: u64 = 2048;
 
 fn connect(daemon: &Daemon, export: &str) -> Connection {
     Connection::open(&daemon.tcp(export), &Wanted::everything()).expect("it opens")
 }
 
-/// Refused as a command, with this in its message.
+/// Insists that a command is refused with this text in its message.
 fn refused(daemon: &Daemon, arguments: &[&str], words: &str) {
     let output = daemon.command(arguments);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -30,8 +30,8 @@ fn number(block: &[u8]) -> u64 {
     u64::from_le_bytes(words[0])
 }
 
-/// Writers count up, each in its own block of two volumes at a time: first in `a`, when that is answered in
-/// `b`. At every instant, a block of `b` is as high as the one of `a`, or one lower.
+/// Writers that count up, each in its own block of two volumes: first in `a`, and once that is
+/// answered in `b`. At every moment a block of `b` is equal to the one of `a`, or one lower.
 struct Counting {
     is_over: AtomicBool,
     /// Highest number answered for `b`, by block.
@@ -66,7 +66,7 @@ impl Counting {
     }
 }
 
-/// What both volumes hold at a snapshot.
+/// Returns the numbers of both volumes at a snapshot.
 fn read_pair(daemon: &Daemon, name: &str) -> Vec<(u64, u64)> {
     let read = |volume: &str| -> Vec<u64> {
         let mut connection = connect(daemon, &format!("{volume}@{name}"));
@@ -88,7 +88,7 @@ fn snapshots_of_two_volumes_are_of_one_instant_and_stay_so() {
     for round in 0..3 {
         let counting = Counting::new();
         if round > 0 {
-            // They go on where they were.
+            // The volumes keep their contents, so the counters start again from zeroes.
             let (mut a, mut b) = (connect(&daemon, "a"), connect(&daemon, "b"));
             let zeroes = vec![0; (BLOCKS * BLOCK) as usize / 8];
             for part in 0..8 {
@@ -148,7 +148,7 @@ fn snapshots_of_two_volumes_are_of_one_instant_and_stay_so() {
         let listed = daemon.json(&["snapshot", "list", "a"]);
         assert_eq!(listed["snapshots"].as_array().expect("a list").len(), shown.len());
     }
-    // They go, one after the other, and the others stay what they are.
+    // Snapshots are removed one after the other, and the remaining ones do not change.
     while shown.len() > 2 {
         let (name, _) = shown.remove(shown.len() / 2);
         for volume in ["a", "b"] {
@@ -195,10 +195,11 @@ fn a_snapshot_is_not_written_and_not_lost_by_mistake() {
     refused(&daemon, &["volume", "rm", "db", "--now"], "db@monday");
     refused(&daemon, &["volume", "create", "db@x", "1MiB"], "volume");
 
-    // It keeps its size and its contents when the volume shrinks, and is there without a daemon.
+    // The snapshot keeps its size and contents when the volume shrinks, and is available without a
+    // daemon.
     let _ = daemon.json(&["volume", "resize", "db", "1MiB", "--shrink"]);
     assert!(view.read(1 << 20, 1 << 20) == old);
-    // What has changed is named, by a daemon and without one.
+    // `diff` names the changes, with a daemon and without one.
     let _ = daemon.json(&["snapshot", "create", "db@tuesday"]);
     let found = daemon.json(&["snapshot", "diff", "db@monday", "db@tuesday"]);
     let gone = serde_json::json!([{"offset": 1 << 20, "length": 1 << 20, "is_hole": true}]);
@@ -240,7 +241,7 @@ fn a_schedule_makes_snapshots_and_says_what_goes_before_it_goes() {
         assert_eq!(set["keep"]["hourly"], 2);
         assert!(set["next_at"].as_u64().is_some_and(|at| at % 60 == 0), "{set}");
     }
-    // It comes at the next full minute, also where the daemon has died meanwhile.
+    // The snapshot is made at the next full minute, even after a death of the daemon.
     daemon.kill();
     daemon.restart();
     let deadline = Instant::now() + Duration::from_secs(90);
@@ -263,7 +264,7 @@ fn a_schedule_makes_snapshots_and_says_what_goes_before_it_goes() {
     daemon.stop();
 }
 
-/// The server notices a moment later that a client has gone.
+/// Removes a snapshot; the server notices only a moment later that a client has left.
 fn removed_soon(daemon: &Daemon, name: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {

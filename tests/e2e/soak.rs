@@ -2,10 +2,10 @@
 //!
 //! Invariants:
 //! - `SPINDLE_TEST_SOAK_SECONDS` sets the length (default 20; nightly runs take longer).
-//! - `SPINDLE_TEST_SCATTERED_GIB` makes the small writes all over a huge volume that many, on a pool
-//!   with default settings, whose budget then holds to the byte (20 is the promise).
-//! - `SPINDLE_TEST_FULL_LOG_MIB` sets the size of the log that is opened full (default 128; the promise
-//!   is about 2048, the product's default).
+//! - `SPINDLE_TEST_SCATTERED_GIB` sets the amount of small writes all over a huge volume. The pool
+//!   then has default settings, and its budget holds to the byte (20 is the promise).
+//! - `SPINDLE_TEST_FULL_LOG_MIB` sets the size of the log that is opened full (default 128; the
+//!   promise is about 2048, the product's default).
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -24,18 +24,19 @@ use tests::store::Server;
 /// The budget of [`SMALL`].
 const BUDGET_BYTES: u64 = 400 << 20;
 
-/// A soak of chosen length holds spindle to its promises, on a log of 256 MiB; the short one, which runs
-/// beside other tests on a log of 16 MiB, to bounds that only a leak or a hang exceeds.
+/// Whether the length was chosen. A soak of chosen length tests spindle's promises, on a log of 256
+/// MiB. The short one, which runs beside other tests on a log of 16 MiB, tests bounds that only a
+/// leak or a hang exceeds.
 fn is_long() -> bool {
     std::env::var("SPINDLE_TEST_SOAK_SECONDS").is_ok()
 }
 
-/// The budget, and a quarter for what the allocator holds back.
+/// Returns the budget plus a quarter for memory that the allocator holds back.
 fn memory_bytes_max() -> u64 {
     if is_long() { BUDGET_BYTES * 5 / 4 } else { BUDGET_BYTES * 5 / 2 }
 }
 
-/// Longest answer to one write, given the longest raw sync of the same run.
+/// Returns the longest allowed latency of a write, given the longest raw sync of the same run.
 fn stall_max(worst_sync: Duration) -> Duration {
     if is_long() { Duration::from_secs(1).max(3 * worst_sync) } else { Duration::from_secs(40) }
 }
@@ -43,13 +44,13 @@ fn stall_max(worst_sync: Duration) -> Duration {
 /// Longest time to open a pool after a crash, whatever its size.
 const OPEN_MAX: Duration = Duration::from_secs(5);
 
-/// A number in the environment.
+/// Returns a number from the environment.
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a whole number, not {text:?}")))
 }
 
-/// Writes and syncs a block of a file of its own now and then: how slow the disk itself is.
+/// Measures the disk itself: writes and syncs a block of its own file now and then.
 struct Probe {
     is_over: Arc<AtomicBool>,
     thread: JoinHandle<Duration>,
@@ -74,7 +75,7 @@ impl Probe {
         Probe { is_over, thread }
     }
 
-    /// The longest write and sync.
+    /// Returns the longest time of a write and sync.
     fn stop(self) -> Duration {
         self.is_over.store(true, Ordering::SeqCst);
         self.thread.join().expect("the probe does not panic")
@@ -85,11 +86,11 @@ fn soak_time() -> Duration {
     Duration::from_secs(number("SPINDLE_TEST_SOAK_SECONDS").unwrap_or(20))
 }
 
-/// What a process holds.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     resident_bytes: u64,
-    /// The most that was ever resident.
+    /// Highest resident memory so far.
     peak_bytes: u64,
     descriptor_count: usize,
     thread_count: u64,
@@ -146,7 +147,7 @@ fn a_long_load_grows_nothing_and_stalls_nobody() {
             assert_eq!(reply.error, 0);
             let waited = sent.remove(&reply.cookie).expect("it was sent").elapsed();
             slowest = slowest.max(waited);
-            // Each file of the log takes descriptors once it is made.
+            // The files of the log are made as it grows, and take descriptors from then on.
             let is_lapped = bytes > log_mib << 20;
             if early.is_none() && begun.elapsed() > time / 4 && is_lapped {
                 early = Some(usage(&daemon));
@@ -181,8 +182,9 @@ fn a_long_load_grows_nothing_and_stalls_nobody() {
 fn small_writes_all_over_a_huge_volume_stay_inside_the_memory_budget() {
     for seed in seeds(1) {
         println!("SEED={seed}");
-        // A thousand 4 KiB writes for every second of the soak; or as many as are promised, and then
-        // nothing is set and nothing added to the budget, which is 1 GiB.
+        // By default a thousand 4 KiB writes for every second of the soak. If the promised amount
+        // is requested, the pool has default settings, and the limit is its budget of 1 GiB without
+        // a margin.
         let scattered_gib = number("SPINDLE_TEST_SCATTERED_GIB");
         let count = scattered_gib.map_or(soak_time().as_secs() * 1000, |gib| gib << 18);
         let bytes_max = scattered_gib.map_or(memory_bytes_max(), |_| 1 << 30);
@@ -234,11 +236,11 @@ fn small_writes_all_over_a_huge_volume_stay_inside_the_memory_budget() {
 
 #[test]
 fn a_log_that_is_full_opens_in_time() {
-    /// The size that the promise of [`OPEN_MAX`] is about.
+    /// The log size to which the promise of [`OPEN_MAX`] applies.
     const DEFAULT_MIB: u64 = 2048;
     const BLOCK_BYTES: u64 = 4096;
     let log_mib = number("SPINDLE_TEST_FULL_LOG_MIB").unwrap_or(128);
-    // A second for all that does not depend on the log, the rest in proportion.
+    // A second for everything that does not depend on the log, the rest in proportion.
     let second = Duration::from_secs(1);
     let open_max = second + (OPEN_MAX - second).mul_f64(log_mib as f64 / DEFAULT_MIB as f64);
     let settings = format!("[log]\nsize = \"{log_mib}MiB\"\nfile_size = \"{}MiB\"\n", log_mib / 32);
@@ -255,7 +257,7 @@ fn a_log_that_is_full_opens_in_time() {
         Random::new(index, 34).fill(&mut block);
         block
     };
-    // Small writes that do not touch each other: the most that there can be to recover.
+    // Small writes that do not touch each other, which make recovery as long as possible.
     let place = |index: u64| index * 2 * BLOCK_BYTES;
     let endpoint = daemon.unix("disk");
     let mut connection = Connection::open(&endpoint, &Wanted::everything()).expect("it opens");
@@ -264,8 +266,9 @@ fn a_log_that_is_full_opens_in_time() {
         log["used_bytes"].as_f64().expect("a number") / log["ring_bytes"].as_f64().expect("one")
     };
     let (mut sent, mut answered) = (0u64, 0);
-    // The writers are slowed more and more, and the store is away: who fills the log to the brim waits
-    // for ever. So the fill is looked at every half percent, and as much again may be under way.
+    // Writers are throttled as the log fills, and since the store is away, a writer that fills it
+    // up waits for ever. So the fill level is checked every half percent, with as much again in
+    // flight.
     let per_look = (log_mib << 20) / BLOCK_BYTES / 200;
     while fill() < 0.94 {
         for _ in 0..per_look {

@@ -1,7 +1,7 @@
-//! Full disks: the log's, the cache's, the store's; and space that comes back.
+//! Full disks, of the log, the cache and the store, and space that becomes free again.
 //!
 //! Invariants:
-//! - Small file systems in memory stand for the disks; they go with the test.
+//! - Small file systems in memory stand in for the disks; they are removed with the test.
 
 use crate::conditions::conditions;
 use crate::copies::wait_for;
@@ -56,7 +56,7 @@ fn a_full_log_disk_loses_nothing_that_was_acknowledged() {
     needs_root!();
     let settings = SMALL.replace("16MiB", "64MiB");
     let mut daemon = Daemon::new(&settings, &[("disk", "64MiB")]);
-    // The store is full as well, or the log would never be.
+    // The store is full as well, as otherwise the log would never be.
     let disk = Disk::mount(daemon.dir(), 24);
     let store = Disk::mount(daemon.place().join("store"), 4);
     let (store_path, cache) = (store.path().display().to_string(), daemon.place().join("cache"));
@@ -67,7 +67,7 @@ fn a_full_log_disk_loses_nothing_that_was_acknowledged() {
     let acknowledged = Mutex::new(Vec::new());
     let acknowledged_count = || acknowledged.lock().expect("no panic holds it").len();
     std::thread::scope(|scope| {
-        // What does not fit may wait, or fail.
+        // Writes for which there is no room may wait, or fail.
         scope.spawn(|| {
             for index in 0..200u64 {
                 let payload = pattern(index);
@@ -92,7 +92,7 @@ fn a_full_log_disk_loses_nothing_that_was_acknowledged() {
             std::thread::sleep(Duration::from_millis(50));
         }
         assert!(is_full(), "the log's disk never was full: {}", daemon.tail());
-        // Long enough for all that fits, and for some tries of what does not.
+        // Long enough for all writes that fit, and for some attempts of the others.
         std::thread::sleep(Duration::from_secs(5));
         let count = acknowledged_count();
         println!("{count} of 200 writes were acknowledged while the disk was full");
@@ -183,18 +183,18 @@ fn a_full_store_makes_writers_wait_and_loses_nothing() {
     daemon.fsck();
 }
 
-/// Bytes of all files below a directory.
+/// Returns the bytes of all files below a directory.
 fn bytes_below(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let sizes = entries.map(|entry| match entry.file_type() {
         Ok(kind) if kind.is_dir() => bytes_below(&entry.path()),
-        // One that is deleted at this moment takes nothing.
+        // A file that is deleted at this moment counts as 0.
         _ => entry.metadata().map_or(0, |meta| meta.len()),
     });
     sizes.sum()
 }
 
-/// Waits until what status says of the store is as wanted.
+/// Waits until the status of the store's space is as wanted.
 fn space_until(daemon: &Daemon, what: &str, is_so: impl Fn(&serde_json::Value) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
@@ -220,13 +220,13 @@ fn overwritten_and_trimmed_space_comes_back_while_the_daemon_is_killed() {
         let mut random = tests::seed::Random::new(seed, 31);
         let mut daemon = Daemon::started(SMALL, &[("disk", "64MiB")]);
         let mut turns = vec![0u64; usize::try_from(BLOCKS).expect("few")];
-        // Ten times its size, all over it; killed now and then.
+        // Writes ten times its size, all over it, with a kill now and then.
         for life in 0..5 {
             let mut connection = connect(&daemon);
             let mut in_flight = std::collections::HashSet::new();
             for turn in 1..=2 * BLOCKS {
                 let turn = life * 2 * BLOCKS + turn;
-                // Writes in flight have no order.
+                // Writes in flight have no order, so no two of them share a block.
                 let index = loop {
                     let index = random.below(BLOCKS);
                     if in_flight.insert(index) {

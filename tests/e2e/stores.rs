@@ -1,7 +1,7 @@
-//! Object stores: what is in the bucket is enough, and what may go wrong with it.
+//! Object stores: the contents of the bucket are sufficient, and faults of the bucket are handled.
 //!
 //! Invariants:
-//! - Writes go in one at a time, so the store must hold the state after some whole number of them.
+//! - Writes are sent one at a time, so the store must hold the state after some number of them.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use tests::torture::target::Target;
 pub const VOLUMES: &[(&str, &str)] = &[("db", "16MiB"), ("log", "16MiB")];
 const SECTORS: u64 = (16 << 20) / 512;
 
-/// A daemon, not started, on an S3 server reached at `address`.
+/// Makes a daemon, not started, on an S3 server reached at `address`.
 pub fn on_s3(settings: &str, volumes: &[(&str, &str)], address: &str) -> Daemon {
     let mut daemon = Daemon::new(settings, volumes);
     daemon.argue(&["--store", &format!("s3://{BUCKET}/pools/one")]);
@@ -33,7 +33,7 @@ pub fn on(address: &str) -> Daemon {
     on_s3(SMALL, VOLUMES, address)
 }
 
-/// Another machine: an empty directory, the same store, the same key.
+/// Makes another machine: an empty directory, the same store, the same key.
 fn second(first: &Daemon, address: &str) -> Daemon {
     let second = on_s3(SMALL, VOLUMES, address);
     std::fs::create_dir_all(second.dir()).expect("make a directory");
@@ -58,12 +58,12 @@ impl History {
         History { run: seed, random: Random::new(seed, 11), writes: Vec::new() }
     }
 
-    /// Writes so far.
+    /// Returns the number of writes so far.
     pub fn count(&self) -> usize {
         self.writes.len()
     }
 
-    /// One more write; false when it was refused.
+    /// Makes one more write; returns false when it was refused.
     fn write(&mut self, connections: &mut [Connection]) -> bool {
         let volume = usize::try_from(self.random.below(2)).expect("small");
         let count = self.random.between(1, 64);
@@ -72,7 +72,7 @@ impl History {
         let stamp = Stamp { volume: u8::try_from(volume).expect("small"), sector, sequence };
         let payload = stamped(self.run, stamp, usize::try_from(count).expect("small"));
         let length = u32::try_from(payload.len()).expect("small");
-        // It may be carried out whatever comes back.
+        // The write may be carried out, whatever the answer.
         self.writes.push((volume, sector, count));
         let reply = connections[volume].call(CMD_WRITE, 0, sector * 512, length, &payload);
         reply.is_ok_and(|reply| reply.error == 0)
@@ -85,7 +85,7 @@ impl History {
         }
     }
 
-    /// Reads what the newest write wrote.
+    /// Reads the sector of the newest write.
     fn check_newest(&self, connections: &mut [Connection]) {
         let sequence = u64::try_from(self.writes.len()).expect("fits");
         let (volume, sector, count) = *self.writes.last().expect("there is one");
@@ -95,7 +95,7 @@ impl History {
         assert!(connections[volume].read(sector * 512, length) == expected, "write {sequence}");
     }
 
-    /// What the volumes hold after the first `count` writes.
+    /// Returns the contents of the volumes after the first `count` writes.
     fn after(&self, count: usize) -> [Vec<u8>; 2] {
         let bytes = usize::try_from(SECTORS * 512).expect("fits");
         let mut volumes = [vec![0; bytes], vec![0; bytes]];
@@ -110,10 +110,10 @@ impl History {
         volumes
     }
 
-    /// The number of writes after which the volumes were as they are; fails when there is none.
+    /// Returns the number of writes that leads to the volumes' contents; fails when there is none.
     pub fn prefix(&self, connections: &mut [Connection]) -> usize {
         let found: Vec<Vec<u8>> = connections.iter_mut().map(read_all).collect();
-        // The newest stamp that is there says how many writes there were.
+        // The newest stamp that is present shows the number of writes.
         let newest = |bytes: &Vec<u8>| {
             let tags = bytes.chunks(512).map(|sector| {
                 u64::from_be_bytes(sector[..8].try_into().expect("8 bytes")) & ((1 << 28) - 1)
@@ -166,7 +166,8 @@ fn a_bucket_and_a_key_are_enough_for_another_machine() {
         history.run_for(&mut connections, Duration::from_secs(1));
         drop(connections);
         second.stop();
-        // And back: the first machine's log is of an older time and must not be replayed over it.
+        // And back: the first machine's log is out of date and must not be replayed over the newer
+        // state.
         first.announce("another node has owned the pool");
         first.restart();
         assert_eq!(history.prefix(&mut open(&first)), history.writes.len());
@@ -195,7 +196,7 @@ fn what_a_dead_machine_leaves_in_the_bucket_is_a_prefix_of_its_history() {
         let count = history.prefix(&mut open(&second));
         println!("{count} of {} writes were in the bucket", history.writes.len());
         assert!(count > 0, "six seconds are longer than destage.max_age");
-        // The first comes back with a log that has been overtaken.
+        // The first machine returns with a log that has been overtaken.
         let refusal = first.refuses_to_start();
         assert!(refusal.contains("take-over"), "{refusal}");
         assert_eq!(history.prefix(&mut open(&second)), count, "the refused one changed nothing");
@@ -227,14 +228,14 @@ fn a_taken_pool_fails_the_writes_of_its_old_owner() {
         assert!(Instant::now() < deadline, "the old owner still acknowledges writes");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // It ends by itself, so that its supervisor acts, and says why.
+    // The daemon ends with a reason, so that its supervisor acts.
     assert_eq!(first.wait(Duration::from_secs(60)).code(), Some(1));
     assert!(first.tail().contains("was taken over"), "{}", first.tail());
     let count = history.prefix(&mut open(&second));
     assert!(count >= stored, "{count} of {stored} flushed writes are there");
 }
 
-/// How long the store is away.
+/// Returns how long the store is away.
 fn outage() -> Duration {
     let seconds = std::env::var("SPINDLE_TEST_OUTAGE_SECONDS").ok();
     Duration::from_secs(seconds.map_or(5, |text| text.parse().expect("a number")))
@@ -249,7 +250,7 @@ fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
         let proxy = Proxy::start(server.address()).expect("a proxy");
         let mut daemon = on(proxy.address());
         daemon.restart();
-        // What was tried and failed is worth a warning.
+        // Failed attempts log warnings.
         daemon.announce("destage");
         daemon.announce("store");
         daemon.announce("slatedb");
@@ -257,8 +258,8 @@ fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
         let mut history = History::new(seed);
         let mut connections = open(&daemon);
         history.run_for(&mut connections, Duration::from_secs(1));
-        // The log is empty, and a few MiB, all at once and then bit by bit, are well below its size: so
-        // nobody has to wait.
+        // The log is empty, and its size is well above the few MiB that are written, first at once
+        // and then little by little: so no writer has to wait.
         let _ = daemon.json(&["flush"]);
         proxy.set(line);
         let begun = Instant::now();
@@ -294,7 +295,7 @@ fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
     }
 }
 
-/// A daemon whose store went away with a write in the log; its status says so.
+/// Makes a daemon whose store went away with a write in the log; its status says so.
 fn cut_off(bucket: &Bucket) -> (Proxy, Daemon) {
     let proxy = Proxy::start(bucket.address()).expect("a proxy");
     let mut daemon = on(proxy.address());
@@ -327,7 +328,7 @@ fn a_stop_ends_while_the_store_is_away_and_a_flush_waits_for_it() {
     let (proxy, mut daemon) = cut_off(&bucket);
     let mut flush = daemon.prepare(&["flush"]);
     let flush = flush.stderr(std::process::Stdio::piped()).spawn().expect("the program runs");
-    // Connections are taken in turn: a status that is asked for later and answered comes after it.
+    // Connections are accepted in order: once a later status is answered, the flush has arrived.
     for _ in 0..3 {
         let _ = daemon.json(&["status"]);
     }
@@ -382,7 +383,7 @@ fn more_than_the_log_holds_waits_for_the_store_and_nothing_fails() {
             std::thread::sleep(Duration::from_secs(8));
             proxy.set(Line::Open);
         });
-        // About three times the log.
+        // About three times the size of the log.
         for _ in 0..3000 {
             assert!(history.write(&mut connections), "write {} failed", history.writes.len());
         }
@@ -439,7 +440,8 @@ fn a_store_that_cannot_say_who_owns_a_pool_is_refused_with_the_reason() {
         }
         assert_eq!(bucket.keys(), [""; 0], "{care:?}: it left something behind");
     }
-    // The same server with its conditions kept carries a pool, so they are what was missed.
+    // The same server with its conditions kept carries a pool, so the refusals are due to the
+    // conditions.
     let bucket = Bucket::start(Care::Honest);
     let mut daemon = on(bucket.address());
     daemon.restart();

@@ -1,7 +1,8 @@
-//! NBD under TLS: the whole protocol again, who is let in, and what each may open.
+//! NBD under TLS: the whole protocol again, the clients that are accepted, and the exports that
+//! each may open.
 //!
 //! Invariants:
-//! - Without TLS nothing of a TLS server is seen but the greeting.
+//! - Without TLS a client of a TLS server sees nothing but the greeting.
 
 use crate::conformance::Way;
 use rcgen::{CertificateParams, DnType, IsCa, Issuer, KeyPair};
@@ -31,7 +32,7 @@ impl Authority {
         Authority { certificate, issuer: Issuer::new(params, key) }
     }
 
-    /// A certificate for a name: as bytes, and as PEM with its key.
+    /// Issues a certificate for a name: as bytes, and as PEM with its key.
     fn issue(&self, name: &str) -> Identity {
         let params = CertificateParams::new(vec![name.to_owned()]).expect("a DNS name");
         let key = KeyPair::generate().expect("a key");
@@ -40,7 +41,7 @@ impl Authority {
         (certificate.der().clone(), Arc::new(bytes), certificate.pem(), key.serialize_pem())
     }
 
-    /// As clients of the command line want it.
+    /// Writes the authority's certificate under the name that clients on the command line expect.
     pub(crate) fn write_for_clients(&self, dir: &Path) {
         std::fs::write(dir.join("ca-cert.pem"), self.certificate.pem())
             .expect("write a certificate");
@@ -55,7 +56,7 @@ impl Authority {
     }
 }
 
-/// A TLS server with certificates of `authority`; `clients` is TOML for `[nbd.tls]`.
+/// Makes a TLS server with certificates of `authority`; `clients` is TOML for `[nbd.tls]`.
 pub(crate) fn daemon(authority: &Authority, clients: &str) -> Daemon {
     let (_, _, certificate, key) = authority.issue("localhost");
     let mut daemon = Daemon::new(SMALL, &[("disk", "96MiB"), ("other", "8MiB")]);
