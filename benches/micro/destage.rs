@@ -13,9 +13,9 @@ use tiering::{ExtentContent, LogSource, Tier, TierOptions, Window, WindowExtent}
 
 const WINDOW_MIB: u64 = 32;
 const BLOCKS_PER_MIB: u64 = (1 << 20) / BLOCK_BYTES;
-/// Of the volume that random windows fall into: 10 GiB.
+/// Blocks of the volume into which random windows fall: 10 GiB.
 const VOLUME_BLOCKS: u64 = 10 << 18;
-/// Distinct payloads: together more than a compressor remembers.
+/// Number of distinct payloads; together they exceed a compressor's window.
 const PAYLOAD_COUNT: usize = 512;
 
 /// Payloads that are in memory already, as those of the log usually are.
@@ -29,14 +29,14 @@ impl LogSource for Payloads {
     }
 }
 
-/// A tier over an empty store in memory.
+/// Opens a tier over an empty store in memory.
 pub async fn open_tier() -> Tier {
     let key = PoolKey::new([1; KEY_BYTES]);
     let options = TierOptions::new(Arc::new(InMemory::new()), [1; 16], key, Epoch(1));
     Tier::open(options).await.expect("an empty store opens")
 }
 
-/// Destages a window and says how many blocks it stored.
+/// Destages a window and returns how many blocks it stored.
 pub async fn destage_window(tier: &Tier, window: Window<Bytes>) -> u64 {
     tier.destage(window, &Payloads).await.expect("it destages").stored_block_count
 }
@@ -61,7 +61,8 @@ fn extent(first_block: u64, payload: Bytes) -> WindowExtent<Bytes> {
     }
 }
 
-/// About `count` single blocks, scattered over a volume. All have the same payload.
+/// Makes a window of about `count` single blocks, scattered over a volume. All have the same
+/// payload.
 pub fn random_window(
     rng: &mut Rng,
     lsn: u64,
@@ -89,14 +90,14 @@ fn scattered(
     )
 }
 
-/// `count` blocks in a row, in extents of 128 KiB.
+/// Makes a window of `count` consecutive blocks, in extents of 128 KiB.
 fn sequential(rng: &mut Rng, lsn: u64, count: u64, payloads: &[Bytes]) -> Window<Bytes> {
     let start = rng.below(VOLUME_BLOCKS - count);
     let extents = (0..count / 32).zip(payloads.iter().cycle());
     window(lsn, extents.map(|(at, data)| extent(start + at * 32, data.clone())).collect())
 }
 
-/// Time and bytes of destage for scattered 4 KiB blocks and for sequential data.
+/// Measures time and bytes of destage for scattered 4 KiB blocks and for sequential data.
 pub fn bench(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Runtime::new().expect("runtime");
     let small: Vec<Bytes> = (0..PAYLOAD_COUNT as u64)
@@ -105,7 +106,7 @@ pub fn bench(criterion: &mut Criterion) {
     let large: Vec<Bytes> =
         (0..PAYLOAD_COUNT as u64 / 8).map(|seed| plausible(128 << 10, seed).into()).collect();
     let mut group = criterion.benchmark_group("destage");
-    // One window is a whole sample: tens of milliseconds.
+    // One window is a whole sample: it takes tens of milliseconds.
     group.sample_size(10).throughput(Throughput::Bytes(WINDOW_MIB << 20));
     let count = WINDOW_MIB * BLOCKS_PER_MIB;
     group.bench_function("32 MiB of scattered 4 KiB blocks", |bencher| {

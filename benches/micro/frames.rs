@@ -22,7 +22,7 @@ fn builder(algorithm: Algorithm) -> SegmentBuilder {
     SegmentBuilder::new(seed, &key(), ZSTD_LEVEL, SEGMENT_BYTES)
 }
 
-/// Seal and open, by frame size and cipher.
+/// Measures sealing and opening, by frame size and cipher.
 pub fn bench(criterion: &mut Criterion) {
     let mut seals = criterion.benchmark_group("frame seal");
     for_each(|bytes, algorithm, name| seal(&mut seals, bytes, algorithm, name));

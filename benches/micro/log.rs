@@ -1,5 +1,5 @@
-//! The write log: what an append costs its caller, alone and among others, and what it costs to
-//! look into the overlay.
+//! The write log: the cost of an append to its caller, alone and among others, and the cost of a
+//! lookup in the overlay.
 
 use crate::plausible::{Rng, plausible};
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
@@ -30,7 +30,7 @@ fn open(dir: &Path, algorithm: Algorithm) -> Log {
     Log::open(dir, identity, PoolKey::new([1; KEY_BYTES]), options, Lsn::NONE).expect("open").0
 }
 
-/// Frees log space as a destage would that costs nothing.
+/// Frees log space like a destage without cost.
 fn release_at_once(runtime: &Runtime, log: &Log) -> JoinHandle<()> {
     let log = log.clone();
     runtime.spawn(async move {
@@ -57,7 +57,7 @@ fn entry(rng: &mut Rng, payload: &Bytes) -> NewEntry {
     }
 }
 
-/// `count` appends, `depth` of them under way at a time.
+/// Makes `count` appends, `depth` of them in flight at a time.
 async fn append(log: &Log, payload: &Bytes, depth: usize, wait: Wait, count: u64) -> Duration {
     let mut rng = Rng(17);
     let started = Instant::now();
@@ -65,7 +65,7 @@ async fn append(log: &Log, payload: &Bytes, depth: usize, wait: Wait, count: u64
     while left > 0 {
         let now = left.min(depth as u64);
         left -= now;
-        // Each is queued at the call, so these share batches as those of many clients do.
+        // Each append is queued at the call, so these share batches as those of many clients do.
         let waiters: Vec<_> =
             (0..now).map(|_| log.append(entry(&mut rng, payload), wait)).collect();
         for waiter in waiters {
@@ -75,7 +75,7 @@ async fn append(log: &Log, payload: &Bytes, depth: usize, wait: Wait, count: u64
     started.elapsed()
 }
 
-/// Log append, and lookups in an overlay of [`EXTENT_COUNT`] extents.
+/// Measures log appends, and lookups in an overlay of [`EXTENT_COUNT`] extents.
 pub fn bench(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -1,12 +1,12 @@
-//! What one call costs: log append, overlay lookup, frame seal and open, map lookup and update,
+//! The cost of one call: log append, overlay lookup, frame seal and open, map lookup and update,
 //! destage.
 //!
 //! `cargo bench -p benches`; `cargo bench -p benches -- --test` runs each once. TMPDIR chooses the
-//! disk of the log. Where the unit is bytes, criterion prints MiB/s or GiB/s of one caller.
+//! disk of the log. If the unit is bytes, criterion prints MiB/s or GiB/s of one caller.
 //!
 //! Invariants:
-//! - Data compresses about as that of a database does, and is not the same twice.
-//! - Nothing but the log touches a disk: the store is in memory, so that only our own cost counts.
+//! - Data compresses about as well as that of a database, and no two parts are equal.
+//! - Only the log touches a disk: the store is in memory, so that only spindle's own cost counts.
 
 mod destage;
 mod frames;

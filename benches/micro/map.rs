@@ -1,5 +1,5 @@
-//! The volume map: finding and changing runs in one page, encoding and decoding what the database
-//! keeps, and whole lookups and reads through the tier.
+//! The volume map: finding and changing runs in one page, encoding and decoding the values of the
+//! database, and whole lookups and reads through the tier.
 
 use crate::destage::{destage_window, open_tier, random_window};
 use crate::plausible::{Rng, plausible};
@@ -11,7 +11,7 @@ use std::hint::black_box;
 use tiering::map::pages::{self, Page, Run};
 
 const PAGE_BLOCKS: u64 = pages::PAGE_BLOCKS;
-/// Of the volume behind the lookups: 32 MiB, nearly all of it mapped.
+/// Blocks of the volume behind the lookups: 32 MiB, nearly all of it mapped.
 const VOLUME_BLOCKS: u64 = 1 << 13;
 const BLOCK_COUNT: u64 = 4 * VOLUME_BLOCKS;
 
@@ -27,12 +27,12 @@ fn run(block: u8, index: u32) -> Run {
     }
 }
 
-/// A page whose blocks were all written one by one.
+/// Makes a page whose blocks were all written one by one.
 fn scattered() -> Vec<Run> {
     (0..=u8::MAX).map(|block| run(block, u32::from(block) * 7 % 251)).collect()
 }
 
-/// Map lookup and update.
+/// Measures map lookup and update.
 pub fn bench(criterion: &mut Criterion) {
     in_a_page(criterion);
     through_the_tier(criterion);

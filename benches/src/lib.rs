@@ -1,2 +1,3 @@
-//! Measurements, and nothing that others use: `micro/` is one function at a time, `device/` a whole
-//! disk beside its competitors, `soak` a long load. README.md beside this package says how to run them.
+//! Measurements only; no package depends on this one. `micro/` measures one function at a time,
+//! `device/` a whole disk beside its competitors, `soak` a long load. The README.md of this package
+//! says how to run them.
