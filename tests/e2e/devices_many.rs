@@ -1,7 +1,7 @@
 //! Many devices of one daemon, and the places of a daemon's files.
 //!
 //! Invariants:
-//! - The same as of [`crate::devices`].
+//! - Those of [`crate::devices`].
 
 use crate::devices::{SETTINGS, attach, reader, refused};
 use crate::devices_moments::{read, write};

@@ -1,7 +1,7 @@
 //! Bad moments of devices that need a second daemon or a planted failure.
 //!
 //! Invariants:
-//! - The same as of [`crate::devices`].
+//! - Those of [`crate::devices`].
 
 use crate::devices::{SETTINGS, attach, reader, refused, size_of};
 use crate::mounted::{TAIL_LOST, attach_volume};

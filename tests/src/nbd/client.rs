@@ -144,7 +144,7 @@ impl Connection {
     /// Like [`Connection::submit`], but a length of more than 32 bits needs extended headers.
     ///
     /// # Errors
-    /// The same as of [`Connection::submit`].
+    /// Those of [`Connection::submit`].
     pub fn submit_long(
         &mut self,
         command: u16,
@@ -189,7 +189,7 @@ impl Connection {
     /// Sends one request and waits for its reply.
     ///
     /// # Errors
-    /// The same as of [`Connection::receive`], and when another request is in flight.
+    /// Those of [`Connection::receive`], and when another request is in flight.
     pub fn call(
         &mut self,
         command: u16,
@@ -204,7 +204,7 @@ impl Connection {
     /// Like [`Connection::call`], but a length of more than 32 bits needs extended headers.
     ///
     /// # Errors
-    /// The same as of [`Connection::call`].
+    /// Those of [`Connection::call`].
     pub fn call_long(
         &mut self,
         command: u16,

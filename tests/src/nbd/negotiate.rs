@@ -116,7 +116,7 @@ impl Haggle {
     /// Sends an option and collects its replies up to the acknowledgement or an error.
     ///
     /// # Errors
-    /// The same as of [`Haggle::reply`].
+    /// Those of [`Haggle::reply`].
     pub fn ask(&mut self, option: u32, payload: &[u8]) -> io::Result<Vec<OptionReply>> {
         self.send(option, payload)?;
         let mut replies = Vec::new();

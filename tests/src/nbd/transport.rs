@@ -196,7 +196,7 @@ pub fn take(stream: &mut impl Read, count: usize) -> io::Result<Vec<u8>> {
 /// Receives `N` bytes.
 ///
 /// # Errors
-/// The same as of [`take`].
+/// Those of [`take`].
 pub fn take_array<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;
