@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from rows import Goal, ratio
 from table import number
 
-# Names of the systems, as they stand in the table.
+# Names of the systems in the table.
 UBLK = "spindle ublk"
 NBD = "spindle nbd"  # the kernel's nbd driver, one connection
 NBD_MANY = "spindle nbd x4"
@@ -23,7 +23,7 @@ SYSTEMS = (UBLK, OTHER_UBLK, NBD, NBD_MANY, LOOP, LOOP_BUFFERED, NULL, RAW)
 
 @dataclass(frozen=True)
 class Row:
-    """`job` is fio's. One that is not timed reads or writes the device once."""
+    """A row; `job` is fio's. A job that is not timed reads or writes the device once."""
 
     key: str
     title: str
@@ -32,7 +32,7 @@ class Row:
     is_timed: bool = True
 
     def from_empty(self):
-        """The same where the log is empty at the beginning."""
+        """Returns the same row for a log that is empty at the beginning."""
         return replace(self, title=self.title.replace(FULL, "log empty at the beginning"))
 
     @property
@@ -63,7 +63,7 @@ GOALS = (
          ratio("write-4k-qd1", UBLK, LOOP)),
 )
 
-# Said beside the goals: no level is set.
+# Figures that are printed beside the goals, without a level to reach.
 FIGURES = tuple(
     (f"{row.title}: {UBLK} x {other}", ratio(row.key, UBLK, other))
     for row in ROWS for other in (NBD, NBD_MANY, OTHER_UBLK)
@@ -102,7 +102,7 @@ def line(system, unit, found, row):
 
 
 def section(row, medians):
-    """One row of the comparison: a title and a line a system."""
+    """Returns one row of the comparison: a title and a line per system."""
     lines = ["", row.title, HEADING]
     lines += [line(system, row.unit, found, medians) for system, found in medians.items()]
     for system, found in medians.items():
@@ -117,7 +117,7 @@ def _getter(medians):
 
 
 def goals(medians):
-    """`[(title, value, bound, verdict)]` for all that was measured."""
+    """Returns `[(title, value, bound, verdict)]` for everything that was measured."""
     found = [(goal, goal.value(_getter(medians))) for goal in GOALS]
     return [(goal.title, value, f">= {goal.bound:g}", "reached" if value >= goal.bound else "MISSED")
             for goal, value in found if value is not None]

@@ -1,4 +1,4 @@
-"""The rows of the comparison: what the client does, to which systems, and what must come out.
+"""The rows of the comparison: the client's requests, the systems, and the results to reach.
 
 Pure data and arithmetic: nothing here starts a process.
 """
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 MIB = 1 << 20
 
-# Names of the systems, as they stand in the table.
+# Names of the systems in the table.
 SPINDLE = "spindle"  # local store, default memory cache
 SPINDLE_NVME = "spindle nvme"  # memory cache 0: reads come from the NVMe cache
 SPINDLE_SMALL = "spindle small-log"
@@ -27,12 +27,12 @@ STEADY = (SPINDLE_SMALL, SPINDLE_S3_SMALL, NBDKIT, QEMU)
 WARM = "warm"  # filled once, only read
 HOT = "hot"  # filled once, then overwritten
 FRESH = "fresh"  # never written before a run; a flush waits for spindle's store
-BIG = "big"  # larger than what the kernel keeps unwritten
+BIG = "big"  # larger than the amount that the kernel keeps unwritten
 
 
 @dataclass(frozen=True)
 class Row:
-    """`job` is fio's; `amount` says when it ends: time, laps (of a small log), fresh or big."""
+    """A row; `job` is fio's, `amount` is its end: time, laps (of a small log), fresh or big."""
 
     key: str
     title: str
@@ -42,7 +42,7 @@ class Row:
     job: dict = field(default_factory=dict)
     amount: str = "time"
     final_flush: bool = False
-    run_count: int = 0  # at most this many; 0: as the command line says
+    run_count: int = 0  # at most this many; 0: the number on the command line
     kind: str = "plain"
 
 
@@ -85,7 +85,7 @@ DIRTY_FACTOR = 1.25  # of the kernel's limit
 
 @dataclass(frozen=True)
 class Goal:
-    """`value(get)` against a bound; `get(row, system, measure)` is a median or `None`."""
+    """A goal: `value(get)` against a bound; `get(row, system, measure)` is a median or `None`."""
 
     title: str
     bound: float

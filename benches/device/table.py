@@ -14,7 +14,7 @@ HEADING = " ".join(f"{title:>{width}}" if at else f"{title:<{width}}"
 
 
 def medians(runs):
-    """`[{measure: number or None}]` -> one such dictionary, measure by measure."""
+    """Returns the medians of `[{measure: number or None}]`, measure by measure."""
     result = {}
     for measure in {name for run in runs for name in run}:
         values = [run[measure] for run in runs if run.get(measure) is not None]
@@ -31,7 +31,7 @@ def number(value, digits=1):
 
 
 def line(system, unit, found, row):
-    """One line of the table. `row` is `{system: medians}` of the whole row."""
+    """Returns one line of the table. `row` is `{system: medians}` of the whole row."""
 
     def share(other, factor=1):
         base = row.get(other, {}).get("value")
@@ -53,7 +53,7 @@ def line(system, unit, found, row):
 
 
 def section(title, unit, row):
-    """One row of the comparison: a title and a line a system."""
+    """Returns one row of the comparison: a title and a line per system."""
     lines = ["", title, HEADING]
     lines += [line(system, unit, found, row) for system, found in row.items()]
     return "\n".join(lines)
@@ -69,7 +69,7 @@ dev B/B  the same in bytes
 
 
 def goals(table):
-    """`[(title, value, bound, verdict)]` for all that was measured."""
+    """Returns `[(title, value, bound, verdict)]` for everything that was measured."""
 
     def get(row, system, measure):
         return table.get(row, {}).get(system, {}).get(measure)
@@ -86,7 +86,7 @@ def goals(table):
 
 
 def decided_by_cpu(table):
-    """Rows where the client is the limit: `[(row, system, CPU us, CPU us of nbdkit file)]`."""
+    """Returns the rows that the client limits: `[(row, system, CPU us, CPU us of nbdkit file)]`."""
     result = []
     for row, systems in table.items():
         ceiling = systems.get(NULL, {}).get("value")
@@ -99,7 +99,7 @@ def decided_by_cpu(table):
 
 
 def closing(table):
-    """Goals, and where CPU decides, as text."""
+    """Returns the goals, and the rows where CPU decides, as text."""
     lines = [LEGEND, ""]
     for title, value, bound, verdict in goals(table):
         lines.append(f"{verdict:<8} {title}: {value:.2f} ({bound})")

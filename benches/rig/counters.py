@@ -1,4 +1,4 @@
-"""Reads what the kernel counted for a process and for a disk. Pure reading, no state.
+"""Reads the kernel's counters for a process and for a disk. Pure reading, no state.
 
 Invariants:
 - CPU time covers every thread of a process, those that have ended included.
@@ -16,31 +16,31 @@ SECTOR_BYTES = 512  # Source: Documentation/block/stat.rst, whatever the device'
 
 
 def cpu_seconds(pids):
-    """User and system time of processes since they started. Source: proc_pid_stat(5)."""
+    """Returns user and system time of processes since they started. Source: proc_pid_stat(5)."""
     total = 0
     for pid in pids:
         with open(f"/proc/{pid}/stat") as stat:
-            # The name may hold spaces and parentheses; the fields follow the last one.
+            # The name may contain spaces and parentheses; the fields follow the last parenthesis.
             fields = stat.read().rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])
     return total * TICK_SECONDS
 
 
 def cpu_seconds_exact(pids):
-    """As `cpu_seconds`, by the processes' clocks instead of by ticks."""
+    """Like `cpu_seconds`, but from the processes' clocks instead of ticks."""
     # Source: clock_getcpuclockid(3): the complement of the process id, and CPUCLOCK_SCHED, 2.
     return sum(time.clock_gettime(((~pid) << 3) | 2) for pid in pids)
 
 
 def busy_seconds():
-    """CPU time that the machine was not idle since it started. Source: proc_stat(5)."""
+    """Returns the machine's busy CPU time since it started. Source: proc_stat(5)."""
     with open("/proc/stat") as stat:
         fields = [int(field) for field in stat.readline().split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) * TICK_SECONDS
 
 
 class Activity:
-    """Page faults and switches of a process so far, by thread."""
+    """Page faults and context switches of a process so far, by thread."""
 
     def __init__(self, pid):
         self.threads = {}
@@ -58,17 +58,17 @@ class Activity:
             self.threads[thread] = (head.partition("(")[2], cpu_seconds, faults, *counts)
         with open(f"/proc/{pid}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
-        # Of threads that have ended, too.
+        # Includes threads that have ended.
         self.fault_count = int(fields[7]) + int(fields[9])
 
     def switches_until(self, later):
-        """Switches of the threads that are there later."""
+        """Returns the context switches of the threads that still exist in `later`."""
         none = (None, 0, 0, 0, 0)
         pairs = [(self.threads.get(thread, none), after) for thread, after in later.threads.items()]
         return sum(sum(after[3:]) - sum(before[3:]) for before, after in pairs)
 
     def until(self, later, io_count):
-        """A line for each thread that did something until `later`, per request."""
+        """Returns a line for each thread that was active until `later`, per request."""
         lines = []
         for thread, (name, *after) in later.threads.items():
             before = self.threads.get(thread, (name, 0, 0, 0, 0))[1:]
@@ -81,7 +81,7 @@ class Activity:
 
 
 def disk_of(path):
-    """The whole disk below a directory, as named in /sys/block; `None` where there is none."""
+    """Returns the whole disk below a directory, as named in /sys/block; `None` if there is none."""
     device = os.stat(path).st_dev
     link = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
     if not os.path.exists(link):
@@ -93,7 +93,7 @@ def disk_of(path):
 
 
 def disk_writes(disk):
-    """Writes completed and bytes written by a disk since boot, flushes not counted."""
+    """Returns writes completed and bytes written by a disk since boot, flushes not counted."""
     if disk is None:
         return None
     with open(f"/sys/block/{disk}/stat") as stat:
@@ -102,7 +102,7 @@ def disk_writes(disk):
 
 
 class Footprint:
-    """What a process holds at one moment."""
+    """The resources of a process at one moment."""
 
     def __init__(self, pid):
         with open(f"/proc/{pid}/status") as status:
@@ -115,7 +115,7 @@ class Footprint:
 
 
 def machine():
-    """What a reader needs to judge the figures."""
+    """Returns the facts about the machine that a reader needs to judge the figures."""
     cpu = ""
     with open("/proc/cpuinfo") as info:
         cpu = next((l.split(":")[1].strip() for l in info if l.startswith("model name")), "")
@@ -131,7 +131,7 @@ def machine():
 
 
 def dirty_limit_bytes():
-    """Roughly how much unwritten file data the kernel keeps before it makes writers wait."""
+    """Returns roughly how much unwritten file data the kernel keeps before it makes writers wait."""
     with open("/proc/sys/vm/dirty_bytes") as limit:
         fixed = int(limit.read())
     if fixed:
@@ -144,7 +144,7 @@ def dirty_limit_bytes():
 
 
 def runnable_others():
-    """Share of the machine's CPU time that is busy now, from 0 to 1, over 0.3 s."""
+    """Returns the share of the machine's CPU time that is busy now, from 0 to 1, over 0.3 s."""
     def busy_and_all():
         with open("/proc/stat") as stat:
             fields = [int(field) for field in stat.readline().split()[1:9]]

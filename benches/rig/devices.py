@@ -16,14 +16,14 @@ import subprocess
 from . import life, servers
 
 RUBLK_VERSION = "0.2.15"
-DEPTH = 64  # requests in flight of a device: spindle's default, and rublk's option
+DEPTH = 64  # requests in flight on a device: spindle's default, and rublk's option
 VOLUMES = ("u", "n", "m")  # for ublk, for nbd, and for nbd over several connections
 FILL_BYTES = 1 << 20
-LOG_SECONDS_MAX = 120  # Chosen by hand: a file a second, and what made the machine busy before.
+LOG_SECONDS_MAX = 120  # Chosen by hand: a file a second, after earlier load has passed.
 
 
 def cached_rublk():
-    """rublk of that version, built from crates.io once; `None` where that fails."""
+    """Returns rublk of that version, built from crates.io once; `None` if that fails."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     cache = pathlib.Path(os.environ.get("SPINDLE_TEST_CACHE") or f"{base}/spindle-tests")
     place = cache / f"rublk-{RUBLK_VERSION}"
@@ -40,12 +40,12 @@ def cached_rublk():
                   "It needs libclang: apt-get install libclang-dev", flush=True)
             return None
         subprocess.run(["rm", "-rf", f"{part}/target"], check=True)
-        os.rename(part, place)  # half of it is never found
+        os.rename(part, place)  # so that an incomplete one is never found
     return place / "bin/rublk"
 
 
 def run(*command):
-    """Runs a command that must succeed, and returns what it said."""
+    """Runs a command that must succeed, and returns its output."""
     done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
@@ -54,10 +54,10 @@ def run(*command):
 
 
 class Backing:
-    """An ext4 for all: on a loop device with direct I/O over a file in memory.
+    """An ext4 for all systems, on a loop device with direct I/O over a file in memory.
 
-    In memory, so that the disk of the machine, its other users and its page cache are not measured;
-    and each request of the backing costs CPU time that its server lacks, as there is one CPU.
+    The file is in memory, so that the machine's disk, its other users and its page cache are not
+    measured. As there is one CPU, each request to this file system takes CPU time from its server.
     """
 
     make = ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0")
@@ -81,7 +81,7 @@ class Backing:
 
 
 class Device(servers.Server):
-    """`node` is the device, or the file, that fio uses."""
+    """A device under test; `node` is the device or file that fio uses."""
 
     node = ""
 
@@ -91,7 +91,7 @@ class Device(servers.Server):
         return {"ioengine": engine, "filename": self.node, "direct": 1}
 
     def destaged_bytes(self):
-        """Bytes that have been destaged since the start; `None` where nothing is."""
+        """Returns the bytes destaged since the start; `None` if the system does not destage."""
         return None
 
     def close(self):
@@ -99,7 +99,7 @@ class Device(servers.Server):
 
 
 class RawFile(Device):
-    """No server: the backing itself."""
+    """No server: a file of the backing file system itself."""
 
     def __init__(self, world, name, size_bytes):
         self.name = name
@@ -107,7 +107,7 @@ class RawFile(Device):
 
 
 class Rublk(Device):
-    """`rublk`, by its name a null device or a loop device over a file."""
+    """`rublk` as a null device or as a loop device over a file, depending on its name."""
 
     count = 0
 
@@ -127,7 +127,7 @@ class Rublk(Device):
         life.until(lambda: os.path.exists(self.node), f"start {name}", child=self.child)
 
     def close(self):
-        # It sometimes ends with 101 though the device is gone.
+        # It sometimes ends with 101 although the device is gone.
         subprocess.run([self.binary, "del", "-n", str(self.number)], stdin=subprocess.DEVNULL,
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.world.stop(self.child)
@@ -144,14 +144,14 @@ class GuestSpindle(servers.Spindle):
         return json.loads(done.stdout)["destage"]["destaged_bytes"]
 
     def wait_for_log(self):
-        """Waits until all files of the write log are made: one a second where it is idle."""
+        """Waits until all files of the write log are made; an idle daemon makes one per second."""
         def is_made():
             return len(glob.glob(f"{self.dir}/log/ring-*.log")) == servers.LOG_FILE_COUNT
         life.until(is_made, "make the files of the log", LOG_SECONDS_MAX, child=self.child)
 
 
 class SpindleDevice(Device):
-    """One device of a daemon: its name ends with "ublk", "nbd", or "nbd x4"."""
+    """One device of a daemon; its name ends with "ublk", "nbd", or "nbd x4"."""
 
     destages = True
 
@@ -187,7 +187,7 @@ def attach_nbd(spindle, volume, connection_count):
 
 
 def make_file(world, name, size_bytes):
-    """A file whose blocks are all written."""
+    """Makes a file whose blocks are all written."""
     path = os.path.join(world.dir, f"{name}.file".replace(" ", "-"))
     zeroes = bytes(FILL_BYTES)
     with open(path, "wb", buffering=0) as file:

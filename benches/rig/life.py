@@ -1,4 +1,4 @@
-"""Owns what a run leaves behind if it dies: child processes and temporary directories.
+"""Owns the child processes and temporary directories that a dying run would leave behind.
 
 Invariants:
 - Every process is started in a session of its own and is killed when its `Life` ends, also after
@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Missing(Exception):
-    """Something that the machine must have is not there; the message says how to get it."""
+    """The machine lacks something; the message says how to get it."""
 
 
 def programs(**packages):
@@ -36,24 +36,24 @@ def programs(**packages):
 
 
 def cores():
-    """One core for the servers and one for the client; the same one where there is only one."""
+    """Returns one core for the servers and one for the client; the same if there is only one."""
     allowed = sorted(os.sched_getaffinity(0))
     return allowed[0], allowed[-1]
 
 
 def ends_with_us():
-    """For `preexec_fn`: the child is asked to end when this process has died."""
+    """For `preexec_fn`: asks the child to end when this process has died."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def kill_group(child):
-    """Kills a child and what it forked: its group is its own, and lives while it is not reaped."""
+    """Kills a child and its descendants, through its process group, which exists until it is reaped."""
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
 
 class Life:
-    """Everything that ends with the `with` block."""
+    """Owner of everything that ends with the `with` block."""
 
     def __init__(self, parent_dir, keep=False):
         os.makedirs(parent_dir, exist_ok=True)
@@ -62,13 +62,13 @@ class Life:
         self.children = []
 
     def __enter__(self):
-        signal.signal(signal.SIGINT, _interrupt)  # also where the shell had it ignored
+        signal.signal(signal.SIGINT, _interrupt)  # even if the shell had it ignored
         signal.signal(signal.SIGTERM, _interrupt)
         signal.signal(signal.SIGHUP, _interrupt)
         return self
 
     def __exit__(self, *_):
-        # A second Ctrl-C must not leave half of it behind.
+        # A second Ctrl-C must not interrupt the clean-up.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for child in reversed(self.children):
@@ -137,7 +137,7 @@ def _interrupt(*_):
 
 
 def tail(path, line_count=12):
-    """Last lines of a log, for messages."""
+    """Returns the last lines of a log, for messages."""
     try:
         with open(path, errors="replace") as log:
             return "\n".join(log.read().splitlines()[-line_count:])
@@ -146,7 +146,7 @@ def tail(path, line_count=12):
 
 
 def until(condition, what, seconds_max=30, pause=0.02, child=None):
-    """Waits until `condition()` is true and returns what it returned."""
+    """Waits until `condition()` is true and returns its result."""
     deadline = time.monotonic() + seconds_max
     while True:
         found = condition()

@@ -1,4 +1,4 @@
-"""Runs fio against a server and says what it saw.
+"""Runs fio against a server and returns its measures.
 
 Invariants:
 - A final flush, where a row asks for one, is inside the time; on a volume of spindle whose
@@ -20,7 +20,7 @@ COMPRESS_PERCENT = 50  # Chosen by hand: PostgreSQL pages compress to a quarter,
 
 
 class Seen:
-    """One fio run. Times in microseconds, rates a second."""
+    """One fio run. Times are in microseconds, rates per second."""
 
     def __init__(self, job, seconds_added=0.0):
         read, write, sync = job["read"], job["write"], job["sync"]
@@ -47,7 +47,7 @@ def percentile_us(kind, which):
 
 
 def arguments(target, job):
-    """fio's command line for one job; `job` and `target` are fio's own option names."""
+    """Builds fio's command line for one job; `job` and `target` use fio's own option names."""
     fixed = {
         "name": "row",
         "output-format": "json",
@@ -94,7 +94,7 @@ class Running:
 
 
 def run(world, core, server, volume, job, final_flush=False, seconds_max=3600):
-    """One job on one volume of one server."""
+    """Runs one job on one volume of one server."""
     target = server.fio_target(volume, job["iodepth"] == 1)
     if "filename" in target:
         job = dict(job, end_fsync=int(final_flush))
@@ -110,7 +110,7 @@ def run(world, core, server, volume, job, final_flush=False, seconds_max=3600):
 
 
 def fill(world, core, server, volume, size_bytes):
-    """Writes a volume once, in sequence, and waits until it is where it is to stay."""
+    """Writes a volume once, in sequence, and waits until its data is in its final place."""
     job = {"rw": "write", "bs": "1M", "iodepth": 4, "size": size_bytes, "refill_buffers": 1}
     run(world, core, server, volume, job, final_flush=True)
     server.settle()

@@ -20,7 +20,7 @@ COMMAND_READ = 0
 COMMAND_WRITE = 1
 COMMAND_DISC = 2
 COMMAND_FLUSH = 3
-ANSWER_SECONDS_MAX = 600  # Chosen by hand: a flush of all that the kernel keeps dirty.
+ANSWER_SECONDS_MAX = 600  # Chosen by hand: a flush of all data that the kernel keeps dirty.
 
 
 class Client:
@@ -70,7 +70,7 @@ class Client:
             raise ConnectionError(f"request {command} failed: magic {magic:#x}, error {error}")
 
     def flush(self):
-        """Returns when everything that was answered before is on stable storage."""
+        """Returns when all writes answered before are on stable storage."""
         self._request(COMMAND_FLUSH)
 
     def write(self, offset, data):
@@ -78,7 +78,7 @@ class Client:
         self._request(COMMAND_WRITE, offset, len(data), data)
 
     def read(self, offset, length):
-        """The bytes there."""
+        """Returns the bytes there."""
         self._request(COMMAND_READ, offset, length)
         return self._receive(length)
 
@@ -95,7 +95,7 @@ def flush(uri):
 
 
 def size_bytes(uri):
-    """Size of an export: also the proof that a server answers."""
+    """Returns the size of an export, which also proves that the server answers."""
     client = Client(uri)
     client.close()
     return client.size_bytes

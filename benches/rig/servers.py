@@ -32,7 +32,7 @@ def free_port():
 
 
 def spindle_binary(given=None):
-    """The binary to measure: the one named, or the release build of this repository."""
+    """Returns the binary to measure: the named one, or the release build of this repository."""
     path = pathlib.Path(given) if given else REPOSITORY / "target/release/spindle"
     if not os.access(path, os.X_OK):
         raise life.Missing(f"{path} is not there. Build it: cargo build --release")
@@ -40,7 +40,7 @@ def spindle_binary(given=None):
 
 
 def cached_minio():
-    """The MinIO that tests and examples build into the user's cache, if it is there."""
+    """Returns the MinIO that tests and examples build into the user's cache, if it exists."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     cache = os.environ.get("SPINDLE_TEST_CACHE") or f"{base}/spindle-tests"
     for path in [*sorted(glob.glob(f"{cache}/minio-*/minio")), shutil.which("minio")]:
@@ -50,23 +50,23 @@ def cached_minio():
 
 
 class Server:
-    """`name` stands in the table; `pids` are the processes whose CPU time counts."""
+    """A server; `name` is its name in the table, `pids` are the processes whose CPU time counts."""
 
     name = ""
     pids = ()
-    # Data that was acknowledged may still have to move somewhere.
+    # Whether acknowledged data may still have to move.
     destages = False
 
     def uri(self, volume):
-        """Where the volume is."""
+        """Returns the URI of the volume."""
         raise NotImplementedError
 
     def settle(self):
-        """Waits until what was acknowledged is where it is to stay; returns the seconds it took."""
+        """Waits until acknowledged data is in its final place; returns the seconds that this took."""
         return 0.0
 
     def fio_target(self, volume, is_depth_one=False):
-        """What fio must be told to reach the volume."""
+        """Returns fio's options to reach the volume."""
         return {"ioengine": "nbd", "uri": self.uri(volume)}
 
 
@@ -95,7 +95,7 @@ class Spindle(Server):
         self.start()
 
     def listener(self):
-        """Options of `serve` that say where it listens."""
+        """Returns the options of `serve` with its addresses."""
         return ["--nbd", "127.0.0.1:0"]
 
     def start(self):
@@ -125,7 +125,7 @@ class Spindle(Server):
         return time.monotonic() - started
 
     def command(self, name, check=False, more=()):
-        """A command of the binary on this pool."""
+        """Runs a command of the binary on this pool."""
         command = [str(self.binary), name, *more, "--dir", self.dir]
         if self.store and name == "fsck":
             command += ["--store", self.store]
@@ -133,7 +133,7 @@ class Spindle(Server):
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def fsck(self):
-        """`spindle fsck` of the stopped pool: exit status and what it said."""
+        """Runs `spindle fsck` on the stopped pool; returns exit status and output."""
         done = self.command("fsck")
         return done.returncode, done.stdout.strip()
 
@@ -186,7 +186,7 @@ class NbdkitFile(Server):
 
 
 class NbdkitNull(Server):
-    """`nbdkit null`: it does nothing, so it is what the client itself can do."""
+    """`nbdkit null`, which does nothing and so shows the limit of the client."""
 
     def __init__(self, world, core, size_bytes):
         self.name = "nbdkit null"
@@ -201,7 +201,7 @@ class NbdkitNull(Server):
 
 
 class QemuNbd(Server):
-    """`qemu-nbd`, one process a volume."""
+    """`qemu-nbd`, one process per volume."""
 
     def __init__(self, world, core, files, cache):
         self.name = "qemu-nbd"
@@ -233,7 +233,7 @@ class Raw(Server):
 
 
 class Files:
-    """One sparse file a volume."""
+    """One sparse file per volume."""
 
     def __init__(self, dir, volumes):
         self.dir = dir
@@ -248,7 +248,7 @@ class Files:
 
 
 class Minio:
-    """An S3 server on local disk. `env` is what its clients need."""
+    """An S3 server on local disk. `env` is the environment that its clients need."""
 
     def __init__(self, world, binary):
         self.dir = os.path.join(world.dir, "minio")
