@@ -283,7 +283,7 @@ fn postgresql_on_a_device_sees_a_pause_where_the_daemon_dies() {
     }
 }
 
-/// Length of the load of transactions.
+/// Variable with the length of pgbench's load, in seconds.
 const PGBENCH_SECONDS: &str = "SPINDLE_TEST_PGBENCH_SECONDS";
 
 fn database(seed: u64) {
@@ -334,7 +334,7 @@ fn bad_moments_of_a_device_are_refused_and_lose_nothing() {
     guest::run(name, Duration::from_secs(120), &[], bad_moments);
 }
 
-/// Insists that a command fails with this in its error.
+/// Insists that a command fails with this text in its error.
 #[track_caller]
 pub(crate) fn refused(daemon: &Daemon, arguments: &[&str], why: &str) {
     let output = daemon.command(arguments);
@@ -491,7 +491,7 @@ fn read_only() {
     }
 }
 
-/// The kernel changes the size of a ublk device, from 6.16 on.
+/// Whether the kernel can change the size of a ublk device, which it can from 6.16 on.
 fn can_be_resized() -> bool {
     guest::release() >= (6, 16)
 }

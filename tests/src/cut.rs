@@ -13,7 +13,7 @@ use std::time::Duration;
 /// The fate of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line {
-    /// They pass.
+    /// Bytes pass.
     Open,
     /// Connections end at once.
     Cut,
@@ -28,7 +28,7 @@ struct State {
     sockets: Vec<TcpStream>,
 }
 
-/// The proxy.
+/// A running proxy.
 pub struct Proxy {
     state: Arc<Mutex<State>>,
     address: String,
@@ -99,7 +99,7 @@ fn join(state: &Arc<Mutex<State>>, near: TcpStream, target: &str) -> io::Result<
     for (from, to) in [(near.try_clone()?, far.try_clone()?), (far, near)] {
         let state = Arc::clone(state);
         std::thread::spawn(move || {
-            // Ends with either side.
+            // Ends when either side ends.
             let _ = pass(&state, &from, &to);
             let _ = to.shutdown(Shutdown::Write);
         });

@@ -21,7 +21,7 @@ const DIED: i32 = 125;
 /// A file of the shared directory. It exists if the guest was stopped on purpose.
 const STOPPED: &str = "stopped";
 
-/// Whether this is a guest.
+/// Whether the test runs in a guest.
 #[must_use]
 pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()

@@ -31,7 +31,7 @@ pub enum Fault {
     WriteDropped,
     /// Keeps a big write up to 64 KiB only.
     WriteTorn,
-    /// One in 50 starts an older version of a sector comes back.
+    /// Brings back an older version of a sector at one in 50 starts.
     StaleSector,
     /// Keeps one in 300 writes in another volume, too.
     Misdirected,
