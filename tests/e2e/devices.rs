@@ -39,8 +39,8 @@ const LOADS: &[&[&str]] = &[
     &["--rw=trimwrite", "--bs=16k", "--iodepth=8"],
 ];
 
-/// Longest time of one load: some seconds, and the deaths of the daemon. Over several connections
-/// the kernel reissues requests 30 s after the last connection ended. Chosen by hand.
+/// Longest time of one load: some seconds, plus the pauses at deaths of the daemon. Over several
+/// connections the kernel reissues requests 30 s after the last death. Chosen by hand.
 const LOAD_TIME_MAX: Duration = Duration::from_secs(200);
 const END_TIME_MAX: Duration = Duration::from_secs(5);
 
