@@ -9,6 +9,7 @@
 
 use rustix::ioctl::{Setter, ioctl, opcode};
 use std::fs::File;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tests::daemon::Daemon;
@@ -219,4 +220,44 @@ fn a_log_whose_file_system_was_unmounted_after_a_kill_is_not_taken_for_whole() {
         drop(daemon);
         disk.unmount();
     }
+}
+
+/// Writes to a file until the disk is full.
+fn fill(path: &Path) {
+    let mut file = File::create(path).expect("a new file");
+    for piece in [1 << 20, 4096, 1] {
+        let bytes = vec![0; piece];
+        let full = std::iter::repeat_with(|| file.write_all(&bytes)).find_map(Result::err);
+        assert_eq!(full.map(|error| error.kind()), Some(ErrorKind::StorageFull));
+    }
+    file.sync_all().expect("it is written");
+}
+
+/// The log cannot drain while its pool is closed, so the pool must open.
+#[test]
+fn a_pool_opens_though_something_else_has_filled_the_disk_of_its_log() {
+    needs_root!();
+    needs!("mkfs.ext4", "losetup");
+    let place = Place::new();
+    let mut disk = Disk::new(&place, "ext4");
+    let mut daemon = daemon_on(&disk.at, &[("db", "64M")], false);
+    daemon.announce("condition=\"log-space\"");
+    daemon.restart();
+    let mut db = connect(&daemon, "db");
+    db.write(0, &[1; 4096], 0);
+    db.flush();
+    drop(db);
+    daemon.kill();
+    fill(&disk.at.join("filler"));
+    for _ in 0..2 {
+        daemon.restart();
+        assert_eq!(connect(&daemon, "db").read(0, 4096), [1; 4096]);
+        daemon.kill();
+    }
+    std::fs::remove_file(disk.at.join("filler")).expect("it is there");
+    daemon.restart();
+    daemon.stop();
+    daemon.fsck();
+    drop(daemon);
+    disk.unmount();
 }
