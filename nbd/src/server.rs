@@ -45,7 +45,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct ServerOptions {
     /// Budget for payload bytes of all connections together, at least 64 MiB.
     pub payload_memory_bytes: usize,
-    /// Limit of connections over all TCP listeners. [`RESERVED_COUNT`] more are reserved for the
+    /// Limit of connections over all TCP listeners. [`crate::RESERVED_COUNT`] more are reserved for the
     /// unix socket and the kernel's devices.
     pub connection_count_max: usize,
     /// Limit of requests that run at the same time on one connection.

@@ -87,7 +87,7 @@ impl Log {
     /// `are_unreadable_lost` says that the disk was given its time.
     ///
     /// # Errors
-    /// `Io`, also if the disk is full: nothing is left of the file then. [`is_unreadable`] tells
+    /// `Io`, also if the disk is full: nothing is left of the file then. [`crate::is_unreadable`] tells
     /// the payloads that the disk does not read.
     pub async fn write_side(
         &self,
