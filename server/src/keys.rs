@@ -35,6 +35,9 @@ use zeroize::Zeroizing;
 const PURPOSE: &str = "keyring";
 /// Slots in a ring: one for daily use, and some recovery keys.
 const SLOT_COUNT_MAX: usize = 8;
+/// Numbers from 1 on whose objects are read before a ring that no listing shows counts as gone.
+/// Chosen by hand: each change of the keys takes one number, and a pool sees few.
+const UNLISTED_LOOK_COUNT: u64 = 32;
 /// Most recovery keys that are valid at the same time.
 const RECOVERY_COUNT_MAX: usize = 4;
 /// Data keys in a ring. Chosen by hand: far above the need of a rotation of data keys.
@@ -520,6 +523,12 @@ async fn check_empty(store: &Store) -> Result<()> {
                 return Err(Error::new(ErrorKind::NotFound, what));
             }
             _ => {
+                let rings = Chain::new(store, PURPOSE);
+                for number in 1..=UNLISTED_LOOK_COUNT {
+                    if rings.read(number).await?.is_some() {
+                        return Err(rings.unlisted(number));
+                    }
+                }
                 return Err(Error::new(
                     ErrorKind::Corrupt,
                     format!(

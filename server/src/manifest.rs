@@ -174,7 +174,7 @@ impl Ownership {
     /// # Errors
     /// `Io` if node.json cannot be written.
     pub fn settle(&self, node: &NodeDir) -> Result<()> {
-        node.record(self.manifest.pool, self.manifest.epoch)
+        node.record(self.manifest.pool, self.manifest.epoch, self.manifest.number)
     }
 
     /// This owner's term.
@@ -347,8 +347,15 @@ async fn read_known(chain: &Chain, key: &PoolKey, node: &NodeDir) -> Result<Opti
     loop {
         let newest = read_newest(chain, key).await?;
         let is_behind = newest.as_ref().map_or(0, |newest| newest.epoch) < node.epoch().0;
-        if !is_behind || !chain.pause_before_retry(attempt).await {
+        if !is_behind {
             return Ok(newest);
+        }
+        if !chain.pause_before_retry(attempt).await {
+            let number = node.file.lock().manifest;
+            return match number > 0 && chain.read(number).await?.is_some() {
+                true => Err(chain.unlisted(number)),
+                false => Ok(newest),
+            };
         }
         attempt += 1;
     }
@@ -483,6 +490,10 @@ struct NodeFile {
     pool: Option<Uuid>,
     /// Highest epoch held from this directory: a store that shows less was rolled back.
     epoch: u64,
+    /// Number of the manifest of that epoch, or 0 if it is not known. If the store has that object, it was not rolled
+    /// back, whatever it lists.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    manifest: u64,
     /// Epoch under which the list of clients was last read and rewritten: an older list was restored from a backup.
     #[serde(default, skip_serializing_if = "is_zero")]
     clients_epoch: u64,
@@ -535,6 +546,7 @@ impl NodeDir {
                 directory_made_at: made_at,
                 pool: None,
                 epoch: 0,
+                manifest: 0,
                 clients_epoch: 0,
                 attempts: Vec::new(),
             },
@@ -651,12 +663,12 @@ impl NodeDir {
         self.save()
     }
 
-    fn record(&self, pool: Uuid, epoch: u64) -> Result<()> {
+    fn record(&self, pool: Uuid, epoch: u64, manifest: u64) -> Result<()> {
         {
             let mut file = self.file.lock();
             file.attempts.clear();
             file.pool = Some(pool);
-            file.epoch = epoch;
+            (file.epoch, file.manifest) = (epoch, manifest);
             if let Ok((inode, made_at)) = identity(&self.path) {
                 (file.directory_inode, file.directory_made_at) = (inode, made_at);
             }

@@ -549,6 +549,10 @@ async fn folders_with_nothing_but_their_markers_do_not_keep_a_pool_from_being_ma
     check_empty(&store).await.unwrap();
     put("segments/data", b"x").await;
     assert_eq!(check_empty(&store).await.unwrap_err().kind(), ErrorKind::Corrupt);
+    // A ring that no listing shows is not gone.
+    put("keyring/00000000000000000003", b"x").await;
+    let error = check_empty(&store).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.chain());
 }
 
 /// The process that made it may have been killed before it was on stable storage.

@@ -75,6 +75,19 @@ async fn store_that_shows_nothing_for_a_moment_was_not_rolled_back() {
 }
 
 #[tokio::test]
+async fn store_that_never_lists_its_manifests_was_not_rolled_back() {
+    let ill = IllStore::default();
+    let ((_dir, a), store) = (node(), store(&ill));
+    open(&store, &a).await.unwrap().release().await.unwrap();
+    ill.add(Rule::for_good(Op::List, "manifest", Answer::EmptyList));
+    let error = open(&store, &a).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.chain());
+    assert!(error.chain().contains("the listing lacks"), "{}", error.chain());
+    ill.heal();
+    assert_eq!(open(&store, &a).await.unwrap().epoch(), Epoch(2));
+}
+
+#[tokio::test]
 async fn failed_opening_of_a_released_pool_leaves_it_released() {
     let ((_a_dir, a), (_b_dir, b), (_c_dir, c)) = (node(), node(), node());
     let ill = IllStore::default();

@@ -259,7 +259,7 @@ fn a_second_process_in_a_directory_is_refused_with_the_first_ones_id() {
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
     let (path, id) = (a.path().to_owned(), a.node_id());
-    a.record(POOL, 1).unwrap();
+    a.record(POOL, 1, 1).unwrap();
     drop(a);
     let again = NodeDir::open(&path).unwrap();
     assert_eq!(again.node_id(), id);
@@ -410,6 +410,7 @@ fn golden_identity_of_a_directory_of_version_1() {
         clients_epoch: 0,
         pool: Some(POOL),
         epoch: 9,
+        manifest: 0,
         attempts: vec!["f0".repeat(16)],
     };
     let written = serde_json::to_string_pretty(&file).unwrap();
@@ -428,7 +429,7 @@ fn golden_identity_of_a_directory_of_version_1() {
 fn a_directory_that_got_the_inode_of_its_original_is_a_copy() {
     let dir = tempfile::tempdir().unwrap();
     let node = NodeDir::open(dir.path()).unwrap();
-    node.record(POOL, 9).unwrap();
+    node.record(POOL, 9, 17).unwrap();
     let known = node.file.lock().clone();
     drop(node);
     assert!(!NodeDir::open(dir.path()).unwrap().is_copy());
