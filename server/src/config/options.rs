@@ -66,7 +66,7 @@ pub const OPTIONS: &[OptionDoc] = &[
     row(
         "memory",
         "bytes",
-        "from about 625MiB",
+        "from about 630MiB",
         "\"1GiB\"",
         "",
         "Memory of the whole process. It is divided over the caches and buffers.",
